@@ -92,7 +92,7 @@ class Memory(Server):
         cluster = Cluster([name_server], Security(), 30.0)
         self._data: dict[int, bytearray] = {}
         self._starts: dict[int, list[int]] = {}  # of each record, and the end
-        for queue, (first, end) in cluster.bounds(topic, cluster.route(topic)).items():
+        for queue, (first, end) in cluster.bounds({topic: cluster.route(topic)})[topic].items():
             assert first == 0
             data, starts = bytearray(), [0]
             exchange = BulkReads(Connection(self.broker, Security(), 30.0), Filter(), 1 << 26, 30.0, fail_on_loss=True)

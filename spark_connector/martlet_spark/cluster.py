@@ -8,6 +8,7 @@ from typing import Final, TypeAlias, TypeVar, final
 
 import orjson
 
+from martlet.errors import RemoteProtocolError
 from martlet_remoting.answers.bodies import integer, load_object, queue_map, texts
 from martlet_remoting.answers.routes import Route, decode_route
 from martlet_remoting.codes import RESPONSE_NAMES, RequestCode, ResponseCode
@@ -18,6 +19,8 @@ from martlet_spark.errors import ReadError
 __all__ = ["Bounds", "BrokerGone", "Cluster", "UnknownBroker", "UnknownTopic", "check"]
 
 T = TypeVar("T")
+# How long to wait for an answer of one of several name servers.
+SILENCE_S: Final = 5.0
 # The first offset of a queue and the one after its last message.
 Bounds: TypeAlias = tuple[int, int]
 
@@ -68,7 +71,7 @@ class Cluster:
 
     def topics(self, pattern: str) -> list[str]:
         """Return the names of the topics that match the regular expression *pattern*, without brokers' own topics."""
-        where, answer = self._ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, {}, "list of topics")
+        where, [answer] = self._ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, [{}], "list of topics")
         check(answer, "list of topics", f"name server {where}")
         names = texts(load_object(bytes(answer.body)), "topicList")
         matches = re.compile(pattern).fullmatch
@@ -81,26 +84,50 @@ class Cluster:
           UnknownTopic: there is no such topic.
           ReadError: no name server answers.
         """
-        where, answer = self._ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}, f"route of topic {topic!r}")
-        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-            raise UnknownTopic(f"topic {topic!r} is unknown to name server {where}; create it, or send to it first")
-        check(answer, f"route of topic {topic!r}", where)
-        return decode_route(bytes(answer.body))
+        found = self.routes([topic])
+        if topic not in found:
+            servers = ", ".join(self._endpoints)
+            raise UnknownTopic(f"topic {topic!r} is unknown to name server {servers}; create it, or send to it first")
+        return found[topic]
 
-    def bounds(self, topic: str, route: Route) -> dict[MessageQueue, Bounds]:
-        """Return the bounds of all readable queues of *topic*.
+    def routes(self, topics: Sequence[str]) -> dict[str, Route]:
+        """Return the brokers and queues of those of *topics* that exist; all are asked for at once.
 
         Raises:
-          UnknownTopic: a broker of the route does not have it; it is being deleted.
+          ReadError: no name server answers.
+        """
+        if not topics:
+            return {}
+        what = f"route of topic {topics[0]!r}"
+        where, answers = self._ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, [{"topic": topic} for topic in topics], what)
+        found: dict[str, Route] = {}
+        for topic, answer in zip(topics, answers, strict=True):
+            if answer.code != ResponseCode.TOPIC_NOT_EXIST:
+                check(answer, f"route of topic {topic!r}", f"name server {where}")
+                found[topic] = decode_route(bytes(answer.body))
+        return found
+
+    def bounds(self, routes: Mapping[str, Route]) -> dict[str, dict[MessageQueue, Bounds]]:
+        """Return the bounds of all readable queues of each topic; each broker is asked for all of them at once.
+
+        A topic is left out if a broker of its route does not have it: it is being deleted.
+
+        Raises:
           ReadError: a broker refuses, or does not answer in time.
         """
-        found: dict[MessageQueue, Bounds] = dict.fromkeys(route.read_queues(topic), (0, 0))
-        for broker in sorted({queue.broker_name for queue in found}):
-            answer, table = self.ask_broker(topic, route, broker, partial(_statistics, topic, broker))
-            check(answer, f"offsets of topic {topic!r}", f"broker {broker!r}")
-            for queue, item in table.items():
-                if queue in found and isinstance(item, Mapping):
-                    found[queue] = (max(integer(item, "minOffset"), 0), max(integer(item, "maxOffset"), 0))
+        found = {topic: dict.fromkeys(route.read_queues(topic), (0, 0)) for topic, route in routes.items()}
+        by_broker: dict[str, list[str]] = {}
+        for topic, queues in found.items():
+            for broker in {queue.broker_name for queue in queues}:
+                by_broker.setdefault(broker, []).append(topic)
+        for broker, topics in sorted(by_broker.items()):
+            answers = self.ask_broker(topics[0], routes[topics[0]], broker, partial(_statistics, topics, broker))
+            for topic, (answer, table) in zip(topics, answers, strict=True):
+                if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+                    found.pop(topic, None)
+                elif topic in found:
+                    check(answer, f"offsets of topic {topic!r}", f"broker {broker!r}")
+                    _add_bounds(found[topic], table)
         return found
 
     def offsets_at(self, times_ms: Mapping[MessageQueue, int], route: Route) -> dict[MessageQueue, int]:
@@ -160,41 +187,67 @@ class Cluster:
                 return self._once(self.address(self.route(topic) if number else route, broker), ask)
             except (ConnectionLost, UnknownTopic) as error:
                 lost = error
+            except RemoteProtocolError as error:
+                raise ReadError(f"broker {broker!r} does not speak RocketMQ's protocol: {error}") from error
         kind = ReadError if type(lost) is ConnectionLost else BrokerGone
         raise kind(f"broker {broker!r} cannot be reached: {lost}; start it, then the query again") from lost
 
-    def _ask(self, code: int, ext: Mapping[str, object], what: str) -> tuple[str, Answer]:
-        """Ask the name servers in turn until the time is over; return which one answered, and its answer."""
-        lost: ConnectionLost | None = None
+    def _ask(self, code: int, ext: Sequence[Mapping[str, object]], what: str) -> tuple[str, list[Answer]]:
+        """Ask the name servers in turn until the time is over; return which one answered, and its answers.
+
+        Begins with the one that answered last. One of several that is silent gets a part of the time only.
+        """
+        lost: ConnectionLost | RemoteProtocolError | None = None
+        wait_s = self.timeout_s if len(self._endpoints) == 1 else min(self.timeout_s, SILENCE_S)
         for _ in attempts(self.timeout_s):
+            others = 0
             for address in self._endpoints:
                 try:
-                    return address, self._once(address, lambda connection: connection.request(code, ext))
-                except ConnectionLost as error:
+                    answers = self._once(address, lambda connection: connection.request_all(code, ext), wait_s)
+                except (ConnectionLost, RemoteProtocolError) as error:
                     lost = error
+                    others += isinstance(error, RemoteProtocolError)
+                else:
+                    self._endpoints = (address, *(each for each in self._endpoints if each != address))
+                    return address, answers
+            if others == len(self._endpoints):  # servers of another kind: they will not change
+                break
         servers = ", ".join(self._endpoints)
         text = f"no name server of {servers} answered the request for the {what}: {lost}"
         raise ReadError(f"{text}; check the option endpoints, and that a name server runs there") from lost
 
-    def _once(self, address: str, ask: Callable[[Connection], T]) -> T:
-        with CONNECTIONS.lent(address, self.security, self.timeout_s) as connection:
+    def _once(self, address: str, ask: Callable[[Connection], T], wait_s: float | None = None) -> T:
+        with CONNECTIONS.lent(address, self.security, self.timeout_s if wait_s is None else wait_s) as connection:
             return ask(connection)
 
 
-def _statistics(topic: str, broker: str, connection: Connection) -> tuple[Answer, dict[MessageQueue, object]]:
-    """Return what *broker* says about its queues of *topic*.
+def _statistics(
+    topics: Sequence[str], broker: str, connection: Connection
+) -> list[tuple[Answer, dict[MessageQueue, object]]]:
+    """Return what *broker* says about its queues of each of *topics*.
 
     Raises:
       UnknownBroker: its address is another broker's now, whose queues have the same numbers and other messages.
     """
-    answer = connection.request(RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic})
-    if answer.code != ResponseCode.SUCCESS:
-        return answer, {}
-    table = queue_map(load_object(bytes(answer.body)).get("offsetTable"))
-    names = {queue.broker_name for queue in table}
-    if names and broker not in names:
-        raise UnknownBroker(f"at {connection.address}, which the name servers say, is broker {min(names)!r}")
-    return answer, table
+    found: list[tuple[Answer, dict[MessageQueue, object]]] = []
+    answers = connection.request_all(RequestCode.GET_TOPIC_STATS_INFO, [{"topic": topic} for topic in topics])
+    for answer in answers:
+        if answer.code != ResponseCode.SUCCESS:
+            found.append((answer, {}))
+            continue
+        table = queue_map(load_object(bytes(answer.body)).get("offsetTable"))
+        names = {queue.broker_name for queue in table}
+        if names and broker not in names:
+            raise UnknownBroker(f"at {connection.address}, which the name servers say, is broker {min(names)!r}")
+        found.append((answer, table))
+    return found
+
+
+def _add_bounds(found: dict[MessageQueue, Bounds], table: Mapping[MessageQueue, object]) -> None:
+    """Set the bounds of the queues in *found* that *table* has."""
+    for queue, item in table.items():
+        if queue in found and isinstance(item, Mapping):
+            found[queue] = (max(integer(item, "minOffset"), 0), max(integer(item, "maxOffset"), 0))
 
 
 def _search(times_ms: Mapping[MessageQueue, int], connection: Connection) -> list[Answer]:

@@ -48,7 +48,7 @@ def select(names: Iterable[str]) -> tuple[str, ...]:
     selected: list[str] = []
     for name in names:
         if name not in COLUMNS:
-            near = get_close_matches(name, COLUMNS, 1)
+            near = get_close_matches(name.lower(), COLUMNS, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"the columns are {', '.join(COLUMNS)}"
             raise OptionError(f"column {name!r} does not exist; {hint}")
         if name in selected:

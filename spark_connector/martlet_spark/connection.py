@@ -30,6 +30,8 @@ PREFIX: Final = Struct(">iI")  # length of the rest, length of the header; its f
 READ_BYTES: Final = 16_384  # what is read ahead is copied
 CONNECT_S: Final = 5.0
 COPIED_BYTES_MAX: Final = 65_536  # a larger body is sent by itself, not copied behind its header
+# Requests that are sent before their answers are received: if both fill the sockets' buffers, both sides wait for ever.
+TOGETHER_MAX: Final = 64
 ANSWER_S: Final = 1.0  # least time for an answer, also if nothing is tried again
 
 PAUSE_S: Final = 0.1  # between attempts; doubled each time up to a second
@@ -131,6 +133,7 @@ class Connection:
         self._buffer = bytearray(READ_BYTES)
         self._view = memoryview(self._buffer)
         self._start = self._end = 0  # the received bytes that were not taken yet
+        self._is_silent = True  # nothing was received yet
         self.outstanding = 0
         context = security.context()
         try:
@@ -140,6 +143,12 @@ class Connection:
             if context is not None:
                 try:
                     self._socket = context.wrap_socket(plain, server_hostname=host)
+                except ssl.SSLEOFError as error:
+                    plain.close()
+                    text = f"{address} closed the connection while TLS began, as a port without TLS does"
+                    raise ConnectionLost(
+                        f"{text}; if it has none, leave out the options that begin with tls"
+                    ) from error
                 except BaseException:
                     plain.close()
                     raise
@@ -192,13 +201,16 @@ class Connection:
         return answer
 
     def request_all(self, code: int, ext: Sequence[Mapping[str, object]]) -> list[Answer]:
-        """Send a request for each of *ext*, all at once, and return the answers in that order."""
-        asked = [self.send(code, each) for each in ext]
-        answers = {answer.opaque: answer for answer in (self.receive() for _ in asked)}
-        if answers.keys() != set(asked):
-            raise RemoteProtocolError(f"{self.address} answered other requests than it was sent")
-        self.outstanding -= len(asked)
-        return [answers[opaque] for opaque in asked]
+        """Send a request for each of *ext*, many at once, and return the answers in that order."""
+        found: list[Answer] = []
+        for first in range(0, len(ext), TOGETHER_MAX):
+            asked = [self.send(code, each) for each in ext[first : first + TOGETHER_MAX]]
+            answers = {answer.opaque: answer for answer in (self.receive() for _ in asked)}
+            if answers.keys() != set(asked):
+                raise RemoteProtocolError(f"{self.address} answered other requests than it was sent")
+            self.outstanding -= len(asked)
+            found += [answers[opaque] for opaque in asked]
+        return found
 
     def receive(self, room: Callable[[int], memoryview] | None = None) -> Answer:
         """Return the next frame from the peer, which may be one of several of an answer; skip requests of the peer.
@@ -273,7 +285,11 @@ class Connection:
         except OSError as error:
             raise self._lost(error) from error
         if not count:
-            raise ConnectionLost(f"{self.address} closed the connection")
+            text = f"{self.address} closed the connection"
+            if self._is_silent and not self.security.tls:
+                text += " without an answer, as a port does that takes TLS only; if it is one, set the option tls"
+            raise ConnectionLost(text)
+        self._is_silent = False
         return count
 
     def _lost(self, error: OSError) -> SparkConnectorError:

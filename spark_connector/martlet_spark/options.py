@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+TIME_HINT: Final = "write milliseconds since 1970, such as 1700000000000"
 SIZES: Final = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
 TIMES_MS: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000}
 
@@ -142,6 +143,22 @@ def _numbers(text: str) -> dict[str, dict[str, int]]:
     return value
 
 
+def _times(text: str) -> dict[str, dict[str, int]]:
+    """Parse ``{"Orders": {"0": 1700000000000}}``."""
+    value = _numbers(text)
+    for topic, queues in value.items():
+        for name, number in queues.items():
+            if number < 0:
+                raise ValueError(f"has the time {number} for queue {name} of {topic!r}; {TIME_HINT}")
+    return value
+
+
+def _time(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise ValueError(f"is not a time in milliseconds; {TIME_HINT}")
+    return int(text)
+
+
 def _offsets(*words: str) -> Callable[[str], object]:
     def parse(text: str) -> object:
         if text.lower() in words:
@@ -158,6 +175,8 @@ def _assign(text: str) -> dict[str, tuple[str, ...]]:
     if not isinstance(value, dict) or not value or not all(isinstance(each, list) for each in value.values()):
         raise ValueError('is not JSON such as {"Orders": [0, 1]}')
     for topic, queues in value.items():
+        if not queues:
+            raise ValueError(f"names no queue of {topic!r}; name some, or use the option subscribe")
         for name in queues:
             if not str(name).rpartition("/")[2].isdecimal():
                 raise ValueError(f"names the queue {name!r} of {topic!r}; write its number, or BROKER/NUMBER")
@@ -215,8 +234,8 @@ SOURCE: Final = (
         "where to begin; -2 is earliest, -1 latest. Default: earliest for a batch, latest for a stream",
         '{"Orders": {"0": 23, "1": -2}}',
     ),
-    Option("startingTimestamp", _ms, None, "begin with the first message stored at this time (ms since 1970) or later"),
-    Option("startingOffsetsByTimestamp", _numbers, None, "the same per queue", '{"Orders": {"0": 1700000000000}}'),
+    Option("startingTimestamp", _time, None, "begin with the first message stored then (ms since 1970) or later"),
+    Option("startingOffsetsByTimestamp", _times, None, "the same per queue", '{"Orders": {"0": 1700000000000}}'),
     Option(
         "startingOffsetsByTimestampStrategy",
         _choice("error", "latest"),
@@ -238,8 +257,8 @@ BATCH: Final = (
         "where to end, exclusive; -1 is latest, the default",
         '{"Orders": {"0": 42}}',
     ),
-    Option("endingTimestamp", _ms, None, "end before the first message stored at this time (ms since 1970) or later"),
-    Option("endingOffsetsByTimestamp", _numbers, None, "the same per queue", '{"Orders": {"0": 1700000000000}}'),
+    Option("endingTimestamp", _time, None, "end before the first message stored then (ms since 1970) or later"),
+    Option("endingOffsetsByTimestamp", _times, None, "the same per queue", '{"Orders": {"0": 1700000000000}}'),
 )
 STREAM: Final = (
     *SOURCE,
@@ -315,8 +334,29 @@ def parse(given: Mapping[str, str], known: tuple[Option, ...], ignored: tuple[st
     return Options(values)
 
 
+# The names of options of other sources, and of the other side.
+OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "kafka.bootstrap.servers": ("endpoints",),
+    "bootstrap.servers": ("endpoints",),
+    "nameserver": ("endpoints",),
+    "namesrvaddr": ("endpoints",),
+    "groupid": ("group",),
+    "groupidprefix": ("group",),
+    "kafka.group.id": ("group",),
+    "consumergroup": ("group",),
+    "includeheaders": ("columns",),
+    "topic": ("subscribe",),
+    "topics": ("subscribe", "topic"),
+    "topicspattern": ("subscribePattern",),
+    "path": ("subscribe", "topic"),
+}
+
+
 def _unknown(name: str, known: tuple[Option, ...]) -> OptionError:
     """Return the error for the option *name*, which is not one of *known*."""
+    ours = next((ours for ours in OTHER_NAMES.get(name.lower(), ()) if ours in {option.name for option in known}), "")
+    if ours:
+        return OptionError(f"option {name!r} does not exist; here it is {ours!r}")
     for kind, others in (("batches that are read", BATCH), ("streams that are read", STREAM), ("writing", SINK)):
         for option in others:
             if option.name.lower() == name.lower():
@@ -339,6 +379,10 @@ def _check_pairs(values: Mapping[str, Any]) -> None:
         raise OptionError("option tlsKey is of no use without the certificate; give tlsCert too")
     if values["tlsInsecure"] and values["tlsCa"]:
         raise OptionError("options tlsInsecure and tlsCa contradict each other; give one of them")
+    since_ms, until_ms = values.get("startingTimestamp"), values.get("endingTimestamp")
+    if since_ms is not None and until_ms is not None and since_ms > until_ms:
+        text = f"option startingTimestamp {since_ms} is after endingTimestamp {until_ms}"
+        raise OptionError(f"{text}; no message could be between them")
     least, most = values.get("minOffsetsPerTrigger", 0), values.get("maxOffsetsPerTrigger", 0)
     if most and least > most:
         text = f"option minOffsetsPerTrigger {least} is more than maxOffsetsPerTrigger {most}"

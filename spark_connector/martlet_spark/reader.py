@@ -19,7 +19,7 @@ from pyspark.sql.types import (
 )
 
 from martlet_spark.cluster import Cluster
-from martlet_spark.columns import COLUMNS, select
+from martlet_spark.columns import COLUMNS, DEFAULT, select
 from martlet_spark.errors import OptionError
 from martlet_spark.filters import Filter
 from martlet_spark.options import Options
@@ -71,6 +71,8 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
         if field.dataType.simpleString() != wanted:
             text = f"column {field.name!r} has the type {field.dataType.simpleString()} in the schema; it is {wanted}"
             raise OptionError(f"{text}, cast it after load()")
+        if not field.nullable:
+            raise OptionError(f"column {field.name!r} is NOT NULL in the schema; leave NOT NULL out")
     return names
 
 
@@ -80,6 +82,9 @@ class TopicReader:
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
         self.names = columns_of(schema)
+        if options["columns"] not in (DEFAULT, self.names):
+            text = f"option columns and the schema select different columns, {', '.join(self.names)} in the schema"
+            raise OptionError(f"{text}; give one of them")
         self.wanted = Filter(options["tags"], options["key"], options["sql"])
 
     def cluster(self) -> Cluster:

@@ -24,7 +24,7 @@ from martlet_spark.watching import MessageSizes
 __all__ = ["MartletDataSource"]
 
 # Options that Spark itself adds.
-SPARKS: Final = ("path", "checkpointlocation", "queryname")
+SPARKS: Final = ("checkpointlocation", "queryname")
 
 
 @final
@@ -37,9 +37,12 @@ class BatchReader(TopicReader, DataSourceReader):
         ending = Places(subscribed, self.options, "ending", "latest")
         bounds = subscribed.bounds()
         starts, ends = starting.find(bounds), ending.find(bounds)
-        sizes, routes = MessageSizes(subscribed.cluster), subscribed.routes()
         left = {queue: (starts[queue], ends[queue]) for queue in sorted(bounds)}
-        ranges = [Range(queue, *left[queue], sizes.of(queue.topic, routes[queue.topic], left)) for queue in left]
+        for queue, (start, end) in left.items():
+            if start > end:
+                starting.check_before(ending, queue, start, end)
+        sizes = MessageSizes(subscribed.cluster).of(subscribed.routes(), left)
+        ranges = [Range(queue, start, end, sizes[queue.topic]) for queue, (start, end) in left.items() if start < end]
         return [*self.partitions_of(ranges)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

@@ -53,6 +53,7 @@ class _Driver:
         self.published: Offsets = {}  # the offsets of the group that shows the progress
         self.publish_error = ""
         self.warned: set[str] = set()
+        self.turn = 0  # which queue is the first of a batch that is smaller than the number of queues
 
 
 @final
@@ -93,13 +94,20 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         offsets = decode(start)
         self._publish(offsets)
-        bounds = self._look(offsets)
-        end = self._next(offsets, bounds, limit)
+        end = None if self._is_watched(offsets) else self._next(offsets, self._look(offsets), limit)
         if end is None and self._target is None:
-            ends = {queue: end for queue, (_, end) in bounds.items()}
-            if self._driver.watch.wait(ends, self._driver.subscribed.routes(), self.options["pollMs"] / 1000):
+            driver = self._driver
+            ends = {queue: end for queue, (_, end) in driver.bounds.items()}
+            if driver.watch.wait(ends, driver.subscribed.routes(offsets), self.options["pollMs"] / 1000):
                 end = self._next(offsets, self._look(offsets), limit)
         return start if end is None else end
+
+    def _is_watched(self, offsets: Offsets) -> bool:
+        """Whether the query has read everything, and a request waits at each queue for the next message."""
+        driver = self._driver
+        if self._target is not None or driver.subscribed.is_old or not offsets:
+            return False
+        return driver.watch.has_all(offsets) and {queue: end for queue, (_, end) in driver.bounds.items()} == offsets
 
     def _next(self, offsets: Offsets, bounds: Mapping[MessageQueue, Bounds], limit: ReadLimit) -> dict[str, Any] | None:
         """Return the end of the micro-batch that begins at *offsets*; None if there is none to run yet."""
@@ -136,6 +144,9 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
         A broker that stops leaves the routes, and so do all brokers when the name server starts again.
         """
         subscribed, strict = self._driver.subscribed, self.options["failOnDataLoss"]
+        for queue in sorted(queue for queue in offsets if not subscribed.selects(queue)):
+            why = "which the options do not select: it is the checkpoint of another query, or they were changed"
+            self._lose(f"the checkpoint has {_words(queue)}, {why}")
         bounds: dict[MessageQueue, Bounds] = {}
         for _ in attempts(self.options["timeoutMs"] / 1000):
             try:
@@ -150,8 +161,8 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
                 break
             subscribed.forget_routes()
         for queue in sorted(offsets.keys() - bounds.keys()):
-            why = "its topic or its broker was removed, or this is the checkpoint of another query"
-            self._lose(f"{_words(queue)} is gone: {why}")
+            if subscribed.selects(queue):
+                self._lose(f"{_words(queue)} is gone: its topic or its broker was removed")
         return bounds
 
     def _new(self, offsets: Offsets, bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
@@ -193,7 +204,8 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
         most = self._count_max(starts, bounds, limit)
         if most is None or total <= most:
             return found
-        shares = limited(counts, most)
+        shares = limited(counts, most, self._driver.turn)
+        self._driver.turn += most
         return {queue: end - counts[queue] + shares[queue] for queue, end in found.items()}
 
     def _waits(self, total: int, limit: ReadLimit) -> bool:
@@ -206,14 +218,24 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
         counts = [self.options["maxOffsetsPerTrigger"], limit.max_rows if isinstance(limit, ReadMaxRows) else 0]
         sizes = [self.options["maxBytesPerTrigger"], limit.max_bytes if isinstance(limit, ReadMaxBytes) else 0]
         if any(sizes):
-            left = {queue: (starts[queue], end) for queue, (_, end) in bounds.items()}
-            size = max((self._size(queue.topic, left) for queue in left), default=1)
-            counts += [max(each // size, 1) for each in sizes if each]
+            left = {queue: (max(starts[queue], first), end) for queue, (first, end) in bounds.items()}
+            average = self._average_size(left)
+            counts += [max(int(each / average), 1) for each in sizes if each]
         return min((count for count in counts if count), default=None)
 
-    def _size(self, topic: str, bounds: Mapping[MessageQueue, Bounds]) -> int:
-        route = self._driver.subscribed.routes(bounds).get(topic)
-        return self._driver.sizes.of(topic, route, bounds) if route is not None else MESSAGE_BYTES
+    def _average_size(self, bounds: Mapping[MessageQueue, Bounds]) -> float:
+        """Return the average size of the messages in these *bounds*."""
+        sizes = self._sizes(bounds)
+        count = size = 0
+        for queue, (first, end) in bounds.items():
+            if first < end:
+                count += end - first
+                size += (end - first) * sizes[queue.topic]
+        return max(size / count, 1) if count else MESSAGE_BYTES
+
+    def _sizes(self, bounds: Mapping[MessageQueue, Bounds]) -> dict[str, int]:
+        """Return the average size of a message for each topic that has messages in these *bounds*."""
+        return self._driver.sizes.of(self._driver.subscribed.routes(bounds), bounds)
 
     def _publish(self, offsets: Offsets) -> None:
         """Set the offsets of the group that shows the query's progress; its checkpoint has them already."""
@@ -235,11 +257,9 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         starts, ends = {**decode(start), **decode_new(end)}, decode(end)
         bounds = {queue: (starts[queue], ends[queue]) for queue in sorted(ends) if starts[queue] < ends[queue]}
-        return [
-            *self.partitions_of(
-                [Range(queue, first, last, self._size(queue.topic, bounds)) for queue, (first, last) in bounds.items()]
-            )
-        ]
+        sizes = self._sizes(bounds)
+        ranges = [Range(queue, first, last, sizes[queue.topic]) for queue, (first, last) in bounds.items()]
+        return [*self.partitions_of(ranges)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, RangePartition)
@@ -254,8 +274,16 @@ def _words(queue: MessageQueue) -> str:
     return f"queue {queue_name(queue)} of topic {queue.topic!r}"
 
 
-def limited(counts: Mapping[MessageQueue, int], most: int) -> dict[MessageQueue, int]:
-    """Divide *most* messages among queues that have *counts*, in proportion, and at least one each while they last."""
+def limited(counts: Mapping[MessageQueue, int], most: int, turn: int = 0) -> dict[MessageQueue, int]:
+    """Divide *most* messages among queues that have *counts*: in proportion, and at least one each.
+
+    If there are more queues than messages, one message for each queue from number *turn* on, so that all have a turn.
+    """
+    full = sorted(queue for queue, count in counts.items() if count > 0)
+    if most < len(full):
+        first = turn % len(full)
+        chosen = {*(full[first:] + full[:first])[:most]}
+        return {queue: int(queue in chosen) for queue in counts}
     total = sum(counts.values())
     left = most
     found: dict[MessageQueue, int] = {}

@@ -1,6 +1,7 @@
 """Which queues a query reads, and where it begins and ends in them; runs on the driver."""
 
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any, Final, final
 
@@ -40,26 +41,34 @@ class Subscribed:
           UnknownTopic: a topic that is named does not exist.
         """
         if monotonic() >= self._routes_until:
-            if self._pattern:
-                names: Iterable[str] = self.cluster.topics(self._pattern)
-            else:
-                names = self._subscribe or self._assign or ()
+            names = self.cluster.topics(self._pattern) if self._pattern else [*(self._subscribe or self._assign or ())]
             self._routes = self._resolve(names, {queue.topic for queue in known})
             self._routes_until = monotonic() + ROUTES_S
         return self._routes
+
+    @property
+    def is_old(self) -> bool:
+        """Whether there may be new topics and queues."""
+        return monotonic() >= self._routes_until
+
+    def selects(self, queue: MessageQueue) -> bool:
+        """Whether the options select *queue*, if it exists."""
+        if self._pattern:
+            return re.fullmatch(self._pattern, queue.topic) is not None
+        if self._assign is not None:
+            return any(find_queues(queue.topic, name, [queue]) for name in self._assign.get(queue.topic, ()))
+        return queue.topic in self._subscribe
 
     def forget_routes(self) -> None:
         """Ask for new routes when they are needed next."""
         self._routes_until = 0.0
 
-    def _resolve(self, names: Iterable[str], known: Collection[str]) -> dict[str, Route]:
-        found: dict[str, Route] = {}
+    def _resolve(self, names: Sequence[str], known: Collection[str]) -> dict[str, Route]:
+        found = self.cluster.routes(names)
         for name in names:
-            try:
+            # One that matches the pattern may have been deleted just now.
+            if name not in found and not self._pattern and name not in known:
                 found[name] = self.cluster.route(name)
-            except UnknownTopic:
-                if not self._pattern and name not in known:  # one that matches the pattern was deleted just now
-                    raise
         return found
 
     def bounds(self, known: Collection[MessageQueue] = ()) -> dict[MessageQueue, Bounds]:
@@ -70,14 +79,13 @@ class Subscribed:
           OptionError: a queue that is assigned does not exist.
         """
         found: dict[MessageQueue, Bounds] = {}
-        for topic, route in self.routes(known).items():
-            try:
-                bounds = self.cluster.bounds(topic, route)
-            except UnknownTopic:
-                self.forget_routes()
-                if not self._pattern and all(queue.topic != topic for queue in known):
-                    raise
-                continue
+        routes = self.routes(known)
+        by_topic = self.cluster.bounds(routes)
+        for topic in routes.keys() - by_topic.keys():
+            self.forget_routes()
+            if not self._pattern and all(queue.topic != topic for queue in known):
+                raise UnknownTopic(f"topic {topic!r} is being created or deleted; start the query again")
+        for topic, bounds in by_topic.items():
             found.update(bounds if self._assign is None else self._assigned(topic, bounds, known))
         return found
 
@@ -103,6 +111,9 @@ class Subscribed:
 def _named(topic: str, name: str, queues: Iterable[MessageQueue], option: str) -> list[MessageQueue]:
     found = find_queues(topic, name, queues)
     if not found:
+        topics = sorted({queue.topic for queue in queues})
+        if topic not in topics:
+            raise OptionError(f"option {option} names topic {topic!r}; the query reads {', '.join(topics) or 'none'}")
         has = ", ".join(str(queue.queue_id) for queue in queues if queue.topic == topic)
         raise OptionError(
             f"option {option} names queue {name!r} of topic {topic!r}, which does not exist; it has {has}"
@@ -146,6 +157,15 @@ class Places:
             return {queue: first if self._offsets == "earliest" else end for queue, (first, end) in bounds.items()}
         given = self._each(self._offsets, bounds, f"{self._side}Offsets")
         return {queue: self._offset(queue, given[queue], bounds[queue]) for queue in bounds}
+
+    def check_before(self, ending: "Places", queue: MessageQueue, start: int, end: int) -> None:
+        """Fail if the options say both that a query begins at *start* and that it ends at *end*, before it.
+
+        A time, and what retention removed, may well be such that nothing is left to read.
+        """
+        if isinstance(ending._offsets, Mapping) and (isinstance(self._offsets, Mapping) or self._offsets == "latest"):
+            text = f"option startingOffsets has {start} for {queue_name(queue)} of topic {queue.topic!r}"
+            raise OptionError(f"{text}, and endingOffsets {end} before it; begin there or earlier")
 
     def _each(
         self, table: Mapping[str, Mapping[str, int]], bounds: Mapping[MessageQueue, Bounds], option: str

@@ -6,7 +6,8 @@ noticed at once.
 """
 
 import logging
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from select import select
 from time import monotonic, sleep
@@ -29,9 +30,13 @@ __all__ = ["MessageSizes", "Watch"]
 log = logging.getLogger("martlet.spark")
 
 WAIT_MS: Final = 30_000
+# Queues of one broker that have a request there. It allows some thousands, of all queries and tasks together; those
+# without a request are looked at as often as Spark asks.
+WATCHED_MAX: Final = 256
 PAUSE_S: Final = 0.1  # after a connection broke
 SAMPLE_BYTES: Final = 65_536
 SAMPLES_MAX: Final = 8  # queues of one topic
+TOPICS_MAX: Final = 64
 SAMPLE_S: Final = 60.0  # how long an estimate holds
 
 
@@ -45,6 +50,11 @@ class Watch:
         # broker -> number of the request -> the queue; and the queues that have one
         self._asked: dict[str, dict[int, MessageQueue]] = {}
         self._waiting: set[MessageQueue] = set()
+        self._refused: set[MessageQueue] = set()  # the broker has too many requests that wait
+
+    def has_all(self, queues: Collection[MessageQueue]) -> bool:
+        """Whether a request waits for a message of each of *queues*."""
+        return self._waiting.issuperset(queues)
 
     def wait(self, ends: Mapping[MessageQueue, int], routes: Mapping[str, Route], timeout_s: float) -> bool:
         """Wait up to *timeout_s* for a message after the *ends* of queues; return whether there may be one."""
@@ -71,12 +81,15 @@ class Watch:
         self._connections.clear()
         self._asked.clear()
         self._waiting.clear()
+        self._refused.clear()
 
     def _ask(self, ends: Mapping[MessageQueue, int], routes: Mapping[str, Route]) -> None:
         for queue, end in ends.items():
-            if queue in self._waiting or queue.topic not in routes:
+            if queue in self._waiting or queue in self._refused or queue.topic not in routes:
                 continue
             connection = self._connection(queue.broker_name, routes[queue.topic])
+            if len(self._asked[queue.broker_name]) >= WATCHED_MAX:
+                continue
             opaque = request_one(connection, queue, end, WAIT_MS, 1)
             self._asked[queue.broker_name][opaque] = queue
             self._waiting.add(queue)
@@ -110,6 +123,9 @@ class Watch:
         if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             pull_only.add(connection.address)
             return False
+        if answer.code == ResponseCode.SYSTEM_BUSY:
+            self._refused.add(queue)
+            return False
         return bool(answer.body) or answer.code not in (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND)
 
 
@@ -121,20 +137,39 @@ class MessageSizes:
         self._cluster = cluster
         self._known: dict[str, tuple[float, int]] = {}  # topic -> until when, bytes
 
-    def of(self, topic: str, route: Route, bounds: Mapping[MessageQueue, Bounds]) -> int:
-        """Return the average size of a message of *topic* in bytes, judging by the first in these *bounds*."""
+    def of(self, routes: Mapping[str, Route], bounds: Mapping[MessageQueue, Bounds]) -> dict[str, int]:
+        """Return the average size of a message in bytes for each topic with messages in these *bounds*.
+
+        Judges by the first messages in some of the queues, for as many topics as are worth it: those with most
+        messages. The others get the average of these.
+        """
+        full: dict[str, list[MessageQueue]] = {}
+        counts: Counter[str] = Counter()
+        for queue, (first, end) in sorted(bounds.items()):
+            if first < end:
+                full.setdefault(queue.topic, []).append(queue)
+                counts[queue.topic] += end - first
+        found: dict[str, int] = {}
+        for topic, _ in counts.most_common(TOPICS_MAX):
+            if topic in routes:
+                found[topic] = self._of(topic, routes[topic], full[topic], bounds)
+        usual = sum(found.values()) // len(found) if found else MESSAGE_BYTES
+        return {topic: found.get(topic, usual) for topic in full}
+
+    def _of(self, topic: str, route: Route, full: Sequence[MessageQueue], bounds: Mapping[MessageQueue, Bounds]) -> int:
         until, size = self._known.get(topic, (0.0, MESSAGE_BYTES))
         if monotonic() >= until:
             try:
-                size = self._sample(topic, route, bounds) or size
+                size = self._sample(topic, route, full, bounds) or size
             except ReadError as error:
                 log.info("the size of messages of topic %r is unknown: %s", topic, error)  # whoever reads them fails
             self._known[topic] = (monotonic() + SAMPLE_S, size)
         return size
 
-    def _sample(self, topic: str, route: Route, bounds: Mapping[MessageQueue, Bounds]) -> int:
+    def _sample(
+        self, topic: str, route: Route, full: Sequence[MessageQueue], bounds: Mapping[MessageQueue, Bounds]
+    ) -> int:
         count = size = 0
-        full = [queue for queue, (first, end) in sorted(bounds.items()) if queue.topic == topic and first < end]
         for queue in full[:: max(len(full) // SAMPLES_MAX, 1)][:SAMPLES_MAX]:
             body = self._cluster.ask_broker(topic, route, queue.broker_name, partial(_some, queue, bounds[queue][0]))
             count += len(unrolled(Records(body), 0)) if body else 0
