@@ -47,6 +47,52 @@ async def test_any_number_is_a_limit(harness: Harness, fields: dict[str, object]
     assert found[-1].integer("nextBeginOffset") == 2 + len(expected)
 
 
+@pytest.mark.parametrize("name", ["topic", "queueId", "offset"])
+@pytest.mark.parametrize("value", [None, "", "9" * 40, "0x1", "1.5", "-", "\0"])
+async def test_a_field_that_makes_no_sense_is_refused(harness: Harness, name: str, value: str | None) -> None:
+    topic = harness.topic("T")
+    await fill(harness, topic, "A")
+    fields = {**ext(topic, 0), name: value}
+    answer = await harness.client().ask(BULK, {key: value for key, value in fields.items() if value is not None})
+    assert answer.code not in (ResponseCode.SUCCESS, MOVED)
+    assert answer.remark
+    assert harness.state.bulk_reads.count == 0
+
+
+@pytest.mark.parametrize("name", ["endOffset", "creditBytes", "waitMs"])
+@pytest.mark.parametrize("value", ["9" * 40, "0x1", "1.5", "-"])
+async def test_an_optional_field_that_makes_no_sense_is_refused(harness: Harness, name: str, value: str) -> None:
+    topic = harness.topic("T")
+    await fill(harness, topic, "A")
+    answer = await harness.client().ask(BULK, ext(topic, 0, **{name: value}))
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert name in str(answer.remark)
+    assert harness.state.bulk_reads.count == 0
+
+
+@pytest.mark.parametrize(
+    ("queues", "perm", "code"), [(1, 6, ResponseCode.INVALID_PARAMETER), (4, 2, ResponseCode.NO_PERMISSION)]
+)
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_topic_that_changes_ends_reads_that_it_no_longer_allows(
+    open_harness: OpenHarness, queues: int, perm: int, code: int, waits: bool
+) -> None:
+    harness = await open_harness(store={"flush": "async"}, bulk_frame_bytes=4096)
+    topic = harness.topic("T")
+    await fill(harness, topic, *["A"] * 20, queue_id=3, body=bytes(1000))
+    client = harness.client()
+    opaque = client.send(BULK, {**ext(topic, 20 if waits else 0, waitMs=60_000), "queueId": "3"})
+    client.handler.collect(1)
+    assert all(frame.boolean("more") for frame in frames(client))
+    harness.broker.topics.update(topic, queues, queues, perm)
+    if waits:
+        harness.state.bulk_reads.end_waits()
+    client.handler.collect(1 << 20)
+    (answer,) = frames(client)
+    assert (answer.opaque, answer.code) == (opaque, code)
+    assert harness.state.bulk_reads.count == 0
+
+
 def damage(harness: Harness, topic: str, offset: int) -> None:
     """Change a byte of the body of a message on the disk, and let the store forget that it wrote the log itself."""
     store = harness.store
@@ -142,7 +188,7 @@ async def test_nothing_of_an_unwritten_atomic_group_is_read(open_harness: OpenHa
 async def test_a_client_that_does_not_read_costs_no_more_for_a_thousand_reads(
     open_harness: OpenHarness, autojump_clock: MockClock
 ) -> None:
-    harness = await open_harness(store={"flush": "async"}, bulk_frame_bytes=65_536)
+    harness = await open_harness(store={"flush": "async"}, bulk_frame_bytes=65_536, bulk_reads_peer_max=1000)
     served = await serve(harness, ServerConfig(unsent_bytes_max=MIB))
     await fill(harness, "T", *["A"] * 200, body=bytes(1000))
     client = served.dial()
@@ -161,6 +207,59 @@ async def test_a_client_that_does_not_read_costs_no_more_for_a_thousand_reads(
     client.link.cut()
     await trio.testing.wait_all_tasks_blocked()
     assert (harness.state.bulk_reads.count, served.unsent()) == (0, 0)
+
+
+async def test_silent_connections_cannot_keep_others_from_reading(open_harness: OpenHarness) -> None:
+    harness = await open_harness(store={"flush": "async"}, bulk_reads_peer_max=8, bulk_reads_max=16)
+    topic = harness.topic("T")
+    await fill(harness, topic, *["A"] * 20)
+    silent = [harness.client(), harness.client()]
+    harness.clients.clear()  # so that nobody takes their frames
+    kinds = (0, 0, 20, 20)  # ready, and waiting for a record
+    opaques = [[client.send(BULK, ext(topic, offset, waitMs=60_000)) for offset in kinds * 2] for client in silent]
+    assert harness.state.bulk_reads.count == 16
+    others = [harness.client() for _ in range(3)]
+    for client in others:
+        assert offsets(await read(harness, ext(topic, 0), client)) == list(range(20))
+    # The newest reads of a connection made room, which is answered once for each.
+    refused = [
+        [frame.opaque for frame in frames(client) if frame.code == ResponseCode.SYSTEM_BUSY] for client in silent
+    ]
+    assert [sorted(each) for each in refused] == [opaques[0][4:], []]
+    assert [len(client.handler.context.bulk.unfinished) for client in silent] == [4, 8]
+    harness.clients += silent
+    for client in silent:
+        client.close()
+    assert (harness.state.bulk_reads.count, harness.state.bulk_reads.weight) == (0, 0)
+
+
+async def test_room_is_made_until_all_connections_have_the_same(open_harness: OpenHarness) -> None:
+    harness = await open_harness(store={"flush": "async"}, bulk_reads_peer_max=64, bulk_reads_max=64)
+    topic = harness.topic("T")
+    clients = [harness.client() for _ in range(64)]
+    for client in clients:
+        for _ in range(64):
+            client.send(BULK, ext(topic, 0, waitMs=60_000))
+    assert [len(client.handler.context.bulk.unfinished) for client in clients] == [1] * 64
+    late = harness.client()
+    answer = await late.ask(BULK, ext(topic, 0))
+    assert (answer.code, "remoting.bulk_reads_max is 64" in str(answer.remark)) == (ResponseCode.SYSTEM_BUSY, True)
+
+
+async def test_a_long_expression_counts_as_several_reads(open_harness: OpenHarness) -> None:
+    harness = await open_harness(store={"flush": "async"}, bulk_reads_peer_max=8, bulk_reads_max=12)
+    topic = harness.topic("T")
+    client, other = harness.client(), harness.client()
+    long = ext(topic, 0, waitMs=60_000, subscription="a" * 5000)
+    for _ in range(4):
+        client.send(BULK, long)
+    await harness.step()
+    assert (harness.state.bulk_reads.count, harness.state.bulk_reads.weight) == (2, 6)
+    assert "remoting.bulk_reads_peer_max is 8" in str((await client.ask(BULK, long)).remark)
+    huge = ext(topic, 0, waitMs=60_000, subscription="a" * 16_384)
+    assert "remoting.bulk_reads_peer_max is 8" in str((await other.ask(BULK, huge)).remark)
+    client.close()
+    assert (harness.state.bulk_reads.count, harness.state.bulk_reads.weight) == (0, 0)
 
 
 async def test_a_stopping_broker_ends_reads_where_they_are(open_harness: OpenHarness) -> None:

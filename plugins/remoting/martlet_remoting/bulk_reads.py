@@ -19,12 +19,26 @@ from .deadlines import Deadlines
 
 __all__ = ["BulkRead", "BulkReads", "PendingBulkReads"]
 
+CHARS_OF_A_READ: Final = 2048  # of an expression; a read with a longer one counts as several
+
 
 @final
 class BulkRead:
     """A read of *queue* from *offset* up to *end*, of records of about *credit_bytes* in total."""
 
-    __slots__ = ("bucket", "credit_bytes", "end", "gate", "offset", "opaque", "pending", "queue", "selection", "wait_s")
+    __slots__ = (
+        "bucket",
+        "credit_bytes",
+        "end",
+        "gate",
+        "offset",
+        "opaque",
+        "pending",
+        "queue",
+        "selection",
+        "wait_s",
+        "weight",
+    )
 
     def __init__(
         self,
@@ -37,6 +51,7 @@ class BulkRead:
         credit_bytes: int,
         wait_s: float,
         selection: Selection,
+        expression_chars: int,
     ) -> None:
         self.bucket = -1
         self.pending = pending
@@ -48,6 +63,7 @@ class BulkRead:
         self.credit_bytes = credit_bytes
         self.wait_s = wait_s  # how long it may still wait for the first record; 0 once it has waited
         self.selection = selection
+        self.weight = 1 + expression_chars // CHARS_OF_A_READ
 
     def expire(self) -> None:
         self.pending.reads.end_wait(self)
@@ -57,7 +73,7 @@ class BulkRead:
 class PendingBulkReads:
     """The bulk reads of one connection."""
 
-    __slots__ = ("peer", "reader", "reads", "ready", "unfinished")
+    __slots__ = ("peer", "reader", "reads", "ready", "unfinished", "weight")
 
     def __init__(self, peer: Peer, reads: "BulkReads") -> None:
         self.peer = peer
@@ -65,6 +81,7 @@ class PendingBulkReads:
         self.reader = QueueReader(reads.store, self._was_read, ahead_max=1)
         self.ready: deque[BulkRead] = deque()
         self.unfinished: dict[BulkRead, None] = {}
+        self.weight = 0  # of the unfinished ones
 
     def queue_up(self, read: BulkRead) -> None:
         """Add *read* to those that continue at the next collect, after what others wait for."""
@@ -82,42 +99,93 @@ class BulkReads:
 
     Args:
       now: returns the time of `Deadlines`.
-      count_max: how many may be unfinished, *peer_max* of one connection.
+      weight_max: the total weight of unfinished ones, *peer_max* of one connection.
     """
 
     def __init__(
-        self, store: Store, deadlines: Deadlines, now: Callable[[], float], count_max: int, peer_max: int
+        self, store: Store, deadlines: Deadlines, now: Callable[[], float], weight_max: int, peer_max: int
     ) -> None:
         self.store: Final = store
         self.count = 0
+        self.weight = 0
         self._deadlines = deadlines
         self._now = now
-        self._count_max = count_max
+        self._weight_max = weight_max
         self._peer_max = peer_max
+        self._pending: dict[PendingBulkReads, None] = {}  # those with unfinished reads
+        self._fullest = 0  # no connection has more; it may be too high
         self._waiting: dict[Queue, dict[BulkRead, None]] = {}
         self._stopping = False
 
-    def begin(self, read: BulkRead) -> None:
+    def begin(self, read: BulkRead, refuse: Callable[[BulkRead], None]) -> None:
         """Begin *read*, which continues at the next collect of its connection.
+
+        If too many are unfinished, the connection with the most gives up half of its reads, the newest, unless this
+        one would then have as many: connections that never read cannot keep others from reading. *refuse* is called
+        with each of these reads.
 
         Raises:
           Refused: too many are unfinished (BUSY).
         """
-        own = len(read.pending.unfinished)
-        if own >= self._peer_max:
-            text = f"{own} bulk reads of this connection are unfinished; remoting.bulk_reads_peer_max is {own}"
-            raise Refused(Reason.BUSY, text)
-        if self.count >= self._count_max:
-            text = f"{self.count} bulk reads are unfinished; remoting.bulk_reads_max is {self._count_max}"
-            raise Refused(Reason.BUSY, text)
-        read.pending.unfinished[read] = None
+        pending = read.pending
+        if pending.weight + read.weight > self._peer_max:
+            text = f"{len(pending.unfinished)} bulk reads of this connection are unfinished"
+            raise Refused(Reason.BUSY, f"{text}; remoting.bulk_reads_peer_max is {self._peer_max}")
+        while self.weight + read.weight > self._weight_max:
+            for other in self._make_room(pending.weight + read.weight):
+                refuse(other)
+        pending.unfinished[read] = None
+        self._count_for(pending, read.weight)
         self.count += 1
-        read.pending.queue_up(read)
+        pending.queue_up(read)
+
+    def refusal(self) -> Refused:
+        """Return the reason for refusing reads that made room for others."""
+        text = f"{self.count} bulk reads are unfinished; remoting.bulk_reads_max is {self._weight_max}"
+        return Refused(Reason.BUSY, text)
+
+    def _make_room(self, weight: int) -> list[BulkRead]:
+        """Take reads from the connection with the most, if it has more than *weight*.
+
+        Raises:
+          Refused: it has not.
+        """
+        fullest = max(self._pending, key=_weight, default=None) if self._fullest > weight else None
+        if fullest is not None:
+            self._fullest = fullest.weight
+        if fullest is None or fullest.weight <= weight:
+            raise self.refusal()
+        found: list[BulkRead] = []
+        while fullest.weight * 2 > self._fullest:
+            newest = next(reversed(fullest.unfinished))
+            self._forget(newest)
+            found.append(newest)
+        return found
+
+    def _count_for(self, pending: PendingBulkReads, change: int) -> None:
+        self.weight += change
+        pending.weight += change
+        if pending.weight:
+            self._pending[pending] = None
+            self._fullest = max(self._fullest, pending.weight)
+        else:
+            self._pending.pop(pending, None)
 
     def done(self, read: BulkRead) -> None:
         """Note that *read* got its last frame."""
         if read.pending.unfinished.pop(read, read) is None:
             self.count -= 1
+            self._count_for(read.pending, -read.weight)
+
+    def _forget(self, read: BulkRead) -> None:
+        """End *read*, whatever it waits for."""
+        waiting = self._waiting.get(read.queue)
+        if waiting is not None and waiting.pop(read, read) is None:
+            self._deadlines.give_up(read)
+        elif read in read.pending.ready:
+            read.pending.ready.remove(read)
+        read.pending.reader.forget(read)
+        self.done(read)
 
     def end_offset(self, queue: Queue) -> int:
         """Return the offset after the last readable message of *queue*."""
@@ -170,9 +238,10 @@ class BulkReads:
     def drop(self, pending: PendingBulkReads) -> None:
         """Drop the reads of a closed connection."""
         for read in list(pending.unfinished):
-            waiting = self._waiting.get(read.queue)
-            if waiting is not None and waiting.pop(read, read) is None:
-                self._deadlines.give_up(read)
-            self.done(read)
+            self._forget(read)
         pending.ready.clear()
         pending.reader.close()
+
+
+def _weight(pending: PendingBulkReads) -> int:
+    return pending.weight

@@ -85,10 +85,18 @@ class RemotingConfig:
         67_108_864, "largest credit of a bulk read; its reader then asks again", unit="bytes", low=65_536, high=1 << 40
     )
     bulk_reads_max: int = setting(
-        4096, "unfinished bulk reads of all connections; more are answered SYSTEM_BUSY", unit="reads", low=1
+        20_000,
+        "unfinished bulk reads of all connections, counted as for a connection; above, those of the connection with "
+        "the most are answered SYSTEM_BUSY",
+        unit="reads",
+        low=1,
     )
     bulk_reads_peer_max: int = setting(
-        1024, "unfinished bulk reads per connection; more are answered SYSTEM_BUSY", unit="reads", low=1
+        128,
+        "unfinished bulk reads per connection; each 2048 characters of an expression count as one more; more are "
+        "answered SYSTEM_BUSY; Spark sends 8, whose expressions can have any length",
+        unit="reads",
+        low=1,
     )
     suspend_ms_max: int = setting(
         60_000, "longest wait of a pull; clients give up after 30 s", unit="ms", low=1, high=3_600_000

@@ -51,9 +51,12 @@ def bulk_read(context: Context, command: Command) -> None:
     offset, end = command.integer("offset"), command.integer("endOffset", UNLIMITED)
     credit = min(max(command.integer("creditBytes", config.bulk_bytes_max), 1), config.bulk_bytes_max)
     wait_ms = min(max(command.integer("waitMs", 0), 0), config.suspend_ms_max)
-    wanted = _selection(context, command)
-    read = BulkRead(context.bulk, command.opaque, gate, queue, offset, end, credit, wait_ms / 1000, wanted)
-    state.bulk_reads.begin(read)
+    kind, expression = command.text("expressionType", TAG), command.text("subscription", "")
+    wanted = _selection(context, kind, expression)
+    read = BulkRead(
+        context.bulk, command.opaque, gate, queue, offset, end, credit, wait_ms / 1000, wanted, len(expression)
+    )
+    state.bulk_reads.begin(read, lambda other: _refuse(context, other, state.bulk_reads.refusal()))
 
 
 def _check_name(asked: str, name: str) -> None:
@@ -72,8 +75,12 @@ def _readable(topic: Topic | None, name: str, queue_id: int) -> Queue:
     return topic.queue(queue_id)
 
 
-def _selection(context: Context, command: Command) -> Selection:
-    kind, expression = command.text("expressionType", TAG), command.text("subscription", "")
+def _refuse(context: Context, read: BulkRead, error: MartletError) -> None:
+    command = Command(RequestCode.BULK_READ, opaque=read.opaque)
+    read.pending.peer.send(refusal(context.state.counters, command, error))
+
+
+def _selection(context: Context, kind: str, expression: str) -> Selection:
     try:
         return select(context.state.broker, kind, expression)
     except Refused as error:
@@ -94,8 +101,7 @@ def collect(context: Context, budget_bytes: int) -> None:
             budget_bytes -= _continue(context, read)
         except MartletError as error:
             context.state.bulk_reads.done(read)
-            command = Command(RequestCode.BULK_READ, opaque=read.opaque)
-            context.peer.send(refusal(context.state.counters, command, error))
+            _refuse(context, read, error)
     if ready:
         context.peer.wake_last()
 
