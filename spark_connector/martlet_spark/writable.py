@@ -5,8 +5,8 @@ from typing import Final, final
 
 from martlet_remoting.packets import MessageQueue
 from martlet_spark.cluster import Cluster, UnknownTopic
-from martlet_spark.connection import ConnectionLost
-from martlet_spark.errors import WriteError
+from martlet_spark.connection import ConnectionLost, attempts
+from martlet_spark.errors import ReadError, WriteError
 
 __all__ = ["TEMPLATE_QUEUES", "TEMPLATE_TOPIC", "WritableQueues", "master", "write_queues"]
 
@@ -18,10 +18,32 @@ TEMPLATE_QUEUES: Final = 4
 def write_queues(cluster: Cluster, topic: str) -> Sequence[MessageQueue]:
     """Return the queues to write *topic* to; if it is unknown, those that its first message will create.
 
+    Waits while the name servers know no topic at all: they, or the brokers, have just started, as a broker may do
+    between two batches of a stream.
+
     Raises:
       UnknownTopic: there is no such topic, and no broker creates one.
       WriteError: no queue can be written to.
     """
+    for _ in attempts(cluster.timeout_s):
+        try:
+            return _write_queues(cluster, topic)
+        except UnknownTopic as error:
+            unknown = error
+            if not _knows_nothing(cluster):
+                break
+    raise unknown
+
+
+def _knows_nothing(cluster: Cluster) -> bool:
+    """Whether the name servers know no topic; False if they do not say."""
+    try:
+        return not cluster.topics(".*")
+    except ReadError:
+        return False
+
+
+def _write_queues(cluster: Cluster, topic: str) -> Sequence[MessageQueue]:
     try:
         queues = cluster.route(topic).write_queues(topic)
     except UnknownTopic as error:

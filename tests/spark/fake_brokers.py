@@ -88,6 +88,8 @@ class FakeBroker:
             if route is None:
                 return encode_response(command.opaque, ResponseCode.TOPIC_NOT_EXIST, remark="no such topic")
             return encode_response(command.opaque, 0, body=orjson.dumps(route))
+        if command.code == RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER:
+            return encode_response(command.opaque, 0, body=orjson.dumps({"topicList": list(self.topics)}))
         action = self.next.pop(0) if self.next else ResponseCode.SUCCESS
         self.asked.append(command)
         if command.code == RequestCode.STAGE_EXTERNAL_MESSAGES and action in (0, CLOSE_AFTER):

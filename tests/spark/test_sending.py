@@ -1,11 +1,12 @@
 """The guarantee at-least-once: nothing is lost, and what may keep its order does."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pytest
 
 from martlet_remoting.codes import ResponseCode
+from martlet_spark import writable
 from martlet_spark.cluster import Cluster, UnknownTopic
 from martlet_spark.errors import WriteError
 from martlet_spark.sending import Outbox
@@ -100,3 +101,23 @@ def test_an_unknown_topic_has_the_queues_of_the_template() -> None:
         server.topics["TBW102"] = route([broker], 8)
         found = write_queues(Cluster([server.address], cluster.security, 1), "Parcels")
         assert [queue.queue_id for queue in found] == [0, 1, 2, 3]
+
+
+def test_a_name_server_without_any_topic_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that restarts takes its topics along, also the one from which others are created."""
+    with fake_cluster("a") as (cluster, (server,)):
+        starting = Cluster([server.address], cluster.security, 60)
+
+        def registered_after_two(timeout_s: float) -> Iterator[int]:
+            assert timeout_s == 60
+            yield from (0, 1)
+            server.topics["Parcels"] = route([server], 2)
+            yield 2
+
+        monkeypatch.setattr(writable, "attempts", registered_after_two)
+        assert [queue.queue_id for queue in write_queues(starting, "Parcels")] == [0, 1]
+
+
+def test_a_name_server_that_stays_without_any_topic_fails_the_query_in_time() -> None:
+    with fake_cluster("a") as (cluster, (server,)), pytest.raises(UnknownTopic, match="'Parcels' does not exist"):
+        write_queues(Cluster([server.address], cluster.security, 0), "Parcels")
