@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from uuid import uuid4
 
+import pyarrow.fs as pafs
 import pytest
 from pyspark.sql import SparkSession
 from tests.broker_process import broker_process
@@ -83,6 +84,28 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """A bucket of an S3-compatible server."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    os.environ["AWS_ENDPOINT_URL"] = f"http://{host}:{port}"
+    pafs.S3FileSystem(
+        access_key="martlet",
+        secret_key="martlet",
+        endpoint_override=f"{host}:{port}",
+        scheme="http",
+        region="us-east-1",
+        allow_bucket_creation=True,
+    ).create_dir("lake")
+    yield "s3://lake"
+    del os.environ["AWS_ENDPOINT_URL"]
+    server.stop()
 
 
 @pytest.fixture(scope="module")

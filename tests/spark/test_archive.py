@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,40 +13,20 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from moto.server import ThreadedMotoServer
 from pyspark.sql import SparkSession
-from tests.interop.process import eventually
 
 from martlet.cli.main import main
 from martlet_spark.columns import COLUMNS
 from martlet_spark.errors import PipelineError
 from martlet_spark.pipelines.archive import Archive, archive
 from martlet_spark.pipelines.commits import open_commits
+from martlet_spark.pipelines.progress import Interrupted
 from martlet_spark.pipelines.storage import Location
 
 from .conftest import Topic
+from .pipeline_process import pipeline, wait_for_batches
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
-    """A bucket of an S3-compatible server."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    os.environ["AWS_ENDPOINT_URL"] = f"http://{host}:{port}"
-    pafs.S3FileSystem(
-        access_key="martlet",
-        secret_key="martlet",
-        endpoint_override=f"{host}:{port}",
-        scheme="http",
-        region="us-east-1",
-        allow_bucket_creation=True,
-    ).create_dir("lake")
-    yield "s3://lake"
-    del os.environ["AWS_ENDPOINT_URL"]
-    server.stop()
 
 
 def read_parquet(spark: SparkSession, target: Archive) -> list[bytes]:
@@ -158,16 +138,47 @@ def test_a_run_that_is_killed_continues(
     topic.send(400)
     target = Archive(str(tmp_path / "archive"))
     words = ["pipeline", "archive", topic.name, "-n", topic.endpoints, "--to", target.path, "--batch-bytes"]
-    killed = [sys.executable, "-m", "martlet", *words, "4k", "--conf", "spark.ui.enabled=false", "--master", "local[1]"]
-    with subprocess.Popen(killed, start_new_session=True, stderr=subprocess.DEVNULL) as process:
-        commits = tmp_path / "archive" / "_checkpoint" / "commits"
-        eventually(lambda: (commits.is_dir() and len(list(commits.glob("[0-9]*"))) >= 2) or None)
-        os.killpg(process.pid, signal.SIGKILL)
+    with pipeline([*words, "4k"], tmp_path) as process:
+        wait_for_batches(tmp_path / "archive" / "_checkpoint", 2)
+        process.kill()
     assert main([*words, "1m", "--json"]) == 0
     assert 0 < json.loads(capsys.readouterr().out)["messages"] < 400
     assert read_parquet(spark, target) == sorted(topic.bodies)
     assert main([*words, "1m"]) == 0
     assert capsys.readouterr().out.startswith(f"archived to {target.path}: messages 0, batches 0, behind 0, seconds ")
+
+
+def test_ctrl_c_ends_with_the_report(
+    spark: SparkSession, topic: Topic, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the middle of a run, without a trace of Spark's; the next run continues."""
+    topic.send(400)
+    target = Archive(str(tmp_path / "archive"))
+    words = ["pipeline", "archive", topic.name, "-n", topic.endpoints, "--to", target.path, "--batch-bytes"]
+    with pipeline([*words, "4k", "--json"], tmp_path) as process:
+        wait_for_batches(tmp_path / "archive" / "_checkpoint", 2)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.child.wait() == 130
+        archived = json.loads(process.child.stdout.read())["messages"]  # type: ignore[union-attr]
+    said = (tmp_path / "said").read_text()
+    assert "martlet: interrupted; what was completed stays, and the same command continues" in said
+    assert "py4j" not in said
+    assert 0 < archived < 400
+    assert main([*words, "1m", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["messages"] == 400 - archived
+    assert read_parquet(spark, target) == sorted(topic.bodies)
+
+
+def test_an_interrupt_leaves_the_report(spark: SparkSession, topic: Topic, tmp_path: Path) -> None:
+    def show(done: int, total: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    topic.send(10)
+    with pytest.raises(Interrupted) as found:
+        archive(spark, topic.options, Archive(str(tmp_path)), follow_s=1, show=show)
+    assert found.value.report.messages == 10
+    assert not spark.streams.active
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from martlet_spark.source import MartletDataSource
 
 from . import chaos_query
 from .conftest import Topic
+from .pipeline_process import of_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 MESSAGES = 1000
@@ -29,19 +30,6 @@ def spark_home(folder: Path) -> Path:
         if each.name != "work":
             (home / each.name).symlink_to(each)
     return home
-
-
-def of_session(session: int) -> list[int]:
-    """The processes that *session* has, which the process with that id began."""
-    found: list[int] = []
-    for each in Path("/proc").iterdir():
-        try:
-            state, _, _, its, *_ = (each / "stat").read_text().rpartition(")")[2].split()
-        except (OSError, ValueError):  # no process, or one that has just ended
-            continue
-        if int(its) == session and state != "Z":
-            found.append(int(each.name))
-    return found
 
 
 @contextmanager

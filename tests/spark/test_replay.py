@@ -1,5 +1,6 @@
 """Replays: each message once, in the order of its queue, with its origin."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from martlet_spark.pipelines.archive import Archive, archive
 from martlet_spark.pipelines.replay import Replay, replay
 
 from .conftest import Topic
+from .pipeline_process import pipeline, wait_for_batches
 
 pytestmark = pytest.mark.spark
 
@@ -54,6 +56,66 @@ def test_a_replay_of_an_archive_continues_and_keeps_the_origin(
         assert own == sorted(own)
 
 
+@pytest.mark.parametrize("kind", ["delta", "s3", "s3-delta"])
+def test_an_archive_that_spark_cannot_read_is_replayed(
+    spark: SparkSession, topic: Topic, copy: Topic, bucket: str, tmp_path: Path, kind: str
+) -> None:
+    path = f"{bucket}/{topic.name}" if "s3" in kind else str(tmp_path / "archive")
+    target = Archive(path, "delta" if "delta" in kind else "parquet", str(tmp_path / "checkpoint"))
+    plan = Replay(copy.name, str(tmp_path / "replay"), where="offset < 11", rate=1000 if kind == "s3" else 0)
+    for total in (40, 48):
+        topic.send(total - len(topic.bodies), keys="k")
+        archive(spark, topic.options, target)
+        report = replay(spark, path, cluster(topic), plan)
+    assert (report.messages, report.counted["sent"]) == (8, 4)  # offsets 10 and 11 of each queue
+    found = stored(copy)
+    assert sorted(message.body for message in found) == sorted(topic.bodies[:44])
+    assert {message.properties["ORIGIN_TOPIC"] for message in found} == {topic.name}
+
+
+def test_an_archive_is_replayed_whole_at_a_rate_when_a_condition_skips_files(
+    spark: SparkSession, topic: Topic, copy: Topic, tmp_path: Path
+) -> None:
+    """Spark reads no file of topics that a condition leaves out, and yet others may follow."""
+    other, path = Topic(topic.endpoints), str(tmp_path / "archive")
+    topic.send(8)
+    other.send(8)
+    source = {**topic.options, "subscribe": f"{topic.name},{other.name}"}
+    for _ in range(2):
+        archive(spark, source, Archive(path))
+        other.send(8)
+    plan = Replay(copy.name, str(tmp_path / "replay"), where=f"topic = '{other.name}'", rate=1000)
+    replay(spark, path, cluster(topic), plan)
+    assert sorted(message.body for message in stored(copy)) == sorted(other.bodies[:16])
+
+
+def test_a_replay_that_is_killed_continues(
+    spark: SparkSession, topic: Topic, copy: Topic, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic.send(400)
+    words = ["pipeline", "replay", topic.name, "-n", topic.endpoints, "--to", copy.name]
+    words += ["--checkpoint", str(tmp_path / "replay"), "--batch-bytes"]
+    with pipeline([*words, "4k"], tmp_path) as process:
+        wait_for_batches(tmp_path / "replay", 2)
+        process.kill()
+    assert main([*words, "1m", "--json"]) == 0
+    assert 0 < json.loads(capsys.readouterr().out)["sent"] < 400
+    assert sorted(message.body for message in stored(copy)) == sorted(topic.bodies)
+
+
+def test_a_checkpoint_is_of_one_selection(
+    spark: SparkSession, topic: Topic, copy: Topic, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic.send(8)
+    words = ["pipeline", "replay", topic.name, "-n", topic.endpoints, "--to", copy.name]
+    words += ["--checkpoint", str(tmp_path / "replay")]
+    assert main([*words, "--where", "offset = 0", "--until", "2100-01-01"]) == 0
+    assert "messages 8, sent 4, batches 1" in capsys.readouterr().out
+    assert main([*words, "--where", "offset = 1", "--until", "2100-01-01"]) == 2
+    text = f"checkpoint '{tmp_path / 'replay'}' belongs to a replay with where 'offset = 0'; give the same, or another"
+    assert text in capsys.readouterr().err
+
+
 def test_a_topic_is_replayed_by_condition_at_a_rate(
     spark: SparkSession, topic: Topic, copy: Topic, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -61,7 +123,7 @@ def test_a_topic_is_replayed_by_condition_at_a_rate(
     words = ["pipeline", "replay", topic.name, "-n", topic.endpoints, "--to", copy.name, "--rate", "10"]
     words += ["--checkpoint", str(tmp_path / "replay"), "--sql", "number BETWEEN 1 AND 25", "--where", "offset < 6"]
     assert main([*words, "--from", "2020-01-01"]) == 0
-    assert capsys.readouterr().out.startswith(f"replayed to {copy.name}: messages ")
+    assert capsys.readouterr().out.startswith(f"replayed to {copy.name}: messages 25, sent 23, ")
     assert sorted(message.body for message in stored(copy)) == sorted(topic.bodies[1:24])
 
 
@@ -78,3 +140,5 @@ def test_a_replay_that_cannot_run_says_why(
     assert "give topics, --pattern or --archive, one of them" in capsys.readouterr().err
     assert main([*words, "--archive", "x", "--sql", "a = 1"]) == 2
     assert "--sql is for topics; use --where for an archive" in capsys.readouterr().err
+    assert main([*words, "--archive", str(tmp_path)]) == 1
+    assert f"{str(tmp_path)!r} is not an archive; give the path that" in capsys.readouterr().err

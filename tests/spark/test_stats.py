@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from martlet.cli.main import main
 from martlet_remoting.client.blocking import Admin, PullConsumer
 from martlet_remoting.packets import MessageQueue
-from martlet_spark.errors import OptionError
+from martlet_spark.errors import OptionError, PipelineError
 from martlet_spark.pipelines.plots import Chart, charts_of, plot
 from martlet_spark.pipelines.stats import message_stats, per_topic
 
@@ -87,6 +87,29 @@ def test_a_plot_is_a_page_that_needs_nothing(tmp_path: Path) -> None:
     assert page.count("<polyline") == 6
     assert "&lt;B&gt;" in page
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_a_plot_can_be_a_png(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "page.png"
+    plot([*charts_of(rows()), Chart("none", {})], str(path), "Topics")
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = int.from_bytes(data[16:20]), int.from_bytes(data[20:24])
+    assert width == 900
+    assert height == 4 * 260  # a chart for each measure, and the empty one
+    assert data[-8:-4] == b"IEND"
+
+
+def test_a_png_without_matplotlib_is_an_error_that_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("martlet_spark.pipelines.plots.find_spec", lambda name: None)
+    text = "matplotlib is not installed, and PNG needs it; pip install matplotlib, or plot to .html"
+    with pytest.raises(PipelineError, match=re.escape(text)):
+        plot(charts_of(rows()), str(tmp_path / "page.png"), "Topics")
+    assert main(["pipeline", "stats", "A", "--plot", "x.png"]) == 1
+    assert text in capsys.readouterr().err
 
 
 def test_only_the_largest_topics_are_drawn() -> None:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-__all__ = ["RESERVED"]
+__all__ = ["PAST", "PAST_PREFIXES", "RESERVED"]
 
 # Properties that brokers and clients write; a user's property of that name would change what they do.
 RESERVED: Final = frozenset(
@@ -53,3 +53,21 @@ RESERVED: Final = frozenset(
         "__CRC32#",
     )
 )
+# Properties of earlier deliveries, of a delay and of a transaction that are over; a message that is sent again starts
+# without them.
+PAST: Final = frozenset(
+    (
+        "DELAY",
+        "RECONSUME_TIME",
+        "MAX_RECONSUME_TIMES",
+        "DLQ_ORIGIN_TOPIC",
+        "DLQ_ORIGIN_MESSAGE_ID",
+        "TRAN_MSG",
+        "PGROUP",
+        "__transactionId__",
+        "CHECK_IMMUNITY_TIME_IN_SECONDS",
+        "REAL_TOPIC",
+        "REAL_QID",
+    )
+)
+PAST_PREFIXES: Final = ("TIMER_", "TRANSACTION_", "TRAN_PREPARED_")

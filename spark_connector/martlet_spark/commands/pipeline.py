@@ -1,16 +1,22 @@
 """``martlet pipeline``: data pipelines on topics, in Spark."""
 
 import argparse
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from martlet.cli.outcome import Exit, UsageError
+from martlet.cli.outcome import UsageError
 from martlet.contracts import Command
 from martlet_remoting.commands.shared import subcommands
 from martlet_remoting.commands.values import seconds
 
-from .analyse import configure_dead_letter, configure_stats, dead_letter, stats
+from .dead_letters import configure_dead_letter, dead_letter
 from .replay import configure_replay, replay
-from .shared import add_spark, add_topics, bar, in_spark, print_report, size, source_of
+from .shared import add_spark, add_topics, run_query, size, source_of
+from .stats import configure_stats, stats
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from martlet_spark.pipelines.progress import Show, StreamReport
 
 __all__ = ["COMMAND"]
 
@@ -28,7 +34,9 @@ examples:
   martlet pipeline dead-letter billing                           how many dead letters of each cause, with an example
   martlet pipeline dead-letter billing --by error                by a property of the application's too
   martlet pipeline dead-letter billing --where "origin_topic = 'Orders'" --export /data/letters
-They need Spark: pip install 'martlet[spark]', and Java 17. Each can be interrupted at any time and run again.
+  martlet pipeline dead-letter billing --where "tag = 'red'" --resend --checkpoint /data/resent-red --dry-run
+They need Spark: pip install 'martlet[spark]', and Java 17. Each can be interrupted at any time and run again:
+Ctrl-C ends it with a report of what was completed, and exit code 130.
 """
 
 
@@ -38,7 +46,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     configure_replay(add("replay", "send messages of topics, or of an archive, to a topic again", replay))
     configure_stats(add("stats", "count and measure the messages of topics, per window of time and tag", stats))
-    configure_dead_letter(add("dead-letter", "group a group's dead letters by cause, and export them", dead_letter))
+    configure_dead_letter(
+        add("dead-letter", "group a group's dead letters by cause, export them, or send them again", dead_letter)
+    )
 
 
 def _configure_archive(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +74,7 @@ def _configure_archive(parser: argparse.ArgumentParser) -> None:
 
 
 def archive(arguments: Any) -> int:
+    from martlet_spark.errors import PipelineError
     from martlet_spark.pipelines.archive import Archive
     from martlet_spark.pipelines.archive import archive as run_archive
 
@@ -72,10 +83,15 @@ def archive(arguments: Any) -> int:
     source = source_of(arguments)
     if arguments.allow_loss:
         source["failOnDataLoss"] = "false"
-    with in_spark(arguments, "archive") as session, bar("archiving", "messages") as show:
-        report = run_archive(session, source, target, follow_s=arguments.every if arguments.follow else 0, show=show)
-    print_report(f"archived to {arguments.to}", report.fields(), as_json=arguments.json)
-    return Exit.OK
+    follow_s = arguments.every if arguments.follow else 0
+
+    def work(session: "SparkSession", show: "Show") -> "StreamReport":
+        try:
+            return run_archive(session, source, target, follow_s=follow_s, show=show)
+        except PipelineError as error:
+            raise PipelineError(str(error).replace("set failOnDataLoss to false", "give --allow-loss")) from error
+
+    return run_query(f"archived to {arguments.to}", arguments, work, name="archive", label="archiving", unit="messages")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,14 +1,19 @@
 """``martlet pipeline replay``."""
 
 import argparse
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from martlet.cli.outcome import Exit, UsageError
+from martlet.cli.outcome import UsageError
 from martlet_remoting.commands.values import moment, sql, whole
 
-from .shared import add_spark, add_topics, bar, cluster_options, in_spark, print_report, source_of
+from .shared import add_spark, add_topics, cluster_options, run_query, size, source_of
 
-__all__ = ["configure_replay", "replay"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from martlet_spark.pipelines.progress import Show, StreamReport
+
+__all__ = ["GUARANTEES", "configure_replay", "replay"]
 
 RATE_MAX: Final = 10_000_000
 GUARANTEES: Final = ("exactly-once", "at-least-once")
@@ -17,7 +22,7 @@ GUARANTEES: Final = ("exactly-once", "at-least-once")
 def configure_replay(parser: argparse.ArgumentParser) -> None:
     add_topics(parser)
     add = parser.add_argument
-    add("--archive", default="", metavar="PATH", help="replay this archive of Parquet files instead of topics")
+    add("--archive", default="", metavar="PATH", help="replay this archive instead of topics")
     add("--to", required=True, metavar="TOPIC", help="topic to send to")
     add(
         "--checkpoint",
@@ -31,6 +36,13 @@ def configure_replay(parser: argparse.ArgumentParser) -> None:
     add("--where", default="", metavar="SQL", help="only these, by a condition in Spark's SQL on columns of a message")
     add(
         "--rate", type=whole("--rate", 0, RATE_MAX), default=0, metavar="N", help="most messages a second; default: all"
+    )
+    add(
+        "--batch-bytes",
+        type=size("--batch-bytes"),
+        default=256 << 20,
+        metavar="SIZE",
+        help="sent at once, without --rate; default 256m",
     )
     add("--guarantee", choices=GUARANTEES, default=GUARANTEES[0], help="default exactly-once, which needs Martlet")
     add_spark(parser)
@@ -48,12 +60,14 @@ def replay(arguments: Any) -> int:
         arguments.until,
         arguments.rate,
         arguments.guarantee,
+        arguments.batch_bytes,
     )
     source = _source(arguments)
-    with in_spark(arguments, "replay") as session, bar("replaying", "messages") as show:
-        report = run_replay(session, source, cluster_options(arguments), plan, show)
-    print_report(f"replayed to {arguments.to}", report.fields(), as_json=arguments.json)
-    return Exit.OK
+
+    def work(session: "SparkSession", show: "Show") -> "StreamReport":
+        return run_replay(session, source, cluster_options(arguments), plan, show)
+
+    return run_query(f"replayed to {arguments.to}", arguments, work, name="replay", label="replaying", unit="messages")
 
 
 def _source(arguments: Any) -> dict[str, str] | str:

@@ -2,12 +2,15 @@
 
 import argparse
 import json
+import logging
 import re
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from threading import Event, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from martlet.cli.outcome import Unreachable, UsageError
+from martlet.cli.outcome import Exit, Unreachable, UsageError, complain
 from martlet.cli.terminal import Bar
 from martlet_remoting.commands.connecting import SECRET_VARIABLE, client_config
 from martlet_remoting.commands.values import check_text
@@ -15,15 +18,17 @@ from martlet_remoting.commands.values import check_text
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from martlet_spark.pipelines.progress import Show, StreamReport
+
 __all__ = [
     "Source",
     "add_spark",
     "add_topics",
-    "bar",
     "cluster_options",
     "in_spark",
     "look",
     "print_report",
+    "run_query",
     "size",
     "source_of",
 ]
@@ -107,19 +112,80 @@ def look(options: Source) -> None:
 
 
 @contextmanager
-def in_spark(arguments: Any, name: str) -> "Iterator[SparkSession]":
-    """A session of Spark, as *arguments* say; it is stopped after the block, unless it was active before."""
+def in_spark(arguments: Any, name: str, label: str, unit: str) -> "Iterator[tuple[SparkSession, Show]]":
+    """A session of Spark, as *arguments* say, and what updates a progress bar; both end with the block.
+
+    A session that was active before stays. Ctrl-C raises KeyboardInterrupt where the bar is updated, not in the middle
+    of a call of the JVM; pressed again, at once.
+    """
     from pyspark.sql import SparkSession
 
     from martlet_spark.pipelines.session import open_session
 
-    was_active = SparkSession.getActiveSession() is not None
-    session = open_session(f"martlet pipeline {name}", arguments.master, _conf(arguments.conf))
+    # py4j logs each call that fails, as those do that are cut off.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    conf, was_active = _conf(arguments.conf), SparkSession.getActiveSession() is not None
+    with _ctrl_c() as (check, take_again):
+        session = open_session(f"martlet pipeline {name}", arguments.master, conf)
+        take_again()
+        shown = Bar(label, unit)
+
+        def show(done: int, total: int) -> None:
+            check()
+            shown.update(done, total)
+
+        try:
+            check()
+            yield session, show
+        finally:
+            shown.close()
+            if not was_active:
+                session.stop()
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[tuple[Callable[[], None], Callable[[], None]]]:
+    """Note Ctrl-C while the block runs; yields what raises KeyboardInterrupt if it was pressed, and what takes the
+    signal again after Spark took it.
+    """
+    pressed = Event()
+
+    def note(*_: object) -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    def check() -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+
+    def take() -> None:
+        if current_thread() is main_thread():
+            signal.signal(signal.SIGINT, note)
+
+    before = signal.getsignal(signal.SIGINT)
+    take()
     try:
-        yield session
+        yield check, take
     finally:
-        if not was_active:
-            session.stop()
+        if current_thread() is main_thread():
+            signal.signal(signal.SIGINT, before)
+
+
+def run_query(what: str, arguments: Any, work: "Callable[[SparkSession, Show], StreamReport]", **bar: str) -> int:
+    """Run *work* in Spark, print its report in a sentence that begins with *what*, and return the exit code."""
+    from martlet_spark.pipelines.progress import Interrupted
+
+    code = Exit.OK
+    with in_spark(arguments, **bar) as (session, show):
+        try:
+            report = work(session, show)
+        except Interrupted as interrupt:
+            report, code = interrupt.report, Exit.INTERRUPTED
+    print_report(what, report.fields(), as_json=arguments.json)
+    if code == Exit.INTERRUPTED:
+        complain("interrupted; what was completed stays, and the same command continues")
+    return code
 
 
 def _conf(given: list[str]) -> Mapping[str, str]:
@@ -127,16 +193,6 @@ def _conf(given: list[str]) -> Mapping[str, str]:
         if not each.partition("=")[0] or "=" not in each:
             raise UsageError(f"--conf {each!r} is not KEY=VALUE; give for example spark.executor.memory=4g")
     return dict(each.split("=", 1) for each in given)
-
-
-@contextmanager
-def bar(label: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar; yields what updates it."""
-    shown = Bar(label, unit)
-    try:
-        yield shown.update
-    finally:
-        shown.close()
 
 
 def print_report(what: str, fields: Mapping[str, object], *, as_json: bool) -> None:

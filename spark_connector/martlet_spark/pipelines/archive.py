@@ -12,10 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final, final
+from uuid import uuid4
 
 from martlet_spark.columns import COLUMNS
 from martlet_spark.errors import OptionError, PipelineError
 from martlet_spark.pipelines.archived import DATE, MESSAGE_COLUMNS
+from martlet_spark.pipelines.ends import check_ends, note_ends
+from martlet_spark.pipelines.owner import claim, note_query
 from martlet_spark.pipelines.progress import Show, StreamReport, follow_query, ignore
 from martlet_spark.pipelines.session import plain_errors
 from martlet_spark.pipelines.storage import Location
@@ -63,6 +66,10 @@ class Archive:
         assert self.checkpoint_path
 
     @property
+    def kind(self) -> str:
+        return "spark" if self.spark_writes else self.format
+
+    @property
     def spark_writes(self) -> bool:
         """Whether Spark's file sink writes it."""
         return self.format == "parquet" and not self.path.startswith("s3://")
@@ -81,7 +88,13 @@ def archive(
       OptionError: an option is invalid.
     """
     with plain_errors():
-        return follow_query(start_archive(session, source, target, follow_s=follow_s), show)
+        target.check()
+        check_ends(session, source, target.checkpoint_path)
+        query = start_archive(session, source, target, follow_s=follow_s)
+        try:
+            return follow_query(query, show)
+        finally:
+            note_ends(session, source, target.checkpoint_path)
 
 
 def start_archive(
@@ -103,9 +116,17 @@ def start_archive(
     messages = stream.selectExpr(*(f"`{name}`" for name in MESSAGE_COLUMNS), "topic", f"{DATE} AS date")
     writer = messages.writeStream.option("checkpointLocation", target.checkpoint_path)
     writer = writer.trigger(processingTime=f"{follow_s} seconds") if follow_s else writer.trigger(availableNow=True)
+    run = uuid4().hex
+    query_id = claim(session, target.path, target.kind, target.checkpoint_path, run)
     if target.spark_writes:
-        return writer.format("parquet").option("compression", "zstd").partitionBy("topic", "date").start(target.path)
-    location = Location.of(target.path)
-    open_commits(location, target.format).clean()
-    session.dataSource.register(ArchiveSource)
-    return writer.format(ArchiveSource.name()).options(**location.options, kind=target.format).start()
+        writer = writer.format("parquet").option("compression", "zstd").partitionBy("topic", "date")
+        query = writer.start(target.path)
+    else:
+        location = Location.of(target.path)
+        with location.plain_errors():
+            open_commits(location, target.format).clean(query_id)
+        session.dataSource.register(ArchiveSource)
+        options = {**location.options, "kind": target.format, "run": run}
+        query = writer.format(ArchiveSource.name()).options(**options).start()
+    note_query(session, target.path, query.id, run)
+    return query

@@ -1,6 +1,6 @@
 """The sink that writes an archive through Arrow: tasks write files, and the driver commits them.
 
-It is a data source of its own, ``martlet-archive``, that only `archive` uses.
+It is a data source of its own, ``martlet-archive``, that only `archive` uses, and `replay` to read.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,10 +9,18 @@ from typing import Any, final
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import StructType
 
+from martlet_spark.pipelines.archive_reader import ArchiveReader
+from martlet_spark.pipelines.archived import spark_columns
 from martlet_spark.pipelines.commits import open_commits
+from martlet_spark.pipelines.owner import check_run
 from martlet_spark.pipelines.parts import Written, write_parts
 from martlet_spark.pipelines.storage import Location
 
@@ -35,6 +43,7 @@ class ArchiveWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: Mapping[str, str]) -> None:
         self._location = Location.from_options(options)
         self._kind = options["kind"]
+        self._run = options["run"]
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
@@ -44,15 +53,19 @@ class ArchiveWriter(DataSourceStreamArrowWriter):
         assert query is not None
         assert batch is not None
         filesystem, root = self._location.open()
-        return _Files(query, write_parts(filesystem, root, int(batch), context.partitionId(), iterator))
+        with self._location.plain_errors():
+            written = write_parts(filesystem, root, int(batch), context.partitionId(), iterator)
+        return _Files(query, written)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         found = [each for each in messages if isinstance(each, _Files)]
         if not found:
             return
-        commits = open_commits(self._location, self._kind)
-        if not commits.has(found[0].query, batchId):
-            commits.commit(found[0].query, batchId, [file for each in found for file in each.files])
+        with self._location.plain_errors():
+            commits = open_commits(self._location, self._kind)
+            if not commits.has(found[0].query, batchId):
+                check_run(self._location, self._run)
+                commits.commit(found[0].query, batchId, [file for each in found for file in each.files])
 
     def abort(self, messages: Sequence[Any], batchId: int) -> None:
         """Do nothing: the batch may have been committed, and else its files are replaced when it runs again."""
@@ -65,6 +78,12 @@ class ArchiveSource(DataSource):
     @classmethod
     def name(cls) -> str:
         return "martlet-archive"
+
+    def schema(self) -> str:
+        return spark_columns()
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return ArchiveReader(self.options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         return ArchiveWriter(self.options)

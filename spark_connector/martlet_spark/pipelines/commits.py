@@ -7,21 +7,23 @@ first message again.
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, Protocol, final
-from urllib.parse import quote
+from urllib.parse import unquote
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 
 from martlet_spark.errors import PipelineError
+from martlet_spark.pipelines.owner import foreign
 from martlet_spark.pipelines.parts import PARTITIONS, Written, batch_of
-from martlet_spark.pipelines.storage import Location
+from martlet_spark.pipelines.storage import Location, write_whole
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-__all__ = ["Commits", "DeltaCommits", "ListCommits", "open_commits"]
+__all__ = ["BATCHES", "Commits", "DeltaCommits", "ListCommits", "open_commits"]
 
 BATCHES: Final = "_batches"
 
@@ -32,8 +34,8 @@ class Commits(Protocol):
     def has(self, query: str, batch: int) -> bool:
         """Whether *batch* of *query* is committed. Raises `PipelineError` if the batches are another query's."""
 
-    def clean(self) -> None:
-        """Remove files of batches that were not committed; no query may be running."""
+    def clean(self, query: str) -> None:
+        """Remove files that were not committed; no other run of *query* may go on."""
 
     def commit(self, query: str, batch: int, files: Sequence[Written]) -> None:
         """Make *files* part of the archive."""
@@ -47,9 +49,15 @@ def open_commits(location: Location, kind: str) -> Commits:
     return DeltaCommits(location) if kind == "delta" else ListCommits(location)
 
 
-def _foreign(location: Location) -> PipelineError:
-    text = f"archive {location.path!r} was written with another checkpoint, and would get all messages again"
-    return PipelineError(f"{text}; give that --checkpoint, or another directory")
+def _clean(location: Location, last: int, listed: Collection[str]) -> None:
+    """Remove files of batches after *last*, and those of *last* itself that are not *listed*."""
+    filesystem, root = location.open()
+    selector = pafs.FileSelector(root, allow_not_found=True, recursive=True)
+    for info in filesystem.get_file_info(selector):
+        batch = batch_of(info.base_name)
+        is_unlisted = batch == last and info.path.removeprefix(f"{root}/") not in listed
+        if batch is not None and (batch > last or is_unlisted):
+            filesystem.delete_file(info.path)
 
 
 @final
@@ -61,33 +69,33 @@ class ListCommits:
         self._filesystem, self._root = location.open()
 
     def has(self, query: str, batch: int) -> bool:
-        numbers = self._numbers()
+        numbers = self.numbers()
         if not numbers:
             return False
         if self._read(numbers[-1])["query"] != query:
-            raise _foreign(self._location)
+            raise foreign(self._location.path)
         return batch <= numbers[-1]
 
-    def clean(self) -> None:
-        last = max(self._numbers(), default=-1)
-        selector = pafs.FileSelector(self._root, allow_not_found=True, recursive=True)
-        for info in self._filesystem.get_file_info(selector):
-            batch = batch_of(info.base_name)
-            if batch is not None and batch > last:
-                self._filesystem.delete_file(info.path)
+    def clean(self, query: str) -> None:
+        last = max(self.numbers(), default=-1)
+        _clean(self._location, last, [file.path for file in self.files_of(last)] if last >= 0 else ())
 
     def commit(self, query: str, batch: int, files: Sequence[Written]) -> None:
         value = {"query": query, "batch": batch, "files": [asdict(each) for each in files]}
-        with self._filesystem.open_output_stream(self._path(batch)) as stream:
-            stream.write(json.dumps(value).encode())
+        write_whole(self._filesystem, self._path(batch), json.dumps(value).encode())
 
     def files(self) -> list[str]:
-        return [each["path"] for number in self._numbers() for each in self._read(number)["files"]]
+        return [each.path for number in self.numbers() for each in self.files_of(number)]
+
+    def files_of(self, batch: int) -> list[Written]:
+        """Return the files of *batch*."""
+        return [Written(**each) for each in self._read(batch)["files"]]
 
     def _path(self, batch: int) -> str:
         return f"{self._root}/{BATCHES}/{batch:010}.json"
 
-    def _numbers(self) -> list[int]:
+    def numbers(self) -> list[int]:
+        """Return the numbers of the batches, in order."""
         selector = pafs.FileSelector(f"{self._root}/{BATCHES}", allow_not_found=True)
         infos = self._filesystem.get_file_info(selector)
         return sorted(int(info.base_name.removesuffix(".json")) for info in infos if info.base_name.endswith(".json"))
@@ -111,23 +119,32 @@ class DeltaCommits:
         from martlet_spark.pipelines.archived import arrow_schema
 
         options = self._location.delta_options
-        return DeltaTable.create(
+        table = DeltaTable.create(
             self._location.path,
             schema=arrow_schema(),
             mode="ignore",
             partition_by=list(PARTITIONS),
             storage_options=options,
         )
+        missing = {*arrow_schema().names} - {field.name for field in table.schema().fields}
+        if missing or table.metadata().partition_columns != [*PARTITIONS]:
+            text = f"Delta table {self._location.path!r} is not an archive: it has other columns or partitions"
+            raise PipelineError(f"{text}; give another path")
+        return table
 
     def has(self, query: str, batch: int) -> bool:
         table = self._table()
         last = table.transaction_version(query)
         if last is None and table.version() > 0:
-            raise _foreign(self._location)
+            raise foreign(self._location.path)
         return last is not None and batch <= last
 
-    def clean(self) -> None:
-        """Keep them: the log does not have them, and a vacuum removes them."""
+    def clean(self, query: str) -> None:
+        table = self._table()
+        last = table.transaction_version(query)
+        if last is None and table.version() > 0:
+            raise foreign(self._location.path)
+        _clean(self._location, -1 if last is None else last, [unquote(path) for path in _paths(table)])
 
     def commit(self, query: str, batch: int, files: Sequence[Written]) -> None:
         from deltalake import CommitProperties, Transaction
@@ -138,7 +155,7 @@ class DeltaCommits:
         now_ms = time.time_ns() // 1_000_000
         actions: list[AddAction | RemoveAction] = [
             AddAction(
-                quote(each.path, safe="/="),
+                each.path,  # deltalake escapes it in the log
                 each.bytes,
                 {"topic": each.topic, "date": each.date},
                 now_ms,
@@ -156,5 +173,9 @@ class DeltaCommits:
         )
 
     def files(self) -> list[str]:
-        table = self._table()
-        return list(table.file_uris())
+        return [unquote(path) for path in _paths(self._table())]
+
+
+def _paths(table: "DeltaTable") -> list[str]:
+    """Return the paths of the files of *table* below it, as its log has them."""
+    return [row["path"] for row in pa.table(table.get_add_actions()).select(["path"]).to_pylist()]

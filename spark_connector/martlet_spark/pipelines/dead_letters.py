@@ -1,4 +1,4 @@
-"""Dead letters of a consumer group, of any number: grouped by cause, and exported.
+"""Dead letters of a consumer group, of any number: grouped by cause, exported, and sent again.
 
 A dead letter says where it came from and how it was tried, not which exception the consumer had. So its cause is the
 topic it was first in, its tag, the way of its deliveries and how many there were. An application that puts the reason
@@ -6,15 +6,33 @@ of a failure into a property of the message can group by that property too.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, final
+
+from pyspark.sql import functions as F
 
 from martlet_spark.columns import COLUMNS
 from martlet_spark.errors import OptionError
+from martlet_spark.pipelines.checkpoints import bind, check_bound, read_offsets
+from martlet_spark.pipelines.progress import OBSERVED, SENT, Show, StreamReport, follow_query, ignore
+from martlet_spark.pipelines.replay import BATCH_BYTES, GUARANTEES, between, send_again
+from martlet_spark.pipelines.session import plain_errors
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["CAUSE", "PREFIX", "causes", "read_dead_letters"]
+__all__ = [
+    "CAUSE",
+    "LEFT_OUT",
+    "PREFIX",
+    "Letters",
+    "Resend",
+    "causes",
+    "read_dead_letters",
+    "read_letters",
+    "resend",
+    "unsent",
+]
 
 PREFIX: Final = "%DLQ%"
 CAUSE: Final = ("origin_topic", "tag", "way", "deliveries")
@@ -24,6 +42,8 @@ WAY: Final = (
     "CASE WHEN properties['RETRY_TOPIC'] IS NOT NULL THEN 'retries'"
     " WHEN properties['DLQ_ORIGIN_TOPIC'] IS NOT NULL THEN 'pops' ELSE 'unknown' END"
 )
+# Letters without a property that says their original topic; `resend` counts them, and does not send them.
+LEFT_OUT: Final = "left_out"
 EXAMPLE_CHARS: Final = 60
 EXAMPLE: Final = (
     "named_struct('queue', queue, 'offset', `offset`, 'msg_id', msg_id, 'key', key,"
@@ -31,17 +51,106 @@ EXAMPLE: Final = (
 )
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Letters:
+    """Which dead letters: those of *group*, by the time of storing, and *where*, a condition in Spark's SQL."""
+
+    group: str
+    where: str = ""
+    from_ms: int = 0
+    until_ms: int = 0
+
+    def options(self, source: Mapping[str, str]) -> dict[str, str]:
+        """Return the options of the data source; *source* are those for the connection."""
+        if not self.group:
+            raise OptionError("the group is empty; give the name of a consumer group")
+        return {**source, "subscribe": f"{PREFIX}{self.group}", "columns": ",".join(COLUMNS)}
+
+    def select(self, letters: "DataFrame") -> "DataFrame":
+        """Return these of *letters*, with the columns of their causes."""
+        found = letters.selectExpr("*", f"{ORIGIN} AS origin_topic", f"{WAY} AS way", "reconsume_times AS deliveries")
+        for condition in (*between(self.from_ms, self.until_ms), self.where):
+            found = found.where(condition) if condition else found
+        return found
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Resend:
+    """Where dead letters are sent again: to the topic that each was first in, or to *topic*.
+
+    A letter is sent once with the same *checkpoint*. A batch, which is a transaction of the brokers, has about
+    *batch_bytes* of letters.
+    """
+
+    checkpoint: str
+    topic: str = ""
+    guarantee: str = GUARANTEES[0]
+    batch_bytes: int = BATCH_BYTES
+
+
 def read_dead_letters(session: "SparkSession", source: Mapping[str, str], group: str, where: str = "") -> "DataFrame":
     """Return the dead letters of *group*, all columns of the source and ``origin_topic``, ``way`` and ``deliveries``.
 
     *source* are the options of the data source for the connection; *where* is a condition in Spark's SQL.
     """
-    if not group:
-        raise OptionError("the group is empty; give the name of a consumer group")
-    options = {**source, "subscribe": f"{PREFIX}{group}", "columns": ",".join(COLUMNS)}
-    letters = session.read.format("martlet").options(**options).load()
-    found = letters.selectExpr("*", f"{ORIGIN} AS origin_topic", f"{WAY} AS way", "reconsume_times AS deliveries")
-    return found.where(where) if where else found
+    return read_letters(session, source, Letters(group, where))
+
+
+def read_letters(session: "SparkSession", source: Mapping[str, str], letters: Letters) -> "DataFrame":
+    """Like `read_dead_letters`, for the selected *letters*."""
+    return letters.select(session.read.format("martlet").options(**letters.options(source)).load())
+
+
+def resend(
+    session: "SparkSession", source: Mapping[str, str], letters: Letters, plan: Resend, show: Show = ignore
+) -> StreamReport:
+    """Send those *letters* again that were not sent with this checkpoint yet, each exactly once.
+
+    Each has its place in the dead letter topic as its origin, in properties. They stay in that topic. The report counts
+    letters that do not say which topic they were first in as ``left_out``, if there is no other topic for them.
+
+    Raises:
+      PipelineError: it failed; a new run continues.
+      OptionError: an option is invalid, or the checkpoint belongs to another selection.
+    """
+    limits = {"startingOffsets": "earliest", "maxBytesPerTrigger": str(plan.batch_bytes)}
+    chosen = _chosen(letters, plan)
+    with plain_errors():
+        check_bound(session, plan.checkpoint, "resend", chosen)
+        stream = session.readStream.format("martlet").options(**letters.options(source), **limits).load()
+        found = letters.select(stream).withColumn("to", _target(plan))
+        found = found.observe(OBSERVED + LEFT_OUT, F.count_if(F.isnull("to")).alias("count")).where("`to` IS NOT NULL")
+        writer = send_again(found, source, plan.checkpoint, plan.topic, plan.guarantee)
+        query = writer.trigger(availableNow=True).start()
+        bind(session, plan.checkpoint, chosen)
+        return follow_query(query, show, observed=(SENT, LEFT_OUT))
+
+
+def unsent(session: "SparkSession", source: Mapping[str, str], letters: Letters, plan: Resend) -> "DataFrame":
+    """Return how many letters `resend` would send to each topic, as ``topic``, null for none, and ``letters``."""
+    check_bound(session, plan.checkpoint, "resend", _chosen(letters, plan))
+    found = read_letters(session, source, letters)
+    for queue, offset in read_offsets(session, plan.checkpoint).items():
+        broker = queue.broker_name.replace("\\", "\\\\").replace("'", "\\'")
+        found = found.where(f"NOT (broker = '{broker}' AND queue = {queue.queue_id} AND offset < {offset})")
+    return found.groupBy(_target(plan).alias("topic")).agg(F.count("*").alias("letters")).orderBy("topic")
+
+
+def _chosen(letters: Letters, plan: Resend) -> dict[str, object]:
+    return {
+        "group": letters.group,
+        "where": letters.where,
+        "from": letters.from_ms,
+        "until": letters.until_ms,
+        "topic": plan.topic,
+    }
+
+
+def _target(plan: Resend) -> "Column":
+    """Return the topic of a letter; null if it does not say."""
+    return F.lit(plan.topic) if plan.topic else F.col("origin_topic")
 
 
 def causes(letters: "DataFrame", by: Sequence[str] = ()) -> "DataFrame":
@@ -49,8 +158,6 @@ def causes(letters: "DataFrame", by: Sequence[str] = ()) -> "DataFrame":
 
     *by* are names of properties that are part of the cause.
     """
-    from pyspark.sql import functions as F
-
     keys = [F.col(name) for name in CAUSE]
     keys += [F.col("properties").getItem(name).alias(name) for name in by]
     found = letters.groupBy(*keys).agg(

@@ -1,11 +1,12 @@
 """Parquet files of an archive, written by Spark's tasks through Arrow.
 
-A task writes one file per topic and date. Its name says the batch and the task, so that a task that runs again replaces
-its own files, and a batch that runs again can remove those of its first attempt.
+A task writes one file per topic and date. Its name says the batch, so that a run can remove what its predecessor wrote
+and did not commit, and is the attempt's own: a late attempt, or a run that was replaced, harms no file of another.
 """
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from typing import Any, Final, TypeAlias, final
@@ -20,8 +21,9 @@ import pyarrow.parquet as pq
 __all__ = ["PARTITIONS", "Written", "batch_of", "directory", "write_parts"]
 
 PARTITIONS: Final = ("topic", "date")
+ATTEMPT_CHARS: Final = 12
 ROW_GROUP_BYTES: Final = 32 << 20
-NAME: Final = re.compile(r"\.?(\d{10})-\d{5}\.parquet")
+NAME: Final = re.compile(r"\.?(\d{10})-\d{5}(?:-[0-9a-f]+)?\.parquet")
 Key: TypeAlias = tuple[str, date]
 
 
@@ -43,7 +45,7 @@ def directory(topic: str, day: str) -> str:
 
 
 def _name(batch: int, task: int) -> str:
-    return f"{batch:010}-{task:05}.parquet"
+    return f"{batch:010}-{task:05}-{uuid4().hex[:ATTEMPT_CHARS]}.parquet"
 
 
 def batch_of(name: str) -> int | None:
@@ -93,13 +95,39 @@ class _Part:
             self._filesystem.move(self._open_path, self._path)
         return size
 
+    def abandon(self) -> None:
+        """Remove the file, as far as that is possible, on a disk that failed."""
+        with suppress(OSError, pa.ArrowException):
+            self._stream.close()
+        for path in {self._open_path, self._path}:
+            with suppress(OSError):
+                self._filesystem.delete_file(path)
+
 
 def write_parts(
     filesystem: pafs.FileSystem, root: str, batch: int, task: int, batches: Iterator[pa.RecordBatch]
 ) -> list[Written]:
-    """Write the messages *batches* of one task into files below *root*, and return these."""
-    name = _name(batch, task)
+    """Write the messages *batches* of one task into files below *root*, and return these; if it fails, none is left.
+
+    Raises:
+      OSError: the disk or the store failed.
+    """
     parts: dict[Key, tuple[str, _Part]] = {}
+    try:
+        return _write(filesystem, root, _name(batch, task), batches, parts)
+    except BaseException:
+        for _, part in parts.values():
+            part.abandon()
+        raise
+
+
+def _write(
+    filesystem: pafs.FileSystem,
+    root: str,
+    name: str,
+    batches: Iterator[pa.RecordBatch],
+    parts: dict[Key, tuple[str, _Part]],
+) -> list[Written]:
     for each in batches:
         for key, rows in _split(each):
             if key not in parts:

@@ -133,9 +133,10 @@ def _png(charts: Sequence[Chart], path: str, title: str) -> None:
     figure = Figure(figsize=(9, 2.6 * max(len(charts), 1)), layout="constrained")
     figure.suptitle(title)
     for number, chart in enumerate(charts):
-        axes = figure.add_subplot(len(charts), 1, number + 1)
+        axes: Any = figure.add_subplot(len(charts), 1, number + 1)
         axes.set_title(chart.title, fontsize=9)
         for topic, series in chart.series.items():
             axes.plot([when for when, _ in series], [value for _, value in series], marker=".", label=topic)
-        axes.legend(fontsize=7)
+        if chart.series:
+            axes.legend(fontsize=7)
     figure.savefig(path)

@@ -1,21 +1,26 @@
 """How far a pipeline is: for a progress bar while it runs, and for its report."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
+from pyspark.errors import PySparkException
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Show", "StreamReport", "follow_query", "ignore", "show_tasks"]
+__all__ = ["OBSERVED", "SENT", "Interrupted", "Show", "StreamReport", "follow_query", "ignore", "show_tasks"]
 
-# Called with how much is done, and the total.
+# Called several times a second with how much is done, and the total. If it raises KeyboardInterrupt, the work ends.
 Show: TypeAlias = Callable[[int, int], None]
 LOOK_S: Final = 0.25
+# What a query that selects counts: how many messages it has sent. Its observation has this name, after `OBSERVED`.
+SENT: Final = "sent"
+OBSERVED: Final = "martlet_"
 
 
 def ignore(done: int, total: int) -> None:
@@ -24,12 +29,13 @@ def ignore(done: int, total: int) -> None:
 
 @final
 class StreamReport:
-    """What a streaming query has done."""
+    """What a streaming query has done; *observed* are the names of what it counts itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, observed: Sequence[str] = ()) -> None:
         self._began = monotonic()
         self._last_batch = -1
-        self.messages = 0
+        self.messages = 0  # read
+        self.counted = dict.fromkeys(observed, 0)
         self.batches = 0
         self.behind = 0  # messages that were newer than the last batch, when it ended
         self.seconds = 0.0
@@ -43,11 +49,14 @@ class StreamReport:
             self._last_batch = progress["batchId"]
             self.messages += progress["numInputRows"]
             self.batches += 1
+            for name in self.counted:
+                row = progress["observedMetrics"].get(OBSERVED + name)
+                self.counted[name] += row["count"] if row is not None else 0
 
     def fields(self) -> dict[str, object]:
         """For a printed report."""
         rate = round(self.messages / self.seconds) if self.seconds else 0
-        counted = {"messages": self.messages, "batches": self.batches, "behind": self.behind}
+        counted = {"messages": self.messages, **self.counted, "batches": self.batches, "behind": self.behind}
         return {**counted, "seconds": round(self.seconds, 1), "messages_per_second": rate}
 
 
@@ -58,44 +67,94 @@ def _total(offsets: object) -> int:
     return sum(sum(queues.values()) for queues in topics.values())
 
 
+@final
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C ended a query; what it had completed is in ``report``, and stays."""
+
+    def __init__(self, report: StreamReport) -> None:
+        super().__init__()
+        self.report = report
+
+
 def follow_query(
-    query: "StreamingQuery", show: Show = ignore, is_done: Callable[[Mapping[str, Any]], bool] | None = None
+    query: "StreamingQuery",
+    show: Show = ignore,
+    is_done: Callable[[Mapping[str, Any]], bool] | None = None,
+    *,
+    observed: Sequence[str] = (),
 ) -> StreamReport:
-    """Wait until *query* ends, or *is_done* says so of its progress, and return what it did; then it is stopped."""
-    report = StreamReport()
+    """Wait until *query* ends, or *is_done* says so of its progress, and return what it did; then it is stopped.
+
+    Raises:
+      Interrupted: by Ctrl-C, or by *show*.
+    """
+    report = StreamReport(observed)
     last: object = None
+    ended = False
     try:
-        ended = False
         while not ended:
-            ended = bool(query.awaitTermination(LOOK_S))  # type: ignore[arg-type]
+            ended = _wait(query, report, show)
             progress = query.lastProgress
             if (progress is not None and progress["timestamp"] != last) or ended:
                 last = progress["timestamp"] if progress else None
-                for each in query.recentProgress:
-                    report.add(each)
+                _count(query, report)
                 ended = ended or (progress is not None and is_done is not None and is_done(progress))
-                show(report.messages, report.messages + report.behind)
+            show(report.messages, report.messages + report.behind)
+    except KeyboardInterrupt:
+        query.stop()
+        _count(query, report)
+        raise Interrupted(report) from None
     finally:
         query.stop()
     return report
 
 
+def _wait(query: "StreamingQuery", report: StreamReport, show: Show) -> bool:
+    try:
+        return bool(query.awaitTermination(LOOK_S))  # type: ignore[arg-type]
+    except PySparkException:
+        # Ctrl-C ends the Python processes of Spark too, so a query may fail by it.
+        show(report.messages, report.messages + report.behind)
+        raise
+
+
+def _count(query: "StreamingQuery", report: StreamReport) -> None:
+    for each in query.recentProgress:
+        report.add(each)
+
+
 @contextmanager
 def show_tasks(session: "SparkSession", show: Show = ignore) -> Iterator[None]:
-    """Show how many tasks of the running jobs are done, while the block runs."""
-    ended = Event()
-    watcher = Thread(target=_watch, args=(session.sparkContext.statusTracker(), show, ended), daemon=True)
+    """Show how many tasks of the running jobs are done, while the block runs; Ctrl-C cancels the jobs."""
+    watcher = _Watcher(session, show)
     watcher.start()
     try:
         yield
+    except Exception:
+        if watcher.was_interrupted:
+            raise KeyboardInterrupt from None
+        raise
     finally:
-        ended.set()
+        watcher.ended.set()
         watcher.join()
 
 
-def _watch(tracker: Any, show: Show, ended: Event) -> None:
-    while not ended.wait(LOOK_S):
-        stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-        running = [stage for stage in stages if stage is not None]
-        if running:
-            show(sum(each.numCompletedTasks for each in running), sum(each.numTasks for each in running))
+@final
+class _Watcher(Thread):
+    def __init__(self, session: "SparkSession", show: Show) -> None:
+        super().__init__(daemon=True)
+        self._context = session.sparkContext
+        self._show = show
+        self.ended = Event()
+        self.was_interrupted = False
+
+    def run(self) -> None:
+        tracker = self._context.statusTracker()
+        while not self.ended.wait(LOOK_S):
+            stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+            running = [stage for stage in stages if stage is not None]
+            try:
+                self._show(sum(each.numCompletedTasks for each in running), sum(each.numTasks for each in running))
+            except KeyboardInterrupt:
+                self.was_interrupted = True
+                self._context.cancelAllJobs()

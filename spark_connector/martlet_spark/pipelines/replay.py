@@ -10,32 +10,41 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
-from martlet_remoting.reserved import RESERVED
+from martlet_remoting.reserved import PAST, PAST_PREFIXES, RESERVED
 from martlet_spark.cluster import Cluster
 from martlet_spark.columns import COLUMNS
 from martlet_spark.errors import OptionError
 from martlet_spark.offsets import decode
 from martlet_spark.options import SOURCE, parse
+from martlet_spark.pipelines.archive_log import kind_of
+from martlet_spark.pipelines.archive_sink import ArchiveSource
 from martlet_spark.pipelines.archived import spark_columns
-from martlet_spark.pipelines.progress import Show, StreamReport, follow_query, ignore
+from martlet_spark.pipelines.checkpoints import bind, check_bound
+from martlet_spark.pipelines.progress import OBSERVED, SENT, Show, StreamReport, follow_query, ignore
 from martlet_spark.pipelines.session import plain_errors
+from martlet_spark.pipelines.storage import Location
 from martlet_spark.topics import Subscribed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["Replay", "replay"]
+__all__ = ["BATCH_BYTES", "GUARANTEES", "Replay", "between", "replay", "send_again"]
 
 # Whether a query, judging by its progress, has nothing left to do.
 Done: TypeAlias = Callable[[Mapping[str, Any]], bool]
 # Spark needs some 0.2 s for a batch, so shorter ones would be slower than asked for.
 BATCH_S: Final = 2
+BATCH_BYTES: Final = 256 << 20
 ORIGIN: Final = (
     "map('ORIGIN_TOPIC', topic, 'ORIGIN_BROKER', broker, 'ORIGIN_QUEUE', string(queue),"
     " 'ORIGIN_OFFSET', string(`offset`), 'ORIGIN_STORED_MS', string(unix_millis(store_ts)))"
 )
 ORIGIN_NAMES: Final = ("ORIGIN_TOPIC", "ORIGIN_BROKER", "ORIGIN_QUEUE", "ORIGIN_OFFSET", "ORIGIN_STORED_MS")
-NOT_REPLAYED: Final = ", ".join(f"'{name}'" for name in sorted({*RESERVED, *ORIGIN_NAMES}))
+NOT_SENT: Final = ", ".join(f"'{name}'" for name in sorted({*RESERVED, *PAST, *ORIGIN_NAMES}))
+NO_PREFIX: Final = " AND ".join(f"NOT startswith(name, '{prefix}')" for prefix in PAST_PREFIXES)
+OWN: Final = f"map_filter(properties, (name, value) -> name NOT IN ({NOT_SENT}) AND {NO_PREFIX} AND value != '')"
+GUARANTEES: Final = ("exactly-once", "at-least-once")
 
 
 @final
@@ -44,7 +53,8 @@ class Replay:
     """What is replayed, and how.
 
     *where* is a condition in Spark's SQL on the columns of a message, and *until_ms* the time of storing before which
-    messages are replayed. *rate* is in messages a second; 0 is as fast as possible.
+    messages are replayed. *rate* is in messages a second; 0 is as fast as possible. A batch, which is a transaction of
+    the brokers, has about *batch_bytes*: of messages, or of an archive's files.
     """
 
     to: str
@@ -53,7 +63,8 @@ class Replay:
     from_ms: int = 0
     until_ms: int = 0
     rate: int = 0
-    guarantee: str = "exactly-once"
+    guarantee: str = GUARANTEES[0]
+    batch_bytes: int = BATCH_BYTES
 
 
 def replay(
@@ -65,7 +76,7 @@ def replay(
 ) -> StreamReport:
     """Replay what *source* has now and was not replayed yet.
 
-    *source* are options of the data source, or the path of an archive that Spark can read. *cluster* are the options of
+    *source* are options of the data source, or the path of an archive. *cluster* are the options of
     the sink for its connection.
 
     Raises:
@@ -75,17 +86,51 @@ def replay(
     if not plan.to or not plan.checkpoint:
         raise OptionError("a replay needs a topic to write to and a checkpoint; give both")
     with plain_errors():
+        chosen = _chosen(source, plan)
+        check_bound(session, plan.checkpoint, "replay", chosen)
+        kind = kind_of(source) if isinstance(source, str) else ""
+        is_paced = kind in ("delta", "list")  # by its source
+        batch_s = BATCH_S
+        is_done: Done | None = _is_idle
         if isinstance(source, str):
-            messages, batch_s = _archived(session, source, plan), _batch_s(session, source, plan)
-            is_done: Done = _is_idle
+            messages = _of_archive(session, source, kind, plan) if is_paced else _of_files(session, source, plan)
+            batch_s = BATCH_S if is_paced else _batch_s(session, source, plan)
         else:
-            messages, batch_s, is_done = _of_topics(session, source, plan), BATCH_S, _reached(source)
-        writer = _selected(messages, plan).writeStream.format("martlet").outputMode("append")
-        writer = writer.options(**cluster, topic=plan.to, guarantee=plan.guarantee)
-        writer = writer.option("checkpointLocation", plan.checkpoint)
-        if not plan.rate:
-            return follow_query(writer.trigger(availableNow=True).start(), show)
-        return follow_query(writer.trigger(processingTime=f"{batch_s} seconds").start(), show, is_done)
+            messages, is_done = _of_topics(session, source, plan), _reached(source)
+        writer = send_again(_selected(messages, plan), cluster, plan.checkpoint, plan.to, plan.guarantee)
+        if plan.rate and not is_paced:
+            query = writer.trigger(processingTime=f"{batch_s} seconds").start()
+        else:
+            query, is_done = writer.trigger(availableNow=True).start(), None
+        bind(session, plan.checkpoint, chosen)
+        return follow_query(query, show, is_done, observed=(SENT,))
+
+
+def send_again(
+    messages: "DataFrame", cluster: Mapping[str, str], checkpoint: str, topic: str, guarantee: str = GUARANTEES[0]
+) -> "DataStreamWriter":
+    """Return the query that sends *messages*, which have the columns of the source, to *topic*, or to that of their
+    column ``to``; it counts them as `SENT`.
+    """
+    from pyspark.sql import functions as F
+
+    columns = ["key", "tag", "body", f"map_concat({OWN}, {ORIGIN}) AS properties"]
+    found = messages.selectExpr(*columns, *(() if topic else ("`to` AS topic",)))
+    writer = (
+        found.observe(OBSERVED + SENT, F.count(F.lit(1)).alias("count"))
+        .writeStream.format("martlet")
+        .outputMode("append")
+    )
+    writer = writer.options(**cluster, guarantee=guarantee, **({"topic": topic} if topic else {}))
+    return writer.option("checkpointLocation", checkpoint)
+
+
+def _chosen(source: Mapping[str, str] | str, plan: Replay) -> dict[str, object]:
+    """Return what a checkpoint belongs to."""
+    own = {"to": plan.to, "where": plan.where, "from": plan.from_ms, "until": plan.until_ms}
+    if isinstance(source, str):
+        return {**own, "archive": source}
+    return {**own, **{name: source.get(name, "") for name in ("subscribe", "subscribePattern", "sql")}}
 
 
 def _of_topics(session: "SparkSession", source: Mapping[str, str], plan: Replay) -> "DataFrame":
@@ -96,12 +141,23 @@ def _of_topics(session: "SparkSession", source: Mapping[str, str], plan: Replay)
         options["startingOffsets"] = "earliest"
     if plan.rate:
         options["maxOffsetsPerTrigger"] = str(plan.rate * BATCH_S)
+    else:
+        options["maxBytesPerTrigger"] = str(plan.batch_bytes)
     return session.readStream.format("martlet").options(**options).load()
 
 
-def _archived(session: "SparkSession", path: str, plan: Replay) -> "DataFrame":
+def _of_archive(session: "SparkSession", path: str, kind: str, plan: Replay) -> "DataFrame":
+    """An archive that Spark cannot read without jars."""
+    session.dataSource.register(ArchiveSource)
+    limits = {"rate": plan.rate, "batchRows": plan.rate * BATCH_S, "batchBytes": plan.batch_bytes}
+    options = {**Location.of(path).options, "kind": kind, **{name: str(value) for name, value in limits.items()}}
+    return session.readStream.format(ArchiveSource.name()).options(**options).load()
+
+
+def _of_files(session: "SparkSession", path: str, plan: Replay) -> "DataFrame":
     reader = session.readStream.schema(spark_columns())
-    return (reader.option("maxFilesPerTrigger", "1") if plan.rate else reader).parquet(path)
+    limit = ("maxFilesPerTrigger", "1") if plan.rate else ("maxBytesPerTrigger", str(plan.batch_bytes))
+    return reader.option(*limit).parquet(path)
 
 
 def _batch_s(session: "SparkSession", path: str, plan: Replay) -> int:
@@ -114,7 +170,8 @@ def _batch_s(session: "SparkSession", path: str, plan: Replay) -> int:
 
 
 def _is_idle(progress: Mapping[str, Any]) -> bool:
-    return bool(progress["numInputRows"] == 0)
+    source = progress["sources"][0]
+    return bool(source["startOffset"] == source["endOffset"])
 
 
 def _reached(source: Mapping[str, str]) -> Done:
@@ -131,13 +188,14 @@ def _reached(source: Mapping[str, str]) -> Done:
     return reached
 
 
+def between(from_ms: int, until_ms: int) -> list[str]:
+    """Return the conditions that select by the time of storing; 0 is any."""
+    begin = [f"store_ts >= timestamp_millis({from_ms})"] if from_ms else []
+    return [*begin, f"store_ts < timestamp_millis({until_ms})"] if until_ms else begin
+
+
 def _selected(messages: "DataFrame", plan: Replay) -> "DataFrame":
-    """Return what of *messages* is replayed, in the columns of the sink."""
-    for condition in (
-        f"store_ts >= timestamp_millis({plan.from_ms})" if plan.from_ms else "",
-        f"store_ts < timestamp_millis({plan.until_ms})" if plan.until_ms else "",
-        plan.where,
-    ):
+    """Return what of *messages* is replayed."""
+    for condition in (*between(plan.from_ms, plan.until_ms), plan.where):
         messages = messages.where(condition) if condition else messages
-    own = f"map_filter(properties, (name, value) -> name NOT IN ({NOT_REPLAYED}) AND value != '')"
-    return messages.selectExpr("key", "tag", "body", f"map_concat({own}, {ORIGIN}) AS properties")
+    return messages

@@ -48,12 +48,29 @@ def open_session(name: str, master: str = "", conf: Mapping[str, str] | None = N
         builder = builder.master(master)
     for key, value in {**SETTINGS, **(conf or {})}.items():
         builder = builder.config(key, value)
+    builder = configure(builder)
     try:
-        session = configure(builder).getOrCreate()
+        _launch(builder)
+        session = builder.getOrCreate()
     except (PySparkException, OSError) as error:
         raise PipelineError(f"Spark does not start: {_short(error)}; its own messages are above") from error
     session.sparkContext.setLogLevel("OFF")
     return session
+
+
+def _launch(builder: "SparkSession.Builder") -> None:
+    """Start Spark's JVM in a process group of its own: Ctrl-C in a terminal is for the command, which ends Spark.
+
+    It would also reach the Python processes that the JVM has started, and each would print a traceback.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    # A JVM that runs is used, also that of spark-submit.
+    if SparkContext._gateway is not None or {"SPARK_REMOTE", "PYSPARK_GATEWAY_PORT"} & {*os.environ}:
+        return
+    conf = SparkConf().setAll([*builder._options.items()])
+    SparkContext(conf=conf, gateway=launch_gateway(conf, {"process_group": 0}))  # type: ignore[no-untyped-call]
 
 
 def check_installed() -> None:

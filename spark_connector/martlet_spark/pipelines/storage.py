@@ -5,18 +5,43 @@ is not Amazon's is part of the location.
 """
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, final
 from urllib.parse import quote, urlencode, urlsplit
+from uuid import uuid4
 
 import pyarrow.fs as pafs
 
-__all__ = ["Location"]
+from martlet_spark.errors import PipelineError
+
+__all__ = ["Location", "is_remote", "write_whole"]
 
 S3: Final = "s3://"
 ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 REGIONS: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
+
+
+KEYS: Final = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+
+
+def is_remote(path: str) -> bool:
+    """Whether only Spark can read *path*, such as ``hdfs://`` or ``s3a://``."""
+    return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*:", path) is not None and not path.startswith((S3, "file:"))
+
+
+def write_whole(filesystem: pafs.FileSystem, path: str, data: bytes) -> None:
+    """Write a small file, so that it has all of *data* or does not change, whatever happens."""
+    is_local = isinstance(filesystem, pafs.LocalFileSystem)  # an object of S3 appears when it is complete
+    folder, _, name = path.rpartition("/")
+    temporary = f"{folder}/.{name}.{uuid4().hex}" if is_local else path
+    filesystem.create_dir(folder)
+    with filesystem.open_output_stream(temporary) as stream:
+        stream.write(data)
+    if is_local:
+        filesystem.move(temporary, path)
 
 
 def _first(names: tuple[str, ...]) -> str:
@@ -37,7 +62,7 @@ class Location:
         """Return the location *path*; for S3, the environment of this process says which store."""
         if path.startswith(S3):
             return cls(path.rstrip("/"), _first(ENDPOINTS), _first(REGIONS) or "us-east-1")
-        return cls(os.path.abspath(path.removeprefix("file://")))
+        return cls(os.path.abspath(path.removeprefix("file://").removeprefix("file:")))
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> "Location":
@@ -63,6 +88,21 @@ class Location:
             values |= {"scheme": address.scheme, "endpoint_override": address.netloc}
         filesystem, path = pafs.FileSystem.from_uri(f"{self.path}?{urlencode(values, quote_via=quote)}")
         return filesystem, path
+
+    @contextmanager
+    def plain_errors(self) -> Iterator[None]:
+        """Turn an error of the file system into a sentence.
+
+        Raises:
+          PipelineError: the location cannot be read or written.
+        """
+        try:
+            yield
+        except OSError as error:
+            why = error.strerror or str(error).splitlines()[0]
+            what = f"set {KEYS} to keys that may use the bucket, and AWS_ENDPOINT_URL if the store is not Amazon's"
+            advice = what if self.is_s3 else "give a directory that can be used"
+            raise PipelineError(f"{self.path!r} cannot be used: {why}; {advice}") from error
 
     @property
     def delta_options(self) -> dict[str, str]:

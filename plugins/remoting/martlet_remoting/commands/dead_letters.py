@@ -27,6 +27,7 @@ from martlet_remoting.client.sending import Sending
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.compression import COMPRESSED, COMPRESSION_BITS
 from martlet_remoting.headers import SendHeader
+from martlet_remoting.reserved import PAST, PAST_PREFIXES
 
 from .connecting import talking
 from .messages import TOOLS_GROUP, message_fields
@@ -39,12 +40,6 @@ PREFIX: Final = "%DLQ%"
 PRODUCER_GROUP: Final = "martlet_resend"
 RETRIES: Final = 2
 BEGIN: Final = Where("begin")
-# Properties of earlier deliveries, of a delay and of a transaction that are over; a resent message starts without them.
-DROPPED: Final = (
-    *("DELAY", "RECONSUME_TIME", "MAX_RECONSUME_TIMES", "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID"),
-    *("TRAN_MSG", "PGROUP", "__transactionId__", "CHECK_IMMUNITY_TIME_IN_SECONDS", "REAL_TOPIC", "REAL_QID"),
-)
-DROPPED_PREFIXES: Final = ("TIMER_", "TRANSACTION_", "TRAN_PREPARED_")
 TRANSACTION_BITS: Final = 0xC  # of sysFlag
 
 EPILOG = """\
@@ -195,7 +190,7 @@ def _header(message: ReceivedMessage, arguments: Any, now_ms: int) -> SendHeader
     properties = {
         name: text
         for name, text in message.properties.items()
-        if name not in DROPPED and not name.startswith(DROPPED_PREFIXES)
+        if name not in PAST and not name.startswith(PAST_PREFIXES)
     }
     topic = arguments.topic
     if topic is None and "RETRY_TOPIC" in properties:

@@ -1,7 +1,6 @@
-"""``martlet pipeline stats`` and ``martlet pipeline dead-letter``."""
+"""``martlet pipeline stats``."""
 
 import argparse
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from martlet.cli.outcome import Exit, UsageError
@@ -9,14 +8,14 @@ from martlet.cli.terminal import print_json, table
 from martlet_remoting.commands.shared import plural
 from martlet_remoting.commands.values import duration, moment, whole
 
-from .shared import add_spark, add_topics, bar, cluster_options, in_spark, look, source_of
+from .shared import add_spark, add_topics, in_spark, source_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 ROWS_MAX: Final = 100_000
 
-__all__ = ["configure_dead_letter", "configure_stats", "dead_letter", "stats"]
+__all__ = ["add_rows", "configure_stats", "print_table", "stats"]
 
 
 def configure_stats(parser: argparse.ArgumentParser) -> None:
@@ -29,23 +28,11 @@ def configure_stats(parser: argparse.ArgumentParser) -> None:
     add("--to", metavar="PATH", help="write the table to this directory, which must not exist")
     add("--format", choices=("parquet", "csv"), default="parquet", help="of the written table; default parquet")
     add("--plot", metavar="FILE", help="draw it: FILE.html, or FILE.png with matplotlib")
-    _add_rows(parser, "windows to print, the latest; default 20")
+    add_rows(parser, "windows to print, the latest; default 20")
     add_spark(parser)
 
 
-def configure_dead_letter(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("group", help="consumer group")
-    add("--by", metavar="PROPERTY", action="append", default=[], help="property that is part of the cause; repeatable")
-    add(
-        "--where", default="", metavar="SQL", help="only these, by a condition in Spark's SQL on columns of the letters"
-    )
-    add("--export", metavar="PATH", help="write the letters to Parquet files in this directory, which must not exist")
-    _add_rows(parser, "causes to print, the most frequent; default 20")
-    add_spark(parser)
-
-
-def _add_rows(parser: argparse.ArgumentParser, text: str) -> None:
+def add_rows(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument("--rows", type=whole("--rows", 0, ROWS_MAX), default=20, metavar="N", help=text)
 
 
@@ -60,7 +47,7 @@ def stats(arguments: Any) -> int:
     if arguments.plot:
         check_plot(arguments.plot)
     source = {**source_of(arguments), **_times(arguments)}
-    with in_spark(arguments, "stats") as session, bar("measuring", "tasks") as show, plain_errors():
+    with in_spark(arguments, "stats", "measuring", "tasks") as (session, show), plain_errors():
         found = message_stats(session, source, arguments.window // 1000, arguments.group).persist()
         with show_tasks(session, show):
             count = found.count()
@@ -77,7 +64,7 @@ def stats(arguments: Any) -> int:
     if arguments.json:
         print_json({"count": count, "rows": shown, **written})
     else:
-        _print_table(shown, found.columns)
+        print_table(shown, found.columns)
         print(f"{plural(count, 'row')}{''.join(f'; written to {path}' for path in written.values())}")
     return Exit.OK
 
@@ -94,35 +81,5 @@ def _write(rows: "DataFrame", path: str, kind: str) -> None:
     writer.option("header", "true").csv(path) if kind == "csv" else writer.parquet(path)
 
 
-def dead_letter(arguments: Any) -> int:
-    from martlet_spark.pipelines.dead_letters import PREFIX, causes, read_dead_letters
-    from martlet_spark.pipelines.progress import show_tasks
-    from martlet_spark.pipelines.session import plain_errors
-
-    source = cluster_options(arguments)
-    look({**source, "subscribe": PREFIX + arguments.group})
-    with in_spark(arguments, "dead-letter") as session, bar("reading", "tasks") as show, plain_errors():
-        letters = read_dead_letters(session, source, arguments.group, arguments.where)
-        with show_tasks(session, show):
-            if arguments.export:
-                letters.write.option("compression", "zstd").parquet(arguments.export)
-            found = causes(letters, arguments.by)
-            rows = [row.asDict(recursive=True) for row in found.limit(arguments.rows).collect()]
-    if arguments.json:
-        print_json({"causes": rows, **({"exported": arguments.export} if arguments.export else {})})
-    else:
-        _print_table([_flat(row) for row in rows], [*found.columns[:-1], "example"])
-        if arguments.export:
-            print(f"exported to {arguments.export}")
-    return Exit.OK
-
-
-def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *row* with its example on one line."""
-    example = row["example"]
-    where = f"{example['queue']}/{example['offset']} {example['msg_id']}"
-    return {**row, "example": " ".join(part for part in (where, example["key"], example["body"]) if part)}
-
-
-def _print_table(rows: list[dict[str, Any]], columns: list[str]) -> None:
+def print_table(rows: list[dict[str, Any]], columns: list[str]) -> None:
     print(table([name.replace("_", " ") for name in columns], [[row[name] for name in columns] for row in rows]))

@@ -1,0 +1,229 @@
+"""What an archive has that Spark has not written: its files, in the order in which they came.
+
+A version of the archive is a batch, or a commit of a Delta table, and has some files. A place in it is a row of a file
+of a version, so that any number of rows can be read at a time.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from martlet_spark.errors import PipelineError
+from martlet_spark.pipelines.commits import BATCHES, ListCommits
+from martlet_spark.pipelines.parts import Written, batch_of
+from martlet_spark.pipelines.storage import Location, is_remote
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+__all__ = ["ArchiveLog", "Place", "Slice", "advance", "kind_of", "open_log", "slices"]
+
+DELTA_LOG: Final = "_delta_log"
+SPARK: Final = "spark"
+
+
+def kind_of(path: str) -> str:
+    """Return who can read the archive *path*: ``delta``, ``list``, or ``spark`` for one that Spark has written.
+
+    Raises:
+      PipelineError: there is no archive.
+    """
+    if is_remote(path):
+        return SPARK
+    location = Location.of(path)
+    filesystem, root = location.open()
+    with location.plain_errors():
+        names = (DELTA_LOG, BATCHES, "_spark_metadata", "_checkpoint")
+        infos = filesystem.get_file_info([f"{root}/{name}" for name in names])
+        found = {name for name, info in zip(names, infos, strict=True) if info.type is pafs.FileType.Directory}
+        if DELTA_LOG in found:
+            return "delta"
+        if BATCHES in found:
+            return "list"
+        if found or (not location.is_s3 and _has_parquet(root)):
+            return SPARK
+    raise PipelineError(f"{path!r} is not an archive; give the path that `martlet pipeline archive --to` had")
+
+
+def _has_parquet(root: str) -> bool:
+    return any(name.endswith(".parquet") for _, _, names in os.walk(root) for name in names)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The next row to read: *row* of the file number *file* of *version*.
+
+    *snapshot* is the version of a Delta table whose files were all read as one version; -1 before that is known.
+    """
+
+    version: int = -1
+    file: int = 0
+    row: int = 0
+    snapshot: int = -1
+
+    @classmethod
+    def of(cls, value: dict[str, Any]) -> "Place":
+        return cls(**{name: int(number) for name, number in value.items()})
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Rows *first* up to *end* of a file."""
+
+    file: Written
+    first: int
+    end: int
+
+
+class ArchiveLog(Protocol):
+    """The versions of an archive."""
+
+    def last(self) -> int:
+        """Return the number of the last version; -1 if there is none."""
+
+    def begin(self, last: int) -> Place:
+        """Return the first place, if the archive now ends with the version *last*."""
+
+    def files(self, version: int, snapshot: int) -> list[Written]:
+        """Return the files of *version*."""
+
+
+def open_log(location: Location, kind: str) -> ArchiveLog:
+    """Return the log of the archive at *location*; *kind* is ``delta`` or ``list``."""
+    return DeltaLog(location) if kind == "delta" else ListLog(location)
+
+
+def advance(log: ArchiveLog, start: Place, last: int, *, rows_max: int = 0, bytes_max: int = 0) -> Place:
+    """Return the place after the next batch, which ends with the version *last* at the latest.
+
+    0 is no limit. *bytes_max* counts files as they are stored, and a file at least is read.
+    """
+    if last < 0:
+        return start
+    rows = size = 0
+    place = start if start.version >= 0 else log.begin(last)
+    while place.version <= last:
+        files = log.files(place.version, place.snapshot)
+        for number in range(place.file, len(files)):
+            file, first = files[number], place.row if number == place.file else 0
+            if size and bytes_max and size + file.bytes > bytes_max:
+                return replace(place, file=number, row=0)
+            size += file.bytes
+            rows += file.rows - first
+            if rows_max and rows > rows_max:
+                return replace(place, file=number, row=file.rows - (rows - rows_max))
+        place = Place(place.version + 1, snapshot=place.snapshot)
+    return place
+
+
+def slices(log: ArchiveLog, start: Place, end: Place) -> Iterator[Slice]:
+    """Yield what is between two places, of which the second was found by `advance`."""
+    place = start if start.version >= 0 else log.begin(end.snapshot)
+    while (place.version, place.file, place.row) < (end.version, end.file, end.row):
+        for number, file in enumerate(log.files(place.version, place.snapshot)):
+            first = place.row if number == place.file else 0
+            after = file.rows
+            if place.version == end.version:
+                after = file.rows if number < end.file else end.row if number == end.file else 0
+            if number >= place.file and first < after:
+                yield Slice(file, first, after)
+        place = Place(place.version + 1, snapshot=place.snapshot)
+
+
+@final
+class ListLog:
+    """The batches of an archive of Parquet files; each has a list."""
+
+    def __init__(self, location: Location) -> None:
+        self._commits = ListCommits(location)
+
+    def last(self) -> int:
+        return max(self._commits.numbers(), default=-1)
+
+    def begin(self, last: int) -> Place:
+        return Place(0, snapshot=0)
+
+    def files(self, version: int, snapshot: int) -> list[Written]:
+        return self._commits.files_of(version)
+
+
+@final
+class DeltaLog:
+    """A Delta table: all its files at the first look, and since then those that each commit has added."""
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        self._filesystem, self._root = location.open()
+        self._known: dict[tuple[int, int], list[Written]] = {}  # of the last look
+
+    def last(self) -> int:
+        return self._table().version()
+
+    def begin(self, last: int) -> Place:
+        return Place(last, snapshot=last)
+
+    def files(self, version: int, snapshot: int) -> list[Written]:
+        if (version, snapshot) not in self._known:
+            found = self._all(version) if version == snapshot else self._added(version)
+            self._known = {(version, snapshot): sorted(found, key=_order)}
+        return self._known[version, snapshot]
+
+    def _table(self, version: int | None = None) -> "DeltaTable":
+        from deltalake import DeltaTable
+
+        return DeltaTable(self._location.path, version, storage_options=self._location.delta_options)
+
+    def _all(self, version: int) -> list[Written]:
+        from deltalake.exceptions import DeltaError
+
+        try:
+            actions = self._table(version).get_add_actions(flatten=True)
+        except DeltaError as error:
+            raise self._rewritten(f"version {version} is gone") from error
+        return [
+            Written(
+                unquote(row["path"]),
+                row["partition.topic"],
+                str(row["partition.date"]),
+                row["num_records"],
+                row["size_bytes"],
+            )
+            for row in pa.table(actions).to_pylist()
+        ]
+
+    def _added(self, version: int) -> list[Written]:
+        path = f"{self._root}/{DELTA_LOG}/{version:020}.json"
+        if self._filesystem.get_file_info(path).type is pafs.FileType.NotFound:
+            raise self._rewritten(f"the log of version {version} is gone")
+        with self._filesystem.open_input_stream(path) as stream:
+            actions = [json.loads(line) for line in stream.read().splitlines() if line.strip()]
+        if any(each.get("remove", {}).get("dataChange") for each in actions):
+            raise self._rewritten(f"version {version} has removed messages")
+        added = [each["add"] for each in actions if each.get("add", {}).get("dataChange")]
+        return [
+            Written(
+                unquote(each["path"]),
+                each["partitionValues"]["topic"],
+                each["partitionValues"]["date"],
+                json.loads(each["stats"])["numRecords"],
+                each["size"],
+            )
+            for each in added
+        ]
+
+    def _rewritten(self, why: str) -> PipelineError:
+        text = f"Delta table {self._location.path!r} cannot be read on where the last run ended: {why}"
+        return PipelineError(f"{text}; begin with a new checkpoint, and select with --from what was not replayed")
+
+
+def _order(file: Written) -> tuple[int, str]:
+    """Files that the archive's tasks wrote are in the order of their batches."""
+    return batch_of(os.path.basename(file.path)) or 0, file.path

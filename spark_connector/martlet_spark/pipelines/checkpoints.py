@@ -1,0 +1,106 @@
+"""The directory in which Spark notes how far a query is: what else it must remember, and what it says.
+
+It may be on any file system that Spark reads, so it is read and written through the JVM.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from martlet_spark.errors import OptionError
+from martlet_spark.offsets import Offsets, decode
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["bind", "check_bound", "exists", "query_of", "read_offsets", "read_text", "write_text"]
+
+NOTE: Final = "martlet.json"
+
+
+def check_bound(session: "SparkSession", checkpoint: str, what: str, chosen: Mapping[str, object]) -> None:
+    """Check that *checkpoint* was bound to what is *chosen* now, if it was.
+
+    A checkpoint says how far its query is, not what that was. With another selection it would pass over messages that
+    were not selected before, and with another target it would leave those out that are in the first.
+
+    Raises:
+      OptionError: something else was chosen with it before.
+    """
+    before, given = _parsed(read_text(session, f"{checkpoint}/{NOTE}")), _given(chosen)
+    if before is not None and before != given:
+        changed = [name for name in sorted({*before, *given}) if before.get(name) != given.get(name)]
+        said = ", ".join(f"{name} {before[name]!r}" if before.get(name) else f"no {name}" for name in changed)
+        text = f"checkpoint {checkpoint!r} belongs to a {what} with {said}"
+        raise OptionError(f"{text}; give the same, or another checkpoint, which begins from the start")
+
+
+def bind(session: "SparkSession", checkpoint: str, chosen: Mapping[str, object]) -> None:
+    """Remember with *checkpoint* what is *chosen*, for `check_bound`; call it once the query has begun."""
+    write_text(session, f"{checkpoint}/{NOTE}", json.dumps(_given(chosen), indent=1))
+
+
+def _given(chosen: Mapping[str, object]) -> dict[str, str]:
+    return {name: str(value) for name, value in chosen.items() if value}
+
+
+def query_of(session: "SparkSession", checkpoint: str) -> str:
+    """Return the id of the query of *checkpoint*; empty if none has used it."""
+    found = _parsed(read_text(session, f"{checkpoint}/metadata"))
+    return found["id"] if found else ""
+
+
+def read_offsets(session: "SparkSession", checkpoint: str) -> Offsets:
+    """Return the offsets at which the last batch of *checkpoint* that is known to be complete ended."""
+    path, files = _of(session, f"{checkpoint}/commits")
+    if not files.exists(path):
+        return {}
+    names = [status.getPath().getName() for status in files.listStatus(path)]
+    last = max((int(name) for name in names if name.isdecimal()), default=None)
+    text = read_text(session, f"{checkpoint}/offsets/{last}") if last is not None else None
+    return decode(json.loads(text.splitlines()[-1])) if text else {}
+
+
+def exists(session: "SparkSession", path: str) -> bool:
+    """Whether there is a file or a directory."""
+    file, files = _of(session, path)
+    return bool(files.exists(file))
+
+
+def read_text(session: "SparkSession", path: str) -> str | None:
+    """Return the text of a file; None if there is none."""
+    file, files = _of(session, path)
+    if not files.exists(file):
+        return None
+    stream = files.open(file)
+    try:
+        text: str = session._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")  # type: ignore[union-attr]
+    finally:
+        stream.close()
+    return text
+
+
+def write_text(session: "SparkSession", path: str, text: str) -> None:
+    """Write a file, in place of one that is there."""
+    file, files = _of(session, path)
+    stream = files.create(file, True)
+    try:
+        stream.write(bytearray(text.encode()))
+    finally:
+        stream.close()
+
+
+def _of(session: "SparkSession", path: str) -> tuple[Any, Any]:
+    """Return *path* and its file system, as Hadoop has them."""
+    jvm: Any = session._jvm
+    file = jvm.org.apache.hadoop.fs.Path(path)
+    return file, file.getFileSystem(session._jsc.hadoopConfiguration())
+
+
+def _parsed(text: str | None) -> dict[str, Any] | None:
+    """Return the object *text* is; None without one, as a run that was killed while it wrote leaves."""
+    try:
+        value = json.loads(text or "")
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,139 @@
+"""The commit of an archive's batch: whatever interrupts it, each message is in the archive once. Without Spark."""
+
+import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from martlet_spark.errors import PipelineError
+from martlet_spark.pipelines.archive_log import Place, advance, open_log
+from martlet_spark.pipelines.commits import open_commits
+from martlet_spark.pipelines.owner import NAME, check_run
+from martlet_spark.pipelines.parts import _Part
+from martlet_spark.pipelines.storage import Location, write_whole
+
+from .test_archive_log import messages, read, write, write_tasks
+
+STEPS = ("in a file", "after a task", "before the commit", "after the commit")
+
+
+@pytest.fixture(params=["local", "s3"])
+def location(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Location:
+    if request.param == "local":
+        return Location.of(str(tmp_path / "archive"))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "martlet")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "martlet")
+    return Location.of(f"{request.getfixturevalue('bucket')}/{tmp_path.name}")
+
+
+def present(location: Location) -> list[str]:
+    """All files of messages, also those that are not complete."""
+    filesystem, root = location.open()
+    infos = filesystem.get_file_info(pafs.FileSelector(root, recursive=True))
+    return sorted(info.path.removeprefix(f"{root}/") for info in infos if ".parquet" in info.base_name)
+
+
+def bodies(location: Location, kind: str) -> list[str]:
+    log = open_log(location, "delta" if kind == "delta" else "list")
+    return sorted(read(location, log, Place(), advance(log, Place(), log.last())))
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("kind", ["parquet", "delta"])
+def test_a_run_that_is_killed_at_any_step_is_continued(location: Location, kind: str, step: str) -> None:
+    write(location, kind, 0, [messages("A", 0, 4)])
+    first, second = [messages("A", 4, 3), messages("%DLQ%a|b", 0, 2)], [messages("A", 7, 3)]
+    if step == "in a file":
+        filesystem, root = location.open()
+        rows = messages("A", 4, 3).drop_columns(["topic", "date"])
+        part = _Part(filesystem, root, "topic=A/date=2026-03-01/0000000001-00000-0.parquet", rows.schema)
+        part.add(rows)
+        part._flush()
+        if location.is_s3:  # where a file appears with its end
+            part.close()
+    elif step == "after a task":
+        write_tasks(location, 1, first)
+    elif step == "before the commit":
+        write_tasks(location, 1, first, second)
+    else:
+        write(location, kind, 1, first, second)
+    # The next run; its tasks may divide the rows in another way.
+    open_commits(location, kind).clean("query")
+    write(location, kind, 1, second, first)
+    if step == "after the commit":  # the sink does not write a batch that is committed; here it did
+        open_commits(location, kind).clean("query")
+    assert bodies(location, kind) == sorted([*(f"A {n}" for n in range(10)), "%DLQ%a|b 0", "%DLQ%a|b 1"])
+    assert present(location) == sorted(open_commits(location, kind).files())
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta"])
+def test_others_read_topics_with_any_name(tmp_path: Path, kind: str) -> None:
+    location = Location.of(str(tmp_path))
+    write(location, kind, 0, [messages("%RETRY%a|b", 0, 2)])
+    assert (tmp_path / "topic=%25RETRY%25a%7Cb" / "date=2026-03-01").is_dir()
+    if kind == "delta":
+        table = DeltaTable(str(tmp_path)).to_pyarrow_table()
+        assert set(table["topic"].to_pylist()) == {"%RETRY%a|b"}
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """No file of this process can have more than *size* bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta"])
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, kind: str) -> None:
+    location = Location.of(str(tmp_path / "archive"))
+    write(location, kind, 0, [messages("A", 0, 4)])
+    with (
+        pytest.raises(PipelineError, match=r"cannot be used: .*File too large"),
+        location.plain_errors(),
+        full_disk(1 << 16),
+    ):
+        write_tasks(location, 1, [messages("B", 0, 2), messages("A", 4, 4, body_bytes=1 << 16)])
+    assert present(location) == sorted(open_commits(location, kind).files())
+    write(location, kind, 1, [messages("A", 4, 4)])
+    assert bodies(location, kind) == [f"A {n}" for n in range(8)]
+
+
+def test_a_run_that_was_replaced_cannot_commit(location: Location) -> None:
+    filesystem, root = location.open()
+    write_whole(filesystem, f"{root}/{NAME}", json.dumps({"query": "q", "run": "new"}).encode())
+    check_run(location, "new")
+    with pytest.raises(PipelineError, match="is written by a newer run of this pipeline, which goes on; start one at"):
+        check_run(location, "old")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta"])
+def test_another_query_cannot_commit(tmp_path: Path, kind: str) -> None:
+    location = Location.of(str(tmp_path))
+    write(location, kind, 0, [messages("A", 0, 4)])
+    with pytest.raises(PipelineError, match="was written with another checkpoint"):
+        open_commits(location, kind).has("another", 0)
+
+
+def test_a_table_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    write_deltalake(str(tmp_path), pa.table({"a": [1]}))
+    with pytest.raises(PipelineError, match="is not an archive: it has other columns or partitions; give another path"):
+        open_commits(Location.of(str(tmp_path)), "delta").clean("query")
+    assert DeltaTable(str(tmp_path)).version() == 0
+
+
+def test_a_store_without_credentials_is_an_error(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    location = Location.of(f"{bucket}/x")
+    filesystem, root = location.open()
+    with pytest.raises(PipelineError, match="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"), location.plain_errors():
+        filesystem.get_file_info(f"{root}/y")
