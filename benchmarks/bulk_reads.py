@@ -277,7 +277,7 @@ def cost_of_checks(options: argparse.Namespace) -> None:
             records = [Records(each) for each in data]
             times.append(time.process_time())
             for each in records:
-                each.check(0, 0)
+                each.check(0, 0, rows)
             times.append(time.process_time())
             for each in records:
                 each.check_bodies()
