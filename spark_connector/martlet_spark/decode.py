@@ -1,8 +1,8 @@
 """Decodes stored records into Arrow batches: usual ones all at once (`vectors.py`), odd ones one by one.
 
 Odd are records with a compressed body, an IPv6 host or a topic of over 127 bytes, and those whose properties have empty
-or repeated names. `vectors.py` takes about 0.2 ms per buffer, whatever its size, so a buffer of
-few records is decoded one by one too.
+or repeated names; with columns of single properties only, these properties count. `vectors.py` takes about 0.2 ms per
+buffer, whatever its size, so a buffer of few records is decoded one by one too.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,13 +18,12 @@ from martlet_remoting.compression import decompress
 from martlet_spark.columns import COLUMNS, MS_MAX, MS_MIN, arrow_schema
 from martlet_spark.errors import ReadError
 from martlet_spark.records import Records
-from martlet_spark.vectors import COLUMN, Places, bounds_of
+from martlet_spark.vectors import COLUMN, NEEDED, Places, bounds_of
 
 __all__ = ["VECTOR_MIN", "Decoder"]
 
 # With fewer records in a buffer the loop is faster.
 VECTOR_MIN: Final = 64
-NEED_PROPERTIES: Final = frozenset(("key", "tag", "properties", "msg_id"))
 
 
 @final
@@ -34,7 +33,7 @@ class Decoder:
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
         self.schema = arrow_schema(names)
-        self._needs_properties = not NEED_PROPERTIES.isdisjoint(names)
+        self._properties = None if "properties" in names else [NEEDED[name] for name in names if name in NEEDED]
 
     def decode(self, records: Records, broker: str) -> Any:
         """Return a RecordBatch with a row per record; *broker* is the name of the broker that has them.
@@ -56,10 +55,10 @@ class Decoder:
         return self._one_by_one(records, records.starts.tolist(), broker)
 
     def _decode(self, records: Records, bounds: Any, fine: Any, broker: str) -> Any:
-        places = _places(records, bounds, fine, broker)
-        while self._needs_properties and places.properties.odd.size:  # twice at most
+        places = self._places(records, bounds, fine, broker)
+        while self._properties != [] and places.properties.odd.size:  # twice at most
             fine[np.flatnonzero(fine)[places.properties.odd]] = False
-            places = _places(records, bounds, fine, broker)
+            places = self._places(records, bounds, fine, broker)
         vectors = pa.RecordBatch.from_arrays([COLUMN[name](places) for name in self.names], schema=self.schema)
         if len(places) == len(records):
             return vectors
@@ -70,15 +69,14 @@ class Decoder:
         both = pa.Table.from_batches([vectors, odd]).take(pa.array(order))
         return both.combine_chunks().to_batches()[0]
 
+    def _places(self, records: Records, bounds: Any, fine: Any, broker: str) -> Places:
+        return Places(records.heads[fine], records.data, bounds[fine], broker, self._properties)
+
     def _one_by_one(self, records: Records, starts: Sequence[int], broker: str) -> Any:
         rows = [_row(records, start, broker) for start in starts]
         getters = [(_VALUE[name], COLUMNS[name][1]) for name in self.names]
         arrays = [pa.array([get(row) for row in rows], type=kind) for get, kind in getters]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-
-def _places(records: Records, bounds: Any, fine: Any, broker: str) -> Places:
-    return Places(records.heads[fine], records.data, bounds[fine], broker)
 
 
 @final

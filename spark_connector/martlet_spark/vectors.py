@@ -5,7 +5,7 @@ elements in one call. So all bodies of a buffer are one copy, and so are the top
 and values in these.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from typing import Any, Final, final
 
@@ -19,7 +19,7 @@ from martlet_remoting.compression import COMPRESSED
 from martlet_spark.columns import COLUMNS, MS_MAX, MS_MIN, PROPERTIES, TIMESTAMP
 from martlet_spark.records import Data, Integers, Records
 
-__all__ = ["COLUMN", "Places", "bounds_of"]
+__all__ = ["COLUMN", "NEEDED", "Places", "bounds_of"]
 
 ODD: Final = WIDE_HOSTS | COMPRESSED
 NAME_END: Final = 1
@@ -64,13 +64,17 @@ def elements(data: Any, bounds: Integers, first: int, step: int) -> Any:
 
 @final
 class Places:
-    """Records without odd ones: their fixed fields, their bytes, their bounds in these, and their broker's name."""
+    """Records without odd ones: their fixed fields, their bytes, their bounds in these, and their broker's name.
 
-    def __init__(self, heads: Any, data: Data, bounds: Integers, broker: str) -> None:
+    Of their properties, only *names* are needed; None stands for all.
+    """
+
+    def __init__(self, heads: Any, data: Data, bounds: Integers, broker: str, names: Collection[str] | None) -> None:
         self.heads = heads
         self.data = data
         self.bounds = np.ascontiguousarray(bounds).reshape(-1)
         self.broker = broker
+        self._names = names
 
     def __len__(self) -> int:
         return len(self.heads)
@@ -80,8 +84,13 @@ class Places:
         return elements(self.data, self.bounds, first, BOUNDS)
 
     @cached_property
-    def properties(self) -> "Properties":
-        return Properties(self.part(TEXT))
+    def properties(self) -> "Properties | NamedProperties":
+        texts = self.part(TEXT)
+        return Properties(texts) if self._names is None else NamedProperties(texts, self._names)
+
+    def maps(self) -> Any:
+        assert isinstance(self.properties, Properties)
+        return self.properties.maps()
 
     def integers(self, field: str, kind: type) -> Any:
         return pa.array(self.heads[field].astype(kind))
@@ -118,10 +127,7 @@ class Properties:
     """
 
     def __init__(self, texts: Any) -> None:
-        offsets = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
-        data = texts.buffers()[2]
-        self._data = data if data is not None else b""
-        raw = np.frombuffer(self._data, np.uint8)[: offsets[-1]]
+        self._data, raw, offsets = _bytes_of(texts)
         self._rows = len(texts)
         starts, ends = _fragments(raw, offsets)
         self._first = np.searchsorted(starts, offsets).astype(np.int32)  # the number of each record's first property
@@ -173,6 +179,78 @@ class Properties:
         )
 
 
+@final
+class NamedProperties:
+    """Values of the properties *names*, of 4 or 8 ASCII characters, in the property *texts* of records.
+
+    They are found by their bytes, so properties with other names cost nothing. ``odd`` has the numbers of the records
+    that have one of *names* twice, or with a value that is empty or contains a 0x00 or 0x01.
+    """
+
+    def __init__(self, texts: Any, names: Collection[str]) -> None:
+        self._data, self._raw, self._offsets = _bytes_of(texts)
+        self._rows = len(texts)
+        self._marks = np.flatnonzero(self._raw <= VALUE_END)
+        self._numbers = np.flatnonzero(self._raw[self._marks] == NAME_END)  # of those marks that end a name
+        # Each byte begins a word of four; a name has one or two of them before its mark.
+        self._words = np.ndarray((max(len(self._raw) - 3, 0),), "S4", self._data, strides=(1,))
+        self._last = self._words_before(self._marks[self._numbers], 4)
+        odd, self._found = [np.empty(0, np.int64)], {}
+        for name in names:
+            self._found[name], wrong = self._find(name.encode())
+            odd.append(wrong)
+        self.odd = np.unique(np.concatenate(odd))
+
+    def _words_before(self, places: Integers, distance: int) -> Integers:
+        """Return the word that begins *distance* bytes before each of *places*; any other one before the first byte."""
+        if not len(self._words):
+            return np.zeros(len(places), "S4")
+        found: Integers = self._words[np.maximum(places - distance, 0)]
+        return found
+
+    def _find(self, name: bytes) -> tuple[Any, Integers]:
+        """Return the row, the begin and the end of each value of *name*, and the odd rows."""
+        numbers = self._numbers[self._last == name[-4:]]
+        if len(name) == 8:
+            numbers = numbers[self._words_before(self._marks[numbers], 8) == name[:4]]
+        at = self._marks[numbers]
+        rows = np.searchsorted(self._offsets, at, "right") - 1
+        first = self._offsets[rows]
+        starts = at - len(name)
+        whole = (starts == first) | ((starts > first) & (self._raw[starts - 1] == VALUE_END))
+        if not whole.all():
+            numbers, at, rows = numbers[whole], at[whole], rows[whole]
+        text_ends = self._offsets[rows + 1]
+        marks = np.append(self._marks, len(self._raw))[numbers + 1]
+        ends = np.minimum(marks, text_ends)
+        wrong = ends == at + 1
+        inside = marks < text_ends
+        wrong[inside] |= self._raw[marks[inside]] != VALUE_END
+        wrong[1:] |= rows[1:] == rows[:-1]
+        return (rows, at + 1, ends), rows[wrong]
+
+    def values_of(self, name: str) -> Any:
+        """Return the value of property *name* of each record, null without one, as strings."""
+        rows, starts, ends = self._found[name]
+        if not len(rows):
+            return pa.nulls(self._rows, pa.string())
+        bounds = np.stack((starts, ends), axis=1).astype(np.int32).reshape(-1)
+        if len(rows) == self._rows:
+            return elements(self._data, bounds, 0, 2).cast(pa.string())
+        whole = pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), self._data])
+        at = np.full(self._rows, -1, np.int64)
+        at[rows] = np.arange(0, len(bounds), 2)
+        return whole.take(pa.array(at, mask=at < 0)).cast(pa.string())
+
+
+def _bytes_of(texts: Any) -> tuple[Any, Integers, Integers]:
+    """Return the bytes of *texts*, as a buffer and as numbers, and where each begins, with the end of the last."""
+    offsets = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    data = texts.buffers()[2]
+    data = pa.py_buffer(b"") if data is None else data
+    return data, np.frombuffer(data, np.uint8)[: offsets[-1]], offsets
+
+
 def _fragments(raw: Integers, offsets: Integers) -> tuple[Integers, Integers]:
     """Return where each property of the texts begins and where its value ends."""
     ends = np.flatnonzero(raw == VALUE_END)
@@ -211,7 +289,7 @@ COLUMN: Final[Mapping[str, Column]] = {
     "key": lambda places: places.properties.values_of(KEYS),
     "tag": lambda places: places.properties.values_of(TAGS),
     "body": lambda places: places.part(BODY),
-    "properties": lambda places: places.properties.maps(),
+    "properties": lambda places: places.maps(),
     "msg_id": lambda places: places.message_ids(),
     "born_ts": lambda places: places.times("born_ms"),
     "store_ts": lambda places: places.times("store_ms"),
@@ -219,3 +297,7 @@ COLUMN: Final[Mapping[str, Column]] = {
     "reconsume_times": lambda places: places.integers("reconsume_times", np.int32),
 }
 assert COLUMN.keys() == COLUMNS.keys()
+
+# The properties that a column needs, if it does not need all.
+NEEDED: Final[Mapping[str, str]] = {"key": KEYS, "tag": TAGS, "msg_id": UNIQ_KEY}
+assert {len(name) for name in NEEDED.values()} <= {4, 8}
