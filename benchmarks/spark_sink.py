@@ -82,7 +82,7 @@ class Writes:
         staging.commit(self._cluster, parts)
 
     def _write(self, queues_of: WritableQueues, sender: Outbox | Staging) -> None:
-        targets = Targets(queues_of, "Bench", 1 << 20, steady=isinstance(sender, Staging))
+        targets = Targets(queues_of, "Bench", 1 << 20)
         for _ in range(self._batches):
             for chunk in targets.chunks(self._rows):
                 sender.write(chunk)

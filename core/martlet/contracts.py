@@ -32,6 +32,7 @@ __all__ = [
     "Dispatcher",
     "ExternalCommit",
     "ExternalProducer",
+    "ExternalRun",
     "ExternalStage",
     "ExternalTransaction",
     "ExternalTransactions",
@@ -241,6 +242,23 @@ class ExternalTransaction:
 
 
 @dataclass(frozen=True, slots=True)
+class ExternalRun:
+    """A run of a producer.
+
+    Attributes:
+      epoch: the number of the run at this broker, from 1 on.
+      committed: the last committed sequence, -1 if none.
+      prepared: the sequence that an older run has prepared and not committed, -1 if none.
+      brokers: the names of all brokers that runs of the producer have named.
+    """
+
+    epoch: int
+    committed: int
+    prepared: int = -1
+    brokers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ExternalStage:
     """What is staged of a part: until the log position ``end`` is durable, ``chunks`` are only promised.
 
@@ -263,7 +281,11 @@ class ExternalCommit:
 
 @dataclass(frozen=True, slots=True)
 class ExternalProducer:
-    """A producer of external transactions, for lists; ``delivering`` is a sequence, -1 for none."""
+    """A producer of external transactions, for lists.
+
+    ``delivering`` and ``prepared`` are sequences, -1 for none. If it ``is_ended``, it is forgotten soon after its last
+    commit; ``unused_hours`` count the operation of the broker since it was used.
+    """
 
     identity: str
     name: str
@@ -274,10 +296,13 @@ class ExternalProducer:
     parts: int
     messages: int
     bytes: int
+    prepared: int = -1
+    is_ended: bool = False
+    unused_hours: int = 0
 
 
 class ExternalTransactions(ABC):
-    """A capability: transactions that somebody else coordinates, atomic over topics and queues.
+    """A capability: transactions that somebody else coordinates, atomic over topics and queues of one broker.
 
     Messages are staged in parts, where nobody receives them, and a commit delivers all messages of some parts once.
     Parts consist of chunks, which are numbered from 0 on. Protocols use it through their gate, which
@@ -285,10 +310,23 @@ class ExternalTransactions(ABC):
     """
 
     @abstractmethod
-    async def begin(self, identity: str, producer: str, run: str) -> tuple[int, int]:
-        """Begin a run of *producer*, or find it; return its epoch and the last committed sequence, -1 if none.
+    async def begin(
+        self,
+        identity: str,
+        producer: str,
+        run: str,
+        began_ms: int = 0,
+        brokers: Sequence[str] = (),
+        *,
+        only_known: bool = False,
+    ) -> ExternalRun:
+        """Begin a run of *producer*, or find it; earlier runs can no longer stage, prepare and commit.
 
-        Earlier runs can no longer stage and commit.
+        Args:
+          began_ms: when the run began, by the clock of who runs it; one that began before the newest run is refused.
+            0 if that is unknown: then the run that asks last counts as the newest.
+          brokers: the names of brokers that the producer may write to; all that were ever named are remembered.
+          only_known: begin nothing if the producer is unknown here; the epoch is then 0.
 
         Raises:
           Refused: a newer run took over (Reason.FENCED), or there are too many producers (Reason.BUSY).
@@ -304,15 +342,40 @@ class ExternalTransactions(ABC):
         """
 
     @abstractmethod
+    async def prepare(
+        self,
+        transaction: ExternalTransaction,
+        parts: Sequence[tuple[str, int]],
+        check: Callable[[str], object],
+        *,
+        is_last: bool = False,
+    ) -> ExternalCommit:
+        """Check that *parts* could be committed, and keep them for that, also when a newer run begins.
+
+        For a transaction on several brokers: prepare it on all of them but one, commit it on this one, which decides
+        it, and then on the others.
+
+        Raises:
+          Refused: as in `commit`.
+        """
+
+    @abstractmethod
     async def commit(
-        self, transaction: ExternalTransaction, parts: Sequence[tuple[str, int]], check: Callable[[str], object]
+        self,
+        transaction: ExternalTransaction,
+        parts: Sequence[tuple[str, int]] | None,
+        check: Callable[[str], object],
+        *,
+        is_last: bool = False,
     ) -> ExternalCommit:
         """Deliver *parts*, names with their numbers of chunks, in this order; return when all of it is readable.
 
         A sequence that is committed already changes nothing.
 
         Args:
+          parts: None for those that an older run has prepared as this sequence; changes nothing if there are none.
           check: called with each topic just before the decision; may raise `Refused`.
+          is_last: the producer commits nothing more, and is forgotten soon.
 
         Raises:
           Refused: a newer run took over (Reason.FENCED), a part is incomplete or unknown (Reason.NOT_FOUND), or a topic
@@ -321,7 +384,11 @@ class ExternalTransactions(ABC):
 
     @abstractmethod
     async def abort(self, transaction: ExternalTransaction, parts: Sequence[str] | None = None) -> int:
-        """Drop *parts* of a transaction, or all of it, unless it is committed; return how many were dropped."""
+        """Drop *parts* of a transaction, or all of it, unless it is committed or prepared; return how many."""
+
+    @abstractmethod
+    async def abort_prepared(self, transaction: ExternalTransaction) -> int:
+        """Drop what an older run has prepared as this sequence; return how many parts."""
 
     @abstractmethod
     def producers(self, after: tuple[str, str], count: int) -> Steps[list[ExternalProducer]]:

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias, TypeVar, final
 import orjson
 
 from martlet.errors import RemoteProtocolError
-from martlet_remoting.answers.bodies import integer, load_object, queue_map, texts
+from martlet_remoting.answers.bodies import integer, load_object, mapping, queue_map, texts
 from martlet_remoting.answers.routes import Route, decode_route
 from martlet_remoting.codes import RESPONSE_NAMES, RequestCode, ResponseCode
 from martlet_remoting.packets import MessageQueue
@@ -105,6 +105,21 @@ class Cluster:
             if answer.code != ResponseCode.TOPIC_NOT_EXIST:
                 check(answer, f"route of topic {topic!r}", f"name server {where}")
                 found[topic] = decode_route(bytes(answer.body))
+        return found
+
+    def masters(self) -> dict[str, str]:
+        """Return the addresses of all brokers by name.
+
+        Raises:
+          ReadError: no name server answers, or it refuses.
+        """
+        where, (answer,) = self._ask(RequestCode.GET_BROKER_CLUSTER_INFO, [{}], "list of brokers")
+        check(answer, "list of brokers", f"name server {where}")
+        found: dict[str, str] = {}
+        for name, data in mapping(load_object(bytes(answer.body)), "brokerAddrTable").items():
+            addresses = mapping(data, "brokerAddrs") if isinstance(data, Mapping) else {}
+            masters = [str(address) for number, address in addresses.items() if str(number) == "0"]
+            found.update({str(name): address for address in masters})
         return found
 
     def bounds(self, routes: Mapping[str, Route]) -> dict[str, dict[MessageQueue, Bounds]]:

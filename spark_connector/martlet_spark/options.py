@@ -283,6 +283,13 @@ SINK: Final = (
         "exactly-once, idempotent or at-least-once, see below",
     ),
     Option("batchBytes", _bytes, 1 << 20, "most bytes in one request; at most the brokers' limit of a message", "512k"),
+    Option(
+        "retiredBrokers",
+        _list,
+        (),
+        "brokers that are gone for good, with what was written to them: do not ask them what the query has written",
+        "broker-a,broker-b",
+    ),
 )
 
 

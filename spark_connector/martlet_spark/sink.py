@@ -1,6 +1,7 @@
 """The writers that Spark calls: `write` runs in tasks, everything else on the driver."""
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -59,6 +60,10 @@ class Writer:
     def cluster(self) -> Cluster:
         return Cluster(self.options["endpoints"], self.options.security, self.options["timeoutMs"] / 1000)
 
+    @property
+    def retired(self) -> frozenset[str]:
+        return frozenset(self.options["retiredBrokers"])
+
     def write_rows(self, batches: Iterator[Any], transaction: Callable[[], Transaction], *, in_task: bool) -> Written:
         """Write the rows of one task as the guarantee says; return once brokers have confirmed them.
 
@@ -72,24 +77,23 @@ class Writer:
                 self._write(batches, queues_of, outbox)
                 outbox.finish()
             return Written()
-        with closing(Staging(cluster, turns, transaction())) as stage:
+        with closing(Staging(cluster, turns, transaction(), self.retired)) as stage:
             self._write(batches, queues_of, stage)
             parts = stage.finish()
         if in_task:
-            staging.commit(cluster, parts)
+            staging.commit(cluster, parts, self.retired)
             return Written()
         return Written(tuple(parts))
 
     def _write(self, batches: Iterator[Any], queues_of: WritableQueues, sender: Outbox | Staging) -> None:
         options = self.options
-        steady = options["guarantee"] != AT_LEAST_ONCE
-        targets = Targets(queues_of, options["topic"], options["batchBytes"], steady=steady)
+        targets = Targets(queues_of, options["topic"], options["batchBytes"])
         for rows in batches:
             for chunk in targets.chunks(rows):
                 sender.write(chunk)
 
     def commit_parts(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        staging.commit(self.cluster(), _parts(messages))
+        staging.commit(self.cluster(), _parts(messages), self.retired)
 
     def abort_parts(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Drop what was staged, unless it was committed: Spark aborts after a commit whose answer was lost too."""
@@ -116,7 +120,7 @@ class BatchWriter(Writer, DataSourceArrowWriter):
         self._name = f"spark-batch-{uuid4().hex}"
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        return self.write_rows(iterator, lambda: Transaction(self._name, 0), in_task=False)
+        return self.write_rows(iterator, lambda: Transaction(self._name, 0, is_last=True), in_task=False)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self.commit_parts(messages)
@@ -127,7 +131,15 @@ class BatchWriter(Writer, DataSourceArrowWriter):
 
 @final
 class StreamWriter(Writer, DataSourceStreamArrowWriter):
-    """Writes the rows of a streaming query. Spark makes a new one for each micro-batch, and one more to commit it."""
+    """Writes the rows of a streaming query. Spark makes a new one for each micro-batch, and one more to commit it.
+
+    Runs are ordered by when the driver made the writer of their first batch: a task of an older run, which may wait for
+    hours in an executor that nobody sees, cannot fence a newer run at a broker where it is the first.
+    """
+
+    def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
+        super().__init__(options, schema, overwrite=overwrite)
+        self._made_ms = time.time_ns() // 1_000_000
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         return self.write_rows(iterator, self._transaction, in_task=self.options["guarantee"] == IDEMPOTENT)
@@ -139,8 +151,9 @@ class StreamWriter(Writer, DataSourceStreamArrowWriter):
         if query is None or batch is None or run is None:
             raise WriteError(f"this Spark does not say which query runs; set the option guarantee to {AT_LEAST_ONCE}")
         if self.options["guarantee"] == IDEMPOTENT:
-            return Transaction(f"{query}/{task.partitionId()}", int(batch))
-        return Transaction(query, int(batch), run)
+            # Each attempt is a run: it ends what an attempt before it has left, and only one at a time can write.
+            return Transaction(f"{query}/{task.partitionId()}", int(batch), uuid4().hex[:16])
+        return Transaction(query, int(batch), run, self._made_ms)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self.commit_parts(messages)

@@ -3,54 +3,44 @@
 The brokers' side are external transactions (docs/remoting.md). A producer commits each of its sequences once. What a
 task stages at a broker is a part, a list of numbered chunks; a commit names the parts that count and drops the others.
 All requests may be repeated.
+
+A transaction on several brokers is prepared on all of them but the first, and then committed on the first, which
+decides it, and on the others. A later run asks all brokers that the producer knows (`runs`) and ends what is left.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import final
 from uuid import uuid4
 
 import orjson
 
-from martlet_remoting.codes import RESPONSE_NAMES, RequestCode, ResponseCode
+from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.packets import MessageQueue
 from martlet_spark.cluster import Cluster
-from martlet_spark.connection import CONNECTIONS, Answer, ConnectionLost, attempts
+from martlet_spark.connection import ConnectionLost, attempts
 from martlet_spark.errors import WriteError
+from martlet_spark.runs import NO_RUN, Transaction, ask, begin, explained, refused
 from martlet_spark.sending import RETRIED, WINDOW, Lane, Request, refusal, send_fields
 from martlet_spark.targets import Chunk, Turns
-from martlet_spark.writable import master
 
 __all__ = ["Part", "Staging", "Transaction", "abort", "commit"]
-
-# A commit of many messages takes long, and the broker answers once all of them are readable.
-COMMIT_S: Final = 60.0
-OTHERS: Final = "; set the option guarantee to at-least-once, with which rows may be written twice"
-
-# The epochs of runs, by their broker's address, so that each worker asks once: (address, producer, run) -> epoch.
-_epochs: dict[tuple[str, str, str], int] = {}
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Transaction:
-    """The rows that *producer* commits as *sequence*; older runs of it are fenced. Without a *run* nothing is."""
-
-    producer: str
-    sequence: int
-    run: str = ""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one task has staged at the broker of *queue*, as *name*: *chunks* requests; 0 if it had been committed."""
+    """What one task has staged at the broker of *queue*, as *name*: *chunks* requests.
+
+    *epoch* is that of the run there; *brokers* are all of which the task knows that the producer may write to them.
+    """
 
     transaction: Transaction
     queue: MessageQueue
     name: str
     epoch: int
     chunks: int = 0
+    brokers: frozenset[str] = frozenset()
 
 
 @final
@@ -68,19 +58,30 @@ class _Stage:
 class Staging:
     """Stages the chunks of one task, at each broker as a part of its own.
 
+    If an older run has committed the transaction, nothing is staged. *retired* brokers are not asked for that.
+
     Raises:
       WriteError: a broker does not offer transactions, refuses the rows, has a newer run, or does not answer in time.
     """
 
-    def __init__(self, cluster: Cluster, turns: Turns, transaction: Transaction) -> None:
+    def __init__(
+        self, cluster: Cluster, turns: Turns, transaction: Transaction, retired: frozenset[str] = frozenset()
+    ) -> None:
         self._cluster = cluster
         self._turns = turns
         self._transaction = transaction
+        self._retired = retired
+        self._run = NO_RUN
+        self._topics: set[str] = set()  # those of which the run has begun at all brokers
         self._stages: dict[str, _Stage] = {}
         self._tries = attempts(cluster.timeout_s)
 
     def write(self, chunk: Chunk) -> None:
         """Stage *chunk*; return before it is confirmed."""
+        if self._transaction.run and chunk.place.topic not in self._topics:
+            self._begin(chunk.place.topic)
+        if self._run.committed >= self._transaction.sequence:
+            return
         queue = self._turns.next_queue(chunk.place)
         stage = self._stages.get(queue.broker_name)
         if stage is None:
@@ -115,10 +116,14 @@ class Staging:
         for stage in self._stages.values():
             stage.lane.drop()
 
+    def _begin(self, topic: str) -> None:
+        brokers = frozenset(queue.broker_name for queue in self._turns.queues_of(topic))
+        self._run = begin(self._cluster, self._transaction, brokers, self._retired)
+        self._topics.add(topic)
+
     def _part(self, queue: MessageQueue) -> Part:
-        transaction = self._transaction
-        epoch = _begin(self._cluster, queue, transaction) if transaction.run else 0
-        return Part(transaction, queue, uuid4().hex, epoch)
+        epoch = self._run.epochs.get(queue.broker_name, 0)
+        return Part(self._transaction, queue, uuid4().hex, epoch, 0, self._run.brokers)
 
     def _post(self, stage: _Stage) -> None:
         """Send the requests that are to be sent (again)."""
@@ -143,7 +148,7 @@ class Staging:
                 stage.again = [request, *stage.lane.drop()]
                 self._failed(stage, refusal(request, answer))
             elif answer.code != ResponseCode.SUCCESS:
-                raise WriteError(_explained(refusal(request, answer), answer))
+                raise WriteError(explained(refusal(request, answer), answer))
             else:
                 stage.is_committed = stage.is_committed or answer.ext.get("committed") == "true"
                 self._tries = attempts(self._cluster.timeout_s)
@@ -155,24 +160,35 @@ class Staging:
             raise WriteError(f"{text}: {why}")
 
 
-def commit(cluster: Cluster, parts: Sequence[Part]) -> None:
-    """Commit *parts*, at each broker on its own; return once all of their messages are readable.
+def commit(cluster: Cluster, parts: Sequence[Part], retired: frozenset[str] = frozenset()) -> None:
+    """Commit *parts* on all of their brokers; return once all of their messages are readable.
 
     Raises:
-      WriteError: a broker refuses or does not answer. Other brokers may have committed; repeat the commit.
+      WriteError: a broker refuses or does not answer. Others may have committed: repeat it, or begin a new run.
     """
-    for first, names in _by_broker(parts):
-        body = orjson.dumps({"parts": [[part.name, part.chunks] for part in names]})
-        answer = _ask(cluster, first.queue, RequestCode.COMMIT_EXTERNAL_TRANSACTION, _fields(first), body)
-        if answer.code != ResponseCode.SUCCESS:
-            raise WriteError(_refused("commit", first.queue, answer))
+    by_broker = _by_broker(parts)
+    known = frozenset().union(*[part.brokers for part in parts])
+    if any(part.brokers != known for part in parts):
+        # Tasks with other topics know other brokers: each broker has to know all of them before one commits.
+        begin(cluster, parts[0].transaction, known, retired)
+    for first, names in by_broker[1:]:
+        _end(cluster, RequestCode.PREPARE_EXTERNAL_TRANSACTION, first, names)
+    for first, names in by_broker:
+        _end(cluster, RequestCode.COMMIT_EXTERNAL_TRANSACTION, first, names)
+
+
+def _end(cluster: Cluster, code: int, first: Part, parts: Sequence[Part]) -> None:
+    body = orjson.dumps({"parts": [[part.name, part.chunks] for part in parts]})
+    answer = ask(cluster, first.queue, code, _fields(first), body)
+    if answer.code != ResponseCode.SUCCESS:
+        raise WriteError(refused("commit", first.queue, answer))
 
 
 def abort(cluster: Cluster, parts: Sequence[Part]) -> None:
-    """Drop *parts* unless they were committed; brokers drop what is left at the next commit, or after a while."""
+    """Drop *parts* unless they were prepared or committed; brokers drop what is left at the next commit, or later."""
     for first, names in _by_broker(parts):
         body = orjson.dumps({"parts": [part.name for part in names]})
-        _ask(cluster, first.queue, RequestCode.ABORT_EXTERNAL_TRANSACTION, _fields(first), body)
+        ask(cluster, first.queue, RequestCode.ABORT_EXTERNAL_TRANSACTION, _fields(first), body)
 
 
 def _by_broker(parts: Sequence[Part]) -> list[tuple[Part, list[Part]]]:
@@ -183,49 +199,4 @@ def _by_broker(parts: Sequence[Part]) -> list[tuple[Part, list[Part]]]:
 
 
 def _fields(part: Part) -> dict[str, object]:
-    return {"producer": part.transaction.producer, "epoch": part.epoch, "sequence": part.transaction.sequence}
-
-
-def _begin(cluster: Cluster, queue: MessageQueue, transaction: Transaction) -> int:
-    """Return the epoch of the transaction's run at the broker of *queue*."""
-    key = master(cluster, queue), transaction.producer, transaction.run
-    if key not in _epochs:
-        ext = {"producer": transaction.producer, "run": transaction.run}
-        answer = _ask(cluster, queue, RequestCode.BEGIN_EXTERNAL_TRANSACTIONS, ext, b"")
-        if answer.code != ResponseCode.SUCCESS:
-            raise WriteError(_refused("begin of a transaction", queue, answer))
-        _epochs[key] = answer.integer("epoch")
-    return _epochs[key]
-
-
-def _ask(cluster: Cluster, queue: MessageQueue, code: int, ext: Mapping[str, object], body: bytes) -> Answer:
-    """Ask the broker of *queue* until it answers."""
-    limit_s, lost = max(cluster.timeout_s, COMMIT_S), ""
-    for _ in attempts(cluster.timeout_s):
-        try:
-            with CONNECTIONS.lent(master(cluster, queue), cluster.security, limit_s) as connection:
-                answer = connection.request(code, ext, body)
-        except ConnectionLost as error:
-            lost = str(error)
-            continue
-        if answer.code not in RETRIED:
-            return answer
-        lost = _refused("request", queue, answer)
-    raise WriteError(f"broker {queue.broker_name!r} did not answer for {cluster.timeout_s:g} s: {lost}")
-
-
-def _refused(what: str, queue: MessageQueue, answer: Answer) -> str:
-    name = RESPONSE_NAMES.get(answer.code, str(answer.code))
-    return _explained(f"broker {queue.broker_name!r} refused the {what}: {name}: {answer.remark}", answer)
-
-
-def _explained(text: str, answer: Answer) -> str:
-    """Return *text* with what to do."""
-    is_off = answer.code == ResponseCode.NO_PERMISSION and "external transactions" in answer.remark
-    if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED or is_off:
-        return f"{text}; it offers no external transactions{OTHERS}"
-    if answer.code == ResponseCode.ILLEGAL_OPERATION:
-        return f"{text}; the query was started again, and only its newest run can write"
-    if answer.code == ResponseCode.QUERY_NOT_FOUND:
-        return f"{text}; start the query again, which writes the batch again"
-    return text
+    return part.transaction.fields(part.epoch)

@@ -56,14 +56,14 @@ class Turns:
     """Takes the queues of each topic in turn."""
 
     def __init__(self, queues_of: QueuesOf) -> None:
-        self._queues_of = queues_of
+        self.queues_of = queues_of
         self._turn = random.randrange(1 << 16)  # so that tasks which start together do not all begin with queue 0
 
     def next_queue(self, place: Place, avoided: Sequence[str] = ()) -> MessageQueue:
         """Return the queue of *place*, or the next one of those it allows, not on a broker of *avoided* if possible."""
         if place.queue_id >= 0:
             return MessageQueue(place.topic, place.broker, place.queue_id)
-        queues = [queue for queue in self._queues_of(place.topic) if place.broker in ("", queue.broker_name)]
+        queues = [queue for queue in self.queues_of(place.topic) if place.broker in ("", queue.broker_name)]
         if not queues:
             raise WriteError(f"topic {place.topic!r} has no queue on broker {place.broker!r} any more; create it there")
         self._turn += 1
@@ -75,15 +75,13 @@ class Turns:
 class Targets:
     """Divides rows into chunks.
 
-    *topic* replaces the column. *steady* keeps each row on the same broker however often a batch is written: rows
-    without a queue and key choose it by a hash of their body.
+    *topic* replaces the column.
     """
 
-    def __init__(self, queues_of: QueuesOf, topic: str, chunk_bytes: int, *, steady: bool = False) -> None:
+    def __init__(self, queues_of: QueuesOf, topic: str, chunk_bytes: int) -> None:
         self._queues_of = queues_of
         self._topic = topic
         self._chunk_bytes = chunk_bytes
-        self._steady = steady
         self._encoder = Encoder()
         self._places: list[Place] = []
         self._numbers: dict[Place, int] = {}
@@ -149,14 +147,7 @@ class Targets:
     def _place(self, topic: str, rows: Any, at: Integers, found: Integers) -> None:
         """Write the numbers of the places of *rows*, which have this topic, to *found* at the places *at*."""
         queues, names = self._queues_of(topic), rows.schema.names
-        brokers = sorted({queue.broker_name for queue in queues})
-        if not self._steady:
-            found[at] = self._number(Place(topic))
-        elif len(brokers) == 1:
-            found[at] = self._number(Place(topic, brokers[0]))
-        else:
-            anywhere = np.array([self._number(Place(topic, broker)) for broker in brokers])
-            found[at] = anywhere[_hashes(rows.column("body").cast(pa.binary())) % len(brokers)]
+        found[at] = self._number(Place(topic))
         if "key" in names:
             keys = rows.column("key").cast(pa.binary())
             given = np.asarray(pc.greater(pc.fill_null(pc.binary_length(keys), 0), 0))

@@ -58,7 +58,7 @@ def _write_queues(cluster: Cluster, topic: str) -> Sequence[MessageQueue]:
 
 
 def master(cluster: Cluster, queue: MessageQueue) -> str:
-    """Return the address at which *queue* can be written, whose topic was known before.
+    """Return the address of the broker of *queue*, whose topic was known before, or may have left the broker.
 
     Raises:
       ConnectionLost: its broker is not registered at the moment.
@@ -70,6 +70,9 @@ def master(cluster: Cluster, queue: MessageQueue) -> str:
             continue
         if found is not None:
             return found
+    found = cluster.masters().get(queue.broker_name)
+    if found is not None:
+        return found
     raise ConnectionLost(f"broker {queue.broker_name!r} is not registered with the name servers")
 
 

@@ -39,7 +39,7 @@ class Sink:
 
     def begin(self) -> None:
         answer = self.ask(RequestCode.BEGIN_EXTERNAL_TRANSACTIONS, {"producer": "query", "run": f"r{self.epoch + 1}"})
-        assert answer.ext == {"epoch": str(self.epoch + 1), "committed": str(self.sequence - 1)}
+        assert (answer.ext["epoch"], answer.ext["committed"]) == (str(self.epoch + 1), str(self.sequence - 1))
         self.epoch += 1
 
     def stage(self, part: str) -> None:

@@ -79,6 +79,7 @@ REQUESTS: Mapping[int, tuple[Mapping[str, object], object, list[Asked]]] = {
     # Refused without the plugin that holds transactions, before anybody is asked.
     RequestCode.BEGIN_EXTERNAL_TRANSACTIONS: ({}, b"", []),
     RequestCode.STAGE_EXTERNAL_MESSAGES: ({}, b"", []),
+    RequestCode.PREPARE_EXTERNAL_TRANSACTION: ({}, b"", []),
     RequestCode.COMMIT_EXTERNAL_TRANSACTION: ({}, b"", []),
     RequestCode.ABORT_EXTERNAL_TRANSACTION: ({}, b"", []),
     RequestCode.END_TRANSACTION: ({}, b"", []),

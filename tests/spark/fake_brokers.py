@@ -4,7 +4,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
@@ -18,7 +18,11 @@ from martlet_spark.connection import CONNECTIONS, Security
 # What the test may let a broker do with the next send.
 CLOSE_BEFORE: Final = -1
 CLOSE_AFTER: Final = -2
-ENDS: Final = (RequestCode.COMMIT_EXTERNAL_TRANSACTION, RequestCode.ABORT_EXTERNAL_TRANSACTION)
+ENDS: Final = (
+    RequestCode.PREPARE_EXTERNAL_TRANSACTION,
+    RequestCode.COMMIT_EXTERNAL_TRANSACTION,
+    RequestCode.ABORT_EXTERNAL_TRANSACTION,
+)
 
 
 class FakeBroker:
@@ -31,7 +35,8 @@ class FakeBroker:
         self.asked: list[Command] = []
         self.parts: dict[str, list[list[bytes]]] = {}  # the chunks that were staged
         self.committed = "false"  # what it says to staged chunks
-        self.topics: dict[str, dict[str, object]] = {}  # routes, if it is a name server
+        self.brokers: set[str] = set()  # those that runs have named
+        self.topics: dict[str, dict[str, Any]] = {}  # routes, if it is a name server
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._connections: list[socket.socket] = []
@@ -90,12 +95,17 @@ class FakeBroker:
             return encode_response(command.opaque, 0, body=orjson.dumps(route))
         if command.code == RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER:
             return encode_response(command.opaque, 0, body=orjson.dumps({"topicList": list(self.topics)}))
+        if command.code == RequestCode.GET_BROKER_CLUSTER_INFO:
+            table = {each["brokerName"]: each for route in self.topics.values() for each in route["brokerDatas"]}
+            return encode_response(command.opaque, 0, body=orjson.dumps({"brokerAddrTable": table}))
         action = self.next.pop(0) if self.next else ResponseCode.SUCCESS
         self.asked.append(command)
         if command.code == RequestCode.STAGE_EXTERNAL_MESSAGES and action in (0, CLOSE_AFTER):
             return self._stage(command) if action == 0 else self._stage(command) and None
         if command.code == RequestCode.BEGIN_EXTERNAL_TRANSACTIONS and not action:
-            return encode_response(command.opaque, 0, {"epoch": "7", "committed": "-1"})
+            self.brokers |= set(command.text("brokers").split(","))
+            begun = {"epoch": "7", "committed": "-1", "prepared": "-1", "brokers": ",".join(sorted(self.brokers))}
+            return encode_response(command.opaque, 0, begun)
         if command.code in ENDS and action >= 0:
             return encode_response(command.opaque, action)
         if command.code not in ENDS and action in (0, CLOSE_AFTER):
@@ -115,7 +125,7 @@ class FakeBroker:
         return encode_response(command.opaque, 0, {"chunks": str(len(part)), "committed": self.committed})
 
 
-def route(brokers: Sequence[FakeBroker], queues: int) -> dict[str, object]:
+def route(brokers: Sequence[FakeBroker], queues: int) -> dict[str, Any]:
     return {
         "brokerDatas": [
             {"cluster": "c", "brokerName": broker.name, "brokerAddrs": {"0": broker.address}} for broker in brokers

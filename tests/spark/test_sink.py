@@ -163,18 +163,24 @@ def restarting(broker: Martlet) -> Iterator[pa.RecordBatch]:
 
 
 class Query:
-    """A streaming query that writes to *topic*, as Spark runs its writers: each batch has two tasks."""
+    """A streaming query that writes to *topic*, as Spark runs its writers: each batch has two tasks.
 
-    def __init__(self, topic: Topic | Messages, name: str, run: str = "run-1", **options: str) -> None:
+    *began_ms* is when its run began, 0 to say nothing of it.
+    """
+
+    def __init__(
+        self, topic: Topic | Messages, name: str, run: str = "run-1", began_ms: int = 0, **options: str
+    ) -> None:
+        self.began_ms = began_ms
         self.topic = topic
         self.name = name
         self.run = run
         self.writer = writer(topic, "body", **{"guarantee": "exactly-once", **options})
 
-    def task(self, batch: int, *numbers: int) -> Written:
+    def task(self, batch: int, *numbers: int, in_task: bool = False) -> Written:
         rows = frame({"body": [b"%d" % number for number in numbers]}) if numbers else None
-        transaction = Transaction(self.name, batch, self.run)
-        return self.writer.write_rows(iter([rows] if rows else []), lambda: transaction, in_task=not self.run)
+        transaction = Transaction(self.name, batch, self.run, self.began_ms)
+        return self.writer.write_rows(iter([rows] if rows else []), lambda: transaction, in_task=in_task)
 
     def batch(self, batch: int, *numbers: int) -> list[Written | None]:
         middle = len(numbers) // 2
@@ -219,6 +225,16 @@ def test_an_older_run_can_neither_write_nor_commit(topic: Topic) -> None:
         old.writer.commit_parts(staged)
     old.writer.abort_parts(staged)
     new.writer.commit_parts(messages)
+    assert values(topic) == [3, 4]
+
+
+def test_a_task_of_an_older_run_that_is_the_first_at_a_broker_does_not_stop_the_newer_run(topic: Topic) -> None:
+    new = Query(topic, topic.name, "run-2", 2_000)
+    staged = new.batch(0, 3, 4)
+    late = Query(topic, topic.name, "run-1", 1_000)  # nothing of its run has reached this broker
+    with pytest.raises(WriteError, match=r"began 1 s before the newest run .* only its newest run can write"):
+        late.batch(0, 1, 2)
+    new.writer.commit_parts(staged)
     assert values(topic) == [3, 4]
 
 
@@ -267,9 +283,9 @@ def test_what_was_staged_survives_kill_9(own_broker: Martlet) -> None:
 
 
 def test_an_idempotent_task_writes_each_batch_once(topic: Topic) -> None:
-    for batch, numbers in ((0, (1, 2)), (0, (1, 2)), (1, (3, 4))):
-        query = Query(topic, topic.name, "", guarantee="idempotent")
-        assert query.task(batch, *numbers) == Written()
+    for attempt, (batch, numbers) in enumerate(((0, (1, 2)), (0, (1, 2)), (1, (3, 4)))):
+        query = Query(topic, topic.name, f"attempt-{attempt}", guarantee="idempotent")
+        assert query.task(batch, *numbers, in_task=True) == Written()
     assert values(topic) == [1, 2, 3, 4]
 
 

@@ -26,7 +26,7 @@ def stage(cluster: Cluster, bodies: Sequence[bytes], transaction: Transaction = 
     queues_of = WritableQueues(cluster)
     rows = pa.RecordBatch.from_pydict({"body": pa.array(bodies, pa.binary())})
     with closing(Staging(cluster, Turns(queues_of), transaction)) as stage:
-        for chunk in Targets(queues_of, "Orders", 500, steady=True).chunks(rows):
+        for chunk in Targets(queues_of, "Orders", 500).chunks(rows):
             stage.write(chunk)
         return stage.finish()
 
@@ -111,8 +111,20 @@ def test_a_commit_is_repeated_until_each_broker_answers(action: int) -> None:
         assert asked.code == RequestCode.COMMIT_EXTERNAL_TRANSACTION
         assert orjson.loads(asked.body) == {"parts": [["part-a", 1]]}
         assert [asked.text(name) for name in ("producer", "epoch", "sequence")] == ["query", "3", "5"]
-        assert [orjson.loads(each.body) for each in second.asked] == [{"parts": [["part-b", 1], ["part-b", 2]]}] * 3
+        assert {each.body for each in second.asked} == {orjson.dumps({"parts": [["part-b", 1], ["part-b", 2]]})}
+        prepare, commit = RequestCode.PREPARE_EXTERNAL_TRANSACTION, RequestCode.COMMIT_EXTERNAL_TRANSACTION
+        assert [each.code for each in second.asked] == [prepare] * 3 + [commit]
+        assert not first.next
         staging.commit(cluster, [])
+
+
+def test_nothing_is_committed_unless_all_brokers_but_the_first_are_prepared() -> None:
+    with fake_cluster("a", "b", "c") as (cluster, (first, second, third)):
+        third.next = [ResponseCode.QUERY_NOT_FOUND]
+        with pytest.raises(WriteError, match="broker 'c' refused the commit: QUERY_NOT_FOUND"):
+            staging.commit(cluster, [part_of(broker) for broker in "abc"])
+        assert [each.code for each in second.asked] == [RequestCode.PREPARE_EXTERNAL_TRANSACTION]
+        assert not first.asked
 
 
 def test_commits_share_a_connection() -> None:

@@ -1,6 +1,5 @@
 """Which queue each row goes to, and how rows are divided into requests."""
 
-from collections.abc import Iterable
 from zlib import crc32
 
 import pyarrow as pa
@@ -27,10 +26,8 @@ def frame(names: str, *rows: tuple[object, ...]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=names.split())
 
 
-def divided(
-    rows: pa.RecordBatch, topic: str = "", *, steady: bool = False, chunk_bytes: int = 1 << 20
-) -> list[tuple[Place, list[bytes]]]:
-    targets = Targets(QUEUES.__getitem__, topic, chunk_bytes, steady=steady)
+def divided(rows: pa.RecordBatch, topic: str = "", *, chunk_bytes: int = 1 << 20) -> list[tuple[Place, list[bytes]]]:
+    targets = Targets(QUEUES.__getitem__, topic, chunk_bytes)
     found = [(chunk.place, [message.body for message in decode_batch(chunk.body)]) for chunk in targets.chunks(rows)]
     assert all(chunk.count == len(bodies) for chunk, (_, bodies) in zip(targets.chunks(rows), found, strict=True))
     return found
@@ -67,18 +64,6 @@ def test_a_row_can_name_its_queue() -> None:
 def test_messages_with_a_time_travel_apart() -> None:
     rows = frame("body deliver_at", (b"1", None), (b"2", 5_000), (b"3", None))
     assert divided(rows, "One") == [(Place("One"), [b"1", b"3"]), (Place("One", timed=True), [b"2"])]
-
-
-def test_steady_rows_choose_the_same_broker_in_any_order() -> None:
-    bodies = [b"body %d" % number for number in range(100)]
-
-    def brokers(found: Iterable[bytes]) -> dict[bytes, str]:
-        divisions = divided(frame("body", *((body,) for body in found)), "Two", steady=True)
-        return {body: place.broker for place, bodies in divisions for body in bodies}
-
-    assert brokers(bodies) == brokers(reversed(bodies))
-    assert set(brokers(bodies).values()) == {"a", "b"}
-    assert divided(frame("body", (b"1",)), "One", steady=True) == [(Place("One", "a"), [b"1"])]
 
 
 def test_a_chunk_has_limits() -> None:

@@ -13,7 +13,14 @@ from trio.testing import wait_all_tasks_blocked
 
 from martlet.broker import Broker
 from martlet.clock import Clock
-from martlet.contracts import ExternalCommit, ExternalStage, ExternalTransaction, ExternalTransactions, StagedBatch
+from martlet.contracts import (
+    ExternalCommit,
+    ExternalRun,
+    ExternalStage,
+    ExternalTransaction,
+    ExternalTransactions,
+    StagedBatch,
+)
 from martlet.errors import Refused
 from martlet.message import Record
 from martlet.records.codec import decode_records
@@ -80,7 +87,26 @@ class Sink:
             await self.broker.projections._catch_up(driven)
 
     async def begin(self, run: str, producer: str = QUERY, identity: str = "") -> tuple[int, int]:
-        return await self.do(lambda: self.staged.begin(identity, producer, run))
+        begun = await self.do(lambda: self.staged.begin(identity, producer, run))
+        return begun.epoch, begun.committed
+
+    async def begin_at(self, run: str, began_ms: int = 0, *brokers: str, producer: str = QUERY) -> ExternalRun:
+        return await self.do(lambda: self.staged.begin("", producer, run, began_ms, brokers))
+
+    async def prepare(
+        self,
+        sequence: int,
+        parts: Sequence[tuple[str, int]],
+        *,
+        epoch: int = 0,
+        producer: str = QUERY,
+        is_last: bool = False,
+    ) -> ExternalCommit:
+        name = ExternalTransaction(producer, epoch, sequence)
+        return await self.do(lambda: self.staged.prepare(name, parts, nothing, is_last=is_last))
+
+    async def abort_prepared(self, sequence: int, *, epoch: int) -> int:
+        return await self.do(lambda: self.staged.abort_prepared(ExternalTransaction(QUERY, epoch, sequence)))
 
     async def stage(
         self,
@@ -107,15 +133,16 @@ class Sink:
     async def commit(
         self,
         sequence: int,
-        parts: Sequence[tuple[str, int]],
+        parts: Sequence[tuple[str, int]] | None,
         *,
         epoch: int = 0,
         producer: str = QUERY,
         identity: str = "",
         check: Callable[[str], None] = nothing,
+        is_last: bool = False,
     ) -> ExternalCommit:
         name = ExternalTransaction(producer, epoch, sequence, identity)
-        return await self.do(lambda: self.staged.commit(name, parts, check))
+        return await self.do(lambda: self.staged.commit(name, parts, check, is_last=is_last))
 
     async def abort(
         self, sequence: int, parts: Sequence[str] | None = None, *, epoch: int = 0, producer: str = QUERY

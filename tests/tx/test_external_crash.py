@@ -19,8 +19,8 @@ from martlet.testing.stores import ManualClock
 
 LENGTH = int(os.environ.get("MARTLET_CRASH_STEPS", "12"))
 SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "1")))
-STEPS = ("begin", "small", "large", "commit", "again", "abort", "roll", "save")
-WEIGHTS = (1, 4, 3, 5, 1, 1, 3, 1)
+STEPS = ("begin", "small", "large", "prepare", "commit", "again", "abort", "roll", "save")
+WEIGHTS = (1, 4, 3, 2, 5, 1, 1, 3, 1)
 PARTS = {"small": (1, 3), "large": (2, 24)}  # chunks, and messages of each, of which about 20 are a group
 
 
@@ -41,6 +41,10 @@ class Work:
         self.stored: dict[str, list[str]] = {TOPIC: [], OTHER: []}
         self.doubtful: dict[str, list[str]] = {TOPIC: [], OTHER: []}
         self.doubtful_parts: list[tuple[str, int]] = []
+        # What was asked to be prepared of the current transaction, and whether that was acknowledged.
+        self.held_parts: list[tuple[str, int]] = []
+        self.held_messages: dict[str, list[str]] = {TOPIC: [], OTHER: []}
+        self.is_held = False
         self.number = 0
         self.found: Sink | None = None
 
@@ -55,6 +59,8 @@ class Work:
             await self.begin(found)
         elif name in PARTS:
             await self.stage(found, *PARTS[name])
+        elif name == "prepare":
+            await self.prepare(found)
         elif name == "commit":
             await self.commit(found)
         elif name == "again":
@@ -71,9 +77,32 @@ class Work:
 
     async def begin(self, found: Sink) -> None:
         self.asked_epoch = self.epoch + 1
-        self.epoch, committed = await found.begin(f"run-{self.asked_epoch}")
-        assert (self.epoch, committed) == (self.asked_epoch, self.sequence - 1)
+        begun = await found.begin_at(f"run-{self.asked_epoch}")
+        self.epoch = begun.epoch
+        assert (begun.epoch, begun.committed) == (self.asked_epoch, self.sequence - 1)
         self.forget_staged()
+        if self.is_held:
+            assert begun.prepared == self.sequence
+        if begun.prepared >= 0:
+            await self.take_over(found)
+
+    async def prepare(self, found: Sink) -> None:
+        self.held_parts = list(self.parts)
+        self.held_messages = {topic: list(bodies) for topic, bodies in self.messages.items()}
+        await found.prepare(self.sequence, self.held_parts, epoch=self.epoch)
+        self.is_held = True
+
+    async def take_over(self, found: Sink) -> None:
+        """End what an older run has prepared."""
+        if self.sequence % 2:
+            self.doubtful, self.doubtful_parts = self.held_messages, self.held_parts
+            answer = await found.commit(self.sequence, None, epoch=self.epoch)
+            assert answer.messages == sum(map(len, self.held_messages.values()))
+            self.settle_commit()
+            self.check_stored(found)
+        else:
+            self.is_held = False
+            assert await found.abort_prepared(self.sequence, epoch=self.epoch) == len(self.held_parts)
 
     def forget_staged(self) -> None:
         self.parts, self.messages = [], {TOPIC: [], OTHER: []}
@@ -103,6 +132,7 @@ class Work:
         for topic, bodies in self.doubtful.items():
             self.stored[topic] = self.stored[topic] + bodies
         self.doubtful, self.doubtful_parts = {TOPIC: [], OTHER: []}, []
+        self.is_held = False
         self.sequence += 1
         self.forget_staged()
 
@@ -182,6 +212,13 @@ async def cut_everywhere(names: list[str], seed: int, flush: str, damage: str = 
 @pytest.mark.parametrize("between", ["", "save", "roll", "begin", "abort"])
 async def test_a_transaction_is_stored_whole_or_not_at_all_wherever_the_power_is_cut(size: str, between: str) -> None:
     names = ["begin", size, *([between] if between else []), size, "commit", "again"]
+    assert await cut_everywhere(names, 0, "sync") > 20
+
+
+@pytest.mark.parametrize("first", ["", "commit"])  # the transaction's number decides what the next run does
+@pytest.mark.parametrize("between", ["save", "roll", "abort"])
+async def test_what_is_prepared_is_kept_for_the_next_run_wherever_the_power_is_cut(first: str, between: str) -> None:
+    names = ["begin", *([first] if first else []), "large", "prepare", "small", between, "begin", "small", "commit"]
     assert await cut_everywhere(names, 0, "sync") > 20
 
 

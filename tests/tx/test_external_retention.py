@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.state.power_cuts import changes_after, cut_at, cut_of
-from tests.tx.external_talk import TOPIC, Sink, hurt, numbered, sink
+from tests.tx.external_talk import OTHER, TOPIC, Sink, hurt, numbered, sink
 
 from martlet.errors import Reason, Refused
 from martlet.message import Message
@@ -58,6 +58,10 @@ class Kept:
         await found.stage(1, "aborted", ["no"], epoch=2)
         await found.stage(1, "kept", ["three"], epoch=2, chunk=1)
         await found.abort(1, ["aborted"], epoch=2)
+        await found.begin_at("old", 5000, "a", "b", producer="query/2")
+        await found.stage(7, "held", ["held"], epoch=1, producer="query/2", topic=OTHER)
+        await found.prepare(7, [("held", 1)], epoch=1, producer="query/2")
+        await found.begin_at("new", 6000, "c", producer="query/2")
         await fill(found)
         return found
 
@@ -73,6 +77,12 @@ class Kept:
             await found.begin("run-1")
         assert refused.value.reason is Reason.FENCED
         assert await found.begin("run-2") == (2, 0)
+        begun = await found.begin_at("new", producer="query/2")
+        assert (begun.epoch, begun.prepared, begun.brokers) == (2, 7, ("a", "b", "c"))
+        with pytest.raises(Refused, match=r"began 0\.5 s before the newest run"):
+            await found.begin_at("older", 5500, producer="query/2")
+        assert (await found.commit(7, None, epoch=2, producer="query/2")).messages == 1
+        assert found.stored(OTHER) == ["held"]
         assert (await found.commit(4, [], producer="query/1")).is_duplicate
         assert (await found.commit(0, [("first", 1)], epoch=2)).is_duplicate
         assert (await found.commit(1, [("kept", 2)], epoch=2)).messages == 3

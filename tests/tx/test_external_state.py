@@ -9,11 +9,12 @@ from martlet_tx.external.state import ExternalState
 
 async def test_a_snapshot_has_the_whole_state_while_a_transaction_is_delivered() -> None:
     found = await sink()
-    await found.begin("run-1")
+    await found.begin_at("run-1", 5, "a", "b")
     await found.commit(3, [], epoch=1)
     await found.commit(8, [], producer="other")
     await found.do(found.staged.count_hour)
     await found.stage(4, "open", ["x"], epoch=1)
+    await found.prepare(4, [("open", 1)], epoch=1)
     for chunk in range(3):
         await found.stage(0, "large", numbered(0, 25), chunk=chunk, producer="third")
     await found.decide(0, [("large", 3)], producer="third")

@@ -30,6 +30,7 @@ from martlet.access.grant import (
 from martlet.access.rules import Decisions, FollowPermit, name_of_group
 from martlet.contracts import (
     ExternalCommit,
+    ExternalRun,
     ExternalStage,
     ExternalTransaction,
     ExternalTransactions,
@@ -265,9 +266,18 @@ class Gate:
             raise Refused(Reason.NOT_SUPPORTED, "no plugin holds transactional messages; add tx to plugins.enabled")
         return transactions
 
-    async def begin_external(self, producer: str, run: str) -> tuple[int, int]:
+    async def begin_external(
+        self,
+        producer: str,
+        run: str,
+        began_ms: int = 0,
+        brokers: Sequence[str] = (),
+        *,
+        only_known: bool = False,
+    ) -> ExternalRun:
         """Begin a run of *producer*, like `ExternalTransactions.begin`; producers belong to this identity."""
-        return await self._external().begin(self.identity.name, producer, run)
+        name = self.identity.name
+        return await self._external().begin(name, producer, run, began_ms, brokers, only_known=only_known)
 
     async def stage_external(
         self, transaction: ExternalTransaction, part: str, chunk: int, batch: StagedBatch
@@ -281,18 +291,30 @@ class Gate:
                 self._check_light(Message(batch.topic, bytes(body), properties))
         return await self._external().stage(self._own(transaction), part, chunk, batch)
 
+    async def prepare_external(
+        self, transaction: ExternalTransaction, parts: Sequence[tuple[str, int]], *, is_last: bool = False
+    ) -> ExternalCommit:
+        """Prepare *parts*, like `ExternalTransactions.prepare`; requires ``publish`` on their topics."""
+        own = self._own(transaction)
+        return await self._external().prepare(own, parts, self.check_publish, is_last=is_last)
+
     async def commit_external(
-        self, transaction: ExternalTransaction, parts: Sequence[tuple[str, int]]
+        self, transaction: ExternalTransaction, parts: Sequence[tuple[str, int]] | None, *, is_last: bool = False
     ) -> ExternalCommit:
         """Deliver *parts*, like `ExternalTransactions.commit`; requires ``publish`` on their topics.
 
         In a topic whose messages have names, the permission was checked when they were staged.
         """
-        return await self._external().commit(self._own(transaction), parts, self.check_publish)
+        own = self._own(transaction)
+        return await self._external().commit(own, parts, self.check_publish, is_last=is_last)
 
     async def abort_external(self, transaction: ExternalTransaction, parts: Sequence[str] | None = None) -> int:
         """Drop *parts* of a transaction of this identity, like `ExternalTransactions.abort`."""
         return await self._external().abort(self._own(transaction), parts)
+
+    async def abort_prepared_external(self, transaction: ExternalTransaction) -> int:
+        """Drop what an older run has prepared, like `ExternalTransactions.abort_prepared`."""
+        return await self._external().abort_prepared(self._own(transaction))
 
     def _own(self, transaction: ExternalTransaction) -> ExternalTransaction:
         """Return *transaction* as one of this identity."""

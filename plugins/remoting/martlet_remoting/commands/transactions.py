@@ -21,7 +21,7 @@ PAGE: Final = 500
 COMMIT, ROLLBACK = 0x8, 0xC
 PRODUCER_COLUMNS: Final = (
     *("broker", "identity", "producer", "epoch", "run", "committed"),
-    *("delivering", "parts", "messages", "bytes"),
+    *("prepared", "delivering", "parts", "messages", "bytes", "ended", "unused_h"),
 )
 COLUMNS: Final = ("broker", "number", "id", "group", "topic", "stored", "checks", "bytes")
 
@@ -87,9 +87,9 @@ async def show_producers(arguments: Any) -> int:
     async with Admin(arguments.settings) as admin:
         for broker, address in (await admin.cluster()).masters().items():
             async for row in _producers(admin, address):
-                staged = row["delivering"], row["parts"], row["messages"], row["bytes"]
+                staged = row["prepared"], row["delivering"], row["parts"], row["messages"], row["bytes"]
                 known = row["identity"], row["name"], row["epoch"], row["run"], row["committed"]
-                rows.append((broker, *known, *staged))
+                rows.append((broker, *known, *staged, row["is_ended"], row["unused_hours"]))
     print_rows(PRODUCER_COLUMNS, rows, as_json=arguments.json)
     return Exit.OK
 

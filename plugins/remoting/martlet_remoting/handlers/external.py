@@ -55,8 +55,12 @@ def begin(context: Context, command: Command) -> Answer:
 
 
 async def _begin(gate: Gate, command: Command) -> bytes:
-    epoch, committed = await gate.begin_external(command.text("producer"), command.text("run"))
-    return reply(command, {"epoch": epoch, "committed": committed})
+    brokers = [name for name in command.text("brokers", "").split(",") if name]
+    began_ms = command.integer("began", 0)
+    producer, name, only_known = command.text("producer"), command.text("run"), _is_true(command, "known")
+    run = await gate.begin_external(producer, name, began_ms, brokers, only_known=only_known)
+    ext = {"epoch": run.epoch, "committed": run.committed, "prepared": run.prepared, "brokers": ",".join(run.brokers)}
+    return reply(command, ext)
 
 
 # staging
@@ -108,11 +112,28 @@ def _split(body: bytes) -> Steps[Sequence[Member]]:
     return members
 
 
+def _is_true(command: Command, name: str) -> bool:
+    return command.text(name, "") == "true"
+
+
 def _text(value: bool) -> str:
     return "true" if value else "false"
 
 
 # the outcome
+
+
+def prepare(context: Context, command: Command) -> Answer:
+    """Keep parts of a transaction for its commit, whoever begins a run."""
+    _check_supported(context.state.broker)
+    return Later(_prepare(context, command, _transaction(command)))
+
+
+async def _prepare(context: Context, command: Command, transaction: ExternalTransaction) -> bytes:
+    parts = await _parts(context, command, _commit_part)
+    is_last = _is_true(command, "last")
+    done = await context.gate(command).prepare_external(transaction, parts or (), is_last=is_last)
+    return reply(command, {"committed": done.sequence, "duplicate": _text(done.is_duplicate)})
 
 
 def commit(context: Context, command: Command) -> Answer:
@@ -123,7 +144,8 @@ def commit(context: Context, command: Command) -> Answer:
 
 async def _commit(context: Context, command: Command, transaction: ExternalTransaction) -> bytes:
     parts = await _parts(context, command, _commit_part)
-    done = await context.gate(command).commit_external(transaction, parts or ())
+    wanted = None if _is_true(command, "prepared") else parts or ()
+    done = await context.gate(command).commit_external(transaction, wanted, is_last=_is_true(command, "last"))
     ext = {"committed": done.sequence, "duplicate": _text(done.is_duplicate), "messages": done.messages}
     return reply(command, ext)
 
@@ -141,8 +163,10 @@ def abort(context: Context, command: Command) -> Answer:
 
 
 async def _abort(context: Context, command: Command, transaction: ExternalTransaction) -> bytes:
-    parts = await _parts(context, command, _abort_part)
-    return reply(command, {"dropped": await context.gate(command).abort_external(transaction, parts)})
+    gate, parts = context.gate(command), await _parts(context, command, _abort_part)
+    if _is_true(command, "prepared"):
+        return reply(command, {"dropped": await gate.abort_prepared_external(transaction)})
+    return reply(command, {"dropped": await gate.abort_external(transaction, parts)})
 
 
 def _abort_part(item: object) -> str:
@@ -186,6 +210,7 @@ def _list(command: Command, found: ExternalTransactions, after: tuple[str, str],
 TABLE: Final[dict[int, Handle]] = {
     RequestCode.BEGIN_EXTERNAL_TRANSACTIONS: begin,
     RequestCode.STAGE_EXTERNAL_MESSAGES: stage,
+    RequestCode.PREPARE_EXTERNAL_TRANSACTION: prepare,
     RequestCode.COMMIT_EXTERNAL_TRANSACTION: commit,
     RequestCode.ABORT_EXTERNAL_TRANSACTION: abort,
     RequestCode.LIST_EXTERNAL_TRANSACTIONS: list_external,

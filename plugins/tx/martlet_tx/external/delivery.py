@@ -168,6 +168,7 @@ class Delivery:
         place: Place = (0, 0, 0),
         *,
         is_decided: bool = False,
+        is_last: bool = False,
     ) -> None:
         self._broker = broker
         self._store = broker.store
@@ -179,6 +180,7 @@ class Delivery:
         self.parts = parts
         self.place = place
         self.is_decided = is_decided
+        self.is_last = is_last
         self.end = 0
         self.delivered = self.dropped = self.lost = 0
         self.done = trio.Event()
@@ -190,9 +192,8 @@ class Delivery:
         return self.is_decided and self.place[0] >= len(self.parts)
 
     def commit_event(self, place: Place, *, is_copy: bool = False) -> bytes:
-        return encode_event(
-            EventKind.COMMIT, *self.key, self.sequence, self.epoch, self.parts, place, self._state.hour, is_copy
-        )
+        head = *self.key, self.sequence, self.epoch
+        return encode_event(EventKind.COMMIT, *head, self.parts, place, self._state.hour, is_copy, self.is_last)
 
     def first(self, check: Callable[[], None]) -> WaitingSteps[None]:
         """Decide, and store the first group; *check* may refuse it at the last moment.

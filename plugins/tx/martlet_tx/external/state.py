@@ -17,9 +17,9 @@ from martlet.steps import Pace, Steps, WaitingSteps
 
 from .records import EVENTS_TOPIC, Chunk, EventKind, Key, Place, Stored
 
-__all__ = ["ExternalState", "Part", "Producer", "Progress"]
+__all__ = ["NO_VOTE", "ExternalState", "Part", "Producer", "Progress", "Vote"]
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 NAME: Final = "tx-external"
 # Chunks to remove in one call of `apply`; each takes 1 us.
 CLEANED: Final = 500
@@ -27,6 +27,24 @@ CLEANED: Final = 500
 PRODUCER, PART, CHUNK, DELIVERY, HOUR = range(5)
 
 PartKey = tuple[int, str]  # sequence and name
+
+
+class Vote(NamedTuple):
+    """What a run has prepared to commit: ``parts`` are names and numbers of chunks, kept whoever begins a run.
+
+    Votes are in order, first by epoch: the later one counts. Sequence -1 says that there is nothing prepared.
+    """
+
+    epoch: int = 0
+    sequence: int = -1
+    parts: tuple[tuple[str, int], ...] = ()
+
+    def later(self, known: "Vote") -> "Vote":
+        """Return this one unless *known* is later."""
+        return known if known[:2] > self[:2] else self
+
+
+NO_VOTE: Final = Vote()
 
 
 class Producer(NamedTuple):
@@ -38,6 +56,10 @@ class Producer(NamedTuple):
       committed: its last committed sequence, -1 if none.
       hour: when it was last used, in hours that the broker has run.
       noted_at: the log position of the oldest event that is needed to know this.
+      began_ms: when its newest run began, by the clock of who runs it; 0 if that is unknown.
+      brokers: the names of all brokers that it may write to, sorted.
+      vote: what is prepared; over once it, or something later, is committed.
+      is_ended: whether its last commit was said to be the last one.
     """
 
     epoch: int = 0
@@ -45,6 +67,34 @@ class Producer(NamedTuple):
     committed: int = -1
     hour: int = 0
     noted_at: int = NOTHING
+    began_ms: int = 0
+    brokers: tuple[str, ...] = ()
+    vote: Vote = NO_VOTE
+    is_ended: bool = False
+
+    @property
+    def prepared(self) -> int:
+        """The sequence that is prepared and not committed, -1 if none."""
+        return self.vote.sequence if self.vote.sequence > self.committed else -1
+
+    def held(self) -> frozenset[str]:
+        """Return the names of the parts that are prepared."""
+        return frozenset([name for name, _ in self.vote.parts]) if self.prepared >= 0 else frozenset()
+
+    def merged(self, said: "Producer") -> "Producer":
+        """Return what is known after an event says *said*, which may be a copy of an older one."""
+        newer = said if said.epoch >= self.epoch else self
+        ended = said if said.committed >= self.committed else self
+        return said._replace(
+            epoch=newer.epoch,
+            runs=newer.runs,
+            began_ms=newer.began_ms,
+            committed=ended.committed,
+            is_ended=ended.is_ended,
+            hour=max(said.hour, self.hour),
+            brokers=tuple(sorted({*said.brokers, *self.brokers})),
+            vote=said.vote.later(self.vote),
+        )
 
 
 class Part(NamedTuple):
@@ -134,7 +184,7 @@ class ExternalState:
             return
         key = (items[0], items[1])
         if kind == EventKind.STATE:
-            self._apply_state(key, Producer(items[2], tuple(items[3]), items[4], items[5], position))
+            self._apply_state(key, _producer(items[2:6], position, items[6:]))
         elif kind == EventKind.STAGED:
             self._apply_staged(key, position, *items[2:])
         elif kind == EventKind.COMMIT:
@@ -146,16 +196,39 @@ class ExternalState:
                 self._drop(key, (items[2], part))
         elif kind == EventKind.FORGOTTEN:
             self._forget_producer(key)
+        elif kind == EventKind.PREPARED:
+            self._apply_prepared(key, position, *items[2:])
 
     def _apply_state(self, key: Key, said: Producer) -> None:
         known = self.producers.get(key)
-        if known is not None:
-            newer = said if said.epoch >= known.epoch else known
-            committed, hour = max(said.committed, known.committed), max(said.hour, known.hour)
-            said = Producer(newer.epoch, newer.runs, committed, hour, said.noted_at)
-            del self.producers[key]
-        self.producers[key] = said
-        self._drop_stale(key, said)
+        if known is None:
+            self.producers[key] = said
+        else:
+            merged = known.merged(said)
+            if merged == said:
+                del self.producers[key]  # this event says everything
+                self.producers[key] = said
+            else:  # a copy that was made before another event was applied
+                self.producers[key] = merged._replace(noted_at=known.noted_at)
+        self._drop_stale(key, self.producers[key])
+
+    def _apply_prepared(
+        self,
+        key: Key,
+        position: int,
+        sequence: int,
+        epoch: int,
+        parts: list[tuple[str, int]],
+        hour: int,
+        is_last: bool,
+    ) -> None:
+        known = self.producers.get(key, Producer(epoch, noted_at=position))
+        vote = Vote(epoch, sequence, tuple([(name, chunks) for name, chunks in parts]))
+        hour, ended = max(hour, known.hour), known.is_ended or is_last
+        said = self.producers[key] = known._replace(vote=vote.later(known.vote), hour=hour, is_ended=ended)
+        if known.vote[:2] < said.vote[:2]:  # the new vote replaces one that came to nothing
+            for name in known.held():
+                self._drop(key, (known.prepared, name))
 
     def _apply_staged(
         self,
@@ -210,7 +283,10 @@ class ExternalState:
         if delivery is not None and delivery.sequence == sequence:
             return _is_left(delivery, name)
         producer = self.producers.get(key)
-        return producer is None or (epoch >= producer.epoch and sequence > producer.committed)
+        if producer is None:
+            return True
+        is_held = sequence == producer.prepared and name in producer.held()
+        return is_held or (epoch >= producer.epoch and sequence > producer.committed)
 
     def _apply_commit(
         self,
@@ -222,18 +298,22 @@ class ExternalState:
         place: list[int],
         hour: int,
         is_copy: bool,
+        is_last: bool = False,
     ) -> None:
         known = self.producers.get(key)
         if known is not None and sequence <= known.committed and not is_copy:
             return
+        said = Producer(epoch, (), sequence, hour, position, is_ended=is_last)
         if known is None:
-            self.producers[key] = Producer(epoch, (), sequence, hour, position)
-        elif not known.epoch:
+            self.producers[key] = said
+        elif not known.epoch and known.merged(said)._replace(vote=NO_VOTE) == said and known.vote.sequence <= sequence:
             del self.producers[key]  # this event says everything
-            self.producers[key] = Producer(0, (), max(sequence, known.committed), max(hour, known.hour), position)
+            self.producers[key] = said
         else:
+            ended = is_last if sequence > known.committed else known.is_ended
             committed, hour = max(sequence, known.committed), max(hour, known.hour)
-            self.producers[key] = known._replace(committed=committed, hour=hour)
+            vote = known.vote if known.vote.sequence > committed else known.vote._replace(parts=())
+            self.producers[key] = known._replace(committed=committed, hour=hour, is_ended=ended, vote=vote)
         named = tuple([(name, chunks) for name, chunks in parts])
         before = self.deliveries.get(key)
         begin = before.place if before is not None and before.sequence == sequence else (0, 0, 0)
@@ -269,11 +349,13 @@ class ExternalState:
         """Drop the parts of older runs, and those that a commit did not name."""
         delivery = self.deliveries.get(key)
         kept = {name for name, _ in delivery.parts} if delivery is not None else set()
+        held = producer.held()
         for part_key, part in self.parts_of(key):
             sequence, name = part_key
             if delivery is not None and sequence == delivery.sequence and name in kept:
                 continue
-            if part.epoch < producer.epoch or sequence <= producer.committed:
+            is_held = sequence == producer.prepared and name in held
+            if (part.epoch < producer.epoch and not is_held) or sequence <= producer.committed:
                 self._drop(key, part_key)
 
     def _drop(self, key: Key, part_key: PartKey) -> None:
@@ -333,8 +415,8 @@ class ExternalState:
             named = tuple([(name, chunks) for name, chunks in parts])
             self.deliveries[key[0], key[1]] = Progress(sequence, epoch, named, tuple(place), noted_at)
         elif kind == PRODUCER:
-            key, (epoch, runs, committed, hour, noted_at) = items
-            self.producers[key[0], key[1]] = Producer(epoch, tuple(runs), committed, hour, noted_at)
+            key, (epoch, runs, committed, hour, noted_at, *rest) = items
+            self.producers[key[0], key[1]] = _producer((epoch, runs, committed, hour), noted_at, rest)
         elif kind == PART:
             (name, (sequence, part)), (serial, epoch, chunks, messages, size), topics = items
             found = Part(serial, epoch, chunks, messages, size, frozenset(topics))
@@ -368,3 +450,14 @@ class ExternalState:
 def _is_left(delivery: Progress, name: str) -> bool:
     """Return whether something of part *name* is still to be delivered."""
     return name in [each for each, _ in delivery.parts[delivery.place[0] :]]
+
+
+def _producer(head: Sequence[Any], noted_at: int, rest: Sequence[Any]) -> Producer:
+    """Return the producer of an event or of a row of a snapshot."""
+    epoch, runs, committed, hour = head
+    known = Producer(epoch, tuple(runs), committed, hour, noted_at)
+    if not rest:
+        return known
+    began_ms, brokers, (vote_epoch, sequence, parts), is_ended = rest
+    vote = Vote(vote_epoch, sequence, tuple([(name, chunks) for name, chunks in parts]))
+    return known._replace(began_ms=began_ms, brokers=tuple(brokers), vote=vote, is_ended=is_ended)

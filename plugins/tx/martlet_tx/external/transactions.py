@@ -18,6 +18,7 @@ from martlet.broker import Broker
 from martlet.contracts import (
     ExternalCommit,
     ExternalProducer,
+    ExternalRun,
     ExternalStage,
     ExternalTransaction,
     ExternalTransactions,
@@ -30,7 +31,7 @@ from martlet_tx.config import TxConfig
 
 from .delivery import Delivery, EventLog, read_staged
 from .records import Chunk, EventKind, Key, encode_batch, encode_event, staged_bytes
-from .state import ExternalState, Part, PartKey, Producer
+from .state import ExternalState, Part, PartKey, Producer, Vote
 
 __all__ = ["StagedTransactions"]
 
@@ -41,6 +42,10 @@ NAME_CHARS_MAX: Final = 64
 SEQUENCE_MAX: Final = (1 << 63) - 1
 # Runs of a producer that are remembered, so that none of them comes back.
 RUNS_MAX: Final = 64
+# The names of a producer's brokers, together.
+BROKERS_CHARS_MAX: Final = 4096
+# Hours of operation for which a producer is remembered after its last commit, in case that the commit is repeated.
+ENDED_HOURS: Final = 2
 # Parts in one commit.
 PARTS_MAX: Final = 10_000
 # Transactions that are delivered at the same time; each keeps a chunk in memory.
@@ -124,31 +129,58 @@ class StagedTransactions(ExternalTransactions):
 
     # ---- runs
 
-    async def begin(self, identity: str, producer: str, run: str) -> tuple[int, int]:
+    async def begin(
+        self,
+        identity: str,
+        producer: str,
+        run: str,
+        began_ms: int = 0,
+        brokers: Sequence[str] = (),
+        *,
+        only_known: bool = False,
+    ) -> ExternalRun:
         _check_name("producer", producer, PRODUCER_CHARS_MAX)
         _check_name("run", run, NAME_CHARS_MAX)
         key = identity, producer
         async with self._turn(key):
             known = self.state.producers.get(key, UNKNOWN)
-            if run in known.runs:
-                if run != known.runs[-1]:
-                    self._refuse_old(producer, f"run {run!r}")
-                return known.epoch, known.committed
-            if known is UNKNOWN:
-                self._check_producers()
-            runs = (*known.runs, run)[-RUNS_MAX:]
-            await self._note(self._state_event(key, known._replace(epoch=known.epoch + 1, runs=runs)))
-            return known.epoch + 1, known.committed
+            if known is UNKNOWN and only_known:
+                return ExternalRun(0, -1)
+            if run in known.runs and run != known.runs[-1]:
+                self._refuse_old(producer, f"run {run!r}")
+            wanted = known._replace(brokers=tuple(sorted({*known.brokers, *brokers})))
+            _check_brokers(wanted.brokers)
+            if run not in known.runs:
+                self._check_begin(known, producer, run, began_ms)
+                runs = (*known.runs, run)[-RUNS_MAX:]
+                began_ms = began_ms or known.began_ms
+                wanted = wanted._replace(epoch=known.epoch + 1, runs=runs, began_ms=began_ms, is_ended=False)
+            if wanted != known:
+                await self._note(self._state_event(key, wanted))
+            prepared = wanted.prepared if wanted.vote.epoch < wanted.epoch else -1
+            return ExternalRun(wanted.epoch, wanted.committed, prepared, wanted.brokers)
+
+    def _check_begin(self, known: Producer, producer: str, run: str, began_ms: int) -> None:
+        """Raise `Refused` unless a new *run* may begin: one that waited somewhere may be older than the newest."""
+        if began_ms and began_ms < known.began_ms:
+            earlier = f"run {run!r}, which began {(known.began_ms - began_ms) / 1000:g} s before the newest run"
+            self._refuse_old(producer, earlier)
+        if known is UNKNOWN:
+            self._check_producers()
 
     def _check_producers(self) -> None:
         count, limit = len(self.state.producers), self._config.producers_max
         if count >= limit:
             text = f"{count} producers of external transactions are known; tx.producers_max is {limit}"
-            raise Refused(Reason.BUSY, f"{text}; unused ones are forgotten after tx.producer_hours")
+            when = f"{ENDED_HOURS} h after a commit that says it is the last one, else after tx.producer_hours"
+            todo = "set it higher, or wait until some are forgotten"
+            raise Refused(Reason.BUSY, f"{text}; {todo}: {when}; `martlet tx producers` lists them")
 
     def _state_event(self, key: Key, producer: Producer, hour: int | None = None) -> bytes:
         hour = self.state.hour if hour is None else hour
-        return encode_event(EventKind.STATE, *key, producer.epoch, producer.runs, producer.committed, hour)
+        head = producer.epoch, producer.runs, producer.committed, hour
+        rest = producer.began_ms, producer.brokers, producer.vote, producer.is_ended
+        return encode_event(EventKind.STATE, *key, *head, *rest)
 
     async def _note(self, event: bytes) -> None:
         """Append *event*, and wait until it is durable and applied."""
@@ -268,8 +300,13 @@ class StagedTransactions(ExternalTransactions):
 
     # ---- the outcome
 
-    async def commit(
-        self, transaction: ExternalTransaction, parts: Sequence[tuple[str, int]], check: Callable[[str], object]
+    async def prepare(
+        self,
+        transaction: ExternalTransaction,
+        parts: Sequence[tuple[str, int]],
+        check: Callable[[str], object],
+        *,
+        is_last: bool = False,
     ) -> ExternalCommit:
         _check_parts(parts)
         key = transaction.identity, transaction.producer
@@ -278,11 +315,45 @@ class StagedTransactions(ExternalTransactions):
             if transaction.sequence <= producer.committed:
                 self.duplicates += 1
                 return ExternalCommit(producer.committed, 0, True)
+            vote = Vote(transaction.epoch, transaction.sequence, tuple([(name, chunks) for name, chunks in parts]))
+            if vote[:2] < producer.vote[:2]:
+                text = f"transaction {producer.vote.sequence} of {transaction.producer!r} is prepared already"
+                raise Refused(Reason.ILLEGAL, f"{text}; prepare transactions in the order of their numbers")
+            if key not in self.state.producers:
+                self._check_producers()
+            self._check_topics(await self._broker.turns.finish(self._check_staged(transaction, parts)), check)
+            if vote != producer.vote:
+                await self._note(self._prepared_event(key, vote, is_last=is_last))
+        return ExternalCommit(producer.committed, 0, False)
+
+    def _prepared_event(self, key: Key, vote: Vote, *, is_last: bool = False) -> bytes:
+        return encode_event(EventKind.PREPARED, *key, vote.sequence, vote.epoch, vote.parts, self.state.hour, is_last)
+
+    async def commit(
+        self,
+        transaction: ExternalTransaction,
+        parts: Sequence[tuple[str, int]] | None,
+        check: Callable[[str], object],
+        *,
+        is_last: bool = False,
+    ) -> ExternalCommit:
+        _check_parts(parts or ())
+        key = transaction.identity, transaction.producer
+        async with self._turn(key):
+            producer = self._check_run(transaction)
+            if parts is None:
+                parts = self._left(producer, transaction)
+            if transaction.sequence <= producer.committed or parts is None:
+                self.duplicates += 1
+                return ExternalCommit(producer.committed, 0, True)
             if key not in self.state.producers:
                 self._check_producers()
             topics = await self._broker.turns.finish(self._check_staged(transaction, parts))
+            if transaction.sequence == producer.prepared and tuple(parts) == producer.vote.parts:
+                topics = set()  # they were checked then, and the outcome is decided elsewhere
             delivery = Delivery(
-                self._broker, self._events, self.state, key, transaction.sequence, transaction.epoch, parts
+                *(self._broker, self._events, self.state, key, transaction.sequence, transaction.epoch, parts),
+                is_last=is_last,
             )
             self._deliveries[key] = delivery
             try:
@@ -295,6 +366,12 @@ class StagedTransactions(ExternalTransactions):
                 raise Refused(Reason.UNAVAILABLE, f"{text}, repeat the commit then")
             await self._events.wait_applied()
         return ExternalCommit(transaction.sequence, delivery.delivered, False)
+
+    @staticmethod
+    def _left(producer: Producer, transaction: ExternalTransaction) -> Sequence[tuple[str, int]] | None:
+        """Return the parts that an older run than that of *transaction* has prepared and not committed, if it has."""
+        is_left = producer.prepared == transaction.sequence and producer.vote.epoch < transaction.epoch
+        return producer.vote.parts if is_left else None
 
     def _check_staged(self, transaction: ExternalTransaction, parts: Sequence[tuple[str, int]]) -> Steps[set[str]]:
         """Return the topics of *parts*; raise `Refused` unless all of them are complete."""
@@ -380,12 +457,24 @@ class StagedTransactions(ExternalTransactions):
                 return 0  # its parts are dropped already
             if transaction.sequence <= producer.committed:
                 return 0
-            found = [name for (_, name), _ in self.state.parts_of(key, transaction.sequence)]
+            held = producer.held() if transaction.sequence == producer.prepared else frozenset()
+            # What is prepared may be decided on another broker: the next run asks there.
+            found = [name for (_, name), _ in self.state.parts_of(key, transaction.sequence) if name not in held]
             dropped = found if parts is None else sorted(set(found).intersection(parts))
             if dropped:
                 await self._note(encode_event(EventKind.DROPPED, *key, transaction.sequence, dropped))
                 self.aborted += len(dropped)
             return len(dropped)
+
+    async def abort_prepared(self, transaction: ExternalTransaction) -> int:
+        key = transaction.identity, transaction.producer
+        async with self._turn(key):
+            left = self._left(self._check_run(transaction), transaction)
+            if left is None:
+                return 0
+            await self._note(self._prepared_event(key, Vote(transaction.epoch)))
+            self.aborted += len(left)
+            return len(left)
 
     # ---- the service
 
@@ -452,11 +541,23 @@ class StagedTransactions(ExternalTransactions):
         for name, part in self.state.parts.freeze():
             chunks, since = seen.get(name, (-1, now))
             self._seen[name] = (part.chunks, since if chunks == part.chunks else now)
-            if chunks == part.chunks and now - since >= timeout_s and name[0] not in self._deliveries:
+            is_late = chunks == part.chunks and now - since >= timeout_s and name[0] not in self._deliveries
+            if is_late and not self._is_held(*name):
                 late.append(name)
             if pace.is_over():
                 yield
         return late
+
+    def _is_held(self, key: Key, part_key: PartKey) -> bool:
+        """Return whether a part is prepared by a producer that may come back."""
+        producer = self.state.producers.get(key, UNKNOWN)
+        if part_key[0] != producer.prepared or part_key[1] not in producer.held():
+            return False
+        return self.state.hour - producer.hour < self._remembered_hours(producer)
+
+    def _remembered_hours(self, producer: Producer) -> int:
+        limit = self._config.producer_hours
+        return min(ENDED_HOURS, limit) if producer.is_ended else limit
 
     async def _count_hours(self) -> None:
         while True:
@@ -480,7 +581,7 @@ class StagedTransactions(ExternalTransactions):
                     log.info("producer %r of external transactions was not used for long and is forgotten", key[1])
 
     def _is_unused(self, key: Key, producer: Producer) -> bool:
-        unused = self.state.hour - producer.hour >= self._config.producer_hours
+        unused = self.state.hour - producer.hour >= self._remembered_hours(producer)
         return unused and key not in self.state.of_producer and key not in self.state.deliveries
 
     def _find_unused(self) -> Steps[list[Key]]:
@@ -565,6 +666,9 @@ class StagedTransactions(ExternalTransactions):
                     len(parts),
                     sum([part.messages for part in parts]),
                     sum([part.size for part in parts]),
+                    producer.prepared,
+                    producer.is_ended,
+                    state.hour - producer.hour,
                 )
             )
         return found
@@ -611,6 +715,13 @@ def _check_name(what: str, name: str, chars_max: int) -> None:
     if not 1 <= len(name) <= chars_max or not name.isprintable():
         text = f"{what} {name!r:.80} has {len(name)} characters or unprintable ones"
         raise Refused(Reason.PARAMETER, f"{text}; use 1 to {chars_max} printable characters")
+
+
+def _check_brokers(brokers: Sequence[str]) -> None:
+    size = sum(map(len, brokers))
+    if size > BROKERS_CHARS_MAX or not all(brokers):
+        text = f"names of {len(brokers)} brokers have {size} characters, or one is empty"
+        raise Refused(Reason.PARAMETER, f"{text}; the maximum is {BROKERS_CHARS_MAX}")
 
 
 def _check_parts(parts: Sequence[tuple[str, int]]) -> None:

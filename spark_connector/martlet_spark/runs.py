@@ -1,0 +1,214 @@
+"""The runs of a producer of external transactions, and what is asked of brokers about them.
+
+A run begins at all brokers that the producer may write to before it stages anything, and each of them remembers the
+names of all: so a run finds every broker that an older one may have committed at, even if the topic has left it. If the
+first ones know nothing of the producer, it asks all brokers of the cluster. Once the run has begun there, no older run
+can decide anything anymore. A transaction that was committed on one of them is decided, and what is prepared of it on
+others is committed now; what is prepared of one that is not decided is dropped.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, final
+
+from martlet_remoting.codes import RESPONSE_NAMES, RequestCode, ResponseCode
+from martlet_remoting.packets import MessageQueue
+from martlet_spark.cluster import Cluster
+from martlet_spark.connection import CONNECTIONS, Answer, ConnectionLost, attempts
+from martlet_spark.errors import WriteError
+from martlet_spark.sending import RETRIED
+from martlet_spark.writable import TEMPLATE_TOPIC, master
+
+__all__ = ["NO_RUN", "Run", "Transaction", "ask", "begin", "explained", "refused"]
+
+# A commit of many messages takes long, and the broker answers once all of them are readable.
+COMMIT_S: Final = 60.0
+OTHERS: Final = "; set the option guarantee to at-least-once, with which rows may be written twice"
+MISSED: Final = (
+    "the query may have written to it, and does not continue without knowing what; start it, or if it is gone for good "
+    "with its messages, name it in the option retiredBrokers"
+)
+# Runs that a worker remembers, so that it begins each of them once.
+RUNS_MAX: Final = 64
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """The rows that *producer* commits as *sequence*; older runs of it are fenced. Without a *run* nothing is.
+
+    *began_ms* tells a run that began before the newest one, 0 for none. After a transaction that *is_last* brokers
+    forget the producer soon.
+    """
+
+    producer: str
+    sequence: int
+    run: str = ""
+    began_ms: int = 0
+    is_last: bool = False
+
+    def fields(self, epoch: int) -> dict[str, object]:
+        """Return the header fields of a request about it."""
+        found: dict[str, object] = {"producer": self.producer, "epoch": epoch, "sequence": self.sequence}
+        return {**found, "last": "true"} if self.is_last else found
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run at the brokers where it has begun, with its epochs there.
+
+    Attributes:
+      brokers: all to which the producer may write, as each of them knows, also retired ones.
+      committed: the last sequence that any of them had committed then, -1 if none.
+    """
+
+    epochs: Mapping[str, int] = field(default_factory=dict)
+    brokers: frozenset[str] = frozenset()
+    committed: int = -1
+
+
+NO_RUN: Final = Run()
+_runs: dict[tuple[str, str], Run] = {}
+
+
+def begin(cluster: Cluster, transaction: Transaction, brokers: frozenset[str], retired: frozenset[str]) -> Run:
+    """Return the run of *transaction*, begun at *brokers* and all others of the producer, after it ended what was left.
+
+    Raises:
+      WriteError: a broker refuses, or does not answer in time.
+    """
+    key = transaction.producer, transaction.run
+    run = _runs.get(key, NO_RUN)
+    if brokers <= run.brokers:
+        return run
+    begun = _Beginning(cluster, transaction, run, retired)
+    begun.begin_at(brokers)
+    if run is NO_RUN and begun.is_unknown:
+        begun.begin_at(_others(cluster, transaction, frozenset(begun.epochs) | retired))
+    begun.end_left()
+    while len(_runs) >= RUNS_MAX:
+        del _runs[next(iter(_runs))]
+    _runs[key] = Run(begun.epochs, begun.names, begun.committed)
+    return _runs[key]
+
+
+@final
+class _Beginning:
+    """What the brokers answer when a run begins."""
+
+    def __init__(self, cluster: Cluster, transaction: Transaction, run: Run, retired: frozenset[str]) -> None:
+        self._cluster = cluster
+        self._transaction = transaction
+        self._retired = retired
+        self._known: dict[str, frozenset[str]] = {}
+        self._left: dict[str, int] = {}
+        self.epochs = dict(run.epochs)
+        self.names = run.brokers
+        self.committed = run.committed
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether no run of the producer has begun at these brokers before."""
+        return all(epoch == 1 for epoch in self.epochs.values())
+
+    def begin_at(self, brokers: frozenset[str]) -> None:
+        """Begin at *brokers* and all that they know, until each of them knows all."""
+        self.names |= brokers
+        while late := [each for each in self.names - self._retired if not self.names <= self._known_by(each)]:
+            for broker in sorted(late):
+                answer = _begin(self._cluster, self._transaction, broker, self.names)
+                if answer.code != ResponseCode.SUCCESS:
+                    raise WriteError(refused("begin of a transaction", _any_queue(broker), answer))
+                self.epochs[broker] = answer.integer("epoch")
+                self.committed = max(self.committed, answer.integer("committed"))
+                self._left[broker] = answer.integer("prepared")
+                self._known[broker] = frozenset(filter(None, answer.ext.get("brokers", "").split(",")))
+                self.names |= self._known[broker]
+
+    def _known_by(self, broker: str) -> frozenset[str]:
+        return self._known.get(broker, frozenset())
+
+    def end_left(self) -> None:
+        """End what older runs have prepared: commit what is decided, and drop the rest."""
+        for broker, sequence in self._left.items():
+            if sequence >= 0:
+                is_decided = sequence <= self.committed
+                _end(self._cluster, self._transaction, broker, self.epochs[broker], sequence, is_decided=is_decided)
+
+
+def _others(cluster: Cluster, transaction: Transaction, asked: frozenset[str]) -> frozenset[str]:
+    """Return those of all other brokers that know the producer: its topic may have left all that had it."""
+    found: list[str] = []
+    for broker in cluster.masters().keys() - asked:
+        try:
+            answer = _begin(cluster, transaction, broker, None)
+        except WriteError:
+            if transaction.sequence:
+                raise
+            continue  # most likely the query is new
+        if answer.code == ResponseCode.ILLEGAL_OPERATION:
+            raise WriteError(refused("begin of a transaction", _any_queue(broker), answer))
+        if answer.code == ResponseCode.SUCCESS and answer.integer("epoch"):
+            found.append(broker)
+    return frozenset(found)
+
+
+def _begin(cluster: Cluster, transaction: Transaction, broker: str, names: frozenset[str] | None) -> Answer:
+    """Begin at *broker*, which shall know *names*; without these, only if it knows the producer."""
+    ext: dict[str, object] = {"producer": transaction.producer, "run": transaction.run, "began": transaction.began_ms}
+    ext |= {"known": "true"} if names is None else {"brokers": ",".join(sorted(names))}
+    return ask(cluster, _any_queue(broker), RequestCode.BEGIN_EXTERNAL_TRANSACTIONS, ext, b"", MISSED)
+
+
+def _end(
+    cluster: Cluster, transaction: Transaction, broker: str, epoch: int, sequence: int, *, is_decided: bool
+) -> None:
+    ext = {"producer": transaction.producer, "epoch": epoch, "sequence": sequence, "prepared": "true"}
+    commit, abort = RequestCode.COMMIT_EXTERNAL_TRANSACTION, RequestCode.ABORT_EXTERNAL_TRANSACTION
+    answer = ask(cluster, _any_queue(broker), commit if is_decided else abort, ext, b"", MISSED)
+    if answer.code != ResponseCode.SUCCESS:
+        raise WriteError(
+            refused(f"end of batch {sequence}, which an older run had prepared", _any_queue(broker), answer)
+        )
+
+
+def _any_queue(broker: str) -> MessageQueue:
+    return MessageQueue(TEMPLATE_TOPIC, broker, 0)
+
+
+def ask(
+    cluster: Cluster, queue: MessageQueue, code: int, ext: Mapping[str, object], body: bytes, hint: str = ""
+) -> Answer:
+    """Ask the broker of *queue* until it answers; *hint* says what to do if it does not."""
+    limit_s, lost = max(cluster.timeout_s, COMMIT_S), ""
+    for _ in attempts(cluster.timeout_s):
+        try:
+            with CONNECTIONS.lent(master(cluster, queue), cluster.security, limit_s) as connection:
+                answer = connection.request(code, ext, body)
+        except ConnectionLost as error:
+            lost = str(error)
+            continue
+        if answer.code not in RETRIED:
+            return answer
+        lost = refused("request", queue, answer)
+    hint = f"; {hint}" if hint else ""
+    raise WriteError(f"broker {queue.broker_name!r} did not answer for {cluster.timeout_s:g} s: {lost}{hint}")
+
+
+def refused(what: str, queue: MessageQueue, answer: Answer) -> str:
+    """Return words for the answer of a broker that refused *what*."""
+    name = RESPONSE_NAMES.get(answer.code, str(answer.code))
+    return explained(f"broker {queue.broker_name!r} refused the {what}: {name}: {answer.remark}", answer)
+
+
+def explained(text: str, answer: Answer) -> str:
+    """Return *text* with what to do."""
+    is_off = answer.code == ResponseCode.NO_PERMISSION and "external transactions" in answer.remark
+    if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED or is_off:
+        return f"{text}; it offers no external transactions{OTHERS}"
+    if answer.code == ResponseCode.ILLEGAL_OPERATION:
+        return f"{text}; the query was started again, and only its newest run can write"
+    if answer.code == ResponseCode.QUERY_NOT_FOUND:
+        return f"{text}; start the query again, which writes the batch again"
+    return text
