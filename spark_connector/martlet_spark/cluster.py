@@ -65,6 +65,7 @@ class Cluster:
     """
 
     def __init__(self, endpoints: Sequence[str], security: Security, timeout_s: float) -> None:
+        self.endpoints = frozenset(endpoints)
         self._endpoints = tuple(endpoints)
         self.security = security
         self.timeout_s = timeout_s

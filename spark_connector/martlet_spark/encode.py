@@ -100,7 +100,9 @@ class Encoder:
             row = int(text_bytes.argmax())
             text = f"has properties of {text_bytes[row]} bytes, with key and tag; {PROPERTIES_BYTES_MAX} are the limit"
             raise WriteError(f"a row {text}, put more into the body")
-        pieces = [_heads(body_bytes, text_bytes), body, self._middles(text_bytes), *parts, NONE]
+        flags = rows.column("flag") if "flag" in rows.schema.names else None
+        _check_delays(rows)
+        pieces = [_heads(body_bytes, text_bytes, flags), body, self._middles(text_bytes), *parts, NONE]
         return Encoded(pc.binary_join_element_wise(*pieces))
 
     def _middles(self, text_bytes: Integers) -> Any:
@@ -112,10 +114,12 @@ class Encoder:
         return _fixed(middles, MIDDLE_BYTES)
 
 
-def _heads(body_bytes: Integers, text_bytes: Integers) -> Any:
+def _heads(body_bytes: Integers, text_bytes: Integers, flags: Any) -> Any:
     heads = np.zeros(len(body_bytes), HEAD)
     heads["size"] = OVERHEAD + body_bytes + text_bytes
     heads["body_bytes"] = body_bytes
+    if flags is not None:
+        heads["flag"] = np.asarray(pc.fill_null(flags, 0))
     return _fixed(heads, HEAD.itemsize)
 
 
@@ -164,6 +168,24 @@ def _deliver_at(column: Any) -> list[Any]:
     return _labelled("TIMER_DELIVER_MS", "deliver_at")(times)
 
 
+def _delay_level(column: Any) -> list[Any]:
+    """Return the level as a property; null and 0 have none."""
+    wrong = pc.filter(column, pc.less(column, 0))
+    if len(wrong):
+        raise WriteError(f"delay_level {wrong[0].as_py()} of a row is negative; use 1 and higher, or 0 for no delay")
+    return _labelled("DELAY", "delay_level")(pc.if_else(pc.equal(column, 0), pa.scalar(None, column.type), column))
+
+
+def _check_delays(rows: Any) -> None:
+    """Raise `WriteError` if a row has both kinds of delay."""
+    if {"deliver_at", "delay_level"} <= {*rows.schema.names}:
+        both = pc.and_(
+            rows.column("deliver_at").is_valid(), pc.fill_null(pc.greater(rows.column("delay_level"), 0), False)
+        )
+        if pc.any(both).as_py():
+            raise WriteError("a row has both deliver_at and delay_level; set one of them to null")
+
+
 def _properties(column: Any) -> list[Any]:
     """Return the properties of each row, encoded."""
     bounds = np.asarray(column.offsets)
@@ -180,7 +202,7 @@ def _checked_names(names: Any) -> Any:
     for name in known:
         if name in RESERVED:
             text = f"property {name!r} is the brokers' own; remove it, for example with map_filter"
-            raise WriteError(f"{text}, or use the columns key, tag and deliver_at")
+            raise WriteError(f"{text}, or use the columns key, tag, deliver_at and delay_level")
         if not name or "\x01" in name or "\x02" in name:
             raise WriteError(f"property {name!r:.80} is empty or contains U+0001 or U+0002; choose another name")
     return names.cast(pa.binary())
@@ -201,5 +223,6 @@ PARTS: Final[dict[str, Callable[[Any], list[Any]]]] = {
     "tag": _labelled(TAGS, "tag"),
     "key": _labelled(KEYS, "key"),
     "deliver_at": _deliver_at,
+    "delay_level": _delay_level,
     "properties": _properties,
 }

@@ -69,7 +69,7 @@ class Run:
 
 
 NO_RUN: Final = Run()
-_runs: dict[tuple[str, str], Run] = {}
+_runs: dict[tuple[frozenset[str], str, str], Run] = {}
 
 
 def begin(cluster: Cluster, transaction: Transaction, brokers: frozenset[str], retired: frozenset[str]) -> Run:
@@ -78,7 +78,7 @@ def begin(cluster: Cluster, transaction: Transaction, brokers: frozenset[str], r
     Raises:
       WriteError: a broker refuses, or does not answer in time.
     """
-    key = transaction.producer, transaction.run
+    key = cluster.endpoints, transaction.producer, transaction.run
     run = _runs.get(key, NO_RUN)
     if brokers <= run.brokers:
         return run
@@ -211,4 +211,7 @@ def explained(text: str, answer: Answer) -> str:
         return f"{text}; the query was started again, and only its newest run can write"
     if answer.code == ResponseCode.QUERY_NOT_FOUND:
         return f"{text}; start the query again, which writes the batch again"
+    hint = "check the options accessKey and secretKey"
+    if answer.code == ResponseCode.NO_PERMISSION and hint not in text:
+        return f"{text}; {hint}"
     return text

@@ -51,10 +51,12 @@ class Request:
     count: int
 
 
-def send_fields(queue: MessageQueue, properties: bytes = b"", *, batch: bool) -> dict[str, object]:
+def send_fields(queue: MessageQueue, properties: bytes = b"", flag: int = 0, *, batch: bool) -> dict[str, object]:
     """Return the header fields of a send to *queue*."""
     now_ms = time.time_ns() // 1_000_000
-    header = SendHeader(GROUP, queue.topic, TEMPLATE_TOPIC, TEMPLATE_QUEUES, queue.queue_id, 0, now_ms, 0, properties)
+    header = SendHeader(
+        GROUP, queue.topic, TEMPLATE_TOPIC, TEMPLATE_QUEUES, queue.queue_id, 0, now_ms, flag, properties
+    )
     header.batch, header.broker_name = batch, queue.broker_name
     return header.to_ext()
 
@@ -155,7 +157,7 @@ class Outbox:
             return
         for message in decode_batch(chunk.body):  # brokers refuse batches with such messages
             queue = self._turns.next_queue(chunk.place, self._avoided_now())
-            ext = send_fields(queue, message.properties, batch=False)
+            ext = send_fields(queue, message.properties, message.flag, batch=False)
             yield Request(RequestCode.SEND_MESSAGE_V2, ext, message.body, queue, chunk.place, 1)
 
     def _batch(self, place: Place, body: bytes, count: int) -> Request:

@@ -18,6 +18,8 @@ SINK_COLUMNS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "queue": (("int",), "number of the queue to write to; needs `broker` if the topic is on several brokers"),
     "broker": (("string",), "name of the broker to write to; needs `queue`"),
     "deliver_at": (("timestamp",), "when consumers receive the message; brokers need timers (RocketMQ 5 has them)"),
+    "delay_level": (("int",), "delivers the message later, by the brokers' levels: 1 is 1 s, 18 is 2 h; 0 is at once"),
+    "flag": (("int",), "a number of your own, which the source's column `flag` has"),
 }
 
 

@@ -124,8 +124,8 @@ class Targets:
         found = np.zeros(len(rows), np.int64)
         for topic, at in self._topics_of(rows):
             self._place(topic, rows if len(at) == len(rows) else rows.take(pa.array(at)), at, found)
-        if "deliver_at" in rows.schema.names:
-            timed = np.asarray(rows.column("deliver_at").is_valid())
+        timed = _timed(rows)
+        if timed.any():
             numbers, back = np.unique(found[timed], return_inverse=True)
             later = [self._number(self._places[number]._replace(timed=True)) for number in numbers.tolist()]
             found[timed] = np.array(later, np.int64)[back]
@@ -174,6 +174,16 @@ class Targets:
         pairs, back = np.unique(np.stack((numbers, ids)), axis=1, return_inverse=True)
         places = [_named(topic, brokers[number], queue_id, queues) for number, queue_id in pairs.T.tolist()]
         found[at[np.asarray(named)]] = np.array([self._number(place) for place in places])[back.reshape(-1)]
+
+
+def _timed(rows: Any) -> Any:
+    """Return which of *rows* are delivered later."""
+    found = np.zeros(len(rows), bool)
+    if "deliver_at" in rows.schema.names:
+        found |= np.asarray(rows.column("deliver_at").is_valid())
+    if "delay_level" in rows.schema.names:
+        found |= np.asarray(pc.fill_null(rows.column("delay_level"), 0)) > 0
+    return found
 
 
 def _place_of(queue: MessageQueue) -> tuple[str, int]:

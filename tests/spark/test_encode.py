@@ -15,7 +15,7 @@ from martlet_spark.sink_columns import SINK_COLUMNS
 
 MAP = pa.map_(pa.string(), pa.string())
 TYPES = {"body": pa.binary(), "key": pa.string(), "tag": pa.string(), "properties": MAP}
-TYPES["deliver_at"] = pa.timestamp("us", tz="UTC")
+TYPES |= {"deliver_at": pa.timestamp("us", tz="UTC"), "delay_level": pa.int32(), "flag": pa.int32()}
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min_size=1, max_size=9)
 NAME = TEXT.filter(lambda name: name.upper() != name)
 ROW = st.fixed_dictionaries(
@@ -25,8 +25,10 @@ ROW = st.fixed_dictionaries(
         "tag": st.none() | TEXT,
         "properties": st.none() | st.dictionaries(NAME, TEXT, max_size=4).map(lambda found: list(found.items())),
         "deliver_at": st.none() | st.integers(0, 1 << 50),
+        "delay_level": st.none() | st.integers(0, 20),
+        "flag": st.none() | st.integers(-(1 << 31), (1 << 31) - 1),
     }
-)
+).map(lambda row: {**row, "deliver_at": None} if row["delay_level"] else row)
 
 
 def frame(rows: Sequence[dict[str, object]], names: Sequence[str] = tuple(TYPES)) -> pa.RecordBatch:
@@ -45,6 +47,7 @@ def expected(row: dict[str, object]) -> tuple[object, dict[str, str]]:
     properties: dict[str, str] = dict(row["properties"] or ())  # type: ignore[call-overload]
     at = row["deliver_at"]
     given = {"KEYS": row["key"], "TAGS": row["tag"], "TIMER_DELIVER_MS": None if at is None else str(at // 1000)}  # type: ignore[operator]
+    given["DELAY"] = row["delay_level"] or None
     return row["body"], {**properties, **{name: str(value) for name, value in given.items() if value is not None}}
 
 
@@ -55,7 +58,7 @@ def test_every_row_is_a_message(rows: list[dict[str, object]], skipped: int) -> 
         properties = decode_properties(message.properties)
         assert len(properties.pop(UNIQ_KEY)) == 32
         assert (message.body, properties) == expected(row)
-        assert not message.flag
+        assert message.flag == (row["flag"] or 0)
 
 
 def test_unique_keys_differ() -> None:
@@ -88,6 +91,8 @@ def test_a_slice_has_some_of_the_messages() -> None:
         ({"properties": [("a", None)]}, "property 'a' is null or empty in a row"),
         ({"properties": [("a", "")]}, "property 'a' is null or empty in a row"),
         ({"properties": [("b", "x\x02y")]}, "property 'b' is null or empty in a row, which brokers drop, or contains"),
+        ({"delay_level": -2}, "delay_level -2 of a row is negative"),
+        ({"delay_level": 1, "deliver_at": 1}, "a row has both deliver_at and delay_level"),
         ({"properties": [("b", "x" * 32_800)]}, "a row has properties of 32845 bytes, with key and tag; 32767 are"),
     ],
 )

@@ -11,11 +11,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from tests.interop.test_users import ANN, BOB, closed_martlet
 
+from martlet_remoting.client import Settings
 from martlet_remoting.signatures import SigningKey
 from martlet_spark.connection import CONNECTIONS
-from martlet_spark.errors import OptionError, ReadError
+from martlet_spark.errors import OptionError, ReadError, SparkConnectorError
 
 from .clusters import Messages, Stream, batch_of, patient
+from .test_sink import Query
 
 pytestmark = pytest.mark.spark
 
@@ -44,6 +46,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     issued.private_key_and_cert_chain_pem.write_to_path(folder / "server.pem")
     said = {"tls": "enforcing", "tls_cert": str(folder / "server.pem")}
     settings = {f"{part}.{name}": text for part in ("remoting", "nameserver") for name, text in said.items()}
+    settings["plugins.enabled"] = '["nameserver", "remoting", "users", "tx"]'
     broker = closed_martlet(folder, settings)
     try:
         tls = ssl.create_default_context(cafile=str(folder / "ca.pem"))
@@ -69,6 +72,21 @@ def test_a_query_in_spark_signs_and_encrypts(spark: SparkSession, secured: Secur
     with pytest.raises(PySparkException, match="check the options accessKey and secretKey") as caught:
         spark.read.format("martlet").options(**wrong).load().collect()
     assert "a guess" not in str(caught.value)
+
+
+def test_the_sink_signs_and_encrypts(secured: Secured) -> None:
+    settings = secured.topic.client
+    assert isinstance(settings, Settings)
+    topic = Messages(secured.topic.endpoints, settings=settings)
+    query = Query(topic, "query", **secured.options(ANN))
+    query.writer.commit_parts(query.batch(0, *range(20)))
+    for text, options in (
+        ("check the options accessKey and secretKey", secured.options({**ANN, "secret_key": "a guess"})),
+        ("closed the connection|TLS with .* failed|is lost", {"timeoutMs": "0"}),
+    ):
+        with pytest.raises(SparkConnectorError, match=text):
+            Query(topic, "query", "run-2", **options).batch(1, 1, 2)
+    assert sorted(map(int, batch_of(topic, **secured.options(ANN)))) == list(range(20))
 
 
 def test_a_secret_may_be_in_the_environment(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,8 @@ TYPES: dict[str, tuple[DataType, pa.DataType]] = {
     "topic": (StringType(), pa.string()),
     "properties": (MapType(StringType(), StringType()), PROPERTIES),
     "deliver_at": (TimestampType(), TIMESTAMP),
+    "delay_level": (IntegerType(), pa.int32()),
+    "flag": (IntegerType(), pa.int32()),
 }
 Columns: TypeAlias = Mapping[str, Sequence[object]]
 
@@ -97,6 +99,25 @@ def test_messages_with_a_time_are_delivered_then(topic: Topic) -> None:
         return found if len(found) == 2 else None
 
     assert eventually(delivered) == [b"at once", b"timed"]
+
+
+@pytest.mark.parametrize("guarantee", ["at-least-once", "exactly-once"])
+def test_messages_have_the_flag_and_the_delay_that_their_rows_say(topic: Topic, guarantee: str) -> None:
+    columns: Columns = {"body": [b"1", b"2", b"3"], "delay_level": [None, 0, 1], "flag": [None, -7, 1 << 30]}
+    write(topic, columns, guarantee=guarantee)
+    eventually(lambda: values(topic) == [1, 2, 3] or None)
+    found = {int(message.body): message for message in stored(topic.endpoints, topic.name)}
+    assert [found[number].flag for number in (1, 2, 3)] == [0, -7, 1 << 30]
+    assert (found[3].store_ms - found[3].born_ms) >= 1000
+
+
+def test_a_delay_that_is_none_is_refused(topic: Topic) -> None:
+    now = datetime.now(UTC)
+    with pytest.raises(WriteError, match="delay_level -1 of a row is negative; use 1 and higher"):
+        write(topic, {"body": [b"1", b"2"], "delay_level": [1, -1]})
+    with pytest.raises(WriteError, match="a row has both deliver_at and delay_level; set one of them to null"):
+        write(topic, {"body": [b"1", b"2"], "delay_level": [1, 1], "deliver_at": [None, now]})
+    assert values(topic) == []
 
 
 def test_a_topic_is_created_by_its_first_row(topic: Topic) -> None:
@@ -280,6 +301,35 @@ def test_what_was_staged_survives_kill_9(own_broker: Martlet) -> None:
         own_broker.start()
     assert query.batch(0, 1, 2) == [Written(), Written()]
     assert values(topic) == list(range(6000))
+
+
+def test_a_query_fails_with_the_reason_while_the_disk_is_full_and_later_writes_each_row_once(
+    own_broker: Martlet,
+) -> None:
+    topic = Topic(own_broker.name_server)
+    first = Query(topic, "query", timeoutMs="1s")
+    first.writer.commit_parts(first.batch(0, 1, 2))
+    staged = first.batch(1, *range(3, 100))
+    fill_disk(own_broker, "0.000001")
+    for work in (
+        lambda: first.batch(1, *range(3, 100)),
+        lambda: first.writer.commit_parts(staged),
+        lambda: Query(topic, "query", "run-2", timeoutMs="1s").batch(1, *range(3, 100)),
+    ):
+        with pytest.raises(WriteError, match=r"for 1 s: .*SERVICE_NOT_AVAILABLE: .*disk"):
+            work()
+    fill_disk(own_broker, "0.999999")
+    again = Query(topic, "query", "run-3")
+    for _ in range(2):
+        again.writer.commit_parts(again.batch(1, *range(3, 100)))
+    assert values(topic) == list(range(1, 100))
+
+
+def fill_disk(broker: Martlet, full_ratio: str) -> None:
+    """Restart *broker*; above this usage of the disk it refuses writes."""
+    broker.stop()
+    broker.settings["store.disk_full_ratio"] = full_ratio
+    broker.start()
 
 
 def test_an_idempotent_task_writes_each_batch_once(topic: Topic) -> None:

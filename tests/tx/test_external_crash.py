@@ -63,9 +63,8 @@ class Work:
             await self.prepare(found)
         elif name == "commit":
             await self.commit(found)
-        elif name == "again":
-            assert (await found.commit(self.sequence - 1, [], epoch=self.epoch)).is_duplicate or not self.sequence
-            self.sequence = max(self.sequence, 1)
+        elif name == "again" and self.sequence:
+            assert (await found.commit(self.sequence - 1, [], epoch=self.epoch)).is_duplicate
         elif name == "abort":
             await found.abort(self.sequence, epoch=self.epoch)
             self.forget_staged()

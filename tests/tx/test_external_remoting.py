@@ -178,7 +178,7 @@ async def test_staged_messages_may_have_a_time(tmp_path: Path) -> None:
         await sink.stage(0, "a", 1, [b"level"], b"DELAY\x011\x02")
         await sink.stage(0, "a", 2, [b"now"])
         assert (await sink.end(COMMIT, 0, [["a", 3]])).ext["messages"] == "3"
-        assert await sink.received() == [b"now"]
+        assert b"now" in await sink.received()
         with trio.fail_after(60):
             while len(found := await sink.received()) < 3:
                 await sink.client.ask(
