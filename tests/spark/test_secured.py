@@ -78,14 +78,14 @@ def test_the_sink_signs_and_encrypts(secured: Secured) -> None:
     settings = secured.topic.client
     assert isinstance(settings, Settings)
     topic = Messages(secured.topic.endpoints, settings=settings)
-    query = Query(topic, "query", **secured.options(ANN))
+    query = Query(topic, "query", "run-1", 0, **secured.options(ANN))
     query.writer.commit_parts(query.batch(0, *range(20)))
     for text, options in (
         ("check the options accessKey and secretKey", secured.options({**ANN, "secret_key": "a guess"})),
         ("closed the connection|TLS with .* failed|is lost", {"timeoutMs": "0"}),
     ):
         with pytest.raises(SparkConnectorError, match=text):
-            Query(topic, "query", "run-2", **options).batch(1, 1, 2)
+            Query(topic, "query", "run-2", 0, **options).batch(1, 1, 2)
     assert sorted(map(int, batch_of(topic, **secured.options(ANN)))) == list(range(20))
 
 
