@@ -16,7 +16,7 @@ from martlet_remoting.packets import MessageQueue
 from martlet_spark.connection import CONNECTIONS, Answer, Connection, ConnectionLost, Security, attempts
 from martlet_spark.errors import ReadError
 
-__all__ = ["Bounds", "BrokerGone", "Cluster", "UnknownBroker", "UnknownTopic", "check"]
+__all__ = ["BUSY", "Bounds", "BrokerGone", "Busy", "Cluster", "UnknownBroker", "UnknownTopic", "check"]
 
 T = TypeVar("T")
 # How long to wait for an answer of one of several name servers.
@@ -24,6 +24,8 @@ SILENCE_S: Final = 5.0
 # The first offset of a queue and the one after its last message.
 Bounds: TypeAlias = tuple[int, int]
 
+# Answers of servers that are overloaded, starting or stopping.
+BUSY: Final = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.GO_AWAY))
 # Topics of brokers themselves, which a pattern does not select.
 INTERNAL: Final = re.compile(
     r"%RETRY%|%DLQ%|rmq_sys_|RMQ_SYS_|TBW102$|SCHEDULE_TOPIC_XXXX$|BenchmarkTest$|SELF_TEST_TOPIC$"
@@ -39,6 +41,10 @@ class UnknownBroker(ConnectionLost):
     """The route of a topic lacks the broker: it has left, or it or the name server is starting."""
 
 
+class Busy(ConnectionLost):
+    """The server has no room for the request at the moment; another connection may be served."""
+
+
 class BrokerGone(ReadError):
     """A broker left, or its topic was deleted, and did not come back in time."""
 
@@ -48,10 +54,13 @@ def check(answer: Answer, what: str, where: str) -> None:
 
     Raises:
       UnknownTopic: the server does not know the topic.
+      Busy: it may answer later.
     """
     if answer.code == ResponseCode.SUCCESS:
         return
     name = RESPONSE_NAMES.get(answer.code, str(answer.code))
+    if answer.code in BUSY:
+        raise Busy(f"{where} refused the {what}: {name}: {answer.remark}")
     kind = UnknownTopic if answer.code == ResponseCode.TOPIC_NOT_EXIST else ReadError
     hint = "; check the options accessKey and secretKey" if answer.code == ResponseCode.NO_PERMISSION else ""
     raise kind(f"{where} refused the {what}: {name}: {answer.remark}{hint}")

@@ -9,7 +9,7 @@ from typing import Any, Final, final
 
 from martlet.errors import RemoteProtocolError
 from martlet_remoting.answers.routes import Route
-from martlet_spark.cluster import Cluster, UnknownBroker, UnknownTopic
+from martlet_spark.cluster import Busy, Cluster, UnknownBroker, UnknownTopic
 from martlet_spark.connection import CONNECTIONS, ConnectionLost, attempts
 from martlet_spark.decode import Decoder
 from martlet_spark.errors import ReadError, SparkConnectorError
@@ -84,6 +84,8 @@ class Reader:
     def _give_up(self, broker: str, left: list[Progress], error: SparkConnectorError) -> None:
         """Raise an error; if loss is allowed and the broker or the topic is gone, remove it from *left* instead."""
         topic, text = left[0].queue.topic, f"broker {broker!r} cannot be read: {error}; start it"
+        if isinstance(error, Busy):
+            raise ReadError(f"{error}; read with fewer tasks at once, or raise remoting.bulk_reads_max") from error
         if not isinstance(error, (UnknownBroker, UnknownTopic)):
             raise ReadError(f"{text}, then the query again") from error
         if self._fail_on_loss:

@@ -13,10 +13,9 @@ from typing import Final, final
 
 from martlet_remoting.codes import RESPONSE_NAMES, RequestCode, ResponseCode
 from martlet_remoting.packets import MessageQueue
-from martlet_spark.cluster import Cluster
+from martlet_spark.cluster import BUSY, Cluster
 from martlet_spark.connection import CONNECTIONS, Answer, ConnectionLost, attempts
 from martlet_spark.errors import WriteError
-from martlet_spark.sending import RETRIED
 from martlet_spark.writable import TEMPLATE_TOPIC, master
 
 __all__ = ["NO_RUN", "Run", "Transaction", "ask", "begin", "explained", "refused"]
@@ -189,7 +188,7 @@ def ask(
         except ConnectionLost as error:
             lost = str(error)
             continue
-        if answer.code not in RETRIED:
+        if answer.code not in BUSY:
             return answer
         lost = refused("request", queue, answer)
     hint = f"; {hint}" if hint else ""

@@ -11,13 +11,13 @@ from martlet_remoting.batches import decode_batch
 from martlet_remoting.codes import RESPONSE_NAMES, RequestCode, ResponseCode
 from martlet_remoting.headers import SendHeader
 from martlet_remoting.packets import MessageQueue
-from martlet_spark.cluster import Cluster
+from martlet_spark.cluster import BUSY, Cluster
 from martlet_spark.connection import CONNECTIONS, Answer, Connection, ConnectionLost, attempts
 from martlet_spark.errors import WriteError
 from martlet_spark.targets import Chunk, Place, Turns
 from martlet_spark.writable import TEMPLATE_QUEUES, TEMPLATE_TOPIC, master
 
-__all__ = ["RETRIED", "Lane", "Outbox", "Request", "refusal", "send_fields"]
+__all__ = ["Lane", "Outbox", "Request", "refusal", "send_fields"]
 
 log = logging.getLogger("martlet.spark")
 
@@ -34,8 +34,6 @@ STORED: Final = frozenset(
         ResponseCode.FLUSH_SLAVE_TIMEOUT,
     )
 )
-# The refusals that may pass.
-RETRIED: Final = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.GO_AWAY))
 
 
 @final
@@ -199,7 +197,7 @@ class Outbox:
             log.warning(
                 "%s: they are stored, but the broker could not flush or copy them in time", refusal(request, answer)
             )
-        elif answer.code in RETRIED:
+        elif answer.code in BUSY:
             self._again([request], refusal(request, answer))
             return
         elif answer.code != ResponseCode.SUCCESS:

@@ -17,11 +17,11 @@ import orjson
 
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.packets import MessageQueue
-from martlet_spark.cluster import Cluster
+from martlet_spark.cluster import BUSY, Cluster
 from martlet_spark.connection import ConnectionLost, attempts
 from martlet_spark.errors import WriteError
 from martlet_spark.runs import NO_RUN, Transaction, ask, begin, explained, refused
-from martlet_spark.sending import RETRIED, WINDOW, Lane, Request, refusal, send_fields
+from martlet_spark.sending import WINDOW, Lane, Request, refusal, send_fields
 from martlet_spark.targets import Chunk, Turns
 
 __all__ = ["Part", "Staging", "Transaction", "abort", "commit"]
@@ -144,7 +144,7 @@ class Staging:
             stage.again = stage.lane.drop()
             self._failed(stage, str(error))
         else:
-            if answer.code in RETRIED:
+            if answer.code in BUSY:
                 stage.again = [request, *stage.lane.drop()]
                 self._failed(stage, refusal(request, answer))
             elif answer.code != ResponseCode.SUCCESS:

@@ -1,7 +1,8 @@
 """What a task does with the answers of brokers, in any order and with any content."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import pytest
 
@@ -16,6 +17,7 @@ from martlet_spark.exchange import BulkReads, Exchange, NotSupported, Progress, 
 from martlet_spark.filters import Filter
 from martlet_spark.inner_batches import INNER_BATCH
 from martlet_spark.planner import Range
+from martlet_spark.reading import Reader
 
 from .stored import stored, usual
 
@@ -244,3 +246,50 @@ def test_what_was_received_before_the_connection_broke_is_kept(kind: type[Exchan
     with pytest.raises(ConnectionLost):
         next(rows)
     assert [(progress.next, progress.end) for progress in left] == [(4, 10)]
+
+
+class Network:
+    """Lends the *connections* of the test, one after the other; it is the cluster, too."""
+
+    timeout_s = 30.0
+    security = None
+
+    def __init__(self, *connections: FakeConnection) -> None:
+        self.connections = list(connections)
+
+    @contextmanager
+    def lent(self, *_: object) -> Iterator[FakeConnection]:
+        yield self.connections.pop(0)
+
+    def route(self, topic: str) -> str:
+        return topic
+
+    def address(self, route: str, broker: str) -> str:
+        return f"{broker}:1"
+
+
+def read_by_task(monkeypatch: pytest.MonkeyPatch, network: Network) -> list[int]:
+    """Read messages 0 to 9 of a queue."""
+    monkeypatch.setattr("martlet_spark.reading.CONNECTIONS", network)
+    monkeypatch.setattr("martlet_spark.connection.time.sleep", lambda seconds: None)
+    reader = Reader(network, ["offset"], Filter(), 1 << 20, fail_on_loss=True)  # type: ignore[arg-type]
+    return [offset for batch in reader.read([Range(QUEUE, 0, 10)]) for offset in batch["offset"].to_pylist()]
+
+
+def test_a_read_that_a_busy_broker_ends_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy, free = FakeConnection(), FakeConnection()
+    busy.answer(1, 0, 0, 6, more=True)
+    busy.answer(1, ResponseCode.SYSTEM_BUSY, 6, 6)
+    free.answer(1, 0, 6, 10)
+    assert read_by_task(monkeypatch, Network(busy, free)) == list(range(10))
+    assert [ext["offset"] for _, ext in busy.requests + free.requests] == [0, 6]
+
+
+def test_a_broker_that_stays_busy_fails_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    connections = [FakeConnection() for _ in range(1000)]
+    for connection in connections:
+        connection.answer(1, ResponseCode.SYSTEM_BUSY, 0, 0)
+    network = Network(*connections)
+    network.timeout_s = 0
+    with pytest.raises(ReadError, match=r"refused the read .* SYSTEM_BUSY: .*; read with fewer tasks at once"):
+        read_by_task(monkeypatch, network)
