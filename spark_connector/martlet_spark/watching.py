@@ -30,9 +30,9 @@ __all__ = ["MessageSizes", "Watch"]
 log = logging.getLogger("martlet.spark")
 
 WAIT_MS: Final = 30_000
-# Queues of one broker that have a request there. It allows some thousands, of all queries and tasks together; those
+# Queues of one broker that have a request there, as many as Martlet allows for a connection; those
 # without a request are looked at as often as Spark asks.
-WATCHED_MAX: Final = 256
+WATCHED_MAX: Final = 128
 PAUSE_S: Final = 0.1  # after a connection broke
 SAMPLE_BYTES: Final = 65_536
 SAMPLES_MAX: Final = 8  # queues of one topic
