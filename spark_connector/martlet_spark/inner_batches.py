@@ -1,23 +1,13 @@
-"""Unrolls RocketMQ's inner batches: one record whose body contains messages with consecutive offsets.
-
-RocketMQ 5 stores batch sends so in topics with ``queue.type=BatchCQ``. Its clients unroll them (MessageDecoder
-decodeMessage): all messages have the hosts, times and position of the record, and a flag and properties of their own.
-"""
-
-from typing import Final
+"""Replaces RocketMQ's inner batches among records by records of their messages."""
 
 from martlet.errors import MartletError
 from martlet.message import Message
 from martlet.records.codec import decode_record, encode_record
-from martlet_remoting.batches import decode_batch
-from martlet_remoting.compression import COMPRESSED, COMPRESSION_BITS, decompress
+from martlet_remoting.inner_batches import INNER_BATCH, unroll
 from martlet_spark.errors import ReadError
 from martlet_spark.records import Records
 
-__all__ = ["INNER_BATCH", "unrolled"]
-
-# RocketMQ MessageSysFlag.INNER_BATCH_FLAG and NEED_UNWRAP_FLAG: clients unroll a record that has both.
-INNER_BATCH: Final = 0x80 | 0x40
+__all__ = ["unrolled"]
 
 
 def unrolled(records: Records, first: int) -> Records:
@@ -42,15 +32,12 @@ def unrolled(records: Records, first: int) -> Records:
 def _unroll(records: Records, start: int, first: int, data: bytearray) -> int:
     """Append the messages of the inner batch at *start* to *data*; return the size of the batch."""
     try:
-        outer = decode_record(records.data, start, check_body=False)
-        messages = decode_batch(decompress(outer.body, outer.sys_flag))
+        batch = decode_record(records.data, start, check_body=False)
+        messages = unroll(batch, first)
     except MartletError as error:
         raise ReadError(f"{records.describe(start)} is a batch that cannot be unrolled: {error}") from error
-    sys_flag = outer.sys_flag & ~(INNER_BATCH | COMPRESSED | COMPRESSION_BITS)
-    for offset, inner in enumerate(messages, outer.queue_offset):
-        if offset >= first:
-            message = Message(
-                outer.topic, inner.body, inner.properties, -1, inner.flag, sys_flag, outer.born_ms, outer.born_host
-            )
-            data += encode_record(message, outer.queue_id, offset, outer.position, outer.store_ms, outer.store_host)
-    return outer.size
+    for each in messages:
+        flags = each.sys_flag & ~INNER_BATCH
+        message = Message(each.topic, each.body, each.properties, -1, each.flag, flags, each.born_ms, each.born_host)
+        data += encode_record(message, each.queue_id, each.queue_offset, each.position, each.store_ms, each.store_host)
+    return batch.size

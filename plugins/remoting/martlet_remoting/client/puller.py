@@ -76,7 +76,8 @@ class PullConsumer(Client):
     ) -> Pulled:
         """Return up to *messages_max* messages of *queue* from *offset* on, and the offset to continue at.
 
-        If there are none the broker waits up to *wait_s* seconds, at most an hour, for one to arrive.
+        If there are none the broker waits up to *wait_s* seconds, at most an hour, for one to arrive. RocketMQ counts
+        a batch in a topic with ``queue.type=BatchCQ`` as one message; all of its messages are returned.
 
         Raises:
           TypeError, ValueError: an argument is wrong.

@@ -2,17 +2,19 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, unique
 from typing import Final, TypeAlias, final
 
-from martlet.errors import CorruptRecord
+from martlet.errors import CorruptRecord, Refused
+from martlet.message import Record
 from martlet.records.codec import decode_records, tags_code
 from martlet_remoting.answers import bodies
 from martlet_remoting.answers.errors import BadAnswer, BrokerError, RouteNotFound
 from martlet_remoting.answers.messages import DamagedMessage, ReceivedMessage, received
 from martlet_remoting.codes import ResponseCode
 from martlet_remoting.headers import PullHeader
+from martlet_remoting.inner_batches import is_inner_batch, unroll
 from martlet_remoting.packets import Command, MessageQueue
 
 from .arguments import check_type, check_utf8
@@ -155,11 +157,11 @@ async def pull(network: Network, queue: MessageQueue, header: PullHeader, code: 
     status = _STATUSES.get(answer.code)
     if status is None:
         raise BrokerError(answer.code, answer.remark or "", address)
-    return _pulled(answer, status, queue.broker_name)
+    return _pulled(answer, status, queue.broker_name, header.offset)
 
 
-def _pulled(answer: Command, status: PullStatus, broker_name: str) -> Pulled:
-    found = decode_messages(answer.body, broker_name) if status is PullStatus.FOUND else []
+def _pulled(answer: Command, status: PullStatus, broker_name: str, first: int) -> Pulled:
+    found = _decode_pulled(answer.body, broker_name, first) if status is PullStatus.FOUND else []
     return Pulled(
         status,
         [message for message in found if isinstance(message, ReceivedMessage)],
@@ -177,8 +179,32 @@ def decode_messages(body: bytes, broker_name: str) -> list[ReceivedMessage | Dam
     Raises:
       BadAnswer: the bytes are not records.
     """
+    return [received(record, broker_name) for record in _records(body, broker_name)]
+
+
+def _decode_pulled(body: bytes, broker_name: str, first: int) -> list[ReceivedMessage | DamagedMessage]:
+    """Like `decode_messages`, but with the messages of inner batches, from offset *first* on, in place of these."""
+    found: list[ReceivedMessage | DamagedMessage] = []
+    for record in _records(body, broker_name):
+        if is_inner_batch(record.sys_flag):
+            found += _members(record, broker_name, first)
+        else:
+            found.append(received(record, broker_name))
+    return found
+
+
+def _members(batch: Record, broker_name: str, first: int) -> list[ReceivedMessage | DamagedMessage]:
+    whole = received(batch, broker_name)
+    if isinstance(whole, ReceivedMessage):
+        try:
+            return [received(each, broker_name) for each in unroll(batch, first)]
+        except Refused as error:
+            whole = DamagedMessage(whole.queue, batch.queue_offset, batch.position, batch.topic, str(error))
+    return [replace(whole, queue_offset=max(batch.queue_offset, first))]
+
+
+def _records(body: bytes, broker_name: str) -> list[Record]:
     try:
-        records = decode_records(body, check_body=False)
+        return decode_records(body, check_body=False)
     except CorruptRecord as error:
         raise BadAnswer(f"answer of broker {broker_name!r}: {error}") from error
-    return [received(record, broker_name) for record in records]

@@ -8,6 +8,7 @@ from martlet_remoting.answers.messages import RETRY_PREFIX, RETRY_TOPIC, Damaged
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.compression import COMPRESSED, COMPRESSION_BITS
 from martlet_remoting.headers import SendHeader
+from martlet_remoting.inner_batches import INNER_BATCH, is_inner_batch
 
 from .messages import DELAY, encoded
 from .network import TEMPLATE_TOPIC, Network
@@ -35,6 +36,8 @@ class GiveBack:
 
     async def give_back(self, message: ReceivedMessage | DamagedMessage) -> bool:
         """Give *message* back; return whether the broker or the retry topic has it now."""
+        if isinstance(message, ReceivedMessage) and is_inner_batch(message.sys_flag):
+            return await self.send_to_retry_topic(message)  # the broker would find the whole batch
         try:
             await self._send_back(message)
         except ClientError as error:
@@ -85,7 +88,7 @@ class GiveBack:
             1,
             -1,
             # The body was decompressed on receipt and goes back uncompressed.
-            message.sys_flag & ~(COMPRESSED | COMPRESSION_BITS),
+            message.sys_flag & ~(COMPRESSED | COMPRESSION_BITS | INNER_BATCH),
             self.network.clock.now_ms(),
             message.flag,
             encoded(properties),
