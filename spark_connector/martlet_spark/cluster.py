@@ -10,7 +10,7 @@ import orjson
 
 from martlet.errors import RemoteProtocolError
 from martlet_remoting.answers.bodies import integer, load_object, mapping, queue_map, texts
-from martlet_remoting.answers.routes import Route, decode_route
+from martlet_remoting.answers.routes import MASTER_ID, Route, decode_route
 from martlet_remoting.codes import RESPONSE_NAMES, RequestCode, ResponseCode
 from martlet_remoting.packets import MessageQueue
 from martlet_spark.connection import CONNECTIONS, Answer, Connection, ConnectionLost, Security, attempts
@@ -31,6 +31,8 @@ INTERNAL: Final = re.compile(
     r"%RETRY%|%DLQ%|rmq_sys_|RMQ_SYS_|TBW102$|SCHEDULE_TOPIC_XXXX$|BenchmarkTest$|SELF_TEST_TOPIC$"
     r"|OFFSET_MOVED_EVENT$|TRANS_CHECK_MAX_TIME_TOPIC$|CHECKPOINT_TOPIC$|.*_REPLY_TOPIC$"
 )
+# The field of a route that only static topics have.
+STATIC: Final = b"topicQueueMappingByBroker"
 
 
 class UnknownTopic(ReadError):
@@ -92,7 +94,7 @@ class Cluster:
 
         Raises:
           UnknownTopic: there is no such topic.
-          ReadError: no name server answers.
+          ReadError: no name server answers, or the topic is static.
         """
         found = self.routes([topic])
         if topic not in found:
@@ -104,7 +106,7 @@ class Cluster:
         """Return the brokers and queues of those of *topics* that exist; all are asked for at once.
 
         Raises:
-          ReadError: no name server answers.
+          ReadError: no name server answers, or a topic is static.
         """
         if not topics:
             return {}
@@ -114,7 +116,7 @@ class Cluster:
         for topic, answer in zip(topics, answers, strict=True):
             if answer.code != ResponseCode.TOPIC_NOT_EXIST:
                 check(answer, f"route of topic {topic!r}", f"name server {where}")
-                found[topic] = decode_route(bytes(answer.body))
+                found[topic] = _route(topic, bytes(answer.body))
         return found
 
     def masters(self) -> dict[str, str]:
@@ -187,15 +189,17 @@ class Cluster:
 
     @staticmethod
     def address(route: Route, broker: str) -> str:
-        """Return the address of *broker*.
+        """Return the address of the master of *broker*; a slave may lack the last messages.
 
         Raises:
           UnknownBroker: it has none at the moment.
         """
-        found = route.address(broker)
-        if found is None:
+        found = route.brokers.get(broker)
+        if not found:
             raise UnknownBroker(f"broker {broker!r} is not registered with the name servers")
-        return found
+        if MASTER_ID not in found:
+            raise UnknownBroker(f"broker {broker!r} has no master at the moment, only slaves")
+        return found[MASTER_ID]
 
     def ask_broker(self, topic: str, route: Route, broker: str, ask: Callable[[Connection], T]) -> T:
         """Return what *ask* returns for a connection to *broker*, which has queues of *topic*.
@@ -273,6 +277,14 @@ def _add_bounds(found: dict[MessageQueue, Bounds], table: Mapping[MessageQueue, 
     for queue, item in table.items():
         if queue in found and isinstance(item, Mapping):
             found[queue] = (max(integer(item, "minOffset"), 0), max(integer(item, "maxOffset"), 0))
+
+
+def _route(topic: str, body: bytes) -> Route:
+    """Decode the route of *topic*, which must not be static."""
+    if STATIC in body and load_object(body).get(STATIC.decode()):
+        text = f"topic {topic!r} is a static topic of RocketMQ: its queues move between brokers"
+        raise ReadError(f"{text}, which the connector does not support; use a topic that is not static")
+    return decode_route(body)
 
 
 def _search(times_ms: Mapping[MessageQueue, int], connection: Connection) -> list[Answer]:

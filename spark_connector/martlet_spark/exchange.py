@@ -2,18 +2,26 @@
 
 Both keep several requests outstanding. Their answers come in any order, so each is matched with its request by number,
 and its records with the queue and the offsets that were asked for.
+
+RocketMQ's queues list messages for some seconds after its log has lost them, and pulls pass these without an error. So
+pulls without a filter must answer with every offset, except in compacted topics. Pulls with a filter are followed by
+one without, for the first offset that they passed: RocketMQ removes the oldest messages first, so all are there if this
+one is. What seems lost is asked for once more: the files of a queue can be away for a moment while it is cleaned.
 """
 
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from time import monotonic
 from typing import Final, final
 
+import numpy as np
 import orjson
 
 from martlet.errors import RemoteProtocolError
+from martlet_remoting.answers.bodies import load_object
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.headers import PULL_SUBSCRIPTION, PULL_SUSPEND
 from martlet_remoting.packets import MessageQueue
@@ -22,9 +30,10 @@ from martlet_spark.connection import Answer, Connection
 from martlet_spark.errors import DataLost, ReadError, SparkConnectorError
 from martlet_spark.filters import LANGUAGE, Filter
 from martlet_spark.frames import Frames, Part
+from martlet_spark.inner_batches import unrolled
 from martlet_spark.offsets import queue_name
 from martlet_spark.planner import Range
-from martlet_spark.records import Records
+from martlet_spark.records import Integers, Records
 
 __all__ = ["BulkReads", "Exchange", "NotSupported", "Progress", "Pulls", "pull_only", "request_one"]
 
@@ -38,6 +47,16 @@ PULL_MESSAGES: Final = 1024  # RocketMQ answers 32 of them
 PULL_GROUP: Final = "martlet-spark"
 EVERYTHING: Final = Filter()
 
+REMOVED: Final = "were removed by the broker's retention before the query read them"
+PERHAPS: Final = "were removed by the broker's retention while the query read them; some may match its filter"
+UNREADABLE: Final = "cannot be read: the broker finds no entries for them in its queue files; see its log"
+STATIC_TOPIC: Final = "its queues are parts of queues of several brokers, which the source does not read"
+
+# Codes of answers without messages.
+NOTHING_FOUND: Final = frozenset(
+    (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED)
+)
+
 
 # The addresses of brokers that do not know bulk reads; a process meets few of them.
 pull_only: Final[set[str]] = set()
@@ -49,15 +68,25 @@ class NotSupported(ReadError):
 
 @final
 class Progress:
-    """How far a range has been read: the next offset, and since when answers have not moved it."""
+    """How far a range has been read: the next offset, and since when answers have not moved it.
 
-    __slots__ = ("end", "next", "queue", "stuck_since")
+    ``suspect`` is an offset whose message the last answer lacked. ``passed`` is the first offset that answers with a
+    filter have passed, until it is known that its message was there.
+    """
+
+    __slots__ = ("end", "next", "passed", "queue", "stuck_since", "suspect")
 
     def __init__(self, each: Range) -> None:
         self.queue: Final[MessageQueue] = each.queue
         self.next = each.start
         self.end: Final = each.end
         self.stuck_since: float | None = None
+        self.suspect: int | None = None
+        self.passed: int | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.next >= self.end and self.passed is None
 
     def __str__(self) -> str:
         return f"queue {queue_name(self.queue)} of topic {self.queue.topic!r}"
@@ -65,7 +94,7 @@ class Progress:
     def move(self, offset: int) -> None:
         if offset > self.next:
             self.next = min(offset, self.end)
-            self.stuck_since = None
+            self.stuck_since = self.suspect = None
 
 
 class Exchange(ABC):
@@ -91,8 +120,8 @@ class Exchange(ABC):
         """Request the next messages of *progress*; return the number of the request."""
 
     @abstractmethod
-    def take(self, progress: Progress, answer: Answer) -> bool:
-        """Advance *progress* by *answer*, whose records were not checked; return whether more frames follow."""
+    def take(self, progress: Progress, answer: Answer) -> None:
+        """Advance *progress* by *answer*, whose records were not checked."""
 
     def read(self, left: list[Progress]) -> Iterator[Records]:
         """Yield the records of all ranges in *left*, many at once, and remove ranges that were read to their end.
@@ -123,28 +152,32 @@ class Exchange(ABC):
         self, frames: Frames, asked: dict[int, Progress], waiting: deque[Progress], left: list[Progress]
     ) -> None:
         """Receive one frame into *frames*, and note what it ends."""
-        answer = self.connection.receive(frames.room)
+        answer = self.receive(frames.room)
         found = asked.get(answer.opaque)
         if found is None:
             raise RemoteProtocolError(f"answer {answer.opaque} belongs to no request")
         first = found.next
-        more = self.take(found, answer)
-        if answer.body:
-            bounds = first, answer.integer("nextBeginOffset"), found.end
+        self.take(found, answer)
+        if answer.body and first < found.end:
+            bounds = first, answer.integer("nextBeginOffset"), found.next
             frames.add(Part(frames.end, len(answer.body), found.queue.queue_id, *bounds))
-        if more:
+        if answer.ext.get("more") == "true":
             return
         del asked[answer.opaque]
         self.connection.outstanding -= 1
-        if found.next < found.end:
+        if found.is_done:
+            left.remove(found)
+        else:
             self._check_moves(found, first)
             waiting.append(found)
-        else:
-            left.remove(found)
+
+    def receive(self, room: Callable[[int], memoryview]) -> Answer:
+        """Return the next answer, whose body is in *room*."""
+        return self.connection.receive(room)
 
     def _check_moves(self, progress: Progress, first: int) -> None:
         """Fail if one answer after the other has left *progress* at *first* for too long."""
-        if progress.next > first:
+        if progress.next > first or progress.next >= progress.end:
             return
         if progress.stuck_since is None:
             progress.stuck_since = monotonic()
@@ -160,19 +193,23 @@ class Exchange(ABC):
         """
         first, end = answer.integer("minOffset"), answer.integer("maxOffset")
         if progress.next < first:
-            upto = min(first, progress.end)
-            why = "were removed by the broker's retention before the query read them"
+            self.lose(progress, progress.next, min(first, progress.end), REMOVED)
         elif end < progress.end:
-            upto = progress.end
             why = f"do not exist: the queue ends at {end}. The topic was created again, or the broker lost messages"
-        else:
-            return
-        text = f"messages {progress.next} to {upto - 1} of {progress} {why}"
+            self.lose(progress, progress.next, progress.end, why)
+
+    def lose(self, progress: Progress, start: int, end: int, why: str) -> None:
+        """Continue after the messages from *start* to *end*, which are gone.
+
+        Raises:
+          DataLost: the query does not allow this.
+        """
+        text = f"messages {start} to {end - 1} of {progress} {why}"
         if self._fail_on_loss:
             hint = "set failOnDataLoss to false to continue without them, or begin with a new checkpoint"
             raise DataLost(f"{text}; {hint}")
         log.warning("%s; continuing without them", text)
-        progress.move(upto)
+        progress.move(end)
 
 
 @final
@@ -184,23 +221,31 @@ class BulkReads(Exchange):
         queue, end = progress.queue, progress.end
         return _bulk(self.connection, queue, progress.next, WAIT_MS, self.fetch_bytes, endOffset=end, **filters)
 
-    def take(self, progress: Progress, answer: Answer) -> bool:
+    def take(self, progress: Progress, answer: Answer) -> None:
         if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             raise NotSupported("no bulk reads")
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:
             self.moved(progress, answer)
-            return False
+            return
         check(answer, f"read of {progress}", f"broker {progress.queue.broker_name!r}")
         progress.move(answer.integer("nextBeginOffset"))
         more = answer.ext.get("more") == "true"
         if not more and progress.next < progress.end and answer.integer("maxOffset") < progress.end:
             self.moved(progress, answer)
-        return more
 
 
 @final
 class Pulls(Exchange):
     """PULL_MESSAGE requests, each answered by one frame."""
+
+    def __init__(
+        self, connection: Connection, wanted: Filter, fetch_bytes: int, timeout_s: float, *, fail_on_loss: bool
+    ) -> None:
+        super().__init__(connection, wanted, fetch_bytes, timeout_s, fail_on_loss=fail_on_loss)
+        self._filters = wanted.fields(knows_like=False)
+        self._is_filtered = self._filters != EVERYTHING.fields(knows_like=False)
+        self._early: deque[Answer] = deque()  # arrived while another one was waited for
+        self._compacted: dict[str, bool] = {}
 
     def read(self, left: list[Progress]) -> Iterator[Records]:
         if self.wanted.has_sql:
@@ -208,30 +253,124 @@ class Pulls(Exchange):
                 self._check_expression(topic)
         yield from super().read(left)
 
+    def receive(self, room: Callable[[int], memoryview]) -> Answer:
+        if not self._early:
+            return super().receive(room)
+        answer = self._early.popleft()
+        body = room(len(answer.body))
+        body[:] = answer.body
+        return Answer(answer.opaque, answer.code, answer.ext, answer.remark, body)
+
+    def _request(self, code: int, ext: Mapping[str, object], body: bytes = b"") -> Answer:
+        """Send a request between others, and return its answer."""
+        opaque = self.connection.send(code, ext, body)
+        while (answer := self.connection.receive()).opaque != opaque:
+            self._early.append(answer)
+        self.connection.outstanding -= 1
+        return answer
+
     def _check_expression(self, topic: str) -> None:
         """Fail if the broker does not understand the expression: RocketMQ would answer pulls with all messages."""
-        filters = self.wanted.fields(knows_like=False)
-        subscription = {"topic": topic, "subString": filters["subscription"], "expressionType": LANGUAGE}
+        subscription = {"topic": topic, "subString": self._filters["subscription"], "expressionType": LANGUAGE}
         config = {"clientId": PULL_GROUP, "group": PULL_GROUP, "subscriptionData": subscription}
-        answer = self.connection.request(RequestCode.CHECK_CLIENT_CONFIG, {}, orjson.dumps(config))
+        answer = self._request(RequestCode.CHECK_CLIENT_CONFIG, {}, orjson.dumps(config))
         check(answer, f"filter on topic {topic!r}", self.connection.address)
+        if self._is_compacted(topic):
+            text = f"option sql cannot be used with topic {topic!r}: it is compacted, so the broker ignores filters"
+            raise ReadError(f"{text}; select rows by their properties in Spark")
+
+    def _is_compacted(self, topic: str) -> bool:
+        """Whether the broker removes messages from the middle of the queues of *topic*."""
+        if topic not in self._compacted:
+            answer = self._request(RequestCode.GET_TOPIC_CONFIG, {"topic": topic})
+            config = load_object(bytes(answer.body)) if answer.code == ResponseCode.SUCCESS else {}
+            attributes = config.get("attributes")
+            policy = attributes.get("cleanup.policy") if isinstance(attributes, dict) else None
+            self._compacted[topic] = policy == "COMPACTION"
+        return self._compacted[topic]
 
     def ask(self, progress: Progress) -> int:
-        count = min(progress.end - progress.next, PULL_MESSAGES)
-        filters = self.wanted.fields(knows_like=False)
-        return _pull(self.connection, progress.queue, progress.next, WAIT_MS, count, self.fetch_bytes, filters)
+        ask = partial(_pull, self.connection, progress.queue)
+        if progress.next < progress.end:
+            count = min(progress.end - progress.next, PULL_MESSAGES)
+            return ask(progress.next, WAIT_MS, count, self.fetch_bytes, self._filters)
+        assert progress.passed is not None
+        return ask(progress.passed, 0, 1, 1, EVERYTHING.fields(knows_like=False))
 
-    def take(self, progress: Progress, answer: Answer) -> bool:
+    def take(self, progress: Progress, answer: Answer) -> None:
+        what, queue = f"pull of {progress}", progress.queue
+        if answer.code not in NOTHING_FOUND:
+            check(answer, what, f"broker {queue.broker_name!r}")
+        if answer.ext.get("offsetDelta", "0") != "0":
+            raise ReadError(f"topic {queue.topic!r} is a static topic: {STATIC_TOPIC}")
+        if progress.next >= progress.end:
+            self._prove(progress, answer)
+            return
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:
-            self.moved(progress, answer)
-        elif answer.code in (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY):
-            progress.move(answer.integer("nextBeginOffset"))
-            if answer.integer("maxOffset") < progress.end:
+            if self._is_certain(progress):
                 self.moved(progress, answer)
+            return
+        after = answer.integer("nextBeginOffset")
+        if answer.code == ResponseCode.PULL_NOT_FOUND:
+            self._end(progress, answer, after)
+        elif self._is_filtered:
+            if progress.passed is None and after > progress.next:
+                progress.passed = progress.next
+            progress.move(after)
         else:
-            check(answer, f"pull of {progress}", f"broker {progress.queue.broker_name!r}")
-            progress.move(answer.integer("nextBeginOffset"))
-        return False
+            self._advance(progress, answer, after)
+
+    def _end(self, progress: Progress, answer: Answer, after: int) -> None:
+        """Deal with an *answer* that says that ``progress.next`` is the end of the queue, or has no entry in it."""
+        if after > progress.next:
+            if self._is_certain(progress):
+                self.lose(progress, progress.next, min(after, progress.end), UNREADABLE)
+        elif answer.integer("maxOffset") < progress.end and self._is_certain(progress):
+            self.moved(progress, answer)
+
+    def _advance(self, progress: Progress, answer: Answer, after: int) -> None:
+        """Advance *progress* to *after*, or to the first offset that lacks a record and must have one."""
+        first, found = progress.next, _offsets(answer, progress.queue, progress.next)
+        wrong = np.flatnonzero(found != np.arange(first, first + len(found)))
+        count = int(wrong[0]) if len(wrong) else len(found)
+        there = int(found[count]) if len(wrong) else after
+        missing = first + count
+        if missing >= min(there, progress.end) or self._is_compacted(progress.queue.topic):
+            progress.move(after)
+        elif count:
+            progress.move(missing)  # and ask for it: it may have been removed just now
+        elif self._is_certain(progress):
+            self.lose(progress, first, min(there, progress.end), REMOVED)
+
+    def _prove(self, progress: Progress, answer: Answer) -> None:
+        """See whether the first message that a filter has passed is still there: then nothing after it was removed."""
+        passed = progress.passed
+        assert passed is not None
+        found = _offsets(answer, progress.queue, passed)
+        there = int(found[0]) if len(found) else answer.integer("nextBeginOffset")
+        if not (len(found) and there == passed) and not self._is_compacted(progress.queue.topic):
+            if progress.suspect != passed:
+                progress.suspect = passed
+                return
+            self.lose(progress, passed, min(max(there, passed + 1), progress.end), PERHAPS)
+        progress.passed = None
+
+    @staticmethod
+    def _is_certain(progress: Progress) -> bool:
+        """Whether the answer before this one also lacked the message at ``progress.next``."""
+        is_certain = progress.suspect == progress.next
+        progress.suspect = progress.next
+        return is_certain
+
+
+def _offsets(answer: Answer, queue: MessageQueue, first: int) -> Integers:
+    """Return the offsets of the messages in *answer*, which must be of *queue*, from *first* on."""
+    if not answer.body:
+        return np.empty(0, np.int64)
+    records = unrolled(Records(answer.body), first)
+    records.check(queue.queue_id, first, answer.integer("nextBeginOffset"))
+    offsets: Integers = records.heads["offset"]
+    return offsets
 
 
 def _taken(frames: Frames) -> Iterator[Records]:

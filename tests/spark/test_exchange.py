@@ -1,21 +1,24 @@
 """What a task does with the answers of brokers, in any order and with any content."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+
+import orjson
 import pytest
 
 from martlet.errors import RemoteProtocolError
 from martlet.message import Message
 from martlet_remoting.batches import BatchMessage, encode_batch
 from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.inner_batches import INNER_BATCH
 from martlet_remoting.packets import MessageQueue
 from martlet_spark.connection import Answer, ConnectionLost
 from martlet_spark.errors import DataLost, ReadError
-from martlet_spark.exchange import BulkReads, Exchange, NotSupported, Progress, Pulls
+from martlet_spark.exchange import EVERYTHING, BulkReads, Exchange, NotSupported, Progress, Pulls
 from martlet_spark.filters import Filter
-from martlet_spark.inner_batches import INNER_BATCH
 from martlet_spark.planner import Range
 from martlet_spark.reading import Reader
 
@@ -23,6 +26,9 @@ from .stored import stored, usual
 
 QUEUE = MessageQueue("Orders", "b", 3)
 MOVED = ResponseCode.PULL_OFFSET_MOVED
+NONE = ResponseCode.PULL_NOT_FOUND
+AGAIN = ResponseCode.PULL_RETRY_IMMEDIATELY
+TAGS = Filter("T1 || T2")
 
 
 def messages(first: int, count: int) -> bytearray:
@@ -44,11 +50,13 @@ class FakeConnection:
         self.outstanding += 1
         return len(self.requests)
 
-    def receive(self, room: Callable[[int], memoryview]) -> Answer:
-        """Return the next prepared answer with its body in *room*; without one, the connection is lost."""
+    def receive(self, room: Callable[[int], memoryview] | None = None) -> Answer:
+        """Return the next prepared answer, its body in *room* if there is one; without one, the connection is lost."""
         if not self.answers:
             raise ConnectionLost("the test has no more answers")
         answer = self.answers.pop(0)
+        if room is None:
+            return answer
         body = room(len(answer.body))
         body[:] = answer.body
         return Answer(answer.opaque, answer.code, answer.ext, answer.remark, body)
@@ -66,11 +74,26 @@ class FakeConnection:
         body = messages(first, after - first) if code == 0 and first < after else bytearray()
         self.answers.append(Answer(opaque, code, ext, "", body))
 
+    def answer_lacking(self, opaque: int, code: int, found: Sequence[int], after: int) -> None:
+        """Answer with the messages *found*, of those up to *after*."""
+        body = bytearray().join([messages(number, 1) for number in found])
+        self.answers.append(Answer(opaque, code, {"nextBeginOffset": str(after), "maxOffset": "100"}, "", body))
+
+    def answer_config(self, opaque: int, **attributes: str) -> None:
+        """Answer with the configuration of a topic."""
+        body = orjson.dumps({"attributes": {name.replace("_", "."): text for name, text in attributes.items()}})
+        self.answers.append(Answer(opaque, 0, {}, "", bytearray(body)))
+
 
 def exchange(
-    kind: type[Exchange], connection: FakeConnection, *, fail_on_loss: bool = True, timeout_s: float = 60
+    kind: type[Exchange],
+    connection: FakeConnection,
+    *,
+    wanted: Filter = EVERYTHING,
+    fail_on_loss: bool = True,
+    timeout_s: float = 60,
 ) -> Exchange:
-    return kind(connection, Filter(), 1 << 20, timeout_s, fail_on_loss=fail_on_loss)  # type: ignore[arg-type]
+    return kind(connection, wanted, 1 << 20, timeout_s, fail_on_loss=fail_on_loss)  # type: ignore[arg-type]
 
 
 def read(talk: Exchange, *ranges: tuple[int, int]) -> list[int]:
@@ -153,50 +176,191 @@ def test_messages_after_the_end_are_left_out() -> None:
 
 
 def test_offsets_without_messages_are_passed() -> None:
-    connection = FakeConnection()
-    connection.answer(1, ResponseCode.PULL_RETRY_IMMEDIATELY, 0, 4)
-    connection.answer(2, 0, 4, 10)
-    assert read(exchange(Pulls, connection), (0, 10)) == list(range(4, 10))
     bulk = FakeConnection()
     bulk.answer(1, 0, 10, 10)  # nothing matched
-    assert read(exchange(BulkReads, bulk), (0, 10)) == []
+    assert read(exchange(BulkReads, bulk, wanted=TAGS), (0, 10)) == []
 
 
-@pytest.mark.parametrize("kind", [BulkReads, Pulls])
-def test_removed_messages_fail_the_read(kind: type[Exchange]) -> None:
+# How many answers RocketMQ needs to convince us of a loss: what seems lost is asked for again.
+CERTAIN = [(BulkReads, 1), (Pulls, 2)]
+
+
+@pytest.mark.parametrize(("kind", "times"), CERTAIN)
+def test_removed_messages_fail_the_read(kind: type[Exchange], times: int) -> None:
     connection = FakeConnection()
-    connection.answer(1, MOVED, 0, 0, (6, 100))
+    for opaque in range(1, times + 1):
+        connection.answer(opaque, MOVED, 0, 0, (6, 100))
     with pytest.raises(DataLost, match=r"messages 0 to 5 of queue b/3 .* were removed .* failOnDataLoss"):
         read(exchange(kind, connection), (0, 10))
+    assert not connection.answers
 
 
-@pytest.mark.parametrize("kind", [BulkReads, Pulls])
+@pytest.mark.parametrize(("kind", "times"), CERTAIN)
 @pytest.mark.parametrize("first", [6, 10, 30])
 def test_removed_messages_are_passed_if_the_query_allows_it(
-    kind: type[Exchange], first: int, caplog: pytest.LogCaptureFixture
+    kind: type[Exchange], times: int, first: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     connection = FakeConnection()
-    connection.answer(1, MOVED, 0, 0, (first, 100))
+    for opaque in range(1, times + 1):
+        connection.answer(opaque, MOVED, 0, 0, (first, 100))
     if first < 10:
-        connection.answer(2, 0, first, 10)
+        connection.answer(times + 1, 0, first, 10)
     with caplog.at_level(logging.WARNING):
         assert read(exchange(kind, connection, fail_on_loss=False), (0, 10)) == list(range(first, 10))
     assert f"messages 0 to {min(first, 10) - 1} of queue b/3 of topic 'Orders' were removed" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("kind", "code"), [(BulkReads, 0), (BulkReads, MOVED), (Pulls, ResponseCode.PULL_NOT_FOUND), (Pulls, MOVED)]
+    ("kind", "code", "times"), [(BulkReads, 0, 1), (BulkReads, MOVED, 1), (Pulls, NONE, 2), (Pulls, MOVED, 2)]
 )
-def test_a_queue_that_lost_its_end_fails_the_read(kind: type[Exchange], code: int) -> None:
+def test_a_queue_that_lost_its_end_fails_the_read(kind: type[Exchange], code: int, times: int) -> None:
     for fail_on_loss in (True, False):
         connection = FakeConnection()
-        connection.answer(1, code, 5, 5, (0, 5))
+        for opaque in range(1, times + 1):
+            connection.answer(opaque, code, 5, 5, (0, 5))
         talk = exchange(kind, connection, fail_on_loss=fail_on_loss)
         if not fail_on_loss:
             assert read(talk, (5, 10)) == []
             return
         with pytest.raises(DataLost, match=r"messages 5 to 9 of queue b/3 .* do not exist: the queue ends at 5"):
             read(talk, (5, 10))
+
+
+def test_a_queue_that_is_short_for_a_moment_has_lost_nothing() -> None:
+    for code, bounds in ((MOVED, (6, 100)), (NONE, (0, 5)), (MOVED, (0, 0))):
+        connection = FakeConnection()
+        connection.answer(1, code, 5, 5, bounds)
+        connection.answer(2, 0, 5, 10)
+        assert read(exchange(Pulls, connection), (5, 10)) == list(range(5, 10))
+
+
+# Answers to a pull at 0 that pass messages of RocketMQ's queue: code, messages, next offset; and which are lost.
+LACKING = {
+    "none": (AGAIN, (), 4, (0, 3)),
+    "after the range": (AGAIN, (), 300, (0, 9)),
+    "no entries": (NONE, (), 4, (0, 3)),
+    "the first": (0, range(4, 10), 10, (0, 3)),
+    "some between": (0, (0, 1, 5, 6, 7, 8, 9), 10, (2, 4)),
+    "the last": (0, (0, 1), 10, (2, 9)),
+}
+
+
+@pytest.mark.parametrize("fail_on_loss", [True, False])
+@pytest.mark.parametrize("lacking", LACKING)
+def test_messages_that_rocketmq_passes_are_lost(
+    lacking: str, fail_on_loss: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    code, found, after, (first, last) = LACKING[lacking]
+    connection = FakeConnection()
+    connection.answer_lacking(1, code, found, after)
+    opaque = 2
+    if code != NONE:
+        connection.answer_config(2)
+        opaque = 3
+    rest = [number for number in found if number > first]
+    for again in range(opaque, opaque + (2 if first else 1)):
+        connection.answer_lacking(again, AGAIN if not rest and not code else code, rest, after)
+    connection.answer_lacking(opaque + (2 if first else 1), 0, range(last + 1, 10), 10)
+    talk = exchange(Pulls, connection, fail_on_loss=fail_on_loss)
+    text = f"messages {first} to {last} of queue b/3 of topic 'Orders' (were removed|cannot be read)"
+    if fail_on_loss:
+        with pytest.raises(DataLost, match=text):
+            read(talk, (0, 10))
+        return
+    with caplog.at_level(logging.WARNING):
+        assert read(talk, (0, 10)) == [*range(first), *range(last + 1, 10)]
+    assert re.search(text, caplog.text)
+
+
+@pytest.mark.parametrize("lacking", LACKING)
+def test_messages_that_rocketmq_passes_for_a_moment_are_read(lacking: str) -> None:
+    code, found, after, (first, _) = LACKING[lacking]
+    connection = FakeConnection()
+    connection.answer_lacking(1, code, found, after)
+    if code != NONE:
+        connection.answer_config(2)
+    connection.answer_lacking(2 if code == NONE else 3, 0, range(first, 10), 10)
+    assert read(exchange(Pulls, connection), (0, 10)) == list(range(10))
+
+
+def test_answers_that_arrive_before_the_configuration_are_kept() -> None:
+    connection = FakeConnection()
+    connection.answer_lacking(1, 0, range(4, 10), 10)
+    connection.answer(2, 0, 50, 60)
+    connection.answer_config(3)
+    connection.answer(4, 0, 0, 10)
+    assert read(exchange(Pulls, connection), (0, 10), (50, 60)) == [*range(50, 60), *range(10)]
+
+
+def test_compacted_topics_lack_messages() -> None:
+    connection = FakeConnection()
+    connection.answer_lacking(1, 0, (3, 7), 8)
+    connection.answer_config(2, cleanup_policy="COMPACTION")
+    connection.answer_lacking(3, AGAIN, (), 10)
+    assert read(exchange(Pulls, connection), (0, 10)) == [3, 7]
+    codes = [code for code, _ in connection.requests]
+    assert codes == [RequestCode.PULL_MESSAGE, RequestCode.GET_TOPIC_CONFIG, RequestCode.PULL_MESSAGE]
+
+
+def test_sql_of_a_compacted_topic_is_refused() -> None:
+    connection = FakeConnection()
+    connection.answers.append(Answer(1, 0, {}, "", bytearray()))
+    connection.answer_config(2, cleanup_policy="COMPACTION")
+    with pytest.raises(ReadError, match="'Orders': it is compacted, so the broker ignores filters"):
+        read(exchange(Pulls, connection, wanted=Filter(sql="a = 1")), (0, 10))
+
+
+def filtered(connection: FakeConnection) -> None:
+    """Answer pulls with a filter: the messages 5 and 8."""
+    connection.answer_lacking(1, AGAIN, (), 4)
+    connection.answer_lacking(2, 0, (5, 8), 9)
+    connection.answer_lacking(3, AGAIN, (), 11)
+
+
+def test_a_filter_passes_messages_that_are_there() -> None:
+    connection = FakeConnection()
+    filtered(connection)
+    connection.answer(4, 0, 0, 1)
+    assert read(exchange(Pulls, connection, wanted=TAGS), (0, 10)) == [5, 8]
+    *pulls, last = [(ext["queueOffset"], ext["subscription"]) for _, ext in connection.requests]
+    assert pulls == [(0, "T1 || T2"), (4, "T1 || T2"), (9, "T1 || T2")]
+    assert last == (0, "*")
+
+
+@pytest.mark.parametrize("code", [MOVED, AGAIN, NONE, 0])
+def test_messages_that_are_removed_while_a_filter_passes_them_are_lost(
+    code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    for fail_on_loss in (True, False):
+        connection = FakeConnection()
+        filtered(connection)
+        connection.answer_lacking(4, code, () if code else (6,), 6 if code else 7)
+        connection.answer_config(5)
+        connection.answer_lacking(6, code, () if code else (6,), 6 if code else 7)
+        talk = exchange(Pulls, connection, wanted=TAGS, fail_on_loss=fail_on_loss)
+        text = "messages 0 to 5 of queue b/3 .* while the query read them; some may match its filter"
+        if fail_on_loss:
+            with pytest.raises(DataLost, match=text):
+                read(talk, (0, 10))
+        else:
+            assert read(talk, (0, 10)) == [5, 8]
+            assert re.search(text, caplog.text)
+
+
+def test_a_filter_of_a_compacted_topic_passes_what_was_removed() -> None:
+    connection = FakeConnection()
+    filtered(connection)
+    connection.answer_lacking(4, 0, (3,), 4)
+    connection.answer_config(5, cleanup_policy="COMPACTION")
+    assert read(exchange(Pulls, connection, wanted=TAGS), (0, 10)) == [5, 8]
+
+
+def test_offsets_of_a_static_topic_are_refused() -> None:
+    connection = FakeConnection()
+    connection.answer(1, 0, 0, 10)
+    connection.answers[0] = Answer(1, 0, {**connection.answers[0].ext, "offsetDelta": "7"}, "", messages(0, 10))
+    with pytest.raises(ReadError, match="topic 'Orders' is a static topic"):
+        read(exchange(Pulls, connection), (0, 10))
 
 
 @pytest.mark.parametrize("kind", [BulkReads, Pulls])
