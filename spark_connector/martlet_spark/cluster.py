@@ -83,11 +83,23 @@ class Cluster:
 
     def topics(self, pattern: str) -> list[str]:
         """Return the names of the topics that match the regular expression *pattern*, without brokers' own topics."""
+        matches = re.compile(pattern).fullmatch
+        return sorted(name for name in self._topics() if matches(name) and not INTERNAL.match(name))
+
+    def knows_no_topic(self) -> bool:
+        """Whether name servers know no topic, not even brokers' own ones: they, or the brokers, have just started.
+
+        False if they do not say.
+        """
+        try:
+            return not self._topics()
+        except ReadError:
+            return False
+
+    def _topics(self) -> Sequence[str]:
         where, [answer] = self._ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, [{}], "list of topics")
         check(answer, "list of topics", f"name server {where}")
-        names = texts(load_object(bytes(answer.body)), "topicList")
-        matches = re.compile(pattern).fullmatch
-        return sorted(name for name in names if matches(name) and not INTERNAL.match(name))
+        return texts(load_object(bytes(answer.body)), "topicList")
 
     def route(self, topic: str) -> Route:
         """Return the brokers and queues of *topic*.

@@ -8,6 +8,7 @@ from typing import Any, Final, final
 from martlet_remoting.answers.routes import Route
 from martlet_remoting.packets import MessageQueue
 from martlet_spark.cluster import Bounds, Cluster, UnknownTopic
+from martlet_spark.connection import attempts
 from martlet_spark.errors import OptionError
 from martlet_spark.offsets import EARLIEST, LATEST, Offsets, find_queues, queue_name
 from martlet_spark.options import Options
@@ -64,12 +65,16 @@ class Subscribed:
         self._routes_until = 0.0
 
     def _resolve(self, names: Sequence[str], known: Collection[str]) -> dict[str, Route]:
-        found = self.cluster.routes(names)
-        for name in names:
+        found: dict[str, Route] = {}
+        for _ in attempts(self.cluster.timeout_s):
+            found = self.cluster.routes(names)
             # One that matches the pattern may have been deleted just now.
-            if name not in found and not self._pattern and name not in known:
-                found[name] = self.cluster.route(name)
-        return found
+            missing = [] if self._pattern else [name for name in names if name not in found and name not in known]
+            if not missing:
+                return found
+            if not self.cluster.knows_no_topic():
+                break
+        return found | {name: self.cluster.route(name) for name in missing}
 
     def bounds(self, known: Collection[MessageQueue] = ()) -> dict[MessageQueue, Bounds]:
         """Return the bounds of all queues that are read; without those of *known* that are gone.

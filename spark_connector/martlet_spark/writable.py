@@ -6,7 +6,7 @@ from typing import Final, final
 from martlet_remoting.packets import MessageQueue
 from martlet_spark.cluster import Cluster, UnknownTopic
 from martlet_spark.connection import ConnectionLost, attempts
-from martlet_spark.errors import ReadError, WriteError
+from martlet_spark.errors import WriteError
 
 __all__ = ["TEMPLATE_QUEUES", "TEMPLATE_TOPIC", "WritableQueues", "master", "write_queues"]
 
@@ -30,17 +30,9 @@ def write_queues(cluster: Cluster, topic: str) -> Sequence[MessageQueue]:
             return _write_queues(cluster, topic)
         except UnknownTopic as error:
             unknown = error
-            if not _knows_nothing(cluster):
+            if not cluster.knows_no_topic():
                 break
     raise unknown
-
-
-def _knows_nothing(cluster: Cluster) -> bool:
-    """Whether the name servers know no topic; False if they do not say."""
-    try:
-        return not cluster.topics(".*")
-    except ReadError:
-        return False
 
 
 def _write_queues(cluster: Cluster, topic: str) -> Sequence[MessageQueue]:
