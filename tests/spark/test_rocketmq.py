@@ -5,7 +5,8 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from time import time_ns
+from time import monotonic, time_ns
+from types import SimpleNamespace
 from typing import TypeAlias
 
 import pytest
@@ -134,7 +135,8 @@ def test_rocketmq_is_read_by_pulls_without_a_pause(theirs: Messages, monkeypatch
     for module in ("reading", "watching"):
         monkeypatch.setattr(f"martlet_spark.{module}.pull_only", pulls)
     with monkeypatch.context() as patch:
-        patch.setattr("martlet_spark.connection.time.sleep", forbidden)
+        # Not the sleep of the whole process: other threads, such as Py4J's, may sleep.
+        patch.setattr("martlet_spark.connection.time", SimpleNamespace(sleep=forbidden, monotonic=monotonic))
         stream = Stream(theirs)
         found = stream.batch()
     assert found == sorted(theirs.bodies)
