@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import final
 
@@ -36,7 +36,8 @@ class PipelineProcess:
     def kill(self) -> None:
         """Kill the command, Spark's JVM and its Python processes."""
         for pid in of_session(self.pid):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid, signal.SIGKILL)
         self.child.wait()
         until(lambda: None if of_session(self.pid) else True, 60)
 

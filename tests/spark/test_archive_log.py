@@ -53,7 +53,9 @@ def write(location: Location, kind: str, batch: int, *tasks: list[pa.RecordBatch
     """Write and commit a batch, as the sink does."""
     files = write_tasks(location, batch, *tasks)
     commits = open_commits(location, kind)
-    if not commits.has("query", batch):
+    if commits.has("query", batch):
+        commits.drop(files)
+    else:
         commits.commit("query", batch, files)
 
 

@@ -61,11 +61,14 @@ class ArchiveWriter(DataSourceStreamArrowWriter):
         found = [each for each in messages if isinstance(each, _Files)]
         if not found:
             return
+        files = [file for each in found for file in each.files]
         with self._location.plain_errors():
             commits = open_commits(self._location, self._kind)
-            if not commits.has(found[0].query, batchId):
+            if commits.has(found[0].query, batchId):
+                commits.drop(files)
+            else:
                 check_run(self._location, self._run)
-                commits.commit(found[0].query, batchId, [file for each in found for file in each.files])
+                commits.commit(found[0].query, batchId, files)
 
     def abort(self, messages: Sequence[Any], batchId: int) -> None:
         """Do nothing: the batch may have been committed, and else its files are replaced when it runs again."""

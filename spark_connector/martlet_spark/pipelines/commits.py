@@ -40,6 +40,9 @@ class Commits(Protocol):
     def commit(self, query: str, batch: int, files: Sequence[Written]) -> None:
         """Make *files* part of the archive."""
 
+    def drop(self, files: Sequence[Written]) -> None:
+        """Remove *files*, which a batch wrote that was committed before, with others."""
+
     def files(self) -> list[str]:
         """Return the paths of all files of the archive, relative to it."""
 
@@ -47,6 +50,14 @@ class Commits(Protocol):
 def open_commits(location: Location, kind: str) -> Commits:
     """Return the commits of the archive at *location*; *kind* is ``parquet`` or ``delta``."""
     return DeltaCommits(location) if kind == "delta" else ListCommits(location)
+
+
+def _drop(location: Location, files: Sequence[Written], listed: Collection[str]) -> None:
+    """Remove those of *files* that are not *listed*."""
+    filesystem, root = location.open()
+    for file in files:
+        if file.path not in listed:
+            filesystem.delete_file(f"{root}/{file.path}")
 
 
 def _clean(location: Location, last: int, listed: Collection[str]) -> None:
@@ -83,6 +94,11 @@ class ListCommits:
     def commit(self, query: str, batch: int, files: Sequence[Written]) -> None:
         value = {"query": query, "batch": batch, "files": [asdict(each) for each in files]}
         write_whole(self._filesystem, self._path(batch), json.dumps(value).encode())
+
+    def drop(self, files: Sequence[Written]) -> None:
+        batches = {batch_of(file.path.rpartition("/")[2]) for file in files}
+        listed = [each.path for number in self.numbers() if number in batches for each in self.files_of(number)]
+        _drop(self._location, files, listed)
 
     def files(self) -> list[str]:
         return [each.path for number in self.numbers() for each in self.files_of(number)]
@@ -171,6 +187,9 @@ class DeltaCommits:
             list(PARTITIONS),
             commit_properties=CommitProperties(app_transactions=[Transaction(query, batch)]),
         )
+
+    def drop(self, files: Sequence[Written]) -> None:
+        _drop(self._location, files, self.files())
 
     def files(self) -> list[str]:
         return [unquote(path) for path in _paths(self._table())]
