@@ -129,7 +129,8 @@ def test_a_schema_that_does_not_fit_is_refused(field: StructField, columns: str,
 
 def test_a_schema_and_the_option_may_select_the_same() -> None:
     options = {"endpoints": "127.0.0.1:1", "subscribe": "T", "columns": "offset"}
-    MartletDataSource(options).reader(StructType([StructField("offset", LongType())]))
+    schema = StructType([StructField("offset", LongType())])
+    assert isinstance(MartletDataSource(options).reader(schema), BatchReader)
 
 
 @pytest.mark.parametrize("change", ["subscribe", "pattern", "assign"])

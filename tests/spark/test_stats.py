@@ -90,7 +90,6 @@ def test_a_plot_is_a_page_that_needs_nothing(tmp_path: Path) -> None:
 
 
 def test_a_plot_can_be_a_png(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     path = tmp_path / "page.png"
     plot([*charts_of(rows()), Chart("none", {})], str(path), "Topics")
     data = path.read_bytes()

@@ -173,8 +173,8 @@ class StagedTransactions(ExternalTransactions):
         if count >= limit:
             text = f"{count} producers of external transactions are known; tx.producers_max is {limit}"
             when = f"{ENDED_HOURS} h after a commit that says it is the last one, else after tx.producer_hours"
-            todo = "set it higher, or wait until some are forgotten"
-            raise Refused(Reason.BUSY, f"{text}; {todo}: {when}; `martlet tx producers` lists them")
+            advice = "set it higher, or wait until some are forgotten"
+            raise Refused(Reason.BUSY, f"{text}; {advice}: {when}; `martlet tx producers` lists them")
 
     def _state_event(self, key: Key, producer: Producer, hour: int | None = None) -> bytes:
         hour = self.state.hour if hour is None else hour
