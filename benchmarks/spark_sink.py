@@ -21,14 +21,14 @@ import pyarrow as pa
 from benchmarks.brokers import Martlet
 
 from martlet_remoting.client.blocking import Admin
-from martlet_spark import staging
 from martlet_spark.cluster import Cluster
 from martlet_spark.connection import CONNECTIONS, Security
-from martlet_spark.encode import Encoder
-from martlet_spark.sending import Outbox
-from martlet_spark.staging import Staging, Transaction
-from martlet_spark.targets import Targets, Turns
-from martlet_spark.writable import WritableQueues
+from martlet_spark.write import staging
+from martlet_spark.write.encode import Encoder
+from martlet_spark.write.sending import Outbox
+from martlet_spark.write.staging import Staging, Transaction
+from martlet_spark.write.targets import Targets, Turns
+from martlet_spark.write.writable import WritableQueues
 
 BATCH_ROWS = 10_000
 COLUMNS = (("body",), ("body", "key"), ("body", "key", "tag", "properties"))

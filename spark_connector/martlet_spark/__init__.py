@@ -4,13 +4,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from martlet_spark.lag import Lag, LagListener
+    from martlet_spark.read.lag import Lag, LagListener
     from martlet_spark.session import configure
 
 __all__ = ["Lag", "LagListener", "configure"]
 
 # Imported when they are used: PySpark takes 0.3 s, and commands of `martlet` import modules of this package.
-_HOMES: Final = {"Lag": "lag", "LagListener": "lag", "configure": "session"}
+_HOMES: Final = {"Lag": "read.lag", "LagListener": "read.lag", "configure": "session"}
 
 
 def __getattr__(name: str) -> object:

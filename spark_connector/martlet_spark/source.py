@@ -14,12 +14,12 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from martlet_spark.options import BATCH, SINK, STREAM, parse
-from martlet_spark.planner import Range
-from martlet_spark.reader import RangePartition, TopicReader, spark_schema
-from martlet_spark.sink import BatchWriter, StreamWriter
-from martlet_spark.stream import StreamReader
-from martlet_spark.topics import Places, Subscribed
-from martlet_spark.watching import MessageSizes
+from martlet_spark.read.batch import RangePartition, TopicReader, spark_schema
+from martlet_spark.read.planner import Range
+from martlet_spark.read.stream import StreamReader
+from martlet_spark.read.topics import Places, Subscribed
+from martlet_spark.read.watching import MessageSizes
+from martlet_spark.write.sink import BatchWriter, StreamWriter
 
 __all__ = ["MartletDataSource"]
 

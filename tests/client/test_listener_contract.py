@@ -56,9 +56,9 @@ async def test_a_wrong_result_ends_the_consumer_with_a_sentence(
             cluster.settings(), GROUP, returning(True), ALL, consume_from=ConsumeFrom.FIRST, concurrency=1, **options
         ):
             await trio.sleep_forever()
-    assert [record.levelno for record in caplog.records if "consumer stops: listener returned" in record.message] == [
-        logging.ERROR
-    ]
+    assert [
+        record.levelno for record in caplog.records if "consumer stops: listener returned" in record.getMessage()
+    ] == [logging.ERROR]
     assert cluster.broker.asked(RequestCode.CONSUMER_SEND_MSG_BACK) == []
     assert cluster.broker.asked(RequestCode.SEND_MESSAGE_V2) == []
     assert cluster.broker.offsets.get((GROUP, "T", 0), 0) == 0

@@ -18,8 +18,8 @@ from martlet_remoting.client.messages import Message
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.packets import MessageQueue
 from martlet_spark.connection import Connection, Security
+from martlet_spark.read.stream import StreamReader
 from martlet_spark.source import MartletDataSource
-from martlet_spark.stream import StreamReader
 
 __all__ = ["Cluster", "Messages", "Stream", "batch_of", "cluster", "patient", "stored_on", "wait_removed"]
 

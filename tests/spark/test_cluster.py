@@ -8,7 +8,7 @@ from martlet_spark.cluster import BrokerGone, Cluster, UnknownTopic
 from martlet_spark.connection import Security
 from martlet_spark.errors import ReadError
 from martlet_spark.options import BATCH, parse
-from martlet_spark.topics import Subscribed
+from martlet_spark.read.topics import Subscribed
 
 from .fake_brokers import FakeBroker, fake_cluster, route
 
@@ -51,7 +51,7 @@ def test_a_query_that_starts_while_all_brokers_restart_waits(monkeypatch: pytest
             broker.topics["Parcels"] = route([broker], 2)
             yield 2
 
-        monkeypatch.setattr("martlet_spark.topics.attempts", registered_after_two)
+        monkeypatch.setattr("martlet_spark.read.topics.attempts", registered_after_two)
         options = parse({"endpoints": broker.address, "subscribe": "Parcels"}, BATCH)
         subscribed = Subscribed(Cluster([broker.address], Security(), 60), options)
         assert list(subscribed.routes()) == ["Parcels"]
@@ -60,7 +60,7 @@ def test_a_query_that_starts_while_all_brokers_restart_waits(monkeypatch: pytest
 def test_a_topic_that_does_not_exist_fails_a_query_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_cluster("a") as (_, (broker,)):
         broker.topics["TBW102"] = route([broker], 8)
-        monkeypatch.setattr("martlet_spark.topics.attempts", lambda _: iter([0]))
+        monkeypatch.setattr("martlet_spark.read.topics.attempts", lambda _: iter([0]))
         options = parse({"endpoints": broker.address, "subscribe": "Parcels"}, BATCH)
         with pytest.raises(UnknownTopic, match="topic 'Parcels' is unknown"):
             Subscribed(Cluster([broker.address], Security(), 60), options).routes()

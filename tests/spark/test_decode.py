@@ -15,9 +15,9 @@ from martlet.records.layout import HEAD_BYTES
 from martlet_remoting.answers.messages import ReceivedMessage, received
 from martlet_remoting.compression import COMPRESSED, COMPRESSION_LZ4, COMPRESSION_ZLIB, COMPRESSION_ZSTD
 from martlet_spark.columns import COLUMNS, DEFAULT, MS_MAX, MS_MIN, arrow_schema
-from martlet_spark.decode import VECTOR_MIN, Decoder
 from martlet_spark.errors import ReadError
-from martlet_spark.records import Records, joined
+from martlet_spark.read.decode import VECTOR_MIN, Decoder
+from martlet_spark.read.records import Records, joined
 
 from .stored import HOST, STORE_MS, records, stored, usual
 

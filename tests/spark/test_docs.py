@@ -6,7 +6,7 @@ from pathlib import Path
 from martlet_spark import options
 from martlet_spark.columns import COLUMNS, DEFAULT
 from martlet_spark.options import BATCH, CLUSTER, SINK, SOURCE, STREAM, Option
-from martlet_spark.sink_columns import SINK_COLUMNS
+from martlet_spark.write.columns import SINK_COLUMNS
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
 TABLES = {

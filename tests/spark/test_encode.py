@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from martlet.message import UNIQ_KEY, decode_properties
 from martlet_remoting.batches import BatchMessage, decode_batch
-from martlet_spark.encode import Encoder
 from martlet_spark.errors import WriteError
-from martlet_spark.sink_columns import SINK_COLUMNS
+from martlet_spark.write.columns import SINK_COLUMNS
+from martlet_spark.write.encode import Encoder
 
 MAP = pa.map_(pa.string(), pa.string())
 TYPES = {"body": pa.binary(), "key": pa.string(), "tag": pa.string(), "properties": MAP}

@@ -16,10 +16,10 @@ from martlet_remoting.inner_batches import INNER_BATCH
 from martlet_remoting.packets import MessageQueue
 from martlet_spark.connection import Answer, ConnectionLost
 from martlet_spark.errors import DataLost, ReadError
-from martlet_spark.exchange import EVERYTHING, BulkReads, Exchange, NotSupported, Progress, Pulls
-from martlet_spark.filters import Filter
-from martlet_spark.planner import Range
-from martlet_spark.reading import Reader
+from martlet_spark.read.exchange import EVERYTHING, BulkReads, Exchange, NotSupported, Progress, Pulls
+from martlet_spark.read.filters import Filter
+from martlet_spark.read.planner import Range
+from martlet_spark.read.task import Reader
 
 from .stored import stored, usual
 
@@ -433,7 +433,7 @@ class Network:
 
 def read_by_task(monkeypatch: pytest.MonkeyPatch, network: Network) -> list[int]:
     """Read messages 0 to 9 of a queue."""
-    monkeypatch.setattr("martlet_spark.reading.CONNECTIONS", network)
+    monkeypatch.setattr("martlet_spark.read.task.CONNECTIONS", network)
     monkeypatch.setattr("martlet_spark.connection.time.sleep", lambda seconds: None)
     reader = Reader(network, ["offset"], Filter(), 1 << 20, fail_on_loss=True)  # type: ignore[arg-type]
     return [offset for batch in reader.read([Range(QUEUE, 0, 10)]) for offset in batch["offset"].to_pylist()]

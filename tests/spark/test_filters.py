@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from martlet_spark.errors import OptionError
-from martlet_spark.filters import Filter
+from martlet_spark.read.filters import Filter
 
 
 def batch(**columns: list[str | None]) -> pa.RecordBatch:

@@ -9,10 +9,10 @@ from martlet.records.codec import encode_record
 from martlet_remoting.batches import BatchMessage, encode_batch
 from martlet_remoting.inner_batches import INNER_BATCH
 from martlet_spark.columns import COLUMNS
-from martlet_spark.decode import VECTOR_MIN, Decoder
 from martlet_spark.errors import ReadError
-from martlet_spark.frames import BUFFER_BYTES, BYTES_ENOUGH, Frames, Part
-from martlet_spark.records import Records
+from martlet_spark.read.decode import VECTOR_MIN, Decoder
+from martlet_spark.read.frames import BUFFER_BYTES, BYTES_ENOUGH, Frames, Part
+from martlet_spark.read.records import Records
 
 from .stored import HOST, stored, usual
 

@@ -10,10 +10,10 @@ from martlet.message import Message, decode_properties, encode_properties
 from martlet_remoting.batches import BatchMessage, encode_batch
 from martlet_remoting.inner_batches import INNER_BATCH
 from martlet_spark.columns import COLUMNS
-from martlet_spark.decode import VECTOR_MIN, Decoder
 from martlet_spark.errors import ReadError
-from martlet_spark.inner_batches import unrolled
-from martlet_spark.records import Records
+from martlet_spark.read.decode import VECTOR_MIN, Decoder
+from martlet_spark.read.inner_batches import unrolled
+from martlet_spark.read.records import Records
 
 from .stored import HOST, STORE_MS, stored, usual
 

@@ -7,7 +7,7 @@ import pytest
 
 from martlet_remoting.packets import MessageQueue
 from martlet_spark.errors import SparkConnectorError
-from martlet_spark.offsets import decode, decode_new, encode, find_queues
+from martlet_spark.read.offsets import decode, decode_new, encode, find_queues
 
 A0, A1, B0 = MessageQueue("T", "a", 0), MessageQueue("T", "a", 1), MessageQueue("T", "b/c", 0)
 

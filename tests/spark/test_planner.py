@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from martlet_remoting.packets import MessageQueue
-from martlet_spark.planner import Range, plan
+from martlet_spark.read.planner import Range, plan
 
 KIB = 1024
 MIB = 1 << 20

@@ -131,9 +131,9 @@ def test_rocketmq_is_read_by_pulls_without_a_pause(theirs: Messages, monkeypatch
     def forbidden(seconds: float) -> None:
         raise AssertionError(f"waited {seconds} s")
 
-    monkeypatch.setattr("martlet_spark.exchange.pull_only", pulls := set[str]())
-    for module in ("reading", "watching"):
-        monkeypatch.setattr(f"martlet_spark.{module}.pull_only", pulls)
+    monkeypatch.setattr("martlet_spark.read.exchange.pull_only", pulls := set[str]())
+    for module in ("task", "watching"):
+        monkeypatch.setattr(f"martlet_spark.read.{module}.pull_only", pulls)
     with monkeypatch.context() as patch:
         # Not the sleep of the whole process: other threads, such as Py4J's, may sleep.
         patch.setattr("martlet_spark.connection.time", SimpleNamespace(sleep=forbidden, monotonic=monotonic))

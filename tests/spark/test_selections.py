@@ -13,8 +13,8 @@ from martlet_remoting.client.messages import Message
 from martlet_remoting.packets import MessageQueue
 from martlet_spark.connection import CONNECTIONS, Connection
 from martlet_spark.errors import DataLost, OptionError, ReadError
+from martlet_spark.read.stream import limited
 from martlet_spark.source import BatchReader, MartletDataSource
-from martlet_spark.stream import limited
 
 from .conftest import Topic
 from .test_stream_reader import ALL, reader, rows, through_json

@@ -6,12 +6,12 @@ import pyarrow as pa
 import pytest
 
 from martlet_remoting.codes import ResponseCode
-from martlet_spark import writable
 from martlet_spark.cluster import Cluster, UnknownTopic
 from martlet_spark.errors import WriteError
-from martlet_spark.sending import Outbox
-from martlet_spark.targets import Targets, Turns
-from martlet_spark.writable import WritableQueues, write_queues
+from martlet_spark.write import writable
+from martlet_spark.write.sending import Outbox
+from martlet_spark.write.targets import Targets, Turns
+from martlet_spark.write.writable import WritableQueues, write_queues
 
 from .fake_brokers import CLOSE_AFTER, CLOSE_BEFORE, fake_cluster, route
 

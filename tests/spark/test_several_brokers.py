@@ -18,7 +18,7 @@ pytestmark = pytest.mark.spark
 @pytest.fixture
 def query(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Stream]]:
     """Starts streaming queries, which look for new topics and queues each time."""
-    monkeypatch.setattr("martlet_spark.topics.ROUTES_S", 0.0)
+    monkeypatch.setattr("martlet_spark.read.topics.ROUTES_S", 0.0)
     made: list[Stream] = []
 
     def start(topic: Messages, **options: str) -> Stream:

@@ -25,9 +25,9 @@ from martlet_remoting.client.blocking import PullConsumer
 from martlet_spark.columns import PROPERTIES, TIMESTAMP
 from martlet_spark.connection import CONNECTIONS
 from martlet_spark.errors import OptionError, WriteError
-from martlet_spark.sink import BatchWriter, Written
 from martlet_spark.source import MartletDataSource
-from martlet_spark.staging import Transaction
+from martlet_spark.write.sink import BatchWriter, Written
+from martlet_spark.write.staging import Transaction
 
 from .clusters import Messages
 from .conftest import Topic

@@ -8,12 +8,12 @@ from tests.interop.process import eventually
 
 from martlet_remoting.answers.routes import READABLE, WRITABLE
 from martlet_remoting.client.blocking import Admin
-from martlet_spark import staging
 from martlet_spark.connection import CONNECTIONS
 from martlet_spark.errors import WriteError
-from martlet_spark.runs import ask
-from martlet_spark.sink import Written
-from martlet_spark.staging import Part
+from martlet_spark.write import staging
+from martlet_spark.write.runs import ask
+from martlet_spark.write.sink import Written
+from martlet_spark.write.staging import Part
 
 from .clusters import QUEUES, Cluster, Messages, cluster
 from .test_sink import Columns, Query, frame, stored, values, writer

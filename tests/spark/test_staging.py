@@ -9,12 +9,12 @@ import pytest
 
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.packets import MessageQueue
-from martlet_spark import staging
 from martlet_spark.cluster import Cluster
 from martlet_spark.errors import WriteError
-from martlet_spark.staging import Part, Staging, Transaction
-from martlet_spark.targets import Targets, Turns
-from martlet_spark.writable import WritableQueues
+from martlet_spark.write import staging
+from martlet_spark.write.staging import Part, Staging, Transaction
+from martlet_spark.write.targets import Targets, Turns
+from martlet_spark.write.writable import WritableQueues
 
 from .fake_brokers import CLOSE_AFTER, CLOSE_BEFORE, FakeBroker, fake_cluster
 

@@ -11,8 +11,8 @@ from tests.interop.process import eventually
 
 from martlet_remoting.client.blocking import Admin
 from martlet_spark.errors import DataLost, OptionError, ReadError
+from martlet_spark.read.stream import StreamReader
 from martlet_spark.source import MartletDataSource
-from martlet_spark.stream import StreamReader
 
 from .conftest import Topic
 
@@ -158,7 +158,7 @@ def test_a_query_for_what_is_available_ends_there(topic: Topic) -> None:
 
 
 def test_queues_that_are_added_are_read_from_their_beginning(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("martlet_spark.topics.ROUTES_S", 0.0)
+    monkeypatch.setattr("martlet_spark.read.topics.ROUTES_S", 0.0)
     topic.send(4)
     found = reader(topic, startingOffsets="latest")
     offset = found.latestOffset(found.initialOffset(), ALL)
@@ -178,7 +178,7 @@ def test_queues_that_are_added_are_read_from_their_beginning(topic: Topic, monke
 
 
 def test_topics_that_match_later_are_read_from_their_beginning(endpoints: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("martlet_spark.topics.ROUTES_S", 0.0)
+    monkeypatch.setattr("martlet_spark.read.topics.ROUTES_S", 0.0)
     first = Topic(endpoints)
     found = reader(first, subscribe="", subscribePattern=f"{first.name}.*", startingOffsets="latest")
     offset = found.latestOffset(found.initialOffset(), ALL)

@@ -8,8 +8,8 @@ import pytest
 from martlet_remoting.batches import decode_batch
 from martlet_remoting.packets import MessageQueue
 from martlet_spark.errors import OptionError, WriteError
-from martlet_spark.sink_columns import check_columns
-from martlet_spark.targets import CHUNK_MESSAGES_MAX, Place, Targets, Turns
+from martlet_spark.write.columns import check_columns
+from martlet_spark.write.targets import CHUNK_MESSAGES_MAX, Place, Targets, Turns
 
 QUEUES = {
     "One": [MessageQueue("One", "a", number) for number in range(4)],

@@ -35,10 +35,10 @@ from tests.broker_process import broker_process
 from martlet_remoting.client.blocking import Admin
 from martlet_spark.columns import COLUMNS, DEFAULT, arrow_schema
 from martlet_spark.connection import CONNECTIONS, Connection
-from martlet_spark.offsets import encode
-from martlet_spark.reader import spark_schema
+from martlet_spark.read.batch import spark_schema
+from martlet_spark.read.offsets import encode
+from martlet_spark.read.stream import StreamReader
 from martlet_spark.source import BatchReader
-from martlet_spark.stream import StreamReader
 
 from .conftest import Topic
 from .test_stream_reader import ALL, reader, rows, through_json
@@ -83,7 +83,7 @@ def idle_requests(found: StreamReader, offset: dict[str, Any]) -> int:
 
 @pytest.fixture
 def lasting_routes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("martlet_spark.topics.ROUTES_S", 3600.0)
+    monkeypatch.setattr("martlet_spark.read.topics.ROUTES_S", 3600.0)
 
 
 @pytest.mark.usefixtures("lasting_routes")
@@ -105,7 +105,7 @@ def test_a_query_that_waits_for_more_sends_one_request_for_each_poll(topic: Topi
 
 @pytest.mark.usefixtures("lasting_routes")
 def test_queues_over_the_limit_of_waiting_requests_are_looked_at(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("martlet_spark.watching.WATCHED_MAX", 2)
+    monkeypatch.setattr("martlet_spark.read.watching.WATCHED_MAX", 2)
     found = reader(topic, pollMs="20ms")
     offset = found.latestOffset(found.initialOffset(), ALL)
     assert idle_requests(found, offset) == 10

@@ -99,7 +99,7 @@ def look(options: Source) -> None:
     from martlet_spark.connection import ConnectionLost
     from martlet_spark.errors import ReadError
     from martlet_spark.options import SOURCE, parse
-    from martlet_spark.topics import Subscribed
+    from martlet_spark.read.topics import Subscribed
 
     parsed = parse(options, SOURCE)
     timeout_s = min(parsed["timeoutMs"], LOOK_MS) / 1000

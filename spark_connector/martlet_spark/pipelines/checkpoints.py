@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from martlet_spark.errors import OptionError
-from martlet_spark.offsets import Offsets, decode
+from martlet_spark.read.offsets import Offsets, decode
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,8 +17,8 @@ from martlet_spark.connection import ConnectionLost
 from martlet_spark.errors import PipelineError, ReadError
 from martlet_spark.options import SOURCE, parse
 from martlet_spark.pipelines.checkpoints import read_offsets, read_text, write_text
+from martlet_spark.read.topics import Subscribed
 from martlet_spark.source import MartletDataSource
-from martlet_spark.topics import Subscribed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

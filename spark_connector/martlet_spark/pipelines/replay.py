@@ -14,7 +14,6 @@ from martlet_remoting.reserved import PAST, PAST_PREFIXES, RESERVED
 from martlet_spark.cluster import Cluster
 from martlet_spark.columns import COLUMNS
 from martlet_spark.errors import OptionError
-from martlet_spark.offsets import decode
 from martlet_spark.options import SOURCE, parse
 from martlet_spark.pipelines.archive_log import kind_of
 from martlet_spark.pipelines.archive_sink import ArchiveSource
@@ -23,7 +22,8 @@ from martlet_spark.pipelines.checkpoints import bind, check_bound
 from martlet_spark.pipelines.progress import OBSERVED, SENT, Show, StreamReport, follow_query, ignore
 from martlet_spark.pipelines.session import plain_errors
 from martlet_spark.pipelines.storage import Location
-from martlet_spark.topics import Subscribed
+from martlet_spark.read.offsets import decode
+from martlet_spark.read.topics import Subscribed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

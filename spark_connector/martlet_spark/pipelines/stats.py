@@ -10,7 +10,7 @@ from martlet_spark.cluster import Cluster, check
 from martlet_spark.connection import Answer, Connection
 from martlet_spark.errors import OptionError
 from martlet_spark.options import SOURCE, parse
-from martlet_spark.topics import Subscribed
+from martlet_spark.read.topics import Subscribed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -20,10 +20,10 @@ from martlet_remoting.packets import MessageQueue
 from martlet_spark.cluster import Bounds, Cluster
 from martlet_spark.connection import Connection
 from martlet_spark.errors import ReadError
-from martlet_spark.exchange import pull_only, request_one
-from martlet_spark.inner_batches import unrolled
-from martlet_spark.planner import MESSAGE_BYTES
-from martlet_spark.records import Records
+from martlet_spark.read.exchange import pull_only, request_one
+from martlet_spark.read.inner_batches import unrolled
+from martlet_spark.read.planner import MESSAGE_BYTES
+from martlet_spark.read.records import Records
 
 __all__ = ["MessageSizes", "Watch"]
 

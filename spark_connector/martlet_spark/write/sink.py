@@ -12,15 +12,15 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from martlet_spark import staging
 from martlet_spark.cluster import Cluster
 from martlet_spark.errors import OptionError, SparkConnectorError, WriteError
 from martlet_spark.options import AT_LEAST_ONCE, IDEMPOTENT, Options
-from martlet_spark.sending import Outbox
-from martlet_spark.sink_columns import check_columns
-from martlet_spark.staging import Part, Staging, Transaction
-from martlet_spark.targets import Targets, Turns
-from martlet_spark.writable import WritableQueues, write_queues
+from martlet_spark.write import staging
+from martlet_spark.write.columns import check_columns
+from martlet_spark.write.sending import Outbox
+from martlet_spark.write.staging import Part, Staging, Transaction
+from martlet_spark.write.targets import Targets, Turns
+from martlet_spark.write.writable import WritableQueues, write_queues
 
 __all__ = ["BatchWriter", "StreamWriter", "Written"]
 

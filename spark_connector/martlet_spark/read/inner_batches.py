@@ -5,7 +5,7 @@ from martlet.message import Message
 from martlet.records.codec import decode_record, encode_record
 from martlet_remoting.inner_batches import INNER_BATCH, unroll
 from martlet_spark.errors import ReadError
-from martlet_spark.records import Records
+from martlet_spark.read.records import Records
 
 __all__ = ["unrolled"]
 

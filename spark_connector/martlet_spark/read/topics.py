@@ -10,8 +10,8 @@ from martlet_remoting.packets import MessageQueue
 from martlet_spark.cluster import Bounds, Cluster, UnknownTopic
 from martlet_spark.connection import attempts
 from martlet_spark.errors import OptionError
-from martlet_spark.offsets import EARLIEST, LATEST, Offsets, find_queues, queue_name
 from martlet_spark.options import Options
+from martlet_spark.read.offsets import EARLIEST, LATEST, Offsets, find_queues, queue_name
 
 __all__ = ["Places", "Subscribed"]
 

@@ -16,7 +16,7 @@ from martlet_remoting.packets import MessageQueue
 from martlet_spark.cluster import BUSY, Cluster
 from martlet_spark.connection import CONNECTIONS, Answer, ConnectionLost, attempts
 from martlet_spark.errors import WriteError
-from martlet_spark.writable import TEMPLATE_TOPIC, master
+from martlet_spark.write.writable import TEMPLATE_TOPIC, master
 
 __all__ = ["NO_RUN", "Run", "Transaction", "ask", "begin", "explained", "refused"]
 

@@ -17,8 +17,8 @@ from martlet.records.codec import decode_record
 from martlet_remoting.compression import decompress
 from martlet_spark.columns import COLUMNS, MS_MAX, MS_MIN, arrow_schema
 from martlet_spark.errors import ReadError
-from martlet_spark.records import Records
-from martlet_spark.vectors import COLUMN, NEEDED, Places, bounds_of
+from martlet_spark.read.records import Records
+from martlet_spark.read.vectors import COLUMN, NEEDED, Places, bounds_of
 
 __all__ = ["VECTOR_MIN", "Decoder"]
 

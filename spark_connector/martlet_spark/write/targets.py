@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from martlet_remoting.packets import MessageQueue
-from martlet_spark.encode import Encoder
 from martlet_spark.errors import WriteError
-from martlet_spark.records import Integers
+from martlet_spark.read.records import Integers
+from martlet_spark.write.encode import Encoder
 
 __all__ = ["CHUNK_MESSAGES_MAX", "Chunk", "Place", "Targets", "Turns"]
 

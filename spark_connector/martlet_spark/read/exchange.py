@@ -28,12 +28,12 @@ from martlet_remoting.packets import MessageQueue
 from martlet_spark.cluster import check
 from martlet_spark.connection import Answer, Connection
 from martlet_spark.errors import DataLost, ReadError, SparkConnectorError
-from martlet_spark.filters import LANGUAGE, Filter
-from martlet_spark.frames import Frames, Part
-from martlet_spark.inner_batches import unrolled
-from martlet_spark.offsets import queue_name
-from martlet_spark.planner import Range
-from martlet_spark.records import Integers, Records
+from martlet_spark.read.filters import LANGUAGE, Filter
+from martlet_spark.read.frames import Frames, Part
+from martlet_spark.read.inner_batches import unrolled
+from martlet_spark.read.offsets import queue_name
+from martlet_spark.read.planner import Range
+from martlet_spark.read.records import Integers, Records
 
 __all__ = ["BulkReads", "Exchange", "NotSupported", "Progress", "Pulls", "pull_only", "request_one"]
 

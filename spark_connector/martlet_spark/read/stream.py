@@ -25,12 +25,12 @@ from martlet_remoting.packets import MessageQueue
 from martlet_spark.cluster import Bounds, BrokerGone, Cluster, UnknownTopic
 from martlet_spark.connection import attempts
 from martlet_spark.errors import DataLost, ReadError
-from martlet_spark.offsets import Offsets, decode, decode_new, encode, queue_name
 from martlet_spark.options import Options
-from martlet_spark.planner import MESSAGE_BYTES, Range
-from martlet_spark.reader import RangePartition, TopicReader
-from martlet_spark.topics import Places, Subscribed
-from martlet_spark.watching import MessageSizes, Watch
+from martlet_spark.read.batch import RangePartition, TopicReader
+from martlet_spark.read.offsets import Offsets, decode, decode_new, encode, queue_name
+from martlet_spark.read.planner import MESSAGE_BYTES, Range
+from martlet_spark.read.topics import Places, Subscribed
+from martlet_spark.read.watching import MessageSizes, Watch
 
 __all__ = ["StreamReader", "limited"]
 

@@ -17,7 +17,7 @@ from martlet.message import KEYS, TAGS, UNIQ_KEY
 from martlet.records.layout import HEAD_BYTES, MAGIC_V1, WIDE_HOSTS
 from martlet_remoting.compression import COMPRESSED
 from martlet_spark.columns import COLUMNS, MS_MAX, MS_MIN, PROPERTIES, TIMESTAMP
-from martlet_spark.records import Data, Integers, Records
+from martlet_spark.read.records import Data, Integers, Records
 
 __all__ = ["COLUMN", "NEEDED", "Places", "bounds_of"]
 

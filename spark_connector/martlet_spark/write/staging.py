@@ -20,9 +20,9 @@ from martlet_remoting.packets import MessageQueue
 from martlet_spark.cluster import BUSY, Cluster
 from martlet_spark.connection import ConnectionLost, attempts
 from martlet_spark.errors import WriteError
-from martlet_spark.runs import NO_RUN, Transaction, ask, begin, explained, refused
-from martlet_spark.sending import WINDOW, Lane, Request, refusal, send_fields
-from martlet_spark.targets import Chunk, Turns
+from martlet_spark.write.runs import NO_RUN, Transaction, ask, begin, explained, refused
+from martlet_spark.write.sending import WINDOW, Lane, Request, refusal, send_fields
+from martlet_spark.write.targets import Chunk, Turns
 
 __all__ = ["Part", "Staging", "Transaction", "abort", "commit"]
 

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.listener import (
 
 from martlet_remoting.packets import MessageQueue
 from martlet_spark.errors import SparkConnectorError
-from martlet_spark.offsets import Offsets, decode
+from martlet_spark.read.offsets import Offsets, decode
 
 __all__ = ["Lag", "LagListener"]
 

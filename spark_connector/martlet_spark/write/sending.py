@@ -14,8 +14,8 @@ from martlet_remoting.packets import MessageQueue
 from martlet_spark.cluster import BUSY, Cluster
 from martlet_spark.connection import CONNECTIONS, Answer, Connection, ConnectionLost, attempts
 from martlet_spark.errors import WriteError
-from martlet_spark.targets import Chunk, Place, Turns
-from martlet_spark.writable import TEMPLATE_QUEUES, TEMPLATE_TOPIC, master
+from martlet_spark.write.targets import Chunk, Place, Turns
+from martlet_spark.write.writable import TEMPLATE_QUEUES, TEMPLATE_TOPIC, master
 
 __all__ = ["Lane", "Outbox", "Request", "refusal", "send_fields"]
 

@@ -21,10 +21,10 @@ from pyspark.sql.types import (
 from martlet_spark.cluster import Cluster
 from martlet_spark.columns import COLUMNS, DEFAULT, select
 from martlet_spark.errors import OptionError
-from martlet_spark.filters import Filter
 from martlet_spark.options import Options
-from martlet_spark.planner import Range, plan
-from martlet_spark.reading import Reader
+from martlet_spark.read.filters import Filter
+from martlet_spark.read.planner import Range, plan
+from martlet_spark.read.task import Reader
 
 __all__ = ["RangePartition", "TopicReader", "columns_of", "spark_schema"]
 

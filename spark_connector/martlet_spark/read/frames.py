@@ -11,8 +11,8 @@ from typing import Final, final
 import numpy as np
 
 from martlet_remoting.inner_batches import INNER_BATCH
-from martlet_spark.inner_batches import unrolled
-from martlet_spark.records import Records, joined
+from martlet_spark.read.inner_batches import unrolled
+from martlet_spark.read.records import Records, joined
 
 __all__ = ["BYTES_ENOUGH", "Frames", "Part"]
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from martlet.message import KEYS, PROPERTIES_BYTES_MAX, TAGS, UNIQ_KEY
 from martlet_remoting.reserved import RESERVED
 from martlet_spark.errors import WriteError
-from martlet_spark.records import Integers
+from martlet_spark.read.records import Integers
 
 __all__ = ["Encoded", "Encoder", "UniqueKeys"]
 

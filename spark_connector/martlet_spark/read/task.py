@@ -11,12 +11,12 @@ from martlet.errors import RemoteProtocolError
 from martlet_remoting.answers.routes import Route
 from martlet_spark.cluster import Busy, Cluster, UnknownBroker, UnknownTopic
 from martlet_spark.connection import CONNECTIONS, ConnectionLost, attempts
-from martlet_spark.decode import Decoder
 from martlet_spark.errors import ReadError, SparkConnectorError
-from martlet_spark.exchange import BulkReads, Exchange, NotSupported, Progress, Pulls, pull_only
-from martlet_spark.filters import Filter
-from martlet_spark.planner import Range
-from martlet_spark.records import Records
+from martlet_spark.read.decode import Decoder
+from martlet_spark.read.exchange import BulkReads, Exchange, NotSupported, Progress, Pulls, pull_only
+from martlet_spark.read.filters import Filter
+from martlet_spark.read.planner import Range
+from martlet_spark.read.records import Records
 
 __all__ = ["Reader"]
 

@@ -1,0 +1,1 @@
+"""Writing topics: rows into messages, and the sink with its guarantees."""
