@@ -333,7 +333,7 @@ def test_settled_messages_after_an_unsettled_one_do_not_fill_the_window() -> Non
         leases.hand_out("ada", [offset], 30.0)
         assert leases.ack("ada", offset)
         assert leases.size <= 2 * leases.unsettled + SETTLED_MIN + 1
-    assert (leases.low, leases.next, leases.unsettled_leases()) == (0, 10_000, [(0, 30.0, 1, 0)])
+    assert (leases.low, leases.next, leases.unsettled_leases()) == (0, 10_000, [(0, 30.0, 1, 0, math.inf)])
     assert leases.ack("bob", 0)
     assert (leases.low, leases.room) == (10_000, 1000)
 

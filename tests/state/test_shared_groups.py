@@ -58,6 +58,7 @@ CHANGES = st.one_of(
     st.just(Change(DROP)),
 )
 KEY = Key("tested", "gruppe ä", "t", 3)
+DAY_MS = 86_400_000
 
 
 @given(number=NUMBERS, changes=st.lists(CHANGES, max_size=10), bytes_max=st.integers(100, 1000))
@@ -290,6 +291,48 @@ async def test_a_commit_that_fails_is_noted_again(monkeypatch: pytest.MonkeyPatc
         assert member.ack(0, 2)
         await durable(broker)
         assert known(broker.shares.state)[1].keys() == {0}
+
+
+@pytest.mark.plain
+@pytest.mark.parametrize("how", ["failed commit", "full disk"])
+async def test_a_clock_set_ahead_extends_no_lease_that_is_noted_again(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, how: str
+) -> None:
+    """Once the clock is right again, a message that is held or pauses returns after its own time."""
+    disk, clock = FakeDisk(), ManualClock()
+    async with again(disk, clock) as broker:
+        publish(broker, "t", 0, b"held", b"given back", b"renewed", b"acked", b"acked later")
+        member = join(broker, lease_s=30)
+        found = handles(collect(member)[1])
+        assert member.share.nack(0, 1, found[1], 20)
+        assert member.share.renew(0, 2, found[2], 50)
+        await durable(broker)
+        clock.ms += DAY_MS
+        admission, tail = broker.store.admission, broker.store.tail
+        assert member.ack(0, 3)
+        if how == "full disk":
+            admission.refusal = "the disk is full"
+            broker.store.commit()
+        else:
+            with monkeypatch.context() as patch:
+                patch.setattr(type(tail), "write_out", _refuse_to_write)
+                with pytest.raises(Refused):
+                    broker.store.commit()
+        admission.refusal, admission.disk_full = "", False
+        assert member.ack(0, 4)
+        await durable(broker)
+        clock.ms -= DAY_MS
+        assert known(broker.shares.state)[1].keys() == {0, 1, 2}
+    async with again(disk, clock) as broker:
+        member = join(broker, lease_s=1000)
+        assert collect(member)[0] == []
+        for wait_s, bodies in ((20.1, ["given back"]), (10, ["held"]), (19, []), (1, ["renewed"])):
+            await trio.sleep(wait_s)
+            assert collect(member)[0] == bodies
+
+
+def _refuse_to_write(tail: Any) -> None:
+    raise OSError(28, "No space left on device")
 
 
 async def test_a_deleted_topic_a_deleted_group_and_a_forgotten_one_leave_nothing() -> None:

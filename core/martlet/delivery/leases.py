@@ -40,12 +40,15 @@ class _Lease:
     (``shared``); a message whose state changes gets its own first.
     """
 
-    __slots__ = ("dead", "deliveries", "generation", "holder", "settling", "shared", "until")
+    __slots__ = ("dead", "deliveries", "generation", "holder", "length_s", "settling", "shared", "until")
 
-    def __init__(self, holder: Hashable, until: float, generation: int, *, shared: bool = False) -> None:
+    def __init__(
+        self, holder: Hashable, until: float, generation: int, length_s: float, *, shared: bool = False
+    ) -> None:
         self.holder: Hashable | None = holder
         self.until = until
         self.generation = generation
+        self.length_s = length_s
         self.shared = shared
         self.deliveries = 1
         self.dead = False
@@ -96,9 +99,17 @@ class Leases:
         self.newest_returned = 0  # the highest generation of all messages that returned
         self.looked_at = 0  # ends of leases that `lapse` has looked at, some of them of settled messages
 
-    def restore(self, holder: Hashable, offsets: Sequence[int], until: float, deliveries: int, generation: int) -> None:
+    def restore(
+        self,
+        holder: Hashable,
+        offsets: Sequence[int],
+        until: float,
+        deliveries: int,
+        generation: int,
+        length_s: float = math.inf,
+    ) -> None:
         """Restore leases of an earlier run for *holder*; call it in ascending order, before anything else."""
-        lease = _Lease(holder, until, generation, shared=True)
+        lease = _Lease(holder, until, generation, length_s, shared=True)
         lease.deliveries = deliveries
         self._slots.update(dict.fromkeys(offsets, lease))
         self._held.setdefault(holder, {}).update(dict.fromkeys(offsets))
@@ -181,10 +192,18 @@ class Leases:
         lease = self._slots.get(offset)
         return lease.holder if lease is not None and lease.generation == generation else None
 
-    def unsettled_leases(self) -> list[tuple[int, float, int, int]]:
-        """Yield for each unsettled message, ascending: offset, deadline, deliveries, generation."""
-        slots = self._slots
-        return [(o, slots[o].until, slots[o].deliveries, slots[o].generation) for o in self._order if o in slots]
+    def unsettled_leases(self) -> list[tuple[int, float, int, int, float]]:
+        """Return for each unsettled message, ascending: offset, deadline, deliveries, generation, length in seconds.
+
+        The length is that of the whole lease, infinity if nobody said it, and -1 if nobody holds the message.
+        """
+        found: list[tuple[int, float, int, int, float]] = []
+        for offset in self._order:
+            lease = self._slots.get(offset)
+            if lease is not None:
+                length_s = lease.length_s if lease.holder is not None else -1
+                found.append((offset, lease.until, lease.deliveries, lease.generation, length_s))
+        return found
 
     @property
     def is_settling(self) -> bool:
@@ -193,11 +212,18 @@ class Leases:
 
     # deliveries
 
-    def hand_out(self, holder: Hashable, offsets: Sequence[int], until: float, generation: int = 0) -> None:
+    def hand_out(
+        self,
+        holder: Hashable,
+        offsets: Sequence[int],
+        until: float,
+        generation: int = 0,
+        length_s: float = math.inf,
+    ) -> None:
         """Lease new messages to *holder*: ascending offsets, all >= `next`, at most `room`.
 
-        *until* is infinity for a lease that never expires. Offsets skipped between them are for nobody and count as
-        settled.
+        *until* is infinity for a lease that never expires; *length_s* is how long it holds in all. Offsets skipped
+        between them are for nobody and count as settled.
 
         Raises:
           LocalProtocolError: an offset is below `next`, or there are more than `room`.
@@ -209,7 +235,7 @@ class Leases:
         if offsets[0] < self.next:
             raise LocalProtocolError(f"offset {offsets[0]} was delivered before; the next is {self.next}")
         self.next = offsets[-1] + 1
-        self._slots.update(dict.fromkeys(offsets, _Lease(holder, until, generation, shared=True)))
+        self._slots.update(dict.fromkeys(offsets, _Lease(holder, until, generation, length_s, shared=True)))
         self._held.setdefault(holder, {}).update(dict.fromkeys(offsets))
         if until < math.inf:
             self._wake_at(until, tuple(offsets))
@@ -222,7 +248,9 @@ class Leases:
             self.next = offset
             self._trim()
 
-    def hand_again(self, holder: Hashable, count: int, until: float, generation: int = 0) -> list[tuple[int, int]]:
+    def hand_again(
+        self, holder: Hashable, count: int, until: float, generation: int = 0, length_s: float = math.inf
+    ) -> list[tuple[int, int]]:
         """Lease up to *count* returned messages to *holder*, oldest first; return (offset, number of the delivery).
 
         If a message's last delivery has this *generation* or a later one, it gets the next.
@@ -234,6 +262,7 @@ class Leases:
             lease = self._slots[offset]
             lease.holder = holder
             lease.until = until
+            lease.length_s = length_s
             lease.generation = max(generation, lease.generation + 1)
             lease.deliveries += 1
             held[offset] = None
@@ -291,7 +320,9 @@ class Leases:
             self._forget_settled()
         self._forget_stale_timers()
 
-    def renew(self, holder: Hashable, offset: int, until: float, generation: int = 0) -> bool:
+    def renew(
+        self, holder: Hashable, offset: int, until: float, generation: int = 0, length_s: float = math.inf
+    ) -> bool:
         """Set the end of the lease to *until*, earlier or later than before; return False if *holder* does not hold it.
 
         The lease gets *generation*, or the next one if that is not newer.
@@ -299,7 +330,7 @@ class Leases:
         lease = self._find(holder, offset)
         if lease is None:
             return False
-        shorter, lease.until = until < lease.until, until
+        shorter, lease.until, lease.length_s = until < lease.until, until, length_s
         lease.generation = max(generation, lease.generation + 1)
         if shorter:
             self._wake_at(until, (offset,))
@@ -426,7 +457,7 @@ class Leases:
     def _own(self, lease: _Lease, offset: int) -> _Lease:
         """Return a lease of the message at *offset* alone."""
         if lease.shared:
-            own = self._slots[offset] = _Lease(lease.holder, lease.until, lease.generation)
+            own = self._slots[offset] = _Lease(lease.holder, lease.until, lease.generation, lease.length_s)
             own.deliveries = lease.deliveries
             return own
         return lease

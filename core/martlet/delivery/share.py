@@ -185,9 +185,15 @@ class ShareLane:
         """Return the next offset and every unsettled message, in the form of notes."""
         now, now_ms = self.share.times()
         found: list[tuple[int, LeaseState]] = []
-        for offset, until, deliveries, generation in self.leases.unsettled_leases():
-            ends_ms = now_ms + round((until - now) * 1000) if abs(until) < math.inf else 0
-            found.append((offset, LeaseState(generation, max(ends_ms - generation, 0), deliveries)))
+        for offset, until, deliveries, generation, length_s in self.leases.unsettled_leases():
+            duration_ms = 0
+            if abs(until) < math.inf:
+                left_ms = max(round((until - now) * 1000), 0)
+                if length_s < 0:  # returned: nobody has its handle
+                    generation, duration_ms = now_ms, left_ms
+                else:  # a clock that was set ahead since then must not extend the lease
+                    duration_ms = max(min(now_ms + left_ms - generation, _in_ms(length_s)), 0)
+            found.append((offset, LeaseState(generation, duration_ms, deliveries)))
         self.noted_next = self.leases.next
         return self.leases.next, found
 
@@ -340,7 +346,9 @@ class Share:
         for state, offsets in _alike(known.leases, offset):
             # A clock that was set back must not extend a lease.
             left_ms = min(max(state.generation + state.duration_ms - now_ms, 0), state.duration_ms)
-            leases.restore(RESTORED, offsets, now + left_ms / 1000, state.deliveries, state.generation)
+            leases.restore(
+                RESTORED, offsets, now + left_ms / 1000, state.deliveries, state.generation, state.duration_ms / 1000
+            )
         leases.skip_to(known.next)
         self._owner.unsettled += leases.size
         leases.lapse(now, most=LAPSED_AT_START)
@@ -619,7 +627,7 @@ class Share:
             if result is None:
                 break
             end = min(max(result.next_offset, first + 1), first + count)
-            deliveries = leases.hand_again(member.holder, end - first, until, generation)[0][1]
+            deliveries = leases.hand_again(member.holder, end - first, until, generation, member.lease_s)[0][1]
             member.credit -= end - first
             batch = encode_result(result, first, member.encoding)
             matching = bisect_left(batch.offsets, end)
@@ -694,7 +702,7 @@ class Share:
             return 0
         lane.due = result.next_offset < lane.queue.next_offset
         batch = encode_result(result, start, member.encoding)
-        leases.hand_out(member.holder, batch.offsets, until, generation)
+        leases.hand_out(member.holder, batch.offsets, until, generation, member.lease_s)
         leases.skip_to(result.next_offset)
         if result.count or leases.next >= lane.noted_next + UNNOTED_MAX:
             change = Change(NEW, generation, _in_ms(member.lease_s), leases.next, batch.offsets, lane.noted_next)
@@ -750,7 +758,7 @@ class Share:
         """Make a lease of *holder* end *lease_s* from now; return its new generation, 0 if there is no such lease."""
         lane = self._lanes.get(queue_id)
         now, now_ms = self.times()
-        if lane is None or not lane.leases.renew(holder, offset, now + lease_s, now_ms):
+        if lane is None or not lane.leases.renew(holder, offset, now + lease_s, now_ms, lease_s):
             return 0
         self.activate(lane)
         generation = lane.leases.generation(offset)
