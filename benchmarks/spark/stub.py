@@ -22,9 +22,10 @@ from martlet_remoting.codes import RequestCode
 from martlet_remoting.packets import Command
 from martlet_spark.cluster import Cluster
 from martlet_spark.connection import Connection, Security
-from martlet_spark.read.exchange import BulkReads, Progress
+from martlet_spark.read.exchange import BulkReads
 from martlet_spark.read.filters import Filter
 from martlet_spark.read.planner import Range
+from martlet_spark.read.progress import Progress
 
 FRAME_BYTES = 1 << 20
 PREFIX = struct.Struct(">iI")

@@ -10,6 +10,7 @@ from trio.testing import MockClock
 
 from martlet.contracts import Identity, Predicate, RecordView
 from martlet.records.codec import decode_records
+from martlet.records.layout import BLANK_ENTRY, ENTRY_BYTES
 from martlet_remoting.bulk_reads import BulkRead
 from martlet_remoting.codec import FrameBuffer
 from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
@@ -302,3 +303,45 @@ async def test_a_closed_connection_leaves_nothing(open_harness: OpenHarness) -> 
     del client
     gc.collect()
     assert not [each for each in gc.get_objects() if isinstance(each, BulkRead)]
+
+
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize("expression", ["*", "A", "x"])
+async def test_entries_without_a_record_are_said_to_be_lost(harness: Harness, expression: str, checked: bool) -> None:
+    topic = harness.topic("T")
+    await fill(harness, topic, *"ABABABABAB")
+    blank(harness, topic, 0, 3, 4, 9)
+    harness.broker.filters = {"ODD": lambda _: lambda record: record.queue_offset % 2 == 1}
+    kind = "ODD" if expression == "x" else "TAG"
+    fields = ext(topic, 0, endOffset=9, expressionType=kind, subscription=expression, checked=checked)
+    found = await read(harness, fields)
+    assert ",".join(filter(None, (frame.text("lost", "") for frame in found))) == "0-1,3-5"
+    assert offsets(found) == {"*": [1, 2, 5, 6, 7, 8], "A": [2, 6, 8], "x": [1, 5, 7]}[expression]
+
+
+async def test_very_many_losses_are_said_in_few_ranges(harness: Harness) -> None:
+    topic = harness.topic("T")
+    await fill(harness, topic, *["A"] * 500)
+    blank(harness, topic, *range(0, 500, 2))
+    found = await read(harness, ext(topic, 0, expressionType="TAG", subscription="nobody"))
+    (ranges,) = [frame.text("lost").split(",") for frame in found]
+    assert ranges[:3] == ["0-1", "2-3", "4-5"]
+    assert (len(ranges), ranges[-1]) == (bulk.LOST_RANGES_MAX, f"{2 * bulk.LOST_RANGES_MAX - 2}-499")
+
+
+async def test_losses_are_said_in_time(harness: Harness) -> None:
+    """A frame without records is sent before the ranges are too many; adjacent ones are one."""
+    topic = harness.topic("T")
+    await fill(harness, topic, *["A"] * 500)
+    blank(harness, topic, *range(100, 400))
+    found = await read(harness, ext(topic, 0))
+    assert [frame.text("lost") for frame in found if "lost" in frame.ext] == ["100-400"]
+    assert offsets(found) == [*range(100), *range(400, 500)]
+
+
+def blank(harness: Harness, topic: str, *numbers: int) -> None:
+    """Replace entries of the queue by those that a rebuild leaves for damaged records."""
+    queue = harness.store.queue(topic, 0)
+    assert queue.tail_offset == 0
+    for number in numbers:
+        queue.tail[number * ENTRY_BYTES : (number + 1) * ENTRY_BYTES] = BLANK_ENTRY

@@ -16,9 +16,10 @@ from martlet_remoting.inner_batches import INNER_BATCH
 from martlet_remoting.packets import MessageQueue
 from martlet_spark.connection import Answer, ConnectionLost
 from martlet_spark.errors import DataLost, ReadError
-from martlet_spark.read.exchange import EVERYTHING, BulkReads, Exchange, NotSupported, Progress, Pulls
+from martlet_spark.read.exchange import EVERYTHING, BulkReads, Exchange, NotSupported, Pulls, Unchecked
 from martlet_spark.read.filters import Filter
 from martlet_spark.read.planner import Range
+from martlet_spark.read.progress import Progress
 from martlet_spark.read.task import Reader
 
 from .stored import stored, usual
@@ -456,3 +457,82 @@ def test_a_broker_that_stays_busy_fails_the_query(monkeypatch: pytest.MonkeyPatc
     network.timeout_s = 0
     with pytest.raises(ReadError, match=r"refused the read .* SYSTEM_BUSY: .*; read with fewer tasks at once"):
         read_by_task(monkeypatch, network)
+
+
+GAPS = {
+    "all": ((), [(0, 9)]),
+    "the first": ((3, 4, 5, 6, 7, 8, 9), [(0, 2)]),
+    "two between": ((0, 1, 4, 5, 9), [(2, 3), (6, 8)]),
+    "the last": ((0, 1, 2), [(3, 9)]),
+}
+
+
+@pytest.mark.parametrize("oldest", [0, 100])
+@pytest.mark.parametrize("gaps", GAPS)
+def test_messages_that_a_bulk_read_lacks_are_lost(gaps: str, oldest: int, caplog: pytest.LogCaptureFixture) -> None:
+    found, lost = GAPS[gaps]
+    what = "were removed" if oldest else "are damaged or missing"
+    for fail_on_loss in (True, False):
+        connection = FakeConnection()
+        connection.answer_lacking(1, 0, found, 10)
+        connection.answers[0].ext["minOffset"] = str(oldest)  # type: ignore[index]
+        talk = exchange(BulkReads, connection, fail_on_loss=fail_on_loss)
+        if fail_on_loss:
+            with pytest.raises(DataLost, match=f"messages {lost[0][0]} to {lost[0][1]} of queue b/3 .* {what}"):
+                read(talk, (0, 10))
+            continue
+        with caplog.at_level(logging.WARNING):
+            assert read(talk, (0, 10)) == list(found)
+    for first, last in lost:
+        assert f"messages {first} to {last} of queue b/3 of topic 'Orders' {what}" in caplog.text
+    assert caplog.text.count("continuing without them") == len(lost)
+
+
+def test_what_a_filter_leaves_out_is_no_loss_unless_the_broker_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    for said, lost in (("", []), ("3-4", [(3, 3)]), ("0-2,7-10", [(0, 1), (7, 9)])):
+        connection = FakeConnection()
+        connection.answer_lacking(1, 0, (5, 6), 10)
+        connection.answers[0].ext |= {"minOffset": "0", **({"lost": said} if said else {})}  # type: ignore[operator]
+        with caplog.at_level(logging.WARNING):
+            assert read(exchange(BulkReads, connection, wanted=TAGS, fail_on_loss=False), (0, 10)) == [5, 6]
+        for first, last in lost:
+            assert f"messages {first} to {last} of queue b/3 of topic 'Orders' are damaged or missing" in caplog.text
+        assert caplog.text.count("continuing without them") == len(lost)
+        caplog.clear()
+
+
+@pytest.mark.parametrize("said", ["3", "-", "3-x", "3-4-5", "-1-4", "3-4;5-6"])
+def test_a_broker_that_says_nonsense_about_losses_fails_the_read(said: str) -> None:
+    connection = FakeConnection()
+    connection.answer_lacking(1, 0, (5, 6), 10)
+    connection.answers[0].ext |= {"minOffset": "0", "lost": said}  # type: ignore[operator]
+    with pytest.raises(RemoteProtocolError, match="is no range of offsets"):
+        read(exchange(BulkReads, connection, wanted=TAGS), (0, 10))
+
+
+def test_damaged_frames_are_asked_for_again_if_loss_is_allowed() -> None:
+    """The broker leaves the damaged messages out then; if it sends them again, the read fails."""
+    left = [Progress(Range(QUEUE, 0, 10)), Progress(Range(QUEUE, 50, 60))]
+    connection = FakeConnection()
+    connection.answer(1, 0, 0, 10)
+    connection.answer(2, 0, 50, 60)
+    flip(connection.answers[1])
+    talk = exchange(BulkReads, connection, fail_on_loss=False)
+    with pytest.raises(Unchecked):
+        list(talk.read(left))
+    assert sorted((progress.next, progress.end) for progress in left) == [(0, 10), (50, 60)]
+    again = FakeConnection()
+    again.answer(1, 0, 0, 10)
+    again.answer(2, 0, 50, 60)
+    flip(again.answers[1])
+    with pytest.raises(ReadError, match="CRC") as failed:
+        list(exchange(BulkReads, again, fail_on_loss=False).read(sorted(left, key=lambda progress: progress.next)))
+    assert not isinstance(failed.value, Unchecked)
+    assert [ext["checked"] for _, ext in again.requests] == ["true", "true"]
+    assert all("checked" not in ext for _, ext in connection.requests)
+
+
+def flip(answer: Answer) -> None:
+    """Damage the body of the last message in *answer*."""
+    body = bytes(answer.body)
+    answer.body[body.rindex(b"body")] ^= 1

@@ -8,10 +8,13 @@ from martlet.message import Message
 from martlet.records.codec import encode_record
 from martlet_remoting.batches import BatchMessage, encode_batch
 from martlet_remoting.inner_batches import INNER_BATCH
+from martlet_remoting.packets import MessageQueue
 from martlet_spark.columns import COLUMNS
 from martlet_spark.errors import ReadError
 from martlet_spark.read.decode import VECTOR_MIN, Decoder
 from martlet_spark.read.frames import BUFFER_BYTES, BYTES_ENOUGH, Frames, Part
+from martlet_spark.read.planner import Range
+from martlet_spark.read.progress import Progress
 from martlet_spark.read.records import Records
 
 from .stored import HOST, stored, usual
@@ -27,7 +30,8 @@ def add(frames: Frames, data: bytes | bytearray, queue: int, first: int, end: in
     """Receive a frame of messages from *first* on, of which those before *end* are wanted."""
     frames.room(len(data))[:] = data
     if data:
-        frames.add(Part(frames.end, len(data), queue, first, 1 << 60, end))
+        progress = Progress(Range(MessageQueue("Orders", "b", queue), first, end))
+        frames.add(Part(frames.end, len(data), progress, first, 1 << 60, end))
 
 
 def places(frames: Frames) -> list[tuple[int, int]]:

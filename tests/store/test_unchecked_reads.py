@@ -6,7 +6,7 @@ import pytest
 
 from martlet.records.layout import BLANK_ENTRY, ENTRY, ENTRY_BYTES
 from martlet.store import Queue, Store
-from martlet.store.reading import BLOCK_ENTRIES
+from martlet.store.reading import BLOCK_ENTRIES, Care
 from martlet.testing.stores import message, small_config
 
 from .conftest import OpenStore
@@ -50,15 +50,15 @@ def expected(records: list[bytes], offset: int, count_max: int, budget_bytes: in
     return found
 
 
-@pytest.mark.parametrize(("trusted", "checked"), [(True, True), (False, False), (False, True)])
-async def test_any_part_of_a_queue_is_read_whole(open_store: OpenStore, trusted: bool, checked: bool) -> None:
+@pytest.mark.parametrize(("trusted", "care"), [(True, Care.LEAVE_OUT), *((False, care) for care in Care)])
+async def test_any_part_of_a_queue_is_read_whole(open_store: OpenStore, trusted: bool, care: Care) -> None:
     store, queues, records = await filled(open_store, trusted=trusted)
     drawn = random.Random(8)
     for _ in range(300):
         number = drawn.randrange(QUEUES)
         offset = drawn.randrange(len(records[number]))
         limits = drawn.choice((1, 7, 8, 9, 300, 1024)), drawn.choice((1, 500, 5000, 100_000, 1 << 30))
-        result = store.read_near(queues[number], offset, *limits, checked=checked)
+        result = store.read_near(queues[number], offset, *limits, care=care)
         assert result is not None
         found = expected(records[number], offset, *limits)
         assert b"".join(result.pieces) == b"".join(found)
@@ -85,7 +85,7 @@ async def test_entries_of_a_damaged_file_are_read_one_by_one(open_store: OpenSto
 
     found, offset = b"", 0
     while offset < len(damaged):
-        result = store.readers._collector.read(
+        result = store.readers._usual.read(
             queue, offset, len(damaged), len(damaged), 1 << 30, None, None, read_entries, store.pages.load
         )
         assert result is not None

@@ -5,11 +5,12 @@ from martlet.store.files import Disk, RealDisk, Usage, atomic_write, read_genera
 from martlet.store.log import Found, Store
 from martlet.store.queue_reader import QueueReader
 from martlet.store.queues import Queue
-from martlet.store.reading import ReadResult, ReadStatus
+from martlet.store.reading import Care, ReadResult, ReadStatus, merged
 from martlet.store.recovery import Progress
 from martlet.store.statistics import StoreStatistics
 
 __all__ = [
+    "Care",
     "Disk",
     "Found",
     "Progress",
@@ -23,5 +24,6 @@ __all__ = [
     "StoreStatistics",
     "Usage",
     "atomic_write",
+    "merged",
     "read_generation",
 ]

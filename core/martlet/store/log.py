@@ -37,7 +37,7 @@ from martlet.store.page_cache import LogWriter, PageCache
 from martlet.store.queues import Queue, QueueFiles, Queues
 from martlet.store.readable import ReadableEnd
 from martlet.store.readers import Readers
-from martlet.store.reading import ReadResult
+from martlet.store.reading import Care, ReadResult
 from martlet.store.recovery import Progress, Recovery
 from martlet.store.repairs import Repairs
 from martlet.store.retention import Retention
@@ -535,14 +535,14 @@ class Store:
         budget_bytes: int,
         codes: frozenset[int] | None = None,
         predicate: Predicate | None = None,
-        checked: bool = True,
+        care: Care = Care.LEAVE_OUT,
     ) -> ReadResult | None:
         """Like `read`, but return None if the first record is neither in memory nor in the page cache (see `read_far`).
 
         It also returns None if the entry is in a damaged block, and before the queue's first offset if `cold` has older
-        records. Unless *checked*, the caller checks the records' CRCs, and that they are the messages it asked for.
+        records.
         """
-        return self.readers.read_near(queue, offset, max_messages, budget_bytes, codes, predicate, checked)
+        return self.readers.read_near(queue, offset, max_messages, budget_bytes, codes, predicate, care)
 
     async def read_far(
         self,
@@ -552,7 +552,7 @@ class Store:
         budget_bytes: int,
         codes: frozenset[int] | None = None,
         predicate: Predicate | None = None,
-        checked: bool = True,
+        care: Care = Care.LEAVE_OUT,
     ) -> ReadResult:
         """Like `read`, in a worker thread if that may wait for the disk; *predicate* is called there.
 
@@ -560,7 +560,7 @@ class Store:
           Refused: a damaged block cannot be rebuilt: the disk is full, or damages it again.
           StoreFailed: the disk failed.
         """
-        return await self.readers.read_far(queue, offset, max_messages, budget_bytes, codes, predicate, checked)
+        return await self.readers.read_far(queue, offset, max_messages, budget_bytes, codes, predicate, care)
 
     # ---- looking up
 

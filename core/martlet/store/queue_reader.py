@@ -13,7 +13,7 @@ from martlet.errors import Refused, StoreError
 from martlet.records.layout import Predicate
 from martlet.store.log import Store
 from martlet.store.queues import Queue
-from martlet.store.reading import ReadResult
+from martlet.store.reading import Care, ReadResult
 
 __all__ = ["QueueReader", "Request", "Start"]
 
@@ -27,7 +27,7 @@ AHEAD_MAX: Final = 4
 class Request:
     """A read for the worker thread, and later its result."""
 
-    __slots__ = ("budget_bytes", "checked", "codes", "count_max", "failure", "offset", "predicate", "queue", "result")
+    __slots__ = ("budget_bytes", "care", "codes", "count_max", "failure", "offset", "predicate", "queue", "result")
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Request:
         budget_bytes: int,
         codes: frozenset[int] | None,
         predicate: Predicate | None,
-        checked: bool,
+        care: Care,
     ) -> None:
         self.queue = queue
         self.offset = offset
@@ -45,7 +45,7 @@ class Request:
         self.budget_bytes = budget_bytes
         self.codes = codes
         self.predicate = predicate
-        self.checked = checked
+        self.care = care
         self.result: ReadResult | None = None
         self.failure: Refused | StoreError | None = None
 
@@ -91,11 +91,11 @@ class QueueReader:
         budget_bytes: int,
         codes: frozenset[int] | None = None,
         predicate: Predicate | None = None,
-        checked: bool = True,
+        care: Care = Care.LEAVE_OUT,
     ) -> ReadResult | None:
         """Return readable records of *queue* from *offset* on, at most *count_max*; None if a thread must read them.
 
-        Limits, filters, *checked* and results are those of `Store.read_near`. Far behind the tail, *predicate* is
+        Limits, filters, *care* and results are those of `Store.read_near`. Far behind the tail, *predicate* is
         called in a thread.
 
         Raises:
@@ -111,9 +111,9 @@ class QueueReader:
             if request is not None and request.offset == offset and request.queue is queue:
                 self._work(start)
                 return None
-        result = self._store.read_near(queue, offset, count_max, budget_bytes, codes, predicate, checked)
+        result = self._store.read_near(queue, offset, count_max, budget_bytes, codes, predicate, care)
         if result is None:
-            self._line[place] = Request(queue, offset, count_max, budget_bytes, codes, predicate, checked)
+            self._line[place] = Request(queue, offset, count_max, budget_bytes, codes, predicate, care)
             self._work(start)
         elif self._line:
             self._line.pop(place, None)
@@ -164,7 +164,7 @@ class QueueReader:
                         request.budget_bytes,
                         request.codes,
                         request.predicate,
-                        request.checked,
+                        request.care,
                     )
                 except (Refused, StoreError) as error:
                     request.failure = error

@@ -13,7 +13,7 @@ from martlet.store.files import Disk
 from martlet.store.page_cache import PageCache
 from martlet.store.queues import BlockDamaged, Queue, Queues
 from martlet.store.readable import ReadableEnd
-from martlet.store.reading import Reader, ReadResult, ReadStatus, bounds
+from martlet.store.reading import Care, Reader, ReadResult, ReadStatus, bounds
 from martlet.store.repairs import Repairs
 
 __all__ = ["ColdReader", "Readers"]
@@ -67,14 +67,15 @@ class Readers:
     """Reads readable records of queues."""
 
     __slots__ = (
-        "_collector",
         "_damaged",
         "_disk",
         "_pages",
         "_queues",
         "_readable",
         "_repairs",
+        "_telling",
         "_unchecked",
+        "_usual",
         "cold",
         "damaged_records",
     )
@@ -94,8 +95,9 @@ class Readers:
         self._queues = queues
         self._readable = readable
         self._repairs = repairs
-        self._collector = Reader(pages, self.found_damage, verify=verify)
-        self._unchecked = Reader(pages, self.found_damage, verify=False)
+        self._usual = Reader(pages, self.found_damage, verify=verify)
+        self._telling = Reader(pages, self.found_damage, verify=verify, tells=True)
+        self._unchecked = Reader(pages, self.found_damage, verify=False, tells=True)
         self._damaged: set[int] = set()
         self.damaged_records = 0
         self.cold: ColdReader | None = None
@@ -135,7 +137,7 @@ class Readers:
         outside = bounds(queue, offset, end)
         if outside is not None:
             return outside
-        read = self._collector.read
+        read = self._usual.read
         entries, load = self._queues.load_entries, self._pages.load_now
         try:
             result = read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load)
@@ -154,14 +156,13 @@ class Readers:
         budget_bytes: int,
         codes: frozenset[int] | None = None,
         predicate: Predicate | None = None,
-        checked: bool = True,
+        care: Care = Care.LEAVE_OUT,
     ) -> ReadResult | None:
         """Like `read`, but return None if the first record is neither in memory nor in the page cache (see `read_far`).
 
         The same holds for its queue entry. It also returns None if the entry is in a damaged block or cannot be read,
         and before the queue's first offset if `cold` has older records. It returns fewer records where they lie far
-        apart in the log. Unless *checked*, the caller checks the CRCs of the records, and that they are the messages it
-        asked for.
+        apart in the log.
         """
         if self._cold_for(queue, offset) is not None:
             return None
@@ -170,7 +171,7 @@ class Readers:
         if outside is not None:
             return outside
         entries, load = self._queues.entries_now, self._pages.load_few(READ_NOW_BYTES)
-        read = (self._collector if checked else self._unchecked).read
+        read = self._collector(care, predicate).read
         try:
             return read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load, wait=False)
         except (BlockDamaged, OSError):
@@ -199,7 +200,7 @@ class Readers:
         budget_bytes: int,
         codes: frozenset[int] | None = None,
         predicate: Predicate | None = None,
-        checked: bool = True,
+        care: Care = Care.LEAVE_OUT,
     ) -> ReadResult:
         """Like `read`, in a worker thread if that may wait for the disk; *predicate* is called there.
 
@@ -217,7 +218,7 @@ class Readers:
         for _ in range(REPAIRS_A_READ):
             try:
                 result = await self._read_off_loop(
-                    queue, offset, end, max_messages, budget_bytes, codes, predicate, checked
+                    queue, offset, end, max_messages, budget_bytes, codes, predicate, care
                 )
                 break
             except BlockDamaged:
@@ -232,6 +233,11 @@ class Readers:
             raise Refused(Reason.UNAVAILABLE, f"{where} is damaged again after each rebuild; check the disk")
         result.end_offset = self.end_offset(queue)
         return result
+
+    def _collector(self, care: Care, predicate: Predicate | None) -> Reader:
+        if care is Care.LEAVE_OUT:
+            return self._usual
+        return self._unchecked if care is Care.CALLER_CHECKS and predicate is None else self._telling
 
     def _cold_for(self, queue: Queue, offset: int) -> ColdReader | None:
         """Return the cold reader if it is needed for message *offset* of *queue*."""
@@ -248,7 +254,7 @@ class Readers:
         budget_bytes: int,
         codes: frozenset[int] | None,
         predicate: Predicate | None,
-        checked: bool,
+        care: Care,
     ) -> ReadResult:
         """Read in a worker thread; raises `BlockDamaged` if the first entry is in a damaged block."""
         # Only the event loop's thread may use the entries in memory, so pass a copy.
@@ -260,7 +266,7 @@ class Readers:
                 return self._queues.saved_entries(queue, at, count)
             return held[(at - offset) * ENTRY_BYTES : (at - offset + count) * ENTRY_BYTES]
 
-        collector = self._collector if checked else self._unchecked
+        collector = self._collector(care, predicate)
 
         def work() -> ReadResult:
             read, load = collector.read, self._pages.load

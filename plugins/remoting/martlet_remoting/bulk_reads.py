@@ -13,7 +13,7 @@ from martlet.contracts import Peer
 from martlet.delivery.selection import Selection
 from martlet.delivery.tail_reader import unwatch, watch
 from martlet.errors import Reason, Refused
-from martlet.store import Queue, QueueReader, Store
+from martlet.store import Care, Queue, QueueReader, Store
 
 from .deadlines import Deadlines
 
@@ -28,9 +28,11 @@ class BulkRead:
 
     __slots__ = (
         "bucket",
+        "care",
         "credit_bytes",
         "end",
         "gate",
+        "lost",
         "offset",
         "opaque",
         "pending",
@@ -52,6 +54,7 @@ class BulkRead:
         wait_s: float,
         selection: Selection,
         expression_chars: int,
+        care: Care,
     ) -> None:
         self.bucket = -1
         self.pending = pending
@@ -63,6 +66,8 @@ class BulkRead:
         self.credit_bytes = credit_bytes
         self.wait_s = wait_s  # how long it may still wait for the first record; 0 once it has waited
         self.selection = selection
+        self.care = care
+        self.lost: list[tuple[int, int]] = []  # could not be read since the last frame
         self.weight = 1 + expression_chars // CHARS_OF_A_READ
 
     def expire(self) -> None:

@@ -7,12 +7,16 @@ RocketMQ's queues list messages for some seconds after its log has lost them, an
 pulls without a filter must answer with every offset, except in compacted topics. Pulls with a filter are followed by
 one without, for the first offset that they passed: RocketMQ removes the oldest messages first, so all are there if this
 one is. What seems lost is asked for once more: the files of a queue can be away for a moment while it is cleaned.
+
+Bulk reads without a filter must have every offset too; with a filter, the broker says what it could not read. It does
+not compare messages with their CRCs, so frames may have damaged ones. If loss is allowed, these frames are asked for
+once more, without what is damaged.
 """
 
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import Final, final
@@ -31,11 +35,10 @@ from martlet_spark.errors import DataLost, ReadError, SparkConnectorError
 from martlet_spark.read.filters import LANGUAGE, Filter
 from martlet_spark.read.frames import Frames, Part
 from martlet_spark.read.inner_batches import unrolled
-from martlet_spark.read.offsets import queue_name
-from martlet_spark.read.planner import Range
+from martlet_spark.read.progress import Progress
 from martlet_spark.read.records import Integers, Records
 
-__all__ = ["BulkReads", "Exchange", "NotSupported", "Progress", "Pulls", "pull_only", "request_one"]
+__all__ = ["BulkReads", "Exchange", "NotSupported", "Pulls", "Unchecked", "pull_only", "request_one"]
 
 log = logging.getLogger("martlet.spark")
 
@@ -49,6 +52,8 @@ EVERYTHING: Final = Filter()
 
 REMOVED: Final = "were removed by the broker's retention before the query read them"
 PERHAPS: Final = "were removed by the broker's retention while the query read them; some may match its filter"
+DAMAGED: Final = "are damaged or missing in the log of the broker; 'martlet store verify' lists the damage"
+MAYBE_DAMAGED: Final = f"{DAMAGED}. Some may match the filter of the query"
 UNREADABLE: Final = "cannot be read: the broker finds no entries for them in its queue files; see its log"
 STATIC_TOPIC: Final = "its queues are parts of queues of several brokers, which the source does not read"
 
@@ -66,35 +71,8 @@ class NotSupported(ReadError):
     """The broker does not know bulk reads."""
 
 
-@final
-class Progress:
-    """How far a range has been read: the next offset, and since when answers have not moved it.
-
-    ``suspect`` is an offset whose message the last answer lacked. ``passed`` is the first offset that answers with a
-    filter have passed, until it is known that its message was there.
-    """
-
-    __slots__ = ("end", "next", "passed", "queue", "stuck_since", "suspect")
-
-    def __init__(self, each: Range) -> None:
-        self.queue: Final[MessageQueue] = each.queue
-        self.next = each.start
-        self.end: Final = each.end
-        self.stuck_since: float | None = None
-        self.suspect: int | None = None
-        self.passed: int | None = None
-
-    @property
-    def is_done(self) -> bool:
-        return self.next >= self.end and self.passed is None
-
-    def __str__(self) -> str:
-        return f"queue {queue_name(self.queue)} of topic {self.queue.topic!r}"
-
-    def move(self, offset: int) -> None:
-        if offset > self.next:
-            self.next = min(offset, self.end)
-            self.stuck_since = self.suspect = None
+class Unchecked(ReadError):
+    """Frames with damaged messages were dropped; a further read leaves these messages out."""
 
 
 class Exchange(ABC):
@@ -120,8 +98,11 @@ class Exchange(ABC):
         """Request the next messages of *progress*; return the number of the request."""
 
     @abstractmethod
-    def take(self, progress: Progress, answer: Answer) -> None:
-        """Advance *progress* by *answer*, whose records were not checked."""
+    def take(self, progress: Progress, answer: Answer) -> bool:
+        """Advance *progress* by *answer*, whose records were not checked.
+
+        Return whether every message that it has passed must be among these records.
+        """
 
     def read(self, left: list[Progress]) -> Iterator[Records]:
         """Yield the records of all ranges in *left*, many at once, and remove ranges that were read to their end.
@@ -131,6 +112,7 @@ class Exchange(ABC):
         Raises:
           ConnectionLost: the connection broke; what is in *left* can be read on another one.
           ReadError: the broker refuses, or sends damaged records.
+          Unchecked: what is in *left* can be read on another connection.
           DataLost: messages are gone.
         """
         frames, waiting = Frames(), deque(left)
@@ -142,11 +124,40 @@ class Exchange(ABC):
                     asked[self.ask(progress)] = progress
                 self._receive(frames, asked, waiting, left)
             except SparkConnectorError:
-                yield from _taken(frames)
+                yield from self._taken(frames, left)
                 raise
             if frames.enough:
-                yield from _taken(frames)
-        yield from _taken(frames)
+                yield from self._taken(frames, left)
+        yield from self._taken(frames, left)
+
+    def _taken(self, frames: Frames, left: list[Progress]) -> Iterator[Records]:
+        """Yield the records of *frames*, and report what they lack."""
+        parts = frames.parts
+        try:
+            records = frames.take()
+        except ReadError as error:
+            self._check_again(parts, left, error)
+            raise
+        if records is not None:
+            yield records
+        for part, start, end in frames.gaps:
+            self.lose(part.progress, start, end, REMOVED if start < part.oldest else DAMAGED)
+
+    def _check_again(self, parts: Sequence[Part], left: list[Progress], error: ReadError) -> None:
+        """Go back before *parts*, of which one is damaged, if loss is allowed and the broker has not checked them.
+
+        Raises:
+          Unchecked: they are in *left* again.
+        """
+        if self._fail_on_loss or all(part.progress.checked for part in parts):
+            return
+        for part in reversed(parts):
+            progress = part.progress
+            progress.next, progress.checked = part.first, True
+            if progress not in left:
+                left.append(progress)
+        log.warning("%s; reading again without damaged messages", error)
+        raise Unchecked(str(error)) from error
 
     def _receive(
         self, frames: Frames, asked: dict[int, Progress], waiting: deque[Progress], left: list[Progress]
@@ -157,10 +168,11 @@ class Exchange(ABC):
         if found is None:
             raise RemoteProtocolError(f"answer {answer.opaque} belongs to no request")
         first = found.next
-        self.take(found, answer)
+        is_whole = self.take(found, answer)
         if answer.body and first < found.end:
             bounds = first, answer.integer("nextBeginOffset"), found.next
-            frames.add(Part(frames.end, len(answer.body), found.queue.queue_id, *bounds))
+            oldest = answer.integer("minOffset") if is_whole else 0
+            frames.add(Part(frames.end, len(answer.body), found, *bounds, is_whole, oldest))
         if answer.ext.get("more") == "true":
             return
         del asked[answer.opaque]
@@ -217,21 +229,36 @@ class BulkReads(Exchange):
     """BULK_READ requests, each answered by many frames."""
 
     def ask(self, progress: Progress) -> int:
-        filters = self.wanted.fields(knows_like=True)
-        queue, end = progress.queue, progress.end
-        return _bulk(self.connection, queue, progress.next, WAIT_MS, self.fetch_bytes, endOffset=end, **filters)
+        fields: dict[str, object] = {"endOffset": progress.end, **self.wanted.fields(knows_like=True)}
+        if progress.checked:
+            fields["checked"] = "true"
+        return _bulk(self.connection, progress.queue, progress.next, WAIT_MS, self.fetch_bytes, **fields)
 
-    def take(self, progress: Progress, answer: Answer) -> None:
+    def take(self, progress: Progress, answer: Answer) -> bool:
         if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             raise NotSupported("no bulk reads")
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:
             self.moved(progress, answer)
-            return
+            return False
         check(answer, f"read of {progress}", f"broker {progress.queue.broker_name!r}")
+        first, is_whole = progress.next, self.wanted.is_everything
         progress.move(answer.integer("nextBeginOffset"))
+        if not is_whole:
+            self._tell_lost(progress, answer)
+        elif not answer.body and progress.next > first:
+            self.lose(progress, first, progress.next, REMOVED if first < answer.integer("minOffset") else DAMAGED)
         more = answer.ext.get("more") == "true"
         if not more and progress.next < progress.end and answer.integer("maxOffset") < progress.end:
             self.moved(progress, answer)
+        return is_whole
+
+    def _tell_lost(self, progress: Progress, answer: Answer) -> None:
+        """Report what the broker could not read of the messages in *answer*."""
+        for each in filter(None, answer.ext.get("lost", "").split(",")):
+            start, _, end = each.partition("-")
+            if not (start.isdecimal() and end.isdecimal()):
+                raise RemoteProtocolError(f"field lost {each!r} is no range of offsets")
+            self.lose(progress, int(start), int(end), MAYBE_DAMAGED)
 
 
 @final
@@ -297,7 +324,11 @@ class Pulls(Exchange):
         assert progress.passed is not None
         return ask(progress.passed, 0, 1, 1, EVERYTHING.fields(knows_like=False))
 
-    def take(self, progress: Progress, answer: Answer) -> None:
+    def take(self, progress: Progress, answer: Answer) -> bool:
+        self._take(progress, answer)
+        return False  # `_advance` has seen what it lacks
+
+    def _take(self, progress: Progress, answer: Answer) -> None:
         what, queue = f"pull of {progress}", progress.queue
         if answer.code not in NOTHING_FOUND:
             check(answer, what, f"broker {queue.broker_name!r}")
@@ -371,12 +402,6 @@ def _offsets(answer: Answer, queue: MessageQueue, first: int) -> Integers:
     records.check(queue.queue_id, first, answer.integer("nextBeginOffset"))
     offsets: Integers = records.heads["offset"]
     return offsets
-
-
-def _taken(frames: Frames) -> Iterator[Records]:
-    records = frames.take()
-    if records is not None:
-        yield records
 
 
 def request_one(connection: Connection, queue: MessageQueue, offset: int, wait_ms: int, credit_bytes: int) -> int:

@@ -4,14 +4,16 @@ NumPy and Arrow take about 0.3 ms for each buffer, whatever its size, and a fram
 of 1 KiB. So frames of all queues follow one another in one buffer, which the socket writes to, and which is used again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, final
 
 import numpy as np
 
 from martlet_remoting.inner_batches import INNER_BATCH
 from martlet_spark.read.inner_batches import unrolled
+from martlet_spark.read.progress import Progress
 from martlet_spark.read.records import Records, joined
 
 __all__ = ["BYTES_ENOUGH", "Frames", "Part"]
@@ -25,24 +27,37 @@ BUFFER_BYTES: Final = BYTES_ENOUGH + (1 << 19)
 @final
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A frame: *size* bytes at *start* of the buffer, messages *first* up to *after* of *queue*, wanted up to *end*."""
+    """A frame of *progress*: *size* bytes at *start* of the buffer, messages *first* up to *after*, wanted up to *end*.
+
+    If *is_whole*, none of the wanted ones may be missing; the queue begins at *oldest*.
+    """
 
     start: int
     size: int
-    queue: int
+    progress: Progress
     first: int
     after: int
     end: int
+    is_whole: bool = False
+    oldest: int = 0
+
+    @property
+    def queue(self) -> int:
+        return self.progress.queue.queue_id
 
 
 @final
 class Frames:
-    """The bodies of frames that were received but not decoded."""
+    """The bodies of frames that were received but not decoded.
+
+    ``gaps`` are the ranges of offsets that the frames of the last `take` lack, with the part of each.
+    """
 
     def __init__(self) -> None:
         self._buffer = _buffer(BUFFER_BYTES)
         self.end = 0
-        self._parts: list[Part] = []
+        self.parts: list[Part] = []
+        self.gaps: list[tuple[Part, int, int]] = []
 
     @property
     def enough(self) -> bool:
@@ -59,7 +74,7 @@ class Frames:
 
     def add(self, part: Part) -> None:
         """Keep *part*, which is where `room` said."""
-        self._parts.append(part)
+        self.parts.append(part)
         self.end += part.size
 
     def take(self) -> Records | None:
@@ -68,15 +83,30 @@ class Frames:
         Raises:
           ReadError: a record is damaged, or is none of those that its frame may have.
         """
-        if not self._parts:
+        self.gaps = []
+        if not self.parts:
             return None
-        data, parts = self._buffer[: self.end], self._parts
-        self.end, self._parts = 0, []
+        data, parts = self._buffer[: self.end], self.parts
+        self.end, self.parts = 0, []
         if len(self._buffer) > BUFFER_BYTES:
             self._buffer = _buffer(BUFFER_BYTES)
         records = Records(data)
         records.check_bodies()
-        return records if _as_asked(records, parts) else _one_by_one(data, parts)
+        return records if _as_asked(records, parts) else self._one_by_one(data, parts)
+
+    def _one_by_one(self, data: memoryview, parts: Sequence[Part]) -> Records | None:
+        """Like `take`, for frames of any kind: each is unrolled, checked and cut off at its end."""
+        found = []
+        for part in parts:
+            records = unrolled(Records(data[part.start : part.start + part.size]), part.first)
+            records.check(part.queue, part.first, part.after)
+            before = records.before(part.end)
+            if before is not None:
+                found.append(before)
+            if part.is_whole:
+                there = [] if before is None else before.heads["offset"].tolist()
+                self.gaps += [(part, *gap) for gap in _gaps(there, part.first, part.end)]
+        return joined(found) if found else None
 
 
 def _buffer(size: int) -> memoryview:
@@ -85,12 +115,14 @@ def _buffer(size: int) -> memoryview:
 
 
 def _as_asked(records: Records, parts: Sequence[Part]) -> bool:
-    """Return whether each part has messages of its queue and range in ascending order, and no inner batch."""
+    """Return whether each part has the messages of its queue and range in ascending order, and no inner batch."""
     begins = np.array([part.start for part in parts])
     at = np.searchsorted(records.starts, begins)
     if at[-1] == len(records) or (records.starts[at] != begins).any():
         return False  # a record goes beyond its part
     counts = np.diff(at, append=len(records))
+    if any(part.is_whole and part.end - part.first != count for part, count in zip(parts, counts, strict=True)):
+        return False
 
     def of_each(value: Callable[[Part], int]) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
         return np.repeat(np.array([value(part) for part in parts], np.int64), counts)
@@ -105,13 +137,8 @@ def _as_asked(records: Records, parts: Sequence[Part]) -> bool:
     return bool(fine.all() and ascends.all())
 
 
-def _one_by_one(data: memoryview, parts: Sequence[Part]) -> Records | None:
-    """Like `Frames.take`, for frames of any kind: each is unrolled, checked and cut off at its end."""
-    found = []
-    for part in parts:
-        records = unrolled(Records(data[part.start : part.start + part.size]), part.first)
-        records.check(part.queue, part.first, part.after)
-        before = records.before(part.end)
-        if before is not None:
-            found.append(before)
-    return joined(found) if found else None
+def _gaps(there: Sequence[int], first: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges between *first* and *end* without any of the ascending offsets *there*."""
+    for before, after in pairwise((first - 1, *there, end)):
+        if after > before + 1:
+            yield before + 1, after

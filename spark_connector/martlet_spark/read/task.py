@@ -13,9 +13,10 @@ from martlet_spark.cluster import Busy, Cluster, UnknownBroker, UnknownTopic
 from martlet_spark.connection import CONNECTIONS, ConnectionLost, attempts
 from martlet_spark.errors import ReadError, SparkConnectorError
 from martlet_spark.read.decode import Decoder
-from martlet_spark.read.exchange import BulkReads, Exchange, NotSupported, Progress, Pulls, pull_only
+from martlet_spark.read.exchange import BulkReads, Exchange, NotSupported, Pulls, Unchecked, pull_only
 from martlet_spark.read.filters import Filter
 from martlet_spark.read.planner import Range
+from martlet_spark.read.progress import Progress
 from martlet_spark.read.records import Records
 
 __all__ = ["Reader"]
@@ -104,6 +105,8 @@ class Reader:
                 yield from exchange.read(left)
         except NotSupported:
             pull_only.add(address)
+        except Unchecked:
+            pass  # what is left is read with checks
         except RemoteProtocolError as error:
             raise ReadError(f"broker {broker!r} at {address} does not speak RocketMQ's protocol: {error}") from error
 

@@ -7,20 +7,23 @@ does not check the CRCs of records that it sends without having looked into them
 
 Fields of the request: ``topic``, ``queueId``, ``offset``, ``endOffset`` (default: none), ``creditBytes``, ``waitMs``
 (how long to wait at the end of the queue for the first record), ``expressionType``, ``subscription``, ``brokerName``:
-another broker, which now has the address of that one, must not answer with messages of its own queue.
+another broker, which now has the address of that one, must not answer with messages of its own queue; ``checked``:
+"true" to leave out records that do not match their CRCs.
 
 All frames have the ``opaque`` of the request. Their fields: ``nextBeginOffset`` after the last message looked at,
-``minOffset`` and ``maxOffset`` of the queue, ``more``: whether frames follow. A body has whole records in the order of
-their offsets, without those that the filter does not select. Tags are compared by hash, as for pulls. If ``offset``
-was removed or lies after the end of the queue, the only frame has the code PULL_OFFSET_MOVED. A read ends at
-``endOffset``, at the end of the queue, or when its credit is used up.
+``minOffset`` and ``maxOffset`` of the queue, ``more``: whether frames follow, and ``lost``: the messages that could not
+be read since the frame before, as ranges such as ``5-7,9-10``, each without its second number. With a filter, some of
+them may not match it. A body has whole records in the order of their offsets, without those that the filter does not
+select. Tags are compared by hash, as for pulls. If ``offset`` was removed or lies after the end of the queue, the only
+frame has the code PULL_OFFSET_MOVED. A read ends at ``endOffset``, at the end of the queue, or when its credit is used
+up.
 """
 
 from typing import Final
 
 from martlet.delivery.selection import TAG, Selection
 from martlet.errors import MartletError, Reason, Refused
-from martlet.store import Queue, ReadResult, ReadStatus
+from martlet.store import Care, Queue, ReadResult, ReadStatus, merged
 from martlet.tables.topics import READ, Topic
 from martlet_remoting.bulk_reads import BulkRead
 from martlet_remoting.codec import encode_prefix
@@ -36,6 +39,8 @@ FRAME_MESSAGES: Final = 1024
 UNLIMITED: Final = (1 << 63) - 1
 # Cost of a frame itself, and of a scan that found nothing, in bytes of messages that take the same time.
 FRAME_COST_BYTES: Final = 16_384
+# Of a frame's ``lost``; if there are more, the last one has all of them.
+LOST_RANGES_MAX: Final = 100
 MOVED: Final = frozenset((ReadStatus.TOO_SMALL, ReadStatus.BEYOND_END, ReadStatus.REMOVED))
 
 
@@ -53,8 +58,9 @@ def bulk_read(context: Context, command: Command) -> None:
     wait_ms = min(max(command.integer("waitMs", 0), 0), config.suspend_ms_max)
     kind, expression = command.text("expressionType", TAG), command.text("subscription", "")
     wanted = _selection(context, kind, expression)
+    care = Care.TELL if command.boolean("checked", False) else Care.CALLER_CHECKS
     read = BulkRead(
-        context.bulk, command.opaque, gate, queue, offset, end, credit, wait_ms / 1000, wanted, len(expression)
+        context.bulk, command.opaque, gate, queue, offset, end, credit, wait_ms / 1000, wanted, len(expression), care
     )
     state.bulk_reads.begin(read, lambda other: _refuse(context, other, state.bulk_reads.refusal()))
 
@@ -127,9 +133,8 @@ def _continue(context: Context, read: BulkRead) -> int:
         return _at_end(context, read, end_offset)
     wanted, count = read.selection, min(FRAME_MESSAGES, read.end - read.offset)
     size = min(read.credit_bytes, context.state.config.bulk_frame_bytes)
-    checked = wanted.predicate is not None  # which must not see damaged records
     result = context.bulk.reader.read(
-        context.peer.start, read, read.queue, read.offset, count, size, wanted.codes, wanted.predicate, checked
+        context.peer.start, read, read.queue, read.offset, count, size, wanted.codes, wanted.predicate, read.care
     )
     if result is None:
         stalled = context.bulk.reader.stalled
@@ -162,6 +167,8 @@ def _deal(context: Context, read: BulkRead, result: ReadResult) -> int:
     if result.next_offset > read.end:  # a filter looked further
         result.cut_before(read.end)
     read.offset = min(result.next_offset, read.end)
+    if lost := result.lost:
+        read.lost = merged((*read.lost, *lost))
     read.credit_bytes -= result.size
     read.wait_s = 0.0
     more = read.credit_bytes > 0 and read.offset < min(read.end, context.state.bulk_reads.end_offset(read.queue))
@@ -169,7 +176,7 @@ def _deal(context: Context, read: BulkRead, result: ReadResult) -> int:
         context.bulk.ready.append(read)
     else:
         context.state.bulk_reads.done(read)
-    if result.count or not more:
+    if result.count or not more or len(read.lost) >= LOST_RANGES_MAX:
         _send(context, read, ResponseCode.SUCCESS, result.status.name, result.end_offset, result, more=more)
         context.state.rates.found += result.count
     return result.size
@@ -185,16 +192,25 @@ def _send(
     *,
     more: bool = False,
 ) -> None:
-    ext = {
+    ext: dict[str, object] = {
         "nextBeginOffset": read.offset,
         "minOffset": read.queue.first_offset,
         "maxOffset": end_offset,
         "more": more,
     }
+    if read.lost:
+        ext["lost"] = ",".join([f"{first}-{after}" for first, after in _few(read.lost)])
+        read.lost = []
     if result is None:
         context.peer.send(encode_prefix(read.opaque, code, ext, 0, remark))
     else:
         context.peer.send(encode_prefix(read.opaque, code, ext, result.size, remark), *result.pieces)
+
+
+def _few(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    if len(ranges) <= LOST_RANGES_MAX:
+        return ranges
+    return [*ranges[: LOST_RANGES_MAX - 1], (ranges[LOST_RANGES_MAX - 1][0], ranges[-1][1])]
 
 
 TABLE: Final[dict[int, Handle]] = {RequestCode.BULK_READ: bulk_read}

@@ -1,0 +1,42 @@
+"""How far the ranges of a task have been read."""
+
+from typing import Final, final
+
+from martlet_remoting.packets import MessageQueue
+from martlet_spark.read.offsets import queue_name
+from martlet_spark.read.planner import Range
+
+__all__ = ["Progress"]
+
+
+@final
+class Progress:
+    """How far a range has been read: the next offset, and since when answers have not moved it.
+
+    ``suspect`` is an offset whose message the last answer lacked. ``passed`` is the first offset that answers with a
+    filter have passed, until it is known that its message was there. With ``checked`` the broker leaves damaged
+    messages out.
+    """
+
+    __slots__ = ("checked", "end", "next", "passed", "queue", "stuck_since", "suspect")
+
+    def __init__(self, each: Range) -> None:
+        self.queue: Final[MessageQueue] = each.queue
+        self.next = each.start
+        self.end: Final = each.end
+        self.stuck_since: float | None = None
+        self.suspect: int | None = None
+        self.passed: int | None = None
+        self.checked = False
+
+    @property
+    def is_done(self) -> bool:
+        return self.next >= self.end and self.passed is None
+
+    def __str__(self) -> str:
+        return f"queue {queue_name(self.queue)} of topic {self.queue.topic!r}"
+
+    def move(self, offset: int) -> None:
+        if offset > self.next:
+            self.next = min(offset, self.end)
+            self.stuck_since = self.suspect = None
