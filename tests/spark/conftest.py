@@ -17,6 +17,10 @@ from martlet_spark.connection import CONNECTIONS
 
 from .clusters import Cluster, Messages, cluster
 
+# For each JVM that a test starts through Spark: it ends before its second compiler pays, and has little garbage.
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+os.environ.update({"SPARK_SUBMIT_OPTS": QUICK_JAVA, "SPARK_LAUNCHER_OPTS": QUICK_JAVA})
+
 
 class Topic:
     """A topic of a running broker, and what the test has sent to it."""

@@ -1,5 +1,7 @@
 """Rows become messages: compared with the decoding of batches, row by row."""
 
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -103,3 +105,9 @@ def test_a_row_that_cannot_be_a_message_says_why(row: dict[str, object], text: s
 
 def test_every_column_that_travels_is_tried_here() -> None:
     assert TYPES.keys() == SINK_COLUMNS.keys() - {"topic", "queue", "broker"}
+
+
+def test_the_source_imports_no_pandas() -> None:
+    """Spark starts a process for each query, and pandas would take almost half of the time it needs to start."""
+    text = "import sys, martlet_spark.source; print('pandas' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", text], text=True) == "False\n"

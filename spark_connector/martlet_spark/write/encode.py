@@ -30,7 +30,7 @@ KEY_CHARACTERS: Final = 32
 # Between the body and the other properties: their length, and the unique key.
 MIDDLE_BYTES: Final = 2 + len(NAME) + KEY_CHARACTERS + 1
 SEPARATORS: Final = "[\x01\x02]"
-NONE: Final = pa.scalar(b"", pa.binary())
+NONE: Final = b""  # not a pa.scalar: making one imports pandas, in each Python process that Spark starts
 
 
 @final
