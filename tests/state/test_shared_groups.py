@@ -294,9 +294,10 @@ async def test_a_commit_that_fails_is_noted_again(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.plain
-@pytest.mark.parametrize("how", ["failed commit", "full disk"])
-async def test_a_clock_set_ahead_extends_no_lease_that_is_noted_again(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, how: str
+@pytest.mark.parametrize("how", ["failed commit", "full disk", "retention"])
+@pytest.mark.parametrize("set_by_ms", [DAY_MS, -DAY_MS], ids=["ahead", "back"])
+async def test_a_clock_that_is_set_changes_no_lease_that_is_noted_again(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, how: str, set_by_ms: int
 ) -> None:
     """Once the clock is right again, a message that is held or pauses returns after its own time."""
     disk, clock = FakeDisk(), ManualClock()
@@ -307,10 +308,12 @@ async def test_a_clock_set_ahead_extends_no_lease_that_is_noted_again(
         assert member.share.nack(0, 1, found[1], 20)
         assert member.share.renew(0, 2, found[2], 50)
         await durable(broker)
-        clock.ms += DAY_MS
+        clock.ms += set_by_ms
         admission, tail = broker.store.admission, broker.store.tail
         assert member.ack(0, 3)
-        if how == "full disk":
+        if how == "retention":
+            finish_now(broker.shares.state.roll(0, broker.store.readable))
+        elif how == "full disk":
             admission.refusal = "the disk is full"
             broker.store.commit()
         else:
@@ -321,7 +324,7 @@ async def test_a_clock_set_ahead_extends_no_lease_that_is_noted_again(
         admission.refusal, admission.disk_full = "", False
         assert member.ack(0, 4)
         await durable(broker)
-        clock.ms -= DAY_MS
+        clock.ms -= set_by_ms
         assert known(broker.shares.state)[1].keys() == {0, 1, 2}
     async with again(disk, clock) as broker:
         member = join(broker, lease_s=1000)

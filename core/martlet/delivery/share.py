@@ -186,13 +186,11 @@ class ShareLane:
         now, now_ms = self.share.times()
         found: list[tuple[int, LeaseState]] = []
         for offset, until, deliveries, generation, length_s in self.leases.unsettled_leases():
-            duration_ms = 0
-            if abs(until) < math.inf:
-                left_ms = max(round((until - now) * 1000), 0)
-                if length_s < 0:  # returned: nobody has its handle
-                    generation, duration_ms = now_ms, left_ms
-                else:  # a clock that was set ahead since then must not extend the lease
-                    duration_ms = max(min(now_ms + left_ms - generation, _in_ms(length_s)), 0)
+            # As in the lease's own note: the clock that its generation is from may have been set since then.
+            duration_ms = _in_ms(length_s)
+            if length_s < 0:  # it was returned, so that nobody has its handle, and pauses
+                generation = max(generation, now_ms)
+                duration_ms = max(round((until - now) * 1000), 0) if abs(until) < math.inf else 0
             found.append((offset, LeaseState(generation, duration_ms, deliveries)))
         self.noted_next = self.leases.next
         return self.leases.next, found
