@@ -119,6 +119,30 @@ async def test_nobody_holds_records_back_for_ever(autojump_clock: MockClock, cap
         assert "although a projection needs them; the disk is full" in caplog.text
 
 
+async def test_tries_are_counted_again_once_nothing_has_to_be_removed(autojump_clock: MockClock) -> None:
+    """Two times with a full disk are not one long one, after which a segment is given up."""
+
+    def append(one: Message) -> None:
+        if is_full:
+            raise Refused(Reason.UNAVAILABLE, "the disk is full")
+        made.append(one.body)
+
+    made: list[bytes] = []
+    is_full = True
+    disk, tally = FakeDisk(), Tally(append=append)
+    async with full(disk, tally) as running:
+        for _ in range(3):
+            await trio.sleep(8)
+            disk.used_ratio = 0.5
+            await trio.sleep(3)
+            disk.used_ratio = 0.95
+        assert running.store.first_position == 0
+        is_full = False
+        await trio.sleep(3)
+        assert running.store.first_position > 0
+        assert made == [b"precious"]
+
+
 async def test_of_what_was_held_back_one_segment_is_given_up(autojump_clock: MockClock) -> None:
     """The space that it leaves is enough for what is live in the others."""
 

@@ -434,8 +434,11 @@ class Projections:
         """Have projections append again what they need of the records before *end*, so that these can be removed.
 
         If `roll` is refused because the disk is full, it is retried at the next `ROLL_TRIES` removals. Then one segment
-        is given up: the space that it leaves is enough to append again what is needed of the others.
+        is given up: the space that it leaves is enough to append again what is needed of the others. The tries are
+        counted from 0 again once nothing has to be removed, with an *end* of 0.
         """
+        if end <= 0:
+            self._roll_tries = 0
         live = [driven for driven in self._driven if not driven.failed]
         if not self._replayed or end <= self.released or not all(driven.order.passed(end) for driven in live):
             return

@@ -67,7 +67,8 @@ class Keeper(Protocol):
     async def release(self, end: int) -> None:
         """Allow the removal of records before log position *end*, after appending again what is still needed of them.
 
-        ``released`` tells afterwards whether it succeeded. A keeper must not refuse forever.
+        ``released`` tells afterwards whether it succeeded. A keeper must not refuse forever. An *end* of 0 says that
+        nothing has to be removed now.
         """
         ...
 
@@ -157,8 +158,8 @@ class Retention:
         interval = self._config.retention_interval_ms / 1000
         while True:
             try:
-                if self.keeper is not None and (end := self._wanted_end()) > self.keeper.released:
-                    await self.keeper.release(end)
+                if self.keeper is not None:
+                    await self.keeper.release(self._wanted_end())
                 await self._note_ends()
                 self.look()
                 while self._first_offsets.advance(ADVANCED_A_TURN):
