@@ -1,5 +1,6 @@
 """Half messages and END_TRANSACTION that arrive in one read are stored together, with the outcome of each alone."""
 
+from collections.abc import Sequence
 from typing import final
 
 import pytest
@@ -187,6 +188,31 @@ async def test_a_delayed_message_passes_the_later_stages_when_it_is_committed_wi
     assert delayed == [b"body 2"] * 2
     assert op_bodies(found) == [b"0,1,3,4", b"2"]
     assert found.broker.stages.after(NAME).words == ("DELAY",)
+
+
+@pytest.mark.parametrize("who", ["a stage before", "a stage after", "a router"])
+async def test_transactions_that_end_together_pass_a_stage_that_wants_every_message(who: str) -> None:
+    """A router is one: light queues have it, which may index any message."""
+    found = await sellers()
+    seen: list[str] = []
+
+    def see(message: Message) -> Message:
+        seen.append(message.topic)
+        return message
+
+    def route(message: Message) -> Sequence[str]:
+        seen.append(message.topic)
+        return []
+
+    pairs, wide = found.broker.stages.pairs, ("wide", Stage(see))
+    stages = {"a stage before": [wide, *pairs], "a stage after": [*pairs, wide], "a router": pairs}
+    producer = Producer(found)
+    sent = list((await producer.read(*[half(number) for number in range(4)])).values())
+    found.broker.set_stages(stages[who], [("light", route)] if who == "a router" else [])
+    ends = [end(number, each, ROLLBACK if number == 3 else COMMIT) for number, each in enumerate(sent)]
+    assert await producer.read(*ends) == {}
+    assert (sorted(found.stored()), found.pending()) == (["U0", "U1", "U2"], [])
+    assert seen.count(TOPIC) == (0 if who == "a stage before" else 3), "it saw these when they were prepared"
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
