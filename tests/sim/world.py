@@ -19,7 +19,7 @@ import trio
 import trio.testing
 
 from martlet import persistence
-from martlet.errors import StoreFailed
+from martlet.errors import LocalProtocolError, StoreFailed
 from martlet.net.addresses import pack_host
 from martlet.run import _run_services
 from martlet.settings import BrokerConfig, ServerConfig
@@ -51,6 +51,7 @@ DERIVED: Final = (
     ("queues.",),
 )
 SKEW_MS_MAX: Final = 86_400_000
+FULL_PAUSE_S: Final = 4.0
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,8 @@ class World:
         self.crashes = 0
         self.lossless = True
         self.ended_at = 0.0
-        self.crowded_until = self.full_until = 0.0
+        self.crowded_until = 0.0
+        self.full_until = -FULL_PAUSE_S
         self.producing = 0
         self.consuming = 0
         self.idle = trio.Event()
@@ -383,7 +385,13 @@ class World:
         self.checker.disturbed_until = trio.current_time() + 10
 
     def _fill_disk(self, life: Life) -> None:
-        """Leave no space for a while; after 10 s, retention would remove what somebody still needs."""
+        """Leave no space for a while; after 10 s, retention would remove what somebody still needs.
+
+        So a time without space follows the last one only when the broker has noticed that there is space again, which
+        takes it two looks, one second apart.
+        """
+        if trio.current_time() < self.full_until + FULL_PAUSE_S:
+            return
         self.checker.note("the disk is full")
         life.disk.free_bytes = self.chance.choice([0, 4096, 16384])
         self.full_until = trio.current_time() + self.chance.uniform(1, 7)
@@ -524,7 +532,7 @@ class Outcome:
 
 
 class _Defects(logging.Handler):
-    """An error with a traceback on the log is a violation, too."""
+    """An error on the log with a traceback, or of our own against a protocol, is a violation, too."""
 
     def __init__(self, checker: Checker) -> None:
         super().__init__(logging.ERROR)
@@ -532,8 +540,11 @@ class _Defects(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
+        of_text = record.args[-1] if isinstance(record.args, tuple) and record.args else None
         if error is not None and not _is_of_power_cut(error):
             self._checker.fail(f"{record.getMessage()}: {error!r}")
+        elif isinstance(of_text, LocalProtocolError):  # it closes a connection, and the client comes again
+            self._checker.fail(record.getMessage())
 
 
 def _is_of_power_cut(error: BaseException | None) -> bool:
