@@ -18,6 +18,11 @@ __all__ = ["check_installed", "open_session", "plain_errors"]
 
 # Text of one of this package's errors at the end of a Python trace that Spark put into its own error.
 OWN_ERROR: Final = re.compile(r"^(?:[\w.]*: )*martlet(?:_\w+)?\.[\w.]*?(\w+): (.+)$", re.MULTILINE)
+# Spark takes the data source, and what tasks need, to a Python that is not the one of this program.
+OTHER_PYTHON: Final = re.compile(r"DATA_SOURCE_NOT_FOUND|No module named '(?:martlet|pyspark)|Cannot run program")
+# The first lines of an error of Java that PySpark does not know.
+CALL: Final = re.compile(r"An error occurred while calling [\w.]+$")
+JAVA_CLASS: Final = re.compile(r"^: (?:[\w.$]+: )?")
 # Spark logs errors only: its warnings about the machine would be the first that a user sees.
 LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 SETTINGS: Final = {
@@ -102,7 +107,13 @@ def plain_errors() -> Iterator[None]:
 
 
 def _plain(error: Exception) -> SparkConnectorError:
-    found = OWN_ERROR.findall(str(error))
+    text = str(error)
+    found = OWN_ERROR.findall(text)
+    if not found and OTHER_PYTHON.search(text):
+        python = os.environ.get("PYSPARK_DRIVER_PYTHON") or os.environ.get("PYSPARK_PYTHON") or "python3"
+        where = f"Spark runs Python as {python!r}, which on one of its machines does not exist or lacks this package"
+        hint = "install the package on all of them at the same path, and name its Python in PYSPARK_PYTHON"
+        return PipelineError(f"{where}: {_short(error)}; {hint}")
     if not found:
         return PipelineError(f"Spark failed: {_short(error)}")
     kind, text = found[-1]
@@ -114,4 +125,6 @@ def _short(error: Exception) -> str:
     lines = [line.strip() for line in str(error).split("\n\nJVM stacktrace")[0].splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
+    if CALL.match(lines[0]) and len(lines) > 1:
+        return JAVA_CLASS.sub("", lines[1])  # the first line only says that Java raised an error
     return lines[-1] if "Traceback (most recent call last)" in str(error) else lines[0]
