@@ -2,9 +2,11 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from uuid import uuid4
 
 import pyarrow.fs as pafs
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 from tests.broker_process import broker_process
@@ -66,6 +68,23 @@ def endpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def topic(endpoints: str) -> Topic:
     return Topic(endpoints)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A SPARK_HOME that has everything of the installed Spark but its archive of PySpark.
+
+    Each Python process that Spark starts would compile that archive, for 0.8 s of 1.2; so it imports the installed
+    modules, which are compiled. Spark gives such a process 10 s to answer, and fails the query of a busy machine then.
+    Executors work in the folder ``work`` of it.
+    """
+    home = tmp_path_factory.mktemp("spark-home")
+    for each in Path(pyspark.__file__).parent.iterdir():
+        if each.name not in ("work", "python"):
+            (home / each.name).symlink_to(each)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("SPARK_HOME", str(home))
+        yield home
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import pyspark
 import pytest
 from tests.interop.process import Process, until
 
@@ -20,16 +19,6 @@ from .pipeline_process import of_session
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 MESSAGES = 1000
 RUN_LIMIT_S = 300.0  # on two busy cores one has taken 150 s
-
-
-def spark_home(folder: Path) -> Path:
-    """Return a folder that has everything of the installed Spark: executors work in the folder ``work`` beside it."""
-    home = folder / "spark"
-    home.mkdir()
-    for each in Path(pyspark.__file__).parent.iterdir():
-        if each.name != "work":
-            (home / each.name).symlink_to(each)
-    return home
 
 
 @contextmanager
@@ -48,11 +37,7 @@ def running(folder: Path, number: int, environment: Mapping[str, str], *words: s
 
 def run(folder: Path, *words: str) -> int:
     """Start the query again and again until it ends well; return how often it was started."""
-    environment = {
-        "SPARK_HOME": str(spark_home(folder)),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "PYSPARK_PYTHON": sys.executable,
-    }
+    environment = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
     for number in range(1, 6):
         with running(folder, number, environment, *words) as process:
             code = until(process.child.poll, RUN_LIMIT_S, 0.1)

@@ -17,12 +17,14 @@ pytestmark = pytest.mark.spark
 
 PROGRAM = Path(__file__).parent / "connect_client.py"
 # SPARK_TESTING lets the Connect server choose its port.
-ENVIRONMENT = {**os.environ, "SPARK_TESTING": "1", "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+ENVIRONMENT = {"SPARK_TESTING": "1", "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 def run(*words: str | Path, folder: Path) -> str:
     """Run a command in *folder*; return what it writes to its standard output."""
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=folder, env=ENVIRONMENT)
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=300, cwd=folder, env={**os.environ, **ENVIRONMENT}
+    )
     assert not done.returncode, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout + done.stderr
 
