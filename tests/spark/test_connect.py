@@ -22,9 +22,7 @@ ENVIRONMENT = {"SPARK_TESTING": "1", "PYSPARK_PYTHON": sys.executable, "SPARK_LO
 
 def run(*words: str | Path, folder: Path) -> str:
     """Run a command in *folder*; return what it writes to its standard output."""
-    done = subprocess.run(
-        words, capture_output=True, text=True, timeout=300, cwd=folder, env={**os.environ, **ENVIRONMENT}
-    )
+    done = subprocess.run(words, capture_output=True, text=True, cwd=folder, env={**os.environ, **ENVIRONMENT})
     assert not done.returncode, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout + done.stderr
 

@@ -1,0 +1,82 @@
+"""Connections of Python workers: who shares them, and how a request is sent."""
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from martlet_remoting.codes import RequestCode
+from martlet_spark.connection import COPIED_BYTES_MAX, Connection, Connections, Security
+
+from .fake_brokers import FakeBroker
+
+TOPICS = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBroker]:
+    found = FakeBroker("a")
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def pool() -> Iterator[Connections]:
+    found = Connections()
+    yield found
+    found.close()
+
+
+class Counted:
+    """A socket that counts how often it sends."""
+
+    def __init__(self, inner: socket.socket) -> None:
+        self._inner = inner
+        self.sends = 0
+
+    def sendall(self, data: bytes) -> None:
+        self.sends += 1
+        self._inner.sendall(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize(("body_bytes", "sends"), [(0, 1), (100, 1), (COPIED_BYTES_MAX, 1), (COPIED_BYTES_MAX + 1, 2)])
+def test_a_request_waits_for_no_acknowledgement_of_its_first_bytes(
+    broker: FakeBroker, body_bytes: int, sends: int
+) -> None:
+    """Header and body in two packets, and Nagle's algorithm: each request would take 40 ms."""
+    connection = Connection(broker.address, Security(), 30)
+    assert connection._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    counted = connection._socket = Counted(connection._socket)  # type: ignore[assignment]
+    assert connection.request(TOPICS, {}, bytes(body_bytes)).code == 0
+    assert counted.sends == sends
+    connection.close()
+
+
+def test_tasks_of_a_process_share_connections_and_a_forked_one_has_its_own(
+    broker: FakeBroker, pool: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark forks its Python workers: two that read one socket would take each other's answers."""
+    with pool.lent(broker.address, Security(), 30) as first:
+        first.request(TOPICS, {})
+    with pool.lent(broker.address, Security(), 30) as again:
+        assert again is first
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pool.lent(broker.address, Security(), 30) as other:
+        assert other is not first
+        assert other.request(TOPICS, {}).code == 0
+    first.close()
+
+
+def test_a_connection_whose_answers_nobody_took_is_not_used_again(broker: FakeBroker, pool: Connections) -> None:
+    """A query with a limit ends in the middle of its answers, which are not those of the next task."""
+    with pool.lent(broker.address, Security(), 30) as first:
+        first.send(TOPICS, {})
+    with pool.lent(broker.address, Security(), 30) as other:
+        assert other is not first
+        assert other.request(TOPICS, {}).code == 0
+    assert broker.connections == 2
