@@ -129,7 +129,7 @@ def test_the_example_of_the_page_shows_lags(
 
 def test_configure_sets_what_the_source_needs() -> None:
     builder = configure(SparkSession.Builder())
-    assert builder._options == SETTINGS
+    assert builder._options == SETTINGS == {"spark.python.unix.domain.socket.enabled": "true"}
     assert configure(builder) is builder
 
 

@@ -191,6 +191,21 @@ def test_topics_that_match_later_are_read_from_their_beginning(endpoints: str, m
     assert set(found.reportLatestOffset()["t"]) == {first.name, later.name}  # type: ignore[index]
 
 
+def test_the_first_topic_of_a_query_that_found_none_is_read_from_its_beginning(
+    endpoints: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("martlet_spark.read.topics.ROUTES_S", 0.0)
+    later = Topic(endpoints)
+    pattern = f"{later.name}-later"
+    found = reader(later, subscribe="", subscribePattern=pattern, startingOffsets="latest")
+    start = found.initialOffset()
+    assert found.latestOffset(start, ALL) == start
+    later.name = pattern
+    later.create(4)
+    later.send(8)
+    assert sorted(rows(found, start, found.latestOffset(start, ALL))) == sorted(later.bodies)
+
+
 def test_a_topic_that_was_created_again_fails_the_query(topic: Topic) -> None:
     topic.send(10)
     found = reader(topic)
