@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 import trio
-from tests.tx.external_talk import OTHER, TOPIC, Sink, numbered, sink
+import trio.testing
+from tests.tx.external_talk import OTHER, QUERY, TOPIC, Sink, numbered, sink
 
-from martlet.contracts import ExternalTransaction, Identity, StagedBatch
+from martlet.contracts import ExternalCommit, ExternalTransaction, Identity, StagedBatch
 from martlet.errors import Reason, Refused
 from martlet.testing.disk import FakeDisk
 from martlet_tx.config import TxConfig
 from martlet_tx.external.records import STAGED_TOPIC
+from martlet_tx.external.transactions import DROPPED_AT_ONCE
 
 SMALL = TxConfig(
     staged_part_bytes_max=9000,
@@ -242,3 +244,74 @@ async def test_a_damaged_staged_record_is_never_delivered(decided: bool, caplog:
         with pytest.raises(Refused, match="chunk 0 of part 'a' of transaction 0 of 'query' is damaged or was removed"):
             await again.commit(0, [("a", 2)])
         assert again.stored() == []
+
+
+async def test_very_many_parts_are_aborted_in_several_events() -> None:
+    found = await sink(segment_bytes=1 << 20)
+    for number in range(2 * DROPPED_AT_ONCE + 1):
+        await found.staged.stage(
+            ExternalTransaction(QUERY, 0, 0), f"p{number}", 0, StagedBatch(TOPIC, 0, [(b"x", b"", 0)])
+        )
+    await found.settle()
+    assert len(found.state.parts) == 2 * DROPPED_AT_ONCE + 1
+    assert await found.abort(0, [f"p{number}" for number in range(5)]) == 5
+    assert await found.abort(0) == 2 * DROPPED_AT_ONCE - 4
+    assert (len(found.state.parts), found.state.messages, found.state.size) == (0, 0, 0)
+
+
+async def test_requests_that_race_are_decided_one_after_the_other() -> None:
+    """While a large commit is delivered, whatever else is asked about its producer waits, and finds it committed."""
+    for asked in ("begin", "abort", "commit", "another commit", "prepare"):
+        found = await sink()
+        await found.stage(0, "a", numbered(0, 100))
+        await found.stage(0, "b", ["no"])
+        await found.stage(1, "c", ["later"])
+        results: dict[str, object] = {}
+
+        async def commit(name: str, sequence: int, part: str, found: Sink = found, results: Any = results) -> None:
+            done = found.staged.commit(ExternalTransaction(QUERY, 0, sequence), [(part, 1)], lambda _: None)
+            results[name] = await done
+
+        async def other(asked: str = asked, found: Sink = found, results: Any = results) -> None:
+            name = ExternalTransaction(QUERY, 0, 0)
+            if asked == "begin":
+                results[asked] = (await found.staged.begin("", QUERY, "run")).committed
+            elif asked == "abort":
+                results[asked] = await found.staged.abort(name)
+            elif asked == "prepare":
+                results[asked] = (await found.staged.prepare(name, [("b", 1)], lambda _: None)).is_duplicate
+            else:
+                await commit(asked, 0, "a" if asked == "commit" else "b")
+
+        async def both() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(commit, "first", 0, "a")
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(other)
+
+        await found.do(both)
+        assert found.stored() == numbered(0, 100), asked
+        assert results.pop("first") == ExternalCommit(0, 100, False)
+        assert results.popitem()[1] in (0, True, ExternalCommit(0, 0, True)), asked
+        assert found.parts() == ({} if asked == "begin" else {(1, "c"): 1})
+
+
+async def test_nothing_is_undone_or_done_twice_after_a_commit() -> None:
+    found = await sink()
+    await found.stage(0, "a", ["one"])
+    await found.stage(0, "b", ["two"])
+    await found.commit(0, [("b", 1)])
+    assert await found.abort(0) == 0
+    assert await found.abort(0, ["b"]) == 0
+    for parts in ([("b", 1)], [("a", 1)], [("b", 1), ("a", 1)], [("never", 5)], []):
+        assert (await found.commit(0, parts)).is_duplicate
+        assert (await found.prepare(0, parts)).is_duplicate
+    assert (await found.stage(0, "a", ["again"])).is_committed
+    assert found.stored() == ["two"]
+    await found.stage(1, "later", ["three"])
+    with pytest.raises(Refused, match="has 0 of 1 chunks"):
+        await found.commit(1, [("a", 1)])  # a part of another transaction
+    await found.commit(2, [])
+    assert (await found.commit(1, [("later", 1)])).is_duplicate  # out of order
+    assert found.stored() == ["two"]
+    assert not len(found.state.parts)

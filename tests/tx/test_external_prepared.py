@@ -9,6 +9,7 @@ from tests.tx.external_talk import OTHER, TOPIC, Sink, numbered, sink
 from martlet.contracts import ExternalCommit, ExternalRun
 from martlet.errors import Reason, Refused
 from martlet.testing.disk import FakeDisk
+from martlet.testing.stores import ManualClock
 from martlet_tx.config import TxConfig
 
 
@@ -133,6 +134,16 @@ async def test_a_run_that_began_earlier_cannot_fence_a_newer_one() -> None:
     assert (await found.begin_at("run-2", 25_000)).epoch == 1  # a later batch of the same run
     assert (await found.begin_at("run-3", 20_001)).epoch == 2
     assert (await found.begin_at("run-without-time")).epoch == 3
+
+
+async def test_a_clock_that_is_far_ahead_stops_later_runs_for_an_hour_only() -> None:
+    clock = ManualClock()
+    found = await sink(clock=clock)
+    await found.begin_at("run-1", (1 << 63) - 1)
+    with pytest.raises(Refused, match=r"run 'run-2', which began 3600 s before the newest run"):
+        await found.begin_at("run-2", clock.ms)
+    clock.ms += 3_600_000
+    assert (await found.begin_at("run-2", clock.ms)).epoch == 2
 
 
 async def test_a_producer_that_is_unknown_begins_nothing_if_it_is_only_looked_up() -> None:

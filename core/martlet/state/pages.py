@@ -56,20 +56,19 @@ class Pages(Generic[K, V]):
         self._writable(number)[key] = value
 
     def __delitem__(self, key: K) -> None:
-        number = self._page_of.pop(key)
-        page = self._writable(number)
-        del page[key]
-        if not page:
-            del self._pages[number]
-            self._own.discard(number)
+        self._take(self._page_of.pop(key), key)
 
     def pop(self, key: K) -> V | None:
         """Remove *key* and return its value; None if there is none."""
-        number = self._page_of.get(key)
-        if number is None:
-            return None
-        value = self._pages[number][key]
-        del self[key]
+        number = self._page_of.pop(key, None)
+        return None if number is None else self._take(number, key)
+
+    def _take(self, number: int, key: K) -> V:
+        page = self._writable(number)
+        value = page.pop(key)
+        if not page:
+            del self._pages[number]
+            self._own.discard(number)
         return value
 
     def __iter__(self) -> Iterator[K]:

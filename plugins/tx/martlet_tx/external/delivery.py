@@ -17,7 +17,7 @@ from martlet.broker import Broker
 from martlet.contracts import StagedBatch
 from martlet.errors import Reason, Refused, StoreFailed
 from martlet.message import Message
-from martlet.records.layout import record_views
+from martlet.records.layout import Buffer, record_views
 from martlet.steps import WaitingSteps
 from martlet.store.queues import Queue
 from martlet.store.reading import ReadResult
@@ -115,7 +115,7 @@ class Loaded:
       records: the body of each record, None if it is lost, and its number of messages.
     """
 
-    def __init__(self, records: Sequence[tuple[bytes | None, int]], first: int) -> None:
+    def __init__(self, records: Sequence[tuple[Buffer | None, int]], first: int) -> None:
         self.index = 0
         self._records = list(reversed(records))
         self._batch = NO_BATCH
@@ -135,7 +135,7 @@ class Loaded:
                 self._open(*self._records.pop())
         return self._batch, self._next
 
-    def _open(self, body: bytes | None, messages: int) -> None:
+    def _open(self, body: Buffer | None, messages: int) -> None:
         if body is None:
             self.index += messages
         else:
@@ -221,6 +221,7 @@ class Delivery:
         begin, lost = self.place, self.lost
         try:
             messages, place = yield from self._fill(begin)
+            yield None
             if check is not None:
                 check()
             self._append(messages, place)
@@ -294,6 +295,7 @@ class Delivery:
                 if len(found) >= GROUP_MESSAGES:
                     break
                 self._loaded = yield from self._load(part, chunk, message)
+                yield None
             ahead = self._loaded.peek()
             message = self._loaded.index
             if ahead is None:
@@ -311,7 +313,7 @@ class Delivery:
         """Read a chunk, from *message* on."""
         found = self._state.parts.get((self.key, (self.sequence, self.parts[part][0])))
         chunks = self._state.chunks.get((found.serial, chunk)) if found is not None else None
-        records: list[tuple[bytes | None, int]] = []
+        records: list[tuple[Buffer | None, int]] = []
         if chunks is None:
             self._note_lost(part, chunk, 1)  # nobody knows how many
         for stored in chunks.records if chunks is not None else ():
@@ -334,7 +336,7 @@ class Delivery:
         )
 
 
-def read_staged(broker: Broker, events: EventLog, stored: Stored) -> WaitingSteps[bytes | None]:
+def read_staged(broker: Broker, events: EventLog, stored: Stored) -> WaitingSteps[Buffer | None]:
     """Return the body of a record of staged messages; None if it is damaged or gone.
 
     Raises:
@@ -350,7 +352,8 @@ def read_staged(broker: Broker, events: EventLog, stored: Stored) -> WaitingStep
             results.append(await broker.store.read_far(queue, stored.offset, 1, 1))
 
         yield read
-    for view in islice(record_views(b"".join(results[0].pieces)), 1):
+    record = memoryview(b"".join(results[0].pieces))  # the only copy: a chunk may have 4 MiB
+    for view in islice(record_views(record), 1):
         if view.queue_offset == stored.offset:
-            return bytes(view.body)
+            return view.body
     return None

@@ -57,6 +57,10 @@ HOUR_S: Final = 3600.0
 LOOK_S: Final = (1.0, 60.0)
 # Parts and producers to look at in one slice.
 LOOKED_AT: Final = 500
+# How far the clock of a run may be ahead of ours: for so long, later runs could not begin.
+AHEAD_MS_MAX: Final = 3_600_000
+# Parts that an event drops, in one turn of the event loop.
+DROPPED_AT_ONCE: Final = 1000
 UNKNOWN: Final = Producer()
 
 
@@ -151,6 +155,7 @@ class StagedTransactions(ExternalTransactions):
             wanted = known._replace(brokers=tuple(sorted({*known.brokers, *brokers})))
             _check_brokers(wanted.brokers)
             if run not in known.runs:
+                began_ms = min(began_ms, self._broker.clock.now_ms() + AHEAD_MS_MAX)
                 self._check_begin(known, producer, run, began_ms)
                 runs = (*known.runs, run)[-RUNS_MAX:]
                 began_ms = began_ms or known.began_ms
@@ -461,9 +466,10 @@ class StagedTransactions(ExternalTransactions):
             # What is prepared may be decided on another broker: the next run asks there.
             found = [name for (_, name), _ in self.state.parts_of(key, transaction.sequence) if name not in held]
             dropped = found if parts is None else sorted(set(found).intersection(parts))
-            if dropped:
-                await self._note(encode_event(EventKind.DROPPED, *key, transaction.sequence, dropped))
-                self.aborted += len(dropped)
+            for first in range(0, len(dropped), DROPPED_AT_ONCE):
+                some = dropped[first : first + DROPPED_AT_ONCE]
+                await self._note(encode_event(EventKind.DROPPED, *key, transaction.sequence, some))
+                self.aborted += len(some)
             return len(dropped)
 
     async def abort_prepared(self, transaction: ExternalTransaction) -> int:
@@ -637,7 +643,7 @@ class StagedTransactions(ExternalTransactions):
                 text = "chunk %d of part %r of transaction %d of %r is lost: its record is damaged"
                 log.error(text, number, part_name, sequence, key[1])
                 return
-            bodies.append(body)
+            bodies.append(bytes(body))
         items, moved = self._events.staged(bodies, [stored.messages for stored in chunk.records])
         head = (*key, sequence, part_name, part.epoch, number)
         self._events.append(encode_event(EventKind.STAGED, *head, moved, sorted(part.topics), True), items)
@@ -728,6 +734,10 @@ def _check_parts(parts: Sequence[tuple[str, int]]) -> None:
     if len(parts) > PARTS_MAX:
         raise Refused(Reason.ILLEGAL, f"commit names {len(parts)} parts; the maximum is {PARTS_MAX}, use fewer tasks")
     names = {name for name, _ in parts}
+    longest = max(map(len, names), default=0)
+    if longest > NAME_CHARS_MAX:
+        text = f"commit names a part with {longest} characters; the maximum is {NAME_CHARS_MAX}"
+        raise Refused(Reason.ILLEGAL, f"{text}, use a name that was staged")
     if len(names) < len(parts):
         raise Refused(Reason.ILLEGAL, "commit names a part twice; name each part once")
 
