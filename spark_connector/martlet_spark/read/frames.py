@@ -1,6 +1,6 @@
 """Collects the bodies of answers in one buffer, as they arrive, until there are enough records to decode at once.
 
-NumPy and Arrow take about 0.3 ms for each buffer, whatever its size, and a frame of a bulk read has only 200 records
+NumPy and Arrow take up to 0.5 ms for each buffer, whatever its size, and a frame of a bulk read has only 200 records
 of 1 KiB. So frames of all queues follow one another in one buffer, which the socket writes to, and which is used again.
 """
 
@@ -19,7 +19,7 @@ from martlet_spark.read.records import Records, joined
 __all__ = ["BYTES_ENOUGH", "Frames", "Part"]
 
 # Decode when so many bytes have been received; a larger frame is decoded whole.
-BYTES_ENOUGH: Final = 1 << 20
+BYTES_ENOUGH: Final = 1 << 22
 # Frames of bulk reads have 256 KiB, so the buffer has room for another one until there are enough.
 BUFFER_BYTES: Final = BYTES_ENOUGH + (1 << 19)
 
