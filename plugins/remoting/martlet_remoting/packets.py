@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias, final
+from typing import TYPE_CHECKING, Final, TypeAlias, final
 
 import orjson
 from msgspec import Raw
 
-from martlet.contracts import Identity
 from martlet.errors import Reason, Refused, RemoteProtocolError
 
 from .codes import CLIENT_LANGUAGE, FLAG_ONEWAY, FLAG_RESPONSE, VERSION
+
+if TYPE_CHECKING:
+    from martlet.contracts import Identity  # which a Spark task should not have to import
 
 __all__ = ["Command", "Frame", "MessageQueue", "ext_text"]
 
