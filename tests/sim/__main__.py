@@ -1,21 +1,20 @@
 """Run many seeds: ``python -m tests.sim --seeds 1000``; one again: ``python -m tests.sim --seed 7 --trace``."""
 
 import argparse
-import contextlib
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 
-from .bugs import BUGS, planted
+from .bugs import BUGS
 from .derived import ALL, Damage, damage_one
+from .search import find_seed, simulate_for
 from .world import Outcome, simulate
 
 
 def _run(task: tuple[int, str]) -> Outcome:
     seed, name = task
     found = next((bug for bug in BUGS if bug.name == name), None)
-    with planted(found) if found else contextlib.nullcontext():
-        return simulate(seed)
+    return simulate_for(seed, found, plant=True) if found else simulate(seed)
 
 
 def _outcomes(tasks: list[tuple[int, str]], jobs: int) -> Iterable[Outcome]:
@@ -46,11 +45,16 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--bug", choices=[bug.name for bug in BUGS], default="", help="with this planted bug")
+    parser.add_argument("--find-bug", choices=[bug.name for bug in BUGS], help="look for a seed that finds it soon")
     parser.add_argument("--trace", action="store_true", help="show all that happened")
     parser.add_argument("--derived", action="store_true", help="damage each derived file in each way instead")
     options = parser.parse_args()
     if options.derived:
         return _damage_all(options.jobs)
+    if options.find_bug is not None:
+        for line in find_seed(next(bug for bug in BUGS if bug.name == options.find_bug)):
+            print(line, flush=True)
+        return 0
     if options.seed is not None:
         options.first, options.seeds = options.seed, 1
     failed = 0

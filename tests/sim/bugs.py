@@ -7,7 +7,10 @@ a function that replaces one of its own.
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, final
+
+import trio
 
 from martlet import persistence
 from martlet.broker import Broker
@@ -17,6 +20,7 @@ from martlet.delivery.leases import Leases
 from martlet.delivery.share import Share
 from martlet.message import Message, Placed
 from martlet.net.peer import ServerPeer
+from martlet.records.layout import RecordView
 from martlet.state.journal import NEXT_COMMIT
 from martlet.state.projections import Driven, Projections
 from martlet.store import Queue, Store, atomic, data_directory, reading, scan
@@ -26,9 +30,10 @@ from martlet.store.files import Disk, Files
 from martlet.store.flusher import Flusher
 from martlet.store.readers import Readers
 from martlet.store.reading import Reader
+from martlet.store.writer import RunItem, Writer
 from martlet.tables.groups import Groups
 from martlet.tables.topics import TIMER_TOPIC
-from martlet.testing.disk import Cut
+from martlet.testing.disk import Cut, FakeDisk
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.handler import RemotingHandler
 from martlet_remoting.long_poll import ParkedPulls
@@ -45,7 +50,13 @@ from martlet_tx.checks import Checks
 from martlet_tx.formats import NAME
 from martlet_tx.held import HeldTransactions
 
+from .held import DATA, LogTail
+from .world import Script, World
+
 __all__ = ["BUGS", "Bug", "planted"]
+
+# A record with a longer body has a whole sector in it.
+LONG_BYTES: Final = 1536
 
 # Where, and what makes a wrong function of the right one.
 Patch = tuple[Any, str, Callable[[Any], Any]]
@@ -53,16 +64,84 @@ Patch = tuple[Any, str, Callable[[Any], Any]]
 
 @dataclass(frozen=True)
 class Bug:
-    """What is wrong, and how it is made so."""
+    """What is wrong, how it is made so, and where it shows."""
 
     name: str
     patches: tuple[Patch, ...]
-    cuts: tuple[Cut, ...] = ()  # it is looked for where the power is cut in these ways only; empty: in all seeds
-    first: int = 0  # the search begins at this seed, because those before it do not find it
+    first: int  # the search begins at this seed; `python -m tests.sim --find-bug NAME` finds one
+    plan: dict[str, Any]  # what is not as the seed has planned it
+    script: Script | None  # the faults, if not those of the seed
 
 
-def bug(name: str, *patches: Patch, cuts: tuple[Cut, ...] = (), first: int = 0) -> Bug:
-    return Bug(name, patches, cuts, first)
+def bug(name: str, *patches: Patch, first: int = 0, script: Script | None = None, **plan: Any) -> Bug:
+    return Bug(name, patches, first, plan, script)
+
+
+async def power_cuts(world: World) -> None:
+    """Cut the power again and again, and do no other harm."""
+    while True:
+        await trio.sleep(world.chance.uniform(1, 4))
+        if world.life is not None and world.life.alive:
+            world.chance.choice([world._crash_now, world._crash_soon])(world.life)
+
+
+async def torn_writes(world: World) -> None:
+    """Cut the power when a long record is not durable, of which then only a sector amid its body is missing."""
+    while True:
+        await trio.sleep(0.01)
+        life = world.life
+        if life is None or life.store is None or not life.serving:
+            continue
+        unsynced = LogTail(world.plan.segment_bytes)
+        unsynced.position = life.store.durable
+        for record in unsynced.read(life.disk, life.store.written):
+            if len(record.body) > LONG_BYTES:
+                world.damage = partial(_tear, record, world.plan.segment_bytes)
+                world.crash(Cut.TORN, f"amid the record at {record.position}")
+                await trio.sleep(3)
+                break
+
+
+def _tear(record: RecordView, segment_bytes: int, disk: FakeDisk) -> None:
+    start = record.position - record.position % segment_bytes
+    file = disk.files.get(f"{DATA}/commitlog/{start:020d}")
+    if file is not None:
+        data = bytearray(record.buffer)
+        middle = data.find(bytes(record.body)) + len(record.body) // 2
+        data[middle : middle + 512] = bytes(512)
+        file.change(record.position - start, bytes(data))
+        file.sync()
+
+
+async def stops(world: World) -> None:
+    """Stop the broker in order again and again, each time with a power cut right afterwards."""
+    while True:
+        await trio.sleep(world.chance.uniform(2, 5))
+        if world.life is not None and world.life.alive:
+            world._stop(world.life)
+
+
+async def cuts_after_a_save(world: World) -> None:
+    """Cut the power once the name of a saved table has not been durable for nearly two seconds."""
+    since = -1.0
+    while True:
+        await trio.sleep(0.05)
+        changed = {path for _, path, *_ in world.disk.name_changes}
+        if f"{DATA}/config/consumerOffset.json.tmp" not in changed:
+            since = -1.0
+        elif since < 0:
+            since = trio.current_time()
+        elif trio.current_time() > since + 1.8:
+            world.crash(Cut.LOST, "after a save")
+
+
+# One queue with long files, and nothing but producers and consumers.
+ONE_QUEUE: Final = {
+    **dict.fromkeys(("producers", "topics", "queues"), 1),
+    **dict.fromkeys(("delayers", "transactors", "retriers", "poppers", "light"), 0),
+    "segment_bytes": 1 << 20,
+    "chaos_s": 60.0,
+}
 
 
 @contextmanager
@@ -135,14 +214,14 @@ def _append_twice(right: Any) -> Any:
     """Now and then a message is stored, and stored again."""
     times = [0]
 
-    def append(self: Store, message: Message, queue_id: int) -> Placed:
+    def append_item(self: Writer, item: RunItem) -> Placed:
         times[0] += 1
         if times[0] % 40 == 0:
-            right(self, message, queue_id)
-        placed: Placed = right(self, message, queue_id)
+            right(self, item)
+        placed: Placed = right(self, item)
         return placed
 
-    return append
+    return append_item
 
 
 def _believe_record(right: Any) -> Any:
@@ -187,8 +266,8 @@ def _claim_more(right: Any) -> Any:
 def _rename_unsynced(right: Any) -> Any:
     """A table's new name is not made durable."""
 
-    def atomic_write(disk: Disk, path: str, data: bytes) -> None:
-        right(_NoDirectorySync(disk), path, data)
+    def atomic_write(disk: Disk, path: str, *pieces: bytes) -> None:
+        right(_NoDirectorySync(disk), path, *pieces)
 
     return atomic_write
 
@@ -471,26 +550,34 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("message skipped", (Reader, "read", _skip_entry)),
     bug("group offset goes back", (Groups, "commit", _commit_back)),
     bug("group offset lost at a crash", (persistence, "_changed", _keep_offsets)),
-    bug("appended twice", (Store, "append", _append_twice), first=186),
+    bug("appended twice", (Writer, "append_item", _append_twice)),
     bug(
         "torn record served",
-        *((scan, "crc32", _any_sum), (reading, "check_record", _believe_record)),
+        *((scan, "crc32", _any_sum), (scan, "record_crc_holds", _always), (reading, "check_record", _believe_record)),
         cuts=(Cut.TORN,),
-        first=80,
+        flush="async",
+        script=torn_writes,
     ),
-    bug("checkpoint claims more than is on disk", (Checkpointer, "_take_checkpoint", _claim_more)),
-    bug("rename without directory sync", (data_directory, "atomic_write", _rename_unsynced), first=33),
+    bug("checkpoint claims more than is on disk", (Checkpointer, "_take_checkpoint", _claim_more), first=4),
+    bug(
+        "rename without directory sync",
+        (data_directory, "atomic_write", _rename_unsynced),
+        # A new file of a segment or a queue would make the names of all files durable.
+        **ONE_QUEUE,
+        script=cuts_after_a_save,
+    ),
     bug("segment's name is not synced", (Flusher, "created", _ignored)),
     bug("failed sync ignored", (Files, "sync", _ignore_sync_error)),
-    bug("refused records stay in their queue", (Committer, "_take_back", _keep_refused)),
-    bug("refused records stay in light queues", (Committer, "take_back", _keep_light)),
+    bug("refused records stay in their queue", (Committer, "_take_back", _keep_refused), first=4),
+    bug("refused records stay in light queues", (Committer, "take_back", _keep_light), first=4),
     bug("light queues forgotten at a start", (scan, "light_places", _name_nothing)),
-    bug("stop without a last flush", (Flusher, "flush_now", _ignored), first=17),
+    bug("stop without a last flush", (Flusher, "flush_now", _ignored), flush="async", cuts=(Cut.LOST,), script=stops),
     bug("answer to another question", (RemotingHandler, "handle", _answer_another)),
     bug("projection restored and continued too late", (Projections, "_continue_from", _continue_late)),
     bug(
         "half a group kept",
         *((scan, "whole_group", _keep_half_groups), (atomic, "may_begin_at", _always)),
+        first=5,
         cuts=(Cut.TORN,),
     ),
     bug("held answer dropped", (ServerPeer, "release", _drop_held)),
@@ -505,7 +592,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("transactions not checked", (Checks, "round", _never_check)),
     bug("checks not counted", (checks, "checked", _forget_checks)),
     bug("popped messages return too early", (PopGroup, "hand_out", _short_leases)),
-    bug("popped messages lost at a start", (Share, "_restore", _skip_popped), first=70),
+    bug("popped messages lost at a start", (Share, "_restore", _skip_popped), poppers=2, script=power_cuts),
     bug("acknowledged messages return after a start", (GroupNotes, "ack", _ignored)),
     bug("retention removes what is needed", (Projections, "release", _no_keeper)),
 )

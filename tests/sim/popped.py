@@ -56,6 +56,8 @@ class PoppedMessages:
         self._acknowledged: set[Message] = set()
         # Group, position and body: after a power cut with async flush, other messages may get the same offsets.
         self._popped: set[tuple[str, int, bytes]] = set()
+        # What was popped and not acknowledged since, with its position.
+        self._unsettled: dict[Message, int] = {}
         self._followed: set[tuple[str, str, int]] = set()  # group, topic, queue id
         self._starts = 0
         self._ended_at = 0.0  # of the broker before this one
@@ -72,6 +74,7 @@ class PoppedMessages:
             self._checker.check_on_disk(tap.life.disk, record.position, place, each.offset, each.body, "popped")
             self._checker.settle(place, each.offset, each.body, record.position, "popped")
             self._popped.add((group, record.position, each.body))
+            self._unsettled[message] = record.position
             self._deliver(message, self._until(each.handle))
 
     def _until(self, handle: Handle) -> float:
@@ -91,7 +94,10 @@ class PoppedMessages:
 
     def on_settle_request(self, request: Command) -> None:
         """A consumer acknowledges a message or changes its time: until the answer nothing is sure."""
-        self._leases.pop(_message_of(request), None)
+        message = _message_of(request)
+        self._leases.pop(message, None)
+        if request.code == RequestCode.ACK_MESSAGE:
+            self._unsettled.pop(message, None)
 
     def on_settled(self, tap: "Tap", request: Command, answer: Command, asked_at: float) -> None:
         """The broker has answered that; a remark says that the handle was not valid any more.
@@ -125,6 +131,7 @@ class PoppedMessages:
         self._ended_at = ended_at
         if not lossless:
             self._leases.clear()
+            self._unsettled.clear()
             self._acknowledged.clear()
 
     def follow(self, group: str, topic: str, queue_id: int) -> None:
@@ -133,6 +140,9 @@ class PoppedMessages:
 
     def check_end(self) -> None:
         """Everything has had the time to be popped and acknowledged."""
+        for message, position in self._unsettled.items():
+            if position >= self._checker.first_position:
+                self._checker.fail(f"{message} was popped, nobody acknowledged it, and it did not return")
         for group, topic, queue_id in sorted(self._followed):
             for offset, (body, position) in self._checker.truth[topic, queue_id].items():
                 if position >= self._checker.first_position and (group, position, body) not in self._popped:

@@ -4,16 +4,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from random import Random
 
 import pytest
 
-from .bugs import BUGS, Bug, planted
-from .world import Plan, simulate
+from .bugs import BUGS, Bug
+from .search import SEEDS_TRIED, why_found
+from .world import simulate
 
 SEEDS = 16
-# A planted bug is found within so many. `python -m tests.sim --seeds 300` shows that they pass without one.
-SEEDS_TO_FIND = 300
 ROOT = Path(__file__).parents[2]
 
 
@@ -67,9 +65,6 @@ def test_another_process_makes_the_same_trace() -> None:
 @pytest.mark.plain
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])
 def test_a_planted_bug_is_found(bug: Bug) -> None:
-    plans = {seed: Plan.draw(Random(seed)) for seed in range(bug.first, bug.first + SEEDS_TO_FIND)}
-    with planted(bug):
-        seeds = (seed for seed, plan in plans.items() if not bug.cuts or plan.cuts == bug.cuts)
-        found = next((failure for seed in seeds if (failure := simulate(seed).failure)), None)
-    assert found is not None, f"{SEEDS_TO_FIND} seeds have not found it"
-    assert "TypeError" not in str(found), "the bug does not fit the code any more"
+    """A change of the broker gives all seeds other runs, so a seed may find a bug no more."""
+    text = f"seeds {bug.first} to {bug.first + SEEDS_TRIED - 1} do not find it; `python -m tests.sim --find-bug"
+    assert why_found(bug, bug.first), f"{text} {bug.name!r}` finds a seed that does"
