@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -49,12 +50,11 @@ def test_a_request_waits_for_no_acknowledgement_of_its_first_bytes(
     broker: FakeBroker, body_bytes: int, sends: int
 ) -> None:
     """Header and body in two packets, and Nagle's algorithm: each request would take 40 ms."""
-    connection = Connection(broker.address, Security(), 30)
-    assert connection._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-    counted = connection._socket = Counted(connection._socket)  # type: ignore[assignment]
-    assert connection.request(TOPICS, {}, bytes(body_bytes)).code == 0
-    assert counted.sends == sends
-    connection.close()
+    with closing(Connection(broker.address, Security(), 30)) as connection:
+        assert connection._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        counted = connection._socket = Counted(connection._socket)  # type: ignore[assignment]
+        assert connection.request(TOPICS, {}, bytes(body_bytes)).code == 0
+        assert counted.sends == sends
 
 
 def test_tasks_of_a_process_share_connections_and_a_forked_one_has_its_own(
