@@ -470,6 +470,7 @@ class StagedTransactions(ExternalTransactions):
                 some = dropped[first : first + DROPPED_AT_ONCE]
                 await self._note(encode_event(EventKind.DROPPED, *key, transaction.sequence, some))
                 self.aborted += len(some)
+                await trio.lowlevel.checkpoint()  # with asynchronous flush `_note` need not wait
             return len(dropped)
 
     async def abort_prepared(self, transaction: ExternalTransaction) -> int:
