@@ -136,7 +136,7 @@ async def cuts_after_a_save(world: World) -> None:
 
 
 # One queue with long files, and nothing but producers and consumers.
-ONE_QUEUE: Final = {
+ONE_QUEUE: Final[dict[str, Any]] = {
     **dict.fromkeys(("producers", "topics", "queues"), 1),
     **dict.fromkeys(("delayers", "transactors", "retriers", "poppers", "light"), 0),
     "segment_bytes": 1 << 20,
