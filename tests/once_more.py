@@ -1,27 +1,34 @@
 """Run pytest; if only interop tests failed, run those once more, alone: python -m tests.once_more [PYTEST ARGUMENTS]
 
 Real clients have time limits that cannot be set, and a busy machine can exceed them. So a test with the marker
-`interop` fails the run only if it fails twice. Nothing else is ever repeated: no other test, and no run that was cut
-short or lost a worker. The results of both runs are printed, and the exit code is that of the last one.
+`interop` fails the run only if it fails twice. So does a test with the marker `spark`, but only if Spark gave up a
+Python process that it had started, for which it waits 10 s. Nothing else is ever repeated: no other test, and no run
+that was cut short or lost a worker. The results of both runs are printed, and the exit code is that of the last one.
 """
 
 import os
 import sys
+from typing import Final
 
 import pytest
+
+# PythonWorkerFactory of Spark; its limit is a constant.
+SPARK_GAVE_UP: Final = "Python worker failed to connect back"
 
 
 class Failures:
     """The tests that failed, seen from the process that prints the results."""
 
     def __init__(self) -> None:
-        self.interop: set[str] = set()
+        self.foreign: set[str] = set()  # which may be the fault of a foreign program's time limit
         self.others: set[str] = set()
         self.cut_short = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            (self.interop if "interop" in report.keywords else self.others).add(report.nodeid)
+            gave_up = "spark" in report.keywords and SPARK_GAVE_UP in report.longreprtext
+            foreign = "interop" in report.keywords or gave_up
+            (self.foreign if foreign else self.others).add(report.nodeid)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -31,7 +38,7 @@ class Failures:
         self.cut_short = bool(session.shouldfail or session.shouldstop)
 
     def deserve_a_second_run(self) -> bool:
-        return bool(self.interop) and not self.others and not self.cut_short
+        return bool(self.foreign) and not self.others and not self.cut_short
 
 
 def main(arguments: list[str]) -> int:
@@ -39,7 +46,7 @@ def main(arguments: list[str]) -> int:
     code = pytest.main(arguments, plugins=[failures])
     if code != pytest.ExitCode.TESTS_FAILED or not failures.deserve_a_second_run():
         return code
-    print(f"\n== once more, alone: {len(failures.interop)} interop tests that failed", flush=True)
+    print(f"\n== once more, alone: {len(failures.foreign)} tests of foreign programs that failed", flush=True)
     again = [*arguments, "-n", "0", "--last-failed", "--last-failed-no-failures", "none"]
     os.execv(sys.executable, [sys.executable, "-m", "pytest", *again])
 

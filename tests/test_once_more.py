@@ -33,7 +33,7 @@ NEVER = 99
 
 def run(folder: Path, *arguments: str, suite: str = SUITE, client: int = 1, plain: int = 1) -> tuple[int, str]:
     """Run a suite in which each test passes from a certain attempt on; return the exit code and the output."""
-    (folder / "pytest.ini").write_text("[pytest]\naddopts = -ra\nmarkers = interop: talks to a real client\n")
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = -ra\nmarkers =\n interop: real client\n spark: Spark\n")
     (folder / "test_suite.py").write_text(suite.replace("CLIENT", str(client)).replace("PLAIN", str(plain)))
     done = run_module(folder, "tests.once_more", *arguments)
     return done.returncode, done.stdout
@@ -59,7 +59,7 @@ def test_an_interop_test_that_failed_alone_decides_on_its_second_run(tmp_path: P
     code, output = run(tmp_path, client=2)
     assert (code, summaries(output)) == (0, ["1 failed, 2 passed", "1 passed"])
     assert "client failed" in output
-    assert "once more, alone: 1 interop test" in output
+    assert "once more, alone: 1 test" in output
     assert attempts(tmp_path) == {"client": 2, "good_client": 1, "plain": 1}
 
 
@@ -92,6 +92,15 @@ def test_a_run_that_stops_at_its_first_failure_is_not_repeated(tmp_path: Path) -
     code, output = run(tmp_path, "-x", client=2)
     assert (code, summaries(output)) == (1, ["1 failed"])
     assert attempts(tmp_path) == {"client": 1}
+
+
+def test_a_spark_test_is_repeated_only_if_spark_gave_up(tmp_path: Path) -> None:
+    spark = SUITE.replace("@pytest.mark.interop\ndef test_client", "@pytest.mark.spark\ndef test_client")
+    gave_up = spark.replace("{name} failed", "Python worker failed to connect back")
+    for name, suite, runs in (("gave_up", gave_up, 2), ("lost_rows", spark, 1)):
+        (folder := tmp_path / name).mkdir()
+        code, output = run(folder, suite=suite, client=2)
+        assert (code, len(summaries(output))) == (2 - runs, runs)
 
 
 def test_a_run_that_lost_a_worker_is_not_repeated(tmp_path: Path) -> None:
