@@ -89,6 +89,22 @@ async def test_nothing_of_a_refused_batch_is_found_after_a_kill() -> None:
     store.crash()
 
 
+@pytest.mark.parametrize("flush", ["sync", "async"])
+async def test_all_that_was_written_is_readable_if_a_full_disk_stops_a_new_segment(flush: str) -> None:
+    """An answer may wait for the end of the segment before, and nothing else is written while the disk is full."""
+    disk = FakeDisk()
+    store = await open_on(disk, small_config(flush=flush))
+    store.append(message(b"x" * 3000), 0)
+    store.commit()
+    disk.fail_next("create", errno.ENOSPC)
+    with pytest.raises(Refused, match="is full"):
+        store.append(message(b"x" * 3000), 0)
+    store.flusher.flush_now()
+    assert store.written == store.segments.items[0].end
+    assert store.readable == store.written
+    store.crash()
+
+
 async def test_appends_are_refused_above_the_limit_and_accepted_again_well_below_it() -> None:
     disk = FakeDisk()
     store = await open_on(disk, small_config(disk_full_ratio=0.9))

@@ -171,6 +171,8 @@ class Committer:
                 self._take_back()
             else:
                 self._accept()
+                if not self._sync:  # answers may wait for the end of this segment, which has no record after it
+                    self._readable.allow(self._tail.written)
             refused = self._admission.refuse(error)
             if lost:
                 self._lost = refused
