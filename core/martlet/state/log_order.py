@@ -397,12 +397,16 @@ class LogOrder:
         return self.position if self.size else -1
 
     def _read_range(self, start: int, end: int) -> bytes:
-        """Return the bytes of the log from *start* to *end*, which may span several segments."""
+        """Return the bytes of the log from *start* to *end*, which may span several segments.
+
+        A power cut may lose the size of a file, which then is shorter than its segment: what is missing reads as 0.
+        """
         segments = self.store.segments
         parts: list[bytes] = []
-        while start < end and (part := segments.read(start, end - start)):
-            parts.append(part)
-            start += len(part)
+        while start < end and (segment := segments.find(start)) is not None:
+            size = min(end, segment.end) - start
+            parts.append(segments.read(start, size).ljust(size, b"\0"))
+            start += size
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _is_intact(self, data: Buffer, start: int, entry: Entry) -> bool:
