@@ -127,6 +127,7 @@ class Committer:
             self._tail.write_out()
         except OSError as error:
             self._take_back()
+            self._allow_written()
             raise self._admission.refuse(error) from error
         self._accept()
 
@@ -149,6 +150,7 @@ class Committer:
             self._tail.undo()
         except OSError as error:
             failed = self._admission.refuse(error)
+        self._allow_written()
         self._lost = failed
 
     def roll(self) -> None:
@@ -171,8 +173,7 @@ class Committer:
                 self._take_back()
             else:
                 self._accept()
-                if not self._sync:  # answers may wait for the end of this segment, which has no record after it
-                    self._readable.allow(self._tail.written)
+                self._allow_written()
             refused = self._admission.refuse(error)
             if lost:
                 self._lost = refused
@@ -200,6 +201,14 @@ class Committer:
             self._readable.allow(flusher.durable)
         elif flusher.failed is not None:
             self._readable.announce()
+
+    def _allow_written(self) -> None:
+        """With async flush, let everything written be read when no commit follows that does so.
+
+        The end of a segment is written without a record, and answers may wait for it.
+        """
+        if not self._sync:
+            self._readable.allow(self._tail.written)
 
     def _accept(self) -> None:
         """Account for the pending records, which were written: count them, index their keys, wake waiting readers."""
