@@ -4,6 +4,7 @@ They are here to show that the simulation finds what it is for. A bug is a pair 
 a function that replaces one of its own.
 """
 
+import errno
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ class Bug:
     script: Script | None  # the faults, if not those of the seed
 
 
-def bug(name: str, *patches: Patch, first: int = 0, script: Script | None = None, **plan: Any) -> Bug:
+def bug(name: str, *patches: Patch, first: int = 3, script: Script | None = None, **plan: Any) -> Bug:
     return Bug(name, patches, first, plan, script)
 
 
@@ -83,6 +84,36 @@ async def power_cuts(world: World) -> None:
         await trio.sleep(world.chance.uniform(1, 4))
         if world.life is not None and world.life.alive:
             world.chance.choice([world._crash_now, world._crash_soon])(world.life)
+
+
+async def full_disks(world: World) -> None:
+    """Refuse a write now and then, because the disk is full, and cut the power later."""
+    while True:
+        await trio.sleep(world.chance.uniform(0.5, 2))
+        if world.life is not None and world.life.alive:
+            world.life.disk.fail_next("write", errno.ENOSPC, after=world.chance.randint(0, 5))
+            world.checker.disturbed_until = trio.current_time() + 10
+            if world.chance.random() < 0.2:
+                world._crash_now(world.life)
+
+
+async def crowded_disks(world: World) -> None:
+    """Have the oldest segments removed again and again."""
+    while True:
+        await trio.sleep(world.chance.uniform(1, 3))
+        if world.life is not None and world.life.alive:
+            world._crowd_disk(world.life)
+
+
+async def failed_syncs(world: World) -> None:
+    """Let a sync fail, and cut the power soon afterwards."""
+    while True:
+        await trio.sleep(world.chance.uniform(1, 3))
+        if world.life is not None and world.life.alive:
+            world.life.disk.fail_next("sync", errno.EIO)
+            world.checker.disturbed_until = trio.current_time() + 10
+            await trio.sleep(world.chance.uniform(0, 0.5))
+            world.crash(Cut.LOST, "after a failed sync")
 
 
 async def torn_writes(world: World) -> None:
@@ -287,12 +318,14 @@ def _answer_another(right: Any) -> Any:
     """Now and then the answer carries the number of the question before."""
     last = [0, 0]
 
-    def handle(self: RemotingHandler, event: Command) -> None:
+    def handle(self: RemotingHandler, event: Any) -> Any:
+        if not isinstance(event, Command):
+            return right(self, event)
         last[0] += 1
-        if event.code == RequestCode.SEND_MESSAGE_V2 and last[0] % 20 == 0:
+        if event.code == RequestCode.PULL_MESSAGE and last[0] % 5 == 0:
             event.opaque = last[1]
         last[1] = event.opaque
-        right(self, event)
+        return right(self, event)
 
     return handle
 
@@ -558,7 +591,13 @@ BUGS: Final[tuple[Bug, ...]] = (
         flush="async",
         script=torn_writes,
     ),
-    bug("checkpoint claims more than is on disk", (Checkpointer, "_take_checkpoint", _claim_more), first=4),
+    bug(
+        "checkpoint claims more than is on disk",
+        (Checkpointer, "_take_checkpoint", _claim_more),
+        cuts=(Cut.LOST,),
+        first=5,
+        script=power_cuts,
+    ),
     bug(
         "rename without directory sync",
         (data_directory, "atomic_write", _rename_unsynced),
@@ -567,9 +606,9 @@ BUGS: Final[tuple[Bug, ...]] = (
         script=cuts_after_a_save,
     ),
     bug("segment's name is not synced", (Flusher, "created", _ignored)),
-    bug("failed sync ignored", (Files, "sync", _ignore_sync_error)),
-    bug("refused records stay in their queue", (Committer, "_take_back", _keep_refused), first=4),
-    bug("refused records stay in light queues", (Committer, "take_back", _keep_light), first=4),
+    bug("failed sync ignored", (Files, "sync", _ignore_sync_error), script=failed_syncs),
+    bug("refused records stay in their queue", (Committer, "_take_back", _keep_refused), script=full_disks),
+    bug("refused records stay in light queues", (Committer, "take_back", _keep_light), light=True, script=full_disks),
     bug("light queues forgotten at a start", (scan, "light_places", _name_nothing)),
     bug("stop without a last flush", (Flusher, "flush_now", _ignored), flush="async", cuts=(Cut.LOST,), script=stops),
     bug("answer to another question", (RemotingHandler, "handle", _answer_another)),
@@ -577,8 +616,11 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug(
         "half a group kept",
         *((scan, "whole_group", _keep_half_groups), (atomic, "may_begin_at", _always)),
-        first=5,
         cuts=(Cut.TORN,),
+        disk_delay_s=0.01,
+        chaos_s=60.0,
+        first=0,
+        script=power_cuts,
     ),
     bug("held answer dropped", (ServerPeer, "release", _drop_held)),
     bug("timers early", (DampedClock, "now_ms", _ahead)),
@@ -594,5 +636,11 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("popped messages return too early", (PopGroup, "hand_out", _short_leases)),
     bug("popped messages lost at a start", (Share, "_restore", _skip_popped), poppers=2, script=power_cuts),
     bug("acknowledged messages return after a start", (GroupNotes, "ack", _ignored)),
-    bug("retention removes what is needed", (Projections, "release", _no_keeper)),
+    bug(
+        "retention removes what is needed",
+        (Projections, "release", _no_keeper),
+        delayers=2,
+        transactors=2,
+        script=crowded_disks,
+    ),
 )
