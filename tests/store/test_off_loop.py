@@ -63,6 +63,35 @@ async def test_files_of_new_queues_are_made_by_a_thread(open_store: OpenStore) -
     assert [drain(store, store.queue("T", number)) for number in range(QUEUES)] == [[b"%d" % n] for n in range(QUEUES)]
 
 
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_flush_during_another_includes_the_newest_writes(
+    open_store: OpenStore, nursery: trio.Nursery, fails: bool
+) -> None:
+    disk = WatchedDisk()
+    store = await open_store(small_config(flush="async"), cast(Disk, disk))
+    disk.may_go_on = trio.Event()
+    store.append(message(b"first"), 0)
+    store.commit()
+    nursery.start_soon(store.flusher.flush)
+    await trio.testing.wait_all_tasks_blocked()
+    store.append(message(b"second"), 0)
+    store.commit()
+    ended = trio.Event()
+
+    async def flush() -> None:
+        await store.flusher.flush()
+        ended.set()
+
+    nursery.start_soon(flush)
+    await trio.testing.wait_all_tasks_blocked()
+    assert not ended.is_set()
+    if fails:
+        store.flusher.fail(OSError(5, "Input/output error"))
+    disk.may_go_on.set()
+    await ended.wait()
+    assert (store.durable >= store.written) is not fails
+
+
 async def test_a_new_generation_of_the_journal_is_written_in_pieces(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,6 +111,8 @@ class Flusher:
 
     async def flush(self) -> None:
         """Make all earlier writes durable without blocking the event loop; do nothing after a failure."""
+        while self._busy and self.failed is None:  # this sync began earlier and may not include the newest writes
+            await self._moved.wait()
         work = self._take()
         if work is None:
             await trio.lowlevel.checkpoint()
