@@ -7,6 +7,7 @@ are written. All methods except `open`, `run`, `close`, `wait_flushed` and `read
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import final
 
@@ -189,11 +190,10 @@ class Store:
         store = cls(directory, config, clock, disk if disk is not None else RealDisk())
         store.queues.dispatchers = {SCHEDULE_TOPIC: due_dispatcher(DELAYS_MS), **(dispatchers or {})}
         store._place.lock()
-        try:
+        with ExitStack() as undo:
+            undo.callback(store._place.release)
             await store._recover(report)
-        except BaseException:
-            store._place.release()
-            raise
+            undo.pop_all()
         return store
 
     async def _recover(self, report: Progress | None) -> None:

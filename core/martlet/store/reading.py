@@ -49,7 +49,7 @@ NOT_AT_HAND: Final = -2
 # So many entries are looked at together where their records need no check; fewer than the minimum, one by one.
 BLOCK_ENTRIES: Final = 256
 BLOCK_ENTRIES_MIN: Final = 8
-# How to find entries without a record in 30 us among 8000: the first byte of their sizes; a page that was lost.
+# How to find entries without a record in 30 us among 8000: the first byte of a blank one's size; zeros of a lost page.
 SIZE_AT: Final = 8
 BLANK_SIZE_BYTE: Final = b"\x7f"
 ZEROS: Final = bytes(ENTRY_BYTES)
@@ -79,7 +79,7 @@ class Care(IntEnum):
     """How a read treats damaged records, and entries without a record."""
 
     LEAVE_OUT = 0
-    # A filter also tells of entries without a record (`ReadResult.lost`), which is a third of the time of a tag scan.
+    # With a filter, entries without a record are reported too (`ReadResult.lost`), which takes a third of a tag scan.
     TELL = 1
     # Like TELL, but records are not checked unless there is a predicate: the caller compares them with their CRCs, and
     # sees that they are the messages it asked for.
@@ -261,7 +261,13 @@ def _limits(predicate: Predicate | None, max_messages: int, *, by_codes: bool) -
 
 @final
 class Reader:
-    """Collects records from the log by entries; thread-safe."""
+    """Collects records from the log by entries; thread-safe.
+
+    Args:
+      on_damage: called with the log position, the queue and the offset of each damaged record that was looked at.
+      verify: whether to compare records with their CRCs; pages that were written in this run are trusted.
+      tells: whether reads with a filter look for entries without a record (`Care.TELL`).
+    """
 
     __slots__ = ("on_damage", "pages", "tells", "verify")
 
@@ -324,13 +330,22 @@ class Reader:
             if search is not None and len(found) >= NARROWED_MIN:
                 data, found, covered = _narrow(data, found, covered, search, tests)
             before = len(result.pieces)
-            taken = self._collect(result, queue, offset, found, data, max_messages, budget_bytes, predicate, load, wait)
+            rest, left = data, found
+            if predicate is None and len(data) >= BLOCK_ENTRIES_MIN * ENTRY_BYTES:
+                taken = self._collect_unchecked(result, data, max_messages, budget_bytes, load)
+                if taken:
+                    rest, left = data[taken * ENTRY_BYTES :], found[taken:]
+            full = -1
+            if left:
+                full = self._collect(
+                    result, queue, offset, left, rest, max_messages, budget_bytes, predicate, load, wait
+                )
             if queue.light:
                 _say_places(result.pieces, before, queue, offset, found, data)
-            if taken == NOT_AT_HAND:
+            if full == NOT_AT_HAND:
                 return None
-            if taken >= 0:
-                offset += taken
+            if full >= 0:
+                offset += full
                 break
             offset += covered
             if predicate is not None:
@@ -373,29 +388,6 @@ class Reader:
 
         `NOT_AT_HAND` means that reading the first record would wait for the disk.
         """
-        if predicate is None and len(data) >= BLOCK_ENTRIES_MIN * ENTRY_BYTES:
-            taken = self._collect_unchecked(result, data, max_messages, budget_bytes, load)
-            if taken == len(indexes):
-                return -1
-            data, indexes = data[taken * ENTRY_BYTES :], indexes[taken:]
-        return self._collect_each(
-            result, queue, offset, indexes, data, max_messages, budget_bytes, predicate, load, wait
-        )
-
-    def _collect_each(
-        self,
-        result: ReadResult,
-        queue: Queue,
-        offset: int,
-        indexes: list[int] | range,
-        data: bytes,
-        max_messages: int,
-        budget_bytes: int,
-        predicate: Predicate | None,
-        load: Load,
-        wait: bool,
-    ) -> int:
-        """Like `_collect`, one by one."""
         pieces, before = result.pieces, result.count
         count, skipped, left = before, 0, budget_bytes - result.size
         low, high, is_checked, view = 0, 0, False, memoryview(b"")

@@ -7,6 +7,7 @@ decided.
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from typing import Final, final
@@ -218,17 +219,18 @@ class Delivery:
             yield None
 
     def _store_group(self, check: Callable[[], None] | None) -> WaitingSteps[None]:
-        begin, lost = self.place, self.lost
-        try:
-            messages, place = yield from self._fill(begin)
+        with ExitStack() as undo:
+            undo.callback(self._begin_again, self.lost)
+            messages, place = yield from self._fill(self.place)
             yield None
             if check is not None:
                 check()
             self._append(messages, place)
-        except BaseException:
-            self._loaded = None  # begin again where the last stored group ended
-            self.lost = lost
-            raise
+            undo.pop_all()
+
+    def _begin_again(self, lost: int) -> None:
+        """Begin again where the last stored group ended, when so many messages were lost."""
+        self._loaded, self.lost = None, lost
 
     def _append(self, messages: Sequence[tuple[StagedBatch, Member]], place: Place) -> None:
         items = self._items(messages)
