@@ -1,9 +1,10 @@
 """Run pytest; if only interop tests failed, run those once more, alone: python -m tests.once_more [PYTEST ARGUMENTS]
 
 Real clients have time limits that cannot be set, and a busy machine can exceed them. So a test with the marker
-`interop` fails the run only if it fails twice. So does a test with the marker `spark`, but only if Spark gave up a
-Python process that it had started, for which it waits 10 s. Nothing else is ever repeated: no other test, and no run
-that was cut short or lost a worker. The results of both runs are printed, and the exit code is that of the last one.
+`interop` fails the run only if it fails twice. The same holds for a test with the marker `spark` in which Spark gave
+up a Python process because it had not connected within 10 s, and for no other failure of such a test. Nothing else is
+ever repeated: no other test, and no run that was cut short or lost a worker. The results of both runs are printed, and
+the exit code is that of the last one.
 """
 
 import os
@@ -12,7 +13,7 @@ from typing import Final
 
 import pytest
 
-# PythonWorkerFactory of Spark; its limit is a constant.
+# From Spark's PythonWorkerFactory, whose limit is a constant.
 SPARK_GAVE_UP: Final = "Python worker failed to connect back"
 
 
@@ -20,7 +21,7 @@ class Failures:
     """The tests that failed, seen from the process that prints the results."""
 
     def __init__(self) -> None:
-        self.foreign: set[str] = set()  # which may be the fault of a foreign program's time limit
+        self.foreign: set[str] = set()  # those that may have met a time limit of a client or of Spark
         self.others: set[str] = set()
         self.cut_short = False
 
@@ -46,7 +47,7 @@ def main(arguments: list[str]) -> int:
     code = pytest.main(arguments, plugins=[failures])
     if code != pytest.ExitCode.TESTS_FAILED or not failures.deserve_a_second_run():
         return code
-    print(f"\n== once more, alone: {len(failures.foreign)} tests of foreign programs that failed", flush=True)
+    print(f"\n== once more, alone: {len(failures.foreign)} tests that may have met a time limit", flush=True)
     again = [*arguments, "-n", "0", "--last-failed", "--last-failed-no-failures", "none"]
     os.execv(sys.executable, [sys.executable, "-m", "pytest", *again])
 

@@ -325,7 +325,9 @@ def parse(given: Mapping[str, str], known: tuple[Option, ...], ignored: tuple[st
     if "endpoints" not in map(str.lower, given):
         text = "option endpoints is missing; give the name servers, such as 127.0.0.1:9876"
         # Spark does not ask for the schema of a table that was created with columns, and loses its options too.
-        raise OptionError(text if given else f"{text}; for a table of SQL in each statement, by WITH (endpoints '...')")
+        raise OptionError(
+            text if given else f"{text}; for a SQL table, give it in each statement: WITH (endpoints '...')"
+        )
     names = {option.name.lower(): option for option in known}
     values = {option.name: option.default for option in known}
     for name, text in given.items():

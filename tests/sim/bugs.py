@@ -52,6 +52,7 @@ from martlet_tx.formats import NAME
 from martlet_tx.held import HeldTransactions
 
 from .held import DATA, LogTail
+from .life import Life
 from .world import Script, World
 
 __all__ = ["BUGS", "Bug", "planted"]
@@ -78,42 +79,46 @@ def bug(name: str, *patches: Patch, first: int = 3, script: Script | None = None
     return Bug(name, patches, first, plan, script)
 
 
+async def later(world: World, least_s: float, most_s: float) -> Life:
+    """Return the running broker after a pause of a random length, or after more of them if none runs then."""
+    while True:
+        await trio.sleep(world.chance.uniform(least_s, most_s))
+        if world.life is not None and world.life.alive:
+            return world.life
+
+
 async def power_cuts(world: World) -> None:
     """Cut the power again and again, and do no other harm."""
     while True:
-        await trio.sleep(world.chance.uniform(1, 4))
-        if world.life is not None and world.life.alive:
-            world.chance.choice([world._crash_now, world._crash_soon])(world.life)
+        life = await later(world, 1, 4)
+        world.chance.choice([world.crash_now, world.crash_soon])(life)
 
 
 async def full_disks(world: World) -> None:
     """Refuse a write now and then, because the disk is full, and cut the power later."""
     while True:
-        await trio.sleep(world.chance.uniform(0.5, 2))
-        if world.life is not None and world.life.alive:
-            world.life.disk.fail_next("write", errno.ENOSPC, after=world.chance.randint(0, 5))
-            world.checker.disturbed_until = trio.current_time() + 10
-            if world.chance.random() < 0.2:
-                world._crash_now(world.life)
+        life = await later(world, 0.5, 2)
+        life.disk.fail_next("write", errno.ENOSPC, after=world.chance.randint(0, 5))
+        world.checker.disturbed_until = trio.current_time() + 10
+        if world.chance.random() < 0.2:
+            world.crash_now(life)
 
 
 async def crowded_disks(world: World) -> None:
     """Have the oldest segments removed again and again."""
     while True:
-        await trio.sleep(world.chance.uniform(1, 3))
-        if world.life is not None and world.life.alive:
-            world._crowd_disk(world.life)
+        life = await later(world, 1, 3)
+        world.crowd_disk(life)
 
 
 async def failed_syncs(world: World) -> None:
     """Let a sync fail, and cut the power soon afterwards."""
     while True:
-        await trio.sleep(world.chance.uniform(1, 3))
-        if world.life is not None and world.life.alive:
-            world.life.disk.fail_next("sync", errno.EIO)
-            world.checker.disturbed_until = trio.current_time() + 10
-            await trio.sleep(world.chance.uniform(0, 0.5))
-            world.crash(Cut.LOST, "after a failed sync")
+        life = await later(world, 1, 3)
+        life.disk.fail_next("sync", errno.EIO)
+        world.checker.disturbed_until = trio.current_time() + 10
+        await trio.sleep(world.chance.uniform(0, 0.5))
+        world.crash(Cut.LOST, "after a failed sync")
 
 
 async def torn_writes(world: World) -> None:
@@ -147,9 +152,8 @@ def _tear(record: RecordView, segment_bytes: int, disk: FakeDisk) -> None:
 async def stops(world: World) -> None:
     """Stop the broker in order again and again, each time with a power cut right afterwards."""
     while True:
-        await trio.sleep(world.chance.uniform(2, 5))
-        if world.life is not None and world.life.alive:
-            world._stop(world.life)
+        life = await later(world, 2, 5)
+        world.stop(life)
 
 
 async def cuts_after_a_save(world: World) -> None:

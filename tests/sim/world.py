@@ -321,13 +321,13 @@ class World:
             self._cut_link,
             self._cut_link,
             self._stall_link,
-            self._crash_now,
-            self._crash_soon,
+            self.crash_now,
+            self.crash_soon,
             self._fail_sync,
             self._fail_write,
             self._fill_disk,
-            self._crowd_disk,
-            self._stop,
+            self.crowd_disk,
+            self.stop,
             self._skew_clock,
         ]
         while not self.calm:
@@ -356,10 +356,10 @@ class World:
             self.checker.note(f"{found[0]} stalls for {seconds:.3f} s")
             found[1].stall(seconds)
 
-    def _crash_now(self, life: Life) -> None:
+    def crash_now(self, life: Life) -> None:
         self.crash(self.chance.choice(self.plan.cuts), "at any time")
 
-    def _crash_soon(self, life: Life) -> None:
+    def crash_soon(self, life: Life) -> None:
         """Cut the power just before one of the next changes of the disk."""
         left = [self.chance.randint(1, 30)]
         cut = self.chance.choice(self.plan.cuts)
@@ -397,13 +397,13 @@ class World:
         self.full_until = trio.current_time() + self.chance.uniform(1, 7)
         self.checker.disturbed_until = trio.current_time() + 20
 
-    def _crowd_disk(self, life: Life) -> None:
+    def crowd_disk(self, life: Life) -> None:
         """Others use the disk for a moment: the oldest segments have to go."""
         self.checker.note("the disk is crowded")
         life.disk.used_ratio = 0.86
         self.crowded_until = trio.current_time() + 1
 
-    def _stop(self, life: Life) -> None:
+    def stop(self, life: Life) -> None:
         self.checker.note("the broker is asked to stop")
         life.stop.set()
 

@@ -133,7 +133,7 @@ def test_a_table_loses_its_options(spark: SparkSession, topic: Topic) -> None:
     with pytest.raises(PySparkException) as caught:
         spark.sql("SELECT * FROM lost").collect()
     assert "option endpoints is missing; give the name servers" in str(caught.value)
-    assert "for a table of SQL in each statement, by WITH (endpoints '...')" in str(caught.value)
+    assert "for a SQL table, give it in each statement: WITH (endpoints '...')" in str(caught.value)
     written = f"endpoints '{topic.endpoints}', topic '{topic.name}'"
     spark.sql(f"INSERT INTO lost WITH ({written}) SELECT cast('x' AS BINARY)")
     assert [bytes(row.body) for row in spark.sql(f"SELECT * FROM lost WITH ({options})").collect()] == [b"x"]

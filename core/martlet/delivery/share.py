@@ -186,9 +186,9 @@ class ShareLane:
         now, now_ms = self.share.times()
         found: list[tuple[int, LeaseState]] = []
         for offset, until, deliveries, generation, length_s in self.leases.unsettled_leases():
-            # As in the lease's own note: the clock that its generation is from may have been set since then.
+            # The same length as in the lease's own note: the clock may have been set since then.
             duration_ms = _in_ms(length_s)
-            if length_s < 0:  # it was returned, so that nobody has its handle, and pauses
+            if length_s < 0:  # returned: nobody has its handle, and it waits for its next delivery
                 generation = max(generation, now_ms)
                 duration_ms = max(round((until - now) * 1000), 0) if abs(until) < math.inf else 0
             found.append((offset, LeaseState(generation, duration_ms, deliveries)))

@@ -67,7 +67,7 @@ class BulkRead:
         self.wait_s = wait_s  # how long it may still wait for the first record; 0 once it has waited
         self.selection = selection
         self.care = care
-        self.lost: list[tuple[int, int]] = []  # could not be read since the last frame
+        self.lost: list[tuple[int, int]] = []  # ranges of offsets that could not be read since the last frame
         self.weight = 1 + expression_chars // CHARS_OF_A_READ
 
     def expire(self) -> None:

@@ -12,8 +12,8 @@ another broker, which now has the address of that one, must not answer with mess
 
 All frames have the ``opaque`` of the request. Their fields: ``nextBeginOffset`` after the last message looked at,
 ``minOffset`` and ``maxOffset`` of the queue, ``more``: whether frames follow, and ``lost``: the messages that could not
-be read since the frame before, as ranges such as ``5-7,9-10``, each without its second number. With a filter, some of
-them may not match it. A body has whole records in the order of their offsets, without those that the filter does not
+be read since the frame before, as ranges such as ``5-7,9-10`` with exclusive ends. With a filter, some of them may not
+match it. A body has whole records in the order of their offsets, without those that the filter does not
 select. Tags are compared by hash, as for pulls. If ``offset`` was removed or lies after the end of the queue, the only
 frame has the code PULL_OFFSET_MOVED. A read ends at ``endOffset``, at the end of the queue, or when its credit is used
 up.
@@ -39,7 +39,7 @@ FRAME_MESSAGES: Final = 1024
 UNLIMITED: Final = (1 << 63) - 1
 # Cost of a frame itself, and of a scan that found nothing, in bytes of messages that take the same time.
 FRAME_COST_BYTES: Final = 16_384
-# Of a frame's ``lost``; if there are more, the last one has all of them.
+# In a frame's ``lost``; if there are more, the last range covers the rest.
 LOST_RANGES_MAX: Final = 100
 MOVED: Final = frozenset((ReadStatus.TOO_SMALL, ReadStatus.BEYOND_END, ReadStatus.REMOVED))
 
@@ -208,6 +208,7 @@ def _send(
 
 
 def _few(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return *ranges*, or so many that they fit into a frame, of which the last covers the rest."""
     if len(ranges) <= LOST_RANGES_MAX:
         return ranges
     return [*ranges[: LOST_RANGES_MAX - 1], (ranges[LOST_RANGES_MAX - 1][0], ranges[-1][1])]
