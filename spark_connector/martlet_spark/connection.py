@@ -136,27 +136,22 @@ class Connection:
         self._is_silent = True  # nothing was received yet
         self.outstanding = 0
         context = security.context()
-        try:
-            host, port = split_address(address)
-            plain = self._socket = socket.create_connection((host, port), CONNECT_S)
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if context is not None:
-                try:
-                    self._socket = context.wrap_socket(plain, server_hostname=host)
-                except ssl.SSLEOFError as error:
-                    plain.close()
-                    text = f"{address} closed the connection while TLS began, as a port without TLS does"
-                    raise ConnectionLost(
-                        f"{text}; if it has none, leave out the options that begin with tls"
-                    ) from error
-                except BaseException:
-                    plain.close()
-                    raise
-            self.set_timeout(timeout_s)
-        except OSError as error:
-            raise _tls_error(address, error) or ConnectionLost(
-                f"cannot connect to {address}: {error.strerror or error}"
-            ) from error
+        with contextlib.ExitStack() as undo:
+            try:
+                host, port = split_address(address)
+                self._socket = undo.enter_context(socket.create_connection((host, port), CONNECT_S))
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if context is not None:
+                    self._socket = undo.enter_context(context.wrap_socket(self._socket, server_hostname=host))
+                self.set_timeout(timeout_s)
+            except ssl.SSLEOFError as error:
+                text = f"{address} closed the connection while TLS began, as a port without TLS does"
+                raise ConnectionLost(f"{text}; if it has none, leave out the options that begin with tls") from error
+            except OSError as error:
+                raise _tls_error(address, error) or ConnectionLost(
+                    f"cannot connect to {address}: {error.strerror or error}"
+                ) from error
+            undo.pop_all()
 
     @property
     def buffered(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Final, final
 
 import trio
 
-from martlet.contracts import Buffer, Peer
+from martlet.contracts import Buffer, Peer, SignedRequest
 from martlet.errors import MartletError, NotReady, Refused
 from martlet.steps import Steps, resume
 
@@ -37,10 +37,10 @@ from .handlers import (
 )
 from .headers import AckRun, SendRun
 from .packets import NO_EXT, Command, Frame
-from .signatures import signed_request
+from .signatures import ACCESS_KEY, SIGNATURE, TOKEN, signed_content
 from .unsupported import unsupported_text
 
-__all__ = ["FAST_TABLE", "TABLE", "RemotingHandler"]
+__all__ = ["FAST_TABLE", "TABLE", "RemotingHandler", "signed_request"]
 
 TABLE: Final[dict[int, Handle]] = {
     **send.TABLE,
@@ -223,3 +223,11 @@ class RemotingHandler:
     def closed(self, reason: str) -> None:
         """The connection is gone."""
         self.context.closed()
+
+
+def signed_request(command: Command) -> SignedRequest | None:
+    """Return the credentials in *command*, None if it has no access key."""
+    access_key = command.text(ACCESS_KEY, "")
+    if not access_key:
+        return None
+    return SignedRequest(access_key, command.text(SIGNATURE, ""), signed_content(command), command.text(TOKEN, ""))

@@ -10,12 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, final
 
-from martlet.contracts import SignedRequest
-
 from .codes import VERSION_4_9_3
 from .packets import Command, ext_text
 
-__all__ = ["ACCESS_KEY", "SIGNATURE", "TOKEN", "SigningKey", "signed_content", "signed_request"]
+__all__ = ["ACCESS_KEY", "SIGNATURE", "TOKEN", "SigningKey", "signed_content"]
 
 ACCESS_KEY: Final = "AccessKey"
 SIGNATURE: Final = "Signature"
@@ -58,11 +56,3 @@ def signed_content(command: Command) -> bytes:
     fields = sorted(command.ext.items())
     values = "".join([ext_text(value) for name, value in fields if name not in unsigned and value is not None])
     return values.encode() + command.body
-
-
-def signed_request(command: Command) -> SignedRequest | None:
-    """Return the credentials in *command*, None if it has no access key."""
-    access_key = command.text(ACCESS_KEY, "")
-    if not access_key:
-        return None
-    return SignedRequest(access_key, command.text(SIGNATURE, ""), signed_content(command), command.text(TOKEN, ""))
