@@ -21,10 +21,11 @@ from martlet.delivery.leases import Leases
 from martlet.delivery.share import Share
 from martlet.message import Message, Placed
 from martlet.net.peer import ServerPeer
-from martlet.records.layout import RecordView
+from martlet.records.layout import GROUP_MASK, RecordView
 from martlet.state.journal import NEXT_COMMIT
 from martlet.state.projections import Driven, Projections
 from martlet.store import Queue, Store, atomic, data_directory, reading, scan
+from martlet.store.atomic import FIRST
 from martlet.store.checkpointer import Checkpointer
 from martlet.store.committer import Committer
 from martlet.store.files import Disk, Files
@@ -40,7 +41,9 @@ from martlet_remoting.handler import RemotingHandler
 from martlet_remoting.long_poll import ParkedPulls
 from martlet_remoting.packets import Command
 from martlet_remoting.pops import Pop, PopGroup
+from martlet_timer.levels import offsets as level_offsets
 from martlet_timer.levels.delay_clock import DelayClock
+from martlet_timer.levels.delivered import Delivered
 from martlet_timer.levels.delivery import LevelDelivery
 from martlet_timer.timers import delivery as timer_delivery
 from martlet_timer.timers.damped_clock import DampedClock
@@ -57,6 +60,8 @@ from .world import Script, World
 
 __all__ = ["BUGS", "Bug", "planted"]
 
+LEVELS_JOURNAL: Final = "martlet.journal.delay-levels"
+FIRST_FLAG: Final = FIRST << 24
 # A record with a longer body has a whole sector in it.
 LONG_BYTES: Final = 1536
 
@@ -146,6 +151,41 @@ def _tear(record: RecordView, segment_bytes: int, disk: FakeDisk) -> None:
         middle = data.find(bytes(record.body)) + len(record.body) // 2
         data[middle : middle + 512] = bytes(512)
         file.change(record.position - start, bytes(data))
+        file.sync()
+
+
+async def lost_rounds(world: World) -> None:
+    """Cut the power when two rounds of the delay levels are not durable, of which then only the first is missing."""
+    while True:
+        await trio.sleep(0.01)
+        life = world.life
+        if life is None or life.store is None or not life.serving:
+            continue
+        unsynced = LogTail(world.plan.segment_bytes)
+        unsynced.position = life.store.durable
+        records = list(unsynced.read(life.disk, life.store.written))
+        notes = [number for number, record in enumerate(records) if record.topic == LEVELS_JOURNAL]
+        if (
+            len(notes) < 2
+            or records[0].position // world.plan.segment_bytes != unsynced.position // world.plan.segment_bytes
+        ):
+            continue
+        first = last = notes[0]
+        while first and records[first].sys_flag & GROUP_MASK != FIRST_FLAG:
+            first -= 1
+        if records[first].topic != LEVELS_JOURNAL:
+            kept = records[:first] + records[last + 1 :]
+            world.damage = partial(_keep, kept, world.plan.segment_bytes)
+            world.crash(Cut.LOST, f"amid the rounds from {records[first].position} on")
+            await trio.sleep(3)
+
+
+def _keep(records: list[RecordView], segment_bytes: int, disk: FakeDisk) -> None:
+    start = records[0].position - records[0].position % segment_bytes
+    file = disk.files.get(f"{DATA}/commitlog/{start:020d}")
+    if file is not None:
+        for record in records:
+            file.change(record.position - start, bytes(record.buffer))
         file.sync()
 
 
@@ -475,10 +515,20 @@ def _note_no_timer(right: Any) -> Any:
 def _forget_offsets(right: Any) -> Any:
     """A start delivers all messages of the delay levels again."""
 
-    def known_offsets(self: LevelDelivery) -> dict[int, int]:
+    def known(self: LevelDelivery) -> Delivered:
         return {}
 
-    return known_offsets
+    return known
+
+
+def _trust_newest(right: Any) -> Any:
+    """The newest note of the delay levels says everything, whatever became of earlier ones."""
+
+    def apply_note(known: Delivered | None, note: bytes) -> Delivered:
+        delivered: Delivered = right(None, note)
+        return delivered
+
+    return apply_note
 
 
 def _end_nothing(right: Any) -> Any:
@@ -630,7 +680,17 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("timers early", (DampedClock, "now_ms", _ahead)),
     bug("delay levels early", (DelayClock, "stored_ms", _early_stored)),
     bug("timers delivered again after a start", (timer_delivery, "gone", _note_no_timer)),
-    bug("delay levels delivered again after a start", (LevelDelivery, "_known_offsets", _forget_offsets)),
+    bug("delay levels delivered again after a start", (LevelDelivery, "_known", _forget_offsets)),
+    bug(
+        "lost rounds of the delay levels hidden by later ones",
+        (level_offsets, "apply_note", _trust_newest),
+        flush="sync",
+        segment_bytes=65536,
+        disk_delay_s=0.2,
+        delayers=4,
+        first=0,
+        script=lost_rounds,
+    ),
     bug("recall that does nothing", (TimerDelivery, "append", _recall_nothing)),
     bug("commit that does not end its transaction", (HeldTransactions, "_end_with", _end_nothing)),
     bug("rolled back and delivered", (HeldTransactions, "end", _commit_always)),

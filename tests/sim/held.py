@@ -43,16 +43,6 @@ def line_of(topic: str) -> str:
     return topic if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) else ""
 
 
-def _has_level(key: Key) -> bool:
-    """Return whether the delay levels hold that message: a retry, or one sent with a level.
-
-    With async flush a torn write may lose its delivery and leave a later note of the delay levels, which has only their
-    offsets. Then it is one of the acknowledged messages that such a power cut may lose.
-    """
-    hold = hold_of(key[1])
-    return bool(key[0]) or (hold is not None and hold.kind == "L")
-
-
 @final
 class LogTail:
     """Reads each record of the log once, from the files as the broker wrote them."""
@@ -230,7 +220,6 @@ class HeldMessages:
         """The broker has recovered. If that was not *lossless*, what was found is the truth from now on."""
         store = life.store
         assert store is not None
-        delivered = {key for key, count in self.seen.items() if count}
         if not lossless:
             self._tail.position = store.first_position
             self._held.clear()
@@ -245,11 +234,7 @@ class HeldMessages:
         self.look(life, math.inf)
         if not lossless:
             found = {key: min(count, 1) for key, count in self.acknowledged.items()}
-            kept = {
-                key: count
-                for key, count in found.items()
-                if self.seen[key] or (key in self._held and not (key in delivered and _has_level(key)))
-            }
+            kept = {key: count for key, count in found.items() if self.seen[key] or key in self._held}
             self.acknowledged = defaultdict(int, kept)
 
     def _see(self, record: RecordView, now: float) -> None:

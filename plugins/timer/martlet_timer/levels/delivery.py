@@ -1,8 +1,9 @@
 """Delivers messages of the delay levels when they are due.
 
-A round takes what is due from all levels and publishes it as one atomic group with a note of the new offsets. So a
-crash at any moment neither loses nor repeats a delivery. Some rounds may wait for the disk at once: what becomes due
-during an fdatasync is covered by the next one. If a commit fails, its rounds are repeated.
+A round takes what is due from all levels and publishes it as one atomic group with a note of where it began and of
+the new offsets. So a crash at any moment neither loses nor repeats a delivery. Some rounds may wait for the disk at
+once: what becomes due during an fdatasync is covered by the next one. If a commit fails, its rounds are repeated; if a
+power cut loses a round and keeps a later one, only the lost one is.
 
 Nothing is lost silently. A message that cannot be delivered now, because its topic is closed, waits for its delay once
 more; one that can never be delivered is logged and counted, and stays in the schedule topic until retention removes it.
@@ -32,6 +33,7 @@ from martlet_timer.properties import REAL_QUEUE, REAL_TOPIC
 from martlet_timer.timers.records import timer_properties
 
 from .delay_clock import DelayClock
+from .delivered import Delivered, Offsets, Ranges, later_of, low_of, union
 from .offsets import LevelOffsets
 
 if TYPE_CHECKING:
@@ -61,10 +63,11 @@ NEVER: Final = float("inf")
 class Level:
     """One delay level and its queue; ``offset`` is the next message to deliver, due at ``due_ms`` at the earliest.
 
-    Its records before the log position ``floor`` come before ``offset``.
+    Its records before the log position ``floor`` come before ``offset``. The messages of ``later`` were delivered
+    before the start, by rounds that a power cut kept although it lost earlier ones.
     """
 
-    __slots__ = ("delay_ms", "due_ms", "floor", "moved_ms", "number", "offset", "queue")
+    __slots__ = ("delay_ms", "due_ms", "floor", "later", "moved_ms", "number", "offset", "queue")
 
     def __init__(self, number: int, delay_ms: int) -> None:
         self.number = number
@@ -73,6 +76,7 @@ class Level:
         self.offset = 0
         self.due_ms = UNKNOWN
         self.floor = 0
+        self.later: Ranges = ()
         self.moved_ms = 0  # when the last message that became a timer is due
 
 
@@ -168,7 +172,7 @@ class LevelDelivery:
         """Deliver until cancelled."""
         store = self._store
         if not self._stored:
-            self._stored = self._known_offsets()
+            self._restore(self._known())
         task_status.started()
         await self._offsets.adopt()
         self._started_ms, self._started_at = self._clock.now_ms(), store.readable
@@ -192,11 +196,23 @@ class LevelDelivery:
                     level.queue.watchers.remove(self._became_readable)
                     level.queue = None
 
-    def _known_offsets(self) -> dict[int, int]:
-        """Return the offsets from before the start; those beyond the end of a queue would skip what is sent now."""
+    def _known(self) -> Delivered:
+        """Return what was delivered before the start; a range beyond the end of a queue would skip what is sent now."""
         queues = self._store.queues.topics.get(SCHEDULE_TOPIC, {})
         ends = {queue_id + 1: self._store.end_offset(queue) for queue_id, queue in queues.items()}
-        return {level: min(offset, ends.get(level, 0)) for level, offset in self._offsets.by_level.items()}
+        known = self._offsets.delivered
+        return {
+            level: union((min(first, ends.get(level, 0)), min(end, ends.get(level, 0))) for first, end in ranges)
+            for level, ranges in known.items()
+        }
+
+    def _restore(self, known: Delivered) -> None:
+        self._stored = {level: low_of(ranges) for level, ranges in known.items()}
+        for level in self._levels:
+            level.later = later_of(known.get(level.number, ()))
+            if level.later:
+                text = "a power cut lost messages of level %d that were delivered; delivering them again from %d on"
+                log.warning(text, level.number, self._stored[level.number])
 
     # waiting
 
@@ -312,6 +328,9 @@ class LevelDelivery:
         for piece in result.pieces:
             for record in record_views(piece):
                 self._skip_to(level, record.queue_offset)
+                if level.later and any(first <= level.offset < end for first, end in level.later):
+                    level.offset, level.due_ms = level.offset + 1, UNKNOWN
+                    continue
                 due_ms = self._due_ms(level, record)
                 is_moved = due_ms > now and record.position < self._released_end
                 if due_ms > now and not is_moved:
@@ -435,7 +454,7 @@ class LevelDelivery:
         Raises:
           Refused: the store accepts no writes at the moment.
         """
-        note = self._offsets.journal, self._offsets.note(made.offsets)
+        note = self._offsets.journal, self._note(made.offsets, self._noted)
         self._store.renew_clock()  # an older time would look like an early delivery
         try:
             self._broker.publish_atomic(made.messages, [note], passed=self._plugin)
@@ -450,12 +469,16 @@ class LevelDelivery:
         self._noted = made.offsets
         self._unsettled.append(made)
 
+    def _note(self, reached: Offsets, begun: Offsets) -> bytes:
+        return self._offsets.note(reached, begun, {level.number: level.later for level in self._levels})
+
     def _publish_each(self, made: Round) -> None:
         """Publish each message of *made* with a note of its own; drop those that are refused."""
         offsets = dict(self._noted)
         for place, (message, (level, offset)) in enumerate(zip(made.messages, made.places, strict=True)):
+            begun = dict(offsets)
             offsets[level] = offset
-            note = self._offsets.journal, self._offsets.note(offsets)
+            note = self._offsets.journal, self._note(offsets, begun)
             try:
                 self._broker.publish_atomic([message], [note], passed=self._plugin)
             except Refused as refused:

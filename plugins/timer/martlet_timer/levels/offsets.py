@@ -1,17 +1,19 @@
 """How many messages of each delay level were delivered: notes in the log, and RocketMQ's ``config/delayOffset.json``.
 
 Each atomic group of delivered messages contains a note with the offsets of all levels, so after a crash a message was
-either delivered and is not again, or it was not. The newest note says everything. RocketMQ knows only the file; with
-`POSITION_KEY` it says which notes it contains. If that is missing, RocketMQ wrote the file last: its offsets count, and
-notes that are in the log already do not.
+either delivered and is not again, or it was not (`delivered.py`). RocketMQ knows only the file; with `POSITION_KEY` it
+says which notes it contains. If that is missing, RocketMQ wrote the file last: its offsets count, and notes that are in
+the log already do not.
+
+Nothing in the file is ahead of the durable log: else a crash could lose a delivery that the file contains.
 """
 
 import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, final
 
-import msgpack  # type: ignore[import-untyped]
 import orjson
 import trio
 
@@ -24,6 +26,8 @@ from martlet.store.delays import SCHEDULE_TOPIC
 from martlet.tables.rocketmq_json import DataVersion, head_of, parse, reading
 from martlet.tables.saved import NO_POSITION, POSITION_KEY, Table
 
+from .delivered import Delivered, Offsets, Ranges, apply_note, encode_note, later_of, low_of, union
+
 if TYPE_CHECKING:
     from martlet.broker import Broker
 
@@ -32,6 +36,8 @@ __all__ = ["LevelOffsets"]
 log = logging.getLogger("martlet.timer")
 
 PATH: Final = "config/delayOffset.json"
+# The key with what was delivered after the offset of a level; RocketMQ, which drops it, delivers that again.
+LATER_KEY: Final = "martletDelivered"
 FORMAT: Final = 1
 # Pause after the file could not be written.
 RETRY_S: Final = 5.0
@@ -51,7 +57,7 @@ class LevelKeeper(Protocol):
 
 @final
 class LevelOffsets:
-    """The offset of the next message to deliver, by level; a projection (martlet.state.Projection) of the notes."""
+    """Which messages were delivered, by level; a projection (martlet.state.Projection) of the notes."""
 
     def __init__(self, broker: "Broker") -> None:
         self._broker = broker
@@ -60,7 +66,9 @@ class LevelOffsets:
         # Cares for what retention is about to remove; set while it runs.
         self.keeper: LevelKeeper | None = None
         self.topics = frozenset((self.journal.topic,))
-        self.by_level: Mapping[int, int] = {}
+        self.delivered: Delivered = {}
+        # Whether there was a file, a snapshot or a note.
+        self._is_known = False
         # The end of the newest record that is contained; 0 if there is none.
         self._position = 0
         # Where the newest note is; NOTHING if it is not needed, because there is none.
@@ -76,40 +84,61 @@ class LevelOffsets:
         elif self._position > broker.store.readable:
             # A power failure took the end of a log with asynchronous flush: any note is nearer to the truth.
             self._position = 0
-        self._base = self._position, self.by_level
+        self._base = self._position, self.delivered, self._is_known
+        # Positions and states for the file: the newest that was durable, and newer ones.
+        self._states = deque([(self._position, self.delivered)])
 
-    def note(self, by_level: Mapping[int, int]) -> bytes:
-        """Return a note with the offsets *by_level*."""
-        note: bytes = msgpack.packb(by_level)
-        return note
+    @property
+    def by_level(self) -> dict[int, int]:
+        """The offset of the first message that was not delivered, by level."""
+        return {level: low_of(ranges) for level, ranges in self.delivered.items()}
+
+    def note(self, reached: Offsets, begun: Offsets, later: Mapping[int, Ranges]) -> bytes:
+        """Return the note of a round that brought the levels from *begun* to *reached*; see `encode_note`."""
+        return encode_note(reached, begun, later)
 
     # the projection
 
     def held(self) -> int:
-        queues = self._broker.store.queues.topics.get(SCHEDULE_TOPIC, {})
-        first = {level: max(self.by_level.get(level + 1, 0), queue.first_offset) for level, queue in queues.items()}
-        return sum(max(queue.next_offset - first[level], 0) for level, queue in queues.items())
+        held = 0
+        for queue_id, queue in self._broker.store.queues.topics.get(SCHEDULE_TOPIC, {}).items():
+            ranges = self.delivered.get(queue_id + 1, ())
+            later = sum(end - first for first, end in later_of(ranges))
+            held += max(queue.next_offset - max(low_of(ranges), queue.first_offset) - later, 0)
+        return held
 
     def apply(self, records: Sequence[RecordView]) -> None:
         for record in records:
             if record.position < self._position:
                 continue
+            if not self._is_known:
+                self._is_known = not self._are_notes_removed()
             for note in read_notes(record.body):
-                self.by_level = msgpack.unpackb(note, strict_map_key=False)
+                self.delivered = apply_note(self.delivered if self._is_known else None, note)
+                self._is_known = True
             self._noted_at, self._position = record.position, record.position + record.size
             self._version.next(self._broker.clock)
+        self._states.append((self._position, self.delivered))
+        self._drop_states(self._broker.store.durable)
         self.table.change()
 
+    def _are_notes_removed(self) -> bool:
+        """Return whether retention removed notes; else a first note that does not begin at 0 follows lost ones."""
+        queue = self._broker.store.find_queue(self.journal.topic, 0)
+        return queue is not None and queue.first_offset > 0
+
     def freeze(self) -> Steps[Sequence[bytes]]:
-        return pack_rows(FORMAT, [(self._position, self._noted_at, list(self.by_level.items()))])
+        return pack_rows(FORMAT, [(self._position, self._noted_at, list(self.delivered.items()))])
 
     def restore(self, data: bytes, first_position: int) -> Steps[None]:
-        self._position, self.by_level = self._base
+        self._position, self.delivered, self._is_known = self._base
         self._noted_at = NOTHING
-        for position, noted_at, offsets in unpack_rows(FORMAT, data):
+        for position, noted_at, rows in unpack_rows(FORMAT, data):
             if position > self._position:  # else the file is newer
                 self._position, self._noted_at = position, noted_at
-                self.by_level = dict(offsets)
+                self.delivered = {level: _ranges_of(found) for level, found in rows}
+                self._is_known = True
+        self._states = deque([(self._position, self.delivered)])
         yield
 
     def forget(self, topic: str) -> None:
@@ -126,9 +155,21 @@ class LevelOffsets:
 
     # the file
 
+    def _drop_states(self, durable: int) -> None:
+        """Drop states for the file that are older than the newest durable one."""
+        while len(self._states) > 1 and self._states[1][0] <= durable:
+            self._states.popleft()
+
     def _render(self, position: int) -> Steps[list[bytes]]:
-        """Render the file; it is complete up to the newest note that was applied, whatever *position* is durable."""
-        head, offsets = head_of(self._version, self._position), dict(sorted(self.by_level.items()))
+        """Render the file as of the newest note before *position*, which is durable."""
+        self._drop_states(position)
+        if len(self._states) > 1:
+            self.table.change()  # to be written again once the newer ones are durable
+        known, delivered = self._states[0]
+        head, offsets = head_of(self._version, known), {level: low_of(delivered[level]) for level in sorted(delivered)}
+        later = {level: ranges for level in sorted(delivered) if (ranges := later_of(delivered[level]))}
+        if later:
+            head[LATER_KEY] = {str(level): ranges for level, ranges in later.items()}
 
         def render() -> Steps[list[bytes]]:
             lines = b",".join(b"%d:%d" % each for each in offsets.items())
@@ -141,10 +182,13 @@ class LevelOffsets:
     def _load(self, data: bytes) -> None:
         table = parse(data, "delayOffset.json")
         with reading("delayOffset.json"):
-            found = {int(level): int(offset) for level, offset in (table.get("offsetTable") or {}).items()}
+            found = {int(level): [(0, int(offset))] for level, offset in (table.get("offsetTable") or {}).items()}
+            for level, ranges in (table.get(LATER_KEY) or {}).items():
+                found.setdefault(int(level), []).extend((int(first), int(end)) for first, end in ranges)
             position = int(table.get(POSITION_KEY, NO_POSITION))
         self._version.load(table.get("dataVersion"))
-        self.by_level, self._position = found, position
+        self.delivered = {level: union(ranges) for level, ranges in found.items()}
+        self._position, self._is_known = position, True
 
     async def adopt(self) -> None:
         """Write the file if RocketMQ wrote it last, before anything is delivered.
@@ -161,3 +205,8 @@ class LevelOffsets:
             except (OSError, StoreError, Refused) as error:
                 log.error("%s cannot be written, so nothing is delivered yet; %s", PATH, error)
                 await trio.sleep(RETRY_S)
+
+
+def _ranges_of(found: int | list[list[int]]) -> Ranges:
+    """Return the ranges in a snapshot; an older one has only an offset."""
+    return union([(0, found)] if isinstance(found, int) else [(first, end) for first, end in found])

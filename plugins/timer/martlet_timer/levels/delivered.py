@@ -1,0 +1,73 @@
+"""Which messages of the delay levels were delivered: by level, ranges of offsets, and the notes that add to them.
+
+Several rounds can wait for one fdatasync, and the pages of their groups reach the disk in any order. So after a power
+cut a round may be lost although a later one is not. A note therefore says of each level where its round began: what
+no note covers was not delivered.
+
+A note is a msgpack array: the offset of each level after the round; where the round began, for the levels that it
+changed; and by level the ranges above that offset that earlier rounds delivered, if there are any. An older note is the
+first of these alone.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+import msgpack  # type: ignore[import-untyped]
+
+__all__ = ["Delivered", "Offsets", "Ranges", "apply_note", "encode_note", "later_of", "low_of"]
+
+Offsets: TypeAlias = Mapping[int, int]
+# Ascending ranges (first offset, offset after the last) that do not touch each other.
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
+# The delivered messages by level; a level of which none was delivered may be missing.
+Delivered: TypeAlias = dict[int, Ranges]
+
+
+def low_of(ranges: Ranges) -> int:
+    """Return the offset before which everything was delivered."""
+    return ranges[0][1] if ranges and ranges[0][0] == 0 else 0
+
+
+def later_of(ranges: Ranges) -> Ranges:
+    """Return the ranges after `low_of`."""
+    return ranges[1:] if low_of(ranges) else ranges
+
+
+def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Return *ranges*, which may overlap, be empty and be in any order, as `Ranges`."""
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        elif begin < end:
+            found.append((begin, end))
+    return tuple(found)
+
+
+def encode_note(reached: Offsets, begun: Offsets, later: Mapping[int, Ranges]) -> bytes:
+    """Return the note of a round that brought the levels from *begun* to *reached*; *later* was delivered before."""
+    changed = {level: begun.get(level, 0) for level, offset in reached.items() if begun.get(level, 0) != offset}
+    above = {level: ranges for level, ranges in later.items() if ranges and ranges[-1][1] > reached.get(level, 0)}
+    note: bytes = msgpack.packb([dict(reached), changed, above] if above else [dict(reached), changed])
+    return note
+
+
+def apply_note(known: Delivered | None, note: bytes) -> Delivered:
+    """Return what was delivered after the round of *note*.
+
+    Args:
+      known: what was delivered before, according to earlier notes; None if they were removed from the log.
+    """
+    content = msgpack.unpackb(note, strict_map_key=False)
+    if isinstance(content, dict):
+        return {level: union([(0, offset)]) for level, offset in content.items()}
+    reached, changed = content[:2]
+    later = content[2] if len(content) > 2 else {}
+    found: Delivered = {}
+    for level in {**reached, **later}:
+        offset = reached.get(level, 0)
+        begun = changed.get(level, offset)
+        # What is known from there on does not count: RocketMQ has set the level back, or its queue is shorter now.
+        before = [(0, begun)] if known is None else [(first, min(end, begun)) for first, end in known.get(level, ())]
+        found[level] = union([*before, (begun, offset), *map(tuple, later.get(level, ()))])
+    return found
