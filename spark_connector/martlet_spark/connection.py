@@ -34,6 +34,15 @@ COPIED_BYTES_MAX: Final = 65_536  # a larger body is sent by itself, not copied 
 TOGETHER_MAX: Final = 64
 ANSWER_S: Final = 1.0  # least time for an answer, also if nothing is tried again
 
+# What to do if a certificate is refused for another reason than its authority, by OpenSSL's number of the reason.
+NAMES_OTHERS: Final = "use an address that it names (broker.advertise of the broker), or issue one that names this one"
+TLS_HINTS: Final = {
+    9: "check the clocks of both machines",  # not valid yet
+    10: "renew it",
+    62: NAMES_OTHERS,  # host name
+    64: NAMES_OTHERS,  # IP address
+}
+
 PAUSE_S: Final = 0.1  # between attempts; doubled each time up to a second
 
 
@@ -298,8 +307,8 @@ class Connection:
 def _tls_error(address: str, error: OSError) -> ReadError | None:
     """Return the error for a peer that refuses TLS, or whose certificate is refused; None for any other failure."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        hint = "name the authority that signed its certificate by the option tlsCa"
-        return ReadError(f"the certificate of {address} is not valid: {error.verify_message}; {hint}")
+        hint = TLS_HINTS.get(error.verify_code, "name the authority that signed its certificate by the option tlsCa")
+        return ReadError(f"the certificate of {address} is not valid: {error.verify_message.rstrip('.')}; {hint}")
     if isinstance(error, ssl.SSLError) and not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
         hint = "check that the port takes TLS, and whether the broker asks for a certificate (options tlsCert, tlsKey)"
         return ReadError(f"TLS with {address} failed: {error.reason or error}; {hint}")

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from tests.broker_process import broker_process
 from tests.users_plugin import users_plugin
 
+from martlet.cli.main import main
 from martlet_remoting.client import Settings
 from martlet_remoting.client.blocking import Admin
 from martlet_remoting.signatures import SigningKey
@@ -103,6 +104,29 @@ def test_tls_that_fails_says_which_option_is_wrong(closed: Closed, given: dict[s
     with pytest.raises((ReadError, OptionError)) as caught:
         read({**closed.options, **options})
     assert text.format(folder=closed.folder) in str(caught.value)
+
+
+def test_a_certificate_for_another_host_is_not_blamed_on_its_authority(closed: Closed) -> None:
+    endpoints = closed.options["endpoints"].replace("127.0.0.1", "localhost")
+    with pytest.raises(
+        ReadError, match="certificate is not valid for 'localhost'; use an address that it names"
+    ) as caught:
+        read({**closed.options, **closed.tls, "endpoints": endpoints})
+    assert "tlsCa" not in str(caught.value)
+
+
+def test_a_command_names_its_own_options(closed: Closed, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["pipeline", "archive", "Orders", "--to", str(closed.folder / "x"), "-n", closed.options["endpoints"]]
+    for tls, text in (
+        (
+            ["--tls-ca", "other-ca.pem"],
+            "; name the authority that signed its certificate by the option --tls-ca\n",
+        ),
+        (["--tls-ca", "no.pem"], "options --tls-ca, --tls-cert and --tls-key name the file "),
+        (["--tls-ca", "ca.pem"], "check the options --access-key and --secret-file\n"),
+    ):
+        assert main([*words, tls[0], str(closed.folder / tls[1])]) in (1, 2)
+        assert text in capsys.readouterr().err
 
 
 @pytest.mark.spark

@@ -11,6 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from tests.interop.test_users import ANN, BOB, closed_martlet
 
+from martlet.cli.main import main
 from martlet_remoting.client import Settings
 from martlet_remoting.signatures import SigningKey
 from martlet_spark.connection import CONNECTIONS
@@ -59,15 +60,27 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         broker.close()
 
 
-def test_a_query_in_spark_signs_and_encrypts(spark: SparkSession, secured: Secured, tmp_path: Path) -> None:
-    options = {**secured.topic.options, **secured.options(ANN)}
-    rows = spark.read.format("martlet").options(**options).load()
+def test_queries_in_spark_sign_and_encrypt(spark: SparkSession, secured: Secured, tmp_path: Path) -> None:
+    """The source, the sink and the archive of a command."""
+    signed = secured.options(ANN)
+    options = {**secured.topic.options, **signed}
+    settings = secured.topic.client
+    assert isinstance(settings, Settings)
+    target = Messages(secured.topic.endpoints, settings=settings)
+    read = spark.readStream.format("martlet").options(**options, startingOffsets="earliest", columns="body")
+    query = (
+        read.option("group", "spark")
+        .load()
+        .writeStream.format("martlet")
+        .options(endpoints=target.endpoints, topic=target.name, **signed)
+    )
+    query.option("checkpointLocation", str(tmp_path / "copy")).trigger(availableNow=True).start().awaitTermination()
+    rows = spark.read.format("martlet").options(**{**options, "subscribe": target.name}).load()
     assert sorted(bytes(row.body) for row in rows.collect()) == sorted(secured.topic.bodies)
-    stream = spark.readStream.format("martlet").options(**options, startingOffsets="earliest", group="spark").load()
-    counted: list[int] = []
-    query = stream.writeStream.foreachBatch(lambda batch, _: counted.append(batch.count()))
-    query.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start().awaitTermination()
-    assert counted == [len(secured.topic.bodies)]
+    words = ["-n", target.endpoints, "--tls-ca", str(secured.authority), "--access-key", signed["accessKey"]]
+    words += ["--secret-file", signed["secretKey"].removeprefix("file:"), "--to", str(tmp_path / "archive")]
+    assert main(["pipeline", "archive", secured.topic.name, *words]) == 0
+    assert spark.read.parquet(str(tmp_path / "archive")).count() == len(secured.topic.bodies)
     wrong = {**options, **secured.options({**ANN, "secret_key": "a guess"})}
     with pytest.raises(PySparkException, match="check the options accessKey and secretKey") as caught:
         spark.read.format("martlet").options(**wrong).load().collect()

@@ -10,7 +10,7 @@ from martlet_remoting.commands.values import seconds
 
 from .dead_letters import configure_dead_letter, dead_letter
 from .replay import configure_replay, replay
-from .shared import add_spark, add_topics, run_query, size, source_of
+from .shared import add_spark, add_topics, as_command, run_query, size, source_of
 from .stats import configure_stats, stats
 
 if TYPE_CHECKING:
@@ -98,12 +98,14 @@ def run(arguments: argparse.Namespace) -> int:
     from martlet_spark.pipelines.session import check_installed
 
     check_installed()
-    from martlet_spark.errors import OptionError
+    from martlet_spark.errors import OptionError, SparkConnectorError
 
     try:
         code: int = arguments.work(arguments)
     except OptionError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(as_command(str(error))) from error
+    except SparkConnectorError as error:
+        raise type(error)(as_command(str(error))) from error
     return code
 
 

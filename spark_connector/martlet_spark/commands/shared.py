@@ -24,6 +24,7 @@ __all__ = [
     "Source",
     "add_spark",
     "add_topics",
+    "as_command",
     "cluster_options",
     "in_spark",
     "look",
@@ -37,6 +38,19 @@ Source: TypeAlias = dict[str, str]
 UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30}
 LOOK_MS: Final = 3000  # how long the first look at the topics may take, before Spark starts
 SPARK: Final = "Spark options"
+# Options of the data source in its errors, as the commands call them.
+NAMES: Final = {
+    "the option endpoints": "--name-server",
+    "the option tls": "--tls",
+    "begin with tls": "begin with --tls",
+    "tlsCa": "--tls-ca",
+    "tlsCert": "--tls-cert",
+    "tlsKey": "--tls-key",
+    "tlsInsecure": "--tls-insecure",
+    "accessKey": "--access-key",
+    "secretKey": "--secret-file",
+}
+SOURCE_NAME: Final = re.compile(rf"\b(?:{'|'.join(NAMES)})\b")
 
 
 def add_topics(parser: argparse.ArgumentParser) -> None:
@@ -79,6 +93,11 @@ def source_of(arguments: Any) -> Source:
     return options
 
 
+def as_command(text: str) -> str:
+    """Return the *text* of an error of the data source with the options as the commands have them."""
+    return SOURCE_NAME.sub(lambda found: NAMES[found[0]], text)
+
+
 def cluster_options(arguments: Any) -> Source:
     """Return the source's options for the connection."""
     check_text(arguments)
@@ -107,7 +126,9 @@ def look(options: Source) -> None:
         Subscribed(Cluster(parsed["endpoints"], parsed.security, timeout_s), parsed).bounds()
     except (ConnectionLost, ReadError) as error:
         if isinstance(error, ConnectionLost) or isinstance(error.__cause__, ConnectionLost):
-            raise Unreachable(f"{error}; start a broker, or give the address with --name-server") from error
+            raise Unreachable(
+                f"{as_command(str(error))}; start a broker, or give the address with --name-server"
+            ) from error
         raise
 
 
