@@ -24,7 +24,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from martlet_remoting.codes import RequestCode
 from martlet_spark.source import MartletDataSource
+from martlet_spark.write import staging
 
 # In which batch each process is killed.
 READER: Final = 0
@@ -99,7 +101,10 @@ class ChaosReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class ChaosWriter(DataSourceStreamArrowWriter):
-    """A sink's writer, whose process dies after it has written, and whose driver dies before and after its commit."""
+    """A sink's writer, whose process dies after it has written, and whose driver dies before and after its commit.
+
+    A commit is the first one of several brokers: before it, the others are prepared, and after it, they have to follow.
+    """
 
     def __init__(self, inner: Any, folder: str) -> None:
         self._inner = inner
@@ -112,11 +117,20 @@ class ChaosWriter(DataSourceStreamArrowWriter):
         return message
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        if once(self._folder, batchId, DRIVER_BEFORE_COMMIT):
-            kill_java()
+        ask, asked = staging.ask, []
+
+        def ask_or_die(cluster: Any, queue: Any, code: int, *more: Any) -> Any:
+            is_due = code == RequestCode.COMMIT_EXTERNAL_TRANSACTION and asked
+            if is_due and once(self._folder, batchId, DRIVER_BEFORE_COMMIT):
+                kill_java()
+            answer = ask(cluster, queue, code, *more)
+            if is_due and once(self._folder, batchId, DRIVER_AFTER_COMMIT):
+                kill_java()
+            asked.append(code)
+            return answer
+
+        staging.ask = ask_or_die
         self._inner.commit(messages, batchId)
-        if once(self._folder, batchId, DRIVER_AFTER_COMMIT):
-            kill_java()
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._inner.abort(messages, batchId)
@@ -174,7 +188,7 @@ def main(folder: str, endpoints: str, topic: str, target: str) -> None:
     rows = spark.readStream.format("chaos").options(**options, **limits).load()
     query = (
         rows.writeStream.format("chaos")
-        .options(endpoints=endpoints, topic=target, guarantee="exactly-once")
+        .options(endpoints=endpoints, topic=target, guarantee="exactly-once", batchBytes="300")
         .options(folder=folder, checkpointLocation=f"{folder}/checkpoint")
         .trigger(availableNow=True)
         .start()

@@ -1,4 +1,4 @@
-"""Five kills of a query from topic to topic on two executors: each message arrives once."""
+"""Five kills of a query between topics of two brokers, on two executors: each message arrives once."""
 
 import os
 import signal
@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from tests.interop.process import Process, until
 
-from martlet_spark.source import MartletDataSource
-
 from . import chaos_query
-from .conftest import Topic
+from .clusters import Cluster, Messages, batch_of
 from .pipeline_process import of_session
+from .test_sink_several_brokers import brokers_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 MESSAGES = 1000
@@ -49,19 +48,12 @@ def run(folder: Path, *words: str) -> int:
     raise AssertionError(f"the query never ended well; its last output:\n{log}")
 
 
-def test_a_query_from_topic_to_topic_survives_five_kills(topic: Topic, tmp_path: Path) -> None:
-    topic.send(MESSAGES)
-    target = Topic(topic.endpoints)
-    starts = run(tmp_path, topic.endpoints, topic.name, target.name)
+def test_a_query_from_topic_to_topic_survives_five_kills(pair: Cluster, shared: Messages, tmp_path: Path) -> None:
+    shared.send(MESSAGES // 4)
+    target = Messages(pair.endpoints, ["a", "b"])
+    starts = run(tmp_path, pair.endpoints, shared.name, target.name)
     happened = [name for kill, name in enumerate(chaos_query.KILLS) if (tmp_path / f"killed-{kill}").exists()]
     assert happened == list(chaos_query.KILLS)
     assert starts == 3  # it is killed itself twice
-    assert sorted(bodies_of(target)) == sorted(topic.bodies)
-
-
-def bodies_of(topic: Topic) -> list[bytes]:
-    """What is in *topic* now, read without Spark."""
-    source = MartletDataSource({**topic.options, "columns": "body"})
-    reader = source.reader(source.schema())
-    parts = [batch for partition in reader.partitions() for batch in reader.read(partition)]
-    return [body for batch in parts if not isinstance(batch, tuple) for body in batch.column("body").to_pylist()]
+    assert sorted(batch_of(target)) == sorted(shared.bodies)
+    assert len(brokers_of(target)) == 2
