@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
@@ -27,6 +28,7 @@ from pyspark.sql.types import StructType
 from martlet_remoting.codes import RequestCode
 from martlet_spark.source import MartletDataSource
 from martlet_spark.write import staging
+from martlet_spark.write.runs import ask
 
 # In which batch each process is killed.
 READER: Final = 0
@@ -117,7 +119,7 @@ class ChaosWriter(DataSourceStreamArrowWriter):
         return message
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        ask, asked = staging.ask, []
+        asked: list[int] = []
 
         def ask_or_die(cluster: Any, queue: Any, code: int, *more: Any) -> Any:
             is_due = code == RequestCode.COMMIT_EXTERNAL_TRANSACTION and asked
@@ -129,8 +131,8 @@ class ChaosWriter(DataSourceStreamArrowWriter):
             asked.append(code)
             return answer
 
-        staging.ask = ask_or_die
-        self._inner.commit(messages, batchId)
+        with patch.object(staging, "ask", ask_or_die):
+            self._inner.commit(messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._inner.abort(messages, batchId)

@@ -133,17 +133,21 @@ def failing(name: str, marker: Path) -> type[MartletDataSource]:
     return Failing
 
 
-@pytest.mark.parametrize("when", ["write", "before", "after"])
+@pytest.mark.parametrize(
+    ("when", "guarantee"),
+    [("write", "exactly-once"), ("before", "exactly-once"), ("after", "exactly-once"), ("write", "idempotent")],
+)
 def test_a_query_that_fails_anywhere_writes_each_row_once(
-    spark: SparkSession, topic: Topic, empty: Topic, tmp_path: Path, when: str
+    spark: SparkSession, topic: Topic, empty: Topic, tmp_path: Path, when: str, guarantee: str
 ) -> None:
-    name = f"failing_{when}"
+    """What of the batch was written before, as one of the tasks of an idempotent query has, is not written again."""
+    name = f"failing_{guarantee[0]}_{when}"
     spark.dataSource.register(failing(name, tmp_path / "marker"))
     topic.send(20)
     with pytest.raises(PySparkException, match="the sink fails"):
-        run(stream(spark, topic, empty, tmp_path, format=name))
+        run(stream(spark, topic, empty, tmp_path, format=name, guarantee=guarantee))
     topic.send(4)
-    run(stream(spark, topic, empty, tmp_path, format=name))
+    run(stream(spark, topic, empty, tmp_path, format=name, guarantee=guarantee))
     assert sorted(message.body for message in stored(empty.endpoints, empty.name)) == sorted(topic.bodies)
 
 
