@@ -33,8 +33,8 @@ def empty(endpoints: str) -> Topic:
 
 
 def stream(spark: SparkSession, source: Topic, sink: Topic, directory: Path, **more: str) -> DataStreamWriter:
-    """A stream that copies *source* to *sink*, in batches of 8 messages."""
-    read = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "8", "columns": "body,key,tag"}
+    """A stream that copies *source* to *sink*, in batches of 8 messages and two tasks."""
+    read = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "8", "minPartitions": "2", "columns": "body,key,tag"}
     frame = spark.readStream.format("martlet").options(**source.options, **read).load()
     writing = frame.writeStream.format(more.pop("format", "martlet")).options(**options(sink, **more))
     return (

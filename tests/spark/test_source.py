@@ -179,6 +179,23 @@ def test_a_stream_continues_after_a_restart(spark: SparkSession, topic: Topic, t
     assert sink.bodies == sorted(topic.bodies)
 
 
+def test_streams_of_one_topic_are_joined_with_themselves_and_with_a_batch(
+    spark: SparkSession, topic: Topic, tmp_path: Path
+) -> None:
+    """Each has all messages, also where a function reads a batch twice."""
+    topic.send(12)
+    keys = ["topic", "queue", "offset"]
+    stream, other = (
+        spark.readStream.format("martlet").options(**topic.options, startingOffsets="earliest").load() for _ in "12"
+    )
+    known = batch(spark, topic, columns=",".join(keys))
+    rows = stream.join(other.select(keys), keys).select(stream.columns).union(stream).join(known, keys)
+    found: list[tuple[int, list[bytes]]] = []
+    query = rows.writeStream.foreachBatch(lambda frame, _: found.append((frame.count(), bodies(frame))))
+    query.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start().awaitTermination()
+    assert found == [(24, sorted(topic.bodies * 2))]
+
+
 @pytest.mark.parametrize("fail_at", [0, 1])
 def test_a_batch_that_failed_has_the_same_messages_again(
     spark: SparkSession, topic: Topic, tmp_path: Path, fail_at: int
