@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.client.patient import PATIENCE_S, patient
 from tests.giving_up import give_up
 
 from martlet_remoting.client import (
@@ -32,7 +33,7 @@ def to(martlet: Run, broker: str, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 def read(broker: str, topic: str) -> list[ReceivedMessage]:
     async def work() -> list[ReceivedMessage]:
-        async with PullConsumer(broker, "TOOLS_CONSUMER") as consumer:
+        async with PullConsumer(patient(broker), "TOOLS_CONSUMER") as consumer:
             queues = await consumer.queues(topic)
             return [message for queue in queues async for message in consumer.read(queue)]
 
@@ -43,7 +44,7 @@ def wait_for(broker: str, topic: str, count: int) -> list[ReceivedMessage]:
     """Return the messages of the only queue of *topic* once there are *count*."""
 
     async def work() -> list[ReceivedMessage]:
-        async with PullConsumer(broker, "TOOLS_CONSUMER") as consumer:
+        async with PullConsumer(patient(broker), "TOOLS_CONSUMER") as consumer:
             (queue,) = await consumer.queues(topic)
             found: list[ReceivedMessage] = []
             offset = 0
@@ -60,7 +61,7 @@ def dead_letter(broker: str, group: str, topic: str) -> None:
     """Let *group* give up every message of *topic*."""
 
     async def work() -> None:
-        async with Admin(broker) as admin:
+        async with Admin(patient(broker)) as admin:
             for message in messages:
                 await give_up(admin, group, topic, message)
 
@@ -129,7 +130,9 @@ def test_a_resent_message_is_neither_delayed_nor_half_again(to: Run, broker: str
     to("topic", "create", "Payments", "--queues", "1")
 
     async def send() -> None:
-        async with TransactionProducer(broker, "payers", lambda message: TransactionState.UNKNOWN) as producer:
+        async with TransactionProducer(
+            patient(broker), "payers", lambda message: TransactionState.UNKNOWN, send_timeout_s=PATIENCE_S
+        ) as producer:
             await producer.send(Message("Payments", b"paid", delay_ms=1))
             paid = Message("Payments", b"paid")
             await producer.send_in_transaction(paid, lambda message, transaction_id: TransactionState.COMMIT)
@@ -157,8 +160,8 @@ def test_a_consumer_of_the_group_gets_what_was_resent(to: Run, broker: str) -> N
         received.append(message)
         came.set()
 
-    with blocking.PushConsumer(broker, "workers", listen, {"Jobs": "*"}, consume_from=ConsumeFrom.FIRST):
-        assert came.wait(60)
+    with blocking.PushConsumer(patient(broker), "workers", listen, {"Jobs": "*"}, consume_from=ConsumeFrom.FIRST):
+        assert came.wait(PATIENCE_S)
     assert [(message.topic, message.body) for message in received] == [("Jobs", b"the job")]
 
 
@@ -168,7 +171,7 @@ def test_dead_letters_of_a_group_that_pops_go_to_their_topic(to: Run, broker: st
     to("send", "Popped", "poison")
 
     async def fail() -> None:
-        async with PopConsumer(broker, "poppers") as consumer:
+        async with PopConsumer(patient(broker), "poppers") as consumer:
             [popped] = await consumer.receive("Popped")
             await consumer.change_invisible(popped, 0)
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import trio
+from tests.client.patient import PATIENCE_S, patient
 
-from martlet_remoting.client import Message, NameServerUnreachable, Producer, Settings
+from martlet_remoting.client import Message, NameServerUnreachable, Producer
 
 from .conftest import Process
 
@@ -139,8 +140,8 @@ def secured(machine: Machine, *, client_certificates: bool = False) -> Iterator[
 
 
 async def send(name_server: str, tls: ssl.SSLContext | None) -> None:
-    settings = Settings(name_server, tls=tls)
-    async with Producer(settings, "operators") as producer:
+    settings = patient(name_server, tls=tls)
+    async with Producer(settings, "operators", send_timeout_s=PATIENCE_S) as producer:
         await producer.send(Message("Secure", b"body"))
 
 

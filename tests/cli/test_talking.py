@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pytest
 import trio
-from tests.client import patient
+from tests.client.patient import command, patient
 
 from martlet_remoting.client import Admin, PullConsumer, blocking
 
@@ -44,9 +44,9 @@ def commit(broker: str, group: str, topic: str, offset: int) -> None:
     """Let *group* have consumed below *offset* in every queue of *topic*."""
 
     async def work() -> None:
-        async with Admin(broker) as admin:
+        async with Admin(patient(broker)) as admin:
             await admin.create_group(group)
-        async with PullConsumer(broker, group) as consumer:
+        async with PullConsumer(patient(broker), group) as consumer:
             for queue in await consumer.queues(topic):
                 await consumer.commit(queue, offset)
 
@@ -275,7 +275,7 @@ def test_the_python_of_the_readme_runs(broker: str, tmp_path: Path) -> None:
     (code,) = (block for block in blocks("python") if "spark" not in block)
     script = tmp_path / "readme.py"
     script.write_text(code.replace("127.0.0.1:9876", broker))
-    done = subprocess.run(patient.command(script), capture_output=True, text=True, check=False)
+    done = subprocess.run(command(script), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"\d+ \d+\n", done.stdout)
 
@@ -476,7 +476,7 @@ def test_a_group_is_not_deleted_without_a_yes(to: Run, monkeypatch: pytest.Monke
 
 def test_a_group_with_members_is_not_deleted(to: Run, broker: str) -> None:
     to("topic", "create", "Joined")
-    with blocking.PushConsumer(broker, "joined", lambda message: None, {"Joined": "*"}):
+    with blocking.PushConsumer(patient(broker), "joined", lambda message: None, {"Joined": "*"}):
         code, _, err = to("group", "delete", "joined", "--yes")
     assert code == 1
     assert "group 'joined' has 1 connected member; stop them first" in err

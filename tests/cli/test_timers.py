@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import trio
+from tests.client.patient import PATIENCE_S, patient
 
 from martlet_remoting.client import Message, Producer, SendResult
 
@@ -22,7 +23,7 @@ def test_pending_messages_are_counted_listed_and_recalled(to: Run, broker: str) 
     now_ms = int(time.time() * 1000)
 
     async def work() -> list[SendResult]:
-        async with Producer(broker, "P") as producer:
+        async with Producer(patient(broker), "P", send_timeout_s=PATIENCE_S) as producer:
             delays_ms = (7_200_000, 1_800_000, 172_800_000)
             return [
                 await producer.send(Message("Later", b"xyz", deliver_at_ms=now_ms // 1000 * 1000 + delay_ms))

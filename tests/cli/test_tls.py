@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import trustme
 from tests.cli.conftest import Process
+from tests.client.patient import PATIENCE_S, patient
 
 from martlet.net.tls import client_context
 from martlet_remoting.client import Message, NameServerUnreachable, Settings, blocking
@@ -30,7 +31,7 @@ class Secure:
         return ("--tls-ca", self.ca, "--tls-cert", self.cert, "--tls-key", self.key)
 
     def settings(self) -> Settings:
-        return Settings(self.name_server, request_timeout_s=30.0, tls=client_context(self.ca, self.cert, self.key))
+        return patient(self.name_server, tls=client_context(self.ca, self.cert, self.key))
 
 
 def write(folder: Path, name: str, *pems: trustme.Blob) -> str:
@@ -208,7 +209,7 @@ def test_a_key_that_is_not_the_certificates_is_a_wrong_configuration(secure: Sec
 
 
 def test_the_python_client_speaks_tls_to_name_servers_and_brokers(secure: Secure) -> None:
-    with blocking.Producer(secure.settings(), "P") as producer:
+    with blocking.Producer(secure.settings(), "P", send_timeout_s=PATIENCE_S) as producer:
         sent = producer.send(Message("Python", b"hush"))
     with blocking.PullConsumer(secure.settings(), "C") as consumer:
         pulled = consumer.pull(sent.queue, sent.queue_offset)
@@ -216,7 +217,7 @@ def test_the_python_client_speaks_tls_to_name_servers_and_brokers(secure: Secure
 
 
 def test_the_python_client_says_why_a_name_server_is_not_trusted(secure: Secure) -> None:
-    settings = Settings(secure.name_server, tls=client_context())
+    settings = patient(secure.name_server, tls=client_context())
     with (
         pytest.raises(NameServerUnreachable, match="its certificate was rejected: "),
         blocking.Producer(settings, "P") as producer,

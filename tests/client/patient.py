@@ -1,4 +1,4 @@
-"""Runs a script whose clients wait for an answer as long as it takes: patient.py SCRIPT WORDS...
+"""Clients that wait for an answer as long as it takes; patient.py SCRIPT WORDS... runs a script with such clients.
 
 Their own 3 seconds are over when a busy machine stands still for a moment, and what was sent is sent again then.
 """
@@ -7,10 +7,17 @@ import inspect
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 from martlet_remoting.client import Producer, Settings
 
 PATIENCE_S = 200.0
+
+
+def patient(name_server: str, **options: Any) -> Settings:
+    """Return settings of such clients; a producer also needs `PATIENCE_S` as its ``send_timeout_s``."""
+    options |= dict.fromkeys(("request_timeout_s", "connect_timeout_s", "close_timeout_s"), PATIENCE_S)
+    return Settings(name_server, **options)
 
 
 def command(script: Path, *words: str) -> list[str]:

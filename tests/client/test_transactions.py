@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from tests.client.patient import patient
 from tests.remoting.test_plugin import PATIENCE_S, Running, broker
 
 from martlet_remoting.client import (
@@ -37,7 +38,7 @@ def never_asked(message: ReceivedMessage) -> TransactionState:
 
 async def read(name_server: str, topic: str = "T") -> list[bytes]:
     """Return the bodies of everything in *topic*."""
-    async with PullConsumer(name_server, "readers") as consumer:
+    async with PullConsumer(patient(name_server), "readers") as consumer:
         found = []
         for queue in await consumer.queues(topic):
             found += [message.body async for message in consumer.read(queue)]
@@ -60,7 +61,7 @@ async def test_a_message_is_delivered_if_its_local_transaction_commits(tmp_path:
             seen.append(transaction_id)
             return COMMIT if message.body == b"yes" else ROLLBACK
 
-        async with TransactionProducer(name_server, "P", never_asked, send_timeout_s=PATIENCE_S) as producer:
+        async with TransactionProducer(patient(name_server), "P", never_asked, send_timeout_s=PATIENCE_S) as producer:
             rolled_back = await producer.send_in_transaction(Message("T", b"no"), execute)
             committed = await producer.send_in_transaction(Message("T", b"yes"), execute)
         assert (rolled_back.state, committed.state) == (ROLLBACK, COMMIT)
@@ -88,7 +89,7 @@ async def test_the_broker_asks_about_a_transaction_that_nobody_ended(
             asked.set()
             return answer
 
-        async with TransactionProducer(name_server, "P", check, send_timeout_s=PATIENCE_S) as producer:
+        async with TransactionProducer(patient(name_server), "P", check, send_timeout_s=PATIENCE_S) as producer:
             result = await producer.send_in_transaction(Message("T", b"x"), execute)
             assert (result.state, result.confirmed) == (UNKNOWN, False)
             with trio.fail_after(PATIENCE_S):
@@ -103,7 +104,7 @@ async def test_the_broker_asks_about_a_transaction_that_nobody_ended(
 async def test_what_a_function_must_not_return_is_an_error(tmp_path: Path) -> None:
     async with serving(tmp_path, NEVER) as running:
         name_server = running.addresses["nameserver"]
-        async with TransactionProducer(name_server, "P", never_asked, send_timeout_s=PATIENCE_S) as producer:
+        async with TransactionProducer(patient(name_server), "P", never_asked, send_timeout_s=PATIENCE_S) as producer:
             with pytest.raises(TypeError, match="result of a local transaction"):
                 await producer.send_in_transaction(Message("T", b"x"), lambda message, key: True)  # type: ignore[arg-type]
             with pytest.raises(TypeError, match="execute"):
@@ -126,7 +127,7 @@ async def test_plain_code_and_asyncio_have_it_too(tmp_path: Path) -> None:
 
 
 def plain(name_server: str) -> None:
-    with blocking.TransactionProducer(name_server, "P", never_asked, send_timeout_s=PATIENCE_S) as producer:
+    with blocking.TransactionProducer(patient(name_server), "P", never_asked, send_timeout_s=PATIENCE_S) as producer:
         assert producer.send_in_transaction(Message("T", b"plain"), lambda message, key: COMMIT).confirmed
 
 
@@ -136,7 +137,9 @@ def in_asyncio(name_server: str) -> None:
         return COMMIT
 
     async def work() -> None:
-        async with aio.TransactionProducer(name_server, "P", never_asked, send_timeout_s=PATIENCE_S) as producer:
+        async with aio.TransactionProducer(
+            patient(name_server), "P", never_asked, send_timeout_s=PATIENCE_S
+        ) as producer:
             assert (await producer.send_in_transaction(Message("T", b"asyncio"), execute)).confirmed
 
     asyncio.run(work())
@@ -153,7 +156,7 @@ def committing(count: list[int]) -> Callable[[Message, str], TransactionState]:
 async def test_the_producer_still_sends_plain_messages(tmp_path: Path) -> None:
     async with serving(tmp_path, NEVER) as running:
         name_server, count = running.addresses["nameserver"], [0]
-        async with TransactionProducer(name_server, "P", never_asked, send_timeout_s=PATIENCE_S) as producer:
+        async with TransactionProducer(patient(name_server), "P", never_asked, send_timeout_s=PATIENCE_S) as producer:
             await producer.send(Message("T", b"plain"))
             await producer.send_in_transaction(Message("T", b"transaction"), committing(count))
         assert sorted(await read(name_server)) == [b"plain", b"transaction"]

@@ -83,6 +83,9 @@ class Broker:
             "diskMaxUsedSpaceRatio": "95",
             "messageDelayLevel": DELAY_LEVELS,
             "recallMessageEnable": "true",
+            # On a busy machine it would refuse what waited for 200 ms, or while one message takes 1 s to store.
+            "brokerFastFailureEnable": "false",
+            "osPageCacheBusyTimeOutMills": "1000000",
             **(settings or {}),
         }
         self.start()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from tests.client.patient import PATIENCE_S, patient
 from tests.interop.martlet_process import Martlet
 from tests.interop.process import Process, eventually, free_port
 
@@ -21,18 +22,10 @@ from martlet_spark.connection import Connection, Security
 from martlet_spark.read.stream import StreamReader
 from martlet_spark.source import MartletDataSource
 
-__all__ = ["Cluster", "Messages", "Stream", "batch_of", "cluster", "patient", "stored_on", "wait_removed"]
+__all__ = ["Cluster", "Messages", "Stream", "batch_of", "cluster", "stored_on", "wait_removed"]
 
 QUEUES = 2
-# How long clients wait for an answer: a send that is given up is sent again, and then stored twice.
-PATIENCE_S = 200.0
 _numbers = count(1)
-
-
-def patient(endpoints: str, **options: Any) -> Settings:
-    """Return settings of clients that wait for a machine that stands still for seconds."""
-    options |= dict.fromkeys(("request_timeout_s", "connect_timeout_s", "close_timeout_s"), PATIENCE_S)
-    return Settings(endpoints, **options)
 
 
 class NameServer:

@@ -10,6 +10,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 from tests.broker_process import broker_process
+from tests.client.patient import PATIENCE_S, patient
 
 from martlet_remoting.client.blocking import Admin, Producer
 from martlet_remoting.client.messages import Message
@@ -34,17 +35,17 @@ class Topic:
         self.create(queues)
 
     def create(self, queues: int) -> None:
-        with Admin(self.endpoints) as admin:
+        with Admin(patient(self.endpoints)) as admin:
             admin.create_topic(self.name, queues=queues)
 
     def delete(self) -> None:
-        with Admin(self.endpoints) as admin:
+        with Admin(patient(self.endpoints)) as admin:
             admin.delete_topic(self.name)
 
     def send(self, count: int, *, queues: Sequence[int] = (0, 1, 2, 3), tags: str = "", keys: str = "") -> None:
         """Send *count* messages, to *queues* in turn."""
         first = len(self.bodies)
-        with Producer(self.endpoints, "spark-tests") as producer:
+        with Producer(patient(self.endpoints), "spark-tests", send_timeout_s=PATIENCE_S) as producer:
             broker = producer.queues(self.name)[0].broker_name
             for number in range(first, first + count):
                 body = f"{self.name} {number}".encode()

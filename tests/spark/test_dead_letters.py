@@ -7,6 +7,7 @@ from uuid import uuid4
 import pytest
 import trio
 from pyspark.sql import SparkSession
+from tests.client.patient import PATIENCE_S, patient
 from tests.giving_up import give_up
 
 from martlet.cli.main import main
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.spark
 
 async def give_up_all(endpoints: str, group: str, topic: str) -> None:
     """Let *group* give up every message of *topic*."""
-    async with Admin(endpoints) as admin, PullConsumer(endpoints, group) as consumer:
+    async with Admin(patient(endpoints)) as admin, PullConsumer(patient(endpoints), group) as consumer:
         for queue in await consumer.queues(topic):
             async for message in consumer.read(queue):
                 await give_up(admin, group, topic, message)
@@ -34,7 +35,7 @@ async def give_up_all(endpoints: str, group: str, topic: str) -> None:
 def group(topic: Topic) -> str:
     """A group with the dead letters of two topics: 6 for "disk full", 3 for "no route", 2 with a tag."""
     group, other = f"billing-{uuid4().hex[:8]}", Topic(topic.endpoints)
-    with Producer(topic.endpoints, "spark-tests") as producer:
+    with Producer(patient(topic.endpoints), "spark-tests", send_timeout_s=PATIENCE_S) as producer:
         for number in range(9):
             error = "no route" if number % 3 == 2 else "disk full"
             producer.send(
@@ -76,7 +77,7 @@ def test_dead_letters_are_selected_and_exported(
 
 def resent(topic: Topic) -> list[ReceivedMessage]:
     """What *topic* has of resent letters."""
-    with BlockingConsumer(topic.endpoints, "spark-resent") as consumer:
+    with BlockingConsumer(patient(topic.endpoints), "spark-resent") as consumer:
         found = [message for queue in consumer.queues(topic.name) for message in consumer.read(queue)]
     return [message for message in found if "ORIGIN_TOPIC" in message.properties]
 
@@ -119,7 +120,7 @@ def test_dead_letters_are_resent_once(
 def test_letters_without_an_origin_are_left_out_and_said(
     topic: Topic, group: str, spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Producer(topic.endpoints, "spark-tests") as producer:
+    with Producer(patient(topic.endpoints), "spark-tests", send_timeout_s=PATIENCE_S) as producer:
         producer.send(Message(f"%DLQ%{group}", b"by hand"))
     words = ["pipeline", "dead-letter", group, "-n", topic.endpoints, "--resend", "--checkpoint"]
     assert main([*words, str(tmp_path / "one")]) == 1

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from tests.client.patient import PATIENCE_S, patient
 from tests.interop.martlet_process import Martlet
 from tests.interop.process import eventually
 
@@ -85,7 +86,9 @@ def test_offsets_without_messages_are_no_loss(small: Martlet) -> None:
     stream = Stream(topic)
     wanted: list[bytes] = []
     found: list[bytes] = []
-    with TransactionProducer(small.name_server, "tx", lambda _: TransactionState.UNKNOWN) as producer:
+    with TransactionProducer(
+        patient(small.name_server), "tx", lambda _: TransactionState.UNKNOWN, send_timeout_s=PATIENCE_S
+    ) as producer:
         for number in range(40):
             state = TransactionState.COMMIT if number % 3 else TransactionState.ROLLBACK
             message = Message(topic.name, f"{topic.name} martlet/0 {number}".encode())

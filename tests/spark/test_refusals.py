@@ -9,10 +9,10 @@ import trustme
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from tests.broker_process import broker_process
+from tests.client.patient import patient
 from tests.users_plugin import users_plugin
 
 from martlet.cli.main import main
-from martlet_remoting.client import Settings
 from martlet_remoting.client.blocking import Admin
 from martlet_remoting.signatures import SigningKey
 from martlet_spark.connection import CONNECTIONS
@@ -36,7 +36,7 @@ class Closed:
 
     def __init__(self, endpoints: str, folder: Path) -> None:
         self.folder = folder
-        with Admin(Settings(endpoints, signing_key=ANN)) as admin:
+        with Admin(patient(endpoints, signing_key=ANN)) as admin:
             admin.create_topic("Orders", queues=1)
         for name in ("ann", "bob"):
             (folder / name).write_text(f"{name}'s secret")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.client.patient import patient
 
 from martlet.cli.main import main
 from martlet_remoting.client import ReceivedMessage
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.spark
 
 
 def stored(topic: Topic) -> list[ReceivedMessage]:
-    with PullConsumer(topic.endpoints, "spark-replays") as consumer:
+    with PullConsumer(patient(topic.endpoints), "spark-replays") as consumer:
         return [message for queue in consumer.queues(topic.name) for message in consumer.read(queue)]
 
 

@@ -3,6 +3,7 @@
 import logging
 import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, time_ns
@@ -193,9 +194,11 @@ def test_all_producers_agree_with_a_query_that_aggregates(
         .agg({"*": "count", "hash": "sum"})
     )
     query = counted.writeStream.outputMode("complete").format("memory").queryName("agreed")
-    running = query.option("checkpointLocation", str(tmp_path)).start()
-    jvm = Jvm(fetch.CLIENT_VERSIONS[-1], tmp_path_factory.mktemp("java"))
-    try:
+    with ExitStack() as stack:
+        running = query.option("checkpointLocation", str(tmp_path)).start()
+        stack.callback(running.stop)
+        jvm = Jvm(fetch.CLIENT_VERSIONS[-1], tmp_path_factory.mktemp("java"))
+        stack.callback(jvm.stop)
         java = Java(jvm, mixed.endpoints)
         wanted: dict[Producer, list[int]] = {}
         producer = java.producer()
@@ -219,6 +222,3 @@ def test_all_producers_agree_with_a_query_that_aggregates(
 
         sums = {key: (len(hashes), sum(hashes)) for key, hashes in wanted.items()}
         assert eventually(agreed, FIRST_QUERY_S) == sums
-    finally:
-        jvm.stop()
-        running.stop()

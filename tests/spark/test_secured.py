@@ -9,6 +9,7 @@ import pytest
 import trustme
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from tests.client.patient import patient
 from tests.interop.test_users import ANN, BOB, closed_martlet
 
 from martlet.cli.main import main
@@ -17,7 +18,7 @@ from martlet_remoting.signatures import SigningKey
 from martlet_spark.connection import CONNECTIONS
 from martlet_spark.errors import OptionError, ReadError, SparkConnectorError
 
-from .clusters import Messages, Stream, batch_of, patient
+from .clusters import Messages, Stream, batch_of
 from .test_sink import Query
 
 pytestmark = pytest.mark.spark

@@ -7,6 +7,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxBytes
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from tests.broker_process import broker_process
+from tests.client.patient import PATIENCE_S, patient
 
 from martlet_remoting.client.blocking import Admin, Producer
 from martlet_remoting.client.messages import Message
@@ -180,7 +181,7 @@ def test_a_limit_in_bytes_counts_the_messages_of_all_topics(topic: Topic) -> Non
     """One topic with large messages does not make the batches of small ones tiny."""
     large = Topic(topic.endpoints)
     topic.send(400)
-    with Producer(topic.endpoints, "spark-tests") as producer:
+    with Producer(patient(topic.endpoints), "spark-tests", send_timeout_s=PATIENCE_S) as producer:
         for _ in range(2):
             producer.send(Message(large.name, b"x" * 20_000))
     both = reader(topic, subscribe=f"{topic.name},{large.name}")
@@ -225,7 +226,7 @@ def test_many_topics_are_asked_for_at_once(endpoints: str, sent: list[tuple[int,
     sent.clear()
     assert sorted(read(topics[0], subscribe=names)[0]) == sorted(topics[7].bodies)
     assert [count for _, count in sent[:2]] == [70, 70]  # routes, and offsets
-    with Admin(endpoints) as admin:
+    with Admin(patient(endpoints)) as admin:
         admin.delete_topic(topics[3].name)
     with pytest.raises(ReadError, match=f"topic '{topics[3].name}' is unknown to name server"):
         read(topics[0], subscribe=names)

@@ -17,6 +17,7 @@ from pyspark.sql.types import (
     StructType,
     TimestampType,
 )
+from tests.client.patient import patient
 from tests.interop.martlet_process import Martlet
 from tests.interop.process import eventually
 
@@ -48,7 +49,7 @@ Columns: TypeAlias = Mapping[str, Sequence[object]]
 
 def stored(endpoints: str, topic: str) -> list[ReceivedMessage]:
     """All messages of *topic*, queue by queue."""
-    with PullConsumer(endpoints, "spark-tests") as consumer:
+    with PullConsumer(patient(endpoints), "spark-tests") as consumer:
         return [message for queue in consumer.queues(topic) for message in consumer.read(queue, 0)]
 
 

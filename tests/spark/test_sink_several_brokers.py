@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
+from tests.client.patient import patient
 from tests.interop.process import eventually
 
 from martlet_remoting.answers.routes import READABLE, WRITABLE
@@ -138,13 +139,13 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def writable(topic: Messages) -> set[str]:
-    with Admin(topic.endpoints) as admin:
+    with Admin(patient(topic.endpoints)) as admin:
         return {each.broker_name for each in admin.topic_route(topic.name).queues if each.perm & WRITABLE}
 
 
 def move(topic: Messages, *brokers: str) -> None:
     """Let *topic* be written on *brokers* only; what others have of it can still be read."""
-    with Admin(topic.endpoints) as admin:
+    with Admin(patient(topic.endpoints)) as admin:
         for broker in brokers:
             admin.create_topic(topic.name, queues=QUEUES, cluster=broker)
         for broker in writable(topic) - {*brokers}:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.client.patient import patient
 
 from martlet.cli.main import main
 from martlet_remoting.client.blocking import Admin, PullConsumer
@@ -24,9 +25,9 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 def test_windows_have_counts_sizes_latency_and_lag(spark: SparkSession, topic: Topic) -> None:
     topic.send(40, tags="red")
     topic.send(20)
-    with Admin(topic.endpoints) as admin:
+    with Admin(patient(topic.endpoints)) as admin:
         admin.create_group("spark-lag")
-    with PullConsumer(topic.endpoints, "spark-lag") as consumer:
+    with PullConsumer(patient(topic.endpoints), "spark-lag") as consumer:
         broker = consumer.queues(topic.name)[0].broker_name
         consumer.commit(MessageQueue(topic.name, broker, 0), 12)
     rows = spark.read.format("martlet").options(**topic.options, columns="body,tag,born_ts,store_ts").load().collect()

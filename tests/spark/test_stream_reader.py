@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
+from tests.client.patient import patient
 from tests.interop.process import eventually
 
 from martlet_remoting.client.blocking import Admin
@@ -247,7 +248,7 @@ def test_the_progress_is_shown_as_that_of_a_group(topic: Topic) -> None:
     found = reader(topic, group=group)
     offset = found.latestOffset(found.initialOffset(), ALL)
     found.latestOffset(through_json(offset), ALL)  # Spark has committed the batch by now
-    with Admin(topic.endpoints) as admin:
+    with Admin(patient(topic.endpoints)) as admin:
         assert group in admin.groups()
         lags = admin.group_lag(group)
     assert {(lag.queue.queue_id, lag.consumer_offset) for lag in lags if lag.queue.topic == topic.name} == {

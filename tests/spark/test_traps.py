@@ -31,6 +31,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.pandas.types import to_arrow_schema
 from tests.broker_process import broker_process
+from tests.client.patient import patient
 
 from martlet_remoting.client.blocking import Admin
 from martlet_spark.columns import COLUMNS, DEFAULT, arrow_schema
@@ -143,7 +144,7 @@ def test_a_reader_that_nobody_stops_needs_no_stop(topic: Topic) -> None:
     for connection in found._driver.watch._connections.values():
         assert isinstance(connection, Connection)
         connection.close()
-    with Admin(topic.endpoints) as admin:
+    with Admin(patient(topic.endpoints)) as admin:
         assert {lag.consumer_offset for lag in admin.group_lag(f"{topic.name}-g") if lag.queue.topic == topic.name} == {
             1
         }

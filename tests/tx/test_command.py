@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 from tests.broker_process import broker_process
+from tests.client.patient import patient
 
 from martlet_remoting.client import Admin, Message, TransactionResult, TransactionState
 from martlet_remoting.client.blocking import PullConsumer, TransactionProducer
@@ -33,7 +34,7 @@ def tx(name_server: str, *words: str, code: int = 0) -> str:
 def prepare(name_server: str, *bodies: bytes) -> list[TransactionResult]:
     """Begin transactions of which nobody knows the end."""
     with TransactionProducer(
-        name_server, "sellers", lambda message: TransactionState.UNKNOWN, send_timeout_s=LIMIT_S
+        patient(name_server), "sellers", lambda message: TransactionState.UNKNOWN, send_timeout_s=LIMIT_S
     ) as producer:
         return [
             producer.send_in_transaction(
@@ -44,7 +45,7 @@ def prepare(name_server: str, *bodies: bytes) -> list[TransactionResult]:
 
 
 def read(name_server: str) -> list[bytes]:
-    with PullConsumer(name_server, "readers") as consumer:
+    with PullConsumer(patient(name_server), "readers") as consumer:
         return sorted(message.body for queue in consumer.queues("orders") for message in consumer.read(queue))
 
 
@@ -69,7 +70,7 @@ def test_pending_transactions_are_listed_shown_and_ended(name_server: str) -> No
 
 async def begin_external(name_server: str) -> None:
     """Begin a run of a producer, and commit nothing."""
-    async with Admin(name_server) as admin:
+    async with Admin(patient(name_server)) as admin:
         (address,) = (await admin.cluster()).masters().values()
         ext: dict[str, object] = {"producer": "query", "run": "run-1"}
         begun = await admin.network.ask(address, RequestCode.BEGIN_EXTERNAL_TRANSACTIONS, ext)
