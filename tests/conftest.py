@@ -10,7 +10,7 @@ from xdist.scheduler.loadfile import LoadFileScheduling
 
 from martlet.store.files import RealDisk
 
-from . import time_limits
+from . import mock_clock, time_limits
 
 # A test says the same of the same code wherever it runs: its examples are drawn alike, and no time limit is set, for a
 # busy machine keeps none. With ``--hypothesis-profile explore`` others are drawn each time.
@@ -75,6 +75,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneSpar
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(time_limits)
+    config.pluginmanager.register(mock_clock)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
