@@ -137,7 +137,7 @@ async def test_records_that_retention_removes_meanwhile_end_the_read(open_harnes
     topic = harness.topic("T")
     for _ in range(10):
         await fill(harness, topic, *["A"] * 20, body=bytes(1000))
-    harness.store.flusher.flush_now()
+    await harness.store.flusher.flush()
     await harness.store.checkpoint()
     client = harness.client()
     opaque = client.send(BULK, ext(topic, 0))
@@ -161,7 +161,7 @@ async def test_a_read_continues_from_the_cold_tier_to_the_log_without_a_gap(open
     for _ in range(10):
         await fill(harness, topic, *["A"] * 20, body=bytes(1000))
     store, queue = harness.store, harness.store.queue(topic, 0)
-    store.flusher.flush_now()
+    await store.flusher.flush()
     await store.checkpoint()
     kept = Kept(store, queue)
     store.segments.remove_first()

@@ -307,7 +307,9 @@ async def test_a_closed_connection_leaves_nothing(open_harness: OpenHarness) -> 
 
 @pytest.mark.parametrize("checked", [True, False])
 @pytest.mark.parametrize("expression", ["*", "A", "x"])
-async def test_entries_without_a_record_are_said_to_be_lost(harness: Harness, expression: str, checked: bool) -> None:
+async def test_entries_without_a_record_are_said_to_be_lost(
+    harness: Harness, mock_clock: MockClock, expression: str, checked: bool
+) -> None:
     topic = harness.topic("T")
     await fill(harness, topic, *"ABABABABAB")
     blank(harness, topic, 0, 3, 4, 9)
@@ -319,7 +321,7 @@ async def test_entries_without_a_record_are_said_to_be_lost(harness: Harness, ex
     assert offsets(found) == {"*": [1, 2, 5, 6, 7, 8], "A": [2, 6, 8], "x": [1, 5, 7]}[expression]
 
 
-async def test_very_many_losses_are_said_in_few_ranges(harness: Harness) -> None:
+async def test_very_many_losses_are_said_in_few_ranges(harness: Harness, mock_clock: MockClock) -> None:
     topic = harness.topic("T")
     await fill(harness, topic, *["A"] * 500)
     blank(harness, topic, *range(0, 500, 2))
@@ -329,7 +331,7 @@ async def test_very_many_losses_are_said_in_few_ranges(harness: Harness) -> None
     assert (len(ranges), ranges[-1]) == (bulk.LOST_RANGES_MAX, f"{2 * bulk.LOST_RANGES_MAX - 2}-499")
 
 
-async def test_losses_are_said_in_time(harness: Harness) -> None:
+async def test_losses_are_said_in_time(harness: Harness, mock_clock: MockClock) -> None:
     """A frame without records is sent before the ranges are too many; adjacent ones are one."""
     topic = harness.topic("T")
     await fill(harness, topic, *["A"] * 500)
@@ -340,7 +342,10 @@ async def test_losses_are_said_in_time(harness: Harness) -> None:
 
 
 def blank(harness: Harness, topic: str, *numbers: int) -> None:
-    """Replace entries of the queue by those that a rebuild leaves for damaged records."""
+    """Replace entries of the queue by those that a rebuild leaves for damaged records.
+
+    They must not have been saved yet, so the clock has to stand still.
+    """
     queue = harness.store.queue(topic, 0)
     assert queue.tail_offset == 0
     for number in numbers:
