@@ -14,7 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 from martlet_spark.errors import PipelineError
 from martlet_spark.pipelines.archive_log import Place, advance, open_log
 from martlet_spark.pipelines.commits import open_commits
-from martlet_spark.pipelines.owner import NAME, check_run
+from martlet_spark.pipelines.owner import NAME, check_run, note_query
 from martlet_spark.pipelines.parts import _Part
 from martlet_spark.pipelines.storage import Location, write_whole
 
@@ -113,6 +113,16 @@ def test_a_run_that_was_replaced_cannot_commit(location: Location) -> None:
     check_run(location, "new")
     with pytest.raises(PipelineError, match="is written by a newer run of this pipeline, which goes on; start one at"):
         check_run(location, "old")
+
+
+def test_a_run_that_is_replaced_while_it_starts_ends(tmp_path: Path) -> None:
+    """The newer one may have another checkpoint: the older one had not noted its query yet."""
+    note = tmp_path / NAME
+    note.write_text(json.dumps({"query": "", "run": "new"}))
+    with pytest.raises(PipelineError, match="is written by a newer run of this pipeline"):
+        note_query(None, str(tmp_path), "query", "old")  # type: ignore[arg-type]
+    note_query(None, str(tmp_path), "query", "new")  # type: ignore[arg-type]
+    assert json.loads(note.read_text()) == {"query": "query", "run": "new"}
 
 
 @pytest.mark.parametrize("kind", ["parquet", "delta"])

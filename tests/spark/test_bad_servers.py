@@ -10,9 +10,12 @@ import pytest
 import trustme
 from tests.broker_process import broker_process
 
+from martlet_remoting.answers.routes import Route
+from martlet_remoting.packets import MessageQueue
 from martlet_spark.cluster import Cluster, UnknownTopic
 from martlet_spark.connection import CONNECTIONS, Security
 from martlet_spark.errors import ReadError
+from martlet_spark.read.watching import Watch
 from martlet_spark.source import MartletDataSource
 
 from .fake_brokers import FakeBroker
@@ -114,6 +117,18 @@ def test_a_broker_that_cannot_be_reached_is_named() -> None:
     finally:
         CONNECTIONS.close()
         names.close()
+
+
+def test_a_broker_that_cannot_be_watched_is_asked_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver would use a core, because Spark asks for offsets without a pause."""
+    pauses: list[float] = []
+    monkeypatch.setattr("martlet_spark.read.watching.sleep", pauses.append)
+    with server(b"") as address:
+        found = Route({"a": {0: address}}, ())
+        watch = Watch(Cluster([address], Security(), 0))
+        for wait_s in (0.02, 5.0):
+            assert watch.wait({MessageQueue("Orders", "a", 0): 4}, {"Orders": found}, wait_s)
+    assert pauses == [0.02, 0.1]
 
 
 def test_a_client_certificate_opens_ports_that_ask_for_one(tmp_path: Path) -> None:

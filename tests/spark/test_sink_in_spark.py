@@ -55,7 +55,9 @@ def test_a_batch_is_written(spark: SparkSession, empty: Topic) -> None:
         "'blue' as tag",
         "map('n', string(id)) as properties",
     )
-    rows(spark, 1000, columns).write.format("martlet").mode("append").options(**options(empty)).save()
+    rows(spark, 1000, columns).repartition(4, "key").write.format("martlet").mode("append").options(
+        **options(empty)
+    ).save()
     found = stored(empty.endpoints, empty.name)
     assert sorted(int(message.body) for message in found) == list(range(1000))
     assert all(message.properties["n"] == message.body.decode() and message.tags == "blue" for message in found)

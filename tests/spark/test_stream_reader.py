@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 from tests.client.patient import patient
 from tests.interop.process import eventually
 
 from martlet_remoting.client.blocking import Admin
+from martlet_spark.cluster import Cluster
 from martlet_spark.errors import DataLost, OptionError, ReadError
 from martlet_spark.read.stream import StreamReader
 from martlet_spark.source import MartletDataSource
@@ -242,18 +244,69 @@ def test_a_new_message_ends_the_wait(topic: Topic) -> None:
     assert rows(found, offset, found.latestOffset(through_json(offset), ALL)) == [f"{topic.name} 0".encode()]
 
 
+def shown(topic: Topic, group: str) -> set[tuple[int, int]]:
+    """The offset of *group* in each queue of *topic*."""
+    with Admin(patient(topic.endpoints)) as admin:
+        lags = admin.group_lag(group)
+    return {(lag.queue.queue_id, lag.consumer_offset) for lag in lags if lag.queue.topic == topic.name}
+
+
 def test_the_progress_is_shown_as_that_of_a_group(topic: Topic) -> None:
-    topic.send(8)
+    """Spark has committed a batch when it asks for the next one, and only then it counts."""
+    topic.send(16)
+    group = f"{topic.name}-group"
+    found = reader(topic, group=group, maxOffsetsPerTrigger="8")
+    limit = found.getDefaultReadLimit()
+    offset = found.latestOffset(found.initialOffset(), limit)
+    with Admin(patient(topic.endpoints)) as admin:
+        assert group not in admin.groups()
+    for committed in (2, 4):
+        offset = found.latestOffset(through_json(offset), limit)
+        assert shown(topic, group) == {(number, committed) for number in range(4)}
+
+
+def test_a_query_goes_on_if_its_progress_cannot_be_shown(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It warns once, and shows the progress as soon as brokers let it."""
+
+    def refuse(*_: object) -> None:
+        raise ReadError("broker 'martlet' refuses the commit")
+
     group = f"{topic.name}-group"
     found = reader(topic, group=group)
-    offset = found.latestOffset(found.initialOffset(), ALL)
-    found.latestOffset(through_json(offset), ALL)  # Spark has committed the batch by now
-    with Admin(patient(topic.endpoints)) as admin:
-        assert group in admin.groups()
-        lags = admin.group_lag(group)
-    assert {(lag.queue.queue_id, lag.consumer_offset) for lag in lags if lag.queue.topic == topic.name} == {
-        (number, 2) for number in range(4)
-    }
+    offset = found.initialOffset()
+    with monkeypatch.context() as patched:
+        patched.setattr(Cluster, "commit", refuse)
+        for _ in range(3):
+            topic.send(4)
+            start, offset = offset, through_json(found.latestOffset(offset, ALL))
+            assert rows(found, start, offset) == topic.bodies[-4:]
+    assert caplog.text.count("the progress of the query cannot be shown as that of group") == 1
+    found.latestOffset(offset, ALL)
+    assert shown(topic, group) == {(number, 3) for number in range(4)}
+
+
+def test_the_newest_messages_are_reported(topic: Topic) -> None:
+    """Also those that a limit leaves for later batches: Spark shows how far a query is behind."""
+    found = reader(topic, maxOffsetsPerTrigger="4")
+    assert found.reportLatestOffset() is None  # before the first look
+    topic.send(16)
+    offset = found.latestOffset(found.initialOffset(), found.getDefaultReadLimit())
+    assert sum(offset["t"][topic.name].values()) == 4
+    latest = through_json(found.reportLatestOffset() or {})
+    assert sum(latest["t"][topic.name].values()) == 16
+
+
+def test_a_reader_that_has_looked_at_brokers_can_be_sent_to_tasks(topic: Topic) -> None:
+    """Spark pickles the reader that plans: what it has of connections stays on the driver."""
+    topic.send(4)
+    found = reader(topic)
+    end = found.latestOffset(found.initialOffset(), ALL)
+    partitions = found.partitions(found.initialOffset(), end)
+    found.latestOffset(through_json(end), ALL)
+    sent, (partition,) = cloudpickle.loads(cloudpickle.dumps((found, partitions)))  # type: ignore[no-untyped-call]
+    assert sorted(body for batch in sent.read(partition) for body in batch.column("body").to_pylist()) == topic.bodies
 
 
 @pytest.mark.parametrize(

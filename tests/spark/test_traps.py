@@ -12,6 +12,7 @@
 - An idle query asks 90 times a second for offsets: below.
 - ``commit`` does not come while a query is idle, so a group has the offset that ``latestOffset`` gets:
   ``test_stream_reader.py::test_the_progress_is_shown_as_that_of_a_group``.
+- Spark passes ``checkpointLocation`` and ``queryName`` as options: below.
 - ``stop`` is never called when a query stops: below.
 - A batch without partitions gets one of Spark's own: below.
 - Brokers answer pipelined requests in any order:
@@ -28,8 +29,9 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 from tests.broker_process import broker_process
 from tests.client.patient import patient
 
@@ -39,7 +41,7 @@ from martlet_spark.connection import CONNECTIONS, Connection
 from martlet_spark.read.batch import spark_schema
 from martlet_spark.read.offsets import encode
 from martlet_spark.read.stream import StreamReader
-from martlet_spark.source import BatchReader
+from martlet_spark.source import BatchReader, MartletDataSource
 
 from .conftest import Topic
 from .test_stream_reader import ALL, reader, rows, through_json
@@ -53,6 +55,17 @@ def test_readers_define_no_method_that_is_a_trap() -> None:
 @pytest.mark.parametrize("names", [DEFAULT, tuple(COLUMNS), *((name,) for name in COLUMNS)])
 def test_the_schema_is_the_one_that_spark_makes(names: tuple[str, ...]) -> None:
     assert arrow_schema(names).equals(to_arrow_schema(spark_schema(names), timezone="UTC"), check_metadata=True)
+
+
+def test_options_of_spark_itself_are_passed_over(topic: Topic) -> None:
+    own = {"checkpointlocation": "/checkpoint", "queryname": "copy"}
+    source = MartletDataSource({**topic.options, **own})
+    reader = source.reader(source.schema())
+    assert list(reader.read(InputPartition(None))) == []  # a partition of Spark's own
+    source.streamReader(source.schema())
+    sink = MartletDataSource({"endpoints": topic.endpoints, "topic": topic.name, **own})
+    for write in (sink.writer, sink.streamWriter):
+        write(StructType().add("body", "binary"), overwrite=False)
 
 
 def test_a_start_behind_its_end_has_no_messages(topic: Topic) -> None:

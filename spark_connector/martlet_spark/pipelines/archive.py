@@ -128,5 +128,9 @@ def start_archive(
         session.dataSource.register(ArchiveSource)
         options = {**location.options, "kind": target.format, "run": run}
         query = writer.format(ArchiveSource.name()).options(**options).start()
-    note_query(session, target.path, query.id, run)
+    try:
+        note_query(session, target.path, query.id, run)
+    except PipelineError:
+        query.stop()
+        raise
     return query

@@ -44,17 +44,28 @@ def claim(session: "SparkSession", path: str, kind: str, checkpoint: str, run: s
 
 
 def note_query(session: "SparkSession", path: str, query: str, run: str) -> None:
-    """Note the id of the query that *run* has begun, unless a newer run was started meanwhile."""
-    if _read(session, path).get("run") == run:
-        _write(session, path, {"query": query, "run": run})
+    """Note the id of the query that *run* has begun.
+
+    Raises:
+      PipelineError: a newer run was started meanwhile, perhaps with another checkpoint.
+    """
+    if _read(session, path).get("run") != run:
+        raise _replaced(path)
+    _write(session, path, {"query": query, "run": run})
 
 
 def check_run(location: Location, run: str) -> None:
     """Raise `PipelineError` if *run* is not the newest of the archive."""
     newest = _parsed(_load(location)).get("run")
     if newest != run:
-        text = f"archive {location.path!r} is written by a newer run of this pipeline, which goes on"
-        raise PipelineError(f"{text}; start one at a time")
+        raise _replaced(location.path)
+
+
+def _replaced(path: str) -> PipelineError:
+    """Return the error for a run that is not the newest of the archive *path*."""
+    return PipelineError(
+        f"archive {path!r} is written by a newer run of this pipeline, which goes on; start one at a time"
+    )
 
 
 def foreign(path: str) -> PipelineError:

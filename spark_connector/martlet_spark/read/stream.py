@@ -65,6 +65,10 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
         self._made: _Driver | None = None
         self._target: Offsets | None = None  # where a query with Trigger.AvailableNow ends
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What tasks need: connections stay on the driver."""
+        return {**self.__dict__, "_made": None}
+
     @property
     def _driver(self) -> _Driver:
         if self._made is None:
