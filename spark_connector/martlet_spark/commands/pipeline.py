@@ -25,7 +25,7 @@ examples:
   martlet pipeline archive Orders --to /data/archive             what is new since the last run, as Parquet files
   martlet pipeline archive --pattern 'Orders-.*' --to /data/archive --follow
   martlet pipeline archive Orders --to s3://lake/orders --checkpoint /data/checkpoints/orders --format delta
-  martlet pipeline archive Orders --to /archive --master yarn --conf spark.executor.instances=4
+  martlet pipeline archive Orders --to /archive --master spark://10.0.0.1:7077 --conf spark.executor.memory=4g
   martlet pipeline stats Orders Payments                         counts, sizes and latency per minute, topic and tag
   martlet pipeline stats Orders --window 5m --from 2026-03-01T12:00 --group billing --plot orders.html
   martlet pipeline stats Orders --to /data/stats --format csv
