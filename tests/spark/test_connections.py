@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from martlet.errors import RemoteProtocolError
 from martlet_remoting.codes import RequestCode
 from martlet_spark.connection import COPIED_BYTES_MAX, Connection, Connections, Security
 
@@ -80,3 +81,12 @@ def test_a_connection_whose_answers_nobody_took_is_not_used_again(broker: FakeBr
         assert other is not first
         assert other.request(TOPICS, {}).code == 0
     assert broker.connections == 2
+
+
+def test_the_answer_to_an_earlier_request_is_not_taken_for_that_of_the_next(broker: FakeBroker) -> None:
+    with closing(Connection(broker.address, Security(), 30)) as connection:
+        connection.send(TOPICS, {})
+        with pytest.raises(RemoteProtocolError, match="answered request 1 instead of 2"):
+            connection.request(TOPICS, {})
+        with pytest.raises(RemoteProtocolError, match="answered other requests than it was sent"):
+            connection.request_all(TOPICS, [{}, {}])

@@ -2,12 +2,15 @@
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 from tests.client.patient import PATIENCE_S, patient
 from tests.interop.martlet_process import Martlet
 from tests.interop.process import eventually
 
+from martlet.cli.main import main
 from martlet_remoting.client import TransactionState
 from martlet_remoting.client.blocking import TransactionProducer
 from martlet_remoting.client.messages import Message
@@ -36,11 +39,25 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Martlet]:
         broker.close()
 
 
-def test_messages_that_retention_removed_fail_the_query(small: Martlet, caplog: pytest.LogCaptureFixture) -> None:
-    topic = Messages(small.name_server)
+@pytest.fixture
+def topic(small: Martlet) -> Messages:
+    return Messages(small.name_server)
+
+
+def test_messages_that_retention_removed_fail_the_query(
+    spark: SparkSession,
+    small: Martlet,
+    topic: Messages,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """They fail an archive too, and its sentence names the command's option."""
+    archive = ["pipeline", "archive", topic.name, "-n", small.name_server, "--to", str(tmp_path)]
     stream = Stream(topic)
-    topic.send(5)
+    first = topic.send(5)
     stream.batch()
+    assert main(archive) == 0
     start = stream.offset
     topic.send(50, body_bytes=BYTES)
     planned = stream.plan()
@@ -66,6 +83,12 @@ def test_messages_that_retention_removed_fail_the_query(small: Martlet, caplog: 
         caplog.clear()
         lenient.reader.stop()
     stream.reader.stop()
+    assert main(archive) == 1
+    assert "were removed by the broker's retention" in (said := capsys.readouterr().err)
+    assert "; give --allow-loss to continue without them, or begin with a new checkpoint" in said
+    assert main([*archive, "--allow-loss"]) == 0
+    archived = spark.read.parquet(str(tmp_path)).select("body").collect()
+    assert sorted(bytes(row.body) for row in archived) == sorted({*first, *left})
 
 
 def forget(broker: Martlet, topic: Messages) -> None:
