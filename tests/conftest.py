@@ -10,7 +10,7 @@ from xdist.scheduler.loadfile import LoadFileScheduling
 
 from martlet.store.files import RealDisk
 
-from . import mock_clock, time_limits
+from . import at_most, mock_clock, time_limits
 
 # A test says the same of the same code wherever it runs: its examples are drawn alike, and no time limit is set, for a
 # busy machine keeps none. With ``--hypothesis-profile explore`` others are drawn each time.
@@ -78,7 +78,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(mock_clock)
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.register(at_most)
     parser.addoption(
         "--target",
         choices=("martlet", "rocketmq"),
