@@ -110,14 +110,14 @@ async def test_an_ended_connection_is_freed_at_once(
 
 
 async def test_an_idle_connection_does_not_keep_its_last_request(autojump_clock: MockClock) -> None:
-    lines = b"echo\n" * 10_000
+    lines = b"echo\n" * 3_000
     async with toy_server() as world:
         callers = [world.dial()[0] for _ in range(50)]
         tracemalloc.start()
         for caller in callers * 2:  # the first words are read elsewhere than all others
             await caller.send(lines)
-            assert len(await caller.receive_exactly(10_000)) == 10_000
+            assert len(await caller.receive_exactly(3_000)) == 3_000
         world.handled.clear()
         held, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert held < 10 * len(lines)
+        assert held < 30 * len(lines)
