@@ -551,7 +551,7 @@ async def test_a_clock_that_jumps_does_not_end_all_sessions(
     clock, day_s = TrioClock(), 86_400
     async with serving_memory(clock) as broker:
         for number in range(8):
-            Client(broker, f"n{number}").open(expiry_s=7 * day_s).leave()
+            Client(broker, f"n{number}").open(expiry_s=2 * day_s).leave()
         await durable(broker)
         clock.skew_ms = 365 * day_s * 1000
         session, existed = Client(broker, "n0").attach(expiry_s=None)
@@ -565,7 +565,7 @@ async def test_a_clock_that_jumps_does_not_end_all_sessions(
         await trio.sleep(day_s)
         assert len(broker.sessions) == 6, "somebody set the clock right"
         assert session.name == "n0"
-        await trio.sleep(6 * day_s)
+        await trio.sleep(day_s)
         assert len(broker.sessions) == 1
 
 
