@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 import trio
 from tests.core.plugin_toys import Full, Greeting, Late, installed
+from tests.core.test_server_sockets import receive_exactly
 
 from martlet.broker import Broker
 from martlet.cli import main as cli
@@ -93,7 +94,7 @@ async def test_martlet_protocols_opens_a_port(monkeypatch: pytest.MonkeyPatch) -
         await trio.open_tcp_stream(*split_address(made.addresses["toy"])) as stream,
     ):
         await stream.send_all(b"echo hello\n")
-        assert await stream.receive_some() == b"hello\n"
+        assert await receive_exactly(stream, 6) == b"hello\n"
 
 
 async def test_martlet_stages_see_every_message_in_the_order_of_the_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +201,7 @@ async def test_martlet_projections_that_fail_stop_their_plugin(
     async with running(monkeypatch, "stateful", "late") as made:
         stream = await trio.open_tcp_stream(*split_address(made.addresses["toy"]))
         await stream.send_all(b"echo hello\n")
-        assert await stream.receive_some() == b"hello\n"
+        assert await receive_exactly(stream, 6) == b"hello\n"
         made.stored(b"bad")
         assert await stream.receive_some() == b""
         await stream.aclose()

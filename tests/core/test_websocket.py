@@ -314,8 +314,10 @@ async def test_many_tiny_frames_are_taken_in_small_reads(world: World, autojump_
 @pytest.mark.parametrize("secured", [False, True])
 async def test_another_library_is_served_over_a_socket(secured: bool, world: World, certificates: Certificates) -> None:
     protocol = world.protocol(websocket=WebSocket(("toy",)), tls=lambda: certificates.server)
-    async with toy_server(ServerConfig(), protocol, world):
-        stream = await (dial_tls(world, certificates) if secured else dial(world))
+    async with (
+        toy_server(ServerConfig(), protocol, world),
+        await (dial_tls(world, certificates) if secured else dial(world)) as stream,
+    ):
         client = ClientProtocol(parse_uri("ws://localhost/mqtt"), subprotocols=["toy"])  # type: ignore[list-item]
         client.send_request(client.connect())
         received = bytearray()
@@ -337,7 +339,6 @@ async def test_another_library_is_served_over_a_socket(secured: bool, world: Wor
             client.receive_data(bytes(last))
         client.receive_eof()
         assert client.close_code == 1000
-        await stream.aclose()
 
 
 async def test_the_protocol_itself_is_spoken_on_the_same_port(world: World, autojump_clock: MockClock) -> None:

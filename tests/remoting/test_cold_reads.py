@@ -16,7 +16,7 @@ from .test_pull import PULL, with_backlog
 UPDATE = RequestCode.UPDATE_COLD_DATA_FLOW_CTR_CONFIG
 REMOVE = RequestCode.REMOVE_COLD_DATA_FLOW_CTR_CONFIG
 SHOW = RequestCode.GET_COLD_DATA_FLOW_CTR_INFO
-PATIENCE_S = 60
+PATIENCE_S = 300.0
 
 
 class Times:

@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import final
 
-from tests.interop.process import eventually, until
+from tests.interop.process import eventually
 
-__all__ = ["PipelineProcess", "of_session", "pipeline", "wait_for_batches"]
+__all__ = ["PipelineProcess", "kill_session", "pipeline", "wait_for_batches"]
 
 
 def of_session(session: int) -> list[int]:
@@ -27,6 +27,15 @@ def of_session(session: int) -> list[int]:
     return found
 
 
+def kill_session(session: int) -> bool | None:
+    """Kill the processes of *session*; return True if there were none."""
+    left = of_session(session)
+    for pid in left:
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, signal.SIGKILL)
+    return None if left else True
+
+
 @final
 class PipelineProcess:
     def __init__(self, child: "subprocess.Popen[str]") -> None:
@@ -35,11 +44,8 @@ class PipelineProcess:
 
     def kill(self) -> None:
         """Kill the command, Spark's JVM and its Python processes."""
-        for pid in of_session(self.pid):
-            with suppress(ProcessLookupError):  # it has just ended
-                os.kill(pid, signal.SIGKILL)
+        eventually(lambda: kill_session(self.pid))
         self.child.wait()
-        until(lambda: None if of_session(self.pid) else True, 60)
 
 
 @contextmanager

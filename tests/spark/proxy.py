@@ -29,7 +29,7 @@ class Proxy:
         self.piece_bytes = 1 << 16
         self.silent = False
         self.was_cut = 0
-        self._run(self._accept)
+        self._accepting = self._run(self._accept)
 
     def cut(self, after: Sequence[int]) -> None:
         """Cut the connections that are open, and then one after the other after so many bytes of answers."""
@@ -41,6 +41,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._accepting.join()  # it may be opening the last connection
         self._close_all()
         for thread in self._threads:
             thread.join()
@@ -52,16 +53,21 @@ class Proxy:
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
 
-    def _run(self, function: Callable[..., None], *words: object) -> None:
+    def _run(self, function: Callable[..., None], *words: object) -> threading.Thread:
         thread = threading.Thread(target=function, args=words)
         self._threads.append(thread)
         thread.start()
+        return thread
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(self._target)
+                try:
+                    server = socket.create_connection(self._target)
+                except OSError:
+                    client.close()
+                    continue
                 self._open += [client, server]
                 budget = self.cuts.pop(0) if self.cuts else -1
                 self._run(self._requests, client, server)

@@ -128,8 +128,8 @@ def test_an_archive_has_every_column_by_topic_and_day(spark: SparkSession, topic
         .count()
         == 0
     )
-    [day] = [str(row.date) for row in found.select("date").distinct().collect()]
-    assert list((tmp_path / f"topic={topic.name}" / f"date={day}").glob("*.zstd.parquet"))
+    for row in found.select("date").distinct().collect():  # two, if midnight came in between
+        assert list((tmp_path / f"topic={topic.name}" / f"date={row.date}").glob("*.zstd.parquet"))
 
 
 def test_a_run_that_is_killed_continues(

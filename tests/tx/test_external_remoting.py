@@ -10,7 +10,7 @@ import orjson
 import pytest
 import trio
 from tests.remoting.conftest import pull_ext, send_ext
-from tests.remoting.test_plugin import PULL, SEND, Caller, Running, broker
+from tests.remoting.test_plugin import PATIENCE_S, PULL, SEND, Caller, Running, broker
 
 from martlet.message import decode_properties
 from martlet.records.codec import decode_records
@@ -179,7 +179,7 @@ async def test_staged_messages_may_have_a_time(tmp_path: Path) -> None:
         await sink.stage(0, "a", 2, [b"now"])
         assert (await sink.end(COMMIT, 0, [["a", 3]])).ext["messages"] == "3"
         assert b"now" in await sink.received()
-        with trio.fail_after(60):
+        with trio.fail_after(PATIENCE_S):
             while len(found := await sink.received()) < 3:
                 await sink.client.ask(
                     PULL, {**pull_ext("T", len(found), 1), "sysFlag": "2", "suspendTimeoutMillis": "500"}
@@ -308,7 +308,7 @@ async def test_requests_that_wait_for_a_projection_that_fails_are_answered(
         async def ask(sink: SparkSink, number: int) -> None:
             answers.append(await (sink.end(COMMIT, 0, [["task", 1]]) if number else sink.begin("run")))
 
-        with trio.fail_after(60):
+        with trio.fail_after(PATIENCE_S):
             async with trio.open_nursery() as nursery:
                 for number, sink in enumerate(asking):
                     nursery.start_soon(ask, sink, number)
