@@ -337,6 +337,7 @@ async def open_harness(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[O
 
     yield make
     for opened in stores:
+        await opened.flusher.flush()  # the store still runs, and may be in the middle of one
         await opened.close()
 
 

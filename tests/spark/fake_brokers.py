@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
+from unittest.mock import patch
 
 import orjson
 
@@ -59,9 +60,11 @@ class FakeBroker:
     def close(self) -> None:
         """Close everything: connections break, new ones are refused."""
         self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()  # it may be accepting the last connection
         self._listener.close()
         for connection in self._connections:
-            connection.close()
+            with suppress(OSError):  # its thread has closed it
+                connection.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join()
 
@@ -144,7 +147,9 @@ def fake_cluster(*names: str, timeout_s: float = 30, queues: int = 2) -> Iterato
     brokers = [FakeBroker(name) for name in names]
     server.topics["Orders"] = route(brokers, queues)
     try:
-        yield Cluster([server.address], Security(), timeout_s), brokers
+        # A busy machine may need more than the second that an answer may always take.
+        with patch("martlet_spark.connection.ANSWER_S", 120.0):
+            yield Cluster([server.address], Security(), timeout_s), brokers
     finally:
         CONNECTIONS.close()
         for broker in (*brokers, server):
