@@ -36,6 +36,7 @@ __all__ = [
     "MARK_FIRST",
     "MARK_LAST",
     "RECORD_CRC_BYTES",
+    "RECORD_CRC_NAME",
     "body_crc",
     "check_record",
     "decode_record",

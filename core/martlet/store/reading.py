@@ -31,7 +31,7 @@ from martlet.records.layout import (
     record_views,
 )
 from martlet.store.light import names_place
-from martlet.store.needle_match import STEPS_MAX, Search
+from martlet.store.needle_match import STEPS_MAX, Search, ends_in_zero
 from martlet.store.page_cache import Page, PageCache
 from martlet.store.queues import BlockDamaged, Queue
 from martlet.store.tag_match import matching_entries
@@ -116,8 +116,9 @@ class ReadResult:
     def lost(self) -> list[tuple[int, int]]:
         """The ranges of offsets, ascending, whose messages could not be read; with a filter, some may not match it.
 
-        It is complete without a filter, and with `Care.TELL`, except for damaged records that the filter does not look
-        at. With `Care.CALLER_CHECKS` damaged records are in the result.
+        It is complete without a filter, and with `Care.TELL`. There a filter passes over a record whose body alone is
+        damaged, if its tag or its properties say that it does not match. With `Care.CALLER_CHECKS` damaged records are
+        in the result, unless there is a predicate.
         """
         if self._lost is None:
             return []
@@ -304,7 +305,8 @@ class Reader:
         """
         result = ReadResult(ReadStatus.NO_MATCH, offset, queue.first_offset, end)
         find, tests, scan = _limits(predicate, max_messages, by_codes=codes is not None)
-        search = Search(find, _steps(predicate), load) if find is not None else None
+        topic = (b"" if queue.light else queue.topic_bytes) if self.tells and self.verify else None
+        search = Search(find, _steps(predicate), load, topic) if find is not None else None
         stop = min(end, offset + scan)
         window = max_messages  # if most messages are wanted, the first entries fill the result
         while offset < stop:
@@ -491,7 +493,11 @@ class Reader:
             self.on_damage(position, queue, offset)
             result.lose(offset, offset + 1)
             return False
-        return predicate is None or predicate(RecordView(page.data, start))
+        if predicate is None or predicate(RecordView(page.data, start)):
+            return True
+        if self.tells and not page.trusted and ends_in_zero(page.data, start, end - page.base):
+            result.lose(offset, offset + 1)
+        return False
 
     def _first_page(self, result: ReadResult, queue: Queue, offset: int, position: int, size: int) -> Page | None:
         """Return the page of the first record of a read, from the disk; report the record if it is damaged."""
