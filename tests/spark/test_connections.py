@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 
 from martlet.errors import RemoteProtocolError
+from martlet_remoting.codec import FrameBuffer, encode_response
 from martlet_remoting.codes import RequestCode
+from martlet_remoting.packets import Command
 from martlet_spark.connection import COPIED_BYTES_MAX, Connection, Connections, Security
 
 from .fake_brokers import FakeBroker
@@ -90,3 +93,24 @@ def test_the_answer_to_an_earlier_request_is_not_taken_for_that_of_the_next(brok
             connection.request(TOPICS, {})
         with pytest.raises(RemoteProtocolError, match="answered other requests than it was sent"):
             connection.request_all(TOPICS, [{}, {}])
+
+
+def test_answers_in_another_order_are_those_of_their_requests() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer_in_reverse() -> None:
+        peer, _ = listener.accept()
+        buffer, asked = FrameBuffer(), list[Command]()
+        with peer:
+            while len(asked) < 3:
+                buffer.receive_data(peer.recv(65536))
+                asked += buffer.commands()
+            for command in reversed(asked):
+                peer.sendall(encode_response(command.opaque, 0, {"topic": command.text("topic")}))
+
+    thread = threading.Thread(target=answer_in_reverse)
+    thread.start()
+    with listener, closing(Connection("127.0.0.1:{1}".format(*listener.getsockname()), Security(), 30)) as connection:
+        answers = connection.request_all(TOPICS, [{"topic": name} for name in "abc"])
+    thread.join()
+    assert [answer.ext["topic"] for answer in answers] == ["a", "b", "c"]

@@ -76,6 +76,18 @@ def test_a_body_may_be_text() -> None:
     assert decoded(rows)[0].body == "grün".encode()
 
 
+def test_large_types_make_the_same_messages() -> None:
+    """Spark sends them with spark.sql.execution.arrow.useLargeVarTypes."""
+    large = pa.large_string()
+    types = {"body": pa.large_binary(), "key": large, "tag": large, "properties": pa.map_(large, large)}
+    row = {"body": b"body", "key": "k1 k2", "tag": "blue", "properties": [("a", "1")]}
+    rows = pa.RecordBatch.from_pydict({name: pa.array([row[name]], kind) for name, kind in types.items()})
+    [message] = decoded(rows)
+    properties = decode_properties(message.properties)
+    assert (message.body, properties.pop(UNIQ_KEY) != "") == (b"body", True)
+    assert properties == {"a": "1", "KEYS": "k1 k2", "TAGS": "blue"}
+
+
 def test_a_slice_has_some_of_the_messages() -> None:
     encoded = Encoder().encode(frame([{"body": b"%d" % number} for number in range(10)]))
     assert [message.body for message in decode_batch(encoded.slice(3, 5))] == [b"3", b"4"]
