@@ -11,6 +11,7 @@ from tests.tx.external_talk import OTHER, QUERY, TOPIC, Sink, numbered, sink
 
 from martlet.contracts import ExternalCommit, ExternalTransaction, Identity, StagedBatch
 from martlet.errors import Reason, Refused
+from martlet.steps import finish_now
 from martlet.testing.disk import FakeDisk
 from martlet_tx.config import TxConfig
 from martlet_tx.external.records import STAGED_TOPIC
@@ -83,6 +84,48 @@ async def test_producers_are_limited_and_unused_ones_are_forgotten() -> None:
     assert len(found.state.producers) == 0
     assert found.staged.forgotten == 4
     await found.begin("run", "p4")
+
+
+async def test_one_identity_cannot_use_up_the_producers_of_all() -> None:
+    found = await sink(config=replace(SMALL, producers_max=20, producers_identity_max=2))
+    await found.begin("run", "p0", "alice")
+    await found.commit(0, [], producer="p1", identity="alice")
+    text = "2 producers of identity 'alice' of external transactions are known; tx.producers_identity_max is 2"
+    for is_restored in (False, True):
+        if is_restored:
+            snapshot = b"".join(finish_now(found.state.freeze()))
+            finish_now(found.state.restore(snapshot, 0))
+        for work in (
+            lambda: found.staged.begin("alice", "p2", "run"),
+            lambda: found.staged.commit(ExternalTransaction("p2", 0, 0, "alice"), [], print),
+            lambda: found.staged.prepare(ExternalTransaction("p2", 0, 0, "alice"), [], print),
+        ):
+            with pytest.raises(Refused, match=text) as refused:
+                await found.do(work)
+            assert refused.value.reason is Reason.BUSY
+        assert text in await refusal(found, Reason.BUSY, 0, "a", ["x"], producer="p2", identity="alice")
+    await found.begin("newer", "p0", "alice")
+    await found.begin("run", "p0", "bob")
+    for number in range(4):
+        await found.begin("run", f"p{number}")  # without authentication all clients are one identity
+    for _ in range(24):
+        await found.do(found.staged.count_hour)
+    assert found.state.of_identity == {"alice": 1}
+    await found.begin("run", "p2", "alice")
+
+
+async def test_a_producer_that_has_only_begun_is_forgotten_after_a_day() -> None:
+    found = await sink()
+    epoch, _ = await found.begin("run")
+    await found.begin("run", "staging")
+    for _ in range(23):
+        await found.do(found.staged.count_hour)
+    assert (await found.begin("run"))[0] == epoch
+    await found.stage(0, "a", ["x"], epoch=epoch, producer="staging")
+    await found.do(found.staged.count_hour)
+    assert [name for _, name in found.state.producers] == ["staging"]
+    assert "it expired" in await refusal(found, Reason.NOT_FOUND, 0, "a", ["x"], epoch=epoch)
+    assert (await found.begin("run"))[0] == epoch
 
 
 async def test_parts_that_nobody_continues_expire(caplog: pytest.LogCaptureFixture) -> None:

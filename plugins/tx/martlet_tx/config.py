@@ -106,6 +106,13 @@ class TxConfig:
         low=1,
         high=1_000_000,
     )
+    producers_identity_max: int = setting(
+        10_000,
+        "the same for each identity, if clients must authenticate: nobody needs a permission to begin a run",
+        unit="producers",
+        low=1,
+        high=1_000_000,
+    )
     producer_hours: int = setting(
         720,
         "hours of operation after which an unused producer of external transactions is forgotten; a commit that it "

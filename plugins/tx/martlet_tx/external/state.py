@@ -123,6 +123,7 @@ class ExternalState:
     """The state of all external transactions.
 
     Attributes:
+      of_identity: how many of the producers each identity has.
       next: the offset after the last event that was applied.
       applied: who waits for an event to be applied.
       is_stopped: whether no further event is applied, because the broker stops or the plugin has failed.
@@ -141,6 +142,7 @@ class ExternalState:
     def _clear(self) -> None:
         self.producers: Pages[Key, Producer] = Pages()  # in the order of `Producer.noted_at`
         self.parts: Pages[tuple[Key, PartKey], Part] = Pages()
+        self.of_identity: dict[str, int] = {}
         # By the serial number of the part and the number of the chunk; in log order.
         self.chunks: Pages[tuple[int, int], Chunk] = Pages()
         self.deliveries: dict[Key, Progress] = {}
@@ -182,7 +184,7 @@ class ExternalState:
         if kind == EventKind.HOUR:
             self.hour, self.hour_noted_at = max(self.hour, items[0]), position
             return
-        key = (items[0], items[1])
+        key, before = (items[0], items[1]), len(self.producers)
         if kind == EventKind.STATE:
             self._apply_state(key, _producer(items[2:6], position, items[6:]))
         elif kind == EventKind.STAGED:
@@ -197,6 +199,13 @@ class ExternalState:
             self._forget_producer(key)
         elif kind == EventKind.PREPARED:
             self._apply_prepared(key, position, *items[2:])
+        self._count_producers(key[0], len(self.producers) - before)
+
+    def _count_producers(self, identity: str, more: int) -> None:
+        if more:
+            count = self.of_identity[identity] = self.of_identity.get(identity, 0) + more
+            if not count:
+                del self.of_identity[identity]
 
     def _apply_state(self, key: Key, said: Producer) -> None:
         known = self.producers.get(key)
@@ -427,6 +436,7 @@ class ExternalState:
         elif kind == PRODUCER:
             key, (epoch, runs, committed, hour, noted_at, *rest) = items
             self.producers[key[0], key[1]] = _producer((epoch, runs, committed, hour), noted_at, rest)
+            self._count_producers(key[0], 1)
         elif kind == PART:
             (name, (sequence, part)), (serial, epoch, chunks, messages, size), topics = items
             found = Part(serial, epoch, chunks, messages, size, frozenset(topics))

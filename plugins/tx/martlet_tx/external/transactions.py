@@ -46,6 +46,8 @@ RUNS_MAX: Final = 64
 BROKERS_CHARS_MAX: Final = 4096
 # Hours of operation for which a producer is remembered after its last commit, in case that the commit is repeated.
 ENDED_HOURS: Final = 2
+# The same for a producer that has only begun runs: it needs no permission for that.
+BEGUN_HOURS: Final = 24
 # Parts in one commit.
 PARTS_MAX: Final = 10_000
 # Transactions that are delivered at the same time; each keeps a chunk in memory.
@@ -156,7 +158,7 @@ class StagedTransactions(ExternalTransactions):
             _check_brokers(wanted.brokers)
             if run not in known.runs:
                 began_ms = min(began_ms, self._broker.clock.now_ms() + AHEAD_MS_MAX)
-                self._check_begin(known, producer, run, began_ms)
+                self._check_begin(known, key, run, began_ms)
                 runs = (*known.runs, run)[-RUNS_MAX:]
                 began_ms = began_ms or known.began_ms
                 wanted = wanted._replace(epoch=known.epoch + 1, runs=runs, began_ms=began_ms, is_ended=False)
@@ -165,18 +167,22 @@ class StagedTransactions(ExternalTransactions):
             prepared = wanted.prepared if wanted.vote.epoch < wanted.epoch else -1
             return ExternalRun(wanted.epoch, wanted.committed, prepared, wanted.brokers)
 
-    def _check_begin(self, known: Producer, producer: str, run: str, began_ms: int) -> None:
+    def _check_begin(self, known: Producer, key: Key, run: str, began_ms: int) -> None:
         """Raise `Refused` unless a new *run* may begin: one that waited somewhere may be older than the newest."""
         if began_ms and began_ms < known.began_ms:
             earlier = f"run {run!r}, which began {(known.began_ms - began_ms) / 1000:g} s before the newest run"
-            self._refuse_old(producer, earlier)
+            self._refuse_old(key[1], earlier)
         if known is UNKNOWN:
-            self._check_producers()
+            self._check_producers(key[0])
 
-    def _check_producers(self) -> None:
-        count, limit = len(self.state.producers), self._config.producers_max
+    def _check_producers(self, identity: str) -> None:
+        """Raise `Refused` (BUSY) if no further producer of *identity* may be known; an empty one is no client's own."""
+        count, limit, who, name = len(self.state.producers), self._config.producers_max, "", "producers_max"
+        if count < limit and identity:
+            count, limit = self.state.of_identity.get(identity, 0), self._config.producers_identity_max
+            who, name = f" of identity {identity!r}", "producers_identity_max"
         if count >= limit:
-            text = f"{count} producers of external transactions are known; tx.producers_max is {limit}"
+            text = f"{count} producers{who} of external transactions are known; tx.{name} is {limit}"
             when = f"{ENDED_HOURS} h after a commit that says it is the last one, else after tx.producer_hours"
             advice = "set it higher, or wait until some are forgotten"
             raise Refused(Reason.BUSY, f"{text}; {advice}: {when}; `martlet tx producers` lists them")
@@ -301,7 +307,7 @@ class StagedTransactions(ExternalTransactions):
                 busy = f"[OVERLOAD]system busy, {count} {what} would be staged; tx.staged_{name}_max is {limit}"
                 raise Refused(Reason.BUSY, busy)
         if key not in state.producers and key not in state.of_producer:
-            self._check_producers()
+            self._check_producers(transaction.identity)
 
     # ---- the outcome
 
@@ -325,7 +331,7 @@ class StagedTransactions(ExternalTransactions):
                 text = f"transaction {producer.vote.sequence} of {transaction.producer!r} is prepared already"
                 raise Refused(Reason.ILLEGAL, f"{text}; prepare transactions in the order of their numbers")
             if key not in self.state.producers:
-                self._check_producers()
+                self._check_producers(transaction.identity)
             self._check_topics(await self._broker.turns.finish(self._check_staged(transaction, parts)), check)
             if vote != producer.vote:
                 await self._note(self._prepared_event(key, vote, is_last=is_last))
@@ -352,7 +358,7 @@ class StagedTransactions(ExternalTransactions):
                 self.duplicates += 1
                 return ExternalCommit(producer.committed, 0, True)
             if key not in self.state.producers:
-                self._check_producers()
+                self._check_producers(transaction.identity)
             topics = await self._broker.turns.finish(self._check_staged(transaction, parts))
             if transaction.sequence == producer.prepared and tuple(parts) == producer.vote.parts:
                 topics = set()  # they were checked then, and the outcome is decided elsewhere
@@ -564,7 +570,9 @@ class StagedTransactions(ExternalTransactions):
 
     def _remembered_hours(self, producer: Producer) -> int:
         limit = self._config.producer_hours
-        return min(ENDED_HOURS, limit) if producer.is_ended else limit
+        if producer.is_ended:
+            return min(ENDED_HOURS, limit)
+        return min(BEGUN_HOURS, limit) if producer.committed < 0 and producer.prepared < 0 else limit
 
     async def _count_hours(self) -> None:
         while True:
