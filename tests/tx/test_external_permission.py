@@ -1,0 +1,75 @@
+"""What the requests of external transactions ask the authorizers, with the plugin, and that a no changes nothing."""
+
+from pathlib import Path
+
+import pytest
+from tests.tx.test_external_remoting import ABORT, COMMIT, LIST, SparkSink, spark
+
+from martlet.broker import Broker
+from martlet.contracts import Authorizer as Authorizes
+from martlet.contracts import Identity
+from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.packets import Command
+from martlet_tx.plugin import TxPlugin
+
+PREPARE = RequestCode.PREPARE_EXTERNAL_TRANSACTION
+PUBLISH = ("publish", "T")
+MANAGE = ("manage", "")
+
+
+class Authorizer:
+    """Remembers what it was asked, and denies what is in ``denied``."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self.denied: set[tuple[str, str]] = set()
+
+    def __call__(self, identity: Identity, action: str, name: str) -> bool:
+        self.asked.append((action, name))
+        return (action, name) not in self.denied
+
+
+@pytest.fixture
+def authorizer(monkeypatch: pytest.MonkeyPatch) -> Authorizer:
+    found = Authorizer()
+
+    def authorizers(self: TxPlugin, broker: Broker) -> list[Authorizes]:
+        return [found]
+
+    monkeypatch.setattr(TxPlugin, "martlet_authorizers", authorizers, raising=False)
+    return found
+
+
+async def each_request(sink: SparkSink, name: str) -> Command:
+    if name == "begin":
+        return await sink.begin("run")
+    if name == "stage":
+        return await sink.stage(0, "a", 0, [b"x"])
+    if name == "list":
+        return await sink.client.ask(LIST, {})
+    code = {"prepare": PREPARE, "commit": COMMIT, "abort": ABORT}[name]
+    return await sink.end(code, 0, [])
+
+
+ASKED: dict[str, set[tuple[str, str]]] = {
+    **{name: set() for name in ("begin", "prepare", "commit", "abort")},
+    "stage": {PUBLISH},
+    "list": {MANAGE},
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+async def test_authorizers_are_asked_about_each_topic(name: str, tmp_path: Path, authorizer: Authorizer) -> None:
+    """Whoever names no topic needs no permission."""
+    async with spark(tmp_path) as sink:
+        answer = await each_request(sink, name)
+        assert (answer.code, set(authorizer.asked)) == (ResponseCode.SUCCESS, ASKED[name])
+
+
+@pytest.mark.parametrize("name", ["stage", "list"])
+async def test_a_no_is_an_error(name: str, tmp_path: Path, authorizer: Authorizer) -> None:
+    authorizer.denied |= ASKED[name]
+    async with spark(tmp_path) as sink:
+        answer = await each_request(sink, name)
+        assert answer.code == ResponseCode.NO_PERMISSION
+        assert "may not" in str(answer.remark)
