@@ -117,6 +117,17 @@ def test_a_record_that_goes_on_in_another_frame_is_refused(cut: int) -> None:
         frames.take()
 
 
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+def test_records_of_zeros_are_refused_with_the_range_of_their_frame(wrong: int) -> None:
+    frames = Frames()
+    for number in range(3):
+        data = frame(number, 10, 4)
+        add(frames, bytes(len(data)) if number == wrong else data, number, 10)
+    text = rf"messages 10 to \d+ of queue .*{wrong} of topic 'Orders': .*damaged data; 'martlet store verify' lists"
+    with pytest.raises(ReadError, match=text):
+        frames.take()
+
+
 def test_a_flipped_bit_in_any_frame_is_found() -> None:
     for place in range(3):
         frames = Frames()

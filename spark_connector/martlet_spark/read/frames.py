@@ -12,9 +12,10 @@ from typing import Final, final
 import numpy as np
 
 from martlet_remoting.inner_batches import INNER_BATCH
+from martlet_spark.errors import ReadError
 from martlet_spark.read.inner_batches import unrolled
 from martlet_spark.read.progress import Progress
-from martlet_spark.read.records import Records, joined
+from martlet_spark.read.records import LEAVE_OUT, Records, joined
 
 __all__ = ["BYTES_ENOUGH", "Frames", "Part"]
 
@@ -90,7 +91,11 @@ class Frames:
         self.end, self.parts = 0, []
         if len(self._buffer) > BUFFER_BYTES:
             self._buffer = _buffer(BUFFER_BYTES)
-        records = Records(data)
+        try:
+            records = Records(data)
+        except ReadError:
+            _find_wrong(data, parts)
+            raise
         records.check_bodies()
         return records if _as_asked(records, parts) else self._one_by_one(data, parts)
 
@@ -112,6 +117,16 @@ class Frames:
 def _buffer(size: int) -> memoryview:
     """Return *size* bytes that are not set to zero: pages that are never used cost nothing."""
     return np.empty(size, np.uint8).data
+
+
+def _find_wrong(data: memoryview, parts: Sequence[Part]) -> None:
+    """Raise a `ReadError` that names the first of *parts* whose records have wrong sizes."""
+    for part in parts:
+        try:
+            Records(data[part.start : part.start + part.size])
+        except ReadError as error:
+            text = f"messages {part.first} to {part.after - 1} of {part.progress}: {error}"
+            raise ReadError(f"{text}; {LEAVE_OUT}") from error
 
 
 def _as_asked(records: Records, parts: Sequence[Part]) -> bool:

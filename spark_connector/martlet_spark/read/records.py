@@ -20,7 +20,7 @@ from martlet.records.layout import (
 )
 from martlet_spark.errors import ReadError
 
-__all__ = ["Data", "Integers", "Records", "joined"]
+__all__ = ["LEAVE_OUT", "Data", "Integers", "Records", "joined"]
 
 Data: TypeAlias = bytearray | memoryview
 Integers: TypeAlias = "np.ndarray[tuple[int], np.dtype[Any]]"
