@@ -1,6 +1,7 @@
 """What a Spark session needs for this source: `configure`."""
 
 import os
+import re
 import sys
 from typing import Final
 
@@ -24,8 +25,32 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
     by default they use the first ``python3`` of the path, which need not have this package.
     """
     # PySpark reads this variable only; the setting spark.pyspark.python is for spark-submit.
-    if getattr(builder, "_options", {}).get("spark.master", "local").startswith("local"):
+    if _is_local(builder):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     for name, value in SETTINGS.items():
         builder = builder.config(name, value)
     return builder
+
+
+def _is_local(builder: SparkSession.Builder) -> bool:
+    """Whether the application runs in this process's machine alone, as far as that is known before it begins."""
+    master = getattr(builder, "_options", {}).get("spark.master")
+    if master is None and "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started this process
+        return False
+    return str(master or _default_master()).startswith("local")
+
+
+def _default_master() -> str:
+    """Return the master that Spark's own files and variables name; that of this machine if none does."""
+    if "--master" in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
+        return os.environ["PYSPARK_SUBMIT_ARGS"].partition("--master")[2].lstrip(" =")
+    home = os.environ.get("SPARK_HOME", "")
+    folder = os.environ.get("SPARK_CONF_DIR") or os.path.join(home, "conf")
+    if not os.path.isabs(folder):
+        return "local"
+    try:
+        with open(os.path.join(folder, "spark-defaults.conf"), encoding="utf-8") as file:
+            found = re.findall(r"^\s*spark\.master[\s=:]+(\S+)", file.read(), re.MULTILINE)
+    except OSError:
+        found = []
+    return str(found[-1]) if found else "local"

@@ -153,6 +153,21 @@ def test_local_workers_use_the_python_of_the_program(
     assert os.environ.get("PYSPARK_PYTHON") == after
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("PYSPARK_GATEWAY_PORT", "4711"), ("PYSPARK_SUBMIT_ARGS", "--master yarn pyspark-shell"), ("SPARK_CONF_DIR", "")],
+)
+def test_workers_of_a_cluster_that_spark_names_use_their_own_python(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, value: str
+) -> None:
+    (tmp_path / "spark-defaults.conf").write_text("# spark.master local\nspark.master  spark://127.0.0.1:7077\n")
+    monkeypatch.setenv("PYSPARK_PYTHON", "")
+    monkeypatch.delenv("PYSPARK_PYTHON")
+    monkeypatch.setenv(name, value or str(tmp_path))
+    configure(SparkSession.Builder())
+    assert "PYSPARK_PYTHON" not in os.environ
+
+
 @pytest.mark.spark
 def test_the_session_of_these_tests_is_configured(spark: SparkSession) -> None:
     assert {name: spark.conf.get(name) for name in SETTINGS} == SETTINGS
