@@ -23,11 +23,14 @@ __all__ = [
     "CLUSTER",
     "EXACTLY_ONCE",
     "IDEMPOTENT",
+    "SELECTION",
     "SINK",
     "SOURCE",
+    "START",
     "STREAM",
     "Option",
     "Options",
+    "named",
     "parse",
 ]
 
@@ -218,15 +221,15 @@ CLUSTER: Final = (
     Option("accessKey", _same, "", "name of the user who signs requests"),
     Option("secretKey", _secret, "", "the user's secret, by reference", "env:MARTLET_SECRET or file:/run/secret"),
 )
-SOURCE: Final = (
+# Which queues.
+SELECTION: Final = (
     *CLUSTER,
     Option("subscribe", _list, (), "topics, separated by commas", "Orders,Payments"),
     Option("subscribePattern", _pattern, "", "regular expression for topics, also those created later", "Orders-.*"),
     Option("assign", _assign, None, "queues of topics", '{"Orders": [0, 1]}'),
-    Option("columns", _columns, DEFAULT, "columns to read; others are not decoded", "topic,offset,body,properties"),
-    Option("tags", _same, "", "read only messages with one of these tags", "paid || sent"),
-    Option("sql", _same, "", "read only messages whose properties match this SQL92 expression", "amount > 100"),
-    Option("key", _same, "", "read only messages with this key", "order-4711"),
+)
+# Where to begin; all but one are left out.
+START: Final = (
     Option(
         "startingOffsets",
         _offsets("earliest", "latest"),
@@ -236,6 +239,14 @@ SOURCE: Final = (
     ),
     Option("startingTimestamp", _time, None, "begin with the first message stored then (ms since 1970) or later"),
     Option("startingOffsetsByTimestamp", _times, None, "the same per queue", '{"Orders": {"0": 1700000000000}}'),
+)
+SOURCE: Final = (
+    *SELECTION,
+    Option("columns", _columns, DEFAULT, "columns to read; others are not decoded", "topic,offset,body,properties"),
+    Option("tags", _same, "", "read only messages with one of these tags", "paid || sent"),
+    Option("sql", _same, "", "read only messages whose properties match this SQL92 expression", "amount > 100"),
+    Option("key", _same, "", "read only messages with this key", "order-4711"),
+    *START,
     Option(
         "startingOffsetsByTimestampStrategy",
         _choice("error", "latest"),
@@ -343,6 +354,12 @@ def parse(given: Mapping[str, str], known: tuple[Option, ...], ignored: tuple[st
             raise OptionError(f"option {option.name}{shown} {error}") from None
     _check_pairs(values)
     return Options(values)
+
+
+def named(given: Mapping[str, str], known: tuple[Option, ...]) -> dict[str, str]:
+    """Return those of the options *given*, whose names may be in any case, that are among *known*."""
+    names = {option.name.lower(): option.name for option in known}
+    return {names[name.lower()]: text for name, text in given.items() if name.lower() in names}
 
 
 # The names of options of other sources, and of the other side.

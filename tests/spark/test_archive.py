@@ -116,7 +116,9 @@ def test_an_archive_takes_no_other_checkpoint(
 
 def test_an_archive_has_every_column_by_topic_and_day(spark: SparkSession, topic: Topic, tmp_path: Path) -> None:
     topic.send(8, tags="blue", keys="k1 k2")
-    archive(spark, topic.options, Archive(str(tmp_path)))
+    more = {"startingTimestamp": "1", "maxOffsetsPerTrigger": "100", "pollMs": "200", "group": "archives"}
+    archive(spark, {**topic.options, **more}, Archive(str(tmp_path), file_bytes=100))
+    assert len(list(tmp_path.glob("topic=*/date=*/*.parquet"))) >= 4, "a file has the messages of one task"
     found = spark.read.parquet(str(tmp_path))
     assert sorted(found.columns) == sorted([*COLUMNS, "date"])
     source = spark.read.format("martlet").options(**topic.options, columns=",".join(COLUMNS)).load()
@@ -130,6 +132,20 @@ def test_an_archive_has_every_column_by_topic_and_day(spark: SparkSession, topic
     )
     for row in found.select("date").distinct().collect():  # two, if midnight came in between
         assert list((tmp_path / f"topic={topic.name}" / f"date={row.date}").glob("*.zstd.parquet"))
+
+
+def test_a_path_is_on_the_default_file_system_of_the_cluster(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark would write there, and the note of who writes the archive must be there too."""
+    settings = spark._jsc.hadoopConfiguration()
+    before = settings.get("fs.defaultFS")
+    assert Archive("/a", checkpoint="c").on(spark) == Archive("/a", checkpoint="c")
+    settings.set("fs.defaultFS", "hdfs://127.0.0.1:1")
+    try:
+        found = Archive("/a", checkpoint=f"file://{tmp_path}").on(spark)
+        assert found == Archive("hdfs://127.0.0.1:1/a", checkpoint=f"file://{tmp_path}")
+        assert Archive("s3://bucket/a", checkpoint="/c").on(spark).checkpoint == "hdfs://127.0.0.1:1/c"
+    finally:
+        settings.set("fs.defaultFS", before)
 
 
 def test_a_run_that_is_killed_continues(

@@ -9,19 +9,21 @@ tasks write the files through Arrow, and the driver commits them (`commits.py`).
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final, final
 from uuid import uuid4
 
 from martlet_spark.columns import COLUMNS
 from martlet_spark.errors import OptionError, PipelineError
+from martlet_spark.options import START, named
 from martlet_spark.pipelines.archived import DATE, MESSAGE_COLUMNS
+from martlet_spark.pipelines.checkpoints import qualified
 from martlet_spark.pipelines.ends import check_ends, note_ends
 from martlet_spark.pipelines.owner import claim, note_query
 from martlet_spark.pipelines.progress import Show, StreamReport, follow_query, ignore
 from martlet_spark.pipelines.session import plain_errors
-from martlet_spark.pipelines.storage import Location
+from martlet_spark.pipelines.storage import Location, is_remote
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,9 +63,17 @@ class Archive:
         """Raise `OptionError` if the archive cannot be written so, and `PipelineError` if a package is missing."""
         if self.format not in FORMATS:
             raise OptionError(f"format {self.format!r} is unknown; it is {' or '.join(FORMATS)}")
+        if self.format == "delta" and is_remote(self.path):
+            text = f"Delta table {self.path!r} cannot be written: deltalake writes to local directories and to s3://"
+            raise OptionError(f"{text}; give another path, or the format parquet, which Spark writes")
         if self.format == "delta" and find_spec("deltalake") is None:
             raise PipelineError("deltalake is not installed, and Delta tables need it; pip install 'martlet[delta]'")
         assert self.checkpoint_path
+
+    def on(self, session: "SparkSession") -> "Archive":
+        """Return this archive with the file system of *session* in its paths."""
+        checkpoint = qualified(session, self.checkpoint) if self.checkpoint else ""
+        return replace(self, path=qualified(session, self.path), checkpoint=checkpoint)
 
     @property
     def kind(self) -> str:
@@ -88,6 +98,7 @@ def archive(
       OptionError: an option is invalid.
     """
     with plain_errors():
+        target = target.on(session)
         target.check()
         check_ends(session, source, target.checkpoint_path)
         query = start_archive(session, source, target, follow_s=follow_s)
@@ -104,9 +115,11 @@ def start_archive(
     from martlet_spark.pipelines.archive_sink import ArchiveSource
     from martlet_spark.pipelines.commits import open_commits
 
+    target = target.on(session)
     target.check()
+    begin = {} if named(source, START) else {"startingOffsets": "earliest"}
     options = {
-        "startingOffsets": "earliest",
+        **begin,
         "maxBytesPerTrigger": str(target.batch_bytes),
         "targetPartitionBytes": str(target.file_bytes),
         **source,

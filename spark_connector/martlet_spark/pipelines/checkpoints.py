@@ -13,7 +13,7 @@ from martlet_spark.read.offsets import Offsets, decode
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["bind", "check_bound", "exists", "query_of", "read_offsets", "read_text", "write_text"]
+__all__ = ["bind", "check_bound", "exists", "qualified", "query_of", "read_offsets", "read_text", "write_text"]
 
 NOTE: Final = "martlet.json"
 
@@ -59,6 +59,15 @@ def read_offsets(session: "SparkSession", checkpoint: str) -> Offsets:
     last = max((int(name) for name in names if name.isdecimal()), default=None)
     text = read_text(session, f"{checkpoint}/offsets/{last}") if last is not None else None
     return decode(json.loads(text.splitlines()[-1])) if text else {}
+
+
+def qualified(session: "SparkSession", path: str) -> str:
+    """Return *path* with its file system, if that is neither local nor S3: Spark has a default one on some clusters."""
+    if path.startswith("s3://"):
+        return path
+    file, files = _of(session, path)
+    whole = str(files.makeQualified(file).toString())
+    return path if whole.startswith("file:") else whole
 
 
 def exists(session: "SparkSession", path: str) -> bool:

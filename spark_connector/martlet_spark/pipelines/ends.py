@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from martlet_spark.cluster import Cluster
 from martlet_spark.connection import ConnectionLost
 from martlet_spark.errors import PipelineError, ReadError
-from martlet_spark.options import SOURCE, parse
+from martlet_spark.options import SELECTION, SOURCE, named
 from martlet_spark.pipelines.checkpoints import read_offsets, read_text, write_text
 from martlet_spark.read.topics import Subscribed
 from martlet_spark.source import MartletDataSource
@@ -61,7 +60,7 @@ def check_ends(session: "SparkSession", source: Mapping[str, str], checkpoint: s
             topic, broker, number = queue
             text = f"topic {topic!r} was deleted and created again since the last run: message {offset} of queue"
             text += f" {broker}/{number} is {msg_id}, and was {before}"
-            if source.get("failOnDataLoss") != "false":
+            if named(source, SOURCE).get("failOnDataLoss", "").lower() != "false":
                 raise PipelineError(f"{text}; archive it to another path, with another checkpoint")
             log.warning("%s; continuing with the messages that follow", text)
 
@@ -70,18 +69,16 @@ def _messages(source: Mapping[str, str], offsets: Mapping[Queue, int]) -> dict[Q
     """Return the id of the message at each of *offsets* that is still there."""
     if not offsets:
         return {}
-    options = parse(source, SOURCE)
-    cluster = Cluster(options["endpoints"], options.security, options["timeoutMs"] / 1000)
     first: dict[str, dict[str, int]] = {}
     after: dict[str, dict[str, int]] = {}
-    for queue, (least, end) in Subscribed(cluster, options).bounds().items():
+    for queue, (least, end) in Subscribed.of(source).bounds().items():
         offset = offsets.get((queue.topic, queue.broker_name, queue.queue_id), -1)
         name, is_there = f"{queue.broker_name}/{queue.queue_id}", least <= offset < end
         first.setdefault(queue.topic, {})[name] = offset if is_there else end
         after.setdefault(queue.topic, {})[name] = offset + 1 if is_there else end
     limits = {"startingOffsets": json.dumps(first), "endingOffsets": json.dumps(after), "failOnDataLoss": "false"}
-    given = {name: text for name, text in source.items() if name not in ("failOnDataLoss", "maxBytesPerTrigger")}
-    return {(row["topic"], row["broker"], row["queue"]): row["msg_id"] for row in _rows({**given, **limits})}
+    options = {**named(source, SELECTION), **limits}
+    return {(row["topic"], row["broker"], row["queue"]): row["msg_id"] for row in _rows(options)}
 
 
 def _rows(options: Mapping[str, str]) -> Iterable[dict[str, Any]]:

@@ -5,20 +5,20 @@ origin in properties; what brokers and clients wrote into its own properties is 
 """
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
 from martlet_remoting.reserved import PAST, PAST_PREFIXES, RESERVED
-from martlet_spark.cluster import Cluster
 from martlet_spark.columns import COLUMNS
 from martlet_spark.errors import OptionError
-from martlet_spark.options import SOURCE, parse
+from martlet_spark.options import SOURCE, START, named
 from martlet_spark.pipelines.archive_log import kind_of
 from martlet_spark.pipelines.archive_sink import ArchiveSource
 from martlet_spark.pipelines.archived import spark_columns
-from martlet_spark.pipelines.checkpoints import bind, check_bound
+from martlet_spark.pipelines.checkpoints import bind, check_bound, qualified
 from martlet_spark.pipelines.progress import OBSERVED, SENT, Show, StreamReport, follow_query, ignore
 from martlet_spark.pipelines.session import plain_errors
 from martlet_spark.pipelines.storage import Location
@@ -44,6 +44,16 @@ ORIGIN_NAMES: Final = ("ORIGIN_TOPIC", "ORIGIN_BROKER", "ORIGIN_QUEUE", "ORIGIN_
 NOT_SENT: Final = ", ".join(f"'{name}'" for name in sorted({*RESERVED, *PAST, *ORIGIN_NAMES}))
 NO_PREFIX: Final = " AND ".join(f"NOT startswith(name, '{prefix}')" for prefix in PAST_PREFIXES)
 OWN: Final = f"map_filter(properties, (name, value) -> name NOT IN ({NOT_SENT}) AND {NO_PREFIX} AND value != '')"
+# Options of the source that say what is replayed.
+CHOOSING: Final = (
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "tags",
+    "key",
+    "sql",
+    *(option.name for option in START),
+)
 GUARANTEES: Final = ("exactly-once", "at-least-once")
 
 
@@ -86,6 +96,11 @@ def replay(
     if not plan.to or not plan.checkpoint:
         raise OptionError("a replay needs a topic to write to and a checkpoint; give both")
     with plain_errors():
+        if isinstance(source, str):
+            source = qualified(session, source)
+        elif not 0 < plan.until_ms <= time.time() * 1000 and Subscribed.of(source).selects_topic(plan.to):
+            text = f"topic {plan.to!r} is replayed to itself, so each run would send again what the last one has sent"
+            raise OptionError(f"{text}; give an end in the past with --until, or another topic")
         chosen = _chosen(source, plan)
         check_bound(session, plan.checkpoint, "replay", chosen)
         kind = kind_of(source) if isinstance(source, str) else ""
@@ -130,14 +145,15 @@ def _chosen(source: Mapping[str, str] | str, plan: Replay) -> dict[str, object]:
     own = {"to": plan.to, "where": plan.where, "from": plan.from_ms, "until": plan.until_ms}
     if isinstance(source, str):
         return {**own, "archive": source}
-    return {**own, **{name: source.get(name, "") for name in ("subscribe", "subscribePattern", "sql")}}
+    given = named(source, SOURCE)
+    return {**own, **{name: given.get(name, "") for name in CHOOSING}}
 
 
 def _of_topics(session: "SparkSession", source: Mapping[str, str], plan: Replay) -> "DataFrame":
     options = {**source, "columns": ",".join(COLUMNS)}
     if plan.from_ms:
         options |= {"startingTimestamp": str(plan.from_ms), "startingOffsetsByTimestampStrategy": "latest"}
-    else:
+    elif not named(source, START):
         options["startingOffsets"] = "earliest"
     if plan.rate:
         options["maxOffsetsPerTrigger"] = str(plan.rate * BATCH_S)
@@ -176,9 +192,7 @@ def _is_idle(progress: Mapping[str, Any]) -> bool:
 
 def _reached(source: Mapping[str, str]) -> Done:
     """Return what says whether a query has read all messages that are there now."""
-    options = parse(source, SOURCE)
-    cluster = Cluster(options["endpoints"], options.security, options["timeoutMs"] / 1000)
-    heads = {queue: end for queue, (_, end) in Subscribed(cluster, options).bounds().items()}
+    heads = {queue: end for queue, (_, end) in Subscribed.of(source).bounds().items()}
 
     def reached(progress: Mapping[str, Any]) -> bool:
         text = progress["sources"][0]["endOffset"]

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.packets import MessageQueue
-from martlet_spark.cluster import Cluster, check
+from martlet_spark.cluster import check
 from martlet_spark.connection import Answer, Connection
 from martlet_spark.errors import OptionError
-from martlet_spark.options import SOURCE, parse
 from martlet_spark.read.topics import Subscribed
 
 if TYPE_CHECKING:
@@ -95,9 +94,8 @@ def _committed_rows(source: Mapping[str, str], group: str) -> list[tuple[str, st
 
 def committed_offsets(source: Mapping[str, str], group: str) -> dict[MessageQueue, int]:
     """Return the offset that *group* has committed in each queue of *source*; 0 where it has none."""
-    options = parse(source, SOURCE)
-    cluster = Cluster(options["endpoints"], options.security, options["timeoutMs"] / 1000)
-    subscribed = Subscribed(cluster, options)
+    subscribed = Subscribed.of(source)
+    cluster = subscribed.cluster
     queues, routes = sorted(subscribed.bounds()), subscribed.routes()
     found: dict[MessageQueue, int] = {}
     for topic, broker in sorted({(queue.topic, queue.broker_name) for queue in queues}):

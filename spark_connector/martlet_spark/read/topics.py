@@ -10,7 +10,7 @@ from martlet_remoting.packets import MessageQueue
 from martlet_spark.cluster import Bounds, Cluster, UnknownTopic
 from martlet_spark.connection import attempts
 from martlet_spark.errors import OptionError
-from martlet_spark.options import Options
+from martlet_spark.options import SELECTION, Options, named, parse
 from martlet_spark.read.offsets import EARLIEST, LATEST, Offsets, find_queues, queue_name
 
 __all__ = ["Places", "Subscribed"]
@@ -35,6 +35,16 @@ class Subscribed:
             said = f"{' and '.join(given)} are given" if given else "none is given"
             raise OptionError(f"exactly one of the options subscribe, subscribePattern and assign is needed; {said}")
 
+    @classmethod
+    def of(cls, source: Mapping[str, str]) -> "Subscribed":
+        """Return what *source*, the options of a batch or a stream, subscribes to; its other options do not matter.
+
+        Raises:
+          OptionError: an option is invalid.
+        """
+        options = parse(named(source, SELECTION), SELECTION)
+        return cls(Cluster(options["endpoints"], options.security, options["timeoutMs"] / 1000), options)
+
     def routes(self, known: Collection[MessageQueue] = ()) -> Mapping[str, Route]:
         """Return the routes of the topics, which may be some seconds old; without topics of *known* that are gone.
 
@@ -54,11 +64,15 @@ class Subscribed:
 
     def selects(self, queue: MessageQueue) -> bool:
         """Whether the options select *queue*, if it exists."""
-        if self._pattern:
-            return re.fullmatch(self._pattern, queue.topic) is not None
         if self._assign is not None:
             return any(find_queues(queue.topic, name, [queue]) for name in self._assign.get(queue.topic, ()))
-        return queue.topic in self._subscribe
+        return self.selects_topic(queue.topic)
+
+    def selects_topic(self, topic: str) -> bool:
+        """Whether the options select queues of *topic*."""
+        if self._pattern:
+            return re.fullmatch(self._pattern, topic) is not None
+        return topic in (self._subscribe or self._assign or ())
 
     def forget_routes(self) -> None:
         """Ask for new routes when they are needed next."""
