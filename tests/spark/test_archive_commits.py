@@ -11,11 +11,13 @@ import pyarrow.fs as pafs
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from martlet_spark.errors import PipelineError
+from martlet_spark.errors import OptionError, PipelineError
+from martlet_spark.pipelines import parts
+from martlet_spark.pipelines.archive import Archive
 from martlet_spark.pipelines.archive_log import Place, advance, open_log
-from martlet_spark.pipelines.commits import open_commits
+from martlet_spark.pipelines.commits import ListCommits, open_commits
 from martlet_spark.pipelines.owner import NAME, check_run, note_query
-from martlet_spark.pipelines.parts import _Part
+from martlet_spark.pipelines.parts import _Part, write_parts
 from martlet_spark.pipelines.storage import Location, write_whole
 
 from .test_archive_log import messages, read, write, write_tasks
@@ -123,6 +125,55 @@ def test_a_run_that_is_replaced_while_it_starts_ends(tmp_path: Path) -> None:
         note_query(None, str(tmp_path), "query", "old")  # type: ignore[arg-type]
     note_query(None, str(tmp_path), "query", "new")  # type: ignore[arg-type]
     assert json.loads(note.read_text()) == {"query": "query", "run": "new"}
+
+
+def test_a_commit_lists_no_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be hundreds of thousands."""
+    location = Location.of(str(tmp_path))
+    write(location, "parquet", 7, [messages("A", 0, 4)])
+    commits = open_commits(location, "parquet")
+    with monkeypatch.context() as patched:
+        patched.setattr(ListCommits, "numbers", None)
+        assert commits.has("query", 7)
+        assert not commits.has("query", 8)
+        with pytest.raises(PipelineError, match="was written with another checkpoint"):
+            commits.has("another", 8)
+    assert commits.has("query", 5)
+    assert not commits.has("query", 9)
+
+
+def test_few_files_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "OPEN_MAX", 2)
+    location = Location.of(str(tmp_path))
+    batches = [messages(topic, n * 4, 4) for n, topic in enumerate("ABACADBA")]
+    write(location, "parquet", 0, batches)
+    expected = [body.as_py().decode() for batch in batches for body in batch["body"]]
+    assert bodies(location, "parquet") == sorted(expected)
+    assert (
+        len(present(location)) == len(open_commits(location, "parquet").files()) == 6
+    )  # A is open when more comes of it, twice
+
+
+def test_files_that_were_closed_are_removed_if_their_task_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "OPEN_MAX", 2)
+    location = Location.of(str(tmp_path))
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield from (messages(topic, 0, 4) for topic in "ABCD")
+        raise OSError(5, "Input/output error")
+
+    filesystem, root = location.open()
+    with pytest.raises(OSError, match="Input/output error"):
+        write_parts(filesystem, root, 0, 0, rows())
+    assert present(location) == []
+
+
+def test_a_delta_table_is_not_written_where_deltalake_cannot() -> None:
+    target = Archive("hdfs://127.0.0.1:1/archive", "delta", "checkpoint")
+    with pytest.raises(OptionError, match="deltalake writes to local directories and to s3://; give another path, or"):
+        target.check()
 
 
 @pytest.mark.parametrize("kind", ["parquet", "delta"])

@@ -1,12 +1,13 @@
 """Parquet files of an archive, written by Spark's tasks through Arrow.
 
-A task writes one file per topic and date. Its name says the batch, so that a run can remove what its predecessor wrote
-and did not commit, and is the attempt's own: a late attempt, or a run that was replaced, harms no file of another.
+A task writes one file per topic and date, or several if it has many topics. Its name says the batch, so that a run can
+remove what its predecessor wrote and did not commit, and is the attempt's own: a late attempt, or a run that was
+replaced, harms no file of another.
 """
 
 import re
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import date
 from typing import Any, Final, TypeAlias, final
@@ -23,6 +24,9 @@ __all__ = ["PARTITIONS", "Written", "batch_of", "directory", "write_parts"]
 PARTITIONS: Final = ("topic", "date")
 ATTEMPT_CHARS: Final = 12
 ROW_GROUP_BYTES: Final = 32 << 20
+# Files that a task writes at the same time: each takes a descriptor, and one of S3 also a buffer. A task has the
+# messages of one queue after those of another, so nothing more comes for most of those that are closed.
+OPEN_MAX: Final = 64
 NAME: Final = re.compile(r"\.?(\d{10})-\d{5}(?:-[0-9a-f]+)?\.parquet")
 Key: TypeAlias = tuple[str, date]
 
@@ -97,8 +101,9 @@ class _Part:
 
     def abandon(self) -> None:
         """Remove the file, as far as that is possible, on a disk that failed."""
-        with suppress(OSError, pa.ArrowException):
-            self._stream.close()
+        for each in (self._writer, self._stream):
+            with suppress(OSError, pa.ArrowException):
+                each.close()
         for path in {self._open_path, self._path}:
             with suppress(OSError):
                 self._filesystem.delete_file(path)
@@ -112,31 +117,52 @@ def write_parts(
     Raises:
       OSError: the disk or the store failed.
     """
-    parts: dict[Key, tuple[str, _Part]] = {}
-    try:
-        return _write(filesystem, root, _name(batch, task), batches, parts)
-    except BaseException:
-        for _, part in parts.values():
-            part.abandon()
-        raise
+    with ExitStack() as undo:
+        found = _Files(filesystem, root, batch, task, undo)
+        for each in batches:
+            for key, rows in _split(each):
+                found.add(key, rows)
+        written = found.close()
+        undo.pop_all()
+    return written
 
 
-def _write(
-    filesystem: pafs.FileSystem,
-    root: str,
-    name: str,
-    batches: Iterator[pa.RecordBatch],
-    parts: dict[Key, tuple[str, _Part]],
-) -> list[Written]:
-    for each in batches:
-        for key, rows in _split(each):
-            if key not in parts:
-                path = f"{directory(key[0], key[1].isoformat())}/{name}"
-                parts[key] = path, _Part(filesystem, root, path, rows.schema)
-            parts[key][1].add(rows)
-    return [
-        Written(path, topic, day.isoformat(), part.rows, part.close()) for (topic, day), (path, part) in parts.items()
-    ]
+@final
+class _Files:
+    """The files of one task; *undo* removes them."""
+
+    def __init__(self, filesystem: pafs.FileSystem, root: str, batch: int, task: int, undo: ExitStack) -> None:
+        self._filesystem = filesystem
+        self._root = root
+        self._batch = batch
+        self._task = task
+        self._undo = undo
+        self._open: dict[Key, tuple[str, _Part]] = {}  # the one that was written to last is at the end
+        self._written: list[Written] = []
+
+    def add(self, key: Key, rows: pa.RecordBatch) -> None:
+        """Write *rows*, of one topic and date, to a file that is open, or to a new one."""
+        found = self._open.pop(key) if key in self._open else self._begin(key, rows.schema)
+        self._open[key] = found
+        found[1].add(rows)
+
+    def _begin(self, key: Key, schema: pa.Schema) -> tuple[str, _Part]:
+        if len(self._open) >= OPEN_MAX:
+            self._close(next(iter(self._open)))
+        path = f"{directory(key[0], key[1].isoformat())}/{_name(self._batch, self._task)}"
+        part = _Part(self._filesystem, self._root, path, schema)
+        self._undo.callback(part.abandon)
+        return path, part
+
+    def _close(self, key: Key) -> None:
+        path, part = self._open.pop(key)
+        self._written.append(Written(path, key[0], key[1].isoformat(), part.rows, part.close()))
+
+    def close(self) -> list[Written]:
+        """Complete all files and return them."""
+        for key in list(self._open):
+            self._close(key)
+        return self._written
 
 
 def _split(batch: pa.RecordBatch) -> Iterator[tuple[Key, pa.RecordBatch]]:
