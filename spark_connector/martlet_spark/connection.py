@@ -344,12 +344,11 @@ class Connections:
         Raises:
           ConnectionLost: no connection can be opened.
         """
-        connection = self.borrow(address, security, timeout_s)
-        try:
+        with contextlib.ExitStack() as undo:
+            connection = self.borrow(address, security, timeout_s)
+            undo.callback(connection.close)
             yield connection
-        except BaseException:
-            connection.close()
-            raise
+            undo.pop_all()
         self.give_back(connection)
 
     def give_back(self, connection: Connection) -> None:

@@ -9,6 +9,7 @@ import ssl
 import struct
 import subprocess
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import pytest
@@ -52,11 +53,10 @@ async def dial(world: World) -> trio.SocketStream:
 
 async def dial_tls(world: World, certificates: Certificates) -> trio.SSLStream[trio.SocketStream]:
     stream = trio.SSLStream(await dial(world), certificates.client, server_hostname="localhost", https_compatible=True)
-    try:
+    async with AsyncExitStack() as undo:
+        undo.push_async_callback(trio.aclose_forcefully, stream)
         await stream.do_handshake()
-    except BaseException:
-        await trio.aclose_forcefully(stream)
-        raise
+        undo.pop_all()
     return stream
 
 

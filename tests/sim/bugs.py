@@ -92,6 +92,21 @@ async def later(world: World, least_s: float, most_s: float) -> Life:
             return world.life
 
 
+async def written(world: World) -> tuple[int, list[RecordView]]:
+    """Return the log position up to which records are written, and those that are not durable yet.
+
+    Return them after a pause, once a broker serves.
+    """
+    while True:
+        await trio.sleep(0.01)
+        life = world.life
+        if life is not None and life.store is not None and life.serving:
+            tail = LogTail(world.plan.segment_bytes)
+            tail.position = life.store.durable
+            records = list(tail.read(life.disk, life.store.written))
+            return tail.position, records
+
+
 async def power_cuts(world: World) -> None:
     """Cut the power again and again, and do no other harm."""
     while True:
@@ -129,13 +144,8 @@ async def failed_syncs(world: World) -> None:
 async def torn_writes(world: World) -> None:
     """Cut the power when a long record is not durable, of which then only a sector amid its body is missing."""
     while True:
-        await trio.sleep(0.01)
-        life = world.life
-        if life is None or life.store is None or not life.serving:
-            continue
-        unsynced = LogTail(world.plan.segment_bytes)
-        unsynced.position = life.store.durable
-        for record in unsynced.read(life.disk, life.store.written):
+        _, records = await written(world)
+        for record in records:
             if len(record.body) > LONG_BYTES:
                 world.damage = partial(_tear, record, world.plan.segment_bytes)
                 world.crash(Cut.TORN, f"amid the record at {record.position}")
@@ -157,25 +167,17 @@ def _tear(record: RecordView, segment_bytes: int, disk: FakeDisk) -> None:
 async def lost_rounds(world: World) -> None:
     """Cut the power when two rounds of the delay levels are not durable, of which then only the first is missing."""
     while True:
-        await trio.sleep(0.01)
-        life = world.life
-        if life is None or life.store is None or not life.serving:
-            continue
-        unsynced = LogTail(world.plan.segment_bytes)
-        unsynced.position = life.store.durable
-        records = list(unsynced.read(life.disk, life.store.written))
+        end, records = await written(world)
         notes = [number for number, record in enumerate(records) if record.topic == LEVELS_JOURNAL]
-        if (
-            len(notes) < 2
-            or records[0].position // world.plan.segment_bytes != unsynced.position // world.plan.segment_bytes
-        ):
+        segment_bytes = world.plan.segment_bytes
+        if len(notes) < 2 or records[0].position // segment_bytes != end // segment_bytes:
             continue
         first = last = notes[0]
         while first and records[first].sys_flag & GROUP_MASK != FIRST_FLAG:
             first -= 1
         if records[first].topic != LEVELS_JOURNAL:
             kept = records[:first] + records[last + 1 :]
-            world.damage = partial(_keep, kept, world.plan.segment_bytes)
+            world.damage = partial(_keep, kept, segment_bytes)
             world.crash(Cut.LOST, f"amid the rounds from {records[first].position} on")
             await trio.sleep(3)
 

@@ -246,6 +246,22 @@ def _steps(predicate: Predicate | None) -> list[int] | None:
     return predicate.steps if isinstance(predicate, Condition) else None
 
 
+def _entries(result: ReadResult, queue: Queue, offset: int, count: int, entries: Entries) -> bytes | None:
+    """Return up to *count* entries; None if they are not at hand, or damaged and not the first of the read.
+
+    A read that begins at damaged entries requests their repair.
+
+    Raises:
+      BlockDamaged: they are the first of the read.
+    """
+    try:
+        return entries(queue, offset, count)
+    except BlockDamaged:
+        if offset == result.next_offset:
+            raise
+        return None
+
+
 def _limits(predicate: Predicate | None, max_messages: int, *, by_codes: bool) -> tuple[Find | None, int, int]:
     """Return how to search raw bytes, and how many records a read may test and entries it may scan."""
     condition = predicate if isinstance(predicate, Condition) else None
@@ -305,17 +321,11 @@ class Reader:
         """
         result = ReadResult(ReadStatus.NO_MATCH, offset, queue.first_offset, end)
         find, tests, scan = _limits(predicate, max_messages, by_codes=codes is not None)
-        topic = (b"" if queue.light else queue.topic_bytes) if self.tells and self.verify else None
-        search = Search(find, _steps(predicate), load, topic) if find is not None else None
+        search = self._search(queue, find, _steps(predicate), load) if find is not None else None
         stop = min(end, offset + scan)
         window = max_messages  # if most messages are wanted, the first entries fill the result
         while offset < stop:
-            try:
-                data = entries(queue, offset, min(stop - offset, window))
-            except BlockDamaged:
-                if offset == result.next_offset:
-                    raise
-                break  # a read that begins there requests the repair
+            data = _entries(result, queue, offset, min(stop - offset, window), entries)
             if data is None:
                 if offset == result.next_offset:
                     return None
@@ -332,13 +342,11 @@ class Reader:
             if search is not None and len(found) >= NARROWED_MIN:
                 data, found, covered = _narrow(data, found, covered, search, tests)
             before = len(result.pieces)
-            rest, left = data, found
+            taken, full = 0, -1
             if predicate is None and len(data) >= BLOCK_ENTRIES_MIN * ENTRY_BYTES:
                 taken = self._collect_unchecked(result, data, max_messages, budget_bytes, load)
-                if taken:
-                    rest, left = data[taken * ENTRY_BYTES :], found[taken:]
-            full = -1
-            if left:
+            if taken < len(found):
+                left, rest = found[taken:], data[taken * ENTRY_BYTES :]
                 full = self._collect(
                     result, queue, offset, left, rest, max_messages, budget_bytes, predicate, load, wait
                 )
@@ -358,6 +366,11 @@ class Reader:
             offset = max(offset, queue.first_offset)
         result.next_offset = offset
         return result
+
+    def _search(self, queue: Queue, find: Find, steps: list[int] | None, load: Load) -> Search:
+        """Return a search in *queue* by *find*, which also finds damaged records if the reader tells of these."""
+        topic = (b"" if queue.light else queue.topic_bytes) if self.tells and self.verify else None
+        return Search(find, steps, load, topic)
 
     def _pass_hole(self, result: ReadResult, queue: Queue, offset: int, stop: int) -> int:
         """Note a missing file of entries in *result*; return where to continue.
