@@ -48,6 +48,7 @@ HOT = (
     "martlet/records/layout.py",
     "martlet/store/log.py",
     "martlet/store/needle_match.py",
+    "martlet/store/passed_records.py",
     "martlet/store/queue_reader.py",
     "martlet/store/lookup.py",
     "martlet/store/queues.py",

@@ -3,9 +3,8 @@
 A `Condition` may know bytes that every matching record contains, and find them at the speed of C. The places in a page
 are kept with it, because the records of a topic's queues lie side by side: the reads of the other queues use them too.
 
-A damaged record may lack these bytes, so a search that must tell of damage looks at the records that it passes over.
-Their bodies need no check: damage that reaches from a body into the properties, in which a condition looks, also hits
-the topic between them. Only records with a record CRC are checked whole.
+A damaged record may lack these bytes, so a search that must tell of damage looks at the records that it passes over
+(`passed_records.py`).
 """
 
 from bisect import bisect_left, bisect_right
@@ -14,23 +13,11 @@ from itertools import chain
 from struct import Struct
 from typing import Final, final
 
-from martlet.records.codec import RECORD_CRC_BYTES, RECORD_CRC_NAME, check_record
-from martlet.records.layout import (
-    ENTRY,
-    ENTRY_BYTES,
-    HEAD_BYTES,
-    I32,
-    I64,
-    MAGIC_AT,
-    MAGIC_V1,
-    POSITION_AT,
-    Buffer,
-    Find,
-    RecordView,
-)
+from martlet.records.layout import ENTRY, ENTRY_BYTES, I32, I64, Find
 from martlet.store.page_cache import Page
+from martlet.store.passed_records import are_intact, find_damaged
 
-__all__ = ["STEPS_MAX", "Search", "ends_in_zero"]
+__all__ = ["STEPS_MAX", "Search"]
 
 # One read searches this many bytes of the log at most, and at least one page: 2 to 6 ms. Reads that follow one another
 # in several queues end at the same page, so each page is searched once for all of them and then dropped from the cache.
@@ -48,13 +35,6 @@ POSITIONS_AT_ONCE: Final = 64
 POSITION: Final = Struct(">q12x")
 POSITIONS: Final = Struct(">" + POSITIONS_AT_ONCE * "q12x")
 SIZE_AT: Final = 8
-SIZES: Final = Struct(">8xi8x")
-BODY_BYTES: Final = Struct(f">{HEAD_BYTES - 4}xi")
-MAGIC: Final = MAGIC_V1.to_bytes(4, "big")
-# Bytes of a record's head, and where a queue entry has the same: the size, and the position.
-COLUMNS: Final = (*((at, SIZE_AT + at) for at in range(4)), *((POSITION_AT + at, at) for at in range(8)))
-TAIL_BYTES: Final = RECORD_CRC_BYTES
-RECORD_CRC: Final = RECORD_CRC_NAME + b"\x01"
 
 
 @final
@@ -117,11 +97,11 @@ class Search:
     def _damaged(self, page: Page, positions: list[int], data: bytes, topic: bytes) -> list[int]:
         """Return which of the records at *positions*, which have the entries *data*, are no intact ones of *topic*."""
         starts = [position - page.base for position in positions]
-        if topic and _look_intact(page.data, starts, data, topic):
+        if topic and are_intact(page.data, starts, data, topic):
             self._end -= len(starts) * LOOKED_AT_BYTES
             return []
         self._end -= len(starts) * CHECKED_BYTES
-        return _damaged(page, starts, data, topic)
+        return find_damaged(page, starts, data, topic)
 
     def _is_over(self, position: int) -> bool:
         return 0 <= self._end <= position or self._steps[0] >= self._steps_end
@@ -174,46 +154,6 @@ def _hits(page: Page, find: Find, entries: int, end: int) -> list[int] | None:
     found = places + more if more is not None and len(places) + len(more) <= PLACES_MAX else None
     page.searched = find, stop, found
     return found
-
-
-def _damaged(page: Page, starts: list[int], data: bytes, topic: bytes) -> list[int]:
-    found: list[int] = []
-    for index, (position, size, _) in enumerate(ENTRY.iter_unpack(data)):
-        start = starts[index]
-        intact = check_record(page.view, start, start + size, position, topic or None)
-        if not intact or ends_in_zero(page.data, start, start + size):
-            found.append(index)
-    return found
-
-
-def _look_intact(page: Buffer, starts: list[int], data: bytes, topic: bytes) -> bool:
-    """Return whether at *starts* of *page* there are V1 records with the positions and sizes of the entries *data*.
-
-    Looks at all of them together: at their sizes, magics, positions and topics, and at the ends of their properties.
-    This takes 0.5 us for each, a fourth of `check_record`. False if one has a record CRC.
-    """
-    heads = b"".join([page[start : start + HEAD_BYTES] for start in starts])
-    count = len(starts)
-    if len(heads) != count * HEAD_BYTES:
-        return False
-    for at, byte in enumerate(MAGIC, MAGIC_AT):
-        if heads[at::HEAD_BYTES].count(byte) != count:
-            return False
-    for at, entry_at in COLUMNS:
-        if heads[at::HEAD_BYTES] != data[entry_at::ENTRY_BYTES]:
-            return False
-    mark = bytes((len(topic),)) + topic
-    bodies = [start + HEAD_BYTES + size for start, (size,) in zip(starts, BODY_BYTES.iter_unpack(heads), strict=True)]
-    if b"".join([page[at : at + len(mark)] for at in bodies]) != mark * count:
-        return False
-    ends = [start + size for start, (size,) in zip(starts, SIZES.iter_unpack(data), strict=True)]
-    tails = b"".join([page[end - TAIL_BYTES : end] for end in ends])
-    return len(tails) == count * TAIL_BYTES and 0 not in tails[TAIL_BYTES - 1 :: TAIL_BYTES] and RECORD_CRC not in tails
-
-
-def ends_in_zero(data: Buffer, start: int, end: int) -> bool:
-    """Return whether the record ``data[start:end]`` has lost the end of its properties, which no CRC covers."""
-    return data[end - 1] == 0 and len(RecordView(data, start).properties) > 0
 
 
 def _match(found: list[int], hits: list[int], positions: list[int], data: bytes, base: int, begin: int) -> None:

@@ -31,8 +31,9 @@ from martlet.records.layout import (
     record_views,
 )
 from martlet.store.light import names_place
-from martlet.store.needle_match import STEPS_MAX, Search, ends_in_zero
+from martlet.store.needle_match import STEPS_MAX, Search
 from martlet.store.page_cache import Page, PageCache
+from martlet.store.passed_records import ends_in_zero
 from martlet.store.queues import BlockDamaged, Queue
 from martlet.store.tag_match import matching_entries
 

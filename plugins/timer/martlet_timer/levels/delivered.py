@@ -5,8 +5,8 @@ cut a round may be lost although a later one is not. A note therefore says of ea
 no note covers was not delivered.
 
 A note is a msgpack array: the offset of each level after the round; where the round began, for the levels that it
-changed; and by level the ranges above that offset that earlier rounds delivered, if there are any. An older note is the
-first of these alone.
+changed; and by level the ranges above that offset that earlier rounds delivered, if there are any. Older versions
+wrote the first of these alone.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import msgpack  # type: ignore[import-untyped]
 
-__all__ = ["Delivered", "Offsets", "Ranges", "apply_note", "encode_note", "later_of", "low_of"]
+__all__ = ["Delivered", "Offsets", "Ranges", "apply_note", "encode_note", "later_of", "low_of", "union"]
 
 Offsets: TypeAlias = Mapping[int, int]
 # Ascending ranges (first offset, offset after the last) that do not touch each other.
