@@ -31,7 +31,7 @@ def running(folder: Path, number: int, environment: Mapping[str, str], *words: s
 
 
 def run(folder: Path, *words: str) -> list[str]:
-    """Start the query again and again until it ends well; return the last words of those that did not."""
+    """Start the query again and again until it ends well; return the last output of the runs that failed."""
     environment = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
     failed: list[str] = []
     for number in range(1, 6):

@@ -52,7 +52,7 @@ def test_messages_that_retention_removed_fail_the_query(
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """They fail an archive too, and its sentence names the command's option."""
+    """An archive fails too, and its error names the command's option."""
     archive = ["pipeline", "archive", topic.name, "-n", small.name_server, "--to", str(tmp_path)]
     stream = Stream(topic)
     first = topic.send(5)

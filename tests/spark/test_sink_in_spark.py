@@ -142,7 +142,7 @@ def failing(name: str, marker: Path) -> type[MartletDataSource]:
 def test_a_query_that_fails_anywhere_writes_each_row_once(
     spark: SparkSession, topic: Topic, empty: Topic, tmp_path: Path, when: str, guarantee: str
 ) -> None:
-    """What of the batch was written before, as one of the tasks of an idempotent query has, is not written again."""
+    """Rows that a task of an idempotent query has written before the failure are not written again."""
     name = f"failing_{guarantee[0]}_{when}"
     spark.dataSource.register(failing(name, tmp_path / "marker"))
     topic.send(20)

@@ -96,7 +96,7 @@ def damage(log: Path, position: int, size: int, harm: Callable[[bytearray], None
 
 
 async def damaged_store(open_store: OpenStore, log: Path, kind: str, *, record_crcs: bool) -> Store:
-    """Return a store of which messages `DAMAGED` and the ones after them are damaged, in each queue."""
+    """Return a store in which the messages `DAMAGED` of each queue, and the ones after them, are damaged."""
     sizes = {"segment_bytes": 1 << 18, "page_bytes": 1 << 14, "cache_bytes": 1 << 20, "queue_file_entries": 4000}
     config = small_config(record_crcs=record_crcs, **sizes)
     store = await open_store(config)

@@ -1,4 +1,4 @@
-"""What the requests of external transactions ask the authorizers, with the plugin, and that a no changes nothing."""
+"""What the requests of external transactions ask the authorizers, and that a refusal changes nothing."""
 
 from pathlib import Path
 
@@ -60,7 +60,7 @@ ASKED: dict[str, set[tuple[str, str]]] = {
 
 @pytest.mark.parametrize("name", ASKED)
 async def test_authorizers_are_asked_about_each_topic(name: str, tmp_path: Path, authorizer: Authorizer) -> None:
-    """Whoever names no topic needs no permission."""
+    """A request that names no topic needs no permission."""
     async with spark(tmp_path) as sink:
         answer = await each_request(sink, name)
         assert (answer.code, set(authorizer.asked)) == (ResponseCode.SUCCESS, ASKED[name])

@@ -108,7 +108,7 @@ class TxConfig:
     )
     producers_identity_max: int = setting(
         10_000,
-        "the same for each identity, if clients must authenticate: nobody needs a permission to begin a run",
+        "such producers of one identity, if clients must authenticate: beginning a run needs no permission",
         unit="producers",
         low=1,
         high=1_000_000,
