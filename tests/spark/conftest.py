@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pyarrow.fs as pafs
@@ -19,6 +20,9 @@ from martlet_spark import configure
 from martlet_spark.connection import CONNECTIONS
 
 from .clusters import Cluster, Messages, cluster
+
+if TYPE_CHECKING:
+    from moto.server import ThreadedMotoServer
 
 # For each JVM that a test starts through Spark: it ends before its second compiler pays, and has little garbage.
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -111,13 +115,20 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
-    """A bucket of an S3-compatible server."""
+def s3_server() -> Iterator["ThreadedMotoServer"]:
+    """An S3-compatible server."""
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
-    host, port = server.get_host_and_port()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def bucket(s3_server: "ThreadedMotoServer") -> Iterator[str]:
+    """A bucket of an S3-compatible server."""
+    host, port = s3_server.get_host_and_port()
     os.environ["AWS_ENDPOINT_URL"] = f"http://{host}:{port}"
     pafs.S3FileSystem(
         access_key="martlet",
@@ -129,7 +140,6 @@ def bucket() -> Iterator[str]:
     ).create_dir("lake")
     yield "s3://lake"
     del os.environ["AWS_ENDPOINT_URL"]
-    server.stop()
 
 
 @pytest.fixture(scope="module")

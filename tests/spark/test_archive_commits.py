@@ -3,7 +3,7 @@
 import json
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,9 +15,10 @@ from martlet_spark.errors import OptionError, PipelineError
 from martlet_spark.pipelines import parts
 from martlet_spark.pipelines.archive import Archive
 from martlet_spark.pipelines.archive_log import Place, advance, open_log
-from martlet_spark.pipelines.commits import ListCommits, open_commits
+from martlet_spark.pipelines.batch_lists import BatchLists
+from martlet_spark.pipelines.commits import open_commits
 from martlet_spark.pipelines.owner import NAME, check_run, note_query
-from martlet_spark.pipelines.parts import _Part, write_parts
+from martlet_spark.pipelines.parts import _Files, _split, write_parts
 from martlet_spark.pipelines.storage import Location, write_whole
 
 from .test_archive_log import messages, read, write, write_tasks
@@ -52,10 +53,10 @@ def test_a_run_that_is_killed_at_any_step_is_continued(location: Location, kind:
     write(location, kind, 0, [messages("A", 0, 4)])
     first, second = [messages("A", 4, 3), messages("%DLQ%a|b", 0, 2)], [messages("A", 7, 3)]
     if step == "in a file":
-        filesystem, root = location.open()
-        rows = messages("A", 4, 3).drop_columns(["topic", "date"])
-        part = _Part(filesystem, root, "topic=A/date=2026-03-01/0000000001-00000-0.parquet", rows.schema)
-        part.add(rows)
+        files = _Files(*location.open(), 1, 0, ExitStack())
+        for key, rows in _split(messages("A", 4, 3)):
+            files.add(key, rows)
+        ((_, part),) = files._open.values()
         part._flush()
         if location.is_s3:  # where a file appears with its end
             part.close()
@@ -133,7 +134,7 @@ def test_a_commit_lists_no_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     write(location, "parquet", 7, [messages("A", 0, 4)])
     commits = open_commits(location, "parquet")
     with monkeypatch.context() as patched:
-        patched.setattr(ListCommits, "numbers", None)
+        patched.setattr(BatchLists, "_present", None)
         assert commits.has("query", 7)
         assert not commits.has("query", 8)
         with pytest.raises(PipelineError, match="was written with another checkpoint"):

@@ -15,9 +15,10 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from martlet_spark.errors import PipelineError
-from martlet_spark.pipelines.commits import BATCHES, ListCommits
-from martlet_spark.pipelines.parts import Written, batch_of
+from martlet_spark.pipelines.batch_lists import BATCHES, BatchLists
+from martlet_spark.pipelines.parts import Written
 from martlet_spark.pipelines.storage import Location, is_remote
+from martlet_spark.pipelines.unfinished import batch_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -140,19 +141,19 @@ def slices(log: ArchiveLog, start: Place, end: Place) -> Iterator[Slice]:
 
 @final
 class ListLog:
-    """The batches of an archive of Parquet files; each has a list."""
+    """The batches of an archive of Parquet files."""
 
     def __init__(self, location: Location) -> None:
-        self._commits = ListCommits(location)
+        self._lists = BatchLists(*location.open())
 
     def last(self) -> int:
-        return max(self._commits.numbers(), default=-1)
+        return self._lists.last()
 
     def begin(self, last: int) -> Place:
         return Place(0, snapshot=0)
 
     def files(self, version: int, snapshot: int) -> list[Written]:
-        return self._commits.files_of(version)
+        return self._lists.files(version)
 
 
 @final

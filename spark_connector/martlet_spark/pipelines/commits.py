@@ -8,24 +8,22 @@ first message again.
 import json
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final, Protocol, final
+from typing import TYPE_CHECKING, Protocol, final
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 
 from martlet_spark.errors import PipelineError
+from martlet_spark.pipelines.batch_lists import BatchLists
 from martlet_spark.pipelines.owner import foreign
-from martlet_spark.pipelines.parts import PARTITIONS, Written, batch_of
-from martlet_spark.pipelines.storage import Location, write_whole
+from martlet_spark.pipelines.parts import PARTITIONS, Written
+from martlet_spark.pipelines.storage import Location
+from martlet_spark.pipelines.unfinished import batch_of, forget_notes, remove_unfinished
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-__all__ = ["BATCHES", "Commits", "DeltaCommits", "ListCommits", "open_commits"]
-
-BATCHES: Final = "_batches"
+__all__ = ["Commits", "DeltaCommits", "ListCommits", "open_commits"]
 
 
 class Commits(Protocol):
@@ -55,77 +53,51 @@ def open_commits(location: Location, kind: str) -> Commits:
 def _drop(location: Location, files: Sequence[Written], listed: Collection[str]) -> None:
     """Remove those of *files* that are not *listed*."""
     filesystem, root = location.open()
-    for file in files:
-        if file.path not in listed:
-            filesystem.delete_file(f"{root}/{file.path}")
-
-
-def _clean(location: Location, last: int, listed: Collection[str]) -> None:
-    """Remove files of batches after *last*, and those of *last* itself that are not *listed*."""
-    filesystem, root = location.open()
-    selector = pafs.FileSelector(root, allow_not_found=True, recursive=True)
-    for info in filesystem.get_file_info(selector):
-        batch = batch_of(info.base_name)
-        is_unlisted = batch == last and info.path.removeprefix(f"{root}/") not in listed
-        if batch is not None and (batch > last or is_unlisted):
-            filesystem.delete_file(info.path)
+    dropped = [file.path for file in files if file.path not in listed]
+    for path in dropped:
+        filesystem.delete_file(f"{root}/{path}")
+    forget_notes(filesystem, root, dropped)
 
 
 @final
 class ListCommits:
-    """Parquet files, and ``_batches/NUMBER.json`` with the files of each batch."""
+    """Parquet files, and lists of the files of each batch (`BatchLists`)."""
 
     def __init__(self, location: Location) -> None:
         self._location = location
         self._filesystem, self._root = location.open()
+        self._lists = BatchLists(self._filesystem, self._root)
 
     def has(self, query: str, batch: int) -> bool:
-        # Nearly always one of these two is there; to list all batches takes the longer the more there are.
-        last = next((number for number in (batch, batch - 1) if self._exists(number)), None)
+        # Nearly always one of these two is there.
+        last = next((number for number in (batch, batch - 1) if number >= 0 and self._lists.has(number)), None)
         if last is None:
-            last = max(self.numbers(), default=None)
-        if last is None:
+            last = self._lists.last()
+        if last < 0:
             return False
-        if self._read(last)["query"] != query:
+        if self._lists.query(last) != query:
             raise foreign(self._location.path)
         return batch <= last
 
     def clean(self, query: str) -> None:
-        last = max(self.numbers(), default=-1)
-        _clean(self._location, last, [file.path for file in self.files_of(last)] if last >= 0 else ())
+        last = self._lists.last()
+        remove_unfinished(self._filesystem, self._root, last, lambda: self._paths(last) if last >= 0 else ())
+        self._lists.join()
 
     def commit(self, query: str, batch: int, files: Sequence[Written]) -> None:
-        value = {"query": query, "batch": batch, "files": [asdict(each) for each in files]}
-        write_whole(self._filesystem, self._path(batch), json.dumps(value).encode())
+        self._lists.add(query, batch, files)
+        forget_notes(self._filesystem, self._root, [file.path for file in files])
+        self._lists.join_before(batch)
 
     def drop(self, files: Sequence[Written]) -> None:
         batches = {batch_of(file.path.rpartition("/")[2]) for file in files}
-        listed = [each.path for number in self.numbers() if number in batches for each in self.files_of(number)]
-        _drop(self._location, files, listed)
+        _drop(self._location, files, [path for each in batches if each is not None for path in self._paths(each)])
 
     def files(self) -> list[str]:
-        return [each.path for number in self.numbers() for each in self.files_of(number)]
+        return [path for number in self._lists.numbers() for path in self._paths(number)]
 
-    def files_of(self, batch: int) -> list[Written]:
-        """Return the files of *batch*."""
-        return [Written(**each) for each in self._read(batch)["files"]]
-
-    def _path(self, batch: int) -> str:
-        return f"{self._root}/{BATCHES}/{batch:010}.json"
-
-    def _exists(self, batch: int) -> bool:
-        return bool(self._filesystem.get_file_info(self._path(batch)).type is not pafs.FileType.NotFound)
-
-    def numbers(self) -> list[int]:
-        """Return the numbers of the batches, in order."""
-        selector = pafs.FileSelector(f"{self._root}/{BATCHES}", allow_not_found=True)
-        infos = self._filesystem.get_file_info(selector)
-        return sorted(int(info.base_name.removesuffix(".json")) for info in infos if info.base_name.endswith(".json"))
-
-    def _read(self, batch: int) -> dict[str, Any]:
-        with self._filesystem.open_input_stream(self._path(batch)) as stream:
-            value: dict[str, Any] = json.loads(stream.read())
-        return value
+    def _paths(self, batch: int) -> list[str]:
+        return [file.path for file in self._lists.files(batch)]
 
 
 @final
@@ -166,7 +138,8 @@ class DeltaCommits:
         last = table.transaction_version(query)
         if last is None and table.version() > 0:
             raise foreign(self._location.path)
-        _clean(self._location, -1 if last is None else last, [unquote(path) for path in _paths(table)])
+        filesystem, root = self._location.open()
+        remove_unfinished(filesystem, root, -1 if last is None else last, lambda: [unquote(p) for p in _paths(table)])
 
     def commit(self, query: str, batch: int, files: Sequence[Written]) -> None:
         from deltalake import CommitProperties, Transaction
@@ -193,6 +166,7 @@ class DeltaCommits:
             list(PARTITIONS),
             commit_properties=CommitProperties(app_transactions=[Transaction(query, batch)]),
         )
+        forget_notes(*self._location.open(), [each.path for each in files])
 
     def drop(self, files: Sequence[Written]) -> None:
         _drop(self._location, files, self.files())

@@ -1,11 +1,10 @@
 """Parquet files of an archive, written by Spark's tasks through Arrow.
 
-A task writes one file per topic and date, or several if it has many topics. Its name says the batch, so that a run can
-remove what its predecessor wrote and did not commit, and is the attempt's own: a late attempt, or a run that was
+A task writes one file per topic and date, or several if it has many topics. It notes each before, so that a run can
+remove what its predecessor wrote and did not commit. Names are the attempt's own: a late attempt, or a run that was
 replaced, harms no file of another.
 """
 
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -19,7 +18,9 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-__all__ = ["PARTITIONS", "Written", "batch_of", "directory", "write_parts"]
+from martlet_spark.pipelines.unfinished import FileNote, open_path
+
+__all__ = ["PARTITIONS", "Written", "directory", "write_parts"]
 
 PARTITIONS: Final = ("topic", "date")
 ATTEMPT_CHARS: Final = 12
@@ -27,7 +28,6 @@ ROW_GROUP_BYTES: Final = 32 << 20
 # Files that a task writes at the same time: each takes a descriptor, and one of S3 also a buffer. A task has the
 # messages of one queue after those of another, so nothing more comes for most of those that are closed.
 OPEN_MAX: Final = 64
-NAME: Final = re.compile(r"\.?(\d{10})-\d{5}(?:-[0-9a-f]+)?\.parquet")
 Key: TypeAlias = tuple[str, date]
 
 
@@ -48,16 +48,6 @@ def directory(topic: str, day: str) -> str:
     return f"topic={quote(topic, safe='')}/date={day}"
 
 
-def _name(batch: int, task: int) -> str:
-    return f"{batch:010}-{task:05}-{uuid4().hex[:ATTEMPT_CHARS]}.parquet"
-
-
-def batch_of(name: str) -> int | None:
-    """Return the batch of the file *name*; None if no task wrote it."""
-    found = NAME.match(name)
-    return int(found[1]) if found else None
-
-
 @final
 class _Part:
     """A file that is being written; rows are collected until they make a row group."""
@@ -65,12 +55,8 @@ class _Part:
     def __init__(self, filesystem: pafs.FileSystem, root: str, path: str, schema: pa.Schema) -> None:
         self._filesystem = filesystem
         self._path = f"{root}/{path}"
-        folder, _, name = self._path.rpartition("/")
-        filesystem.create_dir(folder)
-        # An object appears when it is complete; a local file has another name until then, each attempt another.
-        self._open_path = (
-            f"{folder}/.{name}.{uuid4().hex}" if isinstance(filesystem, pafs.LocalFileSystem) else self._path
-        )
+        filesystem.create_dir(self._path.rpartition("/")[0])
+        self._open_path = open_path(filesystem, self._path)
         self._stream = filesystem.open_output_stream(self._open_path)
         self._writer = pq.ParquetWriter(self._stream, schema, compression="zstd")
         self._pending: list[pa.RecordBatch] = []
@@ -116,6 +102,7 @@ def write_parts(
 
     Raises:
       OSError: the disk or the store failed.
+      PipelineError: a newer run has removed some.
     """
     with ExitStack() as undo:
         found = _Files(filesystem, root, batch, task, undo)
@@ -134,8 +121,9 @@ class _Files:
     def __init__(self, filesystem: pafs.FileSystem, root: str, batch: int, task: int, undo: ExitStack) -> None:
         self._filesystem = filesystem
         self._root = root
-        self._batch = batch
-        self._task = task
+        self._attempt = f"{batch:010}-{task:05}-{uuid4().hex[:ATTEMPT_CHARS]}"
+        self._note = FileNote(filesystem, root, self._attempt)
+        self._count = 0
         self._undo = undo
         self._open: dict[Key, tuple[str, _Part]] = {}  # the one that was written to last is at the end
         self._written: list[Written] = []
@@ -149,7 +137,9 @@ class _Files:
     def _begin(self, key: Key, schema: pa.Schema) -> tuple[str, _Part]:
         if len(self._open) >= OPEN_MAX:
             self._close(next(iter(self._open)))
-        path = f"{directory(key[0], key[1].isoformat())}/{_name(self._batch, self._task)}"
+        path = f"{directory(key[0], key[1].isoformat())}/{self._attempt}-{self._count:04}.parquet"
+        self._count += 1
+        self._note.add(path)
         part = _Part(self._filesystem, self._root, path, schema)
         self._undo.callback(part.abandon)
         return path, part
@@ -162,6 +152,7 @@ class _Files:
         """Complete all files and return them."""
         for key in list(self._open):
             self._close(key)
+        self._note.check()
         return self._written
 
 
