@@ -19,25 +19,39 @@ NOTE: Final = "martlet.json"
 
 
 def check_bound(session: "SparkSession", checkpoint: str, what: str, chosen: Mapping[str, object]) -> None:
-    """Check that *checkpoint* was bound to what is *chosen* now, if it was.
+    """Check that *checkpoint* was bound to what is *chosen* now, unless its query has not planned a batch yet.
 
     A checkpoint says how far its query is, not what that was. With another selection it would pass over messages that
     were not selected before, and with another target it would leave those out that are in the first.
 
     Raises:
-      OptionError: something else was chosen with it before.
+      OptionError: something else was chosen with it before, or it is another program's.
     """
-    before, given = _parsed(read_text(session, f"{checkpoint}/{NOTE}")), _given(chosen)
-    if before is not None and before != given:
-        changed = [name for name in sorted({*before, *given}) if before.get(name) != given.get(name)]
-        said = ", ".join(f"{name} {before[name]!r}" if before.get(name) else f"no {name}" for name in changed)
-        text = f"checkpoint {checkpoint!r} belongs to a {what} with {said}"
-        raise OptionError(f"{text}; give the same, or another checkpoint, which begins from the start")
+    before, given = _bound(session, checkpoint), _given(chosen)
+    if before == given or _last_batch(session, f"{checkpoint}/offsets") is None:
+        return
+    if before is None:
+        text = f"checkpoint {checkpoint!r} belongs to another query, or its file {NOTE} was removed"
+        raise OptionError(f"{text}; give another checkpoint, which begins from the start")
+    changed = [name for name in sorted({*before, *given}) if before.get(name) != given.get(name)]
+    said = ", ".join(f"{name} {before[name]!r}" if before.get(name) else f"no {name}" for name in changed)
+    text = f"checkpoint {checkpoint!r} belongs to a {what} with {said}"
+    raise OptionError(f"{text}; give the same, or another checkpoint, which begins from the start")
 
 
 def bind(session: "SparkSession", checkpoint: str, chosen: Mapping[str, object]) -> None:
-    """Remember with *checkpoint* what is *chosen*, for `check_bound`; call it once the query has begun."""
-    write_text(session, f"{checkpoint}/{NOTE}", json.dumps(_given(chosen), indent=1))
+    """Remember with *checkpoint* what is *chosen*, for `check_bound`; call it before the query begins.
+
+    A note that is right stays as it is: a run that is killed while it writes one leaves none.
+    """
+    given = _given(chosen)
+    if _bound(session, checkpoint) != given:
+        write_text(session, f"{checkpoint}/{NOTE}", json.dumps(given, indent=1))
+
+
+def _bound(session: "SparkSession", checkpoint: str) -> dict[str, Any] | None:
+    """Return what *checkpoint* was bound to; None if it was not."""
+    return _parsed(read_text(session, f"{checkpoint}/{NOTE}"))
 
 
 def _given(chosen: Mapping[str, object]) -> dict[str, str]:
@@ -52,13 +66,18 @@ def query_of(session: "SparkSession", checkpoint: str) -> str:
 
 def read_offsets(session: "SparkSession", checkpoint: str) -> Offsets:
     """Return the offsets at which the last batch of *checkpoint* that is known to be complete ended."""
-    path, files = _of(session, f"{checkpoint}/commits")
-    if not files.exists(path):
-        return {}
-    names = [status.getPath().getName() for status in files.listStatus(path)]
-    last = max((int(name) for name in names if name.isdecimal()), default=None)
+    last = _last_batch(session, f"{checkpoint}/commits")
     text = read_text(session, f"{checkpoint}/offsets/{last}") if last is not None else None
     return decode(json.loads(text.splitlines()[-1])) if text else {}
+
+
+def _last_batch(session: "SparkSession", folder: str) -> int | None:
+    """Return the number of the last batch that has a file in *folder*; None if none has."""
+    path, files = _of(session, folder)
+    if not files.exists(path):
+        return None
+    names = [status.getPath().getName() for status in files.listStatus(path)]
+    return max((int(name) for name in names if name.isdecimal()), default=None)
 
 
 def qualified(session: "SparkSession", path: str) -> str:

@@ -123,8 +123,8 @@ def resend(
         found = letters.select(stream).withColumn("to", _target(plan))
         found = found.observe(OBSERVED + LEFT_OUT, F.count_if(F.isnull("to")).alias("count")).where("`to` IS NOT NULL")
         writer = send_again(found, source, plan.checkpoint, plan.topic, plan.guarantee)
-        query = writer.trigger(availableNow=True).start()
         bind(session, plan.checkpoint, chosen)
+        query = writer.trigger(availableNow=True).start()
         return follow_query(query, show, observed=(SENT, LEFT_OUT))
 
 

@@ -114,10 +114,11 @@ def replay(
             messages, is_done = _of_topics(session, source, plan), _reached(source)
         writer = send_again(_selected(messages, plan), cluster, plan.checkpoint, plan.to, plan.guarantee)
         if plan.rate and not is_paced:
-            query = writer.trigger(processingTime=f"{batch_s} seconds").start()
+            writer = writer.trigger(processingTime=f"{batch_s} seconds")
         else:
-            query, is_done = writer.trigger(availableNow=True).start(), None
+            writer, is_done = writer.trigger(availableNow=True), None
         bind(session, plan.checkpoint, chosen)
+        query = writer.start()
         return follow_query(query, show, is_done, observed=(SENT,))
 
 
