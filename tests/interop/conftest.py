@@ -64,10 +64,10 @@ class Target(Protocol):
 class RocketMQ(rocketmq.Broker):
     """A real broker with a real name server of its own."""
 
-    def __init__(self, folder: Path, settings: dict[str, str] | None = None) -> None:
-        self.names = rocketmq.NameServer(folder / "names")
+    def __init__(self, folder: Path, settings: dict[str, str] | None = None, *, tls: bool = False) -> None:
+        self.names = rocketmq.NameServer(folder / "names", tls=tls)
         try:
-            super().__init__(folder / "broker", self.names.address, settings)
+            super().__init__(folder / "broker", self.names.address, settings, tls=tls)
         except BaseException:
             self.names.stop()
             raise

@@ -23,25 +23,30 @@ OPENS = (
 DELAY_LEVELS = "1s 2s 1s 2s 3s 4s 5s 6s 7s 8s 9s 10s 11s 12s 13s 14s 15s 16s"
 
 
-def java(home: Path, main: str, *words: str) -> list[str]:
-    """Return the command line of one of the server's programs; its logs and its user files go below *home*."""
+def java(home: Path, main: str, *words: str, tls: bool) -> list[str]:
+    """Return the command line of one of the server's programs; its logs and its user files go below *home*.
+
+    With *tls* it makes a key and a certificate for itself at its start, which takes half of the start's time.
+    """
     memory = ("-Xms256m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
     places = (f"-Duser.home={home}", f"-Drocketmq.home.dir={home}", "-XX:-UsePerfData")
+    mode = f"-Dtls.server.mode={'permissive' if tls else 'disabled'}"
     classes = f"{fetch.driver_classes(fetch.SERVER_VERSION)}:{fetch.server_jars()}/*"
-    return [fetch.tool("java"), *OPENS, *memory, *places, "-cp", classes, "interop.QuickStop", main, *words]
+    return [fetch.tool("java"), *OPENS, *memory, *places, mode, "-cp", classes, "interop.QuickStop", main, *words]
 
 
 class NameServer:
     """RocketMQ's name server; ready when it answers."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, tls: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.address = f"127.0.0.1:{free_port()}"
         config = {"listenPort": self.address.rpartition(":")[2], "bindAddress": "127.0.0.1"}
         _write(folder / "namesrv.conf", config)
         main = "org.apache.rocketmq.namesrv.NamesrvStartup"
-        self.process = Process(java(folder, main, "-c", str(folder / "namesrv.conf")), folder / "namesrv.log")
+        words = java(folder, main, "-c", str(folder / "namesrv.conf"), tls=tls)
+        self.process = Process(words, folder / "namesrv.log")
         self.process.wait_until(self._answer, "the name server")
 
     def _answer(self) -> bool | None:
@@ -57,9 +62,12 @@ class Broker:
     The same object can be started again on its data: `stop()` or `kill()`, then `start()`.
     """
 
-    def __init__(self, folder: Path, name_server: str, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, name_server: str, settings: Mapping[str, str] | None = None, *, tls: bool = False
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        self.tls = tls
         self.name_server = name_server
         # It also listens on port - 2 (the "VIP" port) and port + 1 (replication).
         port = free_ports((0, -2, 1))
@@ -86,6 +94,10 @@ class Broker:
             # On a busy machine it would refuse what waited for 200 ms, or while one message takes 1 s to store.
             "brokerFastFailureEnable": "false",
             "osPageCacheBusyTimeOutMills": "1000000",
+            # Its first interval is a busy loop (TransactionMetricsFlushService.run), by default of 10 s.
+            "transactionMetricFlushInterval": "200",
+            # A flush compares the 37 MB of the timer wheel byte by byte with the file, by default each second.
+            "timerFlushIntervalMs": "10000",
             **(settings or {}),
         }
         self.start()
@@ -97,9 +109,8 @@ class Broker:
     def start(self) -> None:
         _write(self.folder / "broker.conf", self.settings)
         main = "org.apache.rocketmq.broker.BrokerStartup"
-        self.process = Process(
-            java(self.folder, main, "-c", str(self.folder / "broker.conf")), self.folder / "broker.log"
-        )
+        words = java(self.folder, main, "-c", str(self.folder / "broker.conf"), tls=self.tls)
+        self.process = Process(words, self.folder / "broker.log")
         self.process.wait_until(self._answer, "the broker")
 
     def _answer(self) -> bool | None:

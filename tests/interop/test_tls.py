@@ -20,7 +20,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 def target(target_kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMQ | Martlet]:
     """A broker with a certificate; RocketMQ makes itself one, as its test mode is the default."""
     folder = tmp_path_factory.mktemp("tls")
-    broker = RocketMQ(folder) if target_kind == "rocketmq" else Martlet(folder, certificates(folder))
+    broker = RocketMQ(folder, tls=True) if target_kind == "rocketmq" else Martlet(folder, certificates(folder))
     yield broker
     broker.close()
 
