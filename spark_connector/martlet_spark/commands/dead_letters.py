@@ -10,7 +10,7 @@ from martlet_remoting.commands.shared import plural
 from martlet_remoting.commands.values import moment
 
 from .replay import GUARANTEES
-from .shared import add_spark, cluster_options, in_spark, look, run_query, size
+from .shared import add_spark, cluster_options, in_spark, look, run_query, size, tasks_shown
 from .stats import add_rows, print_table
 
 if TYPE_CHECKING:
@@ -77,13 +77,12 @@ def _check(arguments: Any) -> None:
 
 def _show_causes(arguments: Any, source: Mapping[str, str], letters: "Letters") -> int:
     from martlet_spark.pipelines.dead_letters import causes, read_letters
-    from martlet_spark.pipelines.progress import show_tasks
     from martlet_spark.pipelines.session import plain_errors
 
     with in_spark(arguments, "dead-letter", "reading", "tasks") as (session, show), plain_errors():
         chosen = read_letters(session, source, letters)
         found = causes(chosen, arguments.by)
-        with show_tasks(session, show):
+        with tasks_shown(session, show, arguments.export or ""):
             if arguments.export:
                 chosen.write.option("compression", "zstd").parquet(arguments.export)
             rows = [row.asDict(recursive=True) for row in found.limit(arguments.rows).collect()]
@@ -105,12 +104,11 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _show_unsent(arguments: Any, source: Mapping[str, str], letters: "Letters", plan: "Resend") -> int:
     from martlet_spark.pipelines.dead_letters import unsent
-    from martlet_spark.pipelines.progress import show_tasks
     from martlet_spark.pipelines.session import plain_errors
 
     with in_spark(arguments, "dead-letter", "reading", "tasks") as (session, show), plain_errors():
         found = unsent(session, source, letters, plan)
-        with show_tasks(session, show):
+        with tasks_shown(session, show):
             rows = [row.asDict() for row in found.collect()]
     if arguments.json:
         print_json({"unsent": rows})

@@ -32,6 +32,7 @@ __all__ = [
     "run_query",
     "size",
     "source_of",
+    "tasks_shown",
 ]
 
 Source: TypeAlias = dict[str, str]
@@ -207,6 +208,20 @@ def run_query(what: str, arguments: Any, work: "Callable[[SparkSession, Show], S
     if code == Exit.INTERRUPTED:
         complain("interrupted; what was completed stays, and the same command continues")
     return code
+
+
+@contextmanager
+def tasks_shown(session: "SparkSession", show: "Show", path: str = "") -> Iterator[None]:
+    """Show the tasks of the block's jobs; Ctrl-C cancels them, and says what to do with what is written to *path*."""
+    from martlet_spark.pipelines.progress import show_tasks
+
+    try:
+        with show_tasks(session, show):
+            yield
+    except KeyboardInterrupt:
+        left = f"{path!r} may be incomplete; remove it, and " if path else ""
+        complain(f"interrupted; {left}start the command again")
+        raise
 
 
 def _conf(given: list[str]) -> Mapping[str, str]:

@@ -8,7 +8,7 @@ from martlet.cli.terminal import print_json, table
 from martlet_remoting.commands.shared import plural
 from martlet_remoting.commands.values import duration, moment, whole
 
-from .shared import add_spark, add_topics, in_spark, source_of
+from .shared import add_spark, add_topics, in_spark, source_of, tasks_shown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -38,7 +38,6 @@ def add_rows(parser: argparse.ArgumentParser, text: str) -> None:
 
 def stats(arguments: Any) -> int:
     from martlet_spark.pipelines.plots import PLOT_ROWS, charts_of, check_plot, plot
-    from martlet_spark.pipelines.progress import show_tasks
     from martlet_spark.pipelines.session import plain_errors
     from martlet_spark.pipelines.stats import message_stats, per_topic
 
@@ -49,7 +48,7 @@ def stats(arguments: Any) -> int:
     source = {**source_of(arguments), **_times(arguments)}
     with in_spark(arguments, "stats", "measuring", "tasks") as (session, show), plain_errors():
         found = message_stats(session, source, arguments.window // 1000, arguments.group).persist()
-        with show_tasks(session, show):
+        with tasks_shown(session, show, arguments.to or ""):
             count = found.count()
             if arguments.to:
                 _write(found.orderBy("window", "topic", "tag"), arguments.to, arguments.format)
