@@ -82,6 +82,30 @@ async def test_a_loopback_peer_is_served(world: World) -> None:
         await wait_connections(world, 0)
 
 
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+async def test_an_answer_waits_for_no_acknowledgement_of_the_one_before(
+    world: World, certificates: Certificates, tls: bool
+) -> None:
+    """With Nagle's algorithm, a client that acknowledges late would get its second small answer after 40 ms."""
+    async with (
+        toy_server(protocol=world.protocol(tls=lambda: certificates.server), world=world),
+        await (dial_tls(world, certificates) if tls else dial(world)) as stream,
+    ):
+        await stream.send_all(b"echo a\n")
+        assert await receive_exactly(stream, 2) == b"a\n"
+        client = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
+        sockets = [each for each in gc.get_objects() if isinstance(each, socket.socket)]
+        (its,) = [each for each in sockets if peer_of(each) == client.socket.getsockname()]
+        assert its.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def peer_of(connected: socket.socket) -> object:
+    try:
+        return connected.getpeername()
+    except OSError:  # closed, or a listener
+        return None
+
+
 async def test_many_small_answers_leave_in_few_sends(world: World) -> None:
     """More pieces than one sendmsg takes (IOV_MAX is 1024) and more bytes than are worth joining."""
     async with toy_server(protocol=world.protocol(), world=world), await dial(world) as stream:
