@@ -243,9 +243,7 @@ def test_impossible_times_are_null() -> None:
 def test_a_flipped_bit_in_a_body_is_found() -> None:
     data = stored([usual(number, bytes(100)) for number in range(MANY)])
     data[data.index(bytes(100)) + 50] = 1
-    with pytest.raises(
-        ReadError, match=r"message 0 of queue 3 \(position 8589934592 .*\) does not match its CRC; .* leave them out"
-    ):
+    with pytest.raises(ReadError, match=r"message 0 of queue 3 \(position 8589934592 .*\) does not match its CRC$"):
         Records(data).check_bodies()
 
 

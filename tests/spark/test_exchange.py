@@ -31,8 +31,8 @@ AGAIN = ResponseCode.PULL_RETRY_IMMEDIATELY
 TAGS = Filter("T1 || T2")
 
 
-def messages(first: int, count: int) -> bytearray:
-    return stored([usual(number) for number in range(first, first + count)], first=first)
+def messages(first: int, count: int, body: bytes = b"body") -> bytearray:
+    return stored([usual(number, body) for number in range(first, first + count)], first=first)
 
 
 class FakeConnection:
@@ -62,7 +62,15 @@ class FakeConnection:
         return Answer(answer.opaque, answer.code, answer.ext, answer.remark, body)
 
     def answer(
-        self, opaque: int, code: int, first: int, after: int, bounds: tuple[int, int] = (0, 100), *, more: bool = False
+        self,
+        opaque: int,
+        code: int,
+        first: int,
+        after: int,
+        bounds: tuple[int, int] = (0, 100),
+        *,
+        more: bool = False,
+        body: bytes = b"body",
     ) -> None:
         """Answer with the messages from *first* up to *after*."""
         ext = {
@@ -71,8 +79,8 @@ class FakeConnection:
             "maxOffset": str(bounds[1]),
             "more": str(more).lower(),
         }
-        body = messages(first, after - first) if code == 0 and first < after else bytearray()
-        self.answers.append(Answer(opaque, code, ext, "", body))
+        data = messages(first, after - first, body) if code == 0 and first < after else bytearray()
+        self.answers.append(Answer(opaque, code, ext, "", data))
 
     def answer_lacking(self, opaque: int, code: int, found: Sequence[int], after: int) -> None:
         """Answer with the messages *found*, of those up to *after*."""
@@ -530,6 +538,43 @@ def test_damaged_frames_are_asked_for_again_if_loss_is_allowed() -> None:
     assert not isinstance(failed.value, Unchecked)
     assert [ext["checked"] for _, ext in again.requests] == ["true", "true"]
     assert all("checked" not in ext for _, ext in connection.requests)
+
+
+@pytest.mark.parametrize(("kind", "hint"), [(BulkReads, "set failOnDataLoss to false to"), (Pulls, "startingOffsets")])
+def test_the_error_about_a_damaged_message_says_how_to_go_on(kind: type[Exchange], hint: str) -> None:
+    """RocketMQ's brokers send damaged messages whatever the query allows, and so does one that leaves none out."""
+    for fail_on_loss in (True, False):
+        connection = FakeConnection()
+        connection.answer(1, 0, 0, 10)
+        flip(connection.answers[0])
+        progress = Progress(Range(QUEUE, 0, 10))
+        progress.checked = not fail_on_loss
+        wanted = hint if fail_on_loss else "startingOffsets"
+        text = rf"message 9 of queue 3 .* CRC; 'martlet store verify' lists damaged messages; {wanted}"
+        with pytest.raises(ReadError, match=text):
+            list(exchange(kind, connection, fail_on_loss=fail_on_loss).read([progress]))
+
+
+@pytest.mark.parametrize(("kind", "messages_each"), [(BulkReads, 200), (Pulls, 32)])
+def test_records_of_many_answers_are_decoded_at_once(kind: type[Exchange], messages_each: int) -> None:
+    """Of 32 records, to decode them in columns takes longer than one by one."""
+    connection = FakeConnection()
+    for opaque, first in enumerate(range(0, 3200, messages_each), 1):
+        connection.answer(opaque, 0, first, first + messages_each, (0, 3200))
+    rows = exchange(kind, connection).read([Progress(Range(QUEUE, 0, 3200))])
+    assert [len(records) for records in rows] == [3200]
+
+
+def test_large_records_are_decoded_before_all_were_received() -> None:
+    """A thousand at once are enough; the others stay at the broker."""
+    connection = FakeConnection()
+    for first in range(0, 3000, 50):
+        connection.answer(1, 0, first, first + 50, (0, 3000), more=first < 2950, body=bytes(4000))
+    rows = exchange(BulkReads, connection).read([Progress(Range(QUEUE, 0, 3000))])
+    first = len(next(rows))
+    assert 1000 <= first < 2000
+    assert len(connection.answers) == 60 - first // 50
+    assert sum(map(len, rows)) == 3000 - first
 
 
 def flip(answer: Answer) -> None:

@@ -36,7 +36,7 @@ from martlet_spark.read.filters import LANGUAGE, Filter
 from martlet_spark.read.frames import Frames, Part
 from martlet_spark.read.inner_batches import unrolled
 from martlet_spark.read.progress import Progress
-from martlet_spark.read.records import Integers, Records
+from martlet_spark.read.records import Damaged, Integers, Records
 
 __all__ = ["BulkReads", "Exchange", "NotSupported", "Pulls", "Unchecked", "pull_only", "request_one"]
 
@@ -54,6 +54,9 @@ REMOVED: Final = "were removed by the broker's retention before the query read t
 PERHAPS: Final = "were removed by the broker's retention while the query read them; some may match its filter"
 DAMAGED: Final = "are damaged or missing in the log of the broker; 'martlet store verify' lists the damage"
 MAYBE_DAMAGED: Final = f"{DAMAGED}. Some may match the filter of the query"
+LISTED: Final = "'martlet store verify' lists damaged messages"
+CONTINUE: Final = f"{LISTED}; set failOnDataLoss to false to continue without them"
+LEAVE_OUT: Final = f"{LISTED}; startingOffsets and endingOffsets leave them out"
 UNREADABLE: Final = "cannot be read: the broker finds no entries for them in its queue files; see its log"
 STATIC_TOPIC: Final = "its queues are parts of queues of several brokers, which the source does not read"
 
@@ -92,6 +95,8 @@ class Exchange(ABC):
         self.fetch_bytes = fetch_bytes
         self._timeout_s = timeout_s
         self._fail_on_loss = fail_on_loss
+
+    broker_checks = False  # whether the broker leaves damaged messages out if it is asked to
 
     @abstractmethod
     def ask(self, progress: Progress) -> int:
@@ -137,7 +142,10 @@ class Exchange(ABC):
             records = frames.take()
         except ReadError as error:
             self._check_again(parts, left, error)
-            raise
+            if not isinstance(error, Damaged):
+                raise
+            hint = CONTINUE if self._fail_on_loss and self.broker_checks else LEAVE_OUT
+            raise ReadError(f"{error}; {hint}") from error
         if records is not None:
             yield records
         for part, start, end in frames.gaps:
@@ -227,6 +235,8 @@ class Exchange(ABC):
 @final
 class BulkReads(Exchange):
     """BULK_READ requests, each answered by many frames."""
+
+    broker_checks = True
 
     def ask(self, progress: Progress) -> int:
         fields: dict[str, object] = {"endOffset": progress.end, **self.wanted.fields(knows_like=True)}

@@ -15,7 +15,7 @@ from martlet_remoting.inner_batches import INNER_BATCH
 from martlet_spark.errors import ReadError
 from martlet_spark.read.inner_batches import unrolled
 from martlet_spark.read.progress import Progress
-from martlet_spark.read.records import LEAVE_OUT, Records, joined
+from martlet_spark.read.records import Damaged, Records, joined
 
 __all__ = ["BYTES_ENOUGH", "Frames", "Part"]
 
@@ -82,7 +82,8 @@ class Frames:
         """Return the checked records of all frames, or None without any; the next call of `room` overwrites them.
 
         Raises:
-          ReadError: a record is damaged, or is none of those that its frame may have.
+          Damaged: a record is damaged.
+          ReadError: a record is none of those that its frame may have.
         """
         self.gaps = []
         if not self.parts:
@@ -120,13 +121,12 @@ def _buffer(size: int) -> memoryview:
 
 
 def _find_wrong(data: memoryview, parts: Sequence[Part]) -> None:
-    """Raise a `ReadError` that names the first of *parts* whose records have wrong sizes."""
+    """Raise `Damaged` with a text that names the first of *parts* whose records have wrong sizes."""
     for part in parts:
         try:
             Records(data[part.start : part.start + part.size])
         except ReadError as error:
-            text = f"messages {part.first} to {part.after - 1} of {part.progress}: {error}"
-            raise ReadError(f"{text}; {LEAVE_OUT}") from error
+            raise Damaged(f"messages {part.first} to {part.after - 1} of {part.progress}: {error}") from error
 
 
 def _as_asked(records: Records, parts: Sequence[Part]) -> bool:

@@ -20,7 +20,7 @@ from martlet.records.layout import (
 )
 from martlet_spark.errors import ReadError
 
-__all__ = ["LEAVE_OUT", "Data", "Integers", "Records", "joined"]
+__all__ = ["Damaged", "Data", "Integers", "Records", "joined"]
 
 Data: TypeAlias = bytearray | memoryview
 Integers: TypeAlias = "np.ndarray[tuple[int], np.dtype[Any]]"
@@ -47,10 +47,13 @@ HEADS: Final = np.dtype(
 )
 assert HEADS.itemsize == HEAD_BYTES
 
-LEAVE_OUT: Final = "'martlet store verify' lists damaged messages; startingOffsets and endingOffsets leave them out"
-
 _SIZE: Final = struct.Struct(">i")
 _SIZE_CRC: Final = struct.Struct(f">i4xI{SYS_FLAG_AT - 12}xi{BODY_BYTES_AT - SYS_FLAG_AT - 4}xi")
+
+
+@final
+class Damaged(ReadError):
+    """Records differ from what was stored; the text says only which ones."""
 
 
 @final
@@ -98,7 +101,7 @@ class Records:
         """Compare each record with its CRCs.
 
         Raises:
-          ReadError: one is damaged.
+          Damaged: one does not match.
         """
         heads, view = self.heads, memoryview(self.data)
         raw = np.frombuffer(view, np.uint8)
@@ -121,10 +124,10 @@ class Records:
             body_at += WIDE_HOST_BYTES * (bool(sys_flag & BORN_V6) + bool(sys_flag & STORE_V6))
             body_bytes = _SIZE.unpack_from(data, body_at - 4)[0]
         if body_bytes and crc32(memoryview(data)[body_at : body_at + body_bytes]) & 0x7FFFFFFF != crc:
-            raise ReadError(f"{self.describe(start)} does not match its CRC; {LEAVE_OUT}")
+            raise Damaged(f"{self.describe(start)} does not match its CRC")
         end = start + size
         if has_record_crc(data, end) and not record_crc_holds(data, start, end):
-            raise ReadError(f"{self.describe(start)} does not match its record CRC; {LEAVE_OUT}")
+            raise Damaged(f"{self.describe(start)} does not match its record CRC")
 
     def describe(self, start: int) -> str:
         """Return words for the record at *start*, for errors."""
