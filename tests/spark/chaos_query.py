@@ -1,10 +1,12 @@
 """A streaming query on two executor JVMs, which loses a part of itself in each of its first five batches.
 
-Started as a program: ``chaos_query.py FOLDER ENDPOINTS TOPIC TARGET``; the test starts it again until it ends well.
+Started as a program, ``chaos_query.py FOLDER ENDPOINTS TOPIC TARGET COPY``, which the test starts until it ends well.
+Then it runs pipelines on the same executors: an archive of *TARGET*, its replay to *COPY*, and statistics.
 The source and the sink are the real ones: what is here hands their calls on, and kills processes in between. A kill
 leaves a mark in *FOLDER*, so that it happens once.
 """
 
+import json
 import os
 import signal
 import sys
@@ -26,6 +28,9 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from pyspark.sql.types import StructType
 
 from martlet_remoting.codes import RequestCode
+from martlet_spark.pipelines.archive import Archive, archive
+from martlet_spark.pipelines.replay import Replay, replay
+from martlet_spark.pipelines.stats import message_stats, per_topic
 from martlet_spark.source import MartletDataSource
 from martlet_spark.write import staging
 from martlet_spark.write.runs import ask
@@ -181,7 +186,22 @@ def session(folder: str) -> SparkSession:
     return builder.getOrCreate()
 
 
-def main(folder: str, endpoints: str, topic: str, target: str) -> None:
+def run_pipelines(spark: SparkSession, folder: str, endpoints: str, topic: str, copy: str) -> None:
+    """Archive *topic*, replay the archive to *copy*, count both topics, and write these four numbers to *folder*.
+
+    Tasks write and read the files of a Delta table themselves, in processes of executors.
+    """
+    cluster, table = {"endpoints": endpoints}, Archive(f"{folder}/archive", "delta")
+    source = {**cluster, "subscribe": topic}
+    found = {"archived": archive(spark, source, table).messages}
+    found["replayed"] = replay(spark, table.path, cluster, Replay(copy, f"{folder}/replay")).counted["sent"]
+    stats = message_stats(spark, {**cluster, "subscribe": f"{topic},{copy}"}, 86_400)
+    for row in per_topic(stats).collect():  # one a day
+        found[row.topic] = found.get(row.topic, 0) + row.messages
+    Path(folder, "pipelines.json").write_text(json.dumps(found))
+
+
+def main(folder: str, endpoints: str, topic: str, target: str, copy: str) -> None:
     spark = session(folder)
     spark.sparkContext.setLogLevel("ERROR")
     spark.dataSource.register(Chaos)
@@ -196,6 +216,7 @@ def main(folder: str, endpoints: str, topic: str, target: str) -> None:
         .start()
     )
     query.awaitTermination()
+    run_pipelines(spark, folder, endpoints, target, copy)
     spark.stop()
 
 

@@ -1,11 +1,17 @@
-"""Five kills of a query between topics of two brokers, on two executors: each message arrives once."""
+"""Five kills of a query between topics of two brokers, on two executors: each message arrives once.
 
+Then the pipelines, in the same session: nothing of them assumes that driver and tasks are one process.
+"""
+
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 from tests.interop.process import Process, eventually, until
 
 from . import chaos_query
@@ -46,12 +52,37 @@ def run(folder: Path, *words: str) -> list[str]:
     raise AssertionError(f"the query never ended well; its last output:\n{log}")
 
 
-def test_a_query_from_topic_to_topic_survives_five_kills(pair: Cluster, shared: Messages, tmp_path: Path) -> None:
-    shared.send(MESSAGES // 4)
-    target = Messages(pair.endpoints, ["a", "b"])
-    failed = run(tmp_path, pair.endpoints, shared.name, target.name)
-    happened = [name for kill, name in enumerate(chaos_query.KILLS) if (tmp_path / f"killed-{kill}").exists()]
+@dataclass(frozen=True)
+class Ran:
+    """What is left of the query: its topics, its folder, and the last words of runs that failed."""
+
+    source: Messages
+    target: Messages
+    copy: Messages
+    folder: Path
+    failed: list[str]
+
+
+@pytest.fixture(scope="module")
+def ran(pair: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    source, target, copy = (Messages(pair.endpoints, ["a", "b"]) for _ in range(3))
+    source.send(MESSAGES // 4)
+    folder = tmp_path_factory.mktemp("chaos")
+    failed = run(folder, pair.endpoints, source.name, target.name, copy.name)
+    return Ran(source, target, copy, folder, failed)
+
+
+def test_a_query_from_topic_to_topic_survives_five_kills(ran: Ran) -> None:
+    happened = [name for kill, name in enumerate(chaos_query.KILLS) if (ran.folder / f"killed-{kill}").exists()]
     assert happened == list(chaos_query.KILLS)
-    assert len(failed) == 2, "\n".join(failed)  # it is killed itself twice
-    assert sorted(batch_of(target)) == sorted(shared.bodies)
-    assert len(brokers_of(target)) == 2
+    assert len(ran.failed) == 2, "\n".join(ran.failed)  # it is killed itself twice
+    assert sorted(batch_of(ran.target)) == sorted(ran.source.bodies)
+    assert len(brokers_of(ran.target)) == 2
+
+
+def test_pipelines_run_on_executors_of_their_own(ran: Ran) -> None:
+    found = json.loads((ran.folder / "pipelines.json").read_text())
+    assert found == dict.fromkeys(("archived", "replayed", ran.target.name, ran.copy.name), MESSAGES)
+    archived = DeltaTable(str(ran.folder / "archive")).to_pyarrow_table()
+    assert sorted(archived["body"].to_pylist()) == sorted(ran.source.bodies)
+    assert sorted(batch_of(ran.copy)) == sorted(ran.source.bodies)
