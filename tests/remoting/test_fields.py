@@ -1,5 +1,8 @@
 """The records that hot requests are read into, and what does not fit them."""
 
+import subprocess
+import sys
+
 import orjson
 import pytest
 
@@ -109,3 +112,10 @@ def test_fields_that_are_none_fit_nothing_and_say_so_when_they_are_asked_for(cod
 def test_a_command_may_have_no_fields(ext: bytes) -> None:
     assert arrived_raw(310, ext).ext == {}
     assert decode_frame(b'\x00\x00\x00\x0e\x00\x00\x00\x0a{"code":1}').ext == {}
+
+
+def test_who_only_reads_answers_needs_none_of_these_records() -> None:
+    """msgspec would be a third of what a program without an event loop imports for routes and messages."""
+    modules = "martlet_remoting.answers.routes, martlet_remoting.answers.messages, martlet.records.layout"
+    text = f"import sys, {modules}; print({{'msgspec', 'trio', 'pluggy'}} & {{*sys.modules}})"
+    assert subprocess.check_output([sys.executable, "-c", text], text=True) == "set()\n"

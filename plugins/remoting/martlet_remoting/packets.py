@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias, final
 
 import orjson
-from msgspec import Raw
 
 from martlet.errors import Reason, Refused, RemoteProtocolError
 
 from .codes import CLIENT_LANGUAGE, FLAG_ONEWAY, FLAG_RESPONSE, VERSION
 
 if TYPE_CHECKING:
+    from msgspec import Raw  # which takes 20 ms to import, and who only reads answers needs none
+
     from martlet.contracts import Identity  # which a Spark task should not have to import
 
 __all__ = ["Command", "Frame", "MessageQueue", "ext_text"]
@@ -45,7 +46,7 @@ def ext_text(value: object) -> str:
     return str(value)
 
 
-def _fields(raw: Raw) -> Mapping[str, object]:
+def _fields(raw: "Raw") -> Mapping[str, object]:
     try:
         fields: object = orjson.loads(memoryview(raw))
     except orjson.JSONDecodeError as error:
@@ -93,7 +94,7 @@ class Command:
         remark: str | None = None,
         language: str = CLIENT_LANGUAGE,
         version: int = VERSION,
-        raw: Raw | None = None,
+        raw: "Raw | None" = None,
     ) -> None:
         self.code = code
         self.identity: Identity | None = None
