@@ -8,6 +8,7 @@ import trio
 from trio.testing import MockClock
 
 from martlet.message import decode_properties, encode_properties
+from martlet.records.compression import COMPRESSED
 from martlet_remoting.client import (
     BadAnswer,
     Message,
@@ -21,7 +22,6 @@ from martlet_remoting.client import (
     SendFailed,
 )
 from martlet_remoting.codes import RequestCode
-from martlet_remoting.compression import COMPRESSED
 from martlet_remoting.headers import decode_send_header
 from martlet_remoting.packets import Command
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from martlet_remoting.compression import (
+from martlet.records.compression import (
     COMPRESSED,
     COMPRESSION_LZ4,
     COMPRESSION_ZSTD,

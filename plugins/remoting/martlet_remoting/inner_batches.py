@@ -8,9 +8,9 @@ from typing import Final
 
 from martlet.checksum import crc32
 from martlet.message import Record
+from martlet.records.compression import COMPRESSED, COMPRESSION_BITS, decompress
 
 from .batches import decode_batch
-from .compression import COMPRESSED, COMPRESSION_BITS, decompress
 
 __all__ = ["INNER_BATCH", "is_inner_batch", "unroll"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
-from martlet_remoting.reserved import PAST, PAST_PREFIXES, RESERVED
+from martlet.records.reserved import PAST, PAST_PREFIXES, RESERVED
 from martlet_spark.columns import COLUMNS
 from martlet_spark.errors import OptionError
 from martlet_spark.options import SOURCE, START, named

@@ -14,7 +14,7 @@ import pyarrow as pa
 from martlet.errors import MartletError
 from martlet.message import KEYS, TAGS, UNIQ_KEY, Record, decode_properties
 from martlet.records.codec import decode_record
-from martlet_remoting.compression import decompress
+from martlet.records.compression import decompress
 from martlet_spark.columns import COLUMNS, MS_MAX, MS_MIN, arrow_schema
 from martlet_spark.errors import ReadError
 from martlet_spark.read.records import Records

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from martlet.message import KEYS, TAGS, UNIQ_KEY
+from martlet.records.compression import COMPRESSED
 from martlet.records.layout import HEAD_BYTES, MAGIC_V1, WIDE_HOSTS
-from martlet_remoting.compression import COMPRESSED
 from martlet_spark.columns import COLUMNS, MS_MAX, MS_MIN, PROPERTIES, TIMESTAMP
 from martlet_spark.read.records import Data, Integers, Records
 

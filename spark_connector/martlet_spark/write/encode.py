@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from martlet.message import KEYS, PROPERTIES_BYTES_MAX, TAGS, UNIQ_KEY
-from martlet_remoting.reserved import RESERVED
+from martlet.records.reserved import RESERVED
 from martlet_spark.errors import WriteError
 from martlet_spark.read.records import Integers
 

@@ -7,7 +7,7 @@ from typing import Final, final
 
 from martlet.checksum import crc32
 from martlet.message import KEYS, TAGS, UNIQ_KEY, Record, decode_properties
-from martlet_remoting.compression import CompressionError, decompress
+from martlet.records.compression import CompressionError, decompress
 from martlet_remoting.packets import MessageQueue
 
 __all__ = ["DamagedMessage", "ReceivedMessage", "offset_message_id", "parse_message_id", "received"]

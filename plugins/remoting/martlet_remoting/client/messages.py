@@ -6,11 +6,11 @@ from enum import Enum, unique
 from typing import Final, final
 
 from martlet.message import KEYS, TAGS, UNIQ_KEY, encode_properties
+from martlet.records.reserved import RESERVED
 from martlet_remoting.answers.errors import MessageRefused
 from martlet_remoting.answers.messages import RETRY_PREFIX
 from martlet_remoting.codes import ResponseCode
 from martlet_remoting.packets import MessageQueue
-from martlet_remoting.reserved import RESERVED
 
 from .arguments import I32_MAX, check_integer, check_text_mapping, check_time_ms, check_type
 

@@ -6,6 +6,7 @@ from zlib import crc32
 
 import trio
 
+from martlet.records.compression import compress
 from martlet_remoting.answers.bodies import header_text
 from martlet_remoting.answers.errors import (
     Attempt,
@@ -19,7 +20,6 @@ from martlet_remoting.answers.errors import (
 from martlet_remoting.answers.messages import RETRY_PREFIX, ReceivedMessage
 from martlet_remoting.batches import BatchMessage, encode_batch
 from martlet_remoting.codes import RequestCode
-from martlet_remoting.compression import compress
 from martlet_remoting.headers import SendHeader
 from martlet_remoting.packets import MessageQueue
 from martlet_remoting.recall_handles import decode_handle

@@ -12,12 +12,12 @@ from typing import Final, final
 import trio
 
 from martlet.message import KEYS, TAGS, UNIQ_KEY, decode_properties
+from martlet.records.compression import CompressionError, decompress
 from martlet_remoting.answers import bodies
 from martlet_remoting.answers.errors import BadAnswer, ClientError, MessageRefused, RouteNotFound
 from martlet_remoting.answers.messages import ReceivedMessage
 from martlet_remoting.answers.routes import Route
 from martlet_remoting.codes import RequestCode
-from martlet_remoting.compression import CompressionError, decompress
 from martlet_remoting.packets import Command
 
 from .link import Answer

@@ -3,10 +3,10 @@
 import logging
 from typing import Final, final
 
+from martlet.records.compression import COMPRESSED, COMPRESSION_BITS
 from martlet_remoting.answers.errors import ClientError
 from martlet_remoting.answers.messages import RETRY_PREFIX, RETRY_TOPIC, DamagedMessage, ReceivedMessage
 from martlet_remoting.codes import RequestCode
-from martlet_remoting.compression import COMPRESSED, COMPRESSION_BITS
 from martlet_remoting.headers import SendHeader
 from martlet_remoting.inner_batches import INNER_BATCH, is_inner_batch
 

@@ -12,6 +12,8 @@ from typing import Any, Final
 from martlet.cli.outcome import Exit
 from martlet.cli.terminal import print_json, print_json_line
 from martlet.contracts import Command
+from martlet.records.compression import COMPRESSED, COMPRESSION_BITS
+from martlet.records.reserved import PAST, PAST_PREFIXES
 from martlet_remoting.answers.messages import RETRY_PREFIX
 from martlet_remoting.client import (
     Admin,
@@ -25,9 +27,7 @@ from martlet_remoting.client.messages import check_group, encoded
 from martlet_remoting.client.network import TEMPLATE_TOPIC
 from martlet_remoting.client.sending import Sending
 from martlet_remoting.codes import RequestCode
-from martlet_remoting.compression import COMPRESSED, COMPRESSION_BITS
 from martlet_remoting.headers import SendHeader
-from martlet_remoting.reserved import PAST, PAST_PREFIXES
 
 from .connecting import talking
 from .messages import TOOLS_GROUP, message_fields
