@@ -184,16 +184,29 @@ class Broker:
             return None
         return found.queue(queue_id)
 
-    def publish_run(self, run: Sequence[RunItem | Message], *, atomic: bool = False) -> RunResult:
+    def publish_run(
+        self,
+        run: Sequence[RunItem | Message],
+        *,
+        atomic: bool = False,
+        acknowledgements: Sequence[tuple[Journal, bytes]] = (),
+        own: Sequence[Message] = (),
+    ) -> RunResult:
         """Store the messages of *run* in queues from `find_queue`, without an object per message.
 
         No stage may want one of these: the caller checks that with `Stages.words` and `Stages.sys_flag`. Those that a
         stage may want are in the run as a `Message`, which passes the stages. A refused message does not affect the
         others. Hold the answers until `RunResult.end`.
 
+        Args:
+          atomic: store all messages or none.
+          acknowledgements: with *atomic*, notes that are stored with the messages, as by `publish_atomic`.
+          own: with *atomic*, records for topics of the plugin itself that are stored with the messages.
+
         Raises:
           LocalProtocolError: a stage wants every message.
-          Refused: a body is longer than ``broker.message_bytes_max``; none was stored.
+          Refused: a body is longer than ``broker.message_bytes_max``; none was stored. With *atomic* also if any
+            message is refused.
           StoreFailed: the disk failed.
         """
         limit = self.config.message_bytes_max
@@ -214,7 +227,11 @@ class Broker:
             if len(item[1]) > limit:
                 raise self._cannot_be_in_run(len(item[1]))
             items.append(item)
+        notes = [*own, *self._records_of(acknowledgements)]
+        items += [self.store.run_item(record, 0) for record in notes]
         result = self.store.writer.append_run(items, atomic=atomic)
+        if notes:
+            result.forget_last(len(notes))
         if refused:
             result.add_refused(refused)
         return result
@@ -256,14 +273,19 @@ class Broker:
         if stages.may_want_any(messages):
             messages = [self._staged(message, stages) for message in messages]
         queue_ids = [self._queue_for(message) for message in messages]
+        records = self._records_of(acknowledgements)
+        placed = self.store.append_group([*messages, *records], [*queue_ids, *([0] * len(records))])
+        return placed[: len(messages)]
+
+    def _records_of(self, acknowledgements: Sequence[tuple[Journal, bytes]]) -> list[Message]:
+        """Return records with notes; the earlier notes of their journals are written first."""
         notes: dict[Journal, list[bytes]] = {}
         for journal, note in acknowledgements:
             notes.setdefault(journal, []).append(note)
         records = [record for journal, of_journal in notes.items() for record in journal.records_of(of_journal)]
         for journal in notes:
-            journal.write()  # earlier notes must precede these
-        placed = self.store.append_group([*messages, *records], [*queue_ids, *([0] * len(records))])
-        return placed[: len(messages)]
+            journal.write()
+        return records
 
     def prepare(self, message: Message) -> Message:
         """Return *message* as `publish` would store it: after the stages, with its queue. It is not stored.

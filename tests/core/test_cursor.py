@@ -1,6 +1,6 @@
 """Cursors behind the tail: in log order, nothing twice, nothing lost, and one pass for all that return together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from errno import EIO
 from itertools import pairwise
 
@@ -32,12 +32,13 @@ class Client:
         position: int | None = None,
         pending_bytes_max: int = 1 << 20,
         permit: Permit | None = None,
+        droppable: Callable[[tuple[Hashable, ...]], bool] | None = None,
     ) -> None:
         self.wakes = 0
         self.bodies: list[str] = []
         self.positions: list[int] = []
         wanted = {each: number for number, each in enumerate(filters)}
-        self.cursor: Cursor = feed.open(self._woken, wanted, position, pending_bytes_max, permit)
+        self.cursor: Cursor = feed.open(self._woken, wanted, position, pending_bytes_max, permit, droppable)
 
     def _woken(self) -> None:
         self.wakes += 1
@@ -173,6 +174,29 @@ async def test_a_full_cursor_that_is_closed_keeps_the_position_of_what_was_not_c
         assert place(slow) is Place.FULL
         slow.cursor.close()
         assert slow.cursor.position == positions[0]
+
+
+async def test_a_full_cursor_at_the_tail_drops_what_may_be_dropped_and_waits_for_the_rest() -> None:
+    async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:
+        feed = feed_of(broker)
+        slow = Client(feed, "a", "b", pending_bytes_max=2000, droppable=lambda values: values == (0,))
+        for number in range(40):
+            send(broker, "a", f"{number:0100d}")
+            await settle(broker)
+        assert place(slow) is Place.TAIL
+        kept = len(slow.take())
+        assert 0 < kept < 40
+        assert (slow.cursor.dropped, slow.cursor.position) == (40 - kept, broker.store.readable)
+        for number in range(40, 80):
+            send(broker, "a" if number < 70 else "b", f"{number:0100d}")
+            await settle(broker)
+        assert place(slow) is Place.FULL
+        for _ in range(20):
+            slow.take()
+            await settle(broker)
+        assert [int(body) for body in slow.bodies][-10:] == list(range(70, 80))
+        assert slow.cursor.dropped + len(slow.bodies) == 80
+        assert place(slow) is Place.TAIL
 
 
 async def test_its_position_is_that_of_the_first_message_not_collected() -> None:

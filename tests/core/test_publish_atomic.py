@@ -12,6 +12,7 @@ from martlet.errors import LocalProtocolError, Reason, Refused
 from martlet.message import Message
 from martlet.records.codec import decode_record
 from martlet.settings import BrokerConfig
+from martlet.store.writer import RunItem
 from martlet.tables.topics import READ
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import serving
@@ -62,6 +63,37 @@ async def test_nothing_to_publish_is_nothing(broker: Broker) -> None:
 async def test_a_group_may_have_notes_alone(broker: Broker) -> None:
     assert broker.publish_atomic([], [(broker.journal("j"), b"note")]) == []
     assert broker.store.appended > 0
+
+
+async def test_a_run_is_stored_with_notes_and_records_of_a_plugin(broker: Broker) -> None:
+    journal, own = broker.journal("j"), Message("martlet.toy", b"own", b"TAGS\x01a\x02")
+    run: list[Message | RunItem] = [to("A", b"one", 1), broker.store.run_item(to("A", b"two", 2), 2)]
+    result = broker.publish_run(run, atomic=True, acknowledgements=[(journal, b"note")], own=[own])
+    assert [body_at(broker, position) for position in result.positions] == [b"one", b"two"]
+    assert (result.offsets, result.refused, len(result.ends)) == ([0, 0], {}, 2)
+    assert result.end > result.ends[1]
+    broker.store.commit()
+    await broker.store.wait_flushed(broker.store.appended)
+    assert body_at(broker, result.ends[1]) == b"own"
+    noted = broker.store.find_queue(journal.topic, 0)
+    assert noted is not None
+    assert noted.next_offset == 1
+    for read in broker.store.known_record, broker.store.record_at:
+        data = read(result.ends[1])
+        assert (data is not None) == (read == broker.store.known_record), "others get no internal records"
+    far = await broker.store.known_record_far(result.ends[1])
+    assert far is not None
+    assert decode_record(far).topic == "martlet.toy"
+    assert await broker.store.known_record_far(result.ends[1] + 1) is None
+
+
+@pytest.mark.parametrize("bad", [to("Nowhere"), to("A", b"x" * 101)])
+async def test_a_run_that_is_refused_stores_no_notes_either(broker: Broker, bad: Message) -> None:
+    journal, before = broker.journal("j"), broker.store.appended
+    with pytest.raises(Refused):
+        broker.publish_run([to("A"), bad], atomic=True, acknowledgements=[(journal, b"note")])
+    assert broker.store.appended == before
+    assert broker.store.find_queue(journal.topic, 0) is None
 
 
 @pytest.mark.parametrize(

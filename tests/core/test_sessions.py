@@ -33,6 +33,7 @@ from martlet.delivery.session_notes import (
 from martlet.delivery.session_state import SessionTable
 from martlet.delivery.sessions import DISTANCE_BYTES, Session
 from martlet.errors import Reason, Refused, StoreError
+from martlet.message import Message
 from martlet.records.layout import record_views
 from martlet.settings import DeliveryConfig
 from martlet.state.journal import NEXT_COMMIT
@@ -84,9 +85,10 @@ async def test_a_session_without_a_name_ends_with_its_connection() -> None:
         session.acknowledge(1)
         assert dict(session.flight) == {2: 8}
         assert (existed, session.until, session.is_stored) == (False, 0, False)
-        with pytest.raises(Refused) as caught:
-            session.acknowledgement(2)
-        assert caught.value.reason is Reason.NOT_FOUND
+        changes = session.changes()
+        changes.acknowledge(2)
+        changes.apply()
+        assert (changes.notes, dict(session.flight)) == ([], {})
         session.leave()
         session.end()
         await durable(broker)
@@ -106,8 +108,9 @@ async def test_a_client_with_the_name_of_an_attached_one_takes_over() -> None:
         old.subscribe("b")  # its own is no longer its own
         old.leave()
         old.end()
-        with pytest.raises(Refused):
-            old.acknowledgement(1)
+        with pytest.raises(Refused) as caught:
+            old.changes()
+        assert caught.value.reason is Reason.NOT_FOUND
         assert list(new.filters) == ["a"]
         await durable(broker)
         assert said(second.stored()) == said(new)
@@ -423,12 +426,15 @@ async def test_an_acknowledgement_is_stored_with_messages() -> None:
         client = Client(broker)
         session = client.open()
         session.hand_out(1, [10, 20], 30)
-        note = session.acknowledgement(1)
-        broker.publish_atomic([], [note])
-        session.acknowledged(1)
+        changes = session.changes()
+        changes.acknowledge(1)
+        changes.hold(70_000, 2)
+        changes.keep(b"data")
+        broker.publish_atomic([], changes.notes)
+        changes.apply()
         session.subscribe("a")
         await durable(broker)
-        assert dict(session.flight) == {2: 20}
+        assert dict(session.flight) == {2: 20, 70_000: NO_MESSAGE, 70_001: NO_MESSAGE}
         assert said(client.stored()) == said(session)
         assert client.lost == []
 
@@ -440,15 +446,16 @@ async def test_a_session_is_lost_with_an_acknowledgement_whose_messages_were_not
         session = client.open()
         session.hand_out(1, [10, 20], 30)
         await durable(broker)
-        note = session.acknowledgement(1)
-        broker.publish_atomic([], [note])
-        session.acknowledged(1)
+        changes = session.changes()
+        changes.acknowledge(1)
+        broker.publish_atomic([], changes.notes)
+        changes.apply()
         disk.fail_next("write", ENOSPC)
         with pytest.raises(Refused):
             broker.store.commit()
         broker.store.retention.look()  # there is room again
         with pytest.raises(Refused):
-            session.acknowledgement(2)
+            session.changes()
         assert client.lost == ["a disk failure lost its last changes; connect again"]
         assert dict(client.open().flight) == {1: 10, 2: 20}
 
@@ -511,6 +518,58 @@ async def test_a_session_that_expires_at_once_ends_with_its_connection() -> None
         session.leave()
         await durable(broker)
         assert client.stored() is None
+
+
+async def test_a_session_without_a_client_can_be_changed_together_with_messages() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        client, sessions = Client(broker), broker.sessions
+        assert (sessions.find("toy", client.name), sessions.changes_without_client("toy", client.name)) == (
+            (None, False),
+            None,
+        )
+        session = client.open()
+        session.keep(b"will")
+        assert sessions.changes_without_client("toy", client.name) is None, "its client is there"
+        session.leave()
+        for is_stored in (False, True):  # the note that the client left is not stored yet, and then it is
+            if is_stored:
+                await durable(broker)
+            state, has_client = sessions.find("toy", client.name)
+            assert state is not None
+            assert (state.data, has_client) == (b"done" if is_stored else b"will", False)
+            changes = sessions.changes_without_client("toy", client.name)
+            assert changes is not None
+            changes.keep(b"again" if is_stored else b"done")
+            broker.publish_atomic([Message("t", b"x", queue_id=0)], changes.notes)
+            changes.apply()
+        await durable(broker)
+        stored = client.stored()
+        assert stored is not None
+        assert stored.data == b"again"
+        session = client.open()
+        assert (session.data, session.expiry_s, client.lost) == (b"again", 100, [])
+        session.end()
+        assert sessions.find("toy", client.name) == (None, False)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_a_protocol_hears_of_a_session_before_it_ends_without_a_client(is_killed: bool) -> None:
+    disk, clock = FakeDisk(), ManualClock()
+    async with brokers(disk, clock) as broker:
+        client = Client(broker)
+        session = client.open(expiry_s=0 if is_killed else 10)
+        session.keep(b"will")
+        if not is_killed:
+            session.leave()
+        await durable(broker)
+        disk = disk.after_power_cut(disk_module.Cut.KILLED, Random(1))
+    async with brokers(disk, clock) as broker:
+        heard: list[bytes] = []
+        broker.sessions.ending["toy"] = lambda state: heard.append(state.data)
+        clock.ms += 11_000
+        await sweep(broker)
+        assert (heard, len(broker.sessions)) == ([b"will"], 0)
 
 
 async def test_when_a_session_ends_can_change() -> None:

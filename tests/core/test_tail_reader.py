@@ -272,13 +272,44 @@ async def test_frames_that_a_publisher_hands_on_leave_as_they_came() -> None:
         trie.add("a", receiver)
         data = b"frame 0frame 1frame 2"
         placed = [broker.publish(Message("t", b"", tag("a"), queue_id)) for queue_id in (0, 1, 0)]
-        reader.hand_on("mqtt 3.1.1", placed, data, [7, 14, 21])
+        reader.hand_on("mqtt 3.1.1", [each.position for each in placed], data, [7, 14, 21])
         broker.store.commit()
         frames = receiver.runs[0].frames(Encoding("mqtt 3.1.1", never))
         assert (frames.data, list(frames.ends)) == (data, [7, 14, 21])
         assert frames.data is data
         assert receiver.runs[0].frames(LINES).data == b"0:0:\n1:0:\n0:1:\n"
         assert reader._handed_bytes == 0
+
+
+async def test_frames_may_begin_anywhere_in_what_the_publisher_sent() -> None:
+    async with broker_in_memory() as broker:
+        reader, trie = follow(broker)
+        receiver = Listening()
+        trie.add("a", receiver)
+        positions = [broker.publish(Message("t", b"", tag("a"), 0)).position for _ in range(2)]
+        reader.hand_on("e", positions, b"other onetwo rest", [9, 12], 6)
+        reader.hand_on("none", [], b"other", [])
+        broker.store.commit()
+        (run,) = receiver.runs
+        assert run.frames(Encoding("e", lambda piece: [b"new" for _ in parts(piece)])).data == b"onetwo"
+        assert run.positions() == positions
+        assert [each.positions() for each in run.split(1)] == [positions[:1], positions[1:]]
+
+
+@pytest.mark.parametrize("left_out", [(), (0,), (1,), (2,), (0, 1, 2)])
+async def test_frames_tell_whether_the_encoding_left_out_messages(left_out: tuple[int, ...]) -> None:
+    async with broker_in_memory() as broker:
+        _, trie = follow(broker)
+        receiver = Listening()
+        trie.add("a", receiver)
+        for _ in range(3):
+            broker.publish(Message("t", b"", tag("a"), 0))
+        broker.store.commit()
+        (run,) = receiver.runs
+        encoding = Encoding("e", lambda piece: [b"" if each[1] in left_out else b"x" for each in parts(piece)])
+        frames = run.frames(encoding)
+        assert (frames.is_whole, frames.part(0, 2).is_whole) == (not left_out, not left_out)
+        assert len(frames.data) == 3 - len(left_out)
 
 
 @pytest.mark.parametrize("publishers", [1, 2, 3, 5])
@@ -290,7 +321,7 @@ async def test_frames_of_several_publishers_leave_together(publishers: int) -> N
         sent = [b"first of %d, second of %d" % (number, number) for number in range(publishers)]
         for data in sent:
             placed = [broker.publish(Message("t", b"", tag("a"), 0)) for _ in range(2)]
-            reader.hand_on("e", placed, data, [data.index(b",") + 1, len(data)])
+            reader.hand_on("e", [each.position for each in placed], data, [data.index(b",") + 1, len(data)])
         broker.store.commit()
         (run,) = receiver.runs
         assert run.frames(Encoding("e", lambda piece: [b"new" for _ in parts(piece)])).data == b"".join(sent)
@@ -303,7 +334,7 @@ async def test_a_run_with_other_messages_between_is_joined_or_encoded() -> None:
         trie.add("a", receiver)
         names = ["a", "a", "b", "a"]
         placed = [broker.publish(Message("t", name.encode(), tag(name), 0)) for name in names]
-        reader.hand_on("e", placed, b"AABA", [1, 2, 3, 4])
+        reader.hand_on("e", [each.position for each in placed], b"AABA", [1, 2, 3, 4])
         broker.publish(Message("t", b"x", tag("a"), 0))  # of somebody else
         broker.store.commit()
         encoding = Encoding("e", lambda piece: [b"new" for _ in parts(piece)])
@@ -317,7 +348,7 @@ async def test_frames_that_wait_are_bounded_and_forgotten() -> None:
         trie.add("a", receiver)
         encoding = Encoding("e", lambda piece: [b"new" for _ in parts(piece)])
         for frame in (b"12345", b"67890", b"x"):
-            reader.hand_on("e", [broker.publish(Message("t", b"", tag("a"), 0))], frame, [len(frame)])
+            reader.hand_on("e", [broker.publish(Message("t", b"", tag("a"), 0)).position], frame, [len(frame)])
         assert reader._handed_bytes == 10
         broker.store.commit()
         await broker.store.wait_flushed(broker.store.appended)

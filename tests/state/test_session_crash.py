@@ -97,8 +97,10 @@ class Workload:
 
     def acknowledge_atomically(self, broker: Broker, name: str, session: Session, number: int) -> None:
         body, position = f"{name} {number} {self.position}", session.flight[number]
-        broker.publish_atomic([Message("out", body.encode(), queue_id=0)], [session.acknowledgement(number)])
-        session.acknowledged(number)
+        changes = session.changes()
+        changes.acknowledge(number)
+        broker.publish_atomic([Message("out", body.encode(), queue_id=0)], changes.notes)
+        changes.apply()
         self.atomic[body] = name, number, position
 
     def note(self, name: str, after: Said | None = None) -> None:

@@ -89,7 +89,14 @@ class Behind(Protocol):
 
     def find_queue(self, topic: str, queue_id: int) -> Queue | None: ...
 
-    def publish_run(self, run: Sequence[RunItem | Message], *, atomic: bool = ...) -> RunResult: ...
+    def publish_run(
+        self,
+        run: Sequence[RunItem | Message],
+        *,
+        atomic: bool = ...,
+        acknowledgements: Sequence[tuple[Journal, bytes]] = ...,
+        own: Sequence[Message] = ...,
+    ) -> RunResult: ...
 
     def publish_item(self, item: RunItem) -> Placed: ...
 
@@ -139,7 +146,7 @@ class Gate:
         With light queues, it also requires ``publish`` on each light topic that the message names.
         """
         if message.topic not in self.publishable:
-            self._check_message(message.topic, message.properties)
+            self.check_message(message.topic, message.properties)
         if self._behind.routers:  # looked up each time: a gate may be older than they are
             self._check_light(message)
         return self._behind.publish(message)
@@ -178,20 +185,27 @@ class Gate:
         """
         return self._behind.find_queue(topic, queue_id) if topic in self.publishable else None
 
-    def publish_run(self, run: Sequence[RunItem | Message], *, atomic: bool = False) -> RunResult:
+    def publish_run(
+        self,
+        run: Sequence[RunItem | Message],
+        *,
+        atomic: bool = False,
+        acknowledgements: Sequence[tuple[Journal, bytes]] = (),
+        own: Sequence[Message] = (),
+    ) -> RunResult:
         """Store the messages of *run* in queues from `find_queue`, like `Broker.publish_run`."""
         publishable = self.publishable
         for item in run:
             topic = item.topic if isinstance(item, Message) else item[0].topic
             if topic not in publishable:
-                self._check_message(topic, item.properties if isinstance(item, Message) else item[2])
-        return self._behind.publish_run(run, atomic=atomic)
+                self.check_message(topic, item.properties if isinstance(item, Message) else item[2])
+        return self._behind.publish_run(run, atomic=atomic, acknowledgements=acknowledgements, own=own)
 
     def publish_item(self, item: RunItem) -> Placed:
         """Store one message for a queue from `find_queue`, like `Broker.publish_item`."""
         topic = item[0].topic
         if topic not in self.publishable:
-            self._check_message(topic, item[2])
+            self.check_message(topic, item[2])
         return self._behind.publish_item(item)
 
     def publish_atomic(
@@ -207,12 +221,12 @@ class Gate:
 
     def _check_publish(self, message: Message) -> None:
         if message.topic not in self.publishable:
-            self._check_message(message.topic, message.properties)
+            self.check_message(message.topic, message.properties)
         if self._behind.routers:
             self._check_light(message)
 
-    def _check_message(self, topic: str, properties: bytes) -> None:
-        """Raise `Refused` (NO_PERMISSION) unless a message with *properties* may be published to *topic*."""
+    def check_message(self, topic: str, properties: bytes) -> None:
+        """Raise `Refused` (NO_PERMISSION) unless a message with encoded *properties* may be published to *topic*."""
         tags = self._tags.get(topic)
         if tags is not None and find_tags(properties) in tags:
             return
@@ -225,7 +239,7 @@ class Gate:
 
         Requires ``publish`` on the topic that its producer sent it to, or on its name there.
         """
-        self._check_message(half.topic, half.record.properties)
+        self.check_message(half.topic, half.record.properties)
         return self._transactions().end(half, commit=commit)
 
     def end_transactions(self, ends: Sequence[tuple[HalfMessage, bool]]) -> list[int]:
@@ -238,7 +252,7 @@ class Gate:
         left, places = [], []
         for place, (half, _) in enumerate(ends):
             try:
-                self._check_message(half.topic, half.record.properties)
+                self.check_message(half.topic, half.record.properties)
                 places.append(place)
             except Refused:
                 left.append(place)
@@ -285,7 +299,7 @@ class Gate:
         """Stage *batch*, like `ExternalTransactions.stage`; requires ``publish`` on its topic or on its names there."""
         if batch.topic not in self.publishable:
             for _, properties, _ in batch.members:
-                self._check_message(batch.topic, properties)
+                self.check_message(batch.topic, properties)
         if self._behind.routers:
             for body, properties, _ in batch.members:
                 self._check_light(Message(batch.topic, bytes(body), properties))
@@ -401,7 +415,12 @@ class Gate:
         )
 
     def follow(
-        self, feed: Feed, wake: Callable[[], None], filters: Mapping[str, Hashable], position: int | None = None
+        self,
+        feed: Feed,
+        wake: Callable[[], None],
+        filters: Mapping[str, Hashable],
+        position: int | None = None,
+        droppable: Callable[[tuple[Hashable, ...]], bool] | None = None,
     ) -> Cursor:
         """Return a new cursor of *feed*, like `Feed.open`; requires ``read`` on each filter in the feed's topics.
 
@@ -411,7 +430,7 @@ class Gate:
         permit = self._follow_permit(feed)
         for each in filters:
             permit.check(each)
-        return feed.open(wake, filters, position, permit=permit)
+        return feed.open(wake, filters, position, permit=permit, droppable=droppable)
 
     def may_follow(self, feed: Feed, topic_filter: str) -> bool:
         """Whether the identity may follow *topic_filter* of *feed*."""

@@ -196,9 +196,9 @@ PLUGIN_CHAPTERS: Final = (
         "martlet.access",
         (
             "Gate: publish publish_many publish_batch publish_atomic find_queue publish_run publish_item give_back "
-            "check_publish find_topic subscribe follow may_follow join consume open_session query query_group "
-            "query_broker query_keys record_at manage manage_group manage_broker share allows check begin_external "
-            "stage_external prepare_external commit_external abort_external abort_prepared_external",
+            "check_publish check_message find_topic subscribe follow may_follow join consume open_session query "
+            "query_group query_broker query_keys record_at manage manage_group manage_broker share allows check "
+            "begin_external stage_external prepare_external commit_external abort_external abort_prepared_external",
             "TopicFigures: get has_used first_offset end_offset store_ms_at earliest_store_ms offset_by_time "
             "position_at readable bytes_since",
             "TopicGrant: entries groups committed",
@@ -311,8 +311,10 @@ PLUGIN_CHAPTERS: Final = (
         "Sessions",
         "martlet.delivery.sessions",
         (
-            "Session: name owner is_stored start position filters flight next_id data until subscribe unsubscribe "
-            "hand_out acknowledge acknowledgement acknowledged move keep expire_after leave end",
+            "Session: name owner is_stored start position filters flight next_id data expiry_s until subscribe "
+            "unsubscribe hand_out acknowledge hold changes move keep expire_after leave end",
+            "JointChanges: acknowledge hold keep apply",
+            "Sessions: find changes_without_client",
         ),
     ),
     Chapter("Groups", "martlet.tables.groups", ("Groups: get ensure reader offset commit", "check_group_name")),

@@ -37,7 +37,6 @@ from martlet.delivery.tail_reader import (
     merge,
 )
 from martlet.errors import Refused, StoreError
-from martlet.message import Placed
 from martlet.records.codec import tags_code
 from martlet.steps import Pace, Steps
 from martlet.store import Queue, ReadResult, Store
@@ -90,10 +89,11 @@ class Cursor:
     """One receiver of a `Feed`; created by `Feed.open`.
 
     ``place`` tells where it is; at `Place.TAIL` it has joined the tail. ``wake`` is called when there is something to
-    collect, and when the tail is joined.
+    collect, and when the tail is joined. ``dropped`` counts messages that a full cursor did not take (`Feed.open`).
     """
 
     __slots__ = (
+        "_droppable",
         "_feed",
         "_generation",
         "_pending",
@@ -101,6 +101,7 @@ class Cursor:
         "_pending_bytes_max",
         "_permit",
         "_position",
+        "dropped",
         "filters",
         "place",
         "wake",
@@ -114,8 +115,11 @@ class Cursor:
         position: int,
         pending_bytes_max: int,
         permit: Permit | None,
+        droppable: Callable[[tuple[Hashable, ...]], bool] | None,
     ) -> None:
         self.wake = wake
+        self.dropped = 0
+        self._droppable = droppable
         self._permit = permit
         self._generation = permit.generation if permit is not None else 0
         self.filters = dict(filters)
@@ -202,7 +206,12 @@ class Cursor:
     def matched(self, run: Run, grants: tuple[Hashable, ...]) -> None:
         """Take *run* at the tail (see `Receiver`); a cursor that is full then leaves it."""
         # A run may reach its receivers in several turns, and some may have left the tail since the first.
-        if self.place is Place.TAIL:
+        if self.place is not Place.TAIL:
+            return
+        if self._droppable is not None and self._is_full_with(run) and self._droppable(grants):
+            self.dropped += run.count
+            self._position = run.end
+        else:
             self._take(run, grants)
 
     def swept(self, run: Run, grants: tuple[Hashable, ...]) -> None:
@@ -210,9 +219,12 @@ class Cursor:
         if self.place is Place.SWEPT:
             self._take(run, grants)
 
+    def _is_full_with(self, run: Run) -> bool:
+        return bool(self._pending) and self._pending_bytes + len(run.data) > self._pending_bytes_max
+
     def _take(self, run: Run, grants: tuple[Hashable, ...]) -> None:
         size = len(run.data)
-        if self._pending and self._pending_bytes + size > self._pending_bytes_max:
+        if self._is_full_with(run):
             self._position = run.position
             self._feed.pause(self)
             return
@@ -292,6 +304,7 @@ class Feed:
         position: int | None = None,
         pending_bytes_max: int = PENDING_BYTES,
         permit: Permit | None = None,
+        droppable: Callable[[tuple[Hashable, ...]], bool] | None = None,
     ) -> Cursor:
         """Return the cursor of a new receiver; protocols call `Gate.follow`, which checks permissions.
 
@@ -302,6 +315,8 @@ class Feed:
             end, which a power failure can cause, means the tail too.
           pending_bytes_max: limit for uncollected records; a single run always fits.
           permit: decides what the receiver may follow and read; None allows everything.
+          droppable: called with the values of the filters that match a run; at the tail, a full cursor drops those for
+            which it returns True, and otherwise reads the log later.
 
         Raises:
           Refused: a filter is invalid, or a topic of the feed is gone.
@@ -311,7 +326,7 @@ class Feed:
         if not self._cursors:
             self._attach()
         start = 0 if position is None else min(position, self._owner.store.readable)
-        cursor = Cursor(self, wake, filters, start, pending_bytes_max, permit)
+        cursor = Cursor(self, wake, filters, start, pending_bytes_max, permit, droppable)
         self._cursors[cursor] = None
         if position is None:
             self._join(cursor)
@@ -323,11 +338,13 @@ class Feed:
         """Raise `Refused` (ILLEGAL) unless *topic_filter* is valid."""
         self._tail.check(topic_filter)
 
-    def hand_on(self, topic: str, encoding: str, placed: Sequence[Placed], data: bytes, ends: Sequence[int]) -> None:
+    def hand_on(
+        self, topic: str, encoding: str, positions: Sequence[int], data: bytes, ends: Sequence[int], start: int = 0
+    ) -> None:
         """Use the given frames for messages just published to *topic*, like `TailReader.hand_on`."""
         for reader in self._readers:
             if reader.topic.name == topic:
-                reader.hand_on(encoding, placed, data, ends)
+                reader.hand_on(encoding, positions, data, ends, start)
 
     def cursors(self) -> Iterable[Cursor]:
         """All open cursors."""

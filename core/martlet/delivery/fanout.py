@@ -17,7 +17,7 @@ from martlet.records.codec import decode_record
 from martlet.records.layout import HEAD_BYTES, MAGIC_V1, OUTLINE, PLACE, WIDE_HOSTS
 from martlet.store import Queue, ReadResult
 
-__all__ = ["Batch", "Encoding", "Encodings", "SharedTail", "encode_result", "parts"]
+__all__ = ["Batch", "Encoding", "Encodings", "SharedTail", "encode_result", "parts", "places"]
 
 # Readers at the tail are at most a few commits apart; slower ones read the log.
 BATCHES_A_TAIL: Final = 8
@@ -63,7 +63,7 @@ class Batch:
     def positions(self) -> Sequence[int]:
         """The log position of each message."""
         if self._positions is None:
-            self._positions = _places(self._records)[1]
+            self._positions = places(self._records)[1]
             self._records = b""
         return self._positions
 
@@ -128,11 +128,11 @@ def encode_result(result: ReadResult, start: int, encoding: Encoding) -> Batch:
     records = pieces[0] if len(pieces) == 1 else b"".join(pieces)
     frames = encoding.encode(records)
     dense = range(start, result.next_offset)
-    offsets = dense if result.count == len(dense) else _places(records)[0]
+    offsets = dense if result.count == len(dense) else places(records)[0]
     return Batch(start, result.next_offset, frames, offsets, records)
 
 
-def _places(records: Buffer) -> tuple[list[int], list[int]]:
+def places(records: Buffer) -> tuple[list[int], list[int]]:
     """Return the queue offset and the log position of each of *records*."""
     offsets: list[int] = []
     positions: list[int] = []

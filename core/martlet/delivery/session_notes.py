@@ -19,6 +19,7 @@ __all__ = [
     "DATA",
     "ENDED",
     "FILTER",
+    "HELD",
     "LEFT",
     "MORE",
     "MOVED",
@@ -53,6 +54,7 @@ SENT: Final[Kind] = 9  # first id, differences between the positions of the mess
 ACKNOWLEDGED: Final[Kind] = 10  # first id, count
 MOVED: Final[Kind] = 11  # position
 DATA: Final[Kind] = 12  # data of the protocol
+HELD: Final[Kind] = 13  # first id, count: in use, without a message
 
 # The position of an id that is in use but has no message.
 NO_MESSAGE: Final = -1
@@ -140,6 +142,8 @@ class SessionState:
             for number in range(first, first + count):
                 if self.flight.pop(number, None) is not None:
                     self.size -= FLIGHT_BYTES
+        elif kind == HELD:
+            self._hold(*arguments)
         elif kind == FILTER:
             topic_filter, options, self.position = arguments
             self._drop_filter(topic_filter)
@@ -168,6 +172,13 @@ class SessionState:
             number += 1
         self.size += (len(flight) - before) * FLIGHT_BYTES
         self.next_id, self.position = number, end
+
+    def _hold(self, first: int, count: int) -> None:
+        flight, before = self.flight, len(self.flight)
+        for number in range(first, first + count):
+            flight.pop(number, None)  # so that held ids are in the order of their notes
+            flight[number] = NO_MESSAGE
+        self.size += (len(flight) - before) * FLIGHT_BYTES
 
     def _add_filter(self, topic_filter: str, options: bytes) -> None:
         self.filters[topic_filter] = options

@@ -25,6 +25,7 @@ from martlet.delivery.session_notes import (
     DATA,
     ENDED,
     FILTER,
+    HELD,
     LEFT,
     MOVED,
     NEVER_MS,
@@ -45,7 +46,7 @@ from martlet.steps import Pace, Steps
 from martlet.store import Store
 from martlet.turns import Turns
 
-__all__ = ["Session", "Sessions"]
+__all__ = ["JointChanges", "Session", "Sessions"]
 
 log = logging.getLogger("martlet.sessions")
 
@@ -125,6 +126,11 @@ class Session:
         return self._state.flight
 
     @property
+    def expiry_s(self) -> int:
+        """How long it stays after its client left, -1 if it never ends."""
+        return self._state.expiry_s
+
+    @property
     def next_id(self) -> int:
         """The id after the last one used."""
         return self._state.next_id
@@ -171,22 +177,19 @@ class Session:
         """Free *count* ids from *first* on. Raises `Refused`."""
         self._change(ACKNOWLEDGED, first, count)
 
-    def acknowledgement(self, first: int, count: int = 1) -> tuple[Journal, bytes]:
-        """Return an acknowledgement for `Gate.publish_atomic`, which stores it together with messages.
+    def hold(self, first: int, count: int = 1) -> None:
+        """Use *count* ids from *first* on without a message; `acknowledge` frees them. Raises `Refused`."""
+        self._change(HELD, first, count)
 
-        Call `acknowledged` right after that. Raises `Refused` (NOT_FOUND) if this session is not stored.
+    def changes(self) -> "JointChanges":
+        """Return changes to be stored together with messages.
+
+        Raises:
+          Refused: another connection has this session (Reason.NOT_FOUND).
         """
-        if self._sessions is None or not self._sessions.has(self):
-            raise Refused(Reason.NOT_FOUND, f"session {self.name!r} is not stored, or another connection has it")
-        state = self._state
-        note = encode_note(ACKNOWLEDGED, state.key, next_number(state.number), first, count)
-        return self._sessions.journal, note
-
-    def acknowledged(self, first: int, count: int = 1) -> None:
-        """Apply an `acknowledgement` that was published."""
-        if self._sessions is not None:
-            self._sessions.watch(self._state.key)
-        self._state.change(ACKNOWLEDGED, (first, count))
+        if self._sessions is not None and not self._sessions.has(self):
+            raise Refused(Reason.NOT_FOUND, f"another connection has session {self.name!r}")
+        return JointChanges(self._state, self._sessions)
 
     def move(self, position: int) -> None:
         """Advance to *position*: earlier messages are no longer needed. Raises `Refused`."""
@@ -226,6 +229,52 @@ class Session:
 
 
 @final
+class JointChanges:
+    """Changes of a session that are stored in an atomic group with messages; made by `Session.changes`.
+
+    Pass ``notes`` to `Gate.publish_atomic` or `Gate.publish_run`, and call `apply` right after that.
+    """
+
+    __slots__ = ("_done", "_number", "_sessions", "_state", "notes")
+
+    def __init__(self, state: SessionState, sessions: "Sessions | None") -> None:
+        self._state = state
+        self._sessions = sessions
+        self._number = state.number
+        self._done: list[tuple[int, tuple[Any, ...]]] = []
+        # Empty for a session that is not stored.
+        self.notes: list[tuple[Journal, bytes]] = []
+
+    def acknowledge(self, first: int, count: int = 1) -> None:
+        """Free *count* ids from *first* on."""
+        self._add(ACKNOWLEDGED, first, count)
+
+    def hold(self, first: int, count: int = 1) -> None:
+        """Use *count* ids from *first* on without a message."""
+        self._add(HELD, first, count)
+
+    def keep(self, data: bytes) -> None:
+        """Store *data*, a few bytes for the protocol itself. Raises `Refused`."""
+        if self._sessions is not None:
+            self._sessions.check_data(data)
+        self._add(DATA, data)
+
+    def _add(self, kind: int, *arguments: Any) -> None:
+        self._number = next_number(self._number)
+        self._done.append((kind, arguments))
+        if self._sessions is not None:
+            note = encode_note(kind, self._state.key, self._number, *arguments)
+            self.notes.append((self._sessions.journal, note))
+
+    def apply(self) -> None:
+        """Make the changes, which were stored."""
+        if self._sessions is not None:
+            self._sessions.watch(self._state.key)
+        for kind, arguments in self._done:
+            self._state.change(kind, arguments)
+
+
+@final
 class Sessions:
     """All sessions of a broker; `run` ends expired ones."""
 
@@ -247,6 +296,8 @@ class Sessions:
         self._waits = False
         # The end that the journal must have reached with the previous commit; if it is lower, that commit failed.
         self._expected = 0
+        # By protocol, what is called with the state of a session without a client just before it ends.
+        self.ending: dict[str, Callable[[SessionState], None]] = {}
         # Detached sessions found by a sweep, with the end of the log at that time.
         self._in_doubt: dict[str, int] = {}
         self._overdue = 0
@@ -306,6 +357,18 @@ class Sessions:
         if holder is not None and holder.lost is not None:
             holder.lost("another connection uses the name")
         return session, True
+
+    def find(self, protocol: str, name: str) -> tuple[SessionState | None, bool]:
+        """Return the state of a session, None if there is none, and whether a client uses it; do not change it."""
+        state, holder = self._find(f"{protocol} {name}")
+        if holder is not None and holder.is_ended:
+            return None, False
+        return state, holder is not None and holder.lost is not None
+
+    def changes_without_client(self, protocol: str, name: str) -> JointChanges | None:
+        """Return changes of a session that no client uses, to be stored with messages; None if there is none."""
+        state, has_client = self.find(protocol, name)
+        return JointChanges(state, self) if state is not None and not has_client else None
 
     def _find(self, key: str) -> tuple[SessionState | None, Session | None]:
         """Return the state of session *key*, and its live `Session` if there is one."""
@@ -499,6 +562,9 @@ class Sessions:
         if state is None:
             return
         session = Session(state, self, _nobody)
+        ending = self.ending.get(key.partition(" ")[0])
+        if ending is not None and (not has_client or not state.expiry_s):
+            ending(state)
         if has_client:
             self._live[key] = session
             self.leave(session)

@@ -19,11 +19,10 @@ from typing import Any, Final, Protocol, TypeAlias, final
 
 import trio
 
-from martlet.delivery.fanout import Encoding
+from martlet.delivery.fanout import Encoding, places
 from martlet.delivery.interest import in_pieces
 from martlet.delivery.listeners import Codes, Listener, Listeners, Wakes
 from martlet.errors import Refused, StoreError
-from martlet.message import Placed
 from martlet.records.layout import ENTRY, I32, RecordView, record_name, record_views
 from martlet.steps import Pace, Steps
 from martlet.store import Queue, ReadResult, Store
@@ -83,19 +82,23 @@ class Interest(Protocol):
 
 @final
 class Frames:
-    """The messages of a run in one encoding: ``data``, in which message *i* ends before ``ends[i]``."""
+    """The messages of a run in one encoding: ``data``, in which message *i* ends before ``ends[i]``.
 
-    __slots__ = ("data", "ends")
+    ``is_whole`` is False if the encoding left out some messages, whose frames are empty.
+    """
 
-    def __init__(self, data: bytes, ends: Sequence[int]) -> None:
+    __slots__ = ("data", "ends", "is_whole")
+
+    def __init__(self, data: bytes, ends: Sequence[int], is_whole: bool = True) -> None:
         self.data = data
         self.ends = ends
+        self.is_whole = is_whole
 
     def part(self, first: int, last: int) -> "Frames":
         """Return the frames of the messages from *first* up to *last*."""
         begin = self.ends[first - 1] if first else 0
         ends = [end - begin for end in self.ends[first:last]]
-        return Frames(self.data[begin : begin + ends[-1]], ends)
+        return Frames(self.data[begin : begin + ends[-1]], ends, self.is_whole)
 
 
 @final
@@ -105,7 +108,7 @@ class Run:
     ``data`` has their records, whole and in log order; ``position`` is that of the first, ``end`` the end of the last.
     """
 
-    __slots__ = ("_first", "_frames", "_whole", "count", "data", "end", "position")
+    __slots__ = ("_first", "_frames", "_positions", "_whole", "count", "data", "end", "position")
 
     def __init__(self, data: bytes, count: int, position: int, end: int) -> None:
         self.data = data
@@ -113,12 +116,19 @@ class Run:
         self.position = position
         self.end = end
         self._frames: dict[str, Frames] | None = None
+        self._positions: list[int] | None = None
         self._whole: Run | None = None  # the run of which this is a part, and
         self._first = 0  # the index of the first message there
 
     def records(self) -> Iterator[RecordView]:
         """Yield each record: queue id, queue offset, position, properties, body."""
         return record_views(self.data)
+
+    def positions(self) -> list[int]:
+        """Return the log position of each message."""
+        if self._positions is None:
+            self._positions = places(self.data)[1] if self.count > 1 else [self.position]
+        return self._positions
 
     def frames(self, encoding: Encoding) -> Frames:
         """Return the frames of the messages in *encoding*; they are encoded once for all receivers."""
@@ -127,7 +137,7 @@ class Run:
         found = self._frames.get(encoding.name) if self._frames is not None else None
         if found is None:
             each = encoding.encode(self.data)
-            found = Frames(b"".join(each), list(accumulate(map(len, each))))
+            found = Frames(b"".join(each), list(accumulate(map(len, each))), all(each))
             self.keep(encoding.name, found)
         return found
 
@@ -248,19 +258,21 @@ class TailReader:
         self._interests.pop(interest, None)
         self._tails.release(self)
 
-    def hand_on(self, encoding: str, placed: Sequence[Placed], data: bytes, ends: Sequence[int]) -> None:
+    def hand_on(
+        self, encoding: str, positions: Sequence[int], data: bytes, ends: Sequence[int], start: int = 0
+    ) -> None:
         """Use the given frames of messages just published for receivers with *encoding*.
 
-        Frame *i* of *data* ends before ``ends[i]`` and belongs to ``placed[i]``. Frames are kept until the messages are
-        readable, but at most `delivery.encoded_bytes` in total; further messages are encoded again.
+        Frame *i* of *data* ends before ``ends[i]``, the first one begins at *start*, and it belongs to the message at
+        ``positions[i]`` of the log. Frames are kept until the messages are readable, but at most
+        `delivery.encoded_bytes` in total; further messages are encoded again.
         """
-        if not self._interests or self._handed_bytes + len(data) > self._tails.handed_bytes_max:
+        if not self._interests or not ends or self._handed_bytes + ends[-1] - start > self._tails.handed_bytes_max:
             return
-        self._handed_bytes += len(data)
+        self._handed_bytes += ends[-1] - start
         table = self._handed.setdefault(encoding, {})
-        start = 0
-        for each, end in zip(placed, ends, strict=True):
-            table[each.position] = (data, start, end)
+        for position, end in zip(positions, ends, strict=True):
+            table[position] = (data, start, end)
             start = end
 
     # new records

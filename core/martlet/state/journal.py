@@ -24,7 +24,7 @@ __all__ = ["NEXT_COMMIT", "Journal", "read_notes"]
 
 PREFIX: Final = OWN_PREFIX + "journal."
 _NAME: Final = re.compile(r"[a-z0-9_-]{1,64}")
-NOTE_BYTES_MAX: Final = 65_536
+NOTE_BYTES_MAX: Final = 262_144
 # Notes are collected up to this size before they become a record, with or without a commit. A projection applies a
 # record in one piece: 300 to 400 notes take 1 to 2 ms.
 RECORD_BYTES: Final = 8_192

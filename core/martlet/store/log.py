@@ -582,6 +582,14 @@ class Store:
         """
         return await self.lookup.record_far(position)
 
+    def known_record(self, position: int) -> bytes | None:
+        """Like `record_at`, for a *position* that the broker noted itself; also returns internal records."""
+        return self.lookup.known_record(position)
+
+    async def known_record_far(self, position: int) -> bytes | None:
+        """Like `known_record`, but waits for the disk in a worker thread."""
+        return await self.lookup.known_record_far(position)
+
     def position_at(self, queue: Queue, offset: int) -> Steps[int]:
         """Return the log position of message *offset*; -1 if it is not readable or lost.
 

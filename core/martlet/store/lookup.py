@@ -72,10 +72,12 @@ class Lookup:
         self._indexer = indexer
         self._repairs = repairs
 
-    def record_at(self, position: int, size_hint: int = 0, bytes_max: int = QUERY_BYTES_MAX) -> bytes | None:
+    def record_at(
+        self, position: int, size_hint: int = 0, bytes_max: int = QUERY_BYTES_MAX, *, internal: bool = False
+    ) -> bytes | None:
         """Return the record that begins at *position*; None if there is none, or it is damaged or not readable yet.
 
-        Also None if it is longer than *bytes_max*, or one of Martlet's internal records.
+        Also None if it is longer than *bytes_max*, or one of Martlet's internal records, unless *internal*.
         """
         if not self._may_begin(position):
             return None
@@ -89,9 +91,18 @@ class Lookup:
         if position + size > min(segment.end, self._readable.position):
             return None
         data = head[:size] if len(head) >= size else self._pages.read(position, size)
-        if not check_record(data, 0, size, position) or RecordView(data).topic_bytes.startswith(OWN_BYTES):
+        if not check_record(data, 0, size, position):
             return None
-        return data
+        return data if internal or not RecordView(data).topic_bytes.startswith(OWN_BYTES) else None
+
+    def known_record(self, position: int) -> bytes | None:
+        """Like `Store.known_record`."""
+        return self.record_at(position, bytes_max=RECORD_BYTES_MAX, internal=True)
+
+    async def known_record_far(self, position: int) -> bytes | None:
+        """Like `Store.known_record_far`."""
+        read = partial(self.known_record, position)
+        return read() if self._is_near(position) else await self._disk.off_loop(read)
 
     async def record_far(self, position: int) -> bytes | None:
         """Like `Store.record_far`."""

@@ -78,6 +78,11 @@ class RunResult:
         self.store_ms = 0
         self.rolled = False
 
+    def forget_last(self, count: int) -> None:
+        """Remove the last *count* messages, which the caller added to the run."""
+        for places in self.positions, self.ends, self.offsets:
+            del places[-count:]
+
     def add_refused(self, refused: Mapping[int, Refused]) -> None:
         """Add messages that were refused before they reached the store, by their index in the whole run."""
         for place in sorted(refused):

@@ -18,7 +18,7 @@ import trio
 from martlet import persistence
 from martlet.broker import Broker
 from martlet.clock import Clock, SystemClock
-from martlet.contracts import Buffer, Connection, Dispatcher, Identity, Protocol
+from martlet.contracts import Buffer, Connection, Dispatcher, Identity, Protocol, Service
 from martlet.net.addresses import pack_host
 from martlet.net.server import Server
 from martlet.run import Config, build
@@ -269,13 +269,14 @@ async def serving(
     seed: int = 0,
     ports: Callable[[Broker], Sequence[Protocol]] = lambda broker: (),
     projections: Callable[[Broker], Sequence[Projection]] = lambda broker: (),
+    services: Callable[[Broker], Sequence[Service]] = lambda broker: (),
     dispatchers: Mapping[str, Dispatcher] | None = None,
 ) -> AsyncIterator[Serving]:
     """Run a broker on *directory*, and stop it in order at the end of the block.
 
-    It has only the ports of the protocols that *ports* returns, and tells their addresses to ``bound``, and drives the
-    projections that *projections* returns. It loads no plugins: call the hooks you test. Use it twice with one
-    directory to test a restart.
+    It has only the ports of the protocols that *ports* returns, and tells their addresses to ``bound``, drives the
+    projections that *projections* returns, and runs the services that *services* returns. It loads no plugins: call the
+    hooks you test. Use it twice with one directory to test a restart.
     """
     clock = clock or SystemClock()
     stats = Stats()
@@ -295,6 +296,8 @@ async def serving(
             nursery.start_soon(made.cursors.run)
             nursery.start_soon(made.shares.run)
             nursery.start_soon(made.sessions.run)
+            for service in services(made):
+                nursery.start_soon(service)
             yield Serving(made, serves, nursery)
             nursery.cancel_scope.cancel()
         made.projections.save()

@@ -256,7 +256,8 @@ class TopicsHandler:
         placed = [each for each in results if isinstance(each, Placed)]
         shared.published += len(placed)
         if len(placed) == len(messages) and b"%" not in run.frames:
-            shared.feed.hand_on(shared.config.topic, ENCODING.name, placed, run.frames, run.ends)
+            positions = [each.position for each in placed]
+            shared.feed.hand_on(shared.config.topic, ENCODING.name, positions, run.frames, run.ends)
         if placed:
             self._peer.hold_until(placed[-1].end)
         self._answer(run.first_id, results)
@@ -269,21 +270,21 @@ class TopicsHandler:
             return list(self._the_gate.publish_atomic(messages))
         first_id, count, groups = done.first_id, done.count, self._the_groups
         notes = groups.acknowledgements(first_id, count)
-        is_own = not notes
-        if is_own:
+        changes = session.changes()
+        if not notes:
             if not all(packet_id in session.flight for packet_id in range(first_id, first_id + count)):
                 text = f"packet ids {first_id} to {first_id + count - 1} are not in flight; acknowledge what was sent"
                 raise Refused(Reason.NOT_FOUND, text)
-            notes = [session.acknowledgement(first_id, count)]
+            changes.acknowledge(first_id, count)
         try:
-            placed = self._the_gate.publish_atomic(messages, notes)
+            placed = self._the_gate.publish_atomic(messages, notes or changes.notes)
         except Refused:
             groups.withdraw(first_id, count)
             raise
-        if is_own:
-            session.acknowledged(first_id, count)
-        else:
+        if notes:
             groups.settle(first_id, count)
+        else:
+            changes.apply()
         self._peer.wake()
         return list(placed)
 
