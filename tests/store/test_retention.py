@@ -114,6 +114,50 @@ async def test_a_disk_that_fills_up_is_relieved_whatever_the_clock_says(
     assert await look(store, 100) == 1
 
 
+async def test_segments_that_a_full_disk_removes_early_are_warned_of(
+    open_store: OpenStore, clock: ManualClock, mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Consumers may not have read their messages. There is one warning a minute, and it counts all since the last."""
+    store = await filled(open_store, 45, small_config(disk_clean_ratio=0.0))
+    began = caplog.records.copy()
+
+    def warnings() -> list[str]:
+        return [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING and each not in began]
+
+    pass_time(mock_clock, clock, HOUR_MS / 1000)
+    fill(store, 1)
+    names = [segment.path for segment in store.segments.items]
+    await look(store)
+    (text,) = warnings()
+    assert text.startswith(f"10 segments up to {names[9]} were removed before store.file_reserved_hours (72) because ")
+    assert "and store.disk_clean_ratio is 0: messages stored until 20" in text
+    assert "are gone, also those that consumers have not read; give the data directory more space, or set" in text
+    await look(store, 2)
+    assert len(warnings()) == 1
+    pass_time(mock_clock, clock, 61)
+    await look(store)
+    assert warnings()[1:] == [text.replace("10 segments", "30 segments").replace(names[9], names[39])]
+    pass_time(mock_clock, clock, 61)
+    await look(store)
+    assert len(warnings()) == 3
+    pass_time(mock_clock, clock, 61)
+    await look(store)
+    assert len(warnings()) == 3
+    assert store.statistics().segments_removed_early == len(names) - 1
+
+
+async def test_segments_that_a_full_disk_removes_in_time_are_not_warned_of(
+    open_store: OpenStore, clock: ManualClock, mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = await filled(open_store, 5, small_config(disk_clean_ratio=0.0))
+    pass_time(mock_clock, clock, RESERVED_S + 60)
+    fill(store, 1)
+    pass_time(mock_clock, clock, RESERVED_S + 60)
+    assert await look(store) == 1
+    assert not [each for each in caplog.records if "before store.file_reserved_hours" in each.getMessage()]
+    assert store.statistics().segments_removed_early == 0
+
+
 async def test_without_an_hour_only_the_disk_decides(open_store: OpenStore, clock: ManualClock) -> None:
     store = await filled(open_store, config=small_config(disk_used_ratio_max=0.0))
     clock.ms += 400 * DAY_MS

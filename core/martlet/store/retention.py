@@ -13,7 +13,7 @@ faster.
 
 import logging
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final, Protocol, final
 
 import trio
@@ -52,6 +52,8 @@ HOUR_MS: Final = 3_600_000
 BEHIND_MS: Final = 60_000
 # At most this many later segments are checked to find out when a segment was written; each check is a read.
 ASKED_MAX: Final = 64
+# Between warnings of segments that were removed before their time; each look may remove ten.
+EARLY_WARNING_S: Final = 60.0
 # After a refusal, appends resume when this fraction of the disk below the limit is free again, to avoid flapping.
 HYSTERESIS: Final = 0.02
 
@@ -85,6 +87,8 @@ class Retention:
         "_complete_start",
         "_config",
         "_directory",
+        "_early",
+        "_early_said_from",
         "_files",
         "_first_offsets",
         "_flusher",
@@ -100,6 +104,7 @@ class Retention:
         "clock_behind_ms",
         "keeper",
         "overdue_ms",
+        "removed_early",
         "removed_segments",
         "used_ratio",
     )
@@ -140,6 +145,12 @@ class Retention:
         self._clock = clock
         self.used_ratio = 0.0
         self.removed_segments = 0
+        # Segments that were removed before their time because the disk was too full, since the store was opened.
+        self.removed_early = 0
+        # Those of them that no warning has named yet: how many, the path of the newest, the time before which all of
+        # their records were stored, and the disk usage. The next warning may come at this time of trio's clock.
+        self._early = 0, "", 0, 0.0
+        self._early_said_from = 0.0
         # All queues without a record after this log position have a note in the log.
         self._noted_to = 0
         # A note must still be written, because there was no space on the disk.
@@ -175,6 +186,7 @@ class Retention:
         self._check_clock()
         self._note_ends_now()
         self._remove_old()
+        self._warn_of_early()
         self._decide()
 
     # ---- plausibility of the clock
@@ -287,12 +299,35 @@ class Retention:
             return
         removed = 0
         while removed < BATCH and self._may_go(forced):
+            is_early, stored_ms = self._past_due_ms() <= 0, self._last_store_ms()
             gone = self._segments.remove_first()
             logger.info("segment %s was removed (disk usage %.0f %%)", gone.path, self.used_ratio * 100)
             removed += 1
+            if is_early:
+                self.removed_early += 1
+                self._early = self._early[0] + 1, gone.path, stored_ms, self.used_ratio
         if removed:
             self.removed_segments += removed
             self._after_removal()
+
+    def _warn_of_early(self) -> None:
+        """Log which segments were removed before their time: messages are gone that consumers may not have read."""
+        count, path, stored_ms, used_ratio = self._early
+        now = trio.current_time()
+        if not count or now < self._early_said_from:
+            return
+        self._early, self._early_said_from = (0, "", 0, 0.0), now + EARLY_WARNING_S
+        segments = f"{count} segments up to {path} were" if count > 1 else f"segment {path} was"
+        logger.warning(
+            "%s removed before store.file_reserved_hours (%d) because the disk is %.0f %% full, and "
+            "store.disk_clean_ratio is %g: messages stored until %s are gone, also those that consumers have not read; "
+            "give the data directory more space, or set store.file_reserved_hours lower to remove old messages in time",
+            segments,
+            self._config.file_reserved_hours,
+            used_ratio * 100,
+            self._config.disk_clean_ratio,
+            datetime.fromtimestamp(stored_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        )
 
     def _is_the_hour(self) -> bool:
         return datetime.fromtimestamp(self._clock.now_ms() / 1000).hour in self._hours()

@@ -56,6 +56,7 @@ class StoreStatistics:
         "recovery_seconds",
         "refused",
         "segments",
+        "segments_removed_early",
         "unindexed_bytes",
         "unindexed_messages",
         "written",
@@ -97,6 +98,7 @@ class StoreStatistics:
         self.overdue_hours = retention.overdue_ms / 3_600_000
         self.clock_behind_hours = retention.clock_behind_ms / 3_600_000
         self.disk_used_ratio = retention.used_ratio
+        self.segments_removed_early = retention.removed_early
         self.unindexed_messages = len(keys.pending) if keys else 0
         self.unindexed_bytes = tail.written - keys.position if keys else 0
 
