@@ -140,6 +140,14 @@ def test_a_flipped_bit_in_any_frame_is_found() -> None:
             frames.take()
 
 
+def test_a_record_without_its_end_is_found() -> None:
+    frames = Frames()
+    data = frame(0, 0, 3, b"hello")
+    add(frames, data[:-3] + bytes(3), 0, 0)
+    with pytest.raises(ReadError, match=r"message 2 of queue 0 .* has lost the end of its properties$"):
+        frames.take()
+
+
 def test_inner_batches_are_unrolled_among_other_frames() -> None:
     batch = Message("Orders", encode_batch([BatchMessage(b"%d" % n) for n in range(10, 20)]), b"", 3, 0, INNER_BATCH)
     frames = Frames()

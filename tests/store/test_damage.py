@@ -14,6 +14,7 @@ from martlet.records.codec import decode_records, encode_record
 from martlet.records.layout import FILLER, HEAD_BYTES, QUEUE_ID_AT, QUEUE_OFFSET_AT, STORE_MS_AT
 from martlet.steps import finish_now
 from martlet.store import Store, StoreConfig
+from martlet.store.inspect import inspect
 from martlet.store.scan import STORE_MS_END
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, drain, message, small_config
@@ -214,6 +215,35 @@ async def test_damage_in_the_middle_costs_that_record_alone(filled: FakeDisk, wa
         assert same(contents(store), rest)
         assert store.damaged_records >= 1
         assert store.appended == max(r.position + r.size for r in wanted.values())
+        store.crash()
+
+
+@pytest.mark.parametrize("gone", ["nothing", "consumequeue/A/0", "consumequeue", "checkpoint"])
+@pytest.mark.parametrize("lost_bytes", [1, 8, 1000])
+async def test_a_record_without_the_end_of_its_properties_is_damaged(
+    filled: FakeDisk, wanted: dict[Place, Record], lost_bytes: int, gone: str
+) -> None:
+    """The disk has lost the sector with its end, which reads as zeros: no CRC covers that."""
+    of_queue = [place for place in wanted if place[:2] == ("A", 0)]
+    for place in of_queue[3], of_queue[-1]:
+        disk, record = copy_of(filled), wanted[place]
+        path = next(p for p in disk.files if "/commitlog/" in p and 0 <= record.position - int(p[-20:]) < 4096)
+        data, end = bytearray(disk.files[path].data), record.position + record.size - int(path[-20:])
+        lost = min(lost_bytes, len(record.properties))
+        data[end - lost : end] = bytes(lost)
+        change(disk, path, bytes(data))
+        (damage,) = inspect(ROOT, disk).damage
+        assert (damage.start, damage.end - damage.start) == (record.position, record.size)
+        assert "has lost the end of its properties" in damage.text
+        if gone != "nothing":
+            remove(disk, gone)
+        store = await open_on(disk)
+        rest = {p: r for p, r in wanted.items() if p != place}
+        found = contents(store)
+        assert same(found, rest)
+        keyed(store, found)
+        assert store.damaged_records == 1
+        assert store.record_at(record.position) is None
         store.crash()
 
 

@@ -263,7 +263,8 @@ def decode_records(data: Buffer, *, check_body: bool = True) -> list[Record]:
 def check_record(data: Buffer, start: int, end: int, position: int, topic: bytes | None = None) -> bool:
     """Return whether ``data[start:end]`` is one intact record for *position*: lengths, magic, position and CRCs.
 
-    No CRC covers the topic, so it is compared with *topic*; if that is None, it must at least be free of NULs.
+    No CRC covers the topic, so it is compared with *topic*; if that is None, it must at least be free of NULs. Nor does
+    one cover the properties: they must not end in a NUL, as they do if their end was never written.
     """
     size = end - start
     if size < RECORD_BYTES_MIN or end > len(data):
@@ -277,6 +278,8 @@ def check_record(data: Buffer, start: int, end: int, position: int, topic: bytes
     body_at, topic_at, properties_at = parts
     said_topic = bytes(data[topic_at : properties_at - 2])
     if (0 in said_topic) if topic is None else (said_topic != topic):
+        return False
+    if data[end - 1] == 0 and properties_at < end:
         return False
     body_end = topic_at - (2 if magic == MAGIC_V2 else 1)
     if body_end > body_at and crc32(memoryview(data)[body_at:body_end]) & 0x7FFFFFFF != crc:

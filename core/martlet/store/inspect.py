@@ -226,6 +226,8 @@ class Walk:
                 record = decode_record(data, at, position + at, check_body=self._bodies)
             except CorruptRecord as error:
                 return self._skip(position + at, str(error))
+            if record.properties.endswith(b"\x00"):
+                return self._skip(position + at, "a record has lost the end of its properties")
             judged = data[at + MARK_AT] & LAST == FIRST and position + at >= self._groups_from
             if judged and not may_begin_at(self._segments, segment, position + at):
                 return self._skip(position + at, "a group of records is incomplete")

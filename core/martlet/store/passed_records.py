@@ -8,10 +8,10 @@ from struct import Struct
 from typing import Final
 
 from martlet.records.codec import RECORD_CRC_BYTES, RECORD_CRC_NAME, check_record
-from martlet.records.layout import ENTRY, ENTRY_BYTES, HEAD_BYTES, MAGIC_AT, MAGIC_V1, POSITION_AT, Buffer, RecordView
+from martlet.records.layout import ENTRY, ENTRY_BYTES, HEAD_BYTES, MAGIC_AT, MAGIC_V1, POSITION_AT, Buffer
 from martlet.store.page_cache import Page
 
-__all__ = ["are_intact", "ends_in_zero", "find_damaged"]
+__all__ = ["are_intact", "find_damaged"]
 
 SIZE_AT: Final = 8
 SIZES: Final = Struct(">8xi8x")
@@ -56,12 +56,6 @@ def find_damaged(page: Page, starts: list[int], data: bytes, topic: bytes) -> li
     found: list[int] = []
     for index, (position, size, _) in enumerate(ENTRY.iter_unpack(data)):
         start = starts[index]
-        intact = check_record(page.view, start, start + size, position, topic or None)
-        if not intact or ends_in_zero(page.data, start, start + size):
+        if not check_record(page.view, start, start + size, position, topic or None):
             found.append(index)
     return found
-
-
-def ends_in_zero(data: Buffer, start: int, end: int) -> bool:
-    """Return whether the record ``data[start:end]`` has lost the end of its properties, which no CRC covers."""
-    return data[end - 1] == 0 and len(RecordView(data, start).properties) > 0

@@ -33,7 +33,6 @@ from martlet.records.layout import (
 from martlet.store.light import names_place
 from martlet.store.needle_match import STEPS_MAX, Search
 from martlet.store.page_cache import Page, PageCache
-from martlet.store.passed_records import ends_in_zero
 from martlet.store.queues import BlockDamaged, Queue
 from martlet.store.tag_match import matching_entries
 
@@ -507,11 +506,7 @@ class Reader:
             self.on_damage(position, queue, offset)
             result.lose(offset, offset + 1)
             return False
-        if predicate is None or predicate(RecordView(page.data, start)):
-            return True
-        if self.tells and not page.trusted and ends_in_zero(page.data, start, end - page.base):
-            result.lose(offset, offset + 1)
-        return False
+        return predicate is None or predicate(RecordView(page.data, start))
 
     def _first_page(self, result: ReadResult, queue: Queue, offset: int, position: int, size: int) -> Page | None:
         """Return the page of the first record of a read, from the disk; report the record if it is damaged."""

@@ -251,8 +251,9 @@ class Scan:
         store_ms = RecordView(data, at).store_ms
         topic = data[topic_at : properties_at - 2]
         properties = data[properties_at:end]
-        if 0 in topic or (0 in properties and self.torn_from <= position):
-            # No CRC covers these two. Where a write may be torn, missing bytes read as zeros.
+        if 0 in topic or properties[-1:] == b"\x00" or (0 in properties and self.torn_from <= position):
+            # No CRC covers these two. Bytes that were never written read as zeros: at the end of a record anywhere, and
+            # elsewhere only where a write may be torn, because RocketMQ accepts a U+0000 inside.
             self._void_record(position)
             return False
         if position >= self.limit:

@@ -17,6 +17,7 @@ from martlet.records.layout import (
     SYS_FLAG_AT,
     WIDE_HOST_BYTES,
     WIDE_HOSTS,
+    RecordView,
 )
 from martlet_spark.errors import ReadError
 
@@ -101,14 +102,14 @@ class Records:
         """Compare each record with its CRCs.
 
         Raises:
-          Damaged: one does not match.
+          Damaged: one does not match, or lacks its end.
         """
         heads, view = self.heads, memoryview(self.data)
         raw = np.frombuffer(view, np.uint8)
         ends = self.starts + heads["size"]
         bodies = self.starts + HEAD_BYTES
         fine = heads["sys_flag"] & WIDE_HOSTS == 0
-        fine &= (raw[ends - RECORD_CRC_BYTES] != MARK_FIRST) & (raw[ends - 12] != MARK_LAST)
+        fine &= (raw[ends - RECORD_CRC_BYTES] != MARK_FIRST) & (raw[ends - 12] != MARK_LAST) & (raw[ends - 1] != 0)
         parts = map(slice, bodies.tolist(), (bodies + heads["body_bytes"]).tolist())
         crcs = np.fromiter(map(crc32, map(view.__getitem__, parts)), np.uint32, len(self))
         fine &= (crcs & 0x7FFFFFFF == heads["crc"]) | (heads["body_bytes"] == 0)
@@ -126,6 +127,8 @@ class Records:
         if body_bytes and crc32(memoryview(data)[body_at : body_at + body_bytes]) & 0x7FFFFFFF != crc:
             raise Damaged(f"{self.describe(start)} does not match its CRC")
         end = start + size
+        if not data[end - 1] and RecordView(data, start).properties:
+            raise Damaged(f"{self.describe(start)} has lost the end of its properties")
         if has_record_crc(data, end) and not record_crc_holds(data, start, end):
             raise Damaged(f"{self.describe(start)} does not match its record CRC")
 
