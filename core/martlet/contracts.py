@@ -173,10 +173,12 @@ class Transactions(ABC):
     async def find_copy(self, position: int, key: str) -> HalfMessage | None:
         """Return the pending half message that replaced the one at *position*, whose unique key is *key*; None if none.
 
-        Retention replaces those whose segments it removes; their producers still name the first one.
+        Retention replaces those whose segments it removes; their producers still name the first one. Waits until a copy
+        that was just made is readable.
 
         Raises:
           NotReady: the key index is being rebuilt.
+          StoreFailed: the disk failed.
         """
 
     @abstractmethod

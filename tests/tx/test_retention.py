@@ -114,6 +114,47 @@ async def test_pending_transactions_outlive_the_segments_of_their_half_messages(
     await kept.check(found)
 
 
+@pytest.mark.parametrize("flush", ["sync", "async"])
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_copy_is_found_before_it_is_readable(flush: str, times: int) -> None:
+    """Retention has appended it, and its flush goes on: the one before it ends with it, and cannot be committed."""
+    kept = Kept(FakeDisk(), flush)
+    found = await kept.begin()
+    for _ in range(times - 1):
+        await retire(found, kept.disk)
+        await kept.fill(found)
+    await found.broker.turns.finish(found.held.roll(found.store.appended))
+    assert found.store.appended > found.store.readable
+    copies: list[HalfMessage | None] = []
+
+    async def find() -> None:
+        copies.append(await found.held.find_copy(kept.placed["late"].position, "late"))
+
+    await flushing(found, find)
+    (copy,) = copies
+    assert copy is not None
+    found.held.end(copy, commit=True)
+    await found.settle()
+    assert found.stored()[-1] == "late"
+
+
+async def test_readable_copies_are_forgotten() -> None:
+    kept = Kept(FakeDisk())
+    found = await kept.begin()
+    for _ in range(3):
+        await retire(found, kept.disk)
+        await kept.fill(found)
+    assert len(found.held._copied) <= 3
+    for key in "pending", "checked", "late":
+        found.held.end(await kept.named(found, key), commit=False)
+    found.prepare("another")
+    await found.settle()
+    for _ in range(3):
+        await retire(found, kept.disk)
+        await kept.fill(found)
+    assert len(found.held._copied) == 1
+
+
 async def test_a_transaction_is_moved_again_and_again() -> None:
     kept = Kept(FakeDisk())
     found = await kept.begin()

@@ -9,6 +9,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Final, NamedTuple, final
 
 from martlet.broker import Broker
@@ -38,6 +39,7 @@ from .formats import (
     half_message,
     immunity_ms,
     is_half,
+    number_of,
     op_message,
     parked_message,
     renewed_message,
@@ -56,6 +58,8 @@ READ_BYTES: Final = 256 * 1024
 RENEWED: Final = 64
 # Half messages with one unique key that may be copies of the one that a producer names.
 COPIES_MAX: Final = 64
+# For each new copy, so many older ones are looked at, and forgotten if they are readable.
+COPIES_FORGOTTEN: Final = 2
 # A commit stores the message and an op record together, which need this much more room than the half message.
 COMMIT_BYTES: Final = 1024
 # Transactions that end together are one atomic group of about this size.
@@ -87,6 +91,8 @@ class HeldTransactions(Transactions):
         self._journal = broker.journal(NAME)
         # Parked messages whose copies were appended but not applied yet, and these copies.
         self._resuming: dict[int, int] = {}
+        # By the position of the first half message, the log position after the newest copy; readable ones go.
+        self._copied: dict[int, int] = {}
         # RocketMQ, which opened this store after us, has handled the half messages before this offset.
         self.handled_before = 0
         self.committed = self.rolled_back = self.parked = 0
@@ -157,6 +163,17 @@ class HeldTransactions(Transactions):
         return half
 
     async def find_copy(self, position: int, key: str) -> HalfMessage | None:
+        while True:
+            end = self._copied.get(position, 0)
+            if end > self._store.readable:
+                self._store.commit()
+                await self._store.wait_flushed(end)
+            readable = self._store.readable
+            half = await self._find_readable_copy(position, key)
+            if half is not None or self._copied.get(position, 0) <= readable:
+                return half  # no newer copy was made meanwhile
+
+    async def _find_readable_copy(self, position: int, key: str) -> HalfMessage | None:
         steps = self._store.query_keys(HALF_TOPIC, key.encode(), COPIES_MAX, 0, 1 << 62, READ_BYTES)
         first = b"%d" % position
         for data in (await self._broker.turns.finish(steps)).records:
@@ -383,7 +400,17 @@ class HeldTransactions(Transactions):
         if age_ms >= self._store.config.file_reserved_hours * HOUR_MS:
             self.park(half, checks)
             return
-        self._end_with(half, [renewed_message(half, checks)])
+        self._note_copy(half.record, self._end_with(half, [renewed_message(half, checks)]))
+
+    def _note_copy(self, record: Record, end: int) -> None:
+        """Note that the newest copy of *record* ends at log position *end*; forget copies that are readable."""
+        first = number_of(find_property(record.properties, MOVED_FROM))
+        first = first if first >= 0 else record.position
+        self._copied.pop(first, None)
+        self._copied[first] = end
+        for each in list(islice(self._copied, COPIES_FORGOTTEN)):
+            if self._copied[each] <= self._store.readable:
+                del self._copied[each]
 
     def statistics(self) -> dict[str, object]:
         """Return how many transactions are pending, the age of the oldest, and what became of the others."""
