@@ -22,6 +22,7 @@ from martlet_spark.pipelines.unfinished import batch_of, forget_notes, remove_un
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
+    from deltalake.transaction import RemoveAction
 
 __all__ = ["Commits", "DeltaCommits", "ListCommits", "open_commits"]
 
@@ -143,7 +144,7 @@ class DeltaCommits:
 
     def commit(self, query: str, batch: int, files: Sequence[Written]) -> None:
         from deltalake import CommitProperties, Transaction
-        from deltalake.transaction import AddAction, RemoveAction
+        from deltalake.transaction import AddAction
 
         from martlet_spark.pipelines.archived import arrow_schema
 
