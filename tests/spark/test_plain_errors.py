@@ -24,6 +24,23 @@ Traceback (most recent call last):
   File "worker.py", line 1, in read
 ModuleNotFoundError: No module named 'martlet_spark'
 """
+OF_A_STREAM = """[STREAM_FAILED] Query [id = 1] failed: Traceback (most recent call last):
+  File "archive_sink.py", line 71, in commit
+    raise KeyError("a")
+KeyError: 'a'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "archive_sink.py", line 73, in commit
+    import deltalake
+ImportError: cannot import name 'AddAction'
+ SQLSTATE: 38000
+=== Streaming Query ===
+Identifier: [id = 1]
+Logical Plan:
++- ~StreamingDataSourceV2ScanRelation[topic#464] martlet
+"""
 OWN = """[STREAM_FAILED] Query terminated with exception: Traceback (most recent call last):
   File "stream.py", line 1, in latestOffset
 martlet_spark.errors.DataLost: messages 0 to 3 are gone; set failOnDataLoss to false
@@ -59,6 +76,10 @@ def test_a_python_without_the_package_is_named(monkeypatch: pytest.MonkeyPatch, 
 
 def test_an_error_of_java_is_its_message() -> None:
     assert str(plain(Py4JError(OTHER))) == "Spark failed: the context is stopped"
+
+
+def test_an_error_of_python_in_a_stream_is_its_line() -> None:
+    assert str(plain(PySparkException(OF_A_STREAM))) == "Spark failed: ImportError: cannot import name 'AddAction'"
 
 
 def test_an_error_of_this_package_is_shown_alone() -> None:

@@ -20,6 +20,8 @@ __all__ = ["check_installed", "open_session", "plain_errors"]
 OWN_ERROR: Final = re.compile(r"^(?:[\w.]*: )*martlet(?:_\w+)?\.[\w.]*?(\w+): (.+)$", re.MULTILINE)
 # Spark takes the data source, and what tasks need, to a Python that is not the one of this program.
 OTHER_PYTHON: Final = re.compile(r"DATA_SOURCE_NOT_FOUND|No module named '(?:martlet|pyspark)|Cannot run program")
+# The error that ends a Python trace; the state of the query may follow.
+TRACE: Final = re.compile(r"^.*Traceback \(most recent call last\):\n(?:[ \t].*\n)*(\S.*)", re.MULTILINE)
 # The first lines of an error of Java that PySpark does not know.
 CALL: Final = re.compile(r"An error occurred while calling [\w.]+$")
 JAVA_CLASS: Final = re.compile(r"^: (?:[\w.$]+: )?")
@@ -121,10 +123,11 @@ def _plain(error: Exception) -> SparkConnectorError:
 
 
 def _short(error: Exception) -> str:
-    """Return the first line of *error*; the last line, if a Python trace follows."""
+    """Return the first line of *error*; that of the Python error, if it contains a trace."""
     lines = [line.strip() for line in str(error).split("\n\nJVM stacktrace")[0].splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
     if CALL.match(lines[0]) and len(lines) > 1:
         return JAVA_CLASS.sub("", lines[1])  # the first line only says that Java raised an error
-    return lines[-1] if "Traceback (most recent call last)" in str(error) else lines[0]
+    traces = TRACE.findall(str(error))
+    return str(traces[-1]) if traces else lines[0]
