@@ -38,7 +38,8 @@ class Sink:
         return answer
 
     def begin(self) -> None:
-        answer = self.ask(RequestCode.BEGIN_EXTERNAL_TRANSACTIONS, {"producer": "query", "run": f"r{self.epoch + 1}"})
+        run: dict[str, object] = {"producer": "query", "run": f"r{self.epoch + 1}", "topic": TOPICS[0]}
+        answer = self.ask(RequestCode.BEGIN_EXTERNAL_TRANSACTIONS, run)
         assert (answer.ext["epoch"], answer.ext["committed"]) == (str(self.epoch + 1), str(self.sequence - 1))
         self.epoch += 1
 

@@ -72,9 +72,9 @@ async def begin_external(name_server: str) -> None:
     """Begin a run of a producer, and commit nothing."""
     async with Admin(patient(name_server)) as admin:
         (address,) = (await admin.cluster()).masters().values()
-        ext: dict[str, object] = {"producer": "query", "run": "run-1"}
+        ext: dict[str, object] = {"producer": "query", "run": "run-1", "topic": "orders"}
         begun = await admin.network.ask(address, RequestCode.BEGIN_EXTERNAL_TRANSACTIONS, ext)
-        ext = {"producer": "query", "epoch": begun.ext["epoch"], "sequence": 5}
+        ext = {"producer": "query", "epoch": begun.ext["epoch"], "sequence": 5, "topic": "orders"}
         await admin.network.ask(address, RequestCode.COMMIT_EXTERNAL_TRANSACTION, ext)
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import orjson
 import pytest
 from tests.tx.test_external_remoting import ABORT, COMMIT, LIST, SparkSink, spark
 
@@ -52,24 +53,54 @@ async def each_request(sink: SparkSink, name: str) -> Command:
 
 
 ASKED: dict[str, set[tuple[str, str]]] = {
-    **{name: set() for name in ("begin", "prepare", "commit", "abort")},
-    "stage": {PUBLISH},
+    **{name: {PUBLISH} for name in ("begin", "stage", "prepare", "commit")},
+    "abort": set(),
     "list": {MANAGE},
 }
 
 
 @pytest.mark.parametrize("name", ASKED)
 async def test_authorizers_are_asked_about_each_topic(name: str, tmp_path: Path, authorizer: Authorizer) -> None:
-    """A request that names no topic needs no permission."""
+    """Only to abort needs no permission: a producer's parts are its identity's own."""
     async with spark(tmp_path) as sink:
         answer = await each_request(sink, name)
         assert (answer.code, set(authorizer.asked)) == (ResponseCode.SUCCESS, ASKED[name])
 
 
-@pytest.mark.parametrize("name", ["stage", "list"])
+@pytest.mark.parametrize("name", ["begin", "stage", "prepare", "commit", "list"])
 async def test_a_no_is_an_error(name: str, tmp_path: Path, authorizer: Authorizer) -> None:
     authorizer.denied |= ASKED[name]
     async with spark(tmp_path) as sink:
         answer = await each_request(sink, name)
         assert answer.code == ResponseCode.NO_PERMISSION
         assert "may not" in str(answer.remark)
+        if name != "list":
+            assert orjson.loads((await sink.client.ask(LIST, {})).body) == {"producers": []}
+
+
+@pytest.mark.parametrize("known", ["true", "false"])
+@pytest.mark.parametrize(
+    ("topic", "code", "text"),
+    [
+        ("", ResponseCode.INVALID_PARAMETER, "names no topic; name one that the producer writes to"),
+        ("T/secret", ResponseCode.NO_PERMISSION, "may not publish"),
+        ("RMQ_SYS_TRANS_HALF_TOPIC", ResponseCode.NO_PERMISSION, "only the broker writes it"),
+        ("T/open", 0, ""),
+        ("T", 0, ""),
+    ],
+)
+async def test_a_run_begins_with_a_topic_that_it_may_write_to(
+    topic: str, code: int, text: str, known: str, tmp_path: Path, authorizer: Authorizer
+) -> None:
+    """Who may publish nowhere must not make producers known, which are limited in number."""
+    authorizer.denied.add(("publish", "T/secret"))
+    async with spark(tmp_path) as sink:
+        asked: dict[str, object] = {"producer": "p", "run": "r", "topic": topic, "known": known}
+        answer = await sink.client.ask(RequestCode.BEGIN_EXTERNAL_TRANSACTIONS, asked)
+        assert answer.code == code
+        assert text in str(answer.remark)
+        for request in COMMIT, PREPARE:
+            asked = {"producer": "q", "epoch": 0, "sequence": 0, "topic": topic}
+            assert (await sink.client.ask(request, asked)).code == code
+        known_producers = orjson.loads((await sink.client.ask(LIST, {})).body)["producers"]
+        assert bool(known_producers) is (code == 0)

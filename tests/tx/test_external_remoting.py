@@ -33,7 +33,7 @@ class SparkSink:
         self.epoch = 0
 
     async def begin(self, run: str) -> Command:
-        answer = await self.client.ask(BEGIN, {"producer": self.producer, "run": run})
+        answer = await self.client.ask(BEGIN, {"producer": self.producer, "run": run, "topic": "T"})
         self.epoch = int(str(answer.ext.get("epoch", self.epoch)))
         return answer
 
@@ -52,7 +52,7 @@ class SparkSink:
         return await self.client.ask(STAGE, {name: value for name, value in named.items() if value is not None}, body)
 
     async def end(self, code: int, sequence: int, parts: object) -> Command:
-        ext = {"producer": self.producer, "epoch": self.epoch, "sequence": sequence}
+        ext = {"producer": self.producer, "epoch": self.epoch, "sequence": sequence, "topic": "T"}
         return await self.client.ask(code, ext, orjson.dumps({"parts": parts}))
 
     async def received(self, queue_id: int = 1, topic: str = "T") -> list[bytes]:

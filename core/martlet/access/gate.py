@@ -284,12 +284,17 @@ class Gate:
         self,
         producer: str,
         run: str,
+        topic: str,
         began_ms: int = 0,
         brokers: Sequence[str] = (),
         *,
         only_known: bool = False,
     ) -> ExternalRun:
-        """Begin a run of *producer*, like `ExternalTransactions.begin`; producers belong to this identity."""
+        """Begin a run of *producer*, like `ExternalTransactions.begin`; producers belong to this identity.
+
+        Requires ``publish`` on *topic*, to which the run will write, or which is ``topic/name`` for a name in it.
+        """
+        self._check_writer(topic)
         name = self.identity.name
         return await self._external().begin(name, producer, run, began_ms, brokers, only_known=only_known)
 
@@ -306,19 +311,34 @@ class Gate:
         return await self._external().stage(self._own(transaction), part, chunk, batch)
 
     async def prepare_external(
-        self, transaction: ExternalTransaction, parts: Sequence[tuple[str, int]], *, is_last: bool = False
+        self,
+        transaction: ExternalTransaction,
+        parts: Sequence[tuple[str, int]],
+        topic: str = "",
+        *,
+        is_last: bool = False,
     ) -> ExternalCommit:
-        """Prepare *parts*, like `ExternalTransactions.prepare`; requires ``publish`` on their topics."""
+        """Prepare *parts*, like `ExternalTransactions.prepare`; requires ``publish`` on their topics, or on *topic*."""
+        if not parts:
+            self._check_writer(topic)
         own = self._own(transaction)
         return await self._external().prepare(own, parts, self.check_publish, is_last=is_last)
 
     async def commit_external(
-        self, transaction: ExternalTransaction, parts: Sequence[tuple[str, int]] | None, *, is_last: bool = False
+        self,
+        transaction: ExternalTransaction,
+        parts: Sequence[tuple[str, int]] | None,
+        topic: str = "",
+        *,
+        is_last: bool = False,
     ) -> ExternalCommit:
         """Deliver *parts*, like `ExternalTransactions.commit`; requires ``publish`` on their topics.
 
-        In a topic whose messages have names, the permission was checked when they were staged.
+        In a topic whose messages have names, the permission was checked when they were staged. Without parts it is
+        required on *topic*, as for `begin_external`.
         """
+        if parts is not None and not parts:
+            self._check_writer(topic)
         own = self._own(transaction)
         return await self._external().commit(own, parts, self.check_publish, is_last=is_last)
 
@@ -329,6 +349,16 @@ class Gate:
     async def abort_prepared_external(self, transaction: ExternalTransaction) -> int:
         """Drop what an older run has prepared, like `ExternalTransactions.abort_prepared`."""
         return await self._external().abort_prepared(self._own(transaction))
+
+    def _check_writer(self, topic: str) -> None:
+        """Raise `Refused` unless the identity may write to *topic*: what it asks for makes a producer known."""
+        if not topic:
+            text = "request names no topic; name one that the producer writes to and that you may publish to"
+            raise Refused(Reason.PARAMETER, text)
+        if is_closed(topic):
+            text = f"Sending message to topic[{topic}] is forbidden; only the broker writes it"
+            raise Refused(Reason.NO_PERMISSION, text)
+        self.check("publish", topic)
 
     def _own(self, transaction: ExternalTransaction) -> ExternalTransaction:
         """Return *transaction* as one of this identity."""

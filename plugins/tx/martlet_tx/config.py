@@ -108,7 +108,7 @@ class TxConfig:
     )
     producers_identity_max: int = setting(
         10_000,
-        "such producers of one identity, if clients must authenticate: beginning a run needs no permission",
+        "such producers of one identity, if clients must authenticate, so that none uses up those of all others",
         unit="producers",
         low=1,
         high=1_000_000,

@@ -71,8 +71,12 @@ NO_RUN: Final = Run()
 _runs: dict[tuple[frozenset[str], str, str], Run] = {}
 
 
-def begin(cluster: Cluster, transaction: Transaction, brokers: frozenset[str], retired: frozenset[str]) -> Run:
+def begin(
+    cluster: Cluster, transaction: Transaction, topic: str, brokers: frozenset[str], retired: frozenset[str]
+) -> Run:
     """Return the run of *transaction*, begun at *brokers* and all others of the producer, after it ended what was left.
+
+    *topic* is one that it writes to: brokers ask for the permission to publish to it.
 
     Raises:
       WriteError: a broker refuses, or does not answer in time.
@@ -81,10 +85,10 @@ def begin(cluster: Cluster, transaction: Transaction, brokers: frozenset[str], r
     run = _runs.get(key, NO_RUN)
     if brokers <= run.brokers:
         return run
-    begun = _Beginning(cluster, transaction, run, retired)
+    begun = _Beginning(cluster, transaction, topic, run, retired)
     begun.begin_at(brokers)
     if run is NO_RUN and begun.is_unknown:
-        begun.begin_at(_others(cluster, transaction, frozenset(begun.epochs) | retired))
+        begun.begin_at(_others(cluster, transaction, topic, frozenset(begun.epochs) | retired))
     begun.end_left()
     while len(_runs) >= RUNS_MAX:
         del _runs[next(iter(_runs))]
@@ -96,9 +100,12 @@ def begin(cluster: Cluster, transaction: Transaction, brokers: frozenset[str], r
 class _Beginning:
     """What the brokers answer when a run begins."""
 
-    def __init__(self, cluster: Cluster, transaction: Transaction, run: Run, retired: frozenset[str]) -> None:
+    def __init__(
+        self, cluster: Cluster, transaction: Transaction, topic: str, run: Run, retired: frozenset[str]
+    ) -> None:
         self._cluster = cluster
         self._transaction = transaction
+        self._topic = topic
         self._retired = retired
         self._known: dict[str, frozenset[str]] = {}
         self._left: dict[str, int] = {}
@@ -116,7 +123,7 @@ class _Beginning:
         self.names |= brokers
         while late := [each for each in self.names - self._retired if not self.names <= self._known_by(each)]:
             for broker in sorted(late):
-                answer = _begin(self._cluster, self._transaction, broker, self.names)
+                answer = _begin(self._cluster, self._transaction, self._topic, broker, self.names)
                 if answer.code != ResponseCode.SUCCESS:
                     raise WriteError(refused("begin of a transaction", _any_queue(broker), answer))
                 self.epochs[broker] = answer.integer("epoch")
@@ -136,12 +143,12 @@ class _Beginning:
                 _end(self._cluster, self._transaction, broker, self.epochs[broker], sequence, is_decided=is_decided)
 
 
-def _others(cluster: Cluster, transaction: Transaction, asked: frozenset[str]) -> frozenset[str]:
+def _others(cluster: Cluster, transaction: Transaction, topic: str, asked: frozenset[str]) -> frozenset[str]:
     """Return those of all other brokers that know the producer: its topic may have left all that had it."""
     found: list[str] = []
     for broker in cluster.masters().keys() - asked:
         try:
-            answer = _begin(cluster, transaction, broker, None)
+            answer = _begin(cluster, transaction, topic, broker, None)
         except WriteError:
             if transaction.sequence:
                 raise
@@ -153,9 +160,10 @@ def _others(cluster: Cluster, transaction: Transaction, asked: frozenset[str]) -
     return frozenset(found)
 
 
-def _begin(cluster: Cluster, transaction: Transaction, broker: str, names: frozenset[str] | None) -> Answer:
+def _begin(cluster: Cluster, transaction: Transaction, topic: str, broker: str, names: frozenset[str] | None) -> Answer:
     """Begin at *broker*, which shall know *names*; without these, only if it knows the producer."""
-    ext: dict[str, object] = {"producer": transaction.producer, "run": transaction.run, "began": transaction.began_ms}
+    ext: dict[str, object] = {"producer": transaction.producer, "run": transaction.run, "topic": topic}
+    ext["began"] = transaction.began_ms
     ext |= {"known": "true"} if names is None else {"brokers": ",".join(sorted(names))}
     return ask(cluster, _any_queue(broker), RequestCode.BEGIN_EXTERNAL_TRANSACTIONS, ext, b"", MISSED)
 

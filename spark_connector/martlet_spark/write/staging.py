@@ -118,7 +118,7 @@ class Staging:
 
     def _begin(self, topic: str) -> None:
         brokers = frozenset(queue.broker_name for queue in self._turns.queues_of(topic))
-        self._run = begin(self._cluster, self._transaction, brokers, self._retired)
+        self._run = begin(self._cluster, self._transaction, topic, brokers, self._retired)
         self._topics.add(topic)
 
     def _part(self, queue: MessageQueue) -> Part:
@@ -170,7 +170,7 @@ def commit(cluster: Cluster, parts: Sequence[Part], retired: frozenset[str] = fr
     known = frozenset().union(*[part.brokers for part in parts])
     if any(part.brokers != known for part in parts):
         # Tasks with other topics know other brokers: each broker has to know all of them before one commits.
-        begin(cluster, parts[0].transaction, known, retired)
+        begin(cluster, parts[0].transaction, parts[0].queue.topic, known, retired)
     for first, names in by_broker[1:]:
         _end(cluster, RequestCode.PREPARE_EXTERNAL_TRANSACTION, first, names)
     for first, names in by_broker:

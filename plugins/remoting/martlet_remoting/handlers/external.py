@@ -58,7 +58,8 @@ async def _begin(gate: Gate, command: Command) -> bytes:
     brokers = [name for name in command.text("brokers", "").split(",") if name]
     began_ms = command.integer("began", 0)
     producer, name, only_known = command.text("producer"), command.text("run"), _is_true(command, "known")
-    run = await gate.begin_external(producer, name, began_ms, brokers, only_known=only_known)
+    topic = command.text("topic", "")
+    run = await gate.begin_external(producer, name, topic, began_ms, brokers, only_known=only_known)
     ext = {"epoch": run.epoch, "committed": run.committed, "prepared": run.prepared, "brokers": ",".join(run.brokers)}
     return reply(command, ext)
 
@@ -131,8 +132,8 @@ def prepare(context: Context, command: Command) -> Answer:
 
 async def _prepare(context: Context, command: Command, transaction: ExternalTransaction) -> bytes:
     parts = await _parts(context, command, _commit_part)
-    is_last = _is_true(command, "last")
-    done = await context.gate(command).prepare_external(transaction, parts or (), is_last=is_last)
+    topic, is_last = command.text("topic", ""), _is_true(command, "last")
+    done = await context.gate(command).prepare_external(transaction, parts or (), topic, is_last=is_last)
     return reply(command, {"committed": done.sequence, "duplicate": _text(done.is_duplicate)})
 
 
@@ -145,7 +146,8 @@ def commit(context: Context, command: Command) -> Answer:
 async def _commit(context: Context, command: Command, transaction: ExternalTransaction) -> bytes:
     parts = await _parts(context, command, _commit_part)
     wanted = None if _is_true(command, "prepared") else parts or ()
-    done = await context.gate(command).commit_external(transaction, wanted, is_last=_is_true(command, "last"))
+    topic, is_last = command.text("topic", ""), _is_true(command, "last")
+    done = await context.gate(command).commit_external(transaction, wanted, topic, is_last=is_last)
     ext = {"committed": done.sequence, "duplicate": _text(done.is_duplicate), "messages": done.messages}
     return reply(command, ext)
 

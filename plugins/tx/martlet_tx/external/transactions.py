@@ -46,7 +46,7 @@ RUNS_MAX: Final = 64
 BROKERS_CHARS_MAX: Final = 4096
 # Hours of operation for which a producer is remembered after its last commit, in case that the commit is repeated.
 ENDED_HOURS: Final = 2
-# The same for a producer that has only begun runs: it needs no permission for that.
+# The same for a producer that has only begun runs, and so has nothing that could be repeated.
 BEGUN_HOURS: Final = 24
 # Parts in one commit.
 PARTS_MAX: Final = 10_000
