@@ -4,7 +4,8 @@
 
 The wheel holds the same Python files, and beside those in HOT their compiled form, which
 is imported in their place. Without the variable nothing here does anything, and the
-wheel is pure.
+wheel is pure. ``MARTLET_COMPILE_LEVEL=1`` optimises less and compiles faster, for tests of
+the wheel; the default is 3.
 """
 
 import os
@@ -78,6 +79,9 @@ HOT = (
     "martlet_tx/projection.py",
 )
 
+# For this check, which is part of -Wall, gcc looks for each line of the generated 446,000 from far before it.
+QUICK_CHECKS = "-Wno-misleading-indentation"
+
 SCRIPT = """
 import sys
 from mypyc.build import mypycify
@@ -87,7 +91,8 @@ setup(
     packages=[],
     ext_modules=mypycify(
         ["--strict", "--disable-error-code=type-abstract", "--ignore-missing-imports"]
-        + ["--no-warn-unused-ignores", *sys.argv[3:]]
+        + ["--no-warn-unused-ignores", *sys.argv[4:]],
+        opt_level=sys.argv[3],
     ),
     script_args=sys.argv[1:3],
 )
@@ -110,8 +115,11 @@ class CustomBuildHook(BuildHookInterface[Any]):
         self.folder = Path(tempfile.mkdtemp(prefix="martlet-compile-"))
         for package, folder in PACKAGE_FOLDERS.items():
             shutil.copytree(Path(self.root) / folder / package, self.folder / package)
-        command = [sys.executable, "-c", SCRIPT, "build_ext", "--inplace", *HOT]
-        subprocess.run(command, cwd=self.folder, check=True, env={**os.environ, "MYPYPATH": str(self.folder)})
+        level = os.environ.get("MARTLET_COMPILE_LEVEL", "3")
+        command = [sys.executable, "-c", SCRIPT, "build_ext", "--inplace", level, *HOT]
+        flags = f"{os.environ.get('CFLAGS', '')} {QUICK_CHECKS}"
+        environment = {**os.environ, "MYPYPATH": str(self.folder), "CFLAGS": flags}
+        subprocess.run(command, cwd=self.folder, check=True, env=environment)
         for made in self.folder.rglob("*.so"):
             inside = made.relative_to(self.folder)
             if inside.parts[0] != "build":
