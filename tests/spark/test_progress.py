@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 from tests.interop.process import eventually
 
 from martlet.cli import terminal
@@ -113,6 +114,8 @@ def session(monkeypatch: pytest.MonkeyPatch) -> FakeSession:
     """The session that commands get instead of Spark's; bars are drawn at once."""
     found = FakeSession()
     monkeypatch.setattr("martlet_spark.pipelines.session.open_session", lambda *_: found)
+    # That of other tests in this process would be left running.
+    monkeypatch.setattr(SparkSession, "getActiveSession", staticmethod(lambda: None))
     monkeypatch.setattr("martlet_spark.commands.stats.source_of", lambda _: {})
     monkeypatch.setattr(terminal, "REDRAW_S", 0.0)
     monkeypatch.setattr(terminal, "LOG_EVERY_S", 0.0)
