@@ -572,6 +572,35 @@ async def test_a_protocol_hears_of_a_session_before_it_ends_without_a_client(is_
         assert (heard, len(broker.sessions)) == ([b"will"], 0)
 
 
+async def test_changes_without_a_client_follow_each_other_before_they_are_applied() -> None:
+    disk, clock = FakeDisk(), ManualClock()
+    async with brokers(disk, clock) as broker:
+        client = Client(broker)
+        session = client.open()
+        session.keep(b"first")
+        session.leave()
+        await durable(broker)
+        disk = disk.after_power_cut(disk_module.Cut.KILLED, Random(1))
+    async with brokers(disk, clock) as broker:  # no live session is left
+        client = Client(broker)
+        for data in (b"second", b"third"):
+            changes = broker.sessions.changes_without_client("toy", client.name)
+            assert changes is not None
+            changes.keep(data)
+            broker.publish_atomic([], changes.notes)
+            changes.apply()
+            state, has_client = broker.sessions.find("toy", client.name)
+            assert state is not None
+            assert (state.data, has_client) == (data, False)
+        await durable(broker)
+        stored = client.stored()
+        assert stored is not None
+        assert stored.data == b"third"
+        await sweep(broker)
+        await sweep(broker)
+        assert (client.open().data, client.lost) == (b"third", [])
+
+
 async def test_when_a_session_ends_can_change() -> None:
     clock = ManualClock()
     async with broker_in_memory(clock=clock) as broker:

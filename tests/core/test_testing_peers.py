@@ -136,6 +136,7 @@ async def test_lines_and_bytes_can_be_mixed() -> None:
     peer, wire = await pair(100)
     wire.send([b"one\ntwo", b"three\nrest"])
     assert await peer.receive_line() == b"one"
+    assert await peer.receive_exactly(0) == b""
     assert await peer.receive_exactly(3) == b"two"
     assert await peer.receive_line() == b"three"
     assert await peer.receive_some() == b"rest"

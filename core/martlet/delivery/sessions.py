@@ -267,11 +267,11 @@ class JointChanges:
             self.notes.append((self._sessions.journal, note))
 
     def apply(self) -> None:
-        """Make the changes, which were stored."""
-        if self._sessions is not None:
-            self._sessions.watch(self._state.key)
+        """Apply the changes, which were published."""
         for kind, arguments in self._done:
             self._state.change(kind, arguments)
+        if self._sessions is not None:
+            self._sessions.changed(self._state)
 
 
 @final
@@ -296,7 +296,7 @@ class Sessions:
         self._waits = False
         # The end that the journal must have reached with the previous commit; if it is lower, that commit failed.
         self._expected = 0
-        # By protocol, what is called with the state of a session without a client just before it ends.
+        # By protocol, a function that is called with the state of a session just before it ends without a client.
         self.ending: dict[str, Callable[[SessionState], None]] = {}
         # Detached sessions found by a sweep, with the end of the log at that time.
         self._in_doubt: dict[str, int] = {}
@@ -434,6 +434,12 @@ class Sessions:
         if not self._waits:
             self._waits = True
             self._store.before_commit.append(self._write)
+
+    def changed(self, state: SessionState) -> None:
+        """Record that notes in the current commit changed *state*; it counts until they are applied."""
+        self.watch(state.key)
+        if state.key not in self._live:
+            self._live[state.key] = Session(state, self)
 
     def _note(self, key: str, note: bytes) -> None:
         self.watch(key)
