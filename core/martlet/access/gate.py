@@ -355,9 +355,7 @@ class Gate:
         if not topic:
             text = "request names no topic; name one that the producer writes to and that you may publish to"
             raise Refused(Reason.PARAMETER, text)
-        if is_closed(topic):
-            text = f"Sending message to topic[{topic}] is forbidden; only the broker writes it"
-            raise Refused(Reason.NO_PERMISSION, text)
+        _check_not_closed(topic)
         self.check("publish", topic)
 
     def _own(self, transaction: ExternalTransaction) -> ExternalTransaction:
@@ -389,10 +387,7 @@ class Gate:
         grant = self.publishable.get(topic)
         if grant is not None:
             return grant
-        if is_closed(topic):
-            raise Refused(
-                Reason.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden; only the broker writes it"
-            )
+        _check_not_closed(topic)
         grant = PublishGrant(*self._tables, topic)
         if self._decisions.has_names(topic):
             if grant.get() is None:
@@ -616,3 +611,10 @@ class Gate:
         """Return the grant to change the whole broker; requires ``manage`` on the empty name."""
         self.check("manage", "")
         return BrokerAdminGrant(*self._tables)
+
+
+def _check_not_closed(topic: str) -> None:
+    """Raise `Refused` (NO_PERMISSION) if only the broker writes *topic*."""
+    if is_closed(topic):
+        text = f"Sending message to topic[{topic}] is forbidden; only the broker writes it"
+        raise Refused(Reason.NO_PERMISSION, text)
