@@ -54,6 +54,7 @@ __all__ = [
     "Stage",
     "StagedBatch",
     "Timers",
+    "Traffic",
     "Transactions",
     "WebSocket",
 ]
@@ -570,6 +571,14 @@ class WebSocket:
     origin_allowed: Callable[[str], bool] = _any_origin
 
 
+@dataclass(slots=True, eq=False)
+class Traffic:
+    """Bytes received from the peers of a port, and sent to them."""
+
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Protocol:
     """A port, and how to serve each peer that connects to it.
@@ -584,6 +593,7 @@ class Protocol:
       bound: called with the address once the port is bound.
       websocket: if set, the port also accepts WebSocket clients, whose first byte is the G of ``GET``.
       optional: if the port cannot be bound, the broker logs a warning and starts without it.
+      traffic: the server counts in it.
     """
 
     name: str
@@ -595,6 +605,7 @@ class Protocol:
     bound: Callable[[str], None] = lambda address: None  # (address), once the port is bound
     optional: bool = False
     websocket: WebSocket | None = None
+    traffic: Traffic = field(default_factory=Traffic, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

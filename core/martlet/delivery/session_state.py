@@ -5,6 +5,7 @@ notes when they are readable, and is all that remains after a restart. A session
 about a hundred bytes; one with a client is an object.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeAlias, final
 
@@ -60,12 +61,17 @@ class SessionTable:
         self._shards: list[dict[str, Held]] = [{} for _ in range(SHARDS)]
         self._shared: set[int] = set()  # shards shared with a snapshot: copied before they change
         self._count = 0
+        self._counts: Counter[str] = Counter()  # by protocol
         self._edition = 0
         # No session needs a record before this position.
         self._oldest = NOTHING
 
     def __len__(self) -> int:
         return self._count
+
+    def count_of(self, protocol: str) -> int:
+        """Return the number of sessions of *protocol*."""
+        return self._counts[protocol]
 
     def __iter__(self) -> Iterator[str]:
         """Yield the keys of all sessions; a session added or removed during the iteration may be included or not."""
@@ -111,6 +117,7 @@ class SessionTable:
         if kind == ENDED:
             del self._shard_to_change(key)[key]
             self._count -= 1
+            self._counts[_protocol_of(key)] -= 1
             self.bytes -= _weight(held)
             self._tell_left(key, next_number(_number(held)))
             return
@@ -164,6 +171,7 @@ class SessionTable:
     def _put(self, key: str, held: Held, before: Held | None) -> None:
         self.bytes += _weight(held) - (_weight(before) if before is not None else 0)
         self._count += before is None
+        self._counts[_protocol_of(key)] += before is None
         self._shard_to_change(key)[key] = held
 
     def _find(self, key: str) -> Held | None:
@@ -196,6 +204,7 @@ class SessionTable:
     def restore(self, data: bytes, first_position: int) -> Steps[None]:
         self._shards, self._shared = [{} for _ in range(SHARDS)], set()
         self._count, self.bytes, self._oldest = 0, 0, NOTHING
+        self._counts.clear()
         pace = Pace()
         for key, packed in unpack_rows(FORMAT, data):
             since = packed_head(packed)[0]
@@ -222,6 +231,10 @@ class SessionTable:
             if pace.is_over(SKIPPED_A_NOTE if is_old else 1):
                 yield
         self._oldest = max(self._oldest, end)
+
+
+def _protocol_of(key: str) -> str:
+    return key.partition(" ")[0]
 
 
 def _shard_of(key: str) -> int:

@@ -245,6 +245,10 @@ class JointChanges:
         # Empty for a session that is not stored.
         self.notes: list[tuple[Journal, bytes]] = []
 
+    def hand_out(self, first: int, positions: Sequence[int], end: int) -> None:
+        """Use ids from *first* on for messages at *positions*, like `Session.hand_out`."""
+        self._add(SENT, *encode_sent(first, positions, end))
+
     def acknowledge(self, first: int, count: int = 1) -> None:
         """Free *count* ids from *first* on."""
         self._add(ACKNOWLEDGED, first, count)

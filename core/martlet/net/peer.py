@@ -380,7 +380,7 @@ class ServerPeer:
             self.lose(error)
             return
         self._add_out(-taken)
-        self._pending.bytes_out += taken
+        self.protocol.traffic.bytes_out += taken
         if taken:
             self._note_progress()
         if not self.out_bytes and not self.transport.pending():

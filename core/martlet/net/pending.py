@@ -20,7 +20,6 @@ class Pending(Generic[T]):
     """
 
     __slots__ = (
-        "bytes_out",
         "commit_wanted",
         "due",
         "held",
@@ -42,7 +41,6 @@ class Pending(Generic[T]):
         self.held: dict[T, None] = {}  # something of theirs waits until the log is flushed
         self.releasing = False  # so many of those wait no longer that the next round releases more of them
         self.unsent_bytes = 0
-        self.bytes_out = 0
 
     def want_commit(self) -> None:
         """Request a commit at the end of this round."""

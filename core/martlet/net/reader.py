@@ -97,7 +97,6 @@ class Reader:
         )
         self.incomplete_closed = 0
         self.protocol_errors = 0
-        self.bytes_in = 0
 
     async def read(self, peer: ServerPeer) -> None:
         """Read until the client's side ends or an error occurs; an error closes only this connection."""
@@ -253,7 +252,7 @@ class Reader:
     def _take_now(self, reading: "Reading", data: bytes) -> None:
         peer = reading.peer
         now = trio.current_time()
-        self.bytes_in += len(data)
+        peer.protocol.traffic.bytes_in += len(data)
         peer.connection.receive_data(data, now)
         events = iter(peer.connection.events())
         if self._handle(peer, events):
@@ -269,7 +268,7 @@ class Reader:
     async def _take(self, peer: ServerPeer, data: bytes) -> None:
         """Handle all requests that *data* completes, and send their answers together."""
         now = trio.current_time()
-        self.bytes_in += len(data)
+        peer.protocol.traffic.bytes_in += len(data)
         self._rounds.begin()
         try:
             peer.connection.receive_data(data, now)

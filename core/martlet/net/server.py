@@ -14,7 +14,7 @@ from typing import Any, Final, final
 
 import trio
 
-from martlet.contracts import Identity, Protocol
+from martlet.contracts import Identity, Protocol, Traffic
 from martlet.errors import ConfigError
 from martlet.net.addresses import pack_host, show_address, split_address
 from martlet.net.complaints import Complaints
@@ -66,6 +66,7 @@ class Server:
         self._origins: Origins[ServerPeer] = Origins()
         self._nursery: trio.Nursery | None = None
         self._listeners: list[socket.socket] = []
+        self._traffic: dict[Traffic, None] = {}  # of all protocols that had a peer
         stats.add("server", self.statistics)
 
     # start and stop
@@ -192,6 +193,7 @@ class Server:
             transport.close()
             return
         self._peers[peer] = None
+        self._traffic[protocol.traffic] = None
         self._origins.add(peer, peer.origin)
         log.debug("%s connected to %s", address, protocol.name)
         self._nursery.start_soon(self._live, peer)
@@ -236,8 +238,8 @@ class Server:
             "gave_way": self._gave_way,
             "warnings_left_out": self._complaints.left_out,
             "protocol_errors": reader.protocol_errors,
-            "bytes_in": reader.bytes_in,
-            "bytes_out": self.pending.bytes_out,
+            "bytes_in": sum(traffic.bytes_in for traffic in self._traffic),
+            "bytes_out": sum(traffic.bytes_out for traffic in self._traffic),
             "unsent_bytes": self.pending.unsent_bytes,
             "incomplete_bytes": incomplete.total,
             "incomplete_address_bytes": incomplete.largest_origin(),
