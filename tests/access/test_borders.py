@@ -16,6 +16,7 @@ BEHIND: Final = frozenset(
 PUBLISHING: Final = "publish"  # and all that begin with it
 CLASSES: Final = frozenset(("Groups", "Sessions", "Shares", "Store", "Subscriptions", "Topics"))
 # Modules that need no gate, and why: they act for the broker, or only pass on what a gate granted.
+MQTT: Final = "plugins/mqtt/martlet_mqtt/"
 REMOTING: Final = "plugins/remoting/martlet_remoting/"
 TIMER: Final = "plugins/timer/martlet_timer/"
 TX: Final = "plugins/tx/martlet_tx/"
@@ -54,6 +55,19 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     # Keep staged messages, and publish what `Gate.commit_external` has allowed.
     f"{TX}external/delivery.py": frozenset(("store", "topics")),
     f"{TX}external/transactions.py": frozenset(("store", "topics")),
+    # Creates the topics of its rules and the feed that all gates follow, and finds out when sessions end.
+    f"{MQTT}plugin.py": frozenset(("cursors", "sessions", "store", "topics")),
+    # Looks up whether a session exists before the gate opens it.
+    f"{MQTT}handler.py": frozenset(("sessions",)),
+    # Reads what the gate's cursor allows: retained messages, and what a session has in flight.
+    f"{MQTT}outgoing.py": frozenset(("store",)),
+    # Keeps state, and appends again what retention is about to remove.
+    f"{MQTT}retained.py": frozenset(("Store",)),
+    # Publishes wills of sessions without a client, through a gate for their owner.
+    f"{MQTT}wills.py": frozenset(("sessions",)),
+    # Counts and lists sessions; lists only after the gate allowed to manage the broker.
+    f"{MQTT}sys_topics.py": frozenset(("sessions",)),
+    f"{MQTT}control.py": frozenset(("sessions",)),
     # Keeps its own file in the store's directory.
     f"{REMOTING}nameserver/plugin.py": frozenset(("store",)),
 }

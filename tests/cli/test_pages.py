@@ -85,7 +85,7 @@ def test_a_name_that_is_gone_is_an_error_of_the_page() -> None:
 def test_the_readme_says_what_is_missing_before_how_to_connect() -> None:
     before, _, _ = (ROOT / "README.md").read_text().partition("## Connect a client")
     planned = [line for line in before.splitlines() if re.search(r"\| (planned|not supported)", line)]
-    for feature in ("gRPC", "MQTT and STOMP", "Replication"):
+    for feature in ("gRPC", "STOMP", "Replication"):
         assert any(feature in line for line in planned), feature
 
 

@@ -1,0 +1,62 @@
+"""The configuration section ``[mqtt]``."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from martlet.config import setting
+
+__all__ = ["MqttConfig"]
+
+
+@dataclass(frozen=True, slots=True)
+class MqttConfig:
+    """The MQTT port and its limits."""
+
+    listen: str = setting("127.0.0.1:1883", "where clients connect, also over WebSocket; port 0 is any free one")
+    topic: str = setting("mqtt", "the topic that has the messages of all names")
+    queues: int = setting(8, "its queues when it is created; a name is always in the same one", low=1, high=1024)
+    rules: list[str] = setting(
+        [],
+        "FILTER=TOPIC: names that a topic filter matches are stored in that topic; the first rule that matches counts",
+    )
+    tls: Literal["disabled", "permissive", "enforcing"] = setting(
+        "permissive", "whether clients may use TLS on this port, or must; needs tls_cert"
+    )
+    tls_cert: str = setting("", "file with the certificate of the port, and those of its authorities (PEM)")
+    tls_key: str = setting("", "file with its private key (PEM); empty if it is in tls_cert")
+    tls_client_ca: str = setting("", "file with the authorities of clients (PEM); then clients need a certificate")
+    connect_s: int = setting(
+        10, "a client must connect within this time after its first byte", unit="s", low=1, high=600
+    )
+    keep_alive_max_s: int = setting(
+        3600,
+        "a longer keep alive, or none, becomes this one for clients of MQTT 5; those of MQTT 3 keep theirs",
+        unit="s",
+        low=5,
+        high=65_535,
+    )
+    session_expiry_max_s: int = setting(
+        30 * 86_400,
+        "sessions end this long after their client left, even if it asked for more; MQTT 3 cannot ask",
+        unit="s",
+        low=0,
+        high=0xFFFF_FFFE,
+    )
+    packet_bytes_max: int = setting(
+        16 << 20, "a client that sends a longer packet is disconnected", unit="bytes", low=1024, high=268_435_460
+    )
+    connect_bytes_max: int = setting(
+        65_536, "the longest CONNECT packet, which comes before the client is known", unit="bytes", low=256
+    )
+    name_bytes_max: int = setting(4096, "the longest topic name and topic filter", unit="bytes", low=64, high=16_384)
+    filters_max: int = setting(10_000, "topic filters of one session", low=1)
+    receive_max: int = setting(
+        1024, "messages of QoS 2 that a client may send before it completes the first", low=1, high=65_535
+    )
+    in_flight_max: int = setting(
+        1024, "messages that are sent to a client and not acknowledged; it may ask for fewer", low=1, high=32_767
+    )
+    sys_interval_s: int = setting(10, "how often figures are published under $SYS", unit="s", low=1, high=86_400)
+    retained_max: int = setting(100_000, "names with a retained message; further ones are refused", low=0)
+    alias_max: int = setting(16, "topic aliases of one client, in each direction", low=0, high=1024)
+    client_id_bytes_max: int = setting(1000, "the longest client identifier", unit="bytes", low=23, high=1000)

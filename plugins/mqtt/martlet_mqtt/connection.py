@@ -1,0 +1,231 @@
+"""One client as a state machine: bytes to packets, in the order of the table below, and its keep alive.
+
+A run of usual packets is one event (`scanner.py`). The version is that of CONNECT; before it, only CONNECT is allowed,
+and no packet longer than ``connect_bytes_max`` is received.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum, unique
+from typing import Final, TypeAlias, final
+
+from .codec import connect_version, decode_packet, encode_packet, packet_bytes
+from .codes import V4, V5, PacketType, ReasonCode, return_code
+from .errors import MqttError
+from .names import Names
+from .packets import Ack, Connack, Connect, Disconnect, Packet
+from .properties import Properties, Property
+from .scanner import PUBLISH_FIRST, AckRun, PublishRun, scan_acks, scan_publishes
+
+__all__ = ["TRANSITIONS", "Limits", "MqttConnection", "State"]
+
+RUN_PACKETS_MAX: Final = 1024
+# A client may be silent for one and a half times its keep alive [MQTT-3.1.2-22].
+GRACE: Final = 1.5
+
+ANY_BYTES: Final = 1 << 30
+
+Event: TypeAlias = Packet | PublishRun | AckRun
+# Packets with a reason string.
+Explained: TypeAlias = Ack | Connack | Disconnect
+
+# What also a client of MQTT 3 is told about its CONNECT; other errors just close the connection [MQTT-3.1.4-1].
+_TOLD_TO_ALL: Final = (ReasonCode.UNSUPPORTED_PROTOCOL_VERSION, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)
+# What breaks the protocol, for which CONNACK of MQTT 3 has no return code: the connection closes without one.
+_TOLD_TO_NONE: Final = (ReasonCode.MALFORMED_PACKET, ReasonCode.PROTOCOL_ERROR, ReasonCode.TOPIC_NAME_INVALID)
+
+
+@unique
+class State(Enum):
+    NEW = "new"  # CONNECT has to come
+    ACCEPTING = "accepting"  # CONNECT came, and the broker decides; AUTH may come
+    OPEN = "open"
+    ENDED = "ended"  # nothing is read any more
+
+
+_OPEN: Final = (
+    PacketType.PUBLISH,
+    PacketType.PUBACK,
+    PacketType.PUBREC,
+    PacketType.PUBREL,
+    PacketType.PUBCOMP,
+    PacketType.SUBSCRIBE,
+    PacketType.UNSUBSCRIBE,
+    PacketType.PINGREQ,
+    PacketType.AUTH,
+)
+# What a client may send when. Any other packet breaks the protocol.
+TRANSITIONS: Final[dict[tuple[State, PacketType], State]] = {
+    (State.NEW, PacketType.CONNECT): State.ACCEPTING,
+    (State.ACCEPTING, PacketType.AUTH): State.ACCEPTING,
+    (State.ACCEPTING, PacketType.DISCONNECT): State.ENDED,
+    **{(State.OPEN, kind): State.OPEN for kind in _OPEN},
+    (State.OPEN, PacketType.DISCONNECT): State.ENDED,
+}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a client may send at most, and for how long it may wait with CONNECT."""
+
+    connect_bytes_max: int = 65_536
+    packet_bytes_max: int = 16 << 20
+    connect_s: float = 10.0
+
+
+@final
+class MqttConnection:
+    """The protocol of one client (martlet.contracts.Connection)."""
+
+    __slots__ = (
+        "_buffer",
+        "_heard",
+        "_limits",
+        "_names",
+        "_need",
+        "_previous",
+        "_silence_s",
+        "accepted_bytes_max",
+        "explains",
+        "state",
+        "version",
+    )
+
+    def __init__(self, limits: Limits, names: Names, now: float) -> None:
+        self._limits = limits
+        self._names = names.table
+        self._buffer = bytearray()
+        self._need = 2  # bytes without which no packet is complete
+        self._heard = now
+        self._silence_s = limits.connect_s
+        self.state = self._previous = State.NEW
+        self.version = V4
+        # Whether errors may carry a reason string, and the largest packet that the client accepts.
+        self.explains = True
+        self.accepted_bytes_max = ANY_BYTES
+
+    @property
+    def buffered_bytes(self) -> int:
+        return len(self._buffer)
+
+    def receive_data(self, data: bytes, now: float) -> None:
+        if self.state is State.OPEN:
+            self._heard = now  # until then, every byte of a slow client would gain it time
+        if self.state is not State.ENDED:
+            self._buffer += data
+
+    def open(self, version: int, keep_alive_s: int, now: float) -> None:
+        """Note that the broker accepted the client, which sends something every *keep_alive_s*; 0 for any silence."""
+        self.state = State.OPEN
+        self.version = version
+        self._heard = now
+        self._silence_s = keep_alive_s * GRACE or math.inf
+
+    def end(self) -> None:
+        """Read nothing more."""
+        self.state = self._previous = State.ENDED
+
+    def events(self) -> Iterator[Event]:
+        if len(self._buffer) < self._need:
+            return
+        data, at, size = bytes(self._buffer), 0, len(self._buffer)
+        self._need = 2
+        try:
+            while at + 1 < size and self.state is not State.ENDED:
+                event, end = self._run_at(data, at) if self.state is State.OPEN else (None, at)
+                if event is None:
+                    end = at + self._size_at(data, at)
+                    if end == at or end > size:
+                        self._need = end - at or size - at + 1
+                        break
+                    event = self._packet(data, at, end)
+                at = end
+                yield event
+        finally:
+            del self._buffer[:at]
+
+    def _run_at(self, data: bytes, at: int) -> tuple[Event | None, int]:
+        """Return the run of packets at *at*, and where it ends; None if the codec must decode the packet there."""
+        if data[at] in PUBLISH_FIRST:
+            run = scan_publishes(data, at, self.version, self._names, RUN_PACKETS_MAX)
+            return (run, run.ends[-1]) if run is not None else (None, at)
+        return scan_acks(data, at) or (None, at)
+
+    def _size_at(self, data: bytes, at: int) -> int:
+        """Return the size of the packet at *at*; 0 if it is not known yet."""
+        size = packet_bytes(data, at)
+        if self.state is State.NEW:
+            if data[at] != PacketType.CONNECT << 4:
+                raise MqttError(f"the first byte is {data[at]:#04x}, not that of CONNECT; this port speaks MQTT")
+            limit = self._limits.connect_bytes_max
+        else:
+            limit = self._limits.packet_bytes_max
+        if size > limit:
+            raise MqttError(f"a packet has {size} bytes; at most {limit} are accepted", ReasonCode.PACKET_TOO_LARGE)
+        return size
+
+    def _packet(self, data: bytes, at: int, end: int) -> Packet:
+        kind = data[at] >> 4
+        state = TRANSITIONS.get((self.state, PacketType(kind))) if kind else None
+        if state is None:
+            raise MqttError(f"packet type {kind} is not allowed in state {self.state.value!r}")
+        head = at + 2
+        while data[head - 1] > 127:
+            head += 1
+        if kind == PacketType.CONNECT:
+            self.version = connect_version(data[head:end])
+        packet = decode_packet(data[at], data[head:end], self.version)
+        self._previous, self.state = self.state, state
+        if isinstance(packet, Connect):
+            self.version = packet.version
+            self.explains = packet.properties.number(Property.REQUEST_PROBLEM_INFORMATION, 1) == 1
+            self.accepted_bytes_max = packet.properties.number(Property.MAXIMUM_PACKET_SIZE, ANY_BYTES)
+        return packet
+
+    def farewell(self, error: Exception) -> bytes:
+        """Return CONNACK or DISCONNECT with the reason; nothing for a client of MQTT 3 that is connected."""
+        reason = error.reason if isinstance(error, MqttError) else ReasonCode.UNSPECIFIED_ERROR
+        # An error in DISCONNECT is answered, too.
+        before = self._previous if self.state is State.ENDED else self.state
+        self.state = State.ENDED
+        if before is State.NEW and self.version != V5 and reason not in _TOLD_TO_ALL:
+            return b""  # it may not speak MQTT at all
+        return self.refusal(reason, str(error), before)
+
+    def refusal(self, reason: ReasonCode, text: str, before: State, properties: Properties | None = None) -> bytes:
+        """Return the last packet to a client in state *before*; empty if there is none for its version."""
+        if before is State.ENDED:
+            return b""
+        if self.version != V5:
+            is_told = before is not State.OPEN and reason not in _TOLD_TO_NONE
+            return encode_packet(Connack(False, return_code(reason)), V4) if is_told else b""
+        found = properties or Properties({})
+        if before is State.OPEN:
+            return self.explained(Disconnect(reason, found), text if self.explains else "")
+        return self.explained(Connack(False, reason, found), text)
+
+    def explained(self, packet: Explained, text: str) -> bytes:
+        """Return *packet* for a client of MQTT 5 with *text* as its reason string, unless that makes it too large.
+
+        It is empty if the client does not accept even the packet alone [MQTT-3.1.2-24].
+        """
+        if text:
+            properties = packet.properties.having(Property.REASON_STRING, text)
+            data = encode_packet(replace(packet, properties=properties), V5)
+            if len(data) <= self.accepted_bytes_max:
+                return data
+        data = encode_packet(packet, V5)
+        return data if len(data) <= self.accepted_bytes_max else b""
+
+    def deadline(self) -> float:
+        return self._heard + self._silence_s
+
+    def handle_timeout(self, now: float) -> None:
+        if now < self.deadline():
+            return
+        if self.state is State.OPEN:
+            text = f"nothing was heard for {self._silence_s:g} s; send PINGREQ within the keep alive"
+            raise MqttError(text, ReasonCode.KEEP_ALIVE_TIMEOUT)
+        raise MqttError(f"the client did not connect within {self._silence_s:g} s", ReasonCode.UNSPECIFIED_ERROR)

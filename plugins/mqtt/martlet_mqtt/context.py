@@ -1,0 +1,60 @@
+"""What all connections of the plugin share: the topic and its feed, names, shapes, clients, and what they did."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, final
+
+from martlet.broker import Broker
+from martlet.delivery.cursor import Feed
+
+from .config import MqttConfig
+from .frames import Shapes
+from .names import Names
+from .retained import Retained
+
+if TYPE_CHECKING:
+    from .handler import MqttHandler
+
+__all__ = ["PROTOCOL", "Context", "Counters"]
+
+PROTOCOL: Final = "mqtt"
+
+
+@final
+@dataclass(slots=True)
+class Counters:
+    """What happened since the start."""
+
+    received: int = 0  # PUBLISH packets of clients
+    delivered: int = 0  # PUBLISH packets to clients
+    stored: int = 0  # messages of clients that the log has
+    dropped: int = 0  # messages of QoS 0 that a slow client did not get
+    oversize: int = 0  # messages that a client did not get because they are larger than it accepts
+    refused: int = 0  # messages of clients that were not stored
+    expired: int = 0  # messages that expired before they were delivered
+    wills: int = 0  # wills that were published
+    removed: int = 0  # messages in flight that retention removed before they were delivered again
+    missed: int = 0  # sessions that came back after retention had removed some of their messages
+    connections: int = 0
+    packets_received: int = 0  # of all kinds
+    answers: int = 0  # packets to clients other than PUBLISH
+    expired_sessions: int = 0
+
+
+@final
+@dataclass(slots=True)
+class Context:
+    """Made by the plugin, once."""
+
+    config: MqttConfig
+    broker: Broker
+    feed: Feed
+    names: Names
+    retained: Retained
+    shapes: Shapes = field(default_factory=Shapes)
+    counters: Counters = field(default_factory=Counters)
+    # Connected clients by their identifier.
+    clients: dict[str, "MqttHandler"] = field(default_factory=dict)
+
+    def dropped_now(self) -> int:
+        """Return how many messages the connected clients did not get because they were too slow."""
+        return sum(handler.dropped for handler in self.clients.values())

@@ -1,0 +1,147 @@
+"""Requests of administrators: PUBLISH to ``$CONTROL/martlet/v1/COMMAND``, as Mosquitto's plugins have them.
+
+The payload is a JSON object, or empty. The answer is one or more messages to ``$CONTROL/martlet/v1/response`` on the
+same connection, which needs no subscription: JSON objects with ``command``, ``rows`` and ``done``; or ``error``.
+Requires the permission to manage the broker.
+
+| command | fields of a request | a row |
+|---|---|---|
+| clients | | a session, connected or not |
+| subscriptions | client (optional) | a filter of a session |
+| retained | filter (optional) | a name |
+| kick | client | |
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from martlet.access import Gate
+from martlet.contracts import Peer
+from martlet.delivery.session_notes import NEVER_MS, SessionState
+from martlet.errors import Refused
+from martlet.steps import Pace, Steps
+
+from .codes import V5
+from .context import PROTOCOL, Context
+from .frames import publish_frame
+from .packets import Publish
+from .subscribing import grant_of
+
+if TYPE_CHECKING:
+    from .handler import MqttHandler
+
+__all__ = ["PREFIX", "RESPONSE", "answer_request"]
+
+PREFIX: Final = "$CONTROL/martlet/v1/"
+RESPONSE: Final = b"$CONTROL/martlet/v1/response"
+ROWS_A_MESSAGE: Final = 500
+
+Row = dict[str, Any]
+
+
+def answer_request(context: Context, gate: Gate, peer: Peer, packet: Publish, version: int) -> Steps[None]:
+    """Answer the request in *packet*, in slices."""
+    command = packet.topic.removeprefix(PREFIX)
+    properties = b"" if version == V5 else None
+
+    def send(content: Row) -> None:
+        data = orjson.dumps({"command": command, **content}, default=str)
+        peer.send(publish_frame(RESPONSE, data, 0, properties))
+
+    try:
+        gate.manage_broker()
+        request = orjson.loads(packet.payload) if packet.payload else {}
+        work = _COMMANDS.get(command)
+        if work is None or not isinstance(request, dict):
+            send({"error": f"request {command!r} is unknown; send one of {', '.join(_COMMANDS)} with a JSON object"})
+            return
+        rows: list[Row] = []
+        pace = Pace()
+        for row in work(context, request):
+            if row:
+                rows.append(row)
+            if len(rows) >= ROWS_A_MESSAGE:
+                send({"rows": rows, "done": False})
+                rows = []
+            if pace.is_over():
+                yield
+        send({"rows": rows, "done": True})
+    except orjson.JSONDecodeError as error:
+        send({"error": f"the payload is no JSON; {error}"})
+    except Refused as refused:
+        send({"error": str(refused)})
+
+
+def _sessions(context: Context) -> Iterator[tuple[str, SessionState | None]]:
+    """Yield the identifier and the stored state of each session; the state is None if it is not stored."""
+    table, prefix = context.broker.sessions.table, f"{PROTOCOL} "
+    stored = set[str]()
+    for key in table:
+        if key.startswith(prefix):
+            client_id = key.removeprefix(prefix)
+            stored.add(client_id)
+            yield client_id, table.get(key)
+    for client_id in list(context.clients):
+        if client_id not in stored:
+            yield client_id, None
+
+
+def _clients(context: Context, request: Row) -> Iterator[Row]:
+    for client_id, state in _sessions(context):
+        handler = context.clients.get(client_id)
+        row: Row = {"client": client_id, "connected": handler is not None}
+        if handler is not None:
+            row |= handler.described()
+        elif state is not None:
+            ends_ms = state.ends_ms
+            row |= {
+                "user": state.owner,
+                "subscriptions": len(state.filters),
+                "in_flight": len(state.flight),
+                "ends_ms": None if ends_ms in (0, NEVER_MS) else ends_ms,
+            }
+        yield row
+
+
+def _subscriptions(context: Context, request: Row) -> Iterator[Row]:
+    wanted = request.get("client")
+    for client_id, state in _sessions(context):
+        if wanted is not None and client_id != wanted:
+            yield {}
+            continue
+        handler = context.clients.get(client_id)
+        filters = handler.filters if handler is not None else state.filters if state is not None else {}
+        for topic_filter, options in list(filters.items()):
+            grant = grant_of(topic_filter, options)
+            each = grant.subscription
+            yield {
+                "client": client_id,
+                "filter": topic_filter,
+                "qos": each.qos,
+                "no_local": each.no_local,
+                "retain_as_published": each.retain_as_published,
+                "retain_handling": each.retain_handling,
+                "identifier": grant.identifier or None,
+            }
+
+
+def _retained(context: Context, request: Row) -> Iterator[Row]:
+    for name in context.retained.matches(str(request.get("filter", "#"))):
+        yield {"name": name, "position": context.retained.position(name)}
+
+
+def _kick(context: Context, request: Row) -> Iterator[Row]:
+    handler: MqttHandler | None = context.clients.get(str(request.get("client", "")))
+    if handler is not None:
+        handler.kick()
+    yield {"client": request.get("client"), "kicked": handler is not None}
+
+
+_COMMANDS: Final[dict[str, Callable[[Context, Row], Iterator[Row]]]] = {
+    "clients": _clients,
+    "subscriptions": _subscriptions,
+    "retained": _retained,
+    "kick": _kick,
+}

@@ -1,0 +1,504 @@
+"""Acts on the packets of one client (martlet.contracts.Handler)."""
+
+import logging
+from collections.abc import Awaitable, Mapping
+from contextlib import suppress
+from typing import Final, final
+
+import trio
+
+from martlet.access import Gate
+from martlet.contracts import Buffer, Identity, Password, Peer
+from martlet.delivery.sessions import Session
+from martlet.errors import Reason, Refused
+
+from .codec import encode_packet
+from .codes import V5, PacketType, ReasonCode
+from .connection import Event, MqttConnection, State
+from .context import PROTOCOL, Context
+from .control import PREFIX, answer_request
+from .errors import MqttError, NotAccepted
+from .frames import Grant
+from .incoming import Incoming, reason_of, replaced
+from .names import check_client_id, check_filter, is_shared, split_shared
+from .outgoing import Outgoing
+from .packets import (
+    Ack,
+    Auth,
+    Connack,
+    Connect,
+    Disconnect,
+    Pingreq,
+    Publish,
+    Suback,
+    Subscribe,
+    Unsuback,
+    Unsubscribe,
+)
+from .properties import Properties, Property
+from .scanner import AckRun, PublishRun
+from .subscribing import grant_of, options_of
+from .sys_topics import SysTopics, is_sys
+from .wills import Wills, encode_will
+
+__all__ = ["MqttHandler"]
+
+log = logging.getLogger("martlet.mqtt")
+
+NEVER_EXPIRES: Final = 0xFFFF_FFFF
+_VERSIONS: Final = {3: "3.1", 4: "3.1.1", 5: "5"}
+_PINGRESP: Final = b"\xd0\x00"
+_ACK_KINDS: Final = {PacketType.PUBACK, PacketType.PUBCOMP}
+
+
+@final
+class MqttHandler:
+    """One client."""
+
+    __slots__ = (
+        "_connect",
+        "_connection",
+        "_context",
+        "_gate",
+        "_has_ended",
+        "_incoming",
+        "_outgoing",
+        "_peer",
+        "_session",
+        "_sys",
+        "_wills",
+    )
+
+    def __init__(
+        self, peer: Peer, connection: MqttConnection, context: Context, wills: Wills, sys_topics: SysTopics
+    ) -> None:
+        self._sys = sys_topics
+        self._wills = wills
+        self._has_ended = False  # the client said that it goes, so that its will is not published
+        self._peer = peer
+        self._connection = connection
+        self._context = context
+        self._gate: Gate | None = None
+        self._connect: Connect | None = None
+        self._session: Session | None = None
+        self._incoming: Incoming | None = None
+        self._outgoing: Outgoing | None = None
+
+    @property
+    def identity(self) -> Identity:
+        """Who the client is."""
+        return self._peer.identity
+
+    # events
+
+    def handle(self, event: Event) -> Awaitable[None] | None:
+        self._context.counters.packets_received += _packets_in(event)
+        try:
+            return self._act(event)
+        except Refused as refused:
+            raise MqttError(str(refused), reason_of(refused)) from refused
+
+    def _act(self, event: Event) -> Awaitable[None] | None:
+        if isinstance(event, Connect):
+            return self._accept(event)
+        incoming, outgoing = self._incoming, self._outgoing
+        if incoming is None or outgoing is None:
+            return None  # the session was taken over in the middle of a read
+        match event:
+            case PublishRun():
+                incoming.publish_run(event)
+            case AckRun(kind, ids):
+                self._acknowledge(incoming, outgoing, kind, ids, ReasonCode.SUCCESS)
+            case Publish(topic) if topic.startswith(PREFIX):
+                return self._answer_request(event, incoming)
+            case Publish():
+                incoming.publish(event)
+            case Ack(kind, packet_id, reason):
+                self._acknowledge(incoming, outgoing, kind, (packet_id,), reason)
+            case Pingreq():
+                self._context.counters.answers += 1
+                self._peer.send(_PINGRESP)
+            case Subscribe():
+                self._subscribe(event, outgoing)
+            case Unsubscribe():
+                self._unsubscribe(event, outgoing)
+            case Disconnect():
+                self._disconnect(event)
+            case Auth():
+                raise MqttError("AUTH without a method in CONNECT", ReasonCode.PROTOCOL_ERROR)
+            case _:
+                raise MqttError(f"{type(event).__name__} is a packet of brokers, not of clients")
+        return None
+
+    def _answer_request(self, packet: Publish, incoming: Incoming) -> Awaitable[None]:
+        """Acknowledge a request of an administrator, and answer it in slices."""
+        incoming.acknowledge(packet)
+        context = self._context
+        return context.broker.turns.finish(
+            answer_request(context, self._the_gate, self._peer, packet, self._connection.version)
+        )
+
+    def _acknowledge(
+        self, incoming: Incoming, outgoing: Outgoing, kind: PacketType, ids: tuple[int, ...], reason: int
+    ) -> None:
+        if kind is PacketType.PUBREL:
+            incoming.released(ids)
+        elif kind is PacketType.PUBREC:
+            for packet_id in outgoing.received(ids, reason):
+                reason = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND if self._connection.version == V5 else 0
+                self._send(Ack(PacketType.PUBREL, packet_id, reason))
+        else:
+            outgoing.acknowledged(kind, ids)  # those of an earlier session say nothing
+
+    def _send(self, packet: Connack | Suback | Unsuback | Ack | Disconnect) -> None:
+        self._context.counters.answers += 1
+        self._peer.send(encode_packet(packet, self._connection.version))
+
+    # CONNECT
+
+    async def _accept(self, connect: Connect) -> None:
+        try:
+            check_client_id(connect.client_id)
+            if len(connect.client_id.encode()) > self._context.config.client_id_bytes_max:
+                limit = self._context.config.client_id_bytes_max
+                text = f"the client identifier is too long; mqtt.client_id_bytes_max is {limit}"
+                raise MqttError(text, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)
+            if connect.properties.text(Property.AUTHENTICATION_METHOD) is not None:
+                raise MqttError("no authentication method is supported", ReasonCode.BAD_AUTHENTICATION_METHOD)
+            await self._authenticate(connect)
+            self._open(connect)
+        except Refused as refused:
+            reason = _connect_reason(refused)
+            self._turn_away(reason, str(refused))
+        except MqttError as error:
+            self._turn_away(error.reason, str(error))
+
+    def _turn_away(self, reason: ReasonCode, text: str) -> None:
+        self._peer.send(self._connection.refusal(reason, text, State.ACCEPTING))
+        self._connection.end()
+        self._peer.close(text)
+
+    async def _authenticate(self, connect: Connect) -> None:
+        if connect.user_name is None and connect.password is None:
+            return
+        authentication = self._context.broker.authentication
+        credentials = Password(connect.user_name or "", connect.password or b"")
+        self._peer.identity = await authentication.authenticate_password(credentials)
+
+    def _open(self, connect: Connect) -> None:
+        """Attach to the session, and begin. Raises `Refused` and `MqttError`."""
+        context = self._context
+        gate = self._gate = context.broker.gate(self._peer.identity)
+        client_id = connect.client_id
+        if not client_id:
+            if connect.version != V5 and not connect.clean_start:
+                text = "a session needs a client identifier; send one, or connect with a clean session"
+                raise MqttError(text, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)  # [MQTT-3.1.3-8]
+            client_id = f"auto-{context.broker.ids.unique()}"
+            connect = _renamed(connect, client_id)
+        self._check_will(connect, gate)
+        expiry_s, keep_alive_s = self._expiry_of(connect), self._keep_alive_of(connect)
+        properties = self._connack_properties(connect, keep_alive_s, expiry_s)
+        self._check_fits(Connack(False, ReasonCode.SUCCESS, properties))
+        self._connect = connect
+        self._take_over(client_id)
+        session, is_old = self._open_session(connect, expiry_s)
+        session.keep(encode_will(connect.will) if connect.will is not None else b"")
+        context.clients[client_id] = self
+        self._session = session
+        self._incoming = Incoming(self._peer, self._connection, context, gate, session, connect)
+        self._outgoing = Outgoing(self._peer, context, gate, session, connect)
+        self._connection.open(connect.version, keep_alive_s, trio.current_time())
+        self._peer.hold_until(session.until)
+        self._send(Connack(is_old, ReasonCode.SUCCESS, properties))
+        context.counters.connections += 1
+        grants = {each: grant_of(each, options) for each, options in session.filters.items()}
+        own = {each: grant for each, grant in grants.items() if not (is_shared(each) or is_sys(each))}
+        own = {each: grant for each, grant in own.items() if gate.may_follow(context.feed, each)}
+        self._incoming.marks = any(grant.subscription.no_local for grant in own.values())
+        self._outgoing.begin(own, is_old=is_old)
+        for topic_filter in grants.keys() - own.keys():
+            if is_sys(topic_filter) and gate.may_follow(context.feed, topic_filter):
+                self._sys.subscribe(self._outgoing, grants[topic_filter], with_values=False)
+            shared = split_shared(topic_filter)
+            if shared is not None:
+                with suppress(Refused):  # it may not be read any more; the subscription stays, and brings nothing
+                    self._outgoing.share(grants[topic_filter], shared)
+        if is_old and session.start < context.feed.first_position():
+            context.counters.missed += 1
+
+    def _check_fits(self, answer: Connack) -> None:
+        """Raise `MqttError` unless the client accepts *answer*, which says what it must know."""
+        size, limit = len(encode_packet(answer, self._connection.version)), self._connection.accepted_bytes_max
+        if size > limit:
+            text = f"CONNACK has {size} bytes, but the client accepts at most {limit}; raise its maximum packet size"
+            raise MqttError(text, ReasonCode.PACKET_TOO_LARGE)
+
+    def _check_will(self, connect: Connect, gate: Gate) -> None:
+        """Raise `MqttError` or `Refused` unless the client may publish its will."""
+        if connect.will is not None:
+            name = self._context.names.find(connect.will.topic)
+            gate.check_message(name.topic, name.properties[1])
+
+    def _take_over(self, client_id: str) -> None:
+        """Disconnect another client of this identifier [MQTT-3.1.4-3]."""
+        other = self._context.clients.get(client_id)
+        if other is None:
+            return
+        if other.identity != self._peer.identity:
+            text = f"client identifier {client_id[:80]!r} belongs to somebody else; choose another one"
+            raise MqttError(text, ReasonCode.NOT_AUTHORIZED)
+        other.lose("another connection uses the client identifier")
+
+    def _open_session(self, connect: Connect, expiry_s: int | None) -> tuple[Session, bool]:
+        """Return the session, and whether it existed before. Raises `Refused`."""
+        gate, feed = self._the_gate, self._context.feed
+        is_stored = expiry_s != 0 or connect.will is not None
+        name = connect.client_id
+        sessions = self._context.broker.sessions
+        if sessions.table.get(f"{PROTOCOL} {name}") is not None or is_stored:
+            session, is_old = gate.open_session(PROTOCOL, name, feed.tail_position(), self.lose, expiry_s=expiry_s)
+            if not is_old or not connect.clean_start:
+                return session, is_old
+            self._wills.of_ended(session, self._peer.identity)
+            session.end()
+            if is_stored:
+                return gate.open_session(PROTOCOL, name, feed.tail_position(), self.lose, expiry_s=expiry_s)
+        session, _ = gate.open_session(PROTOCOL, "", feed.tail_position(), self.lose, expiry_s=0)
+        return session, False
+
+    def _expiry_of(self, connect: Connect) -> int | None:
+        """Return how long the session stays after the client left; 0 if it ends then."""
+        limit = self._context.config.session_expiry_max_s
+        if connect.version == V5:
+            return min(connect.properties.number(Property.SESSION_EXPIRY, 0), limit)
+        return 0 if connect.clean_start else limit
+
+    def _keep_alive_of(self, connect: Connect) -> int:
+        """Return how often the client must send something; 0 for never."""
+        asked_s, limit = connect.keep_alive_s, self._context.config.keep_alive_max_s
+        return limit if connect.version == V5 and (not asked_s or asked_s > limit) else asked_s
+
+    def _connack_properties(self, connect: Connect, keep_alive_s: int, expiry_s: int | None) -> Properties:
+        if connect.version != V5:
+            return Properties({})
+        config, asked = self._context.config, connect.properties
+        found = {
+            Property.RECEIVE_MAXIMUM: config.receive_max,
+            Property.MAXIMUM_PACKET_SIZE: config.packet_bytes_max,
+            Property.TOPIC_ALIAS_MAXIMUM: config.alias_max,
+        }
+        if expiry_s != asked.number(Property.SESSION_EXPIRY, 0):
+            found[Property.SESSION_EXPIRY] = expiry_s or 0
+        if keep_alive_s != connect.keep_alive_s:
+            found[Property.SERVER_KEEP_ALIVE] = keep_alive_s
+        values: dict[Property, object] = dict(found)
+        if connect.client_id.startswith("auto-"):
+            values[Property.ASSIGNED_CLIENT_IDENTIFIER] = connect.client_id
+        return Properties(values)
+
+    @property
+    def _the_gate(self) -> Gate:
+        assert self._gate is not None
+        return self._gate
+
+    # SUBSCRIBE
+
+    def _subscribe(self, packet: Subscribe, outgoing: Outgoing) -> None:
+        session = self._session
+        assert session is not None
+        numbers = packet.properties.identifiers
+        identifier = numbers[0] if numbers else 0
+        codes: list[int] = []
+        begun: list[tuple[Grant, bool]] = []
+        for each in packet.subscriptions:
+            try:
+                begun.append(self._begin_subscription(Grant(each, identifier), outgoing, session))
+                codes.append(each.qos)
+            except NotAccepted as error:
+                codes.append(error.reason)
+            except Refused as refused:
+                codes.append(_subscribe_reason(refused))
+        self._incoming_marks()
+        self._peer.hold_until(session.until)
+        self._send(Suback(packet.packet_id, tuple(codes)))
+        for grant, is_new in begun:
+            self._send_retained(grant, is_new, outgoing)
+
+    def _begin_subscription(self, grant: Grant, outgoing: Outgoing, session: Session) -> tuple[Grant, bool]:
+        """Begin or change a subscription; return it, and whether it is new. Raises `Refused` and `MqttError`."""
+        topic_filter, config = grant.subscription.topic_filter, self._context.config
+        try:
+            shared = split_shared(topic_filter)
+            check_filter(topic_filter if shared is None else shared.topic_filter)
+        except MqttError as error:
+            raise NotAccepted(str(error), error.reason) from error
+        if shared is not None and grant.subscription.no_local:
+            raise MqttError(f"shared subscription {topic_filter[:80]!r} has the option no local")  # [MQTT-3.8.3-4]
+        if len(topic_filter.encode()) > config.name_bytes_max:
+            raise NotAccepted("the topic filter is too long", ReasonCode.TOPIC_FILTER_INVALID)
+        is_new = topic_filter not in session.filters
+        if is_new and len(session.filters) >= config.filters_max:
+            raise Refused(Reason.BUSY, f"the session has {config.filters_max} filters; mqtt.filters_max allows no more")
+        outgoing.check(topic_filter if shared is None else shared.topic_filter)
+        if shared is not None:
+            outgoing.share(grant, shared)
+        session.subscribe(topic_filter, options_of(grant))
+        if shared is None and not is_sys(topic_filter):
+            outgoing.subscribe(grant)
+        return grant, is_new
+
+    def _incoming_marks(self) -> None:
+        session, incoming = self._session, self._incoming
+        if session is not None and incoming is not None:
+            incoming.marks = any(options[0] & 4 for options in session.filters.values())
+
+    def _send_retained(self, grant: Grant, is_new: bool, outgoing: Outgoing) -> None:
+        handling, retained = grant.subscription.retain_handling, self._context.retained
+        if is_shared(grant.subscription.topic_filter):
+            return  # nothing retained is sent for it (MQTT 5 section 4.8.2)
+        if is_sys(grant.subscription.topic_filter):
+            with_values = handling == 0 or (handling == 1 and is_new)
+            self._sys.subscribe(outgoing, grant, with_values=with_values)
+            return
+        if handling == 2 or (handling == 1 and not is_new) or not len(retained):
+            return
+        names = retained.matches(grant.subscription.topic_filter)
+        outgoing.send_retained([retained.position(name) for name in names], grant)
+
+    def _unsubscribe(self, packet: Unsubscribe, outgoing: Outgoing) -> None:
+        session = self._session
+        assert session is not None
+        codes: list[int] = []
+        for topic_filter in packet.filters:
+            is_known = topic_filter in session.filters
+            if is_known:
+                session.unsubscribe(topic_filter)
+                outgoing.unsubscribe(topic_filter)
+                self._sys.unsubscribe(outgoing, topic_filter)
+            codes.append(ReasonCode.SUCCESS if is_known else ReasonCode.NO_SUBSCRIPTION_EXISTED)
+        self._incoming_marks()
+        self._peer.hold_until(session.until)
+        self._send(Unsuback(packet.packet_id, tuple(codes)))
+
+    # the end
+
+    def _disconnect(self, packet: Disconnect) -> None:
+        session, connect = self._session, self._connect
+        assert session is not None
+        assert connect is not None
+        expiry_s = packet.properties.number(Property.SESSION_EXPIRY, -1)
+        if expiry_s >= 0:
+            if not connect.properties.number(Property.SESSION_EXPIRY, 0) and expiry_s:
+                text = "the session expiry interval was 0 in CONNECT, and stays that [MQTT-3.1.2-11.2]"
+                raise MqttError(text, ReasonCode.PROTOCOL_ERROR)
+            session.expire_after(min(expiry_s, self._context.config.session_expiry_max_s))
+        self._has_ended = packet.reason == ReasonCode.SUCCESS
+        self._peer.close("")
+
+    def lose(self, reason: str) -> None:
+        """Disconnect: another connection has the session, or the disk failed."""
+        self._leave()
+        self._end(ReasonCode.SESSION_TAKEN_OVER, reason)
+
+    def say_goodbye(self) -> None:
+        """Tell the client that the broker stops."""
+        self._end(ReasonCode.SERVER_SHUTTING_DOWN, "the broker stops")
+
+    def kick(self) -> None:
+        """Disconnect the client, because an administrator wants it."""
+        self._end(ReasonCode.ADMINISTRATIVE_ACTION, "an administrator disconnected the client")
+
+    def _end(self, reason: ReasonCode, text: str) -> None:
+        self._peer.send(self._connection.refusal(reason, text, State.OPEN))
+        self._connection.end()
+        self._peer.close(text)
+
+    # what administrators see
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether its session outlives the connection."""
+        return self._session is not None and self._session.is_stored
+
+    @property
+    def dropped(self) -> int:
+        """How many messages of QoS 0 it did not get because it was too slow."""
+        return self._outgoing.dropped if self._outgoing is not None else 0
+
+    @property
+    def filters(self) -> Mapping[str, bytes]:
+        """The filters of its session, as `grant_of` takes them."""
+        return self._session.filters if self._session is not None else {}
+
+    def described(self) -> dict[str, object]:
+        """Return what a list of clients says about it."""
+        connect, session = self._connect, self._session
+        return {
+            "user": self._peer.identity.name,
+            "address": self._peer.address,
+            "version": _VERSIONS.get(self._connection.version),
+            "keep_alive_s": connect.keep_alive_s if connect is not None else None,
+            "expiry_s": session.expiry_s if session is not None else None,
+            "subscriptions": len(self.filters),
+            "in_flight": len(session.flight) if session is not None else 0,
+            "will": connect.will.topic if connect is not None and connect.will is not None else None,
+        }
+
+    def closed(self, reason: str) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            self._wills.of_gone(session, self._peer.identity, is_wanted=not self._has_ended)
+            session.leave()
+        if self._outgoing is not None:
+            self._sys.forget(self._outgoing)
+            self._outgoing.close()
+        self._incoming = self._outgoing = None
+        connect, clients = self._connect, self._context.clients
+        if connect is not None and clients.get(connect.client_id) is self:
+            del clients[connect.client_id]
+
+    # the server's calls
+
+    def refuse(self, answer: Buffer, refused: Refused) -> bytes | None:
+        return replaced(answer, refused, self._connection.version)
+
+    def collect(self, budget_bytes: int) -> None:
+        if self._outgoing is None:
+            return
+        try:
+            self._outgoing.collect(budget_bytes)
+        except Refused as refused:
+            self._end(reason_of(refused), str(refused))
+
+
+def _packets_in(event: Event) -> int:
+    if isinstance(event, PublishRun):
+        return len(event.ends)
+    return len(event.ids) if isinstance(event, AckRun) else 1
+
+
+def _renamed(connect: Connect, client_id: str) -> Connect:
+    return Connect(
+        client_id,
+        connect.version,
+        connect.clean_start,
+        connect.keep_alive_s,
+        connect.will,
+        connect.user_name,
+        connect.password,
+        connect.properties,
+    )
+
+
+def _connect_reason(refused: Refused) -> ReasonCode:
+    if refused.reason is Reason.CREDENTIALS:
+        return ReasonCode.BAD_USER_NAME_OR_PASSWORD
+    return reason_of(refused)
+
+
+def _subscribe_reason(refused: Refused) -> ReasonCode:
+    return ReasonCode.TOPIC_FILTER_INVALID if refused.reason is Reason.ILLEGAL else reason_of(refused)

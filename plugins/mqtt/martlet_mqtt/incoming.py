@@ -1,0 +1,354 @@
+"""Messages from one client: from PUBLISH packets to the log, and their acknowledgements (MQTT 5 section 4.3).
+
+PUBACK and PUBREC leave when the message is durable. An identifier of QoS 2 is stored in one atomic group with its
+message, so that after any crash either both are known or none: a PUBLISH that is sent again is stored once.
+"""
+
+from collections.abc import Sequence
+from typing import Final, final
+
+from martlet.access import Gate
+from martlet.contracts import Buffer, Peer
+from martlet.delivery.sessions import JointChanges, Session
+from martlet.errors import Reason, Refused
+from martlet.store import Queue
+from martlet.store.writer import RunItem, RunResult
+
+from .codec import encode_packet
+from .codes import V5, PacketType, ReasonCode
+from .connection import MqttConnection
+from .context import Context
+from .errors import MqttError, NotAccepted
+from .frames import encoding_of
+from .names import Name
+from .outgoing import INCOMING
+from .packets import Ack, Connect, Publish
+from .properties import Property
+from .scanner import PublishRun
+from .storing import place_of, store
+
+__all__ = ["Incoming", "reason_of"]
+
+_ANSWERS: Final = {1: b"\x40\x02", 2: b"\x50\x02"}
+_KINDS: Final = {1: PacketType.PUBACK, 2: PacketType.PUBREC}
+_REASONS: Final = {
+    Reason.BUSY: ReasonCode.QUOTA_EXCEEDED,
+    Reason.ILLEGAL: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
+    Reason.NO_PERMISSION: ReasonCode.NOT_AUTHORIZED,
+    Reason.UNAVAILABLE: ReasonCode.QUOTA_EXCEEDED,
+    Reason.NO_TOPIC: ReasonCode.TOPIC_NAME_INVALID,
+}
+_MAY_SUCCEED_LATER: Final = (
+    ReasonCode.QUOTA_EXCEEDED,
+    ReasonCode.UNSPECIFIED_ERROR,
+    ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
+)
+# The encodings in which a packet with this QoS can go to subscribers as it came, by whether it has properties.
+_SAME: Final = {
+    (has_properties, qos): tuple(encoding_of(has_properties, each).name for each in range(qos, 3))
+    for has_properties in (False, True)
+    for qos in range(3)
+}
+
+
+def reason_of(refused: Refused) -> ReasonCode:
+    """Return the reason code for *refused*."""
+    return _REASONS.get(refused.reason, ReasonCode.UNSPECIFIED_ERROR)
+
+
+@final
+class Incoming:
+    """What one client publishes."""
+
+    __slots__ = (
+        "_aliases",
+        "_client_id",
+        "_connection",
+        "_context",
+        "_gate",
+        "_open",
+        "_peer",
+        "_receive_max",
+        "_session",
+        "_version",
+        "marks",
+    )
+
+    def __init__(
+        self,
+        peer: Peer,
+        connection: MqttConnection,
+        context: Context,
+        gate: Gate,
+        session: Session,
+        connect: Connect,
+    ) -> None:
+        self._peer = peer
+        self._connection = connection
+        self._context = context
+        self._gate = gate
+        self._session = session
+        self._version = connect.version
+        self._client_id = connect.client_id
+        self._aliases: dict[int, Name] = {}
+        # How many messages of QoS 2 are not released yet.
+        self._open = sum(1 for number in session.flight if number & INCOMING)
+        self._receive_max = context.config.receive_max if connect.version == V5 else 65_535
+        # Whether the client has a subscription to which its own messages must not come back.
+        self.marks = False
+
+    # one PUBLISH
+
+    def publish(self, packet: Publish) -> None:
+        """Store one message, and answer it.
+
+        Raises:
+          MqttError: the packet breaks the protocol.
+        """
+        context = self._context
+        context.counters.received += 1
+        if packet.properties.identifiers:
+            raise MqttError("PUBLISH has a subscription identifier, which only brokers send")
+        if packet.qos == 2 and INCOMING + packet.packet_id in self._session.flight:
+            self._answer(packet, ReasonCode.SUCCESS, "")  # it is stored already
+            return
+        try:
+            name = self._name_of(packet)
+            end = self._store(packet, name)
+        except NotAccepted as error:
+            self._refuse(packet, error.reason, str(error))
+        except Refused as refused:
+            self._refuse(packet, reason_of(refused), str(refused))
+        else:
+            context.counters.stored += 1
+            if packet.qos:
+                self._peer.hold_until(end)
+                self._answer(packet, ReasonCode.SUCCESS, "")
+
+    def _name_of(self, packet: Publish) -> Name:
+        """Return the topic name of *packet*, which an alias may stand for (MQTT 5 section 3.3.2.3.4)."""
+        alias = packet.properties.number(Property.TOPIC_ALIAS, 0)
+        if alias > self._context.config.alias_max:
+            text = f"topic alias {alias} is too large; at most {self._context.config.alias_max} are accepted"
+            raise MqttError(text, ReasonCode.TOPIC_ALIAS_INVALID)
+        if packet.topic:
+            name = self._context.names.find(packet.topic)
+            if alias:
+                self._aliases[alias] = name
+            return name
+        found = self._aliases.get(alias)
+        if found is None:
+            what = f"topic alias {alias} is not known" if alias else "the topic name is empty"
+            raise MqttError(f"{what}; send the topic name", ReasonCode.PROTOCOL_ERROR)
+        return found
+
+    def _store(self, packet: Publish, name: Name) -> int:
+        """Store *packet*; return what to pass to `Peer.hold_until`. Raises `Refused`, `NotAccepted` and `MqttError`."""
+        changes = None
+        if packet.qos == 2:
+            self._count_open(1)
+            changes = self._session.changes()
+            changes.hold(INCOMING + packet.packet_id)
+        client_id = self._client_id if self.marks or packet.retain else ""
+        end = store(self._context, self._gate, packet, name, self._peer.host, client_id, changes)
+        self._open += packet.qos == 2
+        return end
+
+    def _count_open(self, more: int) -> None:
+        if self._open + more > self._receive_max:
+            text = f"more than {self._receive_max} messages of QoS 2 are not released; the receive maximum is that"
+            raise MqttError(text, ReasonCode.RECEIVE_MAXIMUM_EXCEEDED)
+
+    def _refuse(self, packet: Publish, reason: ReasonCode, text: str) -> None:
+        """Tell the client; one of MQTT 3 is disconnected if it could succeed later, so that it sends it again."""
+        self._context.counters.refused += 1
+        if packet.qos and self._version != V5 and reason in _MAY_SUCCEED_LATER:
+            self._peer.close(text)
+        elif packet.qos:
+            self._answer(packet, reason, text)
+
+    def acknowledge(self, packet: Publish) -> None:
+        """Answer *packet* without storing it."""
+        if packet.qos:
+            self._answer(packet, ReasonCode.SUCCESS, "")
+
+    def _answer(self, packet: Publish, reason: ReasonCode, text: str) -> None:
+        """Acknowledge *packet*; clients of MQTT 3 cannot be told that it was refused [MQTT-3.3.5-2]."""
+        self._context.counters.answers += 1
+        if self._version != V5 or not reason:
+            self._peer.send(_ANSWERS[packet.qos] + packet.packet_id.to_bytes(2))
+            return
+        connection = self._connection
+        answer = Ack(_KINDS[packet.qos], packet.packet_id, reason)
+        self._peer.send(connection.explained(answer, text if connection.explains else ""))
+
+    # runs
+
+    def publish_run(self, run: PublishRun) -> None:
+        """Store the messages of *run*, and answer them. Raises `MqttError`."""
+        context, qos = self._context, run.qos
+        context.counters.received += len(run.ends)
+        places = self._queues_of(run.names)
+        if places is None or self.marks or context.broker.stages.every_message:
+            self._publish_singly(run)
+            return
+        if qos == 2:
+            self._publish_twice(run, places)
+            return
+        try:
+            result = self._gate.publish_run(self._items(run, places, range(len(run.ends))))
+        except Refused:
+            self._publish_singly(run)
+            return
+        self._stored(run, result)
+
+    def _queues_of(self, names: Sequence[Name]) -> dict[Name, Queue] | None:
+        """Return the queue of each of *names*; None if a message must be published singly."""
+        found: dict[Name, Queue] = {}
+        words = self._context.broker.stages.words
+        for name in set(names):
+            if any(word in name.text for word in words):
+                return None
+            try:
+                topic, queue_id = place_of(self._context, self._gate, name)
+            except Refused:
+                return None
+            queue = self._gate.find_queue(topic, queue_id)
+            if queue is None:
+                return None
+            found[name] = queue
+        return found
+
+    def _items(self, run: PublishRun, places: dict[Name, Queue], which: Sequence[int]) -> list[RunItem]:
+        born_ms, host, qos = self._context.broker.clock.now_ms(), self._peer.host, run.qos
+        names, bodies = run.names, run.bodies
+        return [
+            (places[name], bodies[index], name.properties[qos], name.code, 0, 0, born_ms, host, 0, 0)
+            for index, name in ((index, names[index]) for index in which)
+        ]
+
+    def _stored(self, run: PublishRun, result: RunResult) -> None:
+        context = self._context
+        if result.refused:
+            self._answer_partly(run, result)
+            return
+        context.counters.stored += len(run.ends)
+        self._hand_on(run, result)
+        if run.qos:
+            self._peer.hold_until(result.end)
+            self._answer_all(run)
+
+    def _answer_partly(self, run: PublishRun, result: RunResult) -> None:
+        """Answer a run of which the store refused some messages."""
+        if result.end:
+            self._peer.hold_until(result.end)
+        for index in range(len(run.ends)):
+            refused = result.refused.get(index)
+            packet = self._packet(run, index)
+            if refused is not None:
+                self._refuse(packet, reason_of(refused), str(refused))
+            else:
+                self._context.counters.stored += 1
+                if run.qos:
+                    self._answer(packet, ReasonCode.SUCCESS, "")
+
+    def _packet(self, run: PublishRun, index: int) -> Publish:
+        packet_id = int.from_bytes(run.ids[index]) if run.qos else 0
+        return Publish(run.names[index].text, run.bodies[index], run.qos, packet_id=packet_id)
+
+    def _publish_singly(self, run: PublishRun) -> None:
+        self._context.counters.received -= len(run.ends)
+        for index in range(len(run.ends)):
+            self.publish(self._packet(run, index))
+
+    def _publish_twice(self, run: PublishRun, places: dict[Name, Queue]) -> None:
+        """Store those messages of QoS 2 that are not known yet, in one atomic group with their identifiers."""
+        session, flight = self._session, self._session.flight
+        ids = [int.from_bytes(each) for each in run.ids]
+        seen: set[int] = set()
+        which: list[int] = []
+        for index, packet_id in enumerate(ids):
+            if INCOMING + packet_id not in flight and packet_id not in seen:
+                seen.add(packet_id)
+                which.append(index)
+        if not which:
+            self._answer_twice(run, 0)
+            return
+        self._count_open(len(which))
+        changes = session.changes()
+        _hold_all(changes, [ids[index] for index in which])
+        try:
+            items = self._items(run, places, which)
+            result = self._gate.publish_run(items, atomic=True, acknowledgements=changes.notes)
+        except Refused:
+            self._publish_singly(run)
+            return
+        changes.apply()
+        self._open += len(which)
+        self._context.counters.stored += len(which)
+        if len(which) == len(ids):
+            self._hand_on(run, result)
+        self._answer_twice(run, result.end)
+
+    def _hand_on(self, run: PublishRun, result: RunResult) -> None:
+        """Let subscribers have the packets as they came."""
+        context, topics = self._context, {name.topic for name in set(run.names)}
+        if len(topics) > 1:
+            return  # they are encoded again
+        (topic,) = topics
+        for encoding in _SAME[self._version == V5, run.qos]:
+            if encoding in context.shapes.encodings:
+                context.feed.hand_on(topic, encoding, result.positions, run.data, run.ends, run.start)
+
+    def _answer_twice(self, run: PublishRun, end: int) -> None:
+        self._peer.hold_until(max(end, self._session.until))
+        self._answer_all(run)
+
+    def _answer_all(self, run: PublishRun) -> None:
+        head = _ANSWERS[run.qos]
+        self._context.counters.answers += len(run.ids)
+        self._peer.send(head + head.join(run.ids))
+
+    # PUBREL
+
+    def released(self, ids: Sequence[int]) -> None:
+        """Answer PUBREL packets for *ids* with PUBCOMP. Raises `Refused`."""
+        session, flight = self._session, self._session.flight
+        known = [packet_id for packet_id in ids if INCOMING + packet_id in flight]
+        for first, count in ranges_of(known):
+            session.acknowledge(INCOMING + first, count)
+        self._open -= len(set(known))
+        self._peer.hold_until(session.until)
+        self._context.counters.answers += len(ids)
+        if len(known) == len(ids) or self._version != V5:
+            self._peer.send(b"".join([b"\x70\x02" + packet_id.to_bytes(2) for packet_id in ids]))
+            return
+        for packet_id in ids:
+            reason = ReasonCode.SUCCESS if packet_id in known else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+            self._peer.send(encode_packet(Ack(PacketType.PUBCOMP, packet_id, reason), V5))
+
+
+def ranges_of(ids: Sequence[int]) -> list[tuple[int, int]]:
+    """Return *ids* as ranges of consecutive ones: the first, and how many."""
+    found: list[tuple[int, int]] = []
+    for each in ids:
+        if found and each == found[-1][0] + found[-1][1]:
+            found[-1] = found[-1][0], found[-1][1] + 1
+        else:
+            found.append((each, 1))
+    return found
+
+
+def _hold_all(changes: JointChanges, ids: Sequence[int]) -> None:
+    for first, count in ranges_of(ids):
+        changes.hold(INCOMING + first, count)
+
+
+def replaced(answer: Buffer, refused: Refused, version: int) -> bytes | None:
+    """Return what replaces acknowledgements of messages that were not stored after all; None if nothing can."""
+    data = bytes(answer)
+    if version != V5 or data[:2] not in _ANSWERS.values():
+        return None
+    kind, reason = PacketType(data[0] >> 4), reason_of(refused)
+    ids = [int.from_bytes(data[at + 2 : at + 4]) for at in range(0, len(data), 4)]
+    return b"".join([encode_packet(Ack(kind, packet_id, reason), V5) for packet_id in ids])

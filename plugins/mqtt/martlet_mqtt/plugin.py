@@ -1,0 +1,112 @@
+"""The entry point: the port, and the topic with the messages."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, ClassVar
+
+from martlet.broker import Broker
+from martlet.contracts import Command, Handler, Peer, Protocol, Service, Traffic, WebSocket
+from martlet.net.addresses import split_address
+from martlet.net.tls import Tls
+from martlet.plugins.hooks import Hooks
+from martlet.state import Projection
+
+from .config import MqttConfig
+from .connection import Limits, MqttConnection
+from .context import PROTOCOL, Context
+from .handler import MqttHandler
+from .names import Names
+from .retained import Retained
+from .rules import Rules
+from .sys_topics import SysTopics
+from .wills import Wills
+
+__all__ = ["MqttPlugin"]
+
+
+class MqttPlugin(Hooks):
+    """Serves MQTT on the port of its configuration."""
+
+    config_class: ClassVar[type | None] = MqttConfig
+    config: MqttConfig
+
+    def __init__(self, config: MqttConfig) -> None:
+        super().__init__(config)
+        split_address(config.listen)
+        Rules(config.rules, config.topic)  # so that `martlet check` finds an error
+        self._context: Context | None = None
+        self._wills: Wills | None = None
+        self._tls: Tls | None = None
+        self._sys: SysTopics | None = None
+        self._traffic = Traffic()
+
+    def context(self, broker: Broker) -> Context:
+        """Return what all connections share, the same for all hooks."""
+        if self._context is None:
+            config = self.config
+            rules = Rules(config.rules, config.topic)
+            for topic in rules.topics:
+                broker.topics.ensure(topic, config.queues)
+            names = Names(config.name_bytes_max, rules.topic_of)
+            self._context = Context(config, broker, broker.cursors.open(rules.topics), names, Retained(broker.store))
+        return self._context
+
+    def _wills_of(self, broker: Broker) -> Wills:
+        if self._wills is None:
+            self._wills = Wills(self.context(broker))
+            broker.sessions.ending[PROTOCOL] = self._wills.ending
+        return self._wills
+
+    def _sys_of(self, broker: Broker) -> SysTopics:
+        if self._sys is None:
+            self._sys = SysTopics(self.context(broker), self._traffic)
+        return self._sys
+
+    def martlet_services(self, broker: Broker) -> Sequence[Service]:
+        return (self._wills_of(broker).run, self._sys_of(broker).run)
+
+    def martlet_commands(self) -> Sequence[Command]:
+        from .commands.command import COMMAND  # a broker does not need it
+
+        return (COMMAND,)
+
+    def martlet_reload(self) -> None:
+        if self._tls is not None:
+            self._tls.reload()
+
+    def martlet_stopping(self) -> None:
+        if self._context is not None:
+            for handler in list(self._context.clients.values()):
+                handler.say_goodbye()
+
+    def martlet_projections(self, broker: Broker) -> Sequence[Projection]:
+        return (self.context(broker).retained,)
+
+    def martlet_protocols(self, broker: Broker) -> Sequence[Protocol]:
+        return (self.protocol(broker),)
+
+    def protocol(self, broker: Broker, bound: Callable[[str], None] = lambda address: None) -> Protocol:
+        """Return the protocol over the topic of the configuration, which is created if need be."""
+        config, context = self.config, self.context(broker)
+        limits = Limits(config.connect_bytes_max, config.packet_bytes_max, config.connect_s)
+        broker.stats.add("mqtt", lambda: {**asdict(context.counters), "clients": len(context.clients)})
+        tls, wills = Tls(config, "mqtt"), self._wills_of(broker)
+        self._tls = tls
+
+        def connect(now: float) -> MqttConnection:
+            return MqttConnection(limits, context.names, now)
+
+        def handle(peer: Peer, connection: Any) -> Handler:
+            return MqttHandler(peer, connection, context, wills, self._sys_of(broker))
+
+        return Protocol(
+            "mqtt",
+            config.listen,
+            connect,
+            handle,
+            tls=tls.context,
+            tls_required=tls.required,
+            bound=bound,
+            websocket=WebSocket(("mqtt", "mqttv3.1")),
+            traffic=self._traffic,
+        )

@@ -1,0 +1,178 @@
+"""Shared subscriptions: ``$share/GROUP/FILTER`` brings each message to one of its subscribers (MQTT 5 section 4.8.2).
+
+A group is one of the core's shared groups, which know who holds which message, also after a restart. A message of QoS 1
+is leased: PUBACK settles it, and if the connection ends first, it goes to another subscriber. A message of QoS 2 is
+handed over: in one atomic group it is settled and in flight in the session, so that it is never sent to anybody else,
+even if the session ends [MQTT-4.8.2-5, MQTT-4.8.2-6]. A message of QoS 0 is settled when it is sent.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple, final
+
+from martlet.access import Gate
+from martlet.clock import Clock
+from martlet.contracts import Buffer, Peer, RecordView
+from martlet.delivery.fanout import Encoding, parts
+from martlet.delivery.group_members import Member
+from martlet.delivery.group_policy import GroupPolicy
+from martlet.delivery.selection import Selection, select_tags
+from martlet.delivery.subscriptions import Delivery
+from martlet.errors import Refused
+from martlet.message import TAGS
+
+from .context import PROTOCOL, Context
+from .frames import Grant, Shape, encode_alone
+from .messages import to_deliver
+from .names import HIDDEN, SharedFilter
+
+__all__ = ["Leased", "SharedSubscriptions", "select_names", "share_encoding"]
+
+POLICY: Final = GroupPolicy(PROTOCOL)
+TAGS_NAME: Final = TAGS.encode()
+MESSAGES_A_TURN: Final = 256  # of QoS 0, which no window limits
+
+
+class Leased(NamedTuple):
+    """A message of QoS 1 that the client holds."""
+
+    member: Member
+    queue_id: int
+    offset: int
+
+
+def select_names(topic_filter: str) -> Selection:
+    """Return the selection of messages whose name *topic_filter* matches."""
+    levels = topic_filter.split("/")
+    if not {"+", "#"} & set(levels):
+        return select_tags((topic_filter,))
+    pattern = f"(?!{re.escape(HIDDEN)})" if levels[0] in ("+", "#") else ""
+    for index, level in enumerate(levels):
+        if level == "#":
+            pattern += "(?:/.*)?" if index else ".*"
+        else:
+            pattern += ("/" if index else "") + ("[^/]*" if level == "+" else re.escape(level))
+    matches = re.compile(pattern, re.DOTALL).fullmatch
+
+    def is_wanted(record: RecordView) -> bool:
+        name = record.property(TAGS_NAME)
+        return name is not None and name != "" and matches(name) is not None
+
+    return Selection(f"names {topic_filter}", None, is_wanted)
+
+
+def share_encoding(shape: Shape, clock: Clock) -> Encoding:
+    """Return the encoding of a group's messages; one that has expired is empty.
+
+    They are encoded when they are handed out, so what is left of their expiry is known.
+    """
+
+    def encode(piece: Buffer) -> list[bytes]:
+        now_ms, frames = clock.now_ms(), list[bytes]()
+        for _queue_id, _offset, sys_flag, body, properties in parts(piece):
+            arrived = to_deliver(sys_flag, body, properties)
+            frames.append(encode_alone(arrived, shape, "", now_ms) if arrived is not None else b"")
+        return frames
+
+    return Encoding(f"shared {shape.keeps_retain:d} {shape.encoding.name}", encode)
+
+
+@final
+class SharedSubscriptions:
+    """Those of one client."""
+
+    __slots__ = ("_context", "_gate", "_leased", "_leaving", "_members", "_peer", "_version")
+
+    def __init__(self, peer: Peer, context: Context, gate: Gate, version: int) -> None:
+        self._peer = peer
+        self._context = context
+        self._gate = gate
+        self._version = version
+        # By filter: a member of the group on each topic.
+        self._members: dict[str, tuple[list[Member], Grant]] = {}
+        # Messages of QoS 1 that are not acknowledged, by packet identifier.
+        self._leased: dict[int, Leased] = {}
+        # Members that get nothing more, and leave when what they hold is acknowledged [MQTT-3.10.4-3].
+        self._leaving: set[Member] = set()
+
+    def add(self, grant: Grant, shared: SharedFilter) -> None:
+        """Take part in a group, or change how. Raises `Refused`."""
+        self.remove(grant.subscription.topic_filter)
+        context = self._context
+        shape = context.shapes.of(self._version, (grant,))
+        encoding, selection = share_encoding(shape, context.broker.clock), select_names(shared.topic_filter)
+        members: list[Member] = []
+        self._members[grant.subscription.topic_filter] = members, grant
+        try:
+            for topic in context.feed.topics:
+                name = f"{shared.group}/{shared.topic_filter}"
+                members.append(
+                    self._gate.join(
+                        self._peer,
+                        topic,
+                        name,
+                        encoding,
+                        lease_s=math.inf,
+                        credit=1,
+                        selection=selection,
+                        policy=POLICY,
+                    )
+                )
+        except Refused:
+            self.remove(grant.subscription.topic_filter)
+            raise
+
+    def remove(self, topic_filter: str) -> None:
+        """Leave a group as soon as the client has acknowledged what it holds of it."""
+        found = self._members.pop(topic_filter, None)
+        for member in found[0] if found is not None else ():
+            member.credit = 0
+            self._leaving.add(member)
+        self._leave_settled()
+
+    def leave(self) -> None:
+        """The client is gone: what it holds goes to others."""
+        members = [member for found, _ in self._members.values() for member in found]
+        for member in (*members, *self._leaving):
+            member.leave()
+        self._members, self._leaving, self._leased = {}, set(), {}
+
+    # acknowledgements
+
+    @property
+    def has_leased(self) -> bool:
+        """Whether the client holds a message of QoS 1."""
+        return bool(self._leased)
+
+    def lease(self, packet_id: int, leased: Leased) -> None:
+        """Note that the client holds a message until `settle`."""
+        self._leased[packet_id] = leased
+
+    def settle(self, ids: Sequence[int]) -> list[int]:
+        """Settle the messages with *ids*; return those ids that belong to no shared subscription."""
+        rest: list[int] = []
+        for packet_id in ids:
+            leased = self._leased.pop(packet_id, None)
+            if leased is None:
+                rest.append(packet_id)
+            else:
+                leased.member.ack(leased.queue_id, leased.offset)
+        if self._leaving:
+            self._leave_settled()
+        return rest
+
+    def _leave_settled(self) -> None:
+        held = {leased.member for leased in self._leased.values()}
+        for member in self._leaving - held:
+            self._leaving.discard(member)
+            member.leave()
+
+    def collect(self, budget_bytes: int, room: Callable[[], int]) -> Iterator[tuple[Member, Grant, Delivery]]:
+        """Yield what the groups have for this client, as long as *room* is left in its window. Raises `Refused`."""
+        for members, grant in list(self._members.values()):
+            for member in members:
+                member.credit = room() if grant.subscription.qos else MESSAGES_A_TURN
+                if member.credit > 0:
+                    for delivery in member.collect(budget_bytes):
+                        yield member, grant, delivery

@@ -1,0 +1,168 @@
+"""``$SYS``: figures of the broker under Mosquitto's names, published at an interval; never stored in the log."""
+
+import math
+import os
+from collections.abc import Iterator
+from resource import RUSAGE_SELF, getrusage
+from typing import TYPE_CHECKING, Final, cast, final
+
+import trio
+
+from martlet.cli.version import installed_version
+from martlet.contracts import Traffic
+from martlet.delivery.interest import FilterTrie
+
+from .context import PROTOCOL, Context
+from .frames import Grant
+
+if TYPE_CHECKING:
+    from .outgoing import Outgoing
+
+__all__ = ["SYS", "SysTopics", "is_sys"]
+
+SYS: Final = "$SYS/"
+PREFIX: Final = "$SYS/broker/"
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+# The averages that are published: over so many minutes.
+MINUTES: Final = (1, 5, 15)
+
+
+def is_sys(topic_filter: str) -> bool:
+    """Return whether *topic_filter* is for figures of the broker alone."""
+    return topic_filter.startswith(SYS)
+
+
+@final
+class Load:
+    """Exponential moving averages of what a counter grows by in a minute."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._averages = [0.0] * len(MINUTES)
+
+    def add(self, count: int, interval_s: float) -> list[float]:
+        """Return the averages, now that the counter is at *count*."""
+        rate = (count - self._count) * 60 / interval_s
+        self._count = count
+        for index, minutes in enumerate(MINUTES):
+            weight = math.exp(-interval_s / (60 * minutes))
+            self._averages[index] = rate + weight * (self._averages[index] - rate)
+        return self._averages
+
+
+@final
+class SysTopics:
+    """The figures, and who subscribes to them."""
+
+    def __init__(self, context: Context, traffic: Traffic) -> None:
+        self._context = context
+        self._traffic = traffic
+        self._trie: FilterTrie[Outgoing] = FilterTrie()
+        self._filters: dict[Outgoing, dict[str, None]] = {}
+        self._values: dict[str, bytes] = {}
+        self._loads: dict[str, Load] = {}
+        self._clients_max = 0
+        self._began = self._last = 0.0
+
+    # subscribers
+
+    def subscribe(self, outgoing: "Outgoing", grant: Grant, *, with_values: bool) -> None:
+        """Send the figures that *grant* is for from now on, and the last ones at once if *with_values*."""
+        topic_filter = grant.subscription.topic_filter
+        self._trie.add(topic_filter, outgoing, grant)
+        self._filters.setdefault(outgoing, {})[topic_filter] = None
+        if not with_values:
+            return
+        if not self._values:
+            self._values = self._figures()
+        alone: FilterTrie[None] = FilterTrie()
+        alone.add(topic_filter, None)
+        for name, value in self._values.items():
+            if alone.match(name):
+                outgoing.send_figure(name, value, (grant,), retain=True)
+
+    def unsubscribe(self, outgoing: "Outgoing", topic_filter: str) -> None:
+        """Send nothing more for *topic_filter*."""
+        if self._filters.get(outgoing, {}).pop(topic_filter, self) is None:
+            self._trie.remove(topic_filter, outgoing)
+
+    def forget(self, outgoing: "Outgoing") -> None:
+        """Send nothing more to *outgoing*, whose client is gone."""
+        for topic_filter in self._filters.pop(outgoing, ()):
+            self._trie.remove(topic_filter, outgoing)
+
+    # the figures
+
+    async def run(self) -> None:
+        """Publish the figures at the interval, until cancelled."""
+        interval_s = self._context.config.sys_interval_s
+        self._began = self._last = trio.current_time()
+        while True:
+            await trio.sleep(interval_s)
+            before, self._values = self._values, self._figures()
+            if not len(self._trie):
+                continue
+            for name, value in self._values.items():
+                if before.get(name) != value:
+                    for outgoing, grants in list(self._trie.match(name).items()):
+                        outgoing.send_figure(name, value, cast("tuple[Grant, ...]", grants), retain=False)
+
+    def _figures(self) -> dict[str, bytes]:
+        now = trio.current_time()
+        interval_s = max(now - self._last, 0.001)
+        self._last = now
+        return {PREFIX + name: str(value).encode() for name, value in self._all(now, interval_s)}
+
+    def _all(self, now: float, interval_s: float) -> Iterator[tuple[str, object]]:
+        context, counters, traffic = self._context, self._context.counters, self._traffic
+        connected, total = len(context.clients), self._sessions()
+        packets_sent = counters.delivered + counters.answers
+        self._clients_max = max(self._clients_max, connected)
+        yield "version", f"martlet version {installed_version()}"
+        yield "uptime", f"{now - self._began:.0f} seconds"
+        yield "clients/total", total
+        yield "clients/maximum", self._clients_max
+        for name in "clients/connected", "clients/active":
+            yield name, connected
+        for name in "clients/disconnected", "clients/inactive":
+            yield name, total - connected
+        yield "clients/expired", counters.expired_sessions
+        yield "messages/received", counters.packets_received
+        yield "messages/sent", packets_sent
+        yield "publish/messages/received", counters.received
+        yield "publish/messages/sent", counters.delivered
+        yield "publish/messages/dropped", counters.dropped + context.dropped_now()
+        yield "bytes/received", traffic.bytes_in
+        yield "bytes/sent", traffic.bytes_out
+        filters = [topic_filter for handler in context.clients.values() for topic_filter in handler.filters]
+        yield "subscriptions/count", len(filters)
+        yield "shared_subscriptions/count", sum(topic_filter.startswith("$share/") for topic_filter in filters)
+        yield "retained messages/count", len(context.retained)
+        yield "heap/current", _resident_bytes()
+        yield "heap/maximum", getrusage(RUSAGE_SELF).ru_maxrss * 1024
+        for name, count in (
+            ("messages/received", counters.packets_received),
+            ("messages/sent", packets_sent),
+            ("publish/received", counters.received),
+            ("publish/sent", counters.delivered),
+            ("publish/dropped", counters.dropped),
+            ("bytes/received", traffic.bytes_in),
+            ("bytes/sent", traffic.bytes_out),
+            ("connections", counters.connections),
+        ):
+            averages = self._loads.setdefault(name, Load()).add(count, interval_s)
+            for minutes, average in zip(MINUTES, averages, strict=True):
+                yield f"load/{name}/{minutes}min", f"{average:.2f}"
+
+    def _sessions(self) -> int:
+        """Return how many sessions there are, with those that are not stored."""
+        stored = self._context.broker.sessions.table.count_of(PROTOCOL)
+        return stored + sum(not handler.is_stored for handler in self._context.clients.values())
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * PAGE_BYTES
+    except OSError:
+        return 0

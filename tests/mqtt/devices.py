@@ -1,0 +1,145 @@
+"""Clients that obey the specification over all crashes: a publisher and a durable subscriber (MQTT 5 section 4.4)."""
+
+import random
+from dataclasses import dataclass, field
+
+import trio
+from tests.mqtt.mqtt_talk import Talk
+
+from martlet_mqtt.codes import PacketType
+from martlet_mqtt.packets import Ack, Connack, Connect, Publish, Suback, Subscribe, Subscription
+from martlet_mqtt.properties import Properties, Property
+
+NAMES = ("a/1", "a/2", "b/1/c", "b/2")
+EXPIRY = Properties({Property.SESSION_EXPIRY: 100_000})
+
+
+@dataclass
+class Sender:
+    """Publishes numbered messages of QoS 1 and 2; ``stored`` has those that the broker has acknowledged."""
+
+    chance: random.Random
+    name: str = "sender"
+    number: int = 0
+    stored: dict[bytes, int] = field(default_factory=dict)
+    # In the order of the first PUBLISH: by identifier what was sent, and whether PUBREC came.
+    open: dict[int, tuple[Publish, bool]] = field(default_factory=dict)
+    _next_id: int = 0
+
+    async def connect(self, talk: Talk) -> None:
+        """Connect, and send again what was not completed, in its order."""
+        await talk.send(Connect(self.name, clean_start=False, properties=EXPIRY))
+        answer = await talk.expect(Connack)
+        assert answer.reason == 0, answer
+        if not answer.session_present:
+            self.open = {each: entry for each, entry in self.open.items() if not entry[1]}
+        for packet_id, (packet, is_received) in self.open.items():
+            if is_received:
+                await talk.send(Ack(PacketType.PUBREL, packet_id))
+            else:
+                again = Publish(packet.topic, packet.payload, packet.qos, False, True, packet_id)
+                await talk.send(again)
+
+    async def run(self, talk: Talk, window: int = 20) -> None:
+        """Publish until the connection ends."""
+        while True:
+            while len(self.open) > window // 2:
+                await self.take(talk)
+            await self.send_some(talk, window)
+
+    async def send_some(self, talk: Talk, window: int) -> None:
+        packets: list[Publish] = []
+        for _ in range(self.chance.randrange(1, window - len(self.open) + 1)):
+            while self._next_id in self.open or not self._next_id:
+                self._next_id = (self._next_id + 1) % 200
+            qos, self.number = self.chance.choice((1, 2)), self.number + 1
+            topic = self.chance.choice(NAMES)
+            packet = Publish(topic, b"%d" % self.number, qos, packet_id=self._next_id)
+            self.open[self._next_id] = packet, False
+            packets.append(packet)
+        await talk.send(*packets)
+
+    async def take(self, talk: Talk) -> None:
+        """Take one answer."""
+        answer = await talk.expect(Ack)
+        packet, is_received = self.open[answer.packet_id]
+        if answer.kind is PacketType.PUBREC:
+            assert answer.reason == 0, answer
+            if not is_received:
+                self.stored[packet.payload] = 2
+            self.open[answer.packet_id] = packet, True
+            await talk.send(Ack(PacketType.PUBREL, answer.packet_id))
+            return
+        if answer.kind is PacketType.PUBACK:
+            assert answer.reason == 0, answer
+            self.stored[packet.payload] = 1
+        del self.open[answer.packet_id]
+
+    async def finish(self, talk: Talk) -> None:
+        """Complete everything that is open."""
+        while self.open:
+            await self.take(talk)
+
+
+@dataclass
+class Receiver:
+    """A durable subscriber of QoS 2; ``received`` counts each message that it was given."""
+
+    chance: random.Random
+    name: str = "receiver"
+    received: dict[bytes, int] = field(default_factory=dict)
+    again: int = 0  # messages of QoS 1 that came again
+    subscribed: trio.Event = field(default_factory=trio.Event)
+    _ids: set[int] = field(default_factory=set)  # of QoS 2, without PUBREL
+    _came: trio.Event = field(default_factory=trio.Event)  # a message; set once
+
+    async def connect(self, talk: Talk) -> None:
+        await talk.send(Connect(self.name, clean_start=False, properties=EXPIRY))
+        answer = await talk.expect(Connack)
+        assert answer.reason == 0, answer
+        if not answer.session_present:
+            self._ids.clear()
+        await talk.send(Subscribe(1, (Subscription("a/+", 2), Subscription("b/#", 2))))
+
+    async def run(self, talk: Talk) -> None:
+        """Take messages until the connection ends."""
+        while True:
+            await self.take(talk)
+
+    async def wait_received(self, count: int) -> None:
+        """Wait until it has *count* different messages."""
+        while len(self.received) < count:
+            await self._came.wait()
+
+    async def take(self, talk: Talk) -> None:
+        packet = await talk.receive()
+        if isinstance(packet, Publish):
+            await self._take_message(talk, packet)
+            self._came.set()
+            self._came = trio.Event()
+        elif isinstance(packet, Ack) and packet.kind is PacketType.PUBREL:
+            self._ids.discard(packet.packet_id)
+            await talk.send(Ack(PacketType.PUBCOMP, packet.packet_id))
+        else:
+            assert isinstance(packet, Suback), packet
+            self.subscribed.set()
+
+    async def _take_message(self, talk: Talk, packet: Publish) -> None:
+        assert packet.qos, packet
+        if packet.qos == 1:
+            self.again += packet.payload in self.received
+            self.received[packet.payload] = self.received.get(packet.payload, 0) + 1
+            await talk.send(Ack(PacketType.PUBACK, packet.packet_id))
+            return
+        if packet.packet_id not in self._ids:
+            self._ids.add(packet.packet_id)
+            self.received[packet.payload] = self.received.get(packet.payload, 0) + 1
+        await talk.send(Ack(PacketType.PUBREC, packet.packet_id))
+
+
+def check(sender: Sender, receiver: Receiver) -> None:
+    """Assert that nothing is lost, and nothing of QoS 2 came twice."""
+    lost = [payload for payload in sender.stored if payload not in receiver.received]
+    assert lost == []
+    twice = [payload for payload, qos in sender.stored.items() if qos == 2 and receiver.received[payload] > 1]
+    assert twice == []

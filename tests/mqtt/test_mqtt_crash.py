@@ -1,0 +1,159 @@
+"""Whatever ends the broker: QoS 1 loses nothing, QoS 2 loses nothing and brings nothing twice.
+
+``MARTLET_KILL_ROUNDS`` makes the test with a real process longer, ``MARTLET_CRASH_SEEDS`` the one on a simulated disk.
+"""
+
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+import trio
+from tests.mqtt.devices import Receiver, Sender, check
+from tests.mqtt.mqtt_talk import Talk, mqtt_broker
+
+from martlet.testing.disk import Cut, FakeDisk
+from martlet.testing.stores import small_config
+from martlet_mqtt.config import MqttConfig
+from martlet_mqtt.packets import Packet
+
+ROUNDS = int(os.environ.get("MARTLET_KILL_ROUNDS", "4"))
+SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "3")))
+PROCESS = Path(__file__).with_name("mqtt_process.py")
+GONE = (trio.BrokenResourceError, trio.ClosedResourceError, EOFError, OSError)
+
+
+class SocketWire:
+    """The client's end of a real connection."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._rest = b""
+
+    async def send(self, data: bytes) -> None:
+        await self._stream.send_all(data)
+
+    async def receive_exactly(self, size: int) -> bytes:
+        while len(self._rest) < size:
+            data = await self._stream.receive_some()
+            if not data:
+                raise EOFError("the broker closed the connection")
+            self._rest += data
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
+
+    def close(self) -> None:
+        self._stream.socket.close()
+
+
+class ShortTalk(Talk):
+    """A connection that the client drops after some packets."""
+
+    def __init__(self, wire: SocketWire, packets: float) -> None:
+        super().__init__(wire)
+        self._left = packets
+
+    async def receive(self) -> Packet:
+        if self._left <= 0:
+            raise EOFError("the client drops the connection")
+        self._left -= 1
+        return await super().receive()
+
+
+@asynccontextmanager
+async def talking(address: str, packets: float = math.inf) -> AsyncIterator[Talk]:
+    host, _, port = address.rpartition(":")
+    async with await trio.open_tcp_stream(host, int(port)) as stream:
+        yield ShortTalk(SocketWire(stream), packets)
+
+
+async def traffic(sender: Sender, receiver: Receiver, address: str, process: "subprocess.Popen[str]") -> None:
+    """Talk over several connections, one after the other, until the broker is killed after some messages."""
+
+    async def connected(device: Sender | Receiver) -> None:
+        while True:
+            with suppress(*GONE):
+                async with talking(address, sender.chance.randrange(5, 150)) as talk:
+                    await device.connect(talk)
+                    await device.run(talk)
+            await trio.lowlevel.checkpoint()
+
+    goal = len(receiver.received) + sender.chance.randrange(50, 300)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(connected, receiver)
+        await receiver.subscribed.wait()
+        nursery.start_soon(connected, sender)
+        await receiver.wait_received(goal)
+        os.kill(process.pid, signal.SIGKILL)
+        await trio.to_thread.run_sync(process.wait)
+        nursery.cancel_scope.cancel()
+
+
+async def drained(sender: Sender, receiver: Receiver, address: str) -> None:
+    async with talking(address) as talk:
+        await sender.connect(talk)
+        await sender.finish(talk)
+    async with talking(address) as talk:
+        await receiver.connect(talk)
+        while not sender.stored.keys() <= receiver.received.keys():
+            await receiver.take(talk)
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_kill_9_loses_nothing_and_repeats_nothing_of_qos_2(tmp_path: Path, flush: str) -> None:
+    chance = random.Random(flush)
+    sender, receiver = Sender(chance), Receiver(chance)
+    command = [sys.executable, str(PROCESS), str(tmp_path), flush]
+    for turn in range(ROUNDS + 1):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            try:
+                if turn < ROUNDS:
+                    trio.run(traffic, sender, receiver, address, process)
+                else:
+                    trio.run(drained, sender, receiver, address)
+            finally:
+                process.kill()
+    check(sender, receiver)
+    assert len(sender.stored) > 50 * ROUNDS
+
+
+@pytest.mark.parametrize("cut", list(Cut))
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_power_cut_loses_nothing_and_repeats_nothing_of_qos_2(cut: Cut, seed: int) -> None:
+    chance = random.Random(seed)
+    sender, receiver, disk = Sender(chance), Receiver(chance), FakeDisk()
+    store = small_config(flush="sync", segment_bytes=1 << 16, page_bytes=1 << 13, cache_bytes=1 << 16)
+    config, directory = MqttConfig(in_flight_max=20), Path("/data")
+
+    async def connected(device: Sender | Receiver, talk: Talk) -> None:
+        await device.connect(talk)
+        await device.run(talk)
+
+    for _ in range(3):
+        async with mqtt_broker(directory, config, store=store, disk=disk) as mqtt, trio.open_nursery() as nursery:
+            nursery.start_soon(connected, receiver, mqtt.open())
+            await receiver.subscribed.wait()
+            nursery.start_soon(connected, sender, mqtt.open())
+            goal = len(receiver.received) + chance.randrange(5, 80)
+            await receiver.wait_received(goal)
+            after = disk.after_power_cut(cut, chance)
+            nursery.cancel_scope.cancel()
+        disk = after
+    async with mqtt_broker(directory, config, store=store, disk=disk) as mqtt:
+        talk = mqtt.open()
+        await sender.connect(talk)
+        await sender.finish(talk)
+        talk = mqtt.open()
+        await receiver.connect(talk)
+        while not sender.stored.keys() <= receiver.received.keys():
+            await receiver.take(talk)
+    check(sender, receiver)
+    assert len(sender.stored) > 15

@@ -1,0 +1,128 @@
+"""MQTT over WebSocket (chapter 6)."""
+
+from pathlib import Path
+
+import pytest
+import trio
+from tests.mqtt.mqtt_talk import Talk, mqtt_broker
+from tests.mqtt.normative import VERSIONS, statement
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import (
+    AcceptConnection,
+    BytesMessage,
+    CloseConnection,
+    Event,
+    RejectConnection,
+    Request,
+    TextMessage,
+)
+
+from martlet.testing.peers import MemoryPeer
+from martlet_mqtt.codec import encode_packet
+from martlet_mqtt.codes import V4, V5
+from martlet_mqtt.packets import Connack, Connect, Pingreq, Pingresp
+
+
+class WebSocketWire:
+    """The client's end of a connection whose bytes are in binary frames."""
+
+    def __init__(self, peer: MemoryPeer) -> None:
+        self._peer = peer
+        self._state = WSConnection(ConnectionType.CLIENT)
+        self._rest = b""
+        self._events: list[Event] = []
+
+    async def tell(self, *events: Event) -> None:
+        await self._peer.send(b"".join(self._state.send(event) for event in events))
+
+    async def hear(self) -> Event:
+        """Return the next event. Raises `EOFError` when the broker has closed."""
+        while not self._events:
+            data = await self._peer.receive_some()
+            if not data:
+                raise EOFError("the broker closed")
+            self._state.receive_data(data)
+            self._events += self._state.events()
+        return self._events.pop(0)
+
+    async def send(self, data: bytes) -> None:
+        await self.tell(BytesMessage(data))
+
+    async def receive_exactly(self, size: int) -> bytes:
+        while len(self._rest) < size:
+            event = await self.hear()
+            if isinstance(event, CloseConnection):
+                raise EOFError("the broker closed")
+            assert isinstance(event, BytesMessage), event
+            self._rest += event.data
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
+
+    def close(self) -> None:
+        self._peer.close()
+
+
+async def opened(talk: Talk, *subprotocols: str) -> tuple[WebSocketWire, Event]:
+    """Return a WebSocket on the connection of *talk*, and the answer of the broker to its handshake."""
+    assert isinstance(talk.wire, MemoryPeer)
+    wire = WebSocketWire(talk.wire)
+    await wire.tell(Request(host="localhost", target="/mqtt", subprotocols=list(subprotocols)))
+    return wire, await wire.hear()
+
+
+@statement(V4, "MQTT-6.0.0-4")
+@statement(V5, "MQTT-6.0.0-4")
+@pytest.mark.parametrize("offered", [["mqtt"], ["other", "mqtt"], ["mqtt", "other"]])
+async def test_the_subprotocol_is_mqtt(tmp_path: Path, offered: list[str]) -> None:
+    async with mqtt_broker(tmp_path) as mqtt:
+        _, answer = await opened(mqtt.open(), *offered)
+        assert isinstance(answer, AcceptConnection)
+        assert answer.subprotocol == "mqtt"
+
+
+@statement(V4, "MQTT-6.0.0-3")
+@statement(V5, "MQTT-6.0.0-3")
+async def test_a_client_that_does_not_offer_it_is_rejected(tmp_path: Path) -> None:
+    async with mqtt_broker(tmp_path) as mqtt:
+        for offered in ([], ["other"]):
+            _, answer = await opened(mqtt.open(), *offered)
+            assert isinstance(answer, RejectConnection)
+
+
+@statement(V4, "MQTT-6.0.0-1", "MQTT-6.0.0-2")
+@statement(V5, "MQTT-6.0.0-1", "MQTT-6.0.0-2")
+@VERSIONS
+@pytest.mark.parametrize("size", [1, 3, 1000])
+async def test_packets_may_begin_and_end_anywhere_in_binary_frames(tmp_path: Path, version: int, size: int) -> None:
+    async with mqtt_broker(tmp_path) as mqtt:
+        wire, _ = await opened(mqtt.open(), "mqtt")
+        talk = Talk(wire, version)
+        data = encode_packet(Connect("c", version), version) + encode_packet(Pingreq(), version) * 3
+        for at in range(0, len(data), size):
+            await wire.send(data[at : at + size])
+        assert (await talk.expect(Connack)).reason == 0
+        for _ in range(3):
+            await talk.expect(Pingresp)
+        await talk.subscribe("a", qos=1)
+        await talk.publish("a", b"x" * 300, 1)
+        assert await talk.payloads(1) == [b"x" * 300]
+
+
+@statement(V4, "MQTT-6.0.0-1")
+@statement(V5, "MQTT-6.0.0-1")
+@VERSIONS
+@pytest.mark.parametrize("connected", [False, True])
+async def test_a_text_frame_ends_the_connection(tmp_path: Path, version: int, connected: bool) -> None:
+    async with mqtt_broker(tmp_path) as mqtt:
+        wire, _ = await opened(mqtt.open(), "mqtt")
+        if connected:
+            talk = Talk(wire, version)
+            await talk.send(Connect("c", version))
+            await talk.expect(Connack)
+        await wire.tell(TextMessage("\x10\x00"))
+        while not isinstance(await wire.hear(), CloseConnection):
+            pass  # the last words of the broker
+        with pytest.raises(EOFError):
+            await wire.hear()
+        while mqtt.context.clients:
+            await trio.lowlevel.checkpoint()
