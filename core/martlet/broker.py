@@ -7,7 +7,7 @@ nothing waits. The server waits for the disk and for clients, after a whole sock
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar, final
 
-from martlet.access import Authentication, Gate, Rules
+from martlet.access import Authentication, Gate, Replies, Rules
 from martlet.clock import Clock
 from martlet.contracts import Authorizer, Compile, Identity, Router, Stage
 from martlet.delivery.cursor import Cursors
@@ -48,8 +48,8 @@ class Broker:
     Its components are attributes: ``config`` (`BrokerConfig`), ``topics`` (`Topics`), ``groups`` (`Groups`),
     ``subscriptions`` (`Subscriptions`), ``shares`` (`Shares`), ``sessions`` (`Sessions`), ``turns`` (`Turns`),
     ``projections`` (`Projections`), ``tables`` (`Tables`), ``store``, ``clock`` (``clock.now_ms()``), ``ids``
-    (``ids.below(n)``), ``stats`` (``stats.add(name, function)``), ``rules`` (`Rules`) and ``authentication``
-    (`Authentication`). All methods are for the event loop and never wait.
+    (``ids.below(n)``), ``stats`` (``stats.add(name, function)``), ``rules`` (`Rules`), ``replies`` (`Replies`)
+    and ``authentication`` (`Authentication`). All methods are for the event loop and never wait.
 
     A protocol acts for its clients through a `gate`. Calls without a gate are actions of the broker itself, such as the
     delivery of a timer: no authorizer is asked, and the internal topics are open.
@@ -79,6 +79,7 @@ class Broker:
         self._filters: dict[str, Compile] = {}
         self._selections = Selections(self.filter_compiler)
         self.authentication = Authentication()
+        self.replies = Replies()
         self.rules = Rules()
         self.capabilities: dict[type, object] = {}
         self.refused = 0

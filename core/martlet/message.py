@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from typing import Final, final
 
 __all__ = [
+    "CORRELATION_ID",
     "KEYS",
     "PROPERTIES_BYTES_MAX",
+    "REPLY_TO",
     "TAGS",
     "UNIQ_KEY",
     "Message",
@@ -29,6 +31,9 @@ __all__ = [
 TAGS: Final = "TAGS"
 KEYS: Final = "KEYS"
 UNIQ_KEY: Final = "UNIQ_KEY"
+# Of a request and its reply: which request it is, and the address of who waits for the reply.
+CORRELATION_ID: Final = "CORRELATION_ID"
+REPLY_TO: Final = "REPLY_TO_CLIENT"
 
 # The length of the property string is an i16 in the record.
 PROPERTIES_BYTES_MAX: Final = 32767

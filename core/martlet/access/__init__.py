@@ -13,6 +13,7 @@ from martlet.access.grant import (
     TopicFigures,
     TopicGrant,
 )
+from martlet.access.replies import Replies
 from martlet.access.rules import Rules
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "GroupAdminGrant",
     "GroupGrant",
     "PublishGrant",
+    "Replies",
     "Rules",
     "TopicAdminGrant",
     "TopicFigures",

@@ -27,6 +27,7 @@ from martlet.access.grant import (
     TopicGrant,
     is_closed,
 )
+from martlet.access.replies import Replies
 from martlet.access.rules import Decisions, FollowPermit, name_of_group
 from martlet.contracts import (
     ExternalCommit,
@@ -77,6 +78,7 @@ class Behind(Protocol):
     subscriptions: Subscriptions
     shares: Shares
     sessions: Sessions
+    replies: Replies
     routers: tuple[tuple[str, Router], ...]
 
     def capability(self, kind: type[T]) -> T | None: ...
@@ -378,6 +380,20 @@ class Gate:
             text = f"topic[{message.topic}] is neither the retry topic nor the dead-letter topic of group[{group}]"
             raise Refused(Reason.ILLEGAL, text)
         return self._behind.publish(message)  # such topics have no light queues
+
+    def reply(self, address: str, message: Message) -> Placed:
+        """Store *message* as the reply for *address*, the property ``REPLY_TO_CLIENT`` of a request, and deliver it.
+
+        Requires ``publish`` on where the reply is stored: the reply topic of RocketMQ clients, or the name of MQTT
+        ones.
+
+        Args:
+          message: with the property ``CORRELATION_ID`` of the request; its topic is set.
+
+        Raises:
+          Refused: nobody waits there (Reason.NOT_FOUND), or as for `publish`.
+        """
+        return self._behind.replies.send(self, address, message)
 
     def check_publish(self, topic: str) -> PublishGrant:
         """Return the grant to find or create *topic* before publishing; requires ``publish``.

@@ -15,6 +15,12 @@ class MqttConfig:
     listen: str = setting("127.0.0.1:1883", "where clients connect, also over WebSocket; port 0 is any free one")
     topic: str = setting("mqtt", "the topic that has the messages of all names")
     queues: int = setting(8, "its queues when it is created; a name is always in the same one", low=1, high=1024)
+    response_prefix: str = setting(
+        "response", "response topics of a client that asks for response information begin with it; empty for none"
+    )
+    server_reference: str = setting(
+        "", "where clients of MQTT 5 are told to connect when the broker stops, such as host:1883; empty for nowhere"
+    )
     rules: list[str] = setting(
         [],
         "FILTER=TOPIC: names that a topic filter matches are stored in that topic; the first rule that matches counts",

@@ -20,7 +20,7 @@ from .control import PREFIX, answer_request
 from .errors import MqttError, NotAccepted
 from .frames import Grant
 from .incoming import Incoming, reason_of, replaced
-from .names import check_client_id, check_filter, is_shared, split_shared
+from .names import check_client_id, check_filter, is_shared, response_prefix, split_shared
 from .outgoing import Outgoing
 from .packets import (
     Ack,
@@ -295,6 +295,8 @@ class MqttHandler:
         values: dict[Property, object] = dict(found)
         if connect.client_id.startswith("auto-"):
             values[Property.ASSIGNED_CLIENT_IDENTIFIER] = connect.client_id
+        if config.response_prefix and asked.number(Property.REQUEST_RESPONSE_INFORMATION, 0):
+            values[Property.RESPONSE_INFORMATION] = response_prefix(config.response_prefix, connect.client_id)
         return Properties(values)
 
     @property
@@ -402,15 +404,20 @@ class MqttHandler:
         self._end(ReasonCode.SESSION_TAKEN_OVER, reason)
 
     def say_goodbye(self) -> None:
-        """Tell the client that the broker stops."""
-        self._end(ReasonCode.SERVER_SHUTTING_DOWN, "the broker stops")
+        """Tell the client that the broker stops, and where else to connect."""
+        elsewhere = self._context.config.server_reference
+        if elsewhere:
+            properties = Properties({Property.SERVER_REFERENCE: elsewhere})
+            self._end(ReasonCode.USE_ANOTHER_SERVER, "the broker stops", properties)
+        else:
+            self._end(ReasonCode.SERVER_SHUTTING_DOWN, "the broker stops")
 
     def kick(self) -> None:
         """Disconnect the client, because an administrator wants it."""
         self._end(ReasonCode.ADMINISTRATIVE_ACTION, "an administrator disconnected the client")
 
-    def _end(self, reason: ReasonCode, text: str) -> None:
-        self._peer.send(self._connection.refusal(reason, text, State.OPEN))
+    def _end(self, reason: ReasonCode, text: str, properties: Properties | None = None) -> None:
+        self._peer.send(self._connection.refusal(reason, text, State.OPEN, properties))
         self._connection.end()
         self._peer.close(text)
 

@@ -24,6 +24,8 @@ from .names import Name
 from .outgoing import INCOMING
 from .packets import Ack, Connect, Publish
 from .properties import Property
+from .replies import name_of_reply, send_reply
+from .requests import REPLIES
 from .scanner import PublishRun
 from .storing import place_of, store
 
@@ -114,7 +116,8 @@ class Incoming:
             return
         try:
             name = self._name_of(packet)
-            end = self._store(packet, name)
+            is_reply = name.text.startswith(REPLIES)
+            end = self._reply(packet, name) if is_reply else self._store(packet, name)
         except NotAccepted as error:
             self._refuse(packet, error.reason, str(error))
         except Refused as refused:
@@ -123,7 +126,17 @@ class Incoming:
             context.counters.stored += 1
             if packet.qos:
                 self._peer.hold_until(end)
-                self._answer(packet, ReasonCode.SUCCESS, "")
+                self._answer(packet, ReasonCode.SUCCESS if end else ReasonCode.NO_MATCHING_SUBSCRIBERS, "")
+
+    def _reply(self, packet: Publish, name: Name) -> int:
+        """Send a reply to the client that waits for it; return 0 if none does. Raises as `_store`."""
+        self._count_open(packet.qos == 2)
+        end = send_reply(self._context, self._gate, packet, name, self._peer.host)
+        if packet.qos == 2:
+            self._session.hold(INCOMING + packet.packet_id)
+            self._open += 1
+            return max(end, self._session.until) if end else 0
+        return end
 
     def _name_of(self, packet: Publish) -> Name:
         """Return the topic name of *packet*, which an alias may stand for (MQTT 5 section 3.3.2.3.4)."""
@@ -132,7 +145,10 @@ class Incoming:
             text = f"topic alias {alias} is too large; at most {self._context.config.alias_max} are accepted"
             raise MqttError(text, ReasonCode.TOPIC_ALIAS_INVALID)
         if packet.topic:
-            name = self._context.names.find(packet.topic)
+            if packet.topic.startswith(REPLIES):
+                name = name_of_reply(packet.topic, self._context.config.name_bytes_max)
+            else:
+                name = self._context.names.find(packet.topic)
             if alias:
                 self._aliases[alias] = name
             return name

@@ -19,9 +19,10 @@ payload in the body, whose size is then in ``MQTT_PAYLOAD_BYTES``.
 
 import re
 from base64 import b64decode, b64encode
+from collections.abc import Mapping
 from typing import Any, Final, final
 
-from martlet.message import PROPERTIES_BYTES_MAX, decode_properties
+from martlet.message import CORRELATION_ID, PROPERTIES_BYTES_MAX, decode_properties
 from martlet.records.compression import COMPRESSED, CompressionError, decompress
 from martlet.records.reserved import RESERVED
 
@@ -31,8 +32,9 @@ from .names import Name, check_name
 from .packets import Publish
 from .properties import Properties, Property, encode_properties
 from .properties import decode_properties as decode_list
+from .requests import correlation_of, request_of, response_of
 
-__all__ = ["Arrived", "record_of", "to_deliver"]
+__all__ = ["Arrived", "record_of", "to_deliver", "users_of"]
 
 # What of a record's properties may be added after these: the timer's, a transaction's and the position of a queue.
 SPARE_BYTES: Final = 1024
@@ -60,11 +62,12 @@ _HIDDEN: Final = _TAKEN | (_ACTING - {"KEYS"})
 _IN_BLOCK: Final = (Property.CONTENT_TYPE, Property.RESPONSE_TOPIC, Property.CORRELATION_DATA)
 
 
-def record_of(publish: Publish, name: Name, now_ms: int, client_id: str = "") -> tuple[bytes, bytes]:
+def record_of(publish: Publish, name: Name, now_ms: int, client_id: str = "", cluster: str = "") -> tuple[bytes, bytes]:
     """Return the body and the properties of the record for *publish* to *name*.
 
     Args:
       client_id: of the publisher, if the message must not come back to it.
+      cluster: of the broker, so that a message with a response topic is a request for clients of RocketMQ.
 
     Raises:
       MqttError: the payload is not what its payload format indicator says.
@@ -86,6 +89,9 @@ def record_of(publish: Publish, name: Name, now_ms: int, client_id: str = "") ->
     if expiry_s >= 0:
         found += b"EXPIRES_MS\x01%d\x02" % (now_ms + expiry_s * 1000)
     pairs, is_whole = _pairs(properties)
+    if cluster and "REPLY_TO" in pairs:
+        correlation, text = properties.data(Property.CORRELATION_DATA), pairs.get(CORRELATION_ID)
+        pairs |= request_of(pairs["REPLY_TO"], correlation, text, cluster)
     more = b"".join([b"%b\x01%b\x02" % (key.encode(), value.encode()) for key, value in pairs.items()])
     block = b"" if is_whole else _block(properties)
     if block:
@@ -219,15 +225,19 @@ def _encoded(found: dict[str, str], block: bytes) -> bytes:
             whole = Properties({})
         values |= {which: whole.get(which) for which in _IN_BLOCK if whole.get(which) is not None}
         return _content(Properties(values, whole.user))
-    for which, key in (
-        (Property.CONTENT_TYPE, "CONTENT_TYPE"),
-        (Property.RESPONSE_TOPIC, "REPLY_TO"),
-        (Property.CORRELATION_DATA, "CORRELATION_ID"),
+    for which, value in (
+        (Property.CONTENT_TYPE, found.get("CONTENT_TYPE")),
+        (Property.RESPONSE_TOPIC, response_of(found)),
+        (Property.CORRELATION_DATA, correlation_of(found)),
     ):
-        if key in found:
-            values[which] = found[key] if which is not Property.CORRELATION_DATA else found[key].encode()
-    user = [(key, value) for key, value in found.items() if key not in _HIDDEN]
-    return _content(Properties(values, user))
+        if value is not None:
+            values[which] = value
+    return _content(Properties(values, users_of(found)))
+
+
+def users_of(found: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return those properties of a record that are for users."""
+    return [(key, value) for key, value in found.items() if key not in _HIDDEN]
 
 
 def _content(properties: Properties) -> bytes:

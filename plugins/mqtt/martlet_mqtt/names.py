@@ -7,8 +7,10 @@ wildcards in client identifiers, which access rules contain.
 import re
 from collections.abc import Callable
 from typing import Final, NamedTuple, final
+from urllib.parse import quote
 from zlib import crc32
 
+from martlet.errors import ConfigError
 from martlet.records.codec import tags_code
 
 from .codes import ReasonCode
@@ -22,7 +24,9 @@ __all__ = [
     "check_client_id",
     "check_filter",
     "check_name",
+    "check_prefix",
     "is_shared",
+    "response_prefix",
     "split_shared",
 ]
 
@@ -63,6 +67,22 @@ def check_filter(topic_filter: str) -> None:
         text = "has a wildcard that is not a level of its own, or # before its end"
         raise _invalid("topic filter", topic_filter, text, ReasonCode.TOPIC_FILTER_INVALID)
     _check_text("topic filter", topic_filter, ReasonCode.TOPIC_FILTER_INVALID)
+
+
+def check_prefix(prefix: str) -> None:
+    """Raise `ConfigError` unless names may begin with ``mqtt.response_prefix``, which may be empty."""
+    try:
+        if prefix:
+            check_name(prefix)
+    except MqttError as error:
+        raise ConfigError(f"mqtt.response_prefix is invalid; {error}") from error
+    if prefix.startswith(HIDDEN):
+        raise ConfigError(f"mqtt.response_prefix {prefix!r} begins with {HIDDEN}; clients cannot publish there")
+
+
+def response_prefix(prefix: str, client_id: str) -> str:
+    """Return the name below which responses for a client go: below *prefix*, with one level for its identifier."""
+    return f"{prefix}/{quote(client_id, safe='@:')}"
 
 
 def is_shared(topic_filter: str) -> bool:

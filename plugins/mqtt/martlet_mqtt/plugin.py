@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar
 
+import trio
+
 from martlet.broker import Broker
 from martlet.contracts import Command, Handler, Peer, Protocol, Service, Traffic, WebSocket
 from martlet.net.addresses import split_address
@@ -15,7 +17,8 @@ from .config import MqttConfig
 from .connection import Limits, MqttConnection
 from .context import PROTOCOL, Context
 from .handler import MqttHandler
-from .names import Names
+from .names import Names, check_prefix
+from .replies import take_replies
 from .retained import Retained
 from .rules import Rules
 from .sys_topics import SysTopics
@@ -34,6 +37,7 @@ class MqttPlugin(Hooks):
         super().__init__(config)
         split_address(config.listen)
         Rules(config.rules, config.topic)  # so that `martlet check` finds an error
+        check_prefix(config.response_prefix)
         self._context: Context | None = None
         self._wills: Wills | None = None
         self._tls: Tls | None = None
@@ -49,6 +53,7 @@ class MqttPlugin(Hooks):
                 broker.topics.ensure(topic, config.queues)
             names = Names(config.name_bytes_max, rules.topic_of)
             self._context = Context(config, broker, broker.cursors.open(rules.topics), names, Retained(broker.store))
+            take_replies(self._context)
         return self._context
 
     def _wills_of(self, broker: Broker) -> Wills:
@@ -75,6 +80,13 @@ class MqttPlugin(Hooks):
             self._tls.reload()
 
     def martlet_stopping(self) -> None:
+        try:
+            trio.from_thread.run_sync(self._say_goodbye)
+        except RuntimeError:
+            self._say_goodbye()  # called on the event loop
+
+    def _say_goodbye(self) -> None:
+        """Tell all clients that the broker stops. Their wills are published when their connections close."""
         if self._context is not None:
             for handler in list(self._context.clients.values()):
                 handler.say_goodbye()

@@ -43,7 +43,7 @@ def store(
     """
     _check_response_topic(packet)
     now_ms = context.broker.clock.now_ms()
-    body, properties = record_of(packet, name, now_ms, client_id)
+    body, properties = record_of(packet, name, now_ms, client_id, context.broker.config.cluster)
     topic, queue_id = place_of(context, gate, name)
     message = Message(topic, body, properties, queue_id, 0, 0, now_ms, host)
     own = [_retained(context, message, packet, name)] if packet.retain else []

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Final, cast
 
 import trio
@@ -24,6 +25,7 @@ from .handler import RemotingHandler
 from .handlers import bulk, pops
 from .handlers.groups import make_retry_topic
 from .handlers.pull import finish
+from .handlers.replies import take_reply
 from .nameserver.server import NameServer
 from .producers import RemotingProducers
 from .registrar import Registrar, create_standard_topics
@@ -83,6 +85,7 @@ class RemotingPlugin(Hooks):
         self._revived = RevivedPops(broker)
         broker.stats.add("remoting", state.statistics)
         create_standard_topics(broker)
+        broker.replies.add("", partial(take_reply, state))
         protocols = [self._protocol("remoting", config.listen, fast=False)]
         host, port = split_address(config.listen)
         if config.vip and port > VIP_DISTANCE:

@@ -1,22 +1,33 @@
 """SEND_REPLY_MESSAGE: stores the reply to a request message and pushes it to the waiting client.
 
-RocketMQ ReplyMessageProcessor. The requester is found among the producers by the client id in REPLY_TO_CLIENT.
+RocketMQ ReplyMessageProcessor. The requester is found among the producers by the client id in REPLY_TO_CLIENT. If that
+is the address of a client of another protocol, that protocol stores the reply (`martlet.access.replies`). Replies from
+other protocols come to `take_reply`.
 """
 
+import logging
 from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Final
 
-from martlet.errors import Refused
-from martlet.message import Message, Placed, find_property, put_property
+from martlet.access import Gate
+from martlet.errors import Reason, Refused
+from martlet.message import REPLY_TO, Message, Placed, find_property, put_properties, put_property
 from martlet_remoting.codec import encode_send_response
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Handle, refuse
+from martlet_remoting.context import Context, Handle, RemotingState, refuse
 from martlet_remoting.handlers.send import make_message, open_topic, stamp
 from martlet_remoting.headers import SendHeader, decode_send_header
 from martlet_remoting.packets import Command
 
-__all__ = ["TABLE", "send_reply"]
+__all__ = ["TABLE", "send_reply", "take_reply"]
+
+log = logging.getLogger("martlet.remoting")
+
+# What a client is told about a reply that no RocketMQ producer sent.
+PRODUCER_GROUP: Final = "martlet-replies"
+DEFAULT_TOPIC: Final = "TBW102"
+REPLY_TOPIC: Final = "{}_REPLY_TOPIC"  # of a cluster
 
 
 def send_reply(context: Context, command: Command) -> bytes | None:
@@ -28,7 +39,9 @@ def send_reply(context: Context, command: Command) -> bytes | None:
     properties, unique = stamp(header.properties, state.templates, state.broker.ids)
     message = make_message(context, header, command.body, properties)
     message.topic = topic.name
-    placed = gate.publish(message)
+    address = find_property(properties, REPLY_TO.encode()).decode("utf-8", "replace")
+    is_own = not state.broker.replies.protocol_of(address)
+    placed = gate.publish(message) if is_own else gate.reply(address, message)
     stored = encode_send_response(
         state.templates.sent,
         command.opaque,
@@ -43,19 +56,52 @@ def send_reply(context: Context, command: Command) -> bytes | None:
         context.peer.hold_until(placed.end)
         context.answer(command, refuse(command, ResponseCode.SYSTEM_ERROR, failure) if failure else stored)
 
-    _push(context, header, message, placed, finish)
+    if is_own:
+        _push(state, address, header, message, placed, finish)
+    else:
+        finish("")
     return None
 
 
+def take_reply(state: RemotingState, gate: Gate, client_id: str, reply: Message) -> Placed:
+    """Store *reply*, which a client of another protocol sends, and push it to the producer *client_id*.
+
+    It is pushed at once, as is one of a RocketMQ client; what the producer answers is not waited for.
+    """
+    if state.members.find_producer(client_id) is None:
+        raise Refused(Reason.NOT_FOUND, f"client {client_id[:80]!r} is not connected; it no longer waits for a reply")
+    own = {REPLY_TO.encode(): client_id.encode(), b"MSG_TYPE": b"reply"}
+    reply.properties, _ = stamp(put_properties(reply.properties, own), state.templates, state.broker.ids)
+    reply.topic = REPLY_TOPIC.format(state.broker.config.cluster)
+    placed = gate.publish(reply)
+    header = SendHeader(
+        PRODUCER_GROUP,
+        reply.topic,
+        DEFAULT_TOPIC,
+        1,
+        placed.queue_id,
+        reply.sys_flag,
+        reply.born_ms,
+        reply.flag,
+        reply.properties,
+    )
+
+    def finish(failure: str) -> None:
+        if failure:
+            log.debug("%s", failure)
+
+    _push(state, client_id, header, reply, placed, finish)
+    return placed
+
+
 def _push(
-    context: Context,
+    state: RemotingState,
+    client_id: str,
     header: SendHeader,
     message: Message,
     placed: Placed,
     finish: Callable[[str], None],
 ) -> None:
-    state = context.state
-    client_id = find_property(header.properties, b"REPLY_TO_CLIENT").decode("utf-8", "replace")
     member = state.members.find_producer(client_id) if client_id else None
     if member is None:
         finish(f"push reply message fail, channel of <{client_id}> not found.")

@@ -1,0 +1,46 @@
+"""Addresses of those who wait for a reply to a request.
+
+A request is a message with the properties ``CORRELATION_ID`` and ``REPLY_TO_CLIENT``, the address. An address begins
+with the name of a protocol and a colon, as in ``mqtt:text:a/b``; one without the name of a protocol that takes replies
+is the client identifier of a RocketMQ client. So consumers of one protocol answer requests of another one.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias, final
+
+from martlet.errors import Reason, Refused
+from martlet.message import Message, Placed
+
+if TYPE_CHECKING:
+    from martlet.access.gate import Gate
+
+__all__ = ["Replies", "TakeReply"]
+
+# Called with the gate of who replies, the address without the name of the protocol, and the reply, with its
+# ``CORRELATION_ID``; its topic is not set. Stores it for the requester. Raises `Refused`: NOT_FOUND if nobody waits.
+TakeReply: TypeAlias = Callable[["Gate", str, Message], Placed]
+
+
+@final
+class Replies:
+    """The protocols that take replies for their clients."""
+
+    def __init__(self) -> None:
+        self._takers: dict[str, TakeReply] = {}
+
+    def add(self, protocol: str, take: TakeReply) -> None:
+        """Give replies to addresses of *protocol* to *take*; the empty name is for all other addresses."""
+        self._takers[protocol] = take
+
+    def protocol_of(self, address: str) -> str:
+        """Return the protocol of *address*; empty if it names none that takes replies."""
+        protocol, colon, _ = address.partition(":")
+        return protocol if colon and protocol in self._takers else ""
+
+    def send(self, gate: "Gate", address: str, reply: Message) -> Placed:
+        """Store *reply* for *address*. Raises `Refused`."""
+        protocol = self.protocol_of(address)
+        take = self._takers.get(protocol)
+        if take is None:
+            raise Refused(Reason.NOT_FOUND, f"nobody takes replies for {address[:80]!r}; its protocol is not enabled")
+        return take(gate, address[len(protocol) + 1 :] if protocol else address, reply)
