@@ -68,6 +68,8 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     # Counts and lists sessions; lists only after the gate allowed to manage the broker.
     f"{MQTT}sys_topics.py": frozenset(("sessions",)),
     f"{MQTT}control.py": frozenset(("sessions",)),
+    # Forgets the groups that no session has.
+    f"{MQTT}unused_groups.py": frozenset(("sessions", "shares")),
     # Keeps its own file in the store's directory.
     f"{REMOTING}nameserver/plugin.py": frozenset(("store",)),
 }

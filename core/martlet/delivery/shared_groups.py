@@ -15,7 +15,7 @@ not collect within `share.STALL_S`, because its client reads slowly, the next on
 
 import logging
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Final, final
 
 import trio
@@ -210,6 +210,20 @@ class Shares:
         if share is not None:
             share.close(forget=True)
         self._drop(lambda key: key[:3] == (policy.scope, group, topic))
+
+    def groups_of(self, scope: str) -> set[str]:
+        """Return the groups with this scope that have a state, on any topic."""
+        return {key.group for key in self.notes.known() if key.scope == scope} | {
+            group for _, group, of in self._shares if of == scope
+        }
+
+    def forget_groups(self, policy: GroupPolicy, groups: Collection[str]) -> None:
+        """Drop the state of *groups*, which are not consumer groups, on all topics, except of those with members."""
+        for key, share in list(self._shares.items()):
+            if key[2] == policy.scope and key[1] in groups and not len(share):
+                del self._shares[key]
+                share.close(forget=True)
+        self._drop(lambda key: key.scope == policy.scope and key.group in groups)
 
     def _drop(self, wanted: Callable[[Key], bool]) -> None:
         """Drop the stored state of *wanted* lanes that are not in memory."""

@@ -48,6 +48,9 @@ class MqttConfig:
         low=0,
         high=0xFFFF_FFFE,
     )
+    shared_expiry_s: int = setting(
+        3600, "a shared subscription that no session has any more is forgotten after this time", unit="s", low=0
+    )
     packet_bytes_max: int = setting(
         16 << 20, "a client that sends a longer packet is disconnected", unit="bytes", low=1024, high=268_435_460
     )

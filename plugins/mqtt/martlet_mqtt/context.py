@@ -54,6 +54,8 @@ class Context:
     counters: Counters = field(default_factory=Counters)
     # Connected clients by their identifier.
     clients: dict[str, "MqttHandler"] = field(default_factory=dict)
+    # Groups of shared subscriptions that somebody joined lately, so that they are not taken for unused ones.
+    shared_lately: set[str] = field(default_factory=set)
 
     def dropped_now(self) -> int:
         """Return how many messages the connected clients did not get because they were too slow."""

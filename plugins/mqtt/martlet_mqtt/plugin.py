@@ -22,6 +22,7 @@ from .replies import take_replies
 from .retained import Retained
 from .rules import Rules
 from .sys_topics import SysTopics
+from .unused_groups import UnusedGroups
 from .wills import Wills
 
 __all__ = ["MqttPlugin"]
@@ -68,7 +69,7 @@ class MqttPlugin(Hooks):
         return self._sys
 
     def martlet_services(self, broker: Broker) -> Sequence[Service]:
-        return (self._wills_of(broker).run, self._sys_of(broker).run)
+        return (self._wills_of(broker).run, self._sys_of(broker).run, UnusedGroups(self.context(broker)).run)
 
     def martlet_commands(self) -> Sequence[Command]:
         from .commands.command import COMMAND  # a broker does not need it

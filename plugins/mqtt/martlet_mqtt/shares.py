@@ -27,7 +27,7 @@ from .frames import Grant, Shape, encode_alone
 from .messages import to_deliver
 from .names import HIDDEN, SharedFilter
 
-__all__ = ["Leased", "SharedSubscriptions", "select_names", "share_encoding"]
+__all__ = ["POLICY", "Leased", "SharedSubscriptions", "group_of", "select_names", "share_encoding"]
 
 POLICY: Final = GroupPolicy(PROTOCOL)
 TAGS_NAME: Final = TAGS.encode()
@@ -40,6 +40,11 @@ class Leased(NamedTuple):
     member: Member
     queue_id: int
     offset: int
+
+
+def group_of(shared: SharedFilter) -> str:
+    """Return the name of the core's group for *shared*."""
+    return f"{shared.group}/{shared.topic_filter}"
 
 
 def select_names(topic_filter: str) -> Selection:
@@ -100,13 +105,14 @@ class SharedSubscriptions:
         """Take part in a group, or change how. Raises `Refused`."""
         self.remove(grant.subscription.topic_filter)
         context = self._context
+        context.shared_lately.add(group_of(shared))
         shape = context.shapes.of(self._version, (grant,))
         encoding, selection = share_encoding(shape, context.broker.clock), select_names(shared.topic_filter)
         members: list[Member] = []
         self._members[grant.subscription.topic_filter] = members, grant
         try:
             for topic in context.feed.topics:
-                name = f"{shared.group}/{shared.topic_filter}"
+                name = group_of(shared)
                 members.append(
                     self._gate.join(
                         self._peer,

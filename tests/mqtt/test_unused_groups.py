@@ -1,0 +1,118 @@
+"""When a shared subscription is forgotten, and when not."""
+
+from pathlib import Path
+
+import pytest
+import trio
+from tests.mqtt.mqtt_talk import Running, mqtt_broker
+from trio.testing import MockClock
+
+from martlet.testing.clock import TrioClock
+from martlet_mqtt.config import MqttConfig
+
+FILTER = "$share/g/a/#"
+HOUR = MqttConfig(shared_expiry_s=3600, queues=2)
+WHOLE_SWEEPS_S = 130
+
+
+def groups(mqtt: Running) -> set[str]:
+    return mqtt.broker.shares.groups_of("mqtt")
+
+
+async def publish(mqtt: Running, payload: bytes) -> None:
+    publisher = await mqtt.connect("publisher")
+    assert await publisher.publish("a/b", payload, 1) == 0
+    await publisher.disconnect()
+
+
+@pytest.mark.parametrize("how", ["unsubscribed", "session ended", "session expired", "connection ended"])
+async def test_a_group_without_sessions_is_forgotten_after_its_time(
+    tmp_path: Path, autojump_clock: MockClock, how: str
+) -> None:
+    async with mqtt_broker(tmp_path, HOUR, clock=TrioClock()) as mqtt:
+        member = await mqtt.connect("member", expiry_s=0 if how == "connection ended" else 500)
+        await member.subscribe(FILTER, qos=1)
+        await publish(mqtt, b"one")
+        (one,) = await member.messages(1)
+        await member.acknowledge(one)
+        if how == "unsubscribed":
+            await member.unsubscribe(FILTER)
+        await member.disconnect()
+        if how == "session ended":
+            await (await mqtt.connect("member", clean=True)).disconnect()
+        await publish(mqtt, b"two")
+        await trio.sleep(3000)
+        assert groups(mqtt) == {"g/a/#"}
+        await trio.sleep(1300)  # the session expired after 500
+        assert groups(mqtt) == set()
+        again = await mqtt.connect("again")
+        await again.subscribe(FILTER, qos=1)
+        await publish(mqtt, b"three")
+        assert await again.payloads(1) == [b"three"]
+    async with mqtt_broker(tmp_path, HOUR, clock=TrioClock()) as mqtt:
+        assert groups(mqtt) == {"g/a/#"}
+
+
+async def test_who_subscribes_again_in_time_gets_what_was_published_meanwhile(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with mqtt_broker(tmp_path, HOUR, clock=TrioClock()) as mqtt:
+        for payload in (b"one", b"two", b"three"):
+            member = await mqtt.connect("member")
+            await member.subscribe(FILTER, qos=1)
+            if payload != b"one":
+                (found,) = await member.messages(1)
+                await member.acknowledge(found)
+                assert found.payload == payload
+            await member.disconnect()
+            await publish(mqtt, {b"one": b"two", b"two": b"three", b"three": b""}[payload])
+            await trio.sleep(3000)
+        assert groups(mqtt) == {"g/a/#"}
+
+
+async def test_a_group_of_which_all_members_are_offline_keeps_its_messages(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Also over a restart, after which the sessions are known from the log alone."""
+    config = MqttConfig(shared_expiry_s=100, queues=2)
+    async with mqtt_broker(tmp_path, config, clock=TrioClock()) as mqtt:
+        member = await mqtt.connect("member", expiry_s=1_000_000)
+        await member.subscribe(FILTER, qos=1)
+        member.hang_up()
+        await publish(mqtt, b"one")
+        await trio.sleep(1000)
+    async with mqtt_broker(tmp_path, config, clock=TrioClock()) as mqtt:
+        await publish(mqtt, b"two")
+        await trio.sleep(1000)
+        assert groups(mqtt) == {"g/a/#"}
+        member = await mqtt.connect("member", clean=False, expiry_s=1_000_000, present=True)
+        assert sorted(await member.payloads(2)) == [b"one", b"two"]
+
+
+async def test_a_connected_member_and_its_message_in_flight_keep_a_group(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    config = MqttConfig(shared_expiry_s=0)
+    async with mqtt_broker(tmp_path, config, clock=TrioClock()) as mqtt:
+        member, other = await mqtt.connect("member"), await mqtt.connect("other")
+        await member.subscribe(FILTER, qos=1)
+        await publish(mqtt, b"one")
+        (one,) = await member.messages(1)
+        await trio.sleep(WHOLE_SWEEPS_S)
+        await other.subscribe(FILTER, qos=1)
+        member.hang_up()
+        assert await other.payloads(1) == [b"one"]
+        assert one.payload == b"one"
+
+
+async def test_many_groups_go_together_and_others_stay(tmp_path: Path, autojump_clock: MockClock) -> None:
+    config = MqttConfig(shared_expiry_s=10, queues=1, rules=["b/#=other"])
+    async with mqtt_broker(tmp_path, config, clock=TrioClock()) as mqtt:
+        going, staying = await mqtt.connect("going"), await mqtt.connect("staying")
+        for number in range(300):
+            await going.subscribe(f"$share/{number}/b/#", qos=1)
+        await staying.subscribe("$share/7/b/#", "$share/7/a", qos=1)
+        await going.disconnect()
+        assert len(groups(mqtt)) == 301
+        await trio.sleep(WHOLE_SWEEPS_S)
+        assert groups(mqtt) == {"7/b/#", "7/a"}
