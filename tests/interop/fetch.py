@@ -30,6 +30,10 @@ INSTALL = {
     "go": "golang-go",
     "node": "nodejs",
     "npm": "npm",
+    "mosquitto": "mosquitto",
+    "mosquitto_pub": "mosquitto-clients",
+    "mosquitto_rr": "mosquitto-clients",
+    "mosquitto_sub": "mosquitto-clients",
 }
 
 
@@ -53,7 +57,8 @@ def tool(name: str) -> str:
     Raises:
       NotFetched: it is not installed; the interop tests fail then, they never skip.
     """
-    found = shutil.which(name)
+    # Debian has brokers where users without rights do not look.
+    found = shutil.which(name) or shutil.which(name, path="/usr/sbin")
     if found is None:
         raise NotFetched(f"{name!r} is not installed, the interop tests need it; apt-get install {INSTALL[name]}")
     return found
@@ -85,6 +90,18 @@ def driver_classes(version: str) -> Path:
         run([compiler, "-nowarn", "-cp", f"{jars}/*", "-d", str(folder), *map(str, sources)])
 
     return product(f"driver-{version}", sources, build)
+
+
+def mqtt_driver() -> str:
+    """Return the class path of the program over Paho's Java client of MQTT 5."""
+    pom = HERE / "mqtt" / "pom.xml"
+    jars = product("mqtt", [pom], lambda folder: _copy_jars(pom, folder))
+    sources = sorted((HERE / "mqtt" / "java" / "interop").glob("*.java"))
+
+    def build(folder: Path) -> None:
+        run([tool("javac"), "-nowarn", "-cp", f"{jars}/*", "-d", str(folder), *map(str, sources)])
+
+    return f"{product('mqtt-driver', sources, build)}:{jars}/*"
 
 
 def go_program() -> Path:
@@ -173,10 +190,14 @@ def _jars(kind: str, version: str) -> Path:
     pom = HERE / "driver" / f"{kind}.xml"
 
     def build(folder: Path) -> None:
-        words = ["-q", "-B", "-f", str(pom), f"-Drocketmq.version={version}", f"-DoutputDirectory={folder}"]
-        download([tool("mvn"), *words, "-DincludeScope=runtime", "dependency:copy-dependencies"])
+        _copy_jars(pom, folder, f"-Drocketmq.version={version}")
 
     return product(f"{kind}-{version}", [pom], build, salt=version)
+
+
+def _copy_jars(pom: Path, folder: Path, *words: str) -> None:
+    place = ["-f", str(pom), f"-DoutputDirectory={folder}", "-DincludeScope=runtime"]
+    download([tool("mvn"), "-q", "-B", *place, *words, "dependency:copy-dependencies"])
 
 
 @contextmanager
@@ -195,6 +216,8 @@ def fetch_all() -> None:
     print(f"C++ client: {cpp_python()}")
     print(f"Go client: {go_program()}")
     print(f"Node client: {node_program('node', HERE / 'node' / 'client.js')[1]}")
+    print(f"MQTT clients: {node_program('node-mqtt', HERE / 'mqtt' / 'client.js')[1]} {mqtt_driver().split(':')[0]}")
+    print(f"Mosquitto: {tool('mosquitto')} {tool('mosquitto_pub')}")
 
 
 if __name__ == "__main__":

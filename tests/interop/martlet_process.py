@@ -35,6 +35,7 @@ class Martlet:
         }
         self.address = ""
         self.name_server = ""
+        self.mqtt = ""
         self.environment = environment
         self.starts = 0
         self.start()
@@ -50,6 +51,7 @@ class Martlet:
         said = dict(word.split("=", 1) for word in line.split() if "=" in word)
         self.address = said["remoting"]
         self.name_server = said.get("nameserver", "")
+        self.mqtt = said.get("mqtt", "")
 
     def _ready_line(self) -> str | None:
         found = READY.search(self.process.output())
