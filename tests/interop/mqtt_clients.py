@@ -217,6 +217,7 @@ class Paho:
         """Wait for the end of the connection; return its reason."""
         ended = self._wait(lambda: self._ended or None)
         self._client.loop_stop()
+        del self._client  # which closes its last sockets
         return ended
 
     @property
