@@ -123,6 +123,7 @@ class Projections:
         self.released = 0
         self._roll_tries = 0
         self._replayed = False
+        self._applied: trio.Event | None = None  # of those that wait until records were applied
         # Already now: the store applies retention while the projections are replayed.
         store.retention.keeper = self
 
@@ -316,6 +317,9 @@ class Projections:
             if each.plugin == driven.plugin:
                 each.failed = True
                 each.order.close()
+        if self._applied is not None:
+            self._applied.set()
+            self._applied = None
         if self.on_failed is not None:
             self.on_failed(driven.plugin, error)
 
@@ -331,6 +335,26 @@ class Projections:
             return
         if self._snapshot_is_due(driven):
             self._due.set()
+        if self._applied is not None:
+            self._applied.set()
+            self._applied = None
+
+    def has_applied(self, projection: Projection) -> bool:
+        """Return whether *projection* has every record that is readable; it usually has, unless there came many."""
+        return self._has_applied(projection, self._store.readable)
+
+    async def wait_applied(self, projection: Projection) -> None:
+        """Wait until *projection* has every record that is readable now."""
+        end = self._store.readable
+        while not self._has_applied(projection, end):
+            if self._applied is None:
+                self._applied = trio.Event()
+            await self._applied.wait()
+
+    def _has_applied(self, projection: Projection, end: int) -> bool:
+        return all(
+            driven.failed or driven.order.passed(end) for driven in self._driven if driven.projection is projection
+        )
 
     def _follow_new(self, queue: Queue) -> None:
         for driven in self._driven:

@@ -67,5 +67,8 @@ class MqttConfig:
     )
     sys_interval_s: int = setting(10, "how often figures are published under $SYS", unit="s", low=1, high=86_400)
     retained_max: int = setting(100_000, "names with a retained message; further ones are refused", low=0)
+    retained_bytes_max: int = setting(
+        1 << 30, "bytes of retained messages with their properties; further ones are refused", unit="bytes", low=0
+    )
     alias_max: int = setting(16, "topic aliases of one client, in each direction", low=0, high=1024)
     client_id_bytes_max: int = setting(1000, "the longest client identifier", unit="bytes", low=23, high=1000)

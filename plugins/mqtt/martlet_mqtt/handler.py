@@ -37,6 +37,7 @@ from .packets import (
 )
 from .properties import Properties, Property
 from .scanner import AckRun, PublishRun
+from .storing import check_retain
 from .subscribing import grant_of, options_of
 from .sys_topics import SysTopics, is_sys
 from .wills import Wills, encode_will
@@ -118,6 +119,8 @@ class MqttHandler:
             case Pingreq():
                 self._context.counters.answers += 1
                 self._peer.send(_PINGRESP)
+            case Subscribe() if not self._context.broker.projections.has_applied(self._context.retained):
+                return self._subscribe_late(event, outgoing)
             case Subscribe():
                 self._subscribe(event, outgoing)
             case Unsubscribe():
@@ -239,6 +242,7 @@ class MqttHandler:
         if connect.will is not None:
             name = self._context.names.find(connect.will.topic)
             gate.check_message(name.topic, name.properties[1])
+            check_retain(connect.will)
 
     def _take_over(self, client_id: str) -> None:
         """Disconnect another client of this identifier [MQTT-3.1.4-3]."""
@@ -305,6 +309,12 @@ class MqttHandler:
         return self._gate
 
     # SUBSCRIBE
+
+    async def _subscribe_late(self, packet: Subscribe, outgoing: Outgoing) -> None:
+        """Subscribe when the retained messages are known that were acknowledged until now."""
+        await self._context.broker.projections.wait_applied(self._context.retained)
+        if self._outgoing is outgoing:
+            self._subscribe(packet, outgoing)
 
     def _subscribe(self, packet: Subscribe, outgoing: Outgoing) -> None:
         session = self._session

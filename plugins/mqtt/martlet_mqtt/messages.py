@@ -34,14 +34,15 @@ from .properties import Properties, Property, encode_properties
 from .properties import decode_properties as decode_list
 from .requests import correlation_of, request_of, response_of
 
-__all__ = ["Arrived", "record_of", "to_deliver", "users_of"]
+__all__ = ["DELAYING", "Arrived", "record_of", "to_deliver", "users_of"]
 
 # What of a record's properties may be added after these: the timer's, a transaction's and the position of a queue.
 SPARE_BYTES: Final = 1024
 _FORMATS: Final = {"0": 0, "1": 1}
 _UNFIT: Final = re.compile("[\x00-\x02]")
 # User properties of these names act as they do for clients of RocketMQ.
-_ACTING: Final = frozenset(("KEYS", "DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"))
+DELAYING: Final = frozenset(("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"))
+_ACTING: Final = DELAYING | {"KEYS"}
 _OWN: Final = frozenset(
     (
         "CONTENT_TYPE",

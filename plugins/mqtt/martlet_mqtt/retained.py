@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final, final
 
-from martlet.contracts import RecordView
+from martlet.contracts import Buffer, RecordView
+from martlet.errors import Reason, Refused
 from martlet.message import Message
 from martlet.records.codec import decode_record
 from martlet.state import NOTHING, Pages, pack_rows, unpack_rows
@@ -20,10 +21,12 @@ from martlet.store.notes import OWN_PREFIX
 
 from .names import HIDDEN
 
-__all__ = ["RETAINED_TOPIC", "Retained"]
+__all__ = ["RETAINED_TOPIC", "Retained", "size_of"]
 
 RETAINED_TOPIC: Final = OWN_PREFIX + "mqtt.retained"
-FORMAT: Final = 1
+FORMAT: Final = 2
+SIZE_BITS: Final = 32
+SIZE_MASK: Final = (1 << SIZE_BITS) - 1
 
 
 class _Node(dict[str, "_Node"]):
@@ -45,23 +48,57 @@ class Retained:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._positions: Pages[str, int] = Pages()
+        # By name: the position shifted by SIZE_BITS, and the size, which is that of body and properties.
+        self._entries: Pages[str, int] = Pages()
         self._root = _Node()
+        self.bytes = 0
+        # The sizes of messages that were appended and are not applied yet, 0 for one that removes; where the last one
+        # ends in the log; and how many messages and bytes are retained with these.
+        self._ahead: dict[str, int] = {}
+        self._ahead_end = 0
+        self._planned = 0, 0
 
     def __len__(self) -> int:
-        return len(self._positions)
+        return len(self._entries)
+
+    # limits
+
+    def check_room(self, name: str, size: int, count_max: int, bytes_max: int) -> None:
+        """Raise `Refused` (BUSY) unless a message of *size* for *name* may be retained."""
+        count, total = self._with(name, size)
+        if self._ahead and (count > count_max or total > bytes_max) and self._store.readable >= self._ahead_end:
+            self._ahead.clear()  # those that are left were never stored: a commit failed
+            count, total = self._with(name, size)
+        if count > count_max:
+            raise Refused(Reason.BUSY, f"{count - 1} messages are retained; mqtt.retained_max is {count_max}")
+        if total > bytes_max:
+            more = f"{size} bytes more would be {total}"
+            text = f"the retained messages take too much; {more}, mqtt.retained_bytes_max is {bytes_max}"
+            raise Refused(Reason.BUSY, text)
+
+    def appended(self, name: str, size: int, end: int) -> None:
+        """Note that a message of *size* for *name* is appended, with all that belongs to it before *end*."""
+        self._planned = self._with(name, size)
+        self._ahead[name] = size
+        self._ahead_end = end
+
+    def _with(self, name: str, size: int) -> tuple[int, int]:
+        """Return how many messages and bytes are retained when one of *size* for *name* is."""
+        count, total = self._planned if self._ahead else (len(self._entries), self.bytes)
+        before = self._ahead.get(name, self._entries.get(name, 0) & SIZE_MASK)
+        return count + bool(size) - bool(before), total + size - before
 
     def __contains__(self, name: str) -> bool:
-        return name in self._positions
+        return name in self._entries
 
     def position(self, name: str) -> int:
         """Return the log position of the retained message of *name*; -1 if there is none."""
-        return self._positions.get(name, -1)
+        return self._entries.get(name, -1) >> SIZE_BITS
 
     def matches(self, topic_filter: str) -> Iterator[str]:
         """Yield the names with a retained message that *topic_filter* matches."""
         if "+" not in topic_filter and "#" not in topic_filter:
-            if topic_filter in self._positions:
+            if topic_filter in self._entries:
                 yield topic_filter
             return
         yield from _below(self._root, topic_filter.split("/"), 0, [])
@@ -71,13 +108,23 @@ class Retained:
     def apply(self, records: Sequence[RecordView]) -> None:
         for record in records:
             name = record.property("TAGS") or ""
-            if record.body and record.property("MQTT_PAYLOAD_BYTES") != "0":
-                if name not in self._positions:
-                    self._add_levels(name)
-                self._positions[name] = record.position
-            elif name in self._positions:
-                del self._positions[name]
+            is_message = record.body and record.property("MQTT_PAYLOAD_BYTES") != "0"
+            size = size_of(record.body, record.properties) if is_message else 0
+            if is_message:
+                self._put(name, record.position, size)
+            elif name in self._entries:
+                self.bytes -= self._entries[name] & SIZE_MASK
+                del self._entries[name]
                 self._drop_levels(name)
+            if self._ahead.get(name) == size:
+                del self._ahead[name]
+
+    def _put(self, name: str, position: int, size: int) -> None:
+        before = self._entries.get(name)
+        if before is None:
+            self._add_levels(name)
+        self.bytes += size - ((before or 0) & SIZE_MASK)
+        self._entries[name] = position << SIZE_BITS | size
 
     def _add_levels(self, name: str) -> None:
         node = self._root
@@ -99,36 +146,43 @@ class Retained:
             del path[depth - 1][levels[depth - 1]]
 
     def freeze(self) -> Steps[Sequence[bytes]]:
-        positions = self._positions.freeze()
-        return pack_rows(FORMAT, ((name, at) for name, at in positions))
+        entries = self._entries.freeze()
+        return pack_rows(FORMAT, ((name, entry >> SIZE_BITS, entry & SIZE_MASK) for name, entry in entries))
 
     def restore(self, data: bytes, first_position: int) -> Steps[None]:
-        self._positions, self._root = Pages(), _Node()
+        self._clear()
         pace = Pace()
-        for name, at in unpack_rows(FORMAT, data):
+        for name, at, size in unpack_rows(FORMAT, data):
             if at >= first_position:
-                self._positions[name] = at
-                self._add_levels(name)
+                self._put(name, at, size)
             if pace.is_over():
                 yield
 
     def forget(self, topic: str) -> None:
-        self._positions, self._root = Pages(), _Node()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._entries, self._root, self.bytes = Pages(), _Node(), 0
 
     def floor(self) -> int:
-        return min((at for _, at in self._positions.items()), default=NOTHING)
+        return min((entry >> SIZE_BITS for entry in self._entries.values()), default=NOTHING)
 
     def roll(self, start: int, end: int) -> WaitingSteps[None]:
-        needed = [(name, at) for name, at in self._positions.items() if start <= at < end]
+        needed = [(name, at) for name, entry in self._entries.items() if start <= (at := entry >> SIZE_BITS) < end]
         for name, at in needed:
-            if self._positions.get(name) != at:
+            if self.position(name) != at:
                 continue
             data = yield from off_loop(partial(self._store.known_record, at))
-            if data is not None and self._positions.get(name) == at:
+            if data is not None and self.position(name) == at:
                 record = decode_record(data)
                 copy = Message(RETAINED_TOPIC, record.body, record.properties, 0, record.flag)
                 copy.born_ms, copy.born_host = record.born_ms, record.born_host
                 self._store.append(copy, 0)
+
+
+def size_of(body: Buffer, properties: Buffer) -> int:
+    """Return how many bytes of ``mqtt.retained_bytes_max`` a message takes."""
+    return len(body) + len(properties)
 
 
 def _below(node: _Node, levels: Sequence[str], depth: int, path: list[str]) -> Iterator[str]:

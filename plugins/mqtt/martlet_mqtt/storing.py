@@ -2,18 +2,18 @@
 
 from martlet.access import Gate
 from martlet.delivery.sessions import JointChanges
-from martlet.errors import Reason, Refused
 from martlet.message import Message
 
+from .codes import ReasonCode
 from .context import Context
-from .errors import MqttError
-from .messages import record_of
+from .errors import MqttError, NotAccepted
+from .messages import DELAYING, record_of
 from .names import Name
-from .packets import Publish
+from .packets import Publish, Will
 from .properties import Property
-from .retained import RETAINED_TOPIC
+from .retained import RETAINED_TOPIC, size_of
 
-__all__ = ["place_of", "store"]
+__all__ = ["check_retain", "place_of", "store"]
 
 
 def place_of(context: Context, gate: Gate, name: Name) -> tuple[str, int]:
@@ -42,27 +42,40 @@ def store(
       Refused: the client may not publish it, or the store does not accept it.
     """
     _check_response_topic(packet)
+    check_retain(packet)
     now_ms = context.broker.clock.now_ms()
     body, properties = record_of(packet, name, now_ms, client_id, context.broker.config.cluster)
     topic, queue_id = place_of(context, gate, name)
     message = Message(topic, body, properties, queue_id, 0, 0, now_ms, host)
-    own = [_retained(context, message, packet, name)] if packet.retain else []
     notes = changes.notes if changes is not None else ()
-    if not own and not notes:
-        end = gate.publish(message).end
+    if packet.retain:
+        copy, size = _retained(context, message, packet, name)
+        end = gate.publish_run([message], atomic=True, acknowledgements=notes, own=[copy]).end
+        context.retained.appended(name.text, size, end)
+    elif notes:
+        end = gate.publish_run([message], atomic=True, acknowledgements=notes).end
     else:
-        end = gate.publish_run([message], atomic=True, acknowledgements=notes, own=own).end
+        end = gate.publish(message).end
     if changes is not None:
         changes.apply()
     return end
 
 
-def _retained(context: Context, message: Message, packet: Publish, name: Name) -> Message:
-    """Return the copy of *message* that is kept as the retained one of its name. Raises `Refused`."""
-    limit = context.config.retained_max
-    if packet.payload and len(context.retained) >= limit and name.text not in context.retained:
-        raise Refused(Reason.BUSY, f"{limit} messages are retained; mqtt.retained_max is {limit}")
-    return Message(RETAINED_TOPIC, message.body, message.properties, 0, 0, 0, message.born_ms, message.born_host)
+def _retained(context: Context, message: Message, packet: Publish, name: Name) -> tuple[Message, int]:
+    """Return the copy of *message* that is kept as the retained one of its name, and its size. Raises `Refused`."""
+    config = context.config
+    size = size_of(message.body, message.properties) if packet.payload else 0
+    if size:
+        context.retained.check_room(name.text, size, config.retained_max, config.retained_bytes_max)
+    copy = Message(RETAINED_TOPIC, message.body, message.properties, 0, 0, 0, message.born_ms, message.born_host)
+    return copy, size
+
+
+def check_retain(packet: Publish | Will) -> None:
+    """Raise `NotAccepted` if *packet* is to be retained, and delivered later: it would be retained before that."""
+    if packet.retain and any(name in DELAYING for name, _ in packet.properties.user):
+        text = f"a message with RETAIN cannot be delayed; leave out RETAIN, or {', '.join(sorted(DELAYING))}"
+        raise NotAccepted(text, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)
 
 
 def _check_response_topic(packet: Publish) -> None:

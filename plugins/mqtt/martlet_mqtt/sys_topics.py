@@ -138,6 +138,9 @@ class SysTopics:
         yield "subscriptions/count", len(filters)
         yield "shared_subscriptions/count", sum(topic_filter.startswith("$share/") for topic_filter in filters)
         yield "retained messages/count", len(context.retained)
+        for name in "messages/stored", "store/messages/count":
+            yield name, len(context.retained)
+        yield "store/messages/bytes", context.retained.bytes
         yield "heap/current", _resident_bytes()
         yield "heap/maximum", getrusage(RUSAGE_SELF).ru_maxrss * 1024
         for name, count in (

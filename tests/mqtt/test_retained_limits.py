@@ -1,0 +1,136 @@
+"""How many retained messages and bytes of them there may be, and what is not retained."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+from tests.mqtt.mqtt_talk import V4, V5, Running, Talk, mqtt_broker
+
+from martlet.testing.stores import small_config
+from martlet_mqtt.codes import PacketType, ReasonCode
+from martlet_mqtt.config import MqttConfig
+from martlet_mqtt.packets import Ack, Connect, Publish, Will
+from martlet_mqtt.properties import Properties, Property
+
+QUOTA = ReasonCode.QUOTA_EXCEEDED
+
+
+async def retain(talk: Talk, name: str, payload: bytes) -> int:
+    return await talk.publish(name, payload, 1, retain=True)
+
+
+def properties_bytes(name: str) -> int:
+    return len(f"TAGS\x01{name}\x02MQTT_RETAIN\x011\x02MQTT_CLIENT\x01p\x02")
+
+
+def counted(mqtt: Running) -> tuple[int, int]:
+    return len(mqtt.context.retained), mqtt.context.retained.bytes
+
+
+async def test_bytes_are_counted_with_properties_and_freed_again(tmp_path: Path) -> None:
+    more = properties_bytes("a")
+    config = MqttConfig(retained_bytes_max=1000 + 2 * more)
+    async with mqtt_broker(tmp_path, config) as mqtt:
+        talk = await mqtt.connect("p")
+        assert await retain(talk, "a", bytes(600)) == 0
+        assert await retain(talk, "b", bytes(401)) == QUOTA
+        assert await retain(talk, "b", bytes(400)) == 0
+        assert counted(mqtt) == (2, 1000 + 2 * more)
+        assert await retain(talk, "b", bytes(401)) == QUOTA
+        assert await retain(talk, "b", bytes(300)) == 0
+        assert await retain(talk, "a", b"") == 0
+        assert counted(mqtt) == (1, 300 + more)
+        assert await retain(talk, "none", b"") == 0
+        assert await retain(talk, "a", bytes(700)) == 0
+    async with mqtt_broker(tmp_path, config) as mqtt:
+        assert counted(mqtt) == (2, 1000 + 2 * more)
+        talk = await mqtt.connect("p")
+        assert await retain(talk, "c", b"x") == QUOTA
+        await talk.subscribe("#", qos=0)
+        assert sorted(map(len, await talk.payloads(2))) == [300, 700]
+
+
+async def test_what_one_read_brings_is_counted_before_it_is_durable(tmp_path: Path) -> None:
+    config = MqttConfig(retained_bytes_max=10 * (100 + properties_bytes("0")), retained_max=8)
+    async with mqtt_broker(tmp_path, config) as mqtt:
+        talk = await mqtt.connect("p")
+        names = [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+        await talk.send(*(Publish(f"{name}", bytes(100), 1, True, packet_id=at) for at, name in enumerate(names, 1)))
+        reasons = [(await talk.expect(Ack)).reason for _ in names]
+        assert reasons == [0] * 12 + [QUOTA] * 2
+        assert counted(mqtt)[0] == 8
+        await talk.send(*(Publish(f"{name}", bytes(150), 1, True, packet_id=at) for at, name in enumerate(range(8), 1)))
+        reasons = [(await talk.expect(Ack)).reason for _ in range(8)]
+        assert reasons == [0] * 5 + [QUOTA] * 3  # each takes 50 bytes more, and there was room for 2 whole ones
+        assert counted(mqtt)[1] <= config.retained_bytes_max
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_the_count_is_that_of_what_is_there(tmp_path: Path, seed: int) -> None:
+    """Over restarts, and after retention has copied messages."""
+    chance, sizes = Random(seed), dict[str, int]()
+    store = small_config(flush="async", segment_bytes=1 << 16, page_bytes=1 << 12)
+    for _ in range(3):
+        async with mqtt_broker(tmp_path, store=store) as mqtt:
+            talk = await mqtt.connect("p")
+            for _ in range(60):
+                name, size = str(chance.randrange(9)), chance.choice((0, 1, 10, 2000))
+                assert await retain(talk, name, bytes(size)) == 0
+                sizes[name] = size + properties_bytes(name) if size else 0
+            present = {name: size for name, size in sizes.items() if size}
+            assert counted(mqtt) == (len(present), sum(present.values()))
+            await mqtt.broker.projections.release(mqtt.broker.store.readable)
+            await mqtt.settle()
+            assert counted(mqtt) == (len(present), sum(present.values()))
+
+
+async def test_figures_tell_how_much_is_retained(tmp_path: Path) -> None:
+    async with mqtt_broker(tmp_path) as mqtt:
+        talk = await mqtt.connect("p")
+        for name in "abc":
+            await retain(talk, name, bytes(50))
+        await talk.subscribe(
+            "$SYS/broker/store/#", "$SYS/broker/messages/stored", "$SYS/broker/retained messages/count"
+        )
+        found = {each.topic.removeprefix("$SYS/broker/"): each.payload for each in await talk.messages(4)}
+        assert found == {
+            "store/messages/count": b"3",
+            "store/messages/bytes": b"%d" % (150 + 3 * properties_bytes("a")),
+            "messages/stored": b"3",
+            "retained messages/count": b"3",
+        }
+
+
+@pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
+async def test_a_message_cannot_be_both_delayed_and_retained(tmp_path: Path, name: str) -> None:
+    async with mqtt_broker(tmp_path) as mqtt:
+        talk, other = await mqtt.connect("p"), await mqtt.connect("other")
+        await other.subscribe("#", qos=0)
+        delayed = Properties({}, ((name, "3"),))
+        for qos in (1, 2):
+            await talk.send(Publish("a", b"x", qos, True, packet_id=4, properties=delayed))
+            answer = await talk.expect(Ack)
+            assert answer.reason == ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+            assert "RETAIN" in str(answer.properties.text(Property.REASON_STRING))
+        assert counted(mqtt) == (0, 0)
+        will = Will("will", b"x", retain=True, properties=delayed)
+        refused, connack = await mqtt.answer(Connect("w", will=will))
+        assert connack.reason == ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+        assert await refused.closed() is None
+        assert await other.rest() == []
+
+
+@pytest.mark.parametrize("version", [V4, V5])
+async def test_a_client_that_retains_too_much_learns_it(tmp_path: Path, version: int) -> None:
+    async with mqtt_broker(tmp_path, MqttConfig(retained_bytes_max=10)) as mqtt:
+        talk = await mqtt.connect("p", version)
+        await talk.send(Publish("a", b"x", 1, True, packet_id=4))
+        if version == V4:
+            assert await talk.closed() is None  # it sends it again, perhaps when there is room
+        else:
+            answer = await talk.expect(Ack)
+            assert (answer.kind, answer.reason) == (PacketType.PUBACK, QUOTA)
+            assert "mqtt.retained_bytes_max is 10" in str(answer.properties.text(Property.REASON_STRING))
+        await trio.lowlevel.checkpoint()
+        assert counted(mqtt) == (0, 0)
