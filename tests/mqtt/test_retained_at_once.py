@@ -10,7 +10,7 @@ from tests.mqtt.mqtt_talk import mqtt_broker
 from martlet.store import StoreConfig
 from martlet_mqtt.packets import Ack, Publish
 
-MANY = 12_000
+MANY = 4_000
 
 
 @pytest.mark.parametrize("flush", ["async", "sync"])

@@ -200,6 +200,7 @@ async def test_administrators_list_and_disconnect_clients(tmp_path: Path) -> Non
                 "retain_as_published": False,
                 "retain_handling": 0,
                 "identifier": 7,
+                "selector": None,
             }
         ]
         retained = (await ask("retained"))["rows"]

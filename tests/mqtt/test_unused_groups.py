@@ -1,6 +1,7 @@
 """When a shared subscription is forgotten, and when not."""
 
 from pathlib import Path
+from random import Random
 
 import pytest
 import trio
@@ -8,11 +9,14 @@ from tests.mqtt.mqtt_talk import Running, mqtt_broker
 from trio.testing import MockClock
 
 from martlet.testing.clock import TrioClock
+from martlet.testing.disk import Cut, FakeDisk
+from martlet.testing.stores import small_config
 from martlet_mqtt.config import MqttConfig
 
 FILTER = "$share/g/a/#"
 HOUR = MqttConfig(shared_expiry_s=3600, queues=2)
 WHOLE_SWEEPS_S = 130
+SMALL = small_config(flush="async", segment_bytes=1 << 20, page_bytes=1 << 16)
 
 
 def groups(mqtt: Running) -> set[str]:
@@ -116,3 +120,30 @@ async def test_many_groups_go_together_and_others_stay(tmp_path: Path, autojump_
         assert len(groups(mqtt)) == 301
         await trio.sleep(WHOLE_SWEEPS_S)
         assert groups(mqtt) == {"7/b/#", "7/a"}
+
+
+async def test_a_power_cut_changes_nothing_for_a_group_with_sessions(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """What was acknowledged is there for members that were offline when the power failed, and when they come back."""
+    disk, clock = FakeDisk(), TrioClock()
+    config, directory = MqttConfig(shared_expiry_s=100, queues=2), Path("/data")
+    async with mqtt_broker(directory, config, store=SMALL, disk=disk, clock=clock) as mqtt:
+        for name in ("one", "two"):
+            member = await mqtt.connect(name, expiry_s=1_000_000)
+            await member.subscribe(FILTER, qos=1)
+            member.hang_up()
+        unused = await mqtt.connect("unused")
+        await unused.subscribe("$share/unused/#", qos=1)
+        unused.hang_up()
+        await publish(mqtt, b"before")
+        await mqtt.settle()
+        disk = disk.after_power_cut(Cut.KILLED, Random(1))
+    for cut in (Cut.KILLED, Cut.LOST):
+        async with mqtt_broker(directory, config, store=SMALL, disk=disk, clock=clock) as mqtt:
+            await trio.sleep(1000)
+            assert groups(mqtt) == {"g/a/#"}
+            await mqtt.settle()
+            disk = disk.after_power_cut(cut, Random(2))
+    async with mqtt_broker(directory, config, store=SMALL, disk=disk, clock=clock) as mqtt:
+        await publish(mqtt, b"after")
+        member = await mqtt.connect("two", clean=False, expiry_s=1_000_000, present=True)
+        assert sorted(await member.payloads(2)) == [b"after", b"before"]

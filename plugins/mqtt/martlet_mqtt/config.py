@@ -59,6 +59,9 @@ class MqttConfig:
     )
     name_bytes_max: int = setting(4096, "the longest topic name and topic filter", unit="bytes", low=64, high=16_384)
     filters_max: int = setting(10_000, "topic filters of one session", low=1)
+    selectors: bool = setting(
+        False, "the user property selector of SUBSCRIBE is a condition in SQL92; needs the plugin filter_sql92"
+    )
     receive_max: int = setting(
         1024, "messages of QoS 2 that a client may send before it completes the first", low=1, high=65_535
     )

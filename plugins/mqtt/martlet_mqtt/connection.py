@@ -14,7 +14,7 @@ from .codec import connect_version, decode_packet, encode_packet, packet_bytes
 from .codes import V4, V5, PacketType, ReasonCode, return_code
 from .errors import MqttError
 from .names import Names
-from .packets import Ack, Connack, Connect, Disconnect, Packet
+from .packets import Ack, Connack, Connect, Disconnect, Packet, Suback
 from .properties import Properties, Property
 from .scanner import PUBLISH_FIRST, AckRun, PublishRun, scan_acks, scan_publishes
 
@@ -28,7 +28,7 @@ ANY_BYTES: Final = 1 << 30
 
 Event: TypeAlias = Packet | PublishRun | AckRun
 # Packets with a reason string.
-Explained: TypeAlias = Ack | Connack | Disconnect
+Explained: TypeAlias = Ack | Connack | Disconnect | Suback
 
 # What also a client of MQTT 3 is told about its CONNECT; other errors just close the connection [MQTT-3.1.4-1].
 _TOLD_TO_ALL: Final = (ReasonCode.UNSUPPORTED_PROTOCOL_VERSION, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)

@@ -124,6 +124,7 @@ def _subscriptions(context: Context, request: Row) -> Iterator[Row]:
                 "retain_as_published": each.retain_as_published,
                 "retain_handling": each.retain_handling,
                 "identifier": grant.identifier or None,
+                "selector": grant.selector or None,
             }
 
 

@@ -17,7 +17,7 @@ from .messages import Arrived, to_deliver
 from .packets import Subscription
 from .properties import U16, encode_varint
 
-__all__ = ["Grant", "Shape", "Shapes", "encode_alone", "number_frames", "publish_frame"]
+__all__ = ["Grant", "Shape", "Shapes", "encode_alone", "has_selector", "number_frames", "publish_frame"]
 
 SHAPES_KEPT: Final = 10_000
 DUPLICATE: Final = 0x08
@@ -28,10 +28,16 @@ _IDENTIFIER: Final = b"\x0b"
 
 @final
 class Grant(NamedTuple):
-    """A subscription as the broker granted it; ``identifier`` is 0 for none."""
+    """A subscription as the broker granted it; ``identifier`` is 0 and ``selector`` (`selecting.py`) empty for none."""
 
     subscription: Subscription
     identifier: int
+    selector: str = ""
+
+
+def has_selector(grants: tuple[Grant, ...]) -> bool:
+    """Return whether one of *grants* brings only some of the messages that its filter matches."""
+    return any(grant.selector for grant in grants)
 
 
 @final
@@ -47,6 +53,7 @@ class Shape(NamedTuple):
     encoding: Encoding
     keeps_retain: bool
     no_local: bool
+    selects: bool  # some subscription has a selector
 
 
 @final
@@ -82,6 +89,7 @@ class Shapes:
             encoding_of(version == V5, qos, identifiers),
             any(grant.subscription.retain_as_published for grant in grants),
             all(grant.subscription.no_local for grant in grants),
+            has_selector(grants),
         )
 
 

@@ -20,7 +20,7 @@ from .control import PREFIX, answer_request
 from .errors import MqttError, NotAccepted
 from .frames import Grant
 from .incoming import Incoming, reason_of, replaced
-from .names import check_client_id, check_filter, is_shared, response_prefix, split_shared
+from .names import SharedFilter, check_client_id, check_filter, is_shared, response_prefix, split_shared
 from .outgoing import Outgoing
 from .packets import (
     Ack,
@@ -37,6 +37,7 @@ from .packets import (
 )
 from .properties import Properties, Property
 from .scanner import AckRun, PublishRun
+from .selecting import check_stored, selector_of
 from .storing import check_retain
 from .subscribing import grant_of, options_of
 from .sys_topics import SysTopics, is_sys
@@ -203,6 +204,9 @@ class MqttHandler:
         expiry_s, keep_alive_s = self._expiry_of(connect), self._keep_alive_of(connect)
         properties = self._connack_properties(connect, keep_alive_s, expiry_s)
         self._check_fits(Connack(False, ReasonCode.SUCCESS, properties))
+        if not connect.clean_start:
+            stored, _ = context.broker.sessions.find(PROTOCOL, client_id)
+            check_stored(context.broker, stored.filters if stored is not None else {})
         self._connect = connect
         self._take_over(client_id)
         session, is_old = self._open_session(connect, expiry_s)
@@ -323,19 +327,36 @@ class MqttHandler:
         identifier = numbers[0] if numbers else 0
         codes: list[int] = []
         begun: list[tuple[Grant, bool]] = []
+        texts: list[str] = []
         for each in packet.subscriptions:
             try:
-                begun.append(self._begin_subscription(Grant(each, identifier), outgoing, session))
+                selector = selector_of(self._context.broker, packet.properties) if self._may_select else ""
+                begun.append(self._begin_subscription(Grant(each, identifier, selector), outgoing, session))
                 codes.append(each.qos)
             except NotAccepted as error:
                 codes.append(error.reason)
+                texts.append(str(error))
             except Refused as refused:
                 codes.append(_subscribe_reason(refused))
+                texts.append(str(refused))
         self._incoming_marks()
         self._peer.hold_until(session.until)
-        self._send(Suback(packet.packet_id, tuple(codes)))
+        self._send_suback(Suback(packet.packet_id, tuple(codes)), texts[0] if texts else "")
         for grant, is_new in begun:
             self._send_retained(grant, is_new, outgoing)
+
+    @property
+    def _may_select(self) -> bool:
+        """Whether a user property of SUBSCRIBE can be a selector."""
+        return self._context.config.selectors and self._connection.version == V5
+
+    def _send_suback(self, packet: Suback, text: str) -> None:
+        """Send *packet*, with *text* for the first filter that was refused."""
+        if text and self._connection.version == V5 and self._connection.explains:
+            self._context.counters.answers += 1
+            self._peer.send(self._connection.explained(packet, text))
+        else:
+            self._send(packet)
 
     def _begin_subscription(self, grant: Grant, outgoing: Outgoing, session: Session) -> tuple[Grant, bool]:
         """Begin or change a subscription; return it, and whether it is new. Raises `Refused` and `MqttError`."""
@@ -353,12 +374,25 @@ class MqttHandler:
         if is_new and len(session.filters) >= config.filters_max:
             raise Refused(Reason.BUSY, f"the session has {config.filters_max} filters; mqtt.filters_max allows no more")
         outgoing.check(topic_filter if shared is None else shared.topic_filter)
+        if grant.selector and is_sys(topic_filter):
+            text = f"topic filter {topic_filter[:80]!r} is for figures, which a selector cannot select; leave it out"
+            raise NotAccepted(text, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)
         if shared is not None:
-            outgoing.share(grant, shared)
+            self._share(grant, shared, outgoing)
         session.subscribe(topic_filter, options_of(grant))
         if shared is None and not is_sys(topic_filter):
             outgoing.subscribe(grant)
         return grant, is_new
+
+    def _share(self, grant: Grant, shared: SharedFilter, outgoing: Outgoing) -> None:
+        """Take part in a shared subscription. Raises `Refused`, and `NotAccepted` if others have another selector."""
+        try:
+            outgoing.share(grant, shared)
+        except Refused as refused:
+            if refused.reason is not Reason.ILLEGAL:
+                raise
+            text = f"all clients of a shared subscription must have the same selector; {refused}"
+            raise NotAccepted(text, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR) from refused
 
     def _incoming_marks(self) -> None:
         session, incoming = self._session, self._incoming

@@ -14,12 +14,13 @@ read from the log and sent first; then the cursor continues where the session is
 """
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Final, NamedTuple, cast, final
 
 from martlet.access import Gate
-from martlet.contracts import Peer
+from martlet.contracts import Peer, RecordView
 from martlet.delivery.cursor import Cursor, Place
 from martlet.delivery.fanout import parts
 from martlet.delivery.group_members import Member
@@ -35,11 +36,12 @@ from .aliases import Aliases
 from .codec import encode_packet
 from .codes import V5, PacketType, ReasonCode
 from .context import Context
-from .frames import DUPLICATE, Grant, Shape, encode_alone, number_frames, publish_frame
+from .frames import DUPLICATE, Grant, Shape, encode_alone, has_selector, number_frames, publish_frame
 from .messages import to_deliver
 from .names import SharedFilter, split_shared
 from .packets import Ack, Connect, Subscription
 from .properties import Property
+from .selecting import chooser
 from .shares import Leased, SharedSubscriptions
 from .subscribing import grant_of
 
@@ -376,15 +378,17 @@ class Outgoing:
             return b""
         now_ms = self._context.broker.clock.now_ms()
         if due.grant is not None:
+            if due.grant.selector and not self._choose((due.grant,))(RecordView(record)):
+                return b""
             shape = self._context.shapes.of(self._version, (due.grant,))
             return self._fitting(encode_alone(arrived, shape, self._client_id, now_ms, retain=True))
         arrived.qos = 2 if due.number & TWICE else 1
         arrived.client_id = ""
-        shape = self._shape(self._grants_of(arrived.name.decode(), arrived.qos))
+        shape = self._shape(self._grants_of(arrived.name.decode(), arrived.qos, RecordView(record)))
         retain = bool(due.number & RETAINED)
         return self._fitting(encode_alone(arrived, shape, "", now_ms, retain=retain, expires=False))
 
-    def _grants_of(self, name: str, qos: int) -> tuple[Grant, ...]:
+    def _grants_of(self, name: str, qos: int, record: RecordView) -> tuple[Grant, ...]:
         """Return the subscriptions for which a message of *name* is sent again with *qos*, that of the first time."""
         if self._resent is None:
             self._resent = FilterTrie()
@@ -393,7 +397,8 @@ class Outgoing:
                 inner = topic_filter if shared is None else shared.topic_filter
                 self._resent.add(inner, shared is not None, grant_of(topic_filter, options))
         found = self._resent.match(name)
-        grants = cast("tuple[Grant, ...]", found.get(False) or found.get(True) or ())
+        own = self._chosen(cast("tuple[Grant, ...]", found.get(False) or ()), record)
+        grants = own or self._chosen(cast("tuple[Grant, ...]", found.get(True) or ()), record)
         same = replace(grants[0].subscription, qos=qos) if grants else Subscription("", qos)
         return Grant(same, grants[0].identifier if grants else 0), *grants[1:]
 
@@ -420,11 +425,14 @@ class Outgoing:
 
     def _deliver(self, run: Run, grants: tuple[Grant, ...]) -> None:
         shape = self._shape(grants)
-        frames = run.frames(shape.encoding)
-        if not frames.is_whole or self._aliases is not None or len(frames.data) > self._packet_bytes_max:
-            frames = self._one_by_one(run, frames, grants, shape)
+        if shape.selects:
+            frames = self._selected(run, grants)
+        else:
+            frames = run.frames(shape.encoding)
+            if not frames.is_whole or self._aliases is not None or len(frames.data) > self._packet_bytes_max:
+                frames = self._one_by_one(run, frames, grants, shape)
         if not shape.qos:
-            self._context.counters.delivered += run.count
+            self._context.counters.delivered += run.count if frames.is_whole else len({0, *frames.ends}) - 1
             self._peer.send(frames.data)
             return
         data, ends, positions = frames.data, frames.ends, run.positions()
@@ -499,6 +507,28 @@ class Outgoing:
             size += len(frame)
             ends.append(size)
         return Frames(b"".join(found), ends, all(found))
+
+    def _choose(self, grants: tuple[Grant, ...]) -> Callable[[RecordView], tuple[Grant, ...]]:
+        return chooser(self._context.broker, grants)
+
+    def _chosen(self, grants: tuple[Grant, ...], record: RecordView) -> tuple[Grant, ...]:
+        """Return which of *grants* bring *record*."""
+        return self._choose(grants)(record) if has_selector(grants) else grants
+
+    def _selected(self, run: Run, grants: tuple[Grant, ...]) -> Frames:
+        """Return the frames of a run, which selectors leave out some messages of."""
+        found: list[bytes] = []
+        choose, now_ms = self._choose(grants), self._context.broker.clock.now_ms()
+        spare = ALIAS_BYTES if self._aliases is not None else 0
+        for record, (_, _, sys_flag, body, properties) in zip(run.records(), parts(run.data), strict=True):
+            own, frame = choose(record), b""
+            if own:
+                frame = self._alone(sys_flag, body, properties, own, self._shape(own), now_ms)
+                frame = self._fitting(frame, spare)
+            if frame and self._aliases is not None:
+                frame = self._aliases.shorten(frame)
+            found.append(frame)
+        return Frames(b"".join(found), list(accumulate(map(len, found))), all(found))
 
     def _alone(
         self, sys_flag: int, body: bytes, properties: bytes, grants: tuple[Grant, ...], shape: Shape, now_ms: int

@@ -26,6 +26,7 @@ from .context import PROTOCOL, Context
 from .frames import Grant, Shape, encode_alone
 from .messages import to_deliver
 from .names import HIDDEN, SharedFilter
+from .selecting import selection_of
 
 __all__ = ["POLICY", "Leased", "SharedSubscriptions", "group_of", "select_names", "share_encoding"]
 
@@ -108,6 +109,8 @@ class SharedSubscriptions:
         context.shared_lately.add(group_of(shared))
         shape = context.shapes.of(self._version, (grant,))
         encoding, selection = share_encoding(shape, context.broker.clock), select_names(shared.topic_filter)
+        if grant.selector:
+            selection = selection.both(selection_of(context.broker, grant.selector))
         members: list[Member] = []
         self._members[grant.subscription.topic_filter] = members, grant
         try:

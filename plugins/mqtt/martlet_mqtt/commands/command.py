@@ -201,7 +201,7 @@ def show_clients(arguments: Any) -> int:
 def show_subscriptions(arguments: Any) -> int:
     rows = list(_rows(arguments, "subscriptions", client=arguments.client))
     rows.sort(key=lambda row: (row["client"], row["filter"]))
-    return _print(rows, ("client", "filter", "qos", "no_local", "identifier"), as_json=arguments.json)
+    return _print(rows, ("client", "filter", "qos", "no_local", "identifier", "selector"), as_json=arguments.json)
 
 
 def show_retained(arguments: Any) -> int:
