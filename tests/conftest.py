@@ -41,6 +41,7 @@ SLOWEST = {
     "test_sql92.py": 70,
     "test_many_pops.py": 60,
     "test_mixed_cluster.py": 60,
+    "test_mqtt_clients.py": 50,
     "test_store_groups.py": 40,
     "test_message_kinds.py": 40,
     "test_python_client.py": 40,
@@ -48,6 +49,7 @@ SLOWEST = {
     "test_users.py": 30,
     "test_store_to_and_fro.py": 25,
     "test_crash.py": 25,
+    "test_mqtt_fuzz.py": 25,
     "test_kill.py": 25,
 }
 
