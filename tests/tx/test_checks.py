@@ -268,6 +268,26 @@ async def test_rocketmq_is_told_the_oldest_pending_one_and_an_op_record_before_a
     assert (groups.offset(CID, HALF_TOPIC, 0), groups.offset(CID, OP_TOPIC, 0)) == (1000, 1000)
 
 
+async def test_at_the_end_offsets_are_committed_though_the_store_flushes_no_more(
+    clock: ManualClock, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with trio.open_nursery() as nursery:
+        found = await running(nursery, clock, flush="async")
+        await nursery.start(found.checks.run)
+        await trio.testing.wait_all_tasks_blocked()
+        placed = found.prepare("k1")
+        await found.settle()
+        await found.end(placed, commit=False)
+        await found.settle()
+        found.prepare("k2")
+        found.store.commit()
+        assert found.store.flusher.durable < found.store.readable
+        began = trio.current_time()
+        nursery.cancel_scope.cancel()
+    assert trio.current_time() == began
+    assert found.broker.groups.offset(CID, HALF_TOPIC, 0) == 1
+
+
 async def test_what_rocketmq_has_handled_is_not_pending(nursery: trio.Nursery, clock: ManualClock) -> None:
     found = await running(nursery, clock)
     for number in range(6):

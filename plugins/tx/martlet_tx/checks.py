@@ -192,6 +192,7 @@ class Checks:
                 await trio.sleep(OFFSETS_S)
         finally:
             with trio.CancelScope(shield=True), trio.move_on_after(OFFSETS_S):
+                await self._store.flusher.flush()  # the store's own task, which does that, may have ended
                 await self.commit_offsets()
 
     async def commit_offsets(self) -> None:
