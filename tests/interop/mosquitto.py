@@ -4,7 +4,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +62,9 @@ class Subscriber:
         assert self._process.child.returncode == 0, self._process.output()
         return _messages(self._process.output())
 
-    def wait(self, enough: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
-        """Return the messages once they are *enough*."""
-
-        def look() -> list[dict[str, Any]] | None:
-            got = _messages(self._process.output().rpartition("\n")[0])
-            return got if enough(got) else None
-
-        return eventually(look)
+    def now(self) -> list[dict[str, Any]]:
+        """Return the messages that it has printed."""
+        return _messages(self._process.output().rpartition("\n")[0])
 
     def close(self) -> None:
         """End it as a crash would, if it still runs."""
