@@ -24,12 +24,14 @@ __all__ = [
     "Authorizer",
     "Buffer",
     "Certificate",
+    "Challenge",
     "Command",
     "Compile",
     "Condition",
     "Connection",
     "Credentials",
     "Dispatcher",
+    "Exchange",
     "ExternalCommit",
     "ExternalProducer",
     "ExternalRun",
@@ -40,6 +42,7 @@ __all__ = [
     "HalfMessage",
     "Handler",
     "Identity",
+    "Mechanism",
     "Password",
     "Peer",
     "PendingTimer",
@@ -47,6 +50,7 @@ __all__ = [
     "Predicate",
     "Producers",
     "Protocol",
+    "Proved",
     "RecordView",
     "Router",
     "Service",
@@ -448,6 +452,28 @@ Credentials: TypeAlias = Password | SignedRequest | Certificate
 # they are wrong. Compare secrets in constant time (hmac.compare_digest), also for a user who does not exist.
 # Called in a worker thread for a `Password`, on the event loop for the rest.
 Authenticator: TypeAlias = Callable[[Credentials], Identity | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """A step of an `Exchange`: the client has to answer *data*."""
+
+    data: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """The end of an `Exchange`: who the client is, and *data* for it, with which the broker may prove itself."""
+
+    identity: Identity
+    data: bytes = field(default=b"", repr=False)
+
+
+# One authentication in several steps: called with the data that the client sent, in a worker thread and never twice at
+# once. Raises `Refused` (Reason.CREDENTIALS) if the client proves nothing; it is not called again then.
+Exchange: TypeAlias = Callable[[bytes], Challenge | Proved]
+# Begins an exchange for one client.
+Mechanism: TypeAlias = Callable[[], Exchange]
 # Asked with (identity, action, topic name): True allows, False denies, None leaves it to the next one.
 Authorizer: TypeAlias = Callable[[Identity, str, str], bool | None]
 

@@ -32,7 +32,15 @@ from martlet.errors import ConfigError, MartletError, PluginError, StoreError
 from martlet.ids import Ids
 from martlet.logs import LogConfig
 from martlet.net.server import Server
-from martlet.plugins.loader import Plugins, available, guarded_authenticator, guarded_authorizer, guarded_filter, load
+from martlet.plugins.loader import (
+    Plugins,
+    available,
+    guarded_authenticator,
+    guarded_authorizer,
+    guarded_filter,
+    guarded_mechanism,
+    load,
+)
 from martlet.settings import BrokerConfig, ClientConfig, DeliveryConfig, ServerConfig
 from martlet.stats import Stats
 from martlet.store import Disk, RealDisk, Store, StoreConfig
@@ -432,6 +440,7 @@ HOOKS_OF_A_BROKER: Final = (
     "martlet_capabilities",
     "martlet_filters",
     "martlet_authenticators",
+    "martlet_mechanisms",
     "martlet_authorizers",
     "martlet_stages",
     "martlet_routers",
@@ -465,6 +474,11 @@ def _install(broker: Broker, found: dict[str, list[tuple[str, Any]]]) -> None:
     broker.authentication.authenticators = tuple(
         guarded_authenticator(plugin, each) for plugin, given in found["martlet_authenticators"] for each in given
     )
+    broker.authentication.mechanisms = {
+        name: guarded_mechanism(plugin, name, each)
+        for plugin, given in found["martlet_mechanisms"]
+        for name, each in given.items()
+    }
     broker.authorizers = tuple(
         guarded_authorizer(plugin, each) for plugin, given in found["martlet_authorizers"] for each in given
     )

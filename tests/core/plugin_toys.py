@@ -17,14 +17,18 @@ from martlet.config import setting
 from martlet.contracts import (
     Authenticator,
     Authorizer,
+    Challenge,
     Command,
     Compile,
     Credentials,
     Dispatcher,
+    Exchange,
     Identity,
+    Mechanism,
     Password,
     Predicate,
     Protocol,
+    Proved,
     RecordView,
     Router,
     Service,
@@ -36,6 +40,9 @@ from martlet.plugins import loader as plugins
 from martlet.plugins.hooks import Hooks
 from martlet.state import NOTHING, Projection, pack_rows, unpack_rows
 from martlet.steps import Steps
+
+# In which steps of a mechanism ran.
+threads: list[threading.Thread] = []
 
 
 @contextmanager
@@ -155,6 +162,25 @@ class Full(Hooks):
             return None
 
         return [check]
+
+    def martlet_mechanisms(self, broker: Broker) -> Mapping[str, Mechanism]:
+        def begin() -> Exchange:
+            said: list[bytes] = []
+
+            def proceed(data: bytes) -> Challenge | Proved:
+                said.append(data)
+                if len(said) == 1:
+                    return Challenge(b"who, " + data)
+                if data == b"wrong":
+                    raise Refused(Reason.CREDENTIALS, "wrong")
+                if data == b"nothing":
+                    return None  # type: ignore[return-value]
+                threads.append(threading.current_thread())
+                return Proved(Identity(data.decode()), b"welcome")
+
+            return proceed
+
+        return {"TWO-STEPS": begin}
 
     def martlet_authorizers(self, broker: Broker) -> Sequence[Authorizer]:
         def opinion(identity: Identity, action: str, topic: str) -> bool | None:

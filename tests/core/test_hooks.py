@@ -2,6 +2,7 @@
 
 import re
 import signal
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from importlib import import_module
@@ -10,12 +11,12 @@ from typing import cast
 
 import pytest
 import trio
-from tests.core.plugin_toys import Full, Greeting, Late, installed
+from tests.core.plugin_toys import Full, Greeting, Late, installed, threads
 from tests.core.test_server_sockets import receive_exactly
 
 from martlet.broker import Broker
 from martlet.cli import main as cli
-from martlet.contracts import Identity, Password, RecordView
+from martlet.contracts import Challenge, Identity, Password, Proved, RecordView
 from martlet.errors import PluginError, Reason, Refused, StoreError
 from martlet.message import Message
 from martlet.net.addresses import split_address
@@ -155,6 +156,35 @@ async def test_martlet_authenticators_say_who_a_client_is(monkeypatch: pytest.Mo
         assert await asked.authenticate_password(Password("ada", b"lovelace")) == Identity("ada")
         with pytest.raises(Refused, match="plugin 'full' failed in its authenticator; KeyError: 'bob'") as caught:
             await asked.authenticate_password(Password("bob", b"?"))
+        assert caught.value.reason is Reason.UNAVAILABLE
+
+
+async def test_martlet_mechanisms_identify_a_client_in_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(monkeypatch, "full") as made:
+        asked = made.broker.authentication
+        exchange, other = asked.begin("TWO-STEPS"), asked.begin("TWO-STEPS")
+        assert await asked.proceed(exchange, b"hello") == Challenge(b"who, hello")
+        assert await asked.proceed(other, b"a") == Challenge(b"who, a"), "each client has an exchange of its own"
+        assert await asked.proceed(exchange, b"ada") == Proved(Identity("ada"), b"welcome")
+        assert threads.pop() is not threading.current_thread(), "a step may be slow"
+        with pytest.raises(Refused, match="wrong"):
+            await asked.proceed(other, b"wrong")
+        with pytest.raises(Refused, match="mechanism 'THREE' is unknown; offered: TWO-STEPS") as unknown:
+            asked.begin("THREE")
+        assert unknown.value.reason is Reason.NOT_SUPPORTED
+        assert asked.refused == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "what"), [(b"\xff", "UnicodeDecodeError"), (b"nothing", "TypeError: it returned None")]
+)
+async def test_a_mechanism_that_fails_proves_nothing(monkeypatch: pytest.MonkeyPatch, data: bytes, what: str) -> None:
+    async with running(monkeypatch, "full") as made:
+        asked = made.broker.authentication
+        exchange = asked.begin("TWO-STEPS")
+        await asked.proceed(exchange, b"")
+        with pytest.raises(Refused, match=f"plugin 'full' failed in its mechanism TWO-STEPS; {what}") as caught:
+            await asked.proceed(exchange, data)
         assert caught.value.reason is Reason.UNAVAILABLE
 
 

@@ -4,13 +4,27 @@ The authenticators of the plugins are called in order. The first one that does n
 decides: it returns an identity or refuses. A password is checked in a worker thread, because
 a good password hash takes tens of milliseconds by design; other credentials are checked on
 the event loop.
+
+A mechanism authenticates in several steps (as SASL's do, RFC 4422). A protocol that has such
+exchanges asks for one by its name, and passes on what client and mechanism say.
 """
 
+from collections.abc import Mapping
 from typing import Final, final
 
 import trio
 
-from martlet.contracts import Authenticator, Certificate, Credentials, Identity, Password
+from martlet.contracts import (
+    Authenticator,
+    Certificate,
+    Challenge,
+    Credentials,
+    Exchange,
+    Identity,
+    Mechanism,
+    Password,
+    Proved,
+)
 from martlet.errors import Reason, Refused
 
 __all__ = ["ANONYMOUS", "Authentication"]
@@ -18,6 +32,7 @@ __all__ = ["ANONYMOUS", "Authentication"]
 ANONYMOUS: Final = Identity()
 # One at a time: a password hash keeps one core busy, and the event loop needs another.
 PASSWORD_THREADS: Final = 2
+MECHANISM_SHOWN: Final = 40
 
 
 @final
@@ -26,6 +41,7 @@ class Authentication:
 
     def __init__(self) -> None:
         self.authenticators: tuple[Authenticator, ...] = ()
+        self.mechanisms: Mapping[str, Mechanism] = {}  # by name, such as SCRAM-SHA-256
         self.refused = 0
         self._limiter: trio.CapacityLimiter | None = None
 
@@ -52,13 +68,42 @@ class Authentication:
         """
         if not self.authenticators:
             return ANONYMOUS
-        if self._limiter is None:
-            self._limiter = trio.CapacityLimiter(PASSWORD_THREADS)
         try:
-            return await trio.to_thread.run_sync(self._ask, password, limiter=self._limiter)
+            return await trio.to_thread.run_sync(self._ask, password, limiter=self._threads())
         except Refused:
             self.refused += 1
             raise
+
+    def begin(self, mechanism: str) -> Exchange:
+        """Return a new exchange by *mechanism*; pass what the client sends to `proceed`.
+
+        Raises:
+          Refused: no plugin offers it (Reason.NOT_SUPPORTED).
+        """
+        begin = self.mechanisms.get(mechanism)
+        if begin is None:
+            self.refused += 1
+            offered = ", ".join(sorted(self.mechanisms)) or "none"
+            text = f"authentication mechanism {mechanism[:MECHANISM_SHOWN]!r} is unknown; offered: {offered}"
+            raise Refused(Reason.NOT_SUPPORTED, text)
+        return begin()
+
+    async def proceed(self, exchange: Exchange, data: bytes) -> Challenge | Proved:
+        """Return what *exchange* says to *data* of the client; asks it in a worker thread.
+
+        Raises:
+          Refused: the client has proved nothing; end the exchange.
+        """
+        try:
+            return await trio.to_thread.run_sync(exchange, data, limiter=self._threads())
+        except Refused:
+            self.refused += 1
+            raise
+
+    def _threads(self) -> trio.CapacityLimiter:
+        if self._limiter is None:
+            self._limiter = trio.CapacityLimiter(PASSWORD_THREADS)
+        return self._limiter
 
     def _ask(self, credentials: Credentials) -> Identity:
         for authenticator in self.authenticators:

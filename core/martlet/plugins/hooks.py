@@ -17,6 +17,7 @@ from martlet.contracts import (
     Command,
     Compile,
     Dispatcher,
+    Mechanism,
     Protocol,
     Router,
     Service,
@@ -71,6 +72,11 @@ class Hooks:
     def martlet_authenticators(self, broker: "Broker") -> Sequence[Authenticator]:
         """Return functions that identify clients; the first opinion of all plugins decides."""
         return ()
+
+    @hookspec
+    def martlet_mechanisms(self, broker: "Broker") -> Mapping[str, Mechanism]:
+        """Return ways to identify clients in several steps, by name, such as ``SCRAM-SHA-256``."""
+        return {}
 
     @hookspec
     def martlet_authorizers(self, broker: "Broker") -> Sequence[Authorizer]:

@@ -23,13 +23,17 @@ from martlet.config import fill, unknown_key
 from martlet.contracts import (
     Authenticator,
     Authorizer,
+    Challenge,
     Command,
     Compile,
     Condition,
     Credentials,
+    Exchange,
     Identity,
+    Mechanism,
     Predicate,
     Protocol,
+    Proved,
     RecordView,
     Stage,
 )
@@ -45,6 +49,7 @@ __all__ = [
     "guarded_authenticator",
     "guarded_authorizer",
     "guarded_filter",
+    "guarded_mechanism",
     "has_commands",
     "load",
     "load_class",
@@ -58,7 +63,7 @@ HOOK_TIMEOUT_S: Final = 10.0
 # A large library on a cold, busy disk takes some seconds to import.
 IMPORT_TIMEOUT_S: Final = 30.0
 # Without these hooks a broker would admit clients that it must not.
-GUARDS: Final = frozenset({"martlet_authenticators", "martlet_authorizers"})
+GUARDS: Final = frozenset({"martlet_authenticators", "martlet_authorizers", "martlet_mechanisms"})
 
 # Hosts that stand for all addresses of the machine.
 EVERY_HOST: Final = frozenset(("", "0.0.0.0", "::"))
@@ -210,7 +215,7 @@ def _is_projection(each: object) -> bool:
 
 
 # What hooks return: mappings, or sequences of what fits.
-MAPPINGS: Final = frozenset({"martlet_filters", "martlet_capabilities", "martlet_dispatchers"})
+MAPPINGS: Final = frozenset({"martlet_filters", "martlet_capabilities", "martlet_dispatchers", "martlet_mechanisms"})
 SEQUENCES: Final[dict[str, tuple[str, Callable[[object], bool]]]] = {
     "martlet_protocols": ("Protocol", lambda each: isinstance(each, Protocol)),
     "martlet_stages": ("Stage", lambda each: isinstance(each, Stage)),
@@ -243,6 +248,35 @@ def guarded_authenticator(plugin: str, authenticator: Authenticator) -> Authenti
             raise _guard_failed(plugin, "authenticator", error) from error
 
     return ask
+
+
+def guarded_mechanism(plugin: str, name: str, mechanism: Mechanism) -> Mechanism:
+    """Return *mechanism* wrapped so that an error or an invalid result becomes a refusal that names the plugin."""
+
+    def failed(error: Exception) -> Refused:
+        log.exception("plugin %r failed in its mechanism %s", plugin, name)
+        return _guard_failed(plugin, f"mechanism {name}", error)
+
+    def begin() -> Exchange:
+        try:
+            exchange = mechanism()
+        except Exception as error:
+            raise failed(error) from error
+
+        def proceed(data: bytes) -> Challenge | Proved:
+            try:
+                result = exchange(data)
+                if not isinstance(result, Challenge | Proved):
+                    raise TypeError(f"it returned {result!r:.80}; return Challenge or Proved")
+                return result
+            except Refused:
+                raise
+            except Exception as error:
+                raise failed(error) from error
+
+        return proceed
+
+    return begin
 
 
 def guarded_authorizer(plugin: str, authorizer: Authorizer) -> Authorizer:

@@ -1,7 +1,8 @@
-"""A plugin with users: authenticates them by password, signature or certificate, and has rules for each."""
+"""A plugin with users: authenticates them by password, SCRAM, signature or certificate, and has rules for each."""
 
 import hashlib
 import hmac
+import re
 import secrets
 import sys
 import tomllib
@@ -9,7 +10,7 @@ from argparse import ArgumentParser, Namespace
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from functools import partial
 from getpass import getpass
 from pathlib import Path
 from typing import Any, ClassVar, Final, final
@@ -23,17 +24,24 @@ from martlet.contracts import (
     Command,
     Credentials,
     Identity,
+    Mechanism,
     Password,
     SignedRequest,
 )
 from martlet.errors import ConfigError, Reason, Refused
 from martlet.plugins.hooks import Hooks
 
+from .patterns import compile_pattern
+from .scram import NAME, SALT_BYTES, ScramSecret, begin_scram, make_secret, read_secret
+
 __all__ = ["User", "UsersConfig", "UsersPlugin", "hash_password", "read_users"]
 
 ACTIONS: Final = ("publish", "read", "manage")
-KEYS: Final = frozenset(("password", "signing_key", "certificate", "rules"))
+KEYS: Final = frozenset(("password", "scram", "signing_key", "certificate", "rules"))
+USER: Final = "{user}"  # in a rule
 ANONYMOUS: Final = ""  # the user name for the section [anonymous]
+ANONYMOUS_SECTION: Final = "anonymous"
+WIDE: Final = re.compile(r"[/+#*]")  # what would make a rule with such a name wider than it looks
 # hashlib.scrypt with these takes about 50 ms and 16 MiB (RFC 7914 2 recommends r = 8 and p = 1).
 SCRYPT_N: Final = 1 << 14
 SCRYPT_R: Final = 8
@@ -63,12 +71,13 @@ class User:
     """One user of the file; ``rules`` are (action, pattern of names)."""
 
     password: str = ""
+    scram: ScramSecret | None = None
     signing_key: str = ""
     certificate: bool = False
-    rules: tuple[tuple[str, str], ...] = ()
+    rules: tuple[tuple[str, re.Pattern[str]], ...] = ()
 
     def may(self, action: str, name: str) -> bool:
-        return any(action == wanted and fnmatchcase(name, pattern) for wanted, pattern in self.rules)
+        return any(action == wanted and pattern.match(name) for wanted, pattern in self.rules)
 
 
 def read_users(path: str) -> dict[str, User]:
@@ -81,8 +90,8 @@ def read_users(path: str) -> dict[str, User]:
         table = tomllib.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"config key 'users.file' is {path!r}, which cannot be read; {error}") from error
-    sections = {**table.get("users", {}), ANONYMOUS: table.get("anonymous", {})}
-    return {name: _user(path, name or "anonymous", fields) for name, fields in sections.items()}
+    sections = {**table.get("users", {}), ANONYMOUS: table.get(ANONYMOUS_SECTION, {})}
+    return {name: _user(path, name or ANONYMOUS_SECTION, fields) for name, fields in sections.items()}
 
 
 def _user(path: str, name: str, fields: Mapping[str, Any]) -> User:
@@ -94,13 +103,19 @@ def _user(path: str, name: str, fields: Mapping[str, Any]) -> User:
     password = fields.get("password", "")
     if password and (not password.startswith(f"{SCHEME}$") or password.count("$") != 2):
         raise wrong("has a password that is not a hash; make one with martlet hash-password")
-    rules: list[tuple[str, str]] = []
+    try:
+        secret = read_secret(fields["scram"]) if fields.get("scram") else None
+    except ValueError as error:
+        raise wrong("has a scram secret that is none; make one with martlet hash-password --scram") from error
+    rules: list[tuple[str, re.Pattern[str]]] = []
     for rule in fields.get("rules", ()):
         action, _, pattern = rule.partition(" ")
         if action not in ACTIONS:
             raise wrong(f"has the rule {rule!r}; it must begin with {', '.join(ACTIONS)} and a space")
-        rules.append((action, pattern.strip()))
-    return User(password, fields.get("signing_key", ""), bool(fields.get("certificate")), tuple(rules))
+        if USER in pattern and (name == ANONYMOUS_SECTION or WIDE.search(name)):
+            raise wrong(f"has the rule {rule!r}, but {USER} needs a name without '/', '+', '#' and '*'; write it out")
+        rules.append((action, compile_pattern(pattern.strip(), name)))
+    return User(password, secret, fields.get("signing_key", ""), bool(fields.get("certificate")), tuple(rules))
 
 
 @final
@@ -110,6 +125,7 @@ class Users:
     def __init__(self, path: str) -> None:
         self._path = path
         self._users = read_users(path)
+        self._pepper = secrets.token_bytes(32)
 
     def read_again(self) -> None:
         self._users = read_users(self._path)
@@ -131,6 +147,14 @@ class Users:
             case Certificate(name):
                 user = self._users.get(name)
                 return Identity(name) if name and user is not None and user.certificate else None
+
+    def find_secret(self, name: str) -> ScramSecret | None:
+        """Return the SCRAM secret of the user *name*, None if there is none."""
+        return self._users.get(name, User()).scram if name else None
+
+    def mechanisms(self) -> Mapping[str, Mechanism]:
+        """Return the mechanisms, by name."""
+        return {NAME: partial(begin_scram, self.find_secret, self._pepper)}
 
     def authorize(self, identity: Identity, action: str, name: str) -> bool | None:
         """An `Authorizer` that allows what a user's rules allow, and has no opinion on the rest."""
@@ -155,6 +179,9 @@ class UsersPlugin(Hooks):
     def martlet_authenticators(self, broker: Broker) -> Sequence[Authenticator]:
         return (self._users.authenticate,)
 
+    def martlet_mechanisms(self, broker: Broker) -> Mapping[str, Mechanism]:
+        return self._users.mechanisms()
+
     def martlet_authorizers(self, broker: Broker) -> Sequence[Authorizer]:
         return (self._users.authorize,)
 
@@ -164,10 +191,19 @@ class UsersPlugin(Hooks):
     def martlet_commands(self) -> Sequence[Command]:
         def configure(parser: ArgumentParser) -> None:
             parser.description = "Read a password and print its hash for the file of users."
+            parser.add_argument("--scram", action="store_true", help="print the secret for scram, not for password")
 
         def run(options: Namespace) -> int:
             password = getpass() if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
-            print(hash_password(password.encode(), secrets.token_bytes(16)))
+            salt = secrets.token_bytes(SALT_BYTES)
+            if not options.scram:
+                print(hash_password(password.encode(), salt))
+                return 0
+            try:
+                print(make_secret(password, salt))
+            except ValueError as error:
+                print(f"the password {error}; choose another one", file=sys.stderr)
+                return 1
             return 0
 
         return [Command("hash-password", "print the hash of a password for the file of users", configure, run)]

@@ -14,6 +14,8 @@ from martlet.errors import ConfigError, Reason, Refused
 from martlet.message import Message
 from martlet.testing.peers import serving
 from martlet_users import UsersConfig, UsersPlugin, hash_password, read_users
+from martlet_users.patterns import compile_pattern
+from martlet_users.scram import make_secret, read_secret
 
 SHOP = hash_password(b"open sesame", b"salt" * 4)
 FILE = f"""
@@ -118,6 +120,8 @@ async def test_a_reload_takes_a_new_file_and_keeps_the_old_one_where_it_is_wrong
         ("[users.a]\npassword = 'open'", "has a password that is not a hash; make one with martlet hash-password"),
         ("[users.a]\nrules = ['write x']", "has the rule 'write x'; it must begin with publish, read, manage"),
         ("= 3", "cannot be read"),
+        ('[users."a/b"]\nrules = ["read mqtt/{user}/#"]', "but {user} needs a name without '/'"),
+        ('[anonymous]\nrules = ["read mqtt/{user}/#"]', "but {user} needs a name"),
     ],
 )
 def test_a_mistake_in_the_file_is_told(tmp_path: Path, text: str, problem: str) -> None:
@@ -138,3 +142,49 @@ def test_the_command_prints_a_hash_that_fits(
     stored = capsys.readouterr().out.strip()
     plugin = users(tmp_path, f'[users.a]\npassword = "{stored}"')
     assert plugin._users.authenticate(Password("a", b"secret")) == Identity("a")
+
+
+def test_the_command_prints_a_secret_for_scram(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [command] = users(tmp_path).martlet_commands()
+    parser = ArgumentParser()
+    command.configure(parser)
+    monkeypatch.setattr("sys.stdin", io.StringIO("secret\n"))
+    assert command.run(parser.parse_args(["--scram"])) == 0
+    found = read_secret(capsys.readouterr().out.strip())
+    assert found == make_secret("secret", found.salt, found.iterations)
+    monkeypatch.setattr("sys.stdin", io.StringIO("sec\x07ret\n"))
+    assert command.run(parser.parse_args(["--scram"])) == 1
+    assert capsys.readouterr() == ("", "the password contains '\\x07'; choose another one\n")
+
+
+MATCHING = [
+    ("*", ["", "orders", "a/b\nc"], []),
+    ("orders", ["orders"], ["orders-2026", "orders/a", "order"]),
+    ("orders*", ["orders", "orders-2026"], ["my orders"]),
+    ("a*b*c", ["abc", "axxbyyc"], ["axxbyy", "acb"]),
+    ("mqtt/home/+", ["mqtt/home/x", "mqtt/home/", "mqtt/home/+"], ["mqtt/home", "mqtt/home/x/y", "mqtt/home/#"]),
+    ("mqtt/+/x", ["mqtt/a/x", "mqtt/+/x"], ["mqtt/a/b/x", "mqtt/#", "mqtt/a/+"]),
+    ("mqtt/a/#", ["mqtt/a", "mqtt/a/b/c", "mqtt/a/#", "mqtt/a/+/c"], ["mqtt/ab", "mqtt/#", "mqtt/+/b", "mqtt"]),
+    ("mqtt/#", ["mqtt", "mqtt/#", "mqtt/a"], ["mqtt2"]),
+    ("mqtt/{user}/#", ["mqtt/ann/x", "mqtt/ann"], ["mqtt/bob/x", "mqtt/{user}/x", "mqtt/+/x"]),
+    ("*/+/end", ["mqtt/a/b/end"], ["a/end", "mqtt/a/b/end/x", "mqtt/#/end"]),
+    ("%RETRY%*", ["%RETRY%billing"], ["%DLQ%billing"]),
+    ("a?[b].+", ["a?[b].+"], ["axb.+", "axb..", "a?[b].x"]),
+]
+
+
+@pytest.mark.parametrize(("pattern", "matching", "others"), MATCHING)
+def test_patterns_match_names_and_the_filters_that_select_no_more(
+    pattern: str, matching: list[str], others: list[str]
+) -> None:
+    compiled = compile_pattern(pattern, "ann")
+    assert [name for name in matching if not compiled.match(name)] == []
+    assert [name for name in others if compiled.match(name)] == []
+
+
+def test_a_name_in_a_rule_stands_for_itself(tmp_path: Path) -> None:
+    assert not compile_pattern("mqtt/{user}", "+").match("mqtt/x")
+    assert not compile_pattern("mqtt/{user}", "*").match("mqtt/x")
+    assert not compile_pattern("mqtt/{user}", ".").match("mqtt/x")

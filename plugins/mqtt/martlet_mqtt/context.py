@@ -1,10 +1,12 @@
 """What all connections of the plugin share: the topic and its feed, names, shapes, clients, and what they did."""
 
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
 from martlet.broker import Broker
 from martlet.delivery.cursor import Feed
+from martlet.net.complaints import Complaints
 
 from .config import MqttConfig
 from .frames import Shapes
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from .handler import MqttHandler
 
 __all__ = ["PROTOCOL", "Context", "Counters"]
+
+log = logging.getLogger("martlet.mqtt")
 
 PROTOCOL: Final = "mqtt"
 
@@ -52,6 +56,8 @@ class Context:
     retained: Retained
     shapes: Shapes = field(default_factory=Shapes)
     counters: Counters = field(default_factory=Counters)
+    # Warnings about clients, limited in number.
+    complaints: Complaints = field(default_factory=lambda: Complaints(log))
     # Connected clients by their identifier.
     clients: dict[str, "MqttHandler"] = field(default_factory=dict)
     # Groups of shared subscriptions that somebody joined lately, so that they are not taken for unused ones.

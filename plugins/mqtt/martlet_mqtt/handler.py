@@ -1,14 +1,14 @@
 """Acts on the packets of one client (martlet.contracts.Handler)."""
 
 import logging
-from collections.abc import Awaitable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Final, final
 
 import trio
 
 from martlet.access import Gate
-from martlet.contracts import Buffer, Identity, Password, Peer
+from martlet.contracts import Buffer, Identity, Peer
 from martlet.delivery.sessions import Session
 from martlet.errors import Reason, Refused
 
@@ -20,6 +20,7 @@ from .control import PREFIX, answer_request
 from .errors import MqttError, NotAccepted
 from .frames import Grant
 from .incoming import Incoming, reason_of, replaced
+from .logins import EnhancedLogin, authenticate, login_reason
 from .names import SharedFilter, check_client_id, check_filter, is_shared, response_prefix, split_shared
 from .outgoing import Outgoing
 from .packets import (
@@ -49,6 +50,7 @@ log = logging.getLogger("martlet.mqtt")
 
 NEVER_EXPIRES: Final = 0xFFFF_FFFF
 _VERSIONS: Final = {3: "3.1", 4: "3.1.1", 5: "5"}
+_SHOWN: Final = 80
 _PINGRESP: Final = b"\xd0\x00"
 _ACK_KINDS: Final = {PacketType.PUBACK, PacketType.PUBCOMP}
 
@@ -64,6 +66,7 @@ class MqttHandler:
         "_gate",
         "_has_ended",
         "_incoming",
+        "_login",
         "_outgoing",
         "_peer",
         "_session",
@@ -82,6 +85,7 @@ class MqttHandler:
         self._context = context
         self._gate: Gate | None = None
         self._connect: Connect | None = None
+        self._login: EnhancedLogin | None = None
         self._session: Session | None = None
         self._incoming: Incoming | None = None
         self._outgoing: Outgoing | None = None
@@ -103,9 +107,14 @@ class MqttHandler:
     def _act(self, event: Event) -> Awaitable[None] | None:
         if isinstance(event, Connect):
             return self._accept(event)
+        if isinstance(event, Auth):
+            return self._authenticate_more(event)
         incoming, outgoing = self._incoming, self._outgoing
         if incoming is None or outgoing is None:
-            return None  # the session was taken over in the middle of a read
+            # The client goes before it is accepted, or its session was taken over in the middle of a read.
+            if isinstance(event, Disconnect):
+                self._peer.close("")
+            return None
         match event:
             case PublishRun():
                 incoming.publish_run(event)
@@ -128,8 +137,6 @@ class MqttHandler:
                 self._unsubscribe(event, outgoing)
             case Disconnect():
                 self._disconnect(event)
-            case Auth():
-                raise MqttError("AUTH without a method in CONNECT", ReasonCode.PROTOCOL_ERROR)
             case _:
                 raise MqttError(f"{type(event).__name__} is a packet of brokers, not of clients")
         return None
@@ -154,43 +161,102 @@ class MqttHandler:
         else:
             outgoing.acknowledged(kind, ids)  # those of an earlier session say nothing
 
-    def _send(self, packet: Connack | Suback | Unsuback | Ack | Disconnect) -> None:
+    def _send(self, packet: Auth | Connack | Suback | Unsuback | Ack | Disconnect) -> None:
         self._context.counters.answers += 1
         self._peer.send(encode_packet(packet, self._connection.version))
 
     # CONNECT
 
     async def _accept(self, connect: Connect) -> None:
-        try:
+        self._connect = connect
+        with self._turning_away(connect):
             check_client_id(connect.client_id)
             if len(connect.client_id.encode()) > self._context.config.client_id_bytes_max:
                 limit = self._context.config.client_id_bytes_max
                 text = f"the client identifier is too long; mqtt.client_id_bytes_max is {limit}"
                 raise MqttError(text, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)
-            if connect.properties.text(Property.AUTHENTICATION_METHOD) is not None:
-                raise MqttError("no authentication method is supported", ReasonCode.BAD_AUTHENTICATION_METHOD)
-            await self._authenticate(connect)
-            self._open(connect)
-        except Refused as refused:
-            reason = _connect_reason(refused)
-            self._turn_away(reason, str(refused))
-        except MqttError as error:
-            self._turn_away(error.reason, str(error))
+            authentication = self._context.broker.authentication
+            method = connect.properties.text(Property.AUTHENTICATION_METHOD)
+            if method is None:
+                self._peer.identity = await authenticate(authentication, connect, self._peer.identity)
+                self._open(connect)
+            else:
+                self._login = EnhancedLogin(authentication, connect, method)
+                await self._prove(connect, self._login, connect.properties)
 
-    def _turn_away(self, reason: ReasonCode, text: str) -> None:
+    def _authenticate_more(self, packet: Auth) -> Awaitable[None] | None:
+        """Go on with enhanced authentication, or do it again. Raises `Refused` and `MqttError`."""
+        connect, login = self._connect, self._login
+        if connect is None or login is None:
+            raise MqttError("AUTH came, but CONNECT had no authentication method", ReasonCode.PROTOCOL_ERROR)
+        is_open = self._session is not None
+        login.take(packet, is_open=is_open)
+        if not is_open:
+            return self._prove_in_turn(connect, login, packet.properties)
+        self._peer.start(self._prove_again, login, packet.properties)  # other packets need not wait
+        return None
+
+    async def _prove_in_turn(self, connect: Connect, login: EnhancedLogin, properties: Properties) -> None:
+        with self._turning_away(connect):
+            await self._prove(connect, login, properties)
+
+    async def _prove(self, connect: Connect, login: EnhancedLogin, properties: Properties) -> None:
+        """Do one step of enhanced authentication before the client is accepted. Raises `Refused` and `MqttError`."""
+        answer = await login.answer(properties)
+        if isinstance(answer, Identity):
+            self._peer.identity = answer
+            self._open(connect)
+        elif self._connection.state is State.ACCEPTING:
+            self._send(answer)
+
+    async def _prove_again(self, login: EnhancedLogin, properties: Properties) -> None:
+        """Do one step of enhanced authentication in an open connection (MQTT 5 section 4.12.1)."""
+        try:
+            answer = await login.answer(properties)
+            if self._connection.state is not State.OPEN:
+                return  # it ended meanwhile
+            if isinstance(answer, Identity) and answer != self._peer.identity:
+                text = f"user {self._peer.identity.name!r} proves to be {answer.name!r} now; connect again"
+                raise MqttError(text, ReasonCode.NOT_AUTHORIZED)
+            self._send(answer if isinstance(answer, Auth) else login.success())
+        except Refused as refused:
+            self._fail(login_reason(refused, is_enhanced=True) or reason_of(refused), str(refused))
+        except MqttError as error:
+            self._fail(error.reason, str(error))
+
+    def _fail(self, reason: ReasonCode, text: str) -> None:
+        """End an open connection: the client could not prove who it is."""
+        connect = self._connect
+        if self._session is not None and connect is not None:
+            self._complain("disconnected", connect, text)
+            self._end(reason, text)
+
+    @contextmanager
+    def _turning_away(self, connect: Connect) -> Iterator[None]:
+        """Refuse the client if it cannot be accepted."""
+        try:
+            yield
+        except Refused as refused:
+            reason = login_reason(refused, is_enhanced=self._login is not None) or reason_of(refused)
+            self._turn_away(connect, reason, str(refused))
+        except MqttError as error:
+            self._turn_away(connect, error.reason, str(error))
+
+    def _turn_away(self, connect: Connect, reason: ReasonCode, text: str) -> None:
+        self._complain("refused", connect, text)
         self._peer.send(self._connection.refusal(reason, text, State.ACCEPTING))
         self._connection.end()
         self._peer.close(text)
 
-    async def _authenticate(self, connect: Connect) -> None:
-        if connect.user_name is None and connect.password is None:
-            return
-        authentication = self._context.broker.authentication
-        credentials = Password(connect.user_name or "", connect.password or b"")
-        self._peer.identity = await authentication.authenticate_password(credentials)
+    def _complain(self, what: str, connect: Connect, why: str) -> None:
+        user = self._peer.identity.name or connect.user_name or ""
+        values = what, connect.client_id[:_SHOWN], user[:_SHOWN], self._peer.address, why
+        self._context.complaints.warn("%s client %r of user %r at %s; %s", *values)
 
     def _open(self, connect: Connect) -> None:
         """Attach to the session, and begin. Raises `Refused` and `MqttError`."""
+        if self._connection.state is not State.ACCEPTING:
+            return  # the time to connect was over while a thread checked who it is
         context = self._context
         gate = self._gate = context.broker.gate(self._peer.identity)
         client_id = connect.client_id
@@ -305,6 +371,10 @@ class MqttHandler:
             values[Property.ASSIGNED_CLIENT_IDENTIFIER] = connect.client_id
         if config.response_prefix and asked.number(Property.REQUEST_RESPONSE_INFORMATION, 0):
             values[Property.RESPONSE_INFORMATION] = response_prefix(config.response_prefix, connect.client_id)
+        if self._login is not None:
+            for which in Property.AUTHENTICATION_METHOD, Property.AUTHENTICATION_DATA:
+                if self._login.final.get(which) is not None:
+                    values[which] = self._login.final.get(which)
         return Properties(values)
 
     @property
@@ -543,12 +613,6 @@ def _renamed(connect: Connect, client_id: str) -> Connect:
         connect.password,
         connect.properties,
     )
-
-
-def _connect_reason(refused: Refused) -> ReasonCode:
-    if refused.reason is Reason.CREDENTIALS:
-        return ReasonCode.BAD_USER_NAME_OR_PASSWORD
-    return reason_of(refused)
 
 
 def _subscribe_reason(refused: Refused) -> ReasonCode:

@@ -1,7 +1,7 @@
 """Topic names, topic filters, shared subscriptions and client identifiers: what is allowed (MQTT 5 sections 4.7, 4.8).
 
 Like Mosquitto, the broker also refuses control characters in all of them, which nobody could see in a list, and
-wildcards in client identifiers, which access rules contain.
+wildcards in client identifiers and user names, which access rules contain.
 """
 
 import re
@@ -25,6 +25,7 @@ __all__ = [
     "check_filter",
     "check_name",
     "check_prefix",
+    "check_user_name",
     "is_shared",
     "response_prefix",
     "split_shared",
@@ -111,6 +112,15 @@ def check_client_id(client_id: str) -> None:
     if _WILDCARD.search(client_id):
         raise _invalid("client identifier", client_id, "contains + or #", reason)
     _check_text("client identifier", client_id, reason)
+
+
+def check_user_name(user: str) -> None:
+    """Raise `MqttError` (BAD_USER_NAME_OR_PASSWORD) if a client must not have the user name *user*."""
+    reason = ReasonCode.BAD_USER_NAME_OR_PASSWORD
+    if _WILDCARD.search(user):
+        raise _invalid("user name", user, "contains + or #", reason)
+    if _CONTROL.search(user):
+        raise _invalid("user name", user, "contains a control character", reason)
 
 
 def _check_text(what: str, text: str, reason: ReasonCode) -> None:
