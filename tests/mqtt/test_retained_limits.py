@@ -85,6 +85,20 @@ async def test_the_count_is_that_of_what_is_there(tmp_path: Path, seed: int) -> 
             assert counted(mqtt) == (len(present), sum(present.values()))
 
 
+async def test_lower_limits_do_not_keep_a_message_from_being_replaced_by_a_smaller_one(tmp_path: Path) -> None:
+    async with mqtt_broker(tmp_path) as mqtt:
+        talk = await mqtt.connect("p")
+        for name in "abc":
+            assert await retain(talk, name, bytes(100)) == 0
+    async with mqtt_broker(tmp_path, MqttConfig(retained_max=1, retained_bytes_max=10)) as mqtt:
+        talk = await mqtt.connect("p")
+        assert await retain(talk, "a", bytes(101)) == QUOTA
+        assert await retain(talk, "d", b"x") == QUOTA
+        assert await retain(talk, "a", bytes(99)) == 0
+        assert await retain(talk, "b", b"") == 0
+        assert counted(mqtt) == (2, 199 + 2 * properties_bytes("a"))
+
+
 async def test_figures_tell_how_much_is_retained(tmp_path: Path) -> None:
     async with mqtt_broker(tmp_path) as mqtt:
         talk = await mqtt.connect("p")

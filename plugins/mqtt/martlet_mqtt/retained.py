@@ -64,17 +64,24 @@ class Retained:
     # limits
 
     def check_room(self, name: str, size: int, count_max: int, bytes_max: int) -> None:
-        """Raise `Refused` (BUSY) unless a message of *size* for *name* may be retained."""
-        count, total = self._with(name, size)
-        if self._ahead and (count > count_max or total > bytes_max) and self._store.readable >= self._ahead_end:
+        """Raise `Refused` (BUSY) unless a message of *size* for *name* may be retained; a smaller one always may."""
+        text = self._excess(name, size, count_max, bytes_max)
+        if text and self._ahead and self._store.readable >= self._ahead_end:
             self._ahead.clear()  # those that are left were never stored: a commit failed
-            count, total = self._with(name, size)
-        if count > count_max:
-            raise Refused(Reason.BUSY, f"{count - 1} messages are retained; mqtt.retained_max is {count_max}")
-        if total > bytes_max:
-            more = f"{size} bytes more would be {total}"
-            text = f"the retained messages take too much; {more}, mqtt.retained_bytes_max is {bytes_max}"
+            text = self._excess(name, size, count_max, bytes_max)
+        if text:
             raise Refused(Reason.BUSY, text)
+
+    def _excess(self, name: str, size: int, count_max: int, bytes_max: int) -> str:
+        """Return which limit a message of *size* for *name* exceeds; empty for none."""
+        before = self._size_of(name)
+        count, total = self._with(name, size)
+        if not before and count > count_max:
+            return f"{count - 1} messages are retained; mqtt.retained_max is {count_max}"
+        if size > before and total > bytes_max:
+            text = f"the retained messages would take {total} bytes, {size} of them for {name[:80]!r}"
+            return f"{text}; mqtt.retained_bytes_max is {bytes_max}"
+        return ""
 
     def appended(self, name: str, size: int, end: int) -> None:
         """Note that a message of *size* for *name* is appended, with all that belongs to it before *end*."""
@@ -85,7 +92,7 @@ class Retained:
     def _with(self, name: str, size: int) -> tuple[int, int]:
         """Return how many messages and bytes are retained when one of *size* for *name* is."""
         count, total = self._planned if self._ahead else (len(self._entries), self.bytes)
-        before = self._ahead.get(name, self._entries.get(name, 0) & SIZE_MASK)
+        before = self._size_of(name)
         return count + bool(size) - bool(before), total + size - before
 
     def __contains__(self, name: str) -> bool:
@@ -102,6 +109,11 @@ class Retained:
                 yield topic_filter
             return
         yield from _below(self._root, topic_filter.split("/"), 0, [])
+
+    def _size_of(self, name: str) -> int:
+        """Return the size of the newest message of *name*, 0 for none."""
+        size = self._ahead.get(name)
+        return self._entries.get(name, 0) & SIZE_MASK if size is None else size
 
     # the projection
 
