@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from tests.mqtt.mqtt_talk import Running, mqtt_broker
 
+from martlet.broker import Broker
+
 if TYPE_CHECKING:
     from martlet_users import UsersPlugin
 
@@ -43,11 +45,14 @@ class Users:
 
     def install(self, running: Running) -> None:
         """Have *running* ask the plugin."""
+        self._running = running
+        self.install_in(running.broker)
+
+    def install_in(self, broker: Broker) -> None:
+        """Have *broker* ask the plugin."""
         from martlet_users import UsersConfig, UsersPlugin
 
         self._plugin = plugin = UsersPlugin(UsersConfig(str(self._path)))
-        self._running = running
-        broker = running.broker
         broker.authentication.authenticators = tuple(plugin.martlet_authenticators(broker))
         broker.authentication.mechanisms = plugin.martlet_mechanisms(broker)
         broker.authorizers = tuple(plugin.martlet_authorizers(broker))
