@@ -28,7 +28,7 @@ from martlet.access.grant import (
     is_closed,
 )
 from martlet.access.replies import Replies
-from martlet.access.rules import Decisions, FollowPermit, name_of_group
+from martlet.access.rules import Decisions, FollowPermit, SharePermit, name_of_group
 from martlet.contracts import (
     ExternalCommit,
     ExternalRun,
@@ -499,13 +499,18 @@ class Gate:
         start: Start = from_tail,
         policy: GroupPolicy | None = None,
         holder: Hashable = None,
+        topic_filter: str = "",
     ) -> Member:
         """Return a new member of a shared group, like `Shares.join`; requires ``read`` on *topic* and *group*.
+
+        With *topic_filter*, which says what *selection* selects in a topic whose messages have names, it requires
+        ``read`` on that filter instead of the whole topic, and the member gets only messages whose names it may read.
+        Others go to other members, or to nobody if none of those that are connected may read them.
 
         Authorizers know a group with a *policy*, which is not a consumer group, as ``$share/<scope>/<group>``. The
         permission is checked again at each `Member.collect`, which then may raise `Refused`.
         """
-        permit = self._may_share(topic, group, policy)
+        permit = self._may_share(topic, group, policy, topic_filter)
         return self._behind.shares.join(
             peer,
             topic,
@@ -515,9 +520,10 @@ class Gate:
             credit=credit,
             selection=selection,
             start=start,
-            permit=permit,
+            permit=permit.check,
             policy=policy,
             holder=holder,
+            names=permit if topic_filter else None,
         )
 
     def share(self, topic: str, group: str, policy: GroupPolicy | None = None) -> Share | None:
@@ -525,11 +531,11 @@ class Gate:
         self._may_share(topic, group, policy)
         return self._behind.shares.find(topic, group, policy)
 
-    def _may_share(self, topic: str, group: str, policy: GroupPolicy | None) -> Callable[[], None]:
+    def _may_share(self, topic: str, group: str, policy: GroupPolicy | None, topic_filter: str = "") -> SharePermit:
         self._check_open(topic)
         name = name_of_group(group, policy.scope) if policy is not None else RETRY_PREFIX + group
-        permit = self._decisions.reading(topic, name)
-        permit()
+        permit = SharePermit(self._decisions, topic, name, topic_filter)
+        permit.check()
         return permit
 
     def consume(self, group: str, topic: str) -> ConsumeGrant:

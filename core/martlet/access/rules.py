@@ -9,7 +9,7 @@ from martlet.contracts import Authorizer, Identity
 from martlet.errors import Reason, Refused
 from martlet.tables.topics import RETRY_PREFIX
 
-__all__ = ["Decisions", "FollowPermit", "Rules", "name_of_group"]
+__all__ = ["Decisions", "FollowPermit", "Rules", "SharePermit", "name_of_group"]
 
 # Cached decisions per identity. A client uses few topics; for others the authorizers are asked again.
 DECISIONS_MAX: Final = 4096
@@ -241,6 +241,39 @@ class FollowPermit:
     def allows(self, name: str) -> bool:
         """Whether the identity may read messages of *name* in all the topics."""
         return all(self._decisions.allows_name("read", topic, name) for topic in self._topics)
+
+
+@final
+class SharePermit:
+    """Whether one identity may take part in a group, and which messages it may get (`by_name.NamePermit`).
+
+    *topic_filter* is the filter of names in *topic* that the group selects; empty for the whole topic.
+    """
+
+    __slots__ = ("_decisions", "_group", "_topic", "_topic_filter")
+
+    def __init__(self, decisions: Decisions, topic: str, group: str, topic_filter: str) -> None:
+        self._decisions = decisions
+        self._topic = topic
+        self._group = group
+        self._topic_filter = topic_filter
+
+    @property
+    def asks(self) -> bool:
+        """Whether the names of messages have to be asked about."""
+        return bool(self._topic_filter) and self._decisions.has_names(self._topic)
+
+    def check(self) -> None:
+        """Raise `Refused` (NO_PERMISSION) unless the identity may take part."""
+        if self._topic_filter:
+            self._decisions.check_name("read", self._topic, self._topic_filter)
+        else:
+            self._decisions.check("read", self._topic)
+        self._decisions.check("read", self._group)
+
+    def allows(self, name: str) -> bool:
+        """Whether the identity may read messages of *name*."""
+        return self._decisions.allows_name("read", self._topic, name)
 
 
 def name_of_group(group: str, scope: str) -> str:

@@ -1,11 +1,14 @@
 """Members of shared groups: who competes for messages."""
 
+from collections import deque
 from collections.abc import Callable, Hashable
 from typing import final
 
+from martlet.delivery.by_name import NamePermit
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.share import MemberPeer, Share
 from martlet.delivery.subscriptions import Delivery
+from martlet.errors import Refused
 
 __all__ = ["Member"]
 
@@ -18,7 +21,19 @@ class Member:
     because until then it may be dead. ``holder`` holds what this member gets.
     """
 
-    __slots__ = ("_permit", "credit", "encoding", "holder", "lapsed", "lease_s", "peer", "share", "woken")
+    __slots__ = (
+        "_kept",
+        "_names",
+        "_permit",
+        "credit",
+        "encoding",
+        "holder",
+        "lapsed",
+        "lease_s",
+        "peer",
+        "share",
+        "woken",
+    )
 
     def __init__(
         self,
@@ -29,8 +44,12 @@ class Member:
         credit: int,
         permit: Callable[[], None] | None,
         holder: Hashable = None,
+        names: NamePermit | None = None,
     ) -> None:
         self._permit = permit
+        self._names = names
+        # Messages that it holds and has not collected, with their names: another member read them.
+        self._kept: deque[tuple[str, Delivery]] = deque()
         self.share = share
         self.peer = peer
         self.encoding = encoding
@@ -59,7 +78,44 @@ class Member:
         self.woken = False
         if self._permit is not None:
             self._permit()
-        return self.share.hand_out(self, budget_bytes) if self.credit > 0 else []
+        found = self._take_kept(budget_bytes) if self._kept else []
+        budget_bytes -= sum(len(delivery.data) for delivery in found)
+        if self.credit > 0 and budget_bytes > 0:
+            found += self.share.hand_out(self, budget_bytes)
+        return found
+
+    def _take_kept(self, budget_bytes: int) -> list[Delivery]:
+        found: list[Delivery] = []
+        while self._kept and self.credit > 0 and budget_bytes > 0:
+            name, delivery = self._kept.popleft()
+            if not self.share.is_held(self.holder, delivery):
+                self.credit -= 1  # the end of its lease gave one back that was not taken
+            elif self.may_get(name):
+                self.credit -= 1
+                budget_bytes -= len(delivery.data)
+                found.append(delivery)
+            else:
+                self.share.pass_on(self.holder, delivery.queue_id, delivery.first)
+        return found
+
+    @property
+    def asks(self) -> bool:
+        """Whether it depends on a message's name if it may get it."""
+        return self._names is not None and self._names.asks
+
+    def may_get(self, name: str) -> bool:
+        """Return whether it may get messages of *name*."""
+        try:
+            if self._permit is not None:
+                self._permit()
+            return self._names is None or not self._names.asks or self._names.allows(name)
+        except Refused:
+            return False
+
+    def keep(self, name: str, delivery: Delivery) -> None:
+        """Keep a message of *name*, which it holds since another member read it, until it collects."""
+        self._kept.append((name, delivery))
+        self.wake()
 
     def touch(self) -> None:
         """Note that the peer is alive, and give it back the credit of leases that ended."""
@@ -91,4 +147,5 @@ class Member:
 
         With *keep*, the messages stay with the ``holder`` until they are settled or their leases end.
         """
+        self._kept.clear()
         self.share.leave(self, keep=keep)

@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, M
 from typing import Any, Final, Protocol, final
 
 from martlet.clock import Clock
+from martlet.delivery.by_name import assign, may_get_all
 from martlet.delivery.dead_letters import NEVER_STORED, put_dead_letter
-from martlet.delivery.fanout import Encoding, encode_result
+from martlet.delivery.fanout import Batch, Encoding, encode_result
 from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.group_state import GroupNotes, GroupState, Lane
 from martlet.delivery.lease_notes import ACK, AGAIN, BACK, NEW, RENEW, Change, Key, LeaseState
@@ -79,6 +80,13 @@ class Competitor(Protocol):
     lapsed: int
     woken: bool
 
+    @property
+    def asks(self) -> bool: ...
+
+    def may_get(self, name: str) -> bool: ...
+
+    def keep(self, name: str, delivery: Delivery) -> None: ...
+
     def add_credit(self, count: int) -> None: ...
 
     def wake(self) -> None: ...
@@ -99,6 +107,7 @@ class Owner(Protocol):
     unsettled: int
     dead_letters: int
     dead_without_letter: int
+    withheld: int
     unflushed_lanes: "dict[ShareLane, None]"
     far_dead: "dict[tuple[ShareLane, int], None]"
 
@@ -625,6 +634,9 @@ class Share:
             if result is None:
                 break
             end = min(max(result.next_offset, first + 1), first + count)
+            if member.asks and not may_get_all(member, result):
+                used += self._again_by_name(lane, member, result, range(first, end), generation, found)
+                continue
             deliveries = leases.hand_again(member.holder, end - first, until, generation, member.lease_s)[0][1]
             member.credit -= end - first
             batch = encode_result(result, first, member.encoding)
@@ -639,6 +651,84 @@ class Share:
                 found.append(Delivery(queue_id, offsets[0], end, matching, data, batch, deliveries, generation))
                 used += len(data)
         return used
+
+    def _again_by_name(
+        self,
+        lane: ShareLane,
+        member: Competitor,
+        result: ReadResult,
+        run: range,
+        generation: int,
+        found: list[Delivery],
+    ) -> int:
+        """As `_again` for the returned messages of *run*, of which *member* may not get all."""
+        batch = encode_result(result, run.start, member.encoding)
+        receivers = self._receivers(result, member, batch.offsets[: bisect_left(batch.offsets, run.stop)])
+        now, deliveries = self._owner.now(), 1
+        for offset in run:
+            receiver = receivers[offset][0] if offset in receivers else member
+            given = lane.leases.hand_again(receiver.holder, 1, now + receiver.lease_s, generation, receiver.lease_s)
+            deliveries = given[0][1]
+            if offset not in receivers:  # it is gone, or for nobody
+                member.credit -= 1  # which `_settle` gives back
+                self._settle(lane, member.holder, offset)
+        if receivers:
+            change = Change(AGAIN, generation, _in_ms(member.lease_s), offsets=list(receivers))
+            self._owner.notes.note(lane.key, change)
+        return self._give(lane, member, receivers, batch, result, deliveries, generation, found)
+
+    def _receivers(
+        self, result: ReadResult, member: Competitor, offsets: Sequence[int]
+    ) -> dict[int, tuple[Competitor, str]]:
+        """Return by offset who gets the messages of *result*, and their names; without those that are for nobody."""
+        members, turn, at = list(self._members), self._turn, 0
+        found: dict[int, tuple[Competitor, str]] = {}
+        for receiver, names in assign(result, member, members[turn:] + members[:turn]):
+            for name, offset in zip(names, offsets[at : at + len(names)], strict=False):
+                if receiver is not None:
+                    found[offset] = receiver, name
+            at += len(names)
+        self._owner.withheld += len(offsets) - len(found)
+        return found
+
+    def _give(
+        self,
+        lane: ShareLane,
+        member: Competitor,
+        receivers: Mapping[int, tuple[Competitor, str]],
+        batch: Batch,
+        result: ReadResult,
+        deliveries: int,
+        generation: int,
+        found: list[Delivery],
+    ) -> int:
+        """Add what *member* gets to *found*, and keep the rest for its receivers; return the size of all."""
+        batches, used, now = {member.encoding.name: batch}, 0, self._owner.now()
+        for offset, (receiver, name) in receivers.items():
+            own = batches.get(receiver.encoding.name)
+            if own is None:
+                own = batches[receiver.encoding.name] = encode_result(result, batch.start, receiver.encoding)
+            data, _, _ = own.cut(offset, 1, ALL_BYTES)
+            used += len(data)
+            delivery = Delivery(lane.queue.queue_id, offset, offset + 1, 1, data, own, deliveries, generation)
+            if receiver is member:
+                member.credit -= 1
+                found.append(delivery)
+            else:
+                receiver.keep(name, delivery)
+                self._owner.alarm(now + receiver.lease_s)
+        return used
+
+    def is_held(self, holder: Hashable, delivery: Delivery) -> bool:
+        """Return whether *holder* still holds the message of *delivery*."""
+        return self._holder(delivery.queue_id, delivery.first, delivery.generation) == holder
+
+    def pass_on(self, holder: Hashable, queue_id: int, offset: int) -> None:
+        """Return a message that *holder* was not sent, because it may not read it any more."""
+        lane = self._lanes.get(queue_id)
+        if lane is not None:
+            self._return(lane, holder, offset, lane.leases.deliveries(offset) - 1)
+            self.wake()
 
     def _settle_gone(self, lane: ShareLane, member: Competitor, run: Sequence[int], found: Sequence[int]) -> None:
         """Settle messages of *run* that were not *found*: retention removed them, or they are not selected any more."""
@@ -700,6 +790,8 @@ class Share:
             return 0
         lane.due = result.next_offset < lane.queue.next_offset
         batch = encode_result(result, start, member.encoding)
+        if member.asks and not may_get_all(member, result):
+            return self._new_by_name(lane, member, result, batch, generation, found)
         leases.hand_out(member.holder, batch.offsets, until, generation, member.lease_s)
         leases.skip_to(result.next_offset)
         if result.count or leases.next >= lane.noted_next + UNNOTED_MAX:
@@ -715,6 +807,30 @@ class Share:
         queue_id, first = lane.queue.queue_id, batch.offsets[0]
         found.append(Delivery(queue_id, first, result.next_offset, result.count, batch.data, batch, 1, generation))
         return len(batch.data)
+
+    def _new_by_name(
+        self,
+        lane: ShareLane,
+        member: Competitor,
+        result: ReadResult,
+        batch: Batch,
+        generation: int,
+        found: list[Delivery],
+    ) -> int:
+        """As `_new`, for messages of which *member* may not get all; those that are for nobody are skipped."""
+        leases, owner = lane.leases, self._owner
+        receivers, now = self._receivers(result, member, batch.offsets), owner.now()
+        for offset, (receiver, _) in receivers.items():
+            leases.hand_out(receiver.holder, (offset,), now + receiver.lease_s, generation, receiver.lease_s)
+        leases.skip_to(result.next_offset)
+        if receivers or leases.next >= lane.noted_next + UNNOTED_MAX:
+            lease_ms = _in_ms(member.lease_s)
+            owner.notes.note(lane.key, Change(NEW, generation, lease_ms, leases.next, list(receivers), lane.noted_next))
+            lane.noted_next = leases.next
+        self.account(lane)
+        if lane.due:
+            self.wake()
+        return self._give(lane, member, receivers, batch, result, 1, generation, found)
 
     def _read(self, lane: ShareLane, member: Competitor, count: int, budget_bytes: int) -> ReadResult | None:
         selection, start = self.selection, member.peer.start

@@ -21,6 +21,7 @@ from typing import Final, final
 import trio
 
 from martlet.clock import Clock
+from martlet.delivery.by_name import NamePermit
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.group_members import Member
 from martlet.delivery.group_policy import GroupPolicy
@@ -74,6 +75,7 @@ class Shares:
         self.unsettled = 0
         self.dead_letters = 0
         self.dead_without_letter = 0  # dead messages that cannot be stored as dead letters
+        self.withheld = 0  # messages that no member of a group was allowed to read
         self.unflushed_lanes: dict[ShareLane, None] = {}  # lanes with dead letters that are not flushed yet
         self.far_dead: dict[tuple[ShareLane, int], None] = {}
         self._log_moved = False
@@ -108,6 +110,7 @@ class Shares:
         permit: Callable[[], None] | None = None,
         policy: GroupPolicy | None = None,
         holder: Hashable = None,
+        names: NamePermit | None = None,
     ) -> Member:
         """Make *peer* a member of *group* on *topic*.
 
@@ -124,6 +127,7 @@ class Shares:
           policy: for a group that is not a consumer group.
           holder: who holds the messages: any hashable except None; the member itself by default. If two members have
             the same holder, the newer one gets the credit of settled messages.
+          names: decides which messages the member may get; None for all.
 
         Raises:
           Refused: the topic or group does not exist, there are too many groups or members, or the other members use
@@ -139,7 +143,7 @@ class Shares:
         limit = self.config.share_members_max
         if len(share) >= limit:
             raise Refused(Reason.BUSY, f"group {group!r} has {limit} members; delivery.share_members_max is {limit}")
-        member = Member(share, peer, encoding, lease_s, credit, permit, holder)
+        member = Member(share, peer, encoding, lease_s, credit, permit, holder, names)
         share.join(member)
         return member
 
@@ -359,4 +363,5 @@ class Shares:
             "remembered_leases": self.state.leases,
             "dead_letters": self.dead_letters,
             "dead_without_letter": self.dead_without_letter,
+            "withheld": self.withheld,
         }

@@ -125,6 +125,7 @@ class SharedFilters:
             credit=self._config.window,
             selection=select_names(inner),
             policy=POLICY,
+            topic_filter=inner,
         )
         self._members[topic_filter] = member, qos
 

@@ -126,6 +126,7 @@ class SharedSubscriptions:
                         credit=1,
                         selection=selection,
                         policy=POLICY,
+                        topic_filter=shared.topic_filter,
                     )
                 )
         except Refused:

@@ -27,7 +27,7 @@ from martlet.delivery.group_members import Member
 from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.delivery.share import MemberPeer, Share
 from martlet.delivery.subscriptions import Delivery, Start, from_earliest
-from martlet.errors import Reason, Refused
+from martlet.errors import LocalProtocolError, Reason, Refused
 from martlet.records.layout import I32
 from martlet.tables.topics import READ, RETRY_PREFIX, Topic
 
@@ -76,6 +76,16 @@ class _Taker:
         self.credit = 0
         self.lapsed = 0
         self.woken = False
+
+    @property
+    def asks(self) -> bool:
+        return False  # who may read a whole topic may read all its names
+
+    def may_get(self, name: str) -> bool:
+        return True
+
+    def keep(self, name: str, delivery: Delivery) -> None:
+        raise LocalProtocolError("a pop takes what it reads, and nothing for others")
 
     def add_credit(self, count: int) -> None:
         self.credit += count
