@@ -16,7 +16,8 @@ def broker_process(
 ) -> Iterator[str]:
     """Run a broker with its store in *data*, and yield the address of its name server."""
     words = [sys.executable, "-m", "martlet", "run", "--data", str(data)]
-    for setting in ("remoting.listen=127.0.0.1:0", "nameserver.listen=127.0.0.1:0", "store.flush=async"):
+    ports = (f"{name}.listen=127.0.0.1:0" for name in ("remoting", "nameserver", "mqtt"))
+    for setting in (*ports, "store.flush=async"):
         words += ["--set", setting]
     for name, value in (settings or {}).items():
         words += ["--set", f"{name}={value}"]

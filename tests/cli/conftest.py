@@ -29,6 +29,7 @@ class Process:
         self.log = folder / "log"
         command = [sys.executable, "-m", "martlet", *words, "--data", str(self.data)]
         command += ["--set", f"remoting.listen={remoting}", "--set", "nameserver.listen=127.0.0.1:0"]
+        command += ["--set", "mqtt.listen=127.0.0.1:0"]
         with self.log.open("ab") as log:
             self.child = subprocess.Popen(
                 command,
@@ -98,13 +99,19 @@ def ctrl_c() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The name server address of a broker that the tests of a module share."""
+def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The addresses, by port, of a broker that the tests of a module share."""
     process = Process(tmp_path_factory.mktemp("broker"), "run", "--set", "store.flush=async")
     try:
-        yield process.addresses()["nameserver"]
+        yield process.addresses()
     finally:
         process.end()
+
+
+@pytest.fixture(scope="module")
+def broker(addresses: dict[str, str]) -> str:
+    """The address of its name server."""
+    return addresses["nameserver"]
 
 
 @pytest.fixture

@@ -23,9 +23,10 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def to(martlet: Run, broker: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+def to(martlet: Run, addresses: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a command against the broker of this module, found as RocketMQ's own tools find it."""
-    monkeypatch.setenv("NAMESRV_ADDR", broker)
+    monkeypatch.setenv("NAMESRV_ADDR", addresses["nameserver"])
+    monkeypatch.setenv("MARTLET_MQTT", addresses["mqtt"])
     return martlet
 
 
@@ -298,7 +299,7 @@ def test_the_commands_of_the_readme_work(to: Run, tmp_path: Path, monkeypatch: p
         if target is not None:
             target.write_text(out)
         ran.append(words[0])
-    assert {"send", "tail", "topic", "config", "check"} <= set(ran)
+    assert {"send", "tail", "topic", "config", "check", "mqtt"} <= set(ran)
 
 
 def test_nobody_at_the_address_has_a_code_of_its_own(martlet: Run) -> None:

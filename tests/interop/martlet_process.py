@@ -28,6 +28,7 @@ class Martlet:
             "remoting.listen": f"127.0.0.1:{free_port()}",
             "remoting.vip": "false",
             "nameserver.listen": f"127.0.0.1:{free_port()}",
+            "mqtt.listen": "127.0.0.1:0",
             "store.flush": "async",
             # The first retry has level 3.
             "timer.levels": DELAY_LEVELS,

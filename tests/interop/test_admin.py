@@ -71,7 +71,10 @@ def outputs(
 
 
 def young_broker(kind: str, folder: Path) -> RocketMQ | Martlet:
-    return RocketMQ(folder) if kind == "rocketmq" else Martlet(folder, {"broker.name": admin.BROKER})
+    # Without the topic of MQTT, which a list of RocketMQ's topics does not have.
+    enabled = '["remoting", "nameserver", "filter_sql92", "tx", "timer"]'
+    settings = {"broker.name": admin.BROKER, "plugins.enabled": enabled}
+    return RocketMQ(folder) if kind == "rocketmq" else Martlet(folder, settings)
 
 
 def difference(real: str, ours: str) -> str:

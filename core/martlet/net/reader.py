@@ -156,7 +156,7 @@ class Reader:
         elif peer.protocol.tls_required:
             raise RemoteProtocolError("client speaks plain text; this port requires TLS")
         if websocket is not None and data[0] == HTTP_GET:
-            from martlet.net.websocket import WebSocketTransport  # `Server.bind` has imported it
+            from martlet.net.websocket import WebSocketTransport  # `Server.run` imports it
 
             peer.transport = WebSocketTransport(peer.transport, websocket, data)
             return

@@ -9,6 +9,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any, Final, final
 
@@ -85,9 +86,6 @@ class Server:
             raise ConfigError(
                 f"{protocol.name} cannot listen on {protocol.listen!r}; {error.strerror or error}"
             ) from error
-        if protocol.websocket is not None:
-            # Now rather than for the first client: it takes 40 ms and 1 MB, which a broker without WebSocket saves.
-            import_module("martlet.net.websocket")
         listener.setblocking(False)
         self._listeners.append(listener)
         name = listener.getsockname()
@@ -106,6 +104,9 @@ class Server:
                 self._nursery = nursery
                 await nursery.start(self._reader.run_pump)
                 nursery.start_soon(self._reader.turns.run)
+                if any(protocol.websocket is not None for protocol, _ in bound):
+                    # Before the first client needs it, and in a thread, because it takes 40 ms.
+                    nursery.start_soon(trio.to_thread.run_sync, partial(import_module, "martlet.net.websocket"))
                 nursery.start_soon(self._ends.run)
                 nursery.start_soon(self._rounds.run)
                 nursery.start_soon(self._reader.deadlines.run)
