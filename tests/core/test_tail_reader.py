@@ -125,7 +125,7 @@ async def test_a_commit_of_many_entries_wakes_every_tag_rather_than_look_at_each
         assert await collector.drain() == []
 
 
-async def test_neighbours_of_one_route_are_one_run_and_encoded_once() -> None:
+async def test_messages_of_one_route_are_one_run_and_encoded_once() -> None:
     encoded: list[int] = []
 
     def encode(piece: object) -> list[bytes]:
@@ -135,18 +135,19 @@ async def test_neighbours_of_one_route_are_one_run_and_encoded_once() -> None:
 
     async with broker_in_memory() as broker:
         _, trie = follow(broker)
-        one, two = Listening(), Listening()
+        one, two, other = Listening(), Listening(), Listening()
         for each in (one, two):
             trie.add("a/#", each)
+        trie.add("b", other)
         for name, body in (("a/1", b"x"), ("a/2", b"yy"), ("b", b"-"), ("a/1", b"zzz")):
             broker.publish(Message("t", body, tag(name), 0))
         broker.store.commit()
-        assert [run.count for run in one.runs] == [2, 1]
+        assert [run.count for run in one.runs] == [3]
         counting = Encoding("counting", encode)
         frames = [run.frames(counting) for each in (one, two) for run in each.runs]
-        assert [(each.data, list(each.ends)) for each in frames[:2]] == [(b"xyy", [1, 3]), (b"zzz", [3])]
-        assert frames[:2] == frames[2:]
-        assert encoded == [2, 1]
+        assert [(each.data, list(each.ends)) for each in frames[:1]] == [(b"xyyzzz", [1, 3, 6])]
+        assert frames[:1] == frames[1:]
+        assert encoded == [3]
         first = one.runs[0]
         assert (first.position, first.end) == (
             next(first.records()).position,
@@ -335,10 +336,12 @@ async def test_a_run_with_other_messages_between_is_joined_or_encoded() -> None:
         names = ["a", "a", "b", "a"]
         placed = [broker.publish(Message("t", name.encode(), tag(name), 0)) for name in names]
         reader.hand_on("e", [each.position for each in placed], b"AABA", [1, 2, 3, 4])
-        broker.publish(Message("t", b"x", tag("a"), 0))  # of somebody else
+        broker.store.commit()
+        positions = [broker.publish(Message("t", b"a", tag("a"), 0)).position for _ in range(2)]
+        reader.hand_on("e", positions[:1], b"A", [1])  # the other one is of somebody else
         broker.store.commit()
         encoding = Encoding("e", lambda piece: [b"new" for _ in parts(piece)])
-        assert [run.frames(encoding).data for run in receiver.runs] == [b"AA", b"newnew"]
+        assert [run.frames(encoding).data for run in receiver.runs] == [b"AAA", b"newnew"]
 
 
 async def test_frames_that_wait_are_bounded_and_forgotten() -> None:

@@ -12,16 +12,17 @@ of exactly these messages, they are sent as they were received.
 """
 
 import logging
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import accumulate
 from operator import itemgetter
-from typing import Any, Final, Protocol, TypeAlias, final
+from typing import Final, Protocol, TypeAlias, final
 
 import trio
 
 from martlet.delivery.fanout import Encoding, places
 from martlet.delivery.interest import in_pieces
 from martlet.delivery.listeners import Codes, Listener, Listeners, Wakes
+from martlet.delivery.routing import Found, Matched, Route, divide
 from martlet.errors import Refused, StoreError
 from martlet.records.layout import ENTRY, I32, RecordView, record_name, record_views
 from martlet.steps import Pace, Steps
@@ -63,15 +64,6 @@ class Receiver(Protocol):
         ...
 
 
-class Route(Protocol):
-    """The receivers of the messages of a name."""
-
-    @property
-    def grants(self) -> Mapping[Any, tuple[Hashable, ...]]:
-        """The receivers, and for each the values of its matching filters."""
-        ...
-
-
 class Interest(Protocol):
     """Maps names to receivers; implemented by `martlet.delivery.interest.FilterTrie`."""
 
@@ -103,9 +95,10 @@ class Frames:
 
 @final
 class Run:
-    """Consecutive messages of a topic with the same route.
+    """Messages of a topic that the same receivers get for the same filters.
 
     ``data`` has their records, whole and in log order; ``position`` is that of the first, ``end`` the end of the last.
+    Messages for others may be between them in the log.
     """
 
     __slots__ = ("_first", "_frames", "_positions", "_whole", "count", "data", "end", "position")
@@ -162,10 +155,6 @@ class Run:
 
 # A frame that was handed on: (buffer, start, end).
 Handed: TypeAlias = tuple[bytes, int, int]
-# Receivers, and for each the values of its matching filters.
-Matched: TypeAlias = Mapping[Any, tuple[Hashable, ...]]
-# (position, bytes with the record, start and end of the record there, name, its queue)
-Found: TypeAlias = tuple[int, bytes, int, int, str, Queue]
 
 
 @final
@@ -308,14 +297,15 @@ class TailReader:
         return not self.is_behind
 
     async def route_far(self) -> None:
-        """Like `route_near`, but wait for the disk if necessary."""
+        """Like `route_near`, but wait for the disk for what is not near."""
         if self._route_some():
             return
         results: dict[Queue, ReadResult] = {}
         readable, limits, starts = self._store.readable, self._limits(), self._ranges()
         for queue, start in starts:
             self.reads += 1
-            results[queue] = await self._store.read_far(queue, start, *limits)
+            near = self._store.read_near(queue, start, *limits)
+            results[queue] = near if near is not None else await self._store.read_far(queue, start, *limits)
         # Another interest may have come in the meantime, which gets later records only.
         wanted = {queue for queue, start in starts if self._routed.get(queue) == start}
         self._take({queue: result for queue, result in results.items() if queue in wanted}, readable)
@@ -356,32 +346,33 @@ class TailReader:
     def _route_all(self, found: list[Found], readable: int) -> Steps[None]:
         pace = Pace(RECEIVERS_A_SLICE)
         for interest in list(self._interests):
-            at = 0
-            while at < len(found):
-                at = yield from self._route_by(interest, found, at, pace)
+            yield from self._route_by(interest, found, pace)
         self._forget_handed()
         if not self._touched:
             self.position = max(self.position, readable)
 
-    def _route_by(self, interest: Interest, found: list[Found], first: int, pace: Pace) -> Steps[int]:
-        """Route the records from index *first* on; return where to continue, because the rules have changed."""
+    def _route_by(self, interest: Interest, found: list[Found], pace: Pace) -> Steps[None]:
+        """Give each receiver its records of *found*."""
         rules = self._rules
-        for grants, start, end in _by_route(interest, found, first):
-            part = found[start:end]
-            run = make_run(part)
-            if self._handed:
-                self._use_handed(run, part)
-            for count, receivers in in_pieces(grants, RECEIVERS_COUNTED):
-                for receiver, values in receivers:
-                    try:
-                        receiver.matched(run, values)
-                    except Exception:
-                        self._log_failed(run)
-                if pace.is_over(count):
-                    yield
-            if self._rules != rules:
-                return end
-        return len(found)
+        for grants, part in divide(found, interest.route):
+            if self._rules != rules:  # in a pause: those who still are receivers get the rest
+                for receivers, rest in divide(part, interest.route):
+                    yield from self._give({each: receivers[each] for each in receivers if each in grants}, rest, pace)
+            else:
+                yield from self._give(grants, part, pace)
+
+    def _give(self, grants: Matched, part: list[Found], pace: Pace) -> Steps[None]:
+        run = make_run(part)
+        if self._handed:
+            self._use_handed(run, part)
+        for count, receivers in in_pieces(grants, RECEIVERS_COUNTED):
+            for receiver, values in receivers:
+                try:
+                    receiver.matched(run, values)
+                except Exception:
+                    self._log_failed(run)
+            if pace.is_over(count):
+                yield
 
     def _log_failed(self, run: Run) -> None:
         log.exception("a receiver of topic[%s] failed and misses %d messages", self.topic.name, run.count)
@@ -407,24 +398,6 @@ class TailReader:
                 else:
                     del self._handed[encoding]
             self._handed_bytes = size
-
-
-def _by_route(
-    interest: Interest, found: list[Found], first: int
-) -> Iterator[tuple[Mapping[Any, tuple[Hashable, ...]], int, int]]:
-    """Split *found* from index *first* on where the route changes; yield the receivers, begin and end of each part.
-
-    Parts without receivers are left out.
-    """
-    current: Route | None = None
-    for index in range(first, len(found)):
-        route = interest.route(found[index][4])
-        if route is not current:
-            if current is not None and current.grants:
-                yield current.grants, first, index
-            first, current = index, route
-    if current is not None and current.grants:
-        yield current.grants, first, len(found)
 
 
 def codes_between(store: Store, queue: Queue, start: int, end: int) -> set[int] | None:
@@ -476,8 +449,8 @@ def make_run(found: Sequence[Found]) -> Run:
     if len(found) == 1:
         return Run(data[at:end], 1, position, position + end - at)
     last_position, last_data, last_at, last_end, _, _ = found[-1]
-    if last_data is data and last_end - at == last_position + last_end - last_at - position:
-        whole = data[at:last_end]  # contiguous
+    if last_data is data and last_end - at == sum([each[3] - each[2] for each in found]):
+        whole = data[at:last_end]  # nothing else is between them
     else:
         whole = b"".join([each[1][each[2] : each[3]] for each in found])
     return Run(whole, len(found), position, last_position + last_end - last_at)
