@@ -147,7 +147,7 @@ def rest_of(data: bytes, version: int, known: Names) -> list[Packet]:
     while at < len(data):
         run: PublishRun | None = None
         if data[at] in (0x30, 0x32, 0x34):
-            run = scan_publishes(data, at, version, known.table, 5)
+            run = scan_publishes(data, at, version, known, 5)
         acks = scan_acks(data, at)
         if run is not None:
             ids = [int.from_bytes(each) for each in run.ids] or [0] * len(run.ends)
@@ -177,11 +177,11 @@ def test_runs_say_what_their_packets_say_one_by_one(case: tuple[int, list[Packet
 def test_a_run_has_many_packets(version: int, qos: int) -> None:
     sent = [Publish("a/b", b"%d" % index, qos, packet_id=index if qos else 0) for index in range(1, 301)]
     data = b"".join(encode_packet(packet, version) for packet in sent)
-    run = scan_publishes(data, 0, version, names().table, 1024)
+    run = scan_publishes(data, 0, version, names(), 1024)
     assert run is not None
     assert (len(run.bodies), run.ends[-1]) == (300, len(data))
     for cut in range(len(data)):  # it ends before what is incomplete
-        part = scan_publishes(data[:cut], 0, version, names().table, 1024) if cut else None
+        part = scan_publishes(data[:cut], 0, version, names(), 1024) if cut else None
         complete = sum(1 for end in run.ends if end <= cut)
         assert (len(part.ends) if part is not None else 0) == complete
 
@@ -202,7 +202,7 @@ def test_a_run_has_many_packets(version: int, qos: int) -> None:
 def test_packets_with_errors_are_in_no_run(data: bytes) -> None:
     assert scan_acks(data, 0) is None
     if data[0] not in (0x40, 0x62):
-        assert scan_publishes(data, 0, V4, names().table, 9) is None
+        assert scan_publishes(data, 0, V4, names(), 9) is None
 
 
 def test_acknowledgements_of_one_kind_are_a_run() -> None:

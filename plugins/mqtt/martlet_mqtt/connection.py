@@ -95,7 +95,7 @@ class MqttConnection:
 
     def __init__(self, limits: Limits, names: Names, now: float) -> None:
         self._limits = limits
-        self._names = names.table
+        self._names = names
         self._buffer = bytearray()
         self._need = 2  # bytes without which no packet is complete
         self._heard = now

@@ -27,7 +27,7 @@ from .properties import Property
 from .replies import name_of_reply, send_reply
 from .requests import REPLIES
 from .scanner import PublishRun
-from .storing import place_of, store
+from .storing import queue_count, store
 
 __all__ = ["Incoming", "reason_of"]
 
@@ -221,18 +221,23 @@ class Incoming:
     def _queues_of(self, names: Sequence[Name]) -> dict[Name, Queue] | None:
         """Return the queue of each of *names*; None if a message must be published singly."""
         found: dict[Name, Queue] = {}
-        words = self._context.broker.stages.words
+        words, gate = self._context.broker.stages.words, self._gate
+        counts: dict[str, int] = {}  # of queues
+        queues: dict[tuple[str, int], Queue] = {}
         for name in set(names):
-            if any(word in name.text for word in words):
+            if words and any(word in name.text for word in words):
                 return None
-            try:
-                topic, queue_id = place_of(self._context, self._gate, name)
-            except Refused:
-                return None
-            queue = self._gate.find_queue(topic, queue_id)
+            count = counts.get(name.topic)
+            if count is None:
+                try:
+                    count = counts[name.topic] = queue_count(self._context, gate, name)
+                except Refused:
+                    return None
+            place = name.topic, name.place % count
+            queue = queues.get(place) or gate.find_queue(*place)
             if queue is None:
                 return None
-            found[name] = queue
+            found[name] = queues[place] = queue
         return found
 
     def _items(self, run: PublishRun, places: dict[Name, Queue], which: Sequence[int]) -> list[RunItem]:

@@ -189,6 +189,13 @@ class Names:
         except UnicodeDecodeError as error:
             raise Malformed(f"topic name {raw[:_SHOWN]!r} is not UTF-8; send UTF-8") from error
 
+    def learn(self, raw: bytes) -> Name | None:
+        """Return the name with the UTF-8 *raw*; None if messages must not be published to it."""
+        try:
+            return self.find_raw(raw)
+        except MqttError:
+            return None
+
     def _keep(self, name: Name) -> Name:
         self._bytes += len(name.raw)
         if len(self.table) >= NAMES_KEPT or self._bytes > NAMES_KEPT_BYTES:

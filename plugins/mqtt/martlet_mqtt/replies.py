@@ -16,7 +16,7 @@ from .names import Name, check_name
 from .packets import Publish
 from .properties import Properties, Property
 from .requests import address_of, requester_of
-from .storing import place_of
+from .storing import queue_count
 
 __all__ = ["name_of_reply", "send_reply", "take_replies"]
 
@@ -90,5 +90,5 @@ def _take(context: Context, gate: Gate, address: str, reply: Message) -> Placed:
         body, properties = record_of(packet, name, reply.born_ms)
     except (MqttError, CompressionError) as error:
         raise Refused(Reason.ILLEGAL, f"the reply cannot be published; {error}") from error
-    topic, queue_id = place_of(context, gate, name)
-    return gate.publish(Message(topic, body, properties, queue_id, reply.flag, 0, reply.born_ms, reply.born_host))
+    queue_id = name.place % queue_count(context, gate, name)
+    return gate.publish(Message(name.topic, body, properties, queue_id, reply.flag, 0, reply.born_ms, reply.born_host))

@@ -6,12 +6,12 @@ All others are left to the codec, and so is every packet with an error.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from struct import unpack
-from typing import Final, NamedTuple, TypeAlias, final
+from typing import Final, NamedTuple, final
 
 from .codes import V5, PacketType
-from .names import Name
+from .names import Name, Names
 
 __all__ = ["AckRun", "PublishRun", "scan_acks", "scan_publishes"]
 
@@ -50,14 +50,11 @@ class AckRun(NamedTuple):
     ids: tuple[int, ...]
 
 
-Names: TypeAlias = Mapping[bytes, Name]
-
-
-def scan_publishes(data: bytes, at: int, version: int, names: Names, ids_seen_max: int) -> PublishRun | None:
+def scan_publishes(data: bytes, at: int, version: int, names: Names, packets_max: int) -> PublishRun | None:
     """Return the run of PUBLISH packets at *at*; None if the codec must decode the packet there.
 
-    A run ends before a packet of another kind, one that is incomplete or not usual, one with a name that is not in
-    *names*, and after *ids_seen_max* packets.
+    A run ends before a packet of another kind, one that is incomplete or not usual, one with a name that is not
+    allowed, and after *packets_max* packets.
     """
     first = data[at]
     qos = first >> 1 & 3
@@ -68,7 +65,8 @@ def scan_publishes(data: bytes, at: int, version: int, names: Names, ids_seen_ma
     start, end, has_properties = at, len(data), version == V5
     prefix, size, name_end = b"\0", 0, 0  # fixed header and name of the previous packet, and their sizes
     name: Name | None = None
-    while at < end and len(ends) < ids_seen_max:
+    table = names.table
+    while at < end and len(ends) < packets_max:
         if data.startswith(prefix, at):
             begin, stop = at + name_end, at + size
         else:
@@ -79,7 +77,9 @@ def scan_publishes(data: bytes, at: int, version: int, names: Names, ids_seen_ma
                 size, head = _long_size(data, at, end)
             begin = head + 2 + (data[head] << 8 | data[head + 1]) if head + 2 <= end else end
             stop = head + size
-            name = names.get(data[head + 2 : begin])
+            if stop > end or begin > stop:
+                break
+            name = table.get(data[head + 2 : begin]) or names.learn(data[head + 2 : begin])
             if name is None:
                 break
             prefix, name_end, size = data[at:begin], begin - at, stop - at

@@ -13,13 +13,13 @@ from .packets import Publish, Will
 from .properties import Property
 from .retained import RETAINED_TOPIC, size_of
 
-__all__ = ["check_retain", "place_of", "store"]
+__all__ = ["check_retain", "queue_count", "store"]
 
 
-def place_of(context: Context, gate: Gate, name: Name) -> tuple[str, int]:
-    """Return the topic and the queue of messages of *name*. Raises `Refused`."""
+def queue_count(context: Context, gate: Gate, name: Name) -> int:
+    """Return how many queues the topic of *name* has, at least 1. Raises `Refused`."""
     topic = gate.find_topic(name.topic, "publish", context.config.queues)
-    return name.topic, name.place % topic.write_queues if topic is not None and topic.write_queues else 0
+    return topic.write_queues or 1 if topic is not None else 1
 
 
 def store(
@@ -45,8 +45,8 @@ def store(
     check_retain(packet)
     now_ms = context.broker.clock.now_ms()
     body, properties = record_of(packet, name, now_ms, client_id, context.broker.config.cluster)
-    topic, queue_id = place_of(context, gate, name)
-    message = Message(topic, body, properties, queue_id, 0, 0, now_ms, host)
+    queue_id = name.place % queue_count(context, gate, name)
+    message = Message(name.topic, body, properties, queue_id, 0, 0, now_ms, host)
     notes = changes.notes if changes is not None else ()
     if packet.retain:
         copy, size = _retained(context, message, packet, name)
