@@ -92,7 +92,24 @@ def test_every_packet_in_every_state(state: State, kind: PacketType, version: in
         assert connection.state is after
         if isinstance(event, AckRun):
             event = Ack(event.kind, event.ids[0])
+        if isinstance(event, PublishRun):
+            event = Publish(event.names[0].text, event.bodies[0], event.qos, packet_id=int.from_bytes(event.ids[0]))
         assert event == packet
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_packet_over_the_limit_is_in_no_run(before: int) -> None:
+    connection = connect(State.OPEN)
+    small, large = (encode_packet(Publish("a", bytes(size)), V5) for size in (10, LIMITS.packet_bytes_max))
+    connection.receive_data(small * before + large, 1.0)
+    events = connection.events()
+    if before:
+        run = next(events)
+        assert isinstance(run, PublishRun)
+        assert len(run.ends) == before
+    with pytest.raises(MqttError, match="at most 1000 are accepted") as caught:
+        next(events)
+    assert caught.value.reason is ReasonCode.PACKET_TOO_LARGE
 
 
 def test_events_are_the_same_however_the_bytes_are_cut() -> None:

@@ -20,7 +20,6 @@ from .scanner import PUBLISH_FIRST, AckRun, PublishRun, scan_acks, scan_publishe
 
 __all__ = ["TRANSITIONS", "Limits", "MqttConnection", "State"]
 
-RUN_PACKETS_MAX: Final = 1024
 # A client may be silent for one and a half times its keep alive [MQTT-3.1.2-22].
 GRACE: Final = 1.5
 
@@ -149,7 +148,7 @@ class MqttConnection:
     def _run_at(self, data: bytes, at: int) -> tuple[Event | None, int]:
         """Return the run of packets at *at*, and where it ends; None if the codec must decode the packet there."""
         if data[at] in PUBLISH_FIRST:
-            run = scan_publishes(data, at, self.version, self._names, RUN_PACKETS_MAX)
+            run = scan_publishes(data, at, self.version, self._names, self._limits.packet_bytes_max)
             return (run, run.ends[-1]) if run is not None else (None, at)
         return scan_acks(data, at) or (None, at)
 

@@ -23,6 +23,7 @@ _ACK_RUNS: Final = {
     for first in (0x40, 0x50, 0x62, 0x70)
 }
 ACK_BYTES: Final = 4
+RUN_PACKETS_MAX: Final = 1024
 
 
 @final
@@ -50,11 +51,11 @@ class AckRun(NamedTuple):
     ids: tuple[int, ...]
 
 
-def scan_publishes(data: bytes, at: int, version: int, names: Names, packets_max: int) -> PublishRun | None:
+def scan_publishes(data: bytes, at: int, version: int, names: Names, bytes_max: int) -> PublishRun | None:
     """Return the run of PUBLISH packets at *at*; None if the codec must decode the packet there.
 
     A run ends before a packet of another kind, one that is incomplete or not usual, one with a name that is not
-    allowed, and after *packets_max* packets.
+    allowed, one of more than *bytes_max*, and after `RUN_PACKETS_MAX` packets.
     """
     first = data[at]
     qos = first >> 1 & 3
@@ -66,7 +67,7 @@ def scan_publishes(data: bytes, at: int, version: int, names: Names, packets_max
     prefix, size, name_end = b"\0", 0, 0  # fixed header and name of the previous packet, and their sizes
     name: Name | None = None
     table = names.table
-    while at < end and len(ends) < packets_max:
+    while at < end and len(ends) < RUN_PACKETS_MAX:
         if data.startswith(prefix, at):
             begin, stop = at + name_end, at + size
         else:
@@ -77,7 +78,7 @@ def scan_publishes(data: bytes, at: int, version: int, names: Names, packets_max
                 size, head = _long_size(data, at, end)
             begin = head + 2 + (data[head] << 8 | data[head + 1]) if head + 2 <= end else end
             stop = head + size
-            if stop > end or begin > stop:
+            if stop > end or begin > stop or stop - at > bytes_max:
                 break
             name = table.get(data[head + 2 : begin]) or names.learn(data[head + 2 : begin])
             if name is None:
