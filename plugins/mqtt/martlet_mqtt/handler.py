@@ -8,7 +8,7 @@ from typing import Final, final
 import trio
 
 from martlet.access import Gate
-from martlet.contracts import Buffer, Identity, Peer
+from martlet.contracts import Buffer, Identity, Password, Peer
 from martlet.delivery.sessions import Session
 from martlet.errors import Reason, Refused
 
@@ -20,7 +20,7 @@ from .control import PREFIX, answer_request
 from .errors import MqttError, NotAccepted
 from .frames import Grant
 from .incoming import Incoming, reason_of, replaced
-from .logins import EnhancedLogin, authenticate, login_reason
+from .logins import EnhancedLogin, login_reason, needs_password_check
 from .names import SharedFilter, check_client_id, check_filter, is_shared, response_prefix, split_shared
 from .outgoing import Outgoing
 from .packets import (
@@ -167,7 +167,8 @@ class MqttHandler:
 
     # CONNECT
 
-    async def _accept(self, connect: Connect) -> None:
+    def _accept(self, connect: Connect) -> Awaitable[None] | None:
+        """Accept the client at once if nothing has to be asked for that: a task for each costs as much as the rest."""
         self._connect = connect
         with self._turning_away(connect):
             check_client_id(connect.client_id)
@@ -177,12 +178,19 @@ class MqttHandler:
                 raise MqttError(text, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)
             authentication = self._context.broker.authentication
             method = connect.properties.text(Property.AUTHENTICATION_METHOD)
-            if method is None:
-                self._peer.identity = await authenticate(authentication, connect, self._peer.identity)
-                self._open(connect)
-            else:
+            if method is not None:
                 self._login = EnhancedLogin(authentication, connect, method)
-                await self._prove(connect, self._login, connect.properties)
+                return self._prove_in_turn(connect, self._login, connect.properties)
+            if needs_password_check(authentication, connect, self._peer.identity):
+                return self._check_password(connect)
+            self._open(connect)
+        return None
+
+    async def _check_password(self, connect: Connect) -> None:
+        with self._turning_away(connect):
+            credentials = Password(connect.user_name or "", connect.password or b"")
+            self._peer.identity = await self._context.broker.authentication.authenticate_password(credentials)
+            self._open(connect)
 
     def _authenticate_more(self, packet: Auth) -> Awaitable[None] | None:
         """Go on with enhanced authentication, or do it again. Raises `Refused` and `MqttError`."""

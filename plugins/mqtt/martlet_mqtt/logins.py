@@ -3,7 +3,7 @@
 from typing import Final, final
 
 from martlet.access import Authentication
-from martlet.contracts import Exchange, Identity, Password, Proved
+from martlet.contracts import Exchange, Identity, Proved
 from martlet.errors import Reason, Refused
 
 from .codec import encode_packet
@@ -13,29 +13,26 @@ from .names import check_user_name
 from .packets import Auth, Connect
 from .properties import Properties, Property
 
-__all__ = ["EnhancedLogin", "authenticate", "login_reason"]
+__all__ = ["EnhancedLogin", "login_reason", "needs_password_check"]
 
 STEPS_MAX: Final = 16
 DATA_BYTES_MAX: Final = 65_535
 _ANY_BYTES: Final = 1 << 30
 
 
-async def authenticate(authentication: Authentication, connect: Connect, proved: Identity) -> Identity:
-    """Return who the client is by user name and password, or else *proved*, which its certificate says.
+def needs_password_check(authentication: Authentication, connect: Connect, proved: Identity) -> bool:
+    """Return whether user name and password say who the client is; otherwise it is *proved*, as its certificate says.
 
     A user name without a password is enough if it is that of the certificate.
 
     Raises:
-      Refused: they are wrong.
       MqttError: the user name is not allowed.
     """
     user = connect.user_name
     check_user_name(user or "")
-    if user is None and connect.password is None:
-        return proved
-    if connect.password is None and proved.name and user == proved.name:
-        return proved
-    return await authentication.authenticate_password(Password(user or "", connect.password or b""))
+    if connect.password is None and (user is None or (proved.name and user == proved.name)):
+        return False
+    return bool(authentication.authenticators)
 
 
 def login_reason(refused: Refused, *, is_enhanced: bool) -> ReasonCode | None:
