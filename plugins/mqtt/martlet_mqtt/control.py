@@ -130,7 +130,8 @@ def _subscriptions(context: Context, request: Row) -> Iterator[Row]:
 
 def _retained(context: Context, request: Row) -> Iterator[Row]:
     for name in context.retained.matches(str(request.get("filter", "#"))):
-        yield {"name": name, "position": context.retained.position(name)}
+        position = context.retained.position(name)
+        yield {"name": name, "position": position} if position >= 0 else {}
 
 
 def _kick(context: Context, request: Row) -> Iterator[Row]:

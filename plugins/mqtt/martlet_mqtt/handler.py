@@ -487,8 +487,7 @@ class MqttHandler:
             return
         if handling == 2 or (handling == 1 and not is_new) or not len(retained):
             return
-        names = retained.matches(grant.subscription.topic_filter)
-        outgoing.send_retained([retained.position(name) for name in names], grant)
+        outgoing.send_retained(retained.matches(grant.subscription.topic_filter), grant)
 
     def _unsubscribe(self, packet: Unsubscribe, outgoing: Outgoing) -> None:
         session = self._session

@@ -14,10 +14,12 @@ read from the log and sent first; then the cursor continues where the session is
 """
 
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Final, NamedTuple, cast, final
+
+import trio
 
 from martlet.access import Gate
 from martlet.contracts import Peer, RecordView
@@ -86,6 +88,7 @@ class Outgoing:
         "_peer",
         "_ready",
         "_resent",
+        "_retained",
         "_session",
         "_shares",
         "_unsent",
@@ -114,6 +117,8 @@ class Outgoing:
         self._unsent: set[int] = set()
         self._next_id = session.next_id & IDS_MAX or 1
         self._due: deque[Due] = deque()
+        # Names with retained messages that are due after these, and for which subscriptions.
+        self._retained: deque[tuple[Iterator[str], Grant]] = deque()
         self._ready: deque[tuple[Due, bytes | None]] = deque()
         self._is_reading = False
         self._shares = SharedSubscriptions(peer, context, gate, connect.version)
@@ -169,12 +174,12 @@ class Outgoing:
         self._due = deque(
             due for due in self._due if due.grant is None or due.grant.subscription.topic_filter != topic_filter
         )
+        self._retained = deque(each for each in self._retained if each[1].subscription.topic_filter != topic_filter)
 
-    def send_retained(self, positions: Sequence[int], grant: Grant) -> None:
-        """Send the retained messages at *positions* for a new subscription."""
-        self._due.extend(Due(position, 0, grant) for position in positions)
-        if positions:
-            self._peer.wake()
+    def send_retained(self, matches: Iterator[str], grant: Grant) -> None:
+        """Send the retained messages of *matches* (`Retained.matches`) for a new subscription."""
+        self._retained.append((matches, grant))
+        self._peer.wake()
 
     def send_figure(self, name: str, value: bytes, grants: Sequence[Grant], *, retain: bool) -> None:
         """Send a figure of the broker, which is in no log, with QoS 0."""
@@ -272,7 +277,7 @@ class Outgoing:
         while self._ready and budget_bytes > 0 and self._room() > 0:
             due, record = self._ready.popleft()
             budget_bytes -= self._send_due(due, record)
-        if not self._due and not self._ready:
+        if not self._due and not self._ready and not self._retained:
             self._resent = None
         else:
             if not self._ready and not self._is_reading:
@@ -343,7 +348,13 @@ class Outgoing:
     async def _read_due(self) -> None:
         """Read some of what is due from the log."""
         size = 0
-        while self._due and len(self._ready) < READ_MESSAGES and size < READ_BYTES:
+        while len(self._ready) < READ_MESSAGES and size < READ_BYTES:
+            if not self._due:
+                if not self._retained:
+                    break
+                self._take_retained()
+                await trio.lowlevel.checkpoint()
+                continue
             due = self._due[0]
             record = await self._context.broker.store.known_record_far(due.position)
             if self._due and self._due[0] is due:  # it was not unsubscribed from meanwhile
@@ -352,6 +363,19 @@ class Outgoing:
                 size += len(record or b"")
         self._is_reading = False
         self._peer.wake()
+
+    def _take_retained(self) -> None:
+        """Find some retained messages that are due."""
+        matches, grant = self._retained[0]
+        for _ in range(READ_MESSAGES):
+            name = next(matches, None)
+            if name is None:
+                self._retained.popleft()
+            if not name:
+                return
+            position = self._context.retained.position(name)
+            if position >= 0:
+                self._due.append(Due(position, 0, grant))
 
     def _send_due(self, due: Due, record: bytes | None) -> int:
         """Send one message that is due; return its size."""

@@ -24,6 +24,7 @@ from .names import HIDDEN
 __all__ = ["RETAINED_TOPIC", "Retained", "size_of"]
 
 RETAINED_TOPIC: Final = OWN_PREFIX + "mqtt.retained"
+LOOKS_A_PAUSE: Final = 256
 FORMAT: Final = 2
 SIZE_BITS: Final = 32
 SIZE_MASK: Final = (1 << SIZE_BITS) - 1
@@ -103,12 +104,15 @@ class Retained:
         return self._entries.get(name, -1) >> SIZE_BITS
 
     def matches(self, topic_filter: str) -> Iterator[str]:
-        """Yield the names with a retained message that *topic_filter* matches."""
+        """Yield the names with a retained message that *topic_filter* matches, while messages come and go.
+
+        An empty text among them is no name: it gives the caller a chance to pause after `LOOKS_A_PAUSE` levels.
+        """
         if "+" not in topic_filter and "#" not in topic_filter:
             if topic_filter in self._entries:
                 yield topic_filter
             return
-        yield from _below(self._root, topic_filter.split("/"), 0, [])
+        yield from _matches(self._root, topic_filter.split("/"))
 
     def _size_of(self, name: str) -> int:
         """Return the size of the newest message of *name*, 0 for none."""
@@ -197,22 +201,34 @@ def size_of(body: Buffer, properties: Buffer) -> int:
     return len(body) + len(properties)
 
 
-def _below(node: _Node, levels: Sequence[str], depth: int, path: list[str]) -> Iterator[str]:
-    """Yield the names below *node*, which is at *path*, that the levels of a filter from *depth* on match."""
-    if depth == len(levels):
-        if node.is_name:
-            yield "/".join(path)
-        return
-    level = levels[depth]
-    if level == "#":
-        if node.is_name and path:
-            yield "/".join(path)
-        for each, child in node.items():
-            if path or not each.startswith(HIDDEN):
-                yield from _below(child, levels, depth, [*path, each])
-    elif level == "+":
-        for each, child in node.items():
-            if path or not each.startswith(HIDDEN):
-                yield from _below(child, levels, depth + 1, [*path, each])
-    elif (found := node.get(level)) is not None:
-        yield from _below(found, levels, depth + 1, [*path, level])
+def _matches(root: _Node, levels: Sequence[str]) -> Iterator[str]:
+    """Yield the names below *root* that *levels* of a filter match, and "" now and then."""
+    looked = 0
+    # Where it is at each level of the names: the node, the place in the filter, the levels below, and the name so far.
+    path = [(root, 0, _wanted(root, levels[0], is_root=True), "")]
+    while path:
+        node, place, below, prefix = path[-1]
+        level = next(below, None)
+        if level is None:
+            path.pop()
+            continue
+        looked += 1
+        if looked % LOOKS_A_PAUSE == 0:
+            yield ""
+        child = node.get(level)
+        if child is None:
+            continue  # it has gone meanwhile
+        following = place if levels[place] == "#" else place + 1
+        is_end = following == len(levels)
+        if child.is_name and (is_end or levels[following] == "#"):  # which matches no further level, too
+            yield prefix + level
+        if not is_end:
+            wanted = _wanted(child, levels[following], is_root=False)
+            path.append((child, following, wanted, f"{prefix}{level}/"))
+
+
+def _wanted(node: _Node, level: str, *, is_root: bool) -> Iterator[str]:
+    """Return the levels below *node* that *level* of a filter matches."""
+    if level not in ("+", "#"):
+        return iter((level,) if level in node else ())
+    return iter([each for each in node if not each.startswith(HIDDEN)] if is_root else list(node))
