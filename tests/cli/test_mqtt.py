@@ -1,0 +1,103 @@
+"""`martlet mqtt`: publish, subscribe, and what an administrator asks for."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from martlet.net.addresses import split_address
+from martlet_mqtt.commands.client import MqttClient, MqttFailed, ServerSettings
+from martlet_mqtt.packets import Publish, Subscription
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def to(martlet: Run, addresses: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run ``martlet mqtt WORDS`` against the broker of this module."""
+    monkeypatch.setenv("MARTLET_MQTT", addresses["mqtt"])
+    return lambda *words: martlet("mqtt", *words)
+
+
+@pytest.fixture
+def device(addresses: dict[str, str]) -> Iterator[MqttClient]:
+    """A client that stays connected."""
+    with connected(addresses, "device") as client:
+        yield client
+
+
+def connected(addresses: dict[str, str], client_id: str) -> MqttClient:
+    host, port = split_address(addresses["mqtt"])
+    return MqttClient(ServerSettings(host, port, 60.0), client_id)
+
+
+def from_json(answer: tuple[int, str, str]) -> Any:
+    code, out, err = answer
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_a_retained_message_is_printed_and_listed_until_it_is_removed(to: Run) -> None:
+    words = ("--retain", "--content-type", "text/plain", "--property", "room=hall")
+    assert to("publish", "kept/door", "open", *words) == (0, "published 4 bytes to kept/door\n", "")
+    assert to("subscribe", "kept/#", "--count", "1") == (0, "kept/door open\n", "")
+    message = from_json(to("subscribe", "kept/+", "--count", "1", "--json"))
+    assert (message["topic"], message["retain"], message["properties"]) == ("kept/door", True, [["room", "hall"]])
+    assert "open" in message.values()
+    assert [row["name"] for row in from_json(to("retained", "kept/#", "--json"))] == ["kept/door"]
+    assert to("publish", "kept/door", "--retain")[0] == 0
+    assert from_json(to("retained", "kept/#", "--json")) == []
+    assert to("subscribe", "kept/#", "--for", "0.1") == (0, "", "")
+
+
+@pytest.mark.parametrize("qos", ["0", "1", "2"])
+def test_each_quality_of_service_arrives(to: Run, device: MqttClient, qos: str) -> None:
+    device.subscribe(Subscription("live/+", 2))
+    assert from_json(to("publish", "live/a", "text", "--qos", qos, "--json")) == {
+        "topic": "live/a",
+        "bytes": 4,
+        "qos": int(qos),
+    }
+    message = device.next_message(None)
+    assert isinstance(message, Publish)
+    assert (message.topic, message.payload, message.qos) == ("live/a", b"text", int(qos))
+
+
+def test_clients_and_their_subscriptions_are_listed(to: Run, device: MqttClient) -> None:
+    device.subscribe(Subscription("seen/#", 1, no_local=True))
+    rows = {row["client"]: row for row in from_json(to("clients", "--json"))}
+    assert rows["device"].items() >= {"connected": True, "version": "5", "subscriptions": 1, "in_flight": 0}.items()
+    (row,) = from_json(to("subscriptions", "--client", "device", "--json"))
+    assert row.items() >= {"client": "device", "filter": "seen/#", "qos": 1, "no_local": True}.items()
+    code, out, err = to("subscriptions", "--client", "device")
+    assert (code, err) == (0, "")
+    assert "seen/#" in out
+    assert from_json(to("subscriptions", "--client", "nobody", "--json")) == []
+
+
+def test_a_client_is_disconnected_with_the_reason(to: Run, addresses: dict[str, str]) -> None:
+    with connected(addresses, "kicked") as client:
+        assert to("kick", "kicked") == (0, "client kicked is disconnected; its session stays\n", "")
+        with pytest.raises(MqttFailed, match="administrator"):
+            client.next_message(None)
+    code, out, err = to("kick", "kicked")
+    assert (code, out) == (1, "")
+    assert "client 'kicked' is not connected" in err
+
+
+WRONG = [
+    (1, ("publish", "a/#", "x"), "contains a wildcard"),
+    (1, ("publish", "$SYS/broker/version", "x"), "only the broker publishes"),
+    (1, ("subscribe", "a/#/b", "--count", "1"), "wildcard"),
+    (2, ("publish", "a", "x", "--property", "nothing"), "write NAME=VALUE"),
+    (3, ("clients", "--address", "127.0.0.1:1"), "start one with `martlet run`"),
+]
+
+
+@pytest.mark.parametrize(("code", "words", "text"), WRONG)
+def test_what_cannot_be_done_is_said_in_one_line(to: Run, code: int, words: tuple[str, ...], text: str) -> None:
+    got, out, err = to(*words)
+    assert (got, out) == (code, ""), err
+    assert text in err
+    assert "Traceback" not in err
