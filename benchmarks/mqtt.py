@@ -28,6 +28,7 @@ from brokers import TICKS, python_with
 BROKER_CPU, CLIENT_CPU = "0", 1
 BLOCK_BYTES = 1 << 16
 PEERS = ("mosquitto", "mosquitto nodelay", "martlet")
+STEADY_RATE = 2000
 
 
 def packet(first: int, content: bytes) -> bytes:
@@ -265,6 +266,33 @@ def connects(port: int, payload_bytes: int, seconds: float) -> float:
     return count / (time.monotonic() - began)
 
 
+def latencies(port: int, payload_bytes: int, seconds: float) -> tuple[float, float]:
+    """Return p50 and p99, in us, from send to receipt of QoS 0 at `STEADY_RATE` messages a second."""
+    head, _ = frame("steady", payload_bytes, 0)
+    size = len(head) + payload_bytes
+    subscriber, publisher = Subscriber(port, "s", "steady", 0, size, 0), Publisher(port, "p", [head], 0, 0)
+    found: list[float] = []
+    filler, rest, clock = bytes(payload_bytes - 8), b"", time.perf_counter_ns
+    began, count = time.perf_counter(), int(seconds * STEADY_RATE)
+    for number in range(count + 1):
+        # After the last message, wait for what is still under way.
+        due = began + number / STEADY_RATE + (number == count)
+        while len(found) < count and (left_s := due - time.perf_counter()) > 0:
+            if not select.select([subscriber.socket], (), (), left_s)[0]:
+                break
+            rest += subscriber.receive()
+            now = clock()
+            while len(rest) >= size:
+                found.append((now - int.from_bytes(rest[len(head) : len(head) + 8])) / 1000)
+                rest = rest[size:]
+        if number < count:
+            publisher.socket.sendall(head + clock().to_bytes(8) + filler)
+    subscriber.socket.close()
+    publisher.socket.close()
+    found = sorted(found[count // 10 :])
+    return found[len(found) // 2], found[len(found) * 99 // 100]
+
+
 SCENARIOS: dict[str, tuple[tuple[str, Scenario], ...]] = {
     "q0": (("QoS 0 one to one", one_way(1, 1, 0, 0)),),
     "fan": (("QoS 0 one to ten", one_way(1, 10, 0, 0)),),
@@ -327,25 +355,44 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
-def measured(peer: str, scenario: Scenario, options: argparse.Namespace) -> tuple[float, float]:
-    """Return deliveries a second, and microseconds of the broker's processor time for each."""
+@contextmanager
+def started(peer: str, options: argparse.Namespace) -> Iterator[tuple[int, int]]:
+    """Start *peer* on an empty folder; yield its port and its process id."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
         if peer == "martlet":
             python = python_with("compiled") if options.compiled else sys.executable
-            broker = martlet(folder, python, options.flush)
+            broker = martlet(Path(name), python, options.flush)
         else:
-            broker = mosquitto(folder, nodelay=peer.endswith("nodelay"))
-        with broker as (port, pid):
-            before, began = cpu_s(pid), time.monotonic()
-            rate = scenario(port, options.bytes, options.seconds)
-            used = (cpu_s(pid) - before) / (time.monotonic() - began)
+            broker = mosquitto(Path(name), nodelay=peer.endswith("nodelay"))
+        with broker as found:
+            yield found
+
+
+def measured(peer: str, scenario: Scenario, options: argparse.Namespace) -> tuple[float, float]:
+    """Return deliveries a second, and microseconds of the broker's processor time for each."""
+    with started(peer, options) as (port, pid):
+        before, began = cpu_s(pid), time.monotonic()
+        rate = scenario(port, options.bytes, options.seconds)
+        used = (cpu_s(pid) - before) / (time.monotonic() - began)
     return rate, used / rate * 1e6
+
+
+def show_latency(options: argparse.Namespace) -> None:
+    """Print a row with p50 and p99 of each peer; the ratio is that to Mosquitto with set_tcp_nodelay."""
+    found: dict[str, list[tuple[float, float]]] = {peer: [] for peer in PEERS}
+    for _ in range(options.runs):
+        for peer in PEERS:
+            with started(peer, options) as (port, _):
+                found[peer].append(latencies(port, options.bytes, options.seconds))
+    for index, name in enumerate(("p50", "p99")):
+        values = [statistics.median(run[index] for run in found[peer]) for peer in PEERS]
+        cells = " | ".join(f"{value:,.0f} µs" for value in values)
+        print(f"| {name} at {STEADY_RATE:,} a second | {cells} | {values[2] / values[1]:.2f} | |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenarios", nargs="*", choices=[*SCENARIOS, []])
+    parser.add_argument("scenarios", nargs="*", choices=[*SCENARIOS, "latency", []])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3)
     parser.add_argument("--bytes", type=int, default=256)
@@ -354,7 +401,10 @@ def main() -> None:
     options = parser.parse_args()
     os.sched_setaffinity(0, {CLIENT_CPU})
     print("| | " + " | ".join(PEERS) + " | ratio | µs a delivery |\n|---|" + "---|" * (len(PEERS) + 2))
-    for each in options.scenarios or SCENARIOS:
+    for each in options.scenarios or [*SCENARIOS, "latency"]:
+        if each == "latency":
+            show_latency(options)
+            continue
         for name, scenario in SCENARIOS[each]:
             found: dict[str, list[tuple[float, float]]] = {peer: [] for peer in PEERS}
             for _ in range(options.runs):
