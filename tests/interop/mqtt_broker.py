@@ -7,8 +7,6 @@ import trustme
 from .martlet_process import Martlet
 from .mqtt_clients import Link
 
-PLUGINS = '["remoting", "nameserver", "filter_sql92", "tx", "timer", "mqtt"]'
-
 
 class MqttMartlet(Martlet):
     """A broker whose MQTT port takes plain TCP, TLS and WebSocket; ``ca`` is the file with its authority."""
@@ -20,8 +18,7 @@ class MqttMartlet(Martlet):
         self.ca = str(folder / "ca.pem")
         authority.cert_pem.write_to_path(self.ca)
         issued.private_key_and_cert_chain_pem.write_to_path(str(folder / "server.pem"))
-        settings = {"plugins.enabled": PLUGINS, "mqtt.listen": "127.0.0.1:0"}
-        super().__init__(folder, {**settings, "mqtt.tls_cert": str(folder / "server.pem")})
+        super().__init__(folder, {"mqtt.tls_cert": str(folder / "server.pem")})
 
     @property
     def port(self) -> int:

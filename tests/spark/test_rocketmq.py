@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.interop import fetch, rocketmq
 from tests.interop.java import Java, Jvm, Queue, message
 from tests.interop.martlet_process import Martlet
+from tests.interop.mqtt_clients import Link, Message, PahoClients
 from tests.interop.process import eventually
 
 from martlet_spark.connection import CONNECTIONS
@@ -28,6 +29,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.interop, pytest.mark.timeout(900)]
 Producer: TypeAlias = tuple[str, int, str]  # the broker and the queue that it sends to, and its name
 # On a slow machine, the first batches of a streaming query take minutes.
 FIRST_QUERY_S = 700.0
+# The defaults of mqtt.topic and mqtt.queues.
+MQTT_TOPIC = "mqtt"
+MQTT_QUEUES = 8
 
 
 @dataclass(frozen=True)
@@ -183,9 +187,13 @@ def test_messages_that_rocketmq_has_removed_fail_the_query(
 def test_all_producers_agree_with_a_query_that_aggregates(
     spark: SparkSession, mixed: Mixed, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
-    """A Java producer and the Python client write to Martlet and to RocketMQ while a streaming query counts."""
+    """A Java producer, the Python client and an MQTT client write while a streaming query counts.
+
+    The first two write to Martlet and to RocketMQ.
+    """
     topic = Messages(mixed.endpoints, ["ours", "theirs"])
-    rows = spark.readStream.format("martlet").options(**topic.options, columns="broker,queue,body", pollMs="100")
+    options = topic.options | {"subscribe": f"{topic.name},{MQTT_TOPIC}"}
+    rows = spark.readStream.format("martlet").options(**options, columns="broker,queue,body", pollMs="100")
     counted = (
         rows.option("startingOffsets", "earliest")
         .load()
@@ -200,6 +208,9 @@ def test_all_producers_agree_with_a_query_that_aggregates(
         jvm = Jvm(fetch.CLIENT_VERSIONS[-1], tmp_path_factory.mktemp("java"))
         stack.callback(jvm.stop)
         java = Java(jvm, mixed.endpoints)
+        devices = PahoClients()
+        stack.callback(devices.close)
+        device = devices.connect(Link(f"mqtt://{mixed.ours.mqtt}"), "device")
         wanted: dict[Producer, list[int]] = {}
         producer = java.producer()
         for round_ in range(3):
@@ -211,6 +222,11 @@ def test_all_producers_agree_with_a_query_that_aggregates(
             for body in topic.send(25):
                 where, _, last = body.split()[1].decode().partition("/")
                 wanted.setdefault((where, int(last), topic.name), []).append(zlib.crc32(body))
+            for number in range(30):
+                name, body = f"room/{number % 5}", f"mqtt {round_} {number}".encode()
+                device.publish(Message(name, body, 1 + number % 2))
+                queue = zlib.crc32(name.encode()) % MQTT_QUEUES
+                wanted.setdefault(("ours", queue, "mqtt"), []).append(zlib.crc32(body))
         java.close()
 
         def agreed() -> dict[Producer, tuple[int, int]] | None:
