@@ -1,8 +1,8 @@
 """Acts on the packets of one client (martlet.contracts.Handler)."""
 
-import logging
 from collections.abc import Awaitable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final, final
 
 import trio
@@ -10,18 +10,18 @@ import trio
 from martlet.access import Gate
 from martlet.contracts import Buffer, Identity, Password, Peer
 from martlet.delivery.sessions import Session
-from martlet.errors import Reason, Refused
+from martlet.errors import Refused
 
 from .codec import encode_packet
 from .codes import V5, PacketType, ReasonCode
 from .connection import Event, MqttConnection, State
 from .context import PROTOCOL, Context
 from .control import PREFIX, answer_request
-from .errors import MqttError, NotAccepted
-from .frames import Grant
+from .errors import MqttError
 from .incoming import Incoming, reason_of, replaced
 from .logins import EnhancedLogin, login_reason, needs_password_check
-from .names import SharedFilter, check_client_id, check_filter, is_shared, response_prefix, split_shared
+from .names import AUTOMATIC, check_client_id
+from .opening import connack_properties, expiry_of, keep_alive_of
 from .outgoing import Outgoing
 from .packets import (
     Ack,
@@ -31,28 +31,22 @@ from .packets import (
     Disconnect,
     Pingreq,
     Publish,
-    Suback,
     Subscribe,
-    Unsuback,
     Unsubscribe,
 )
-from .properties import Properties, Property
+from .properties import NO_PROPERTIES, Properties, Property
 from .scanner import AckRun, PublishRun
-from .selecting import check_stored, selector_of
+from .selecting import check_stored
 from .storing import check_retain
-from .subscribing import grant_of, options_of
-from .sys_topics import SysTopics, is_sys
+from .subscriptions import Subscriptions
+from .sys_topics import SysTopics
 from .wills import Wills, encode_will
 
 __all__ = ["MqttHandler"]
 
-log = logging.getLogger("martlet.mqtt")
-
-NEVER_EXPIRES: Final = 0xFFFF_FFFF
 _VERSIONS: Final = {3: "3.1", 4: "3.1.1", 5: "5"}
 _SHOWN: Final = 80
 _PINGRESP: Final = b"\xd0\x00"
-_ACK_KINDS: Final = {PacketType.PUBACK, PacketType.PUBCOMP}
 
 
 @final
@@ -70,6 +64,7 @@ class MqttHandler:
         "_outgoing",
         "_peer",
         "_session",
+        "_subscriptions",
         "_sys",
         "_wills",
     )
@@ -89,6 +84,7 @@ class MqttHandler:
         self._session: Session | None = None
         self._incoming: Incoming | None = None
         self._outgoing: Outgoing | None = None
+        self._subscriptions: Subscriptions | None = None
 
     @property
     def identity(self) -> Identity:
@@ -129,12 +125,10 @@ class MqttHandler:
             case Pingreq():
                 self._context.counters.answers += 1
                 self._peer.send(_PINGRESP)
-            case Subscribe() if not self._context.broker.projections.has_applied(self._context.retained):
-                return self._subscribe_late(event, outgoing)
             case Subscribe():
-                self._subscribe(event, outgoing)
+                return self._the_subscriptions.subscribe(event)
             case Unsubscribe():
-                self._unsubscribe(event, outgoing)
+                self._the_subscriptions.unsubscribe(event)
             case Disconnect():
                 self._disconnect(event)
             case _:
@@ -161,7 +155,7 @@ class MqttHandler:
         else:
             outgoing.acknowledged(kind, ids)  # those of an earlier session say nothing
 
-    def _send(self, packet: Auth | Connack | Suback | Unsuback | Ack | Disconnect) -> None:
+    def _send(self, packet: Auth | Connack | Ack) -> None:
         self._context.counters.answers += 1
         self._peer.send(encode_packet(packet, self._connection.version))
 
@@ -272,11 +266,12 @@ class MqttHandler:
             if connect.version != V5 and not connect.clean_start:
                 text = "a session needs a client identifier; send one, or connect with a clean session"
                 raise MqttError(text, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)  # [MQTT-3.1.3-8]
-            client_id = f"auto-{context.broker.ids.unique()}"
-            connect = _renamed(connect, client_id)
+            client_id = f"{AUTOMATIC}{context.broker.ids.unique()}"
+            connect = replace(connect, client_id=client_id)
         self._check_will(connect, gate)
-        expiry_s, keep_alive_s = self._expiry_of(connect), self._keep_alive_of(connect)
-        properties = self._connack_properties(connect, keep_alive_s, expiry_s)
+        expiry_s, keep_alive_s = expiry_of(connect, context.config), keep_alive_of(connect, context.config)
+        final = self._login.final if self._login is not None else NO_PROPERTIES
+        properties = connack_properties(connect, context.config, keep_alive_s, expiry_s, final)
         self._check_fits(Connack(False, ReasonCode.SUCCESS, properties))
         if not connect.clean_start:
             stored, _ = context.broker.sessions.find(PROTOCOL, client_id)
@@ -288,23 +283,15 @@ class MqttHandler:
         context.clients[client_id] = self
         self._session = session
         self._incoming = Incoming(self._peer, self._connection, context, gate, session, connect)
-        self._outgoing = Outgoing(self._peer, context, gate, session, connect)
+        outgoing = self._outgoing = Outgoing(self._peer, context, gate, session, connect)
+        self._subscriptions = Subscriptions(
+            self._peer, self._connection, context, gate, session, self._incoming, outgoing, self._sys
+        )
         self._connection.open(connect.version, keep_alive_s, trio.current_time())
         self._peer.hold_until(session.until)
         self._send(Connack(is_old, ReasonCode.SUCCESS, properties))
         context.counters.connections += 1
-        grants = {each: grant_of(each, options) for each, options in session.filters.items()}
-        own = {each: grant for each, grant in grants.items() if not (is_shared(each) or is_sys(each))}
-        own = {each: grant for each, grant in own.items() if gate.may_follow(context.feed, each)}
-        self._incoming.marks = any(grant.subscription.no_local for grant in own.values())
-        self._outgoing.begin(own, is_old=is_old)
-        for topic_filter in grants.keys() - own.keys():
-            if is_sys(topic_filter) and gate.may_follow(context.feed, topic_filter):
-                self._sys.subscribe(self._outgoing, grants[topic_filter], with_values=False)
-            shared = split_shared(topic_filter)
-            if shared is not None:
-                with suppress(Refused):  # it may not be read any more; the subscription stays, and brings nothing
-                    self._outgoing.share(grants[topic_filter], shared)
+        self._subscriptions.resume(is_old=is_old)
         if is_old and session.start < context.feed.first_position():
             context.counters.missed += 1
 
@@ -349,160 +336,15 @@ class MqttHandler:
         session, _ = gate.open_session(PROTOCOL, "", feed.tail_position(), self.lose, expiry_s=0)
         return session, False
 
-    def _expiry_of(self, connect: Connect) -> int | None:
-        """Return how long the session stays after the client left; 0 if it ends then."""
-        limit = self._context.config.session_expiry_max_s
-        if connect.version == V5:
-            return min(connect.properties.number(Property.SESSION_EXPIRY, 0), limit)
-        return 0 if connect.clean_start else limit
-
-    def _keep_alive_of(self, connect: Connect) -> int:
-        """Return how often the client must send something; 0 for never."""
-        asked_s, limit = connect.keep_alive_s, self._context.config.keep_alive_max_s
-        return limit if connect.version == V5 and (not asked_s or asked_s > limit) else asked_s
-
-    def _connack_properties(self, connect: Connect, keep_alive_s: int, expiry_s: int | None) -> Properties:
-        if connect.version != V5:
-            return Properties({})
-        config, asked = self._context.config, connect.properties
-        found = {
-            Property.RECEIVE_MAXIMUM: config.receive_max,
-            Property.MAXIMUM_PACKET_SIZE: config.packet_bytes_max,
-            Property.TOPIC_ALIAS_MAXIMUM: config.alias_max,
-        }
-        if expiry_s != asked.number(Property.SESSION_EXPIRY, 0):
-            found[Property.SESSION_EXPIRY] = expiry_s or 0
-        if keep_alive_s != connect.keep_alive_s:
-            found[Property.SERVER_KEEP_ALIVE] = keep_alive_s
-        values: dict[Property, object] = dict(found)
-        if connect.client_id.startswith("auto-"):
-            values[Property.ASSIGNED_CLIENT_IDENTIFIER] = connect.client_id
-        if config.response_prefix and asked.number(Property.REQUEST_RESPONSE_INFORMATION, 0):
-            values[Property.RESPONSE_INFORMATION] = response_prefix(config.response_prefix, connect.client_id)
-        if self._login is not None:
-            for which in Property.AUTHENTICATION_METHOD, Property.AUTHENTICATION_DATA:
-                if self._login.final.get(which) is not None:
-                    values[which] = self._login.final.get(which)
-        return Properties(values)
-
     @property
     def _the_gate(self) -> Gate:
         assert self._gate is not None
         return self._gate
 
-    # SUBSCRIBE
-
-    async def _subscribe_late(self, packet: Subscribe, outgoing: Outgoing) -> None:
-        """Subscribe when the retained messages are known that were acknowledged until now."""
-        await self._context.broker.projections.wait_applied(self._context.retained)
-        if self._outgoing is outgoing:
-            self._subscribe(packet, outgoing)
-
-    def _subscribe(self, packet: Subscribe, outgoing: Outgoing) -> None:
-        session = self._session
-        assert session is not None
-        numbers = packet.properties.identifiers
-        identifier = numbers[0] if numbers else 0
-        codes: list[int] = []
-        begun: list[tuple[Grant, bool]] = []
-        texts: list[str] = []
-        for each in packet.subscriptions:
-            try:
-                selector = selector_of(self._context.broker, packet.properties) if self._may_select else ""
-                begun.append(self._begin_subscription(Grant(each, identifier, selector), outgoing, session))
-                codes.append(each.qos)
-            except NotAccepted as error:
-                codes.append(error.reason)
-                texts.append(str(error))
-            except Refused as refused:
-                codes.append(_subscribe_reason(refused))
-                texts.append(str(refused))
-        self._incoming_marks()
-        self._peer.hold_until(session.until)
-        self._send_suback(Suback(packet.packet_id, tuple(codes)), texts[0] if texts else "")
-        for grant, is_new in begun:
-            self._send_retained(grant, is_new, outgoing)
-
     @property
-    def _may_select(self) -> bool:
-        """Whether a user property of SUBSCRIBE can be a selector."""
-        return self._context.config.selectors and self._connection.version == V5
-
-    def _send_suback(self, packet: Suback, text: str) -> None:
-        """Send *packet*, with *text* for the first filter that was refused."""
-        if text and self._connection.version == V5 and self._connection.explains:
-            self._context.counters.answers += 1
-            self._peer.send(self._connection.explained(packet, text))
-        else:
-            self._send(packet)
-
-    def _begin_subscription(self, grant: Grant, outgoing: Outgoing, session: Session) -> tuple[Grant, bool]:
-        """Begin or change a subscription; return it, and whether it is new. Raises `Refused` and `MqttError`."""
-        topic_filter, config = grant.subscription.topic_filter, self._context.config
-        try:
-            shared = split_shared(topic_filter)
-            check_filter(topic_filter if shared is None else shared.topic_filter)
-        except MqttError as error:
-            raise NotAccepted(str(error), error.reason) from error
-        if shared is not None and grant.subscription.no_local:
-            raise MqttError(f"shared subscription {topic_filter[:80]!r} has the option no local")  # [MQTT-3.8.3-4]
-        if len(topic_filter.encode()) > config.name_bytes_max:
-            raise NotAccepted("the topic filter is too long", ReasonCode.TOPIC_FILTER_INVALID)
-        is_new = topic_filter not in session.filters
-        if is_new and len(session.filters) >= config.filters_max:
-            raise Refused(Reason.BUSY, f"the session has {config.filters_max} filters; mqtt.filters_max allows no more")
-        outgoing.check(topic_filter if shared is None else shared.topic_filter)
-        if grant.selector and is_sys(topic_filter):
-            text = f"topic filter {topic_filter[:80]!r} is for figures, which a selector cannot select; leave it out"
-            raise NotAccepted(text, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)
-        if shared is not None:
-            self._share(grant, shared, outgoing)
-        session.subscribe(topic_filter, options_of(grant))
-        if shared is None and not is_sys(topic_filter):
-            outgoing.subscribe(grant)
-        return grant, is_new
-
-    def _share(self, grant: Grant, shared: SharedFilter, outgoing: Outgoing) -> None:
-        """Take part in a shared subscription. Raises `Refused`, and `NotAccepted` if others have another selector."""
-        try:
-            outgoing.share(grant, shared)
-        except Refused as refused:
-            if refused.reason is not Reason.ILLEGAL:
-                raise
-            text = f"all clients of a shared subscription must have the same selector; {refused}"
-            raise NotAccepted(text, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR) from refused
-
-    def _incoming_marks(self) -> None:
-        session, incoming = self._session, self._incoming
-        if session is not None and incoming is not None:
-            incoming.marks = any(options[0] & 4 for options in session.filters.values())
-
-    def _send_retained(self, grant: Grant, is_new: bool, outgoing: Outgoing) -> None:
-        handling, retained = grant.subscription.retain_handling, self._context.retained
-        if is_shared(grant.subscription.topic_filter):
-            return  # nothing retained is sent for it (MQTT 5 section 4.8.2)
-        if is_sys(grant.subscription.topic_filter):
-            with_values = handling == 0 or (handling == 1 and is_new)
-            self._sys.subscribe(outgoing, grant, with_values=with_values)
-            return
-        if handling == 2 or (handling == 1 and not is_new) or not len(retained):
-            return
-        outgoing.send_retained(retained.matches(grant.subscription.topic_filter), grant)
-
-    def _unsubscribe(self, packet: Unsubscribe, outgoing: Outgoing) -> None:
-        session = self._session
-        assert session is not None
-        codes: list[int] = []
-        for topic_filter in packet.filters:
-            is_known = topic_filter in session.filters
-            if is_known:
-                session.unsubscribe(topic_filter)
-                outgoing.unsubscribe(topic_filter)
-                self._sys.unsubscribe(outgoing, topic_filter)
-            codes.append(ReasonCode.SUCCESS if is_known else ReasonCode.NO_SUBSCRIPTION_EXISTED)
-        self._incoming_marks()
-        self._peer.hold_until(session.until)
-        self._send(Unsuback(packet.packet_id, tuple(codes)))
+    def _the_subscriptions(self) -> Subscriptions:
+        assert self._subscriptions is not None
+        return self._subscriptions
 
     # the end
 
@@ -584,7 +426,9 @@ class MqttHandler:
         if self._outgoing is not None:
             self._sys.forget(self._outgoing)
             self._outgoing.close()
-        self._incoming = self._outgoing = None
+        if self._subscriptions is not None:
+            self._subscriptions.is_ended = True
+        self._incoming = self._outgoing = self._subscriptions = None
         connect, clients = self._connect, self._context.clients
         if connect is not None and clients.get(connect.client_id) is self:
             del clients[connect.client_id]
@@ -607,20 +451,3 @@ def _packets_in(event: Event) -> int:
     if isinstance(event, PublishRun):
         return len(event.ends)
     return len(event.ids) if isinstance(event, AckRun) else 1
-
-
-def _renamed(connect: Connect, client_id: str) -> Connect:
-    return Connect(
-        client_id,
-        connect.version,
-        connect.clean_start,
-        connect.keep_alive_s,
-        connect.will,
-        connect.user_name,
-        connect.password,
-        connect.properties,
-    )
-
-
-def _subscribe_reason(refused: Refused) -> ReasonCode:
-    return ReasonCode.TOPIC_FILTER_INVALID if refused.reason is Reason.ILLEGAL else reason_of(refused)

@@ -17,6 +17,7 @@ from .codes import ReasonCode
 from .errors import Malformed, MqttError, NotAccepted
 
 __all__ = [
+    "AUTOMATIC",
     "SHARE",
     "Name",
     "Names",
@@ -37,6 +38,8 @@ LEVELS_MAX: Final = 200
 # Names that only the broker publishes to begin with it, and wildcards at a filter's first level do not match them.
 HIDDEN: Final = "$"
 SHARE: Final = "$share/"
+# The beginning of client identifiers that the broker chooses.
+AUTOMATIC: Final = "auto-"
 _SHOWN: Final = 80
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _WILDCARD: Final = re.compile(r"[+#]")

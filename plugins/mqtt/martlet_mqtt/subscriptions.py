@@ -1,0 +1,203 @@
+"""The subscriptions of one client: SUBSCRIBE and UNSUBSCRIBE (MQTT 5 sections 3.8 to 3.11)."""
+
+from collections.abc import Awaitable
+from contextlib import suppress
+from typing import final
+
+from martlet.access import Gate
+from martlet.contracts import Peer
+from martlet.delivery.sessions import Session
+from martlet.errors import Reason, Refused
+
+from .codec import encode_packet
+from .codes import V5, ReasonCode
+from .connection import MqttConnection
+from .context import Context
+from .errors import MqttError, NotAccepted
+from .frames import Grant
+from .incoming import Incoming, reason_of
+from .names import SharedFilter, check_filter, is_shared, split_shared
+from .outgoing import Outgoing
+from .packets import Suback, Subscribe, Unsuback, Unsubscribe
+from .selecting import selector_of
+from .subscribing import grant_of, options_of
+from .sys_topics import SysTopics, is_sys
+
+__all__ = ["Subscriptions"]
+
+
+@final
+class Subscriptions:
+    """Begins and ends them; made when the client is accepted. ``is_ended`` is set when it is gone."""
+
+    __slots__ = (
+        "_connection",
+        "_context",
+        "_gate",
+        "_incoming",
+        "_outgoing",
+        "_peer",
+        "_session",
+        "_sys",
+        "is_ended",
+    )
+
+    def __init__(
+        self,
+        peer: Peer,
+        connection: MqttConnection,
+        context: Context,
+        gate: Gate,
+        session: Session,
+        incoming: Incoming,
+        outgoing: Outgoing,
+        sys_topics: SysTopics,
+    ) -> None:
+        self._peer = peer
+        self._connection = connection
+        self._context = context
+        self._gate = gate
+        self._session = session
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._sys = sys_topics
+        self.is_ended = False
+
+    def resume(self, *, is_old: bool) -> None:
+        """Go on with the subscriptions of the session; one that may not be read any more stays, and brings nothing."""
+        gate, feed = self._gate, self._context.feed
+        grants = {each: grant_of(each, options) for each, options in self._session.filters.items()}
+        own = {each: grant for each, grant in grants.items() if not (is_shared(each) or is_sys(each))}
+        own = {each: grant for each, grant in own.items() if gate.may_follow(feed, each)}
+        self._incoming.marks = any(grant.subscription.no_local for grant in own.values())
+        self._outgoing.begin(own, is_old=is_old)
+        for topic_filter in grants.keys() - own.keys():
+            if is_sys(topic_filter) and gate.may_follow(feed, topic_filter):
+                self._sys.subscribe(self._outgoing, grants[topic_filter], with_values=False)
+            shared = split_shared(topic_filter)
+            if shared is not None:
+                with suppress(Refused):
+                    self._outgoing.share(grants[topic_filter], shared)
+
+    def subscribe(self, packet: Subscribe) -> Awaitable[None] | None:
+        """Act on SUBSCRIBE. Raises `Refused` and `MqttError`."""
+        if not self._context.broker.projections.has_applied(self._context.retained):
+            return self._subscribe_late(packet)
+        self._subscribe(packet)
+        return None
+
+    async def _subscribe_late(self, packet: Subscribe) -> None:
+        """Subscribe when the retained messages are known that were acknowledged until now."""
+        await self._context.broker.projections.wait_applied(self._context.retained)
+        if not self.is_ended:
+            self._subscribe(packet)
+
+    def _subscribe(self, packet: Subscribe) -> None:
+        numbers = packet.properties.identifiers
+        identifier = numbers[0] if numbers else 0
+        codes: list[int] = []
+        begun: list[tuple[Grant, bool]] = []
+        texts: list[str] = []
+        for each in packet.subscriptions:
+            try:
+                selector = selector_of(self._context.broker, packet.properties) if self._may_select else ""
+                begun.append(self._begin(Grant(each, identifier, selector)))
+                codes.append(each.qos)
+            except NotAccepted as error:
+                codes.append(error.reason)
+                texts.append(str(error))
+            except Refused as refused:
+                codes.append(_reason_of(refused))
+                texts.append(str(refused))
+        self._mark()
+        self._peer.hold_until(self._session.until)
+        self._send_suback(Suback(packet.packet_id, tuple(codes)), texts[0] if texts else "")
+        for grant, is_new in begun:
+            self._send_retained(grant, is_new)
+
+    @property
+    def _may_select(self) -> bool:
+        """Whether a user property of SUBSCRIBE can be a selector."""
+        return self._context.config.selectors and self._connection.version == V5
+
+    def _send_suback(self, packet: Suback, text: str) -> None:
+        """Send *packet*, with *text* for the first filter that was refused."""
+        if text and self._connection.version == V5 and self._connection.explains:
+            self._context.counters.answers += 1
+            self._peer.send(self._connection.explained(packet, text))
+        else:
+            self._send(packet)
+
+    def _begin(self, grant: Grant) -> tuple[Grant, bool]:
+        """Begin or change a subscription; return it, and whether it is new. Raises `Refused` and `MqttError`."""
+        topic_filter, config = grant.subscription.topic_filter, self._context.config
+        try:
+            shared = split_shared(topic_filter)
+            check_filter(topic_filter if shared is None else shared.topic_filter)
+        except MqttError as error:
+            raise NotAccepted(str(error), error.reason) from error
+        if shared is not None and grant.subscription.no_local:
+            raise MqttError(f"shared subscription {topic_filter[:80]!r} has the option no local")  # [MQTT-3.8.3-4]
+        if len(topic_filter.encode()) > config.name_bytes_max:
+            raise NotAccepted("the topic filter is too long", ReasonCode.TOPIC_FILTER_INVALID)
+        is_new = topic_filter not in self._session.filters
+        if is_new and len(self._session.filters) >= config.filters_max:
+            raise Refused(Reason.BUSY, f"the session has {config.filters_max} filters; mqtt.filters_max allows no more")
+        self._outgoing.check(topic_filter if shared is None else shared.topic_filter)
+        if grant.selector and is_sys(topic_filter):
+            text = f"topic filter {topic_filter[:80]!r} is for figures, which a selector cannot select; leave it out"
+            raise NotAccepted(text, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)
+        if shared is not None:
+            self._share(grant, shared)
+        self._session.subscribe(topic_filter, options_of(grant))
+        if shared is None and not is_sys(topic_filter):
+            self._outgoing.subscribe(grant)
+        return grant, is_new
+
+    def _share(self, grant: Grant, shared: SharedFilter) -> None:
+        """Take part in a shared subscription. Raises `Refused`, and `NotAccepted` if others have another selector."""
+        try:
+            self._outgoing.share(grant, shared)
+        except Refused as refused:
+            if refused.reason is not Reason.ILLEGAL:
+                raise
+            text = f"all clients of a shared subscription must have the same selector; {refused}"
+            raise NotAccepted(text, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR) from refused
+
+    def _mark(self) -> None:
+        """Have messages of the client marked as its own if they must not come back to it."""
+        self._incoming.marks = any(options[0] & 4 for options in self._session.filters.values())
+
+    def _send_retained(self, grant: Grant, is_new: bool) -> None:
+        handling, retained = grant.subscription.retain_handling, self._context.retained
+        if is_shared(grant.subscription.topic_filter):
+            return  # nothing retained is sent for it (MQTT 5 section 4.8.2)
+        if is_sys(grant.subscription.topic_filter):
+            with_values = handling == 0 or (handling == 1 and is_new)
+            self._sys.subscribe(self._outgoing, grant, with_values=with_values)
+            return
+        if handling == 2 or (handling == 1 and not is_new) or not len(retained):
+            return
+        self._outgoing.send_retained(retained.matches(grant.subscription.topic_filter), grant)
+
+    def unsubscribe(self, packet: Unsubscribe) -> None:
+        """Act on UNSUBSCRIBE. Raises `Refused`."""
+        codes: list[int] = []
+        for topic_filter in packet.filters:
+            is_known = topic_filter in self._session.filters
+            if is_known:
+                self._session.unsubscribe(topic_filter)
+                self._outgoing.unsubscribe(topic_filter)
+                self._sys.unsubscribe(self._outgoing, topic_filter)
+            codes.append(ReasonCode.SUCCESS if is_known else ReasonCode.NO_SUBSCRIPTION_EXISTED)
+        self._mark()
+        self._peer.hold_until(self._session.until)
+        self._send(Unsuback(packet.packet_id, tuple(codes)))
+
+    def _send(self, packet: Suback | Unsuback) -> None:
+        self._context.counters.answers += 1
+        self._peer.send(encode_packet(packet, self._connection.version))
+
+
+def _reason_of(refused: Refused) -> ReasonCode:
+    return ReasonCode.TOPIC_FILTER_INVALID if refused.reason is Reason.ILLEGAL else reason_of(refused)
