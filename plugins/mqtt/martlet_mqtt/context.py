@@ -1,7 +1,7 @@
 """What all connections of the plugin share: the topic and its feed, names, shapes, clients, and what they did."""
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
 from martlet.broker import Broker
@@ -63,6 +63,7 @@ class Context:
     # Groups of shared subscriptions that somebody joined lately, so that they are not taken for unused ones.
     shared_lately: set[str] = field(default_factory=set)
 
-    def dropped_now(self) -> int:
-        """Return how many messages the connected clients did not get because they were too slow."""
-        return sum(handler.dropped for handler in self.clients.values())
+    def statistics(self) -> dict[str, object]:
+        """Return the counters, with what connected clients have not got because they were too slow."""
+        dropped = self.counters.dropped + sum(handler.dropped for handler in self.clients.values())
+        return {**asdict(self.counters), "dropped": dropped, "clients": len(self.clients)}

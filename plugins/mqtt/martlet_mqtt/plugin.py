@@ -1,7 +1,6 @@
 """The entry point: the port, and the topic with the messages."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any, ClassVar
 
 import trio
@@ -102,7 +101,7 @@ class MqttPlugin(Hooks):
         """Return the protocol over the topic of the configuration, which is created if need be."""
         config, context = self.config, self.context(broker)
         limits = Limits(config.connect_bytes_max, config.packet_bytes_max, config.connect_s)
-        broker.stats.add("mqtt", lambda: {**asdict(context.counters), "clients": len(context.clients)})
+        broker.stats.add("mqtt", context.statistics)
         tls, wills = Tls(config, "mqtt"), self._wills_of(broker)
         self._tls = tls
 

@@ -4,16 +4,18 @@ import math
 import os
 from collections.abc import Iterator
 from resource import RUSAGE_SELF, getrusage
-from typing import TYPE_CHECKING, Final, cast, final
+from typing import TYPE_CHECKING, Final, NamedTuple, cast, final
 
 import trio
 
 from martlet.cli.version import installed_version
 from martlet.contracts import Traffic
 from martlet.delivery.interest import FilterTrie
+from martlet.steps import Pace, Steps
 
 from .context import PROTOCOL, Context
 from .frames import Grant
+from .names import is_shared
 
 if TYPE_CHECKING:
     from .outgoing import Outgoing
@@ -50,6 +52,15 @@ class Load:
         return self._averages
 
 
+class Totals(NamedTuple):
+    """Sums over all connected clients."""
+
+    dropped: int = 0
+    filters: int = 0
+    shared: int = 0
+    sessions_not_stored: int = 0
+
+
 @final
 class SysTopics:
     """The figures, and who subscribes to them."""
@@ -63,6 +74,7 @@ class SysTopics:
         self._loads: dict[str, Load] = {}
         self._clients_max = 0
         self._began = self._last = 0.0
+        self._totals = Totals()
 
     # subscribers
 
@@ -73,7 +85,9 @@ class SysTopics:
         self._filters.setdefault(outgoing, {})[topic_filter] = None
         if not with_values:
             return
-        if not self._values:
+        if not self._values:  # in the first interval after the start
+            for _ in self._sum_up():
+                pass
             self._values = self._figures()
         alone: FilterTrie[None] = FilterTrie()
         alone.add(topic_filter, None)
@@ -99,6 +113,7 @@ class SysTopics:
         self._began = self._last = trio.current_time()
         while True:
             await trio.sleep(interval_s)
+            await self._context.broker.turns.finish(self._sum_up())
             before, self._values = self._values, self._figures()
             if not len(self._trie):
                 continue
@@ -106,6 +121,20 @@ class SysTopics:
                 if before.get(name) != value:
                     for outgoing, grants in list(self._trie.match(name).items()):
                         outgoing.send_figure(name, value, cast("tuple[Grant, ...]", grants), retain=False)
+
+    def _sum_up(self) -> Steps[None]:
+        """Find the totals, in slices."""
+        dropped = filters = shared = not_stored = 0
+        pace = Pace()
+        for handler in list(self._context.clients.values()):
+            dropped += handler.dropped
+            not_stored += not handler.is_stored
+            for topic_filter in handler.filters:
+                filters += 1
+                shared += is_shared(topic_filter)
+            if pace.is_over(1 + len(handler.filters)):
+                yield
+        self._totals = Totals(dropped, filters, shared, not_stored)
 
     def _figures(self) -> dict[str, bytes]:
         now = trio.current_time()
@@ -115,7 +144,8 @@ class SysTopics:
 
     def _all(self, now: float, interval_s: float) -> Iterator[tuple[str, object]]:
         context, counters, traffic = self._context, self._context.counters, self._traffic
-        connected, total = len(context.clients), self._sessions()
+        totals, connected = self._totals, len(context.clients)
+        total = context.broker.sessions.table.count_of(PROTOCOL) + totals.sessions_not_stored
         packets_sent = counters.delivered + counters.answers
         self._clients_max = max(self._clients_max, connected)
         yield "version", f"martlet version {installed_version()}"
@@ -131,12 +161,11 @@ class SysTopics:
         yield "messages/sent", packets_sent
         yield "publish/messages/received", counters.received
         yield "publish/messages/sent", counters.delivered
-        yield "publish/messages/dropped", counters.dropped + context.dropped_now()
+        yield "publish/messages/dropped", counters.dropped + totals.dropped
         yield "bytes/received", traffic.bytes_in
         yield "bytes/sent", traffic.bytes_out
-        filters = [topic_filter for handler in context.clients.values() for topic_filter in handler.filters]
-        yield "subscriptions/count", len(filters)
-        yield "shared_subscriptions/count", sum(topic_filter.startswith("$share/") for topic_filter in filters)
+        yield "subscriptions/count", totals.filters
+        yield "shared_subscriptions/count", totals.shared
         yield "retained messages/count", len(context.retained)
         for name in "messages/stored", "store/messages/count":
             yield name, len(context.retained)
@@ -156,11 +185,6 @@ class SysTopics:
             averages = self._loads.setdefault(name, Load()).add(count, interval_s)
             for minutes, average in zip(MINUTES, averages, strict=True):
                 yield f"load/{name}/{minutes}min", f"{average:.2f}"
-
-    def _sessions(self) -> int:
-        """Return how many sessions there are, with those that are not stored."""
-        stored = self._context.broker.sessions.table.count_of(PROTOCOL)
-        return stored + sum(not handler.is_stored for handler in self._context.clients.values())
 
 
 def _resident_bytes() -> int:
