@@ -666,7 +666,14 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("refused records stay in their queue", (Committer, "_take_back", _keep_refused), script=full_disks),
     bug("refused records stay in light queues", (Committer, "take_back", _keep_light), light=True, script=full_disks),
     bug("light queues forgotten at a start", (scan, "light_places", _name_nothing)),
-    bug("stop without a last flush", (Flusher, "flush_now", _ignored), flush="async", cuts=(Cut.LOST,), script=stops),
+    bug(
+        "stop without a last flush",
+        (Flusher, "flush_now", _ignored),
+        flush="async",
+        cuts=(Cut.LOST,),
+        script=stops,
+        first=0,
+    ),
     bug("answer to another question", (RemotingHandler, "handle", _answer_another)),
     bug("projection restored and continued too late", (Projections, "_continue_from", _continue_late)),
     bug(

@@ -85,7 +85,7 @@ class RemotingPlugin(Hooks):
         self._revived = RevivedPops(broker)
         broker.stats.add("remoting", state.statistics)
         create_standard_topics(broker)
-        broker.replies.add("", partial(take_reply, state))
+        broker.replies.add("", partial(take_reply, broker, state.members, state.templates))
         protocols = [self._protocol("remoting", config.listen, fast=False)]
         host, port = split_address(config.listen)
         if config.vip and port > VIP_DISTANCE:

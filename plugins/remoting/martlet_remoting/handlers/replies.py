@@ -11,14 +11,17 @@ from ipaddress import ip_address
 from typing import Final
 
 from martlet.access import Gate
+from martlet.broker import Broker
 from martlet.errors import Reason, Refused
 from martlet.message import REPLY_TO, Message, Placed, find_property, put_properties, put_property
 from martlet_remoting.codec import encode_send_response
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Handle, RemotingState, refuse
+from martlet_remoting.context import Context, Handle, refuse
 from martlet_remoting.handlers.send import make_message, open_topic, stamp
 from martlet_remoting.headers import SendHeader, decode_send_header
+from martlet_remoting.members import Members
 from martlet_remoting.packets import Command
+from martlet_remoting.templates import Templates
 
 __all__ = ["TABLE", "send_reply", "take_reply"]
 
@@ -57,22 +60,24 @@ def send_reply(context: Context, command: Command) -> bytes | None:
         context.answer(command, refuse(command, ResponseCode.SYSTEM_ERROR, failure) if failure else stored)
 
     if is_own:
-        _push(state, address, header, message, placed, finish)
+        _push(state.broker, state.members, state.templates, address, header, message, placed, finish)
     else:
         finish("")
     return None
 
 
-def take_reply(state: RemotingState, gate: Gate, client_id: str, reply: Message) -> Placed:
+def take_reply(
+    broker: Broker, members: Members, templates: Templates, gate: Gate, client_id: str, reply: Message
+) -> Placed:
     """Store *reply*, which a client of another protocol sends, and push it to the producer *client_id*.
 
     It is pushed at once, as is one of a RocketMQ client; what the producer answers is not waited for.
     """
-    if state.members.find_producer(client_id) is None:
+    if members.find_producer(client_id) is None:
         raise Refused(Reason.NOT_FOUND, f"client {client_id[:80]!r} is not connected; it no longer waits for a reply")
     own = {REPLY_TO.encode(): client_id.encode(), b"MSG_TYPE": b"reply"}
-    reply.properties, _ = stamp(put_properties(reply.properties, own), state.templates, state.broker.ids)
-    reply.topic = REPLY_TOPIC.format(state.broker.config.cluster)
+    reply.properties, _ = stamp(put_properties(reply.properties, own), templates, broker.ids)
+    reply.topic = REPLY_TOPIC.format(broker.config.cluster)
     placed = gate.publish(reply)
     header = SendHeader(
         PRODUCER_GROUP,
@@ -90,19 +95,21 @@ def take_reply(state: RemotingState, gate: Gate, client_id: str, reply: Message)
         if failure:
             log.debug("%s", failure)
 
-    _push(state, client_id, header, reply, placed, finish)
+    _push(broker, members, templates, client_id, header, reply, placed, finish)
     return placed
 
 
 def _push(
-    state: RemotingState,
+    broker: Broker,
+    members: Members,
+    templates: Templates,
     client_id: str,
     header: SendHeader,
     message: Message,
     placed: Placed,
     finish: Callable[[str], None],
 ) -> None:
-    member = state.members.find_producer(client_id) if client_id else None
+    member = members.find_producer(client_id) if client_id else None
     if member is None:
         finish(f"push reply message fail, channel of <{client_id}> not found.")
         return
@@ -115,7 +122,7 @@ def _push(
         else:
             finish("")
 
-    now_ms = b"%d" % state.broker.clock.now_ms()
+    now_ms = b"%d" % broker.clock.now_ms()
     ext = {
         "producerGroup": header.producer_group,
         "topic": header.topic,
@@ -129,7 +136,7 @@ def _push(
         "reconsumeTimes": header.reconsume_times,
         "unitMode": header.unit_mode,
         "bornHost": host_text(message.born_host),
-        "storeHost": host_text(state.templates.store_host),
+        "storeHost": host_text(templates.store_host),
         "storeTimestamp": placed.store_ms,
     }
     try:
