@@ -481,7 +481,10 @@ class Sessions:
             return
         state = session._state
         if not state.expiry_s:
-            self.end(session)
+            try:
+                self.end(session)
+            except (Refused, StoreError):
+                self._drop(state.key)  # as below
             return
         ends_ms = self._clock.now_ms() + state.expiry_s * 1000 if state.expiry_s > 0 else NEVER_MS
         arguments = session.reached(), ends_ms

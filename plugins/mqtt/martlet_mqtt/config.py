@@ -25,6 +25,11 @@ class MqttConfig:
         [],
         "FILTER=TOPIC: names that a topic filter matches are stored in that topic; the first rule that matches counts",
     )
+    origins: list[str] = setting(
+        [],
+        "web pages that may connect over WebSocket, such as https://example.org, or * for all; always allowed are "
+        "those of this machine, and clients that are no browsers",
+    )
     tls: Literal["disabled", "permissive", "enforcing"] = setting(
         "permissive", "whether clients may use TLS on this port, or must; needs tls_cert"
     )

@@ -325,7 +325,7 @@ class MqttHandler:
         is_stored = expiry_s != 0 or connect.will is not None
         name = connect.client_id
         sessions = self._context.broker.sessions
-        if sessions.table.get(f"{PROTOCOL} {name}") is not None or is_stored:
+        if sessions.find(PROTOCOL, name)[0] is not None or is_stored:
             session, is_old = gate.open_session(PROTOCOL, name, feed.tail_position(), self.lose, expiry_s=expiry_s)
             if not is_old or not connect.clean_start:
                 return session, is_old

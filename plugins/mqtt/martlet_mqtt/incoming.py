@@ -335,10 +335,10 @@ class Incoming:
     def released(self, ids: Sequence[int]) -> None:
         """Answer PUBREL packets for *ids* with PUBCOMP. Raises `Refused`."""
         session, flight = self._session, self._session.flight
-        known = [packet_id for packet_id in ids if INCOMING + packet_id in flight]
-        for first, count in ranges_of(known):
+        known = dict.fromkeys([packet_id for packet_id in ids if INCOMING + packet_id in flight])
+        for first, count in ranges_of(list(known)):
             session.acknowledge(INCOMING + first, count)
-        self._open -= len(set(known))
+        self._open -= len(known)
         self._peer.hold_until(session.until)
         self._context.counters.answers += len(ids)
         if len(known) == len(ids) or self._version != V5:

@@ -120,6 +120,7 @@ def _pairs(properties: Properties) -> tuple[dict[str, str], bool]:
             is_whole = False
         else:
             found[name] = value
+            is_whole = is_whole and name not in DELAYING  # which subscribers do not see in the record
     for own, text in (
         ("CONTENT_TYPE", properties.text(Property.CONTENT_TYPE)),
         ("REPLY_TO", properties.text(Property.RESPONSE_TOPIC)),

@@ -106,6 +106,7 @@ def split_shared(topic_filter: str) -> SharedFilter | None:
     if not group or not inner or _WILDCARD.search(group):
         text = "is no shared subscription; write $share/GROUP/FILTER, with a group without wildcards"
         raise _invalid("topic filter", topic_filter, text, ReasonCode.TOPIC_FILTER_INVALID)
+    _check_text("group", group, ReasonCode.TOPIC_FILTER_INVALID)
     return SharedFilter(group, inner)
 
 

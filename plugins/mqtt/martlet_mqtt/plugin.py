@@ -1,7 +1,9 @@
 """The entry point: the port, and the topic with the messages."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any, ClassVar, Final
+from urllib.parse import urlsplit
 
 import trio
 
@@ -25,6 +27,10 @@ from .unused_groups import UnusedGroups
 from .wills import Wills
 
 __all__ = ["MqttPlugin"]
+
+# Hosts of web pages that this machine serves itself. A page from elsewhere could use a broker that only this machine
+# should reach.
+LOCAL: Final = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
 class MqttPlugin(Hooks):
@@ -119,6 +125,16 @@ class MqttPlugin(Hooks):
             tls=tls.context,
             tls_required=tls.required,
             bound=bound,
-            websocket=WebSocket(("mqtt", "mqttv3.1")),
+            websocket=WebSocket(("mqtt", "mqttv3.1"), origin_allowed=partial(may_connect, frozenset(config.origins))),
             traffic=self._traffic,
         )
+
+
+def may_connect(origins: Collection[str], origin: str) -> bool:
+    """Return whether a web page of *origin*, empty for none, may connect, if *origins* are allowed."""
+    if not origin or "*" in origins or origin in origins:
+        return True
+    try:
+        return urlsplit(origin).hostname in LOCAL
+    except ValueError:
+        return False

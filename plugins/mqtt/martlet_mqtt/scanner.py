@@ -118,11 +118,14 @@ def _long_size(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def scan_acks(data: bytes, at: int) -> tuple[AckRun, int] | None:
-    """Return the run of acknowledgements at *at*, and where it ends; None if the codec must decode the packet there."""
+    """Return the run of acknowledgements at *at*, and where it ends; None if the codec must decode the packet there.
+
+    It ends after `RUN_PACKETS_MAX` packets.
+    """
     match = _ACK_RUNS[data[at]].match(data, at) if data[at] in _ACK_RUNS else None
     if match is None:
         return None
-    end = match.end()
+    end = min(match.end(), at + ACK_BYTES * RUN_PACKETS_MAX)
     found = data[at:end]
     pairs = bytearray(len(found) // 2)
     pairs[0::2] = found[2::ACK_BYTES]

@@ -1,0 +1,84 @@
+"""What a client or a web page could do to others, and what must not get lost on the way."""
+
+from pathlib import Path
+
+import pytest
+from tests.mqtt.mqtt_talk import V4, mqtt_broker
+
+from martlet_mqtt.codes import PacketType, ReasonCode
+from martlet_mqtt.config import MqttConfig
+from martlet_mqtt.packets import Ack, Publish
+from martlet_mqtt.properties import Properties
+from martlet_mqtt.scanner import RUN_PACKETS_MAX, scan_acks
+
+ORIGINS = [
+    ("", True),
+    ("http://localhost:8080", True),
+    ("https://127.0.0.1", True),
+    ("http://[::1]:80", True),
+    ("https://dashboard.example.org", True),
+    ("https://evil.example.org", False),
+    ("https://localhost.evil.example.org", False),
+    ("http://[", False),
+    ("null", False),
+]
+
+
+@pytest.mark.parametrize(("origin", "is_allowed"), ORIGINS)
+async def test_a_web_page_from_elsewhere_may_not_connect(tmp_path: Path, origin: str, is_allowed: bool) -> None:
+    config = MqttConfig(origins=["https://dashboard.example.org"])
+    async with mqtt_broker(tmp_path, config) as mqtt:
+        websocket = mqtt._protocol.websocket
+        assert websocket is not None
+        assert websocket.origin_allowed(origin) is is_allowed
+
+
+async def test_all_web_pages_may_connect_if_the_operator_wants_that(tmp_path: Path) -> None:
+    async with mqtt_broker(tmp_path, MqttConfig(origins=["*"])) as mqtt:
+        websocket = mqtt._protocol.websocket
+        assert websocket is not None
+        assert websocket.origin_allowed("https://evil.example.org")
+
+
+@pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "KEYS"])
+async def test_user_properties_that_act_in_the_log_reach_subscribers(tmp_path: Path, name: str) -> None:
+    async with mqtt_broker(tmp_path) as mqtt:
+        talk = await mqtt.connect("c")
+        await talk.subscribe("a")
+        user = ((name, "soon"), ("other", "x"))
+        await talk.send(Publish("a", b"x", 0, properties=Properties({}, user)))
+        (message,) = await talk.messages(1)
+        assert message.properties.user == user
+
+
+async def test_a_clean_start_right_after_a_session_ends_it(tmp_path: Path) -> None:
+    async with mqtt_broker(tmp_path) as mqtt:
+        (await mqtt.connect("c", clean=False, expiry_s=100)).hang_up()
+        (await mqtt.connect("c", clean=True)).hang_up()
+        await mqtt.connect("c", V4, clean=False, present=False)
+
+
+async def test_a_group_with_control_characters_is_refused(tmp_path: Path) -> None:
+    async with mqtt_broker(tmp_path) as mqtt:
+        talk = await mqtt.connect("c")
+        assert await talk.subscribe("$share/g\x1b[31m/a") == (ReasonCode.TOPIC_FILTER_INVALID,)
+
+
+async def test_the_same_identifier_released_many_times_is_answered_each_time(tmp_path: Path) -> None:
+    async with mqtt_broker(tmp_path) as mqtt:
+        talk = await mqtt.connect("c")
+        await talk.send(Publish("a", b"x", 2, packet_id=5))
+        assert (await talk.expect(Ack)).kind is PacketType.PUBREC
+        await talk.send(*[Ack(PacketType.PUBREL, packet_id) for packet_id in (5, 5, 6)])
+        answers = [await talk.expect(Ack) for _ in range(3)]
+        assert [answer.kind for answer in answers] == [PacketType.PUBCOMP] * 3
+        assert [answer.packet_id for answer in answers] == [5, 5, 6]
+        assert answers[2].reason == ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+
+
+def test_a_run_of_acknowledgements_ends_after_some() -> None:
+    data = b"\x40\x02\x00\x01" * (2 * RUN_PACKETS_MAX)
+    found = scan_acks(data, 0)
+    assert found is not None
+    run, end = found
+    assert (len(run.ids), end) == (RUN_PACKETS_MAX, 4 * RUN_PACKETS_MAX)
