@@ -1,4 +1,4 @@
-"""A client for the tests that does only what it is told, and brokers in memory that serve it."""
+"""A scripted client for the tests, and brokers in memory that serve it."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

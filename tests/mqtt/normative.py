@@ -267,7 +267,7 @@ _V5: Final = """
 3.1.3-4 client the client identifier is a valid string
 3.1.3-5 server identifiers of 1 to 23 ASCII letters and digits are accepted
 3.1.3-6 server an empty client identifier, if accepted, becomes a unique one
-3.1.3-7 server an assigned client identifier acts as a given one and is told
+3.1.3-7 server an assigned client identifier acts as a given one; CONNACK has it
 3.1.3-8 server after a rejected client identifier, told with 0x85, the server closes
 3.1.3-9 server a client that returns within its will delay prevents the will
 3.1.3-10 server user properties of a will keep their order
@@ -296,7 +296,7 @@ _V5: Final = """
 3.2.2-13 server a retained will is refused by servers that retain nothing
 3.2.2-14 client without retain available a client sets no RETAIN
 3.2.2-15 client no packet is larger than the server's maximum packet size
-3.2.2-16 server an assigned client identifier is told, and belongs to no other session
+3.2.2-16 server CONNACK has the assigned client identifier, which no other session has
 3.2.2-17 client no topic alias exceeds the server's topic alias maximum
 3.2.2-18 client without a topic alias maximum the server gets no aliases
 3.2.2-19 server a reason string does not make CONNACK too large

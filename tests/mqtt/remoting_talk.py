@@ -27,7 +27,7 @@ def remoting_of(broker: Broker) -> Protocol:
 
 @final
 class RemotingTalk:
-    """One connection; says what it is told, and keeps what the broker asks."""
+    """A scripted connection that keeps the requests of the broker."""
 
     def __init__(self, running: Serving, protocol: Protocol) -> None:
         self._wire: MemoryPeer = running.connect(protocol)

@@ -1,4 +1,4 @@
-"""The orderly end of a broker, and what a client is told about it; response information."""
+"""Orderly shutdown of a broker, and the DISCONNECT that clients get; response information."""
 
 from contextlib import AsyncExitStack
 from pathlib import Path

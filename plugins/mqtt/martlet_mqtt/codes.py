@@ -81,7 +81,7 @@ class ReasonCode(IntEnum):
     WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED = 0xA2
 
 
-# What a client of MQTT 3.1 or 3.1.1 is told (3.1.1 table 3.1): the others are "server unavailable".
+# Return codes of CONNACK for MQTT 3.1 and 3.1.1 (3.1.1 table 3.1); any other reason maps to "server unavailable".
 _RETURN_CODES: Final = {
     ReasonCode.SUCCESS: 0,
     ReasonCode.UNSUPPORTED_PROTOCOL_VERSION: 1,

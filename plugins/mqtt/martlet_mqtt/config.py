@@ -19,7 +19,7 @@ class MqttConfig:
         "response", "response topics of a client that asks for response information begin with it; empty for none"
     )
     server_reference: str = setting(
-        "", "where clients of MQTT 5 are told to connect when the broker stops, such as host:1883; empty for nowhere"
+        "", "server reference for MQTT 5 clients when the broker stops, such as host:1883; empty for none"
     )
     rules: list[str] = setting(
         [],

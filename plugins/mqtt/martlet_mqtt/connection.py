@@ -29,9 +29,9 @@ Event: TypeAlias = Packet | PublishRun | AckRun
 # Packets with a reason string.
 Explained: TypeAlias = Ack | Connack | Disconnect | Suback
 
-# What also a client of MQTT 3 is told about its CONNECT; other errors just close the connection [MQTT-3.1.4-1].
+# Errors in CONNECT that MQTT 3 clients also get a CONNACK for; others just close the connection [MQTT-3.1.4-1].
 _TOLD_TO_ALL: Final = (ReasonCode.UNSUPPORTED_PROTOCOL_VERSION, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)
-# What breaks the protocol, for which CONNACK of MQTT 3 has no return code: the connection closes without one.
+# Protocol errors without a return code in MQTT 3: the connection closes without CONNACK.
 _TOLD_TO_NONE: Final = (ReasonCode.MALFORMED_PACKET, ReasonCode.PROTOCOL_ERROR, ReasonCode.TOPIC_NAME_INVALID)
 
 

@@ -1,4 +1,4 @@
-"""What breaks the protocol, with the reason code that the client is told."""
+"""Protocol errors, with the reason code for the client."""
 
 from martlet.errors import RemoteProtocolError
 

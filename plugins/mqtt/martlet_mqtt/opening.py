@@ -29,7 +29,7 @@ def connack_properties(
     """Return the properties of CONNACK.
 
     Args:
-      keep_alive_s: that counts, as *expiry_s*; the client is told if it asked for something else.
+      keep_alive_s: the effective value, like *expiry_s*; included if the client asked for another one.
       proof: authentication method and data that end enhanced authentication.
     """
     if connect.version != V5:

@@ -27,7 +27,7 @@ __all__ = ["TABLE", "send_reply", "take_reply"]
 
 log = logging.getLogger("martlet.remoting")
 
-# What a client is told about a reply that no RocketMQ producer sent.
+# Producer group and default topic of replies that come from other protocols.
 PRODUCER_GROUP: Final = "martlet-replies"
 DEFAULT_TOPIC: Final = "TBW102"
 REPLY_TOPIC: Final = "{}_REPLY_TOPIC"  # of a cluster
