@@ -163,6 +163,26 @@ async def test_a_full_cursor_keeps_its_position_and_continues_when_it_is_collect
         assert len(quick.take()) == 50
 
 
+async def test_cursors_that_have_much_together_are_full_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cursor_module, "PENDING_BYTES_ALL", 20_000)
+    monkeypatch.setattr(cursor_module, "PENDING_BYTES_LEAST", 1000)
+    async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:
+        feed = feed_of(broker)
+        clients = [Client(feed, "a", pending_bytes_max=1 << 20) for _ in range(4)]
+        for number in range(50):
+            send(broker, "a", f"{number:0100d}")
+            await settle(broker)
+        assert {place(each) for each in clients} == {Place.FULL}
+        assert 20_000 < feed.pending_bytes == sum(each.cursor._pending_bytes for each in clients) < 22_000
+        clients.pop().cursor.close()
+        for _ in range(50):
+            for each in clients:
+                each.take()
+            await settle(broker)
+        assert [[int(body) for body in each.bodies] for each in clients] == [list(range(50))] * 3
+        assert feed.pending_bytes == 0
+
+
 async def test_a_full_cursor_that_is_closed_keeps_the_position_of_what_was_not_collected() -> None:
     async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:
         feed = feed_of(broker)

@@ -359,6 +359,30 @@ async def test_frames_that_wait_are_bounded_and_forgotten() -> None:
         assert receiver.runs[0].frames(encoding).data == b"newnewnew"  # one of the run is missing
 
 
+async def test_a_reader_that_is_behind_forgets_the_frames_that_it_has_routed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail_reader, "MESSAGES_A_SLICE", 8)
+    handed: list[int] = []
+
+    class Watching(Listening):
+        def matched(self, run: Run, grants: tuple[Hashable, ...]) -> None:
+            super().matched(run, grants)
+            handed.append(reader._handed_bytes)
+
+    async with broker_in_memory(flush="sync") as broker:
+        reader, trie = follow(broker)
+        receiver = Watching()
+        trie.add("a", receiver)
+        positions = [broker.publish(Message("t", b"", tag("a"), 0)).position for _ in range(20)]
+        reader.hand_on("e", positions, b"x" * 20, range(1, 21))
+        broker.store.commit()
+        await broker.store.wait_flushed(broker.store.appended)
+        await trio.testing.wait_all_tasks_blocked()
+        assert handed == [20, 12, 4]
+        assert (reader._handed_bytes, reader._handed) == (0, {})
+        encoding = Encoding("e", lambda piece: [b"new" for _ in parts(piece)])
+        assert b"".join(run.frames(encoding).data for run in receiver.runs) == b"x" * 20
+
+
 async def test_nothing_before_an_interest_was_attached_is_routed_and_nothing_after_it_is_gone() -> None:
     async with broker_in_memory(flush="sync") as broker:
         broker.topics.ensure("t", 1)

@@ -52,7 +52,10 @@ MESSAGES_A_SLICE: Final = 256
 BYTES_A_SLICE: Final = 1 << 20
 CURSORS_A_SLICE: Final = 256  # that a sweep adds, or moves to the tail
 CODES_MAX: Final = 1000  # names to search for in one pass over the entries
-PENDING_BYTES: Final = 1 << 18
+# Of uncollected records: for a cursor; for all cursors of a feed; for a cursor while they have that much.
+PENDING_BYTES: Final = 1 << 22
+PENDING_BYTES_ALL: Final = 1 << 26
+PENDING_BYTES_LEAST: Final = 1 << 18
 MESSAGES_ANY: Final = 1 << 62
 
 
@@ -169,9 +172,9 @@ class Cursor:
                 run, rest = run.split(messages_max)
                 self._pending.appendleft((rest, grants))
             size = len(run.data)
-            self._pending_bytes -= size
             budget_bytes -= size
             messages_max -= run.count
+            self._count_pending(-size)
             found.append((run, grants))
         if self._pending:
             self.wake()
@@ -186,8 +189,7 @@ class Cursor:
         self._generation = permit.generation
         if self._pending:
             position = self._pending[0][0].position
-            self._pending.clear()
-            self._pending_bytes = 0
+            self._drop_pending()
             self._feed.go_back(self, position)
 
     def may_read(self, name: str) -> bool:
@@ -220,7 +222,20 @@ class Cursor:
             self._take(run, grants)
 
     def _is_full_with(self, run: Run) -> bool:
-        return bool(self._pending) and self._pending_bytes + len(run.data) > self._pending_bytes_max
+        if not self._pending:
+            return False
+        size = self._pending_bytes + len(run.data)
+        if size <= PENDING_BYTES_LEAST:
+            return size > self._pending_bytes_max
+        return size > self._pending_bytes_max or self._feed.pending_bytes > PENDING_BYTES_ALL
+
+    def _count_pending(self, more: int) -> None:
+        self._pending_bytes += more
+        self._feed.pending_bytes += more
+
+    def _drop_pending(self) -> None:
+        self._pending.clear()
+        self._count_pending(-self._pending_bytes)
 
     def _take(self, run: Run, grants: tuple[Hashable, ...]) -> None:
         size = len(run.data)
@@ -231,7 +246,7 @@ class Cursor:
         if not self._pending:
             self.wake()
         self._pending.append((run, grants))
-        self._pending_bytes += size
+        self._count_pending(size)
         self._position = run.end
 
     def move_to(self, place: Place, position: int) -> None:
@@ -254,23 +269,27 @@ class Cursor:
 
     def skip_to_tail(self) -> None:
         """Drop everything pending and missed; continue with messages published from now on."""
-        self._pending.clear()
-        self._pending_bytes = 0
+        self._drop_pending()
         self._feed.skip_to_tail(self)
 
     def close(self) -> None:
         """Stop receiving; call it when the receiver is gone."""
         position = self.position
         self._feed.close_cursor(self)
-        self._pending.clear()
+        self._drop_pending()
         self._position = position
 
 
 @final
 class Feed:
-    """What one protocol follows; created by `Cursors.open`. ``viewed`` counts the records that sweeps read."""
+    """What one protocol follows; created by `Cursors.open`.
+
+    ``viewed`` counts the records that sweeps read. ``pending_bytes`` is the size of what the cursors have not yet
+    collected; what several of them share counts for each.
+    """
 
     def __init__(self, owner: "Cursors", topics: Sequence[str], make_trie: Callable[[], FilterTrie[Cursor]]) -> None:
+        self.pending_bytes = 0
         self.viewed = 0
         self.reads = 0
         self.swept_to = 0
@@ -313,7 +332,8 @@ class Feed:
           filters: topic filters, each with a value that is returned with the runs that it matches.
           position: start with the first record at or after this log position; None for the tail. A position beyond the
             end, which a power failure can cause, means the tail too.
-          pending_bytes_max: limit for uncollected records; a single run always fits.
+          pending_bytes_max: limit for uncollected records; a single run always fits. When all cursors of the feed
+            together have 64 MiB, it is at most 256 KiB.
           permit: decides what the receiver may follow and read; None allows everything.
           droppable: called with the values of the filters that match a run; at the tail, a full cursor drops those for
             which it returns True, and otherwise reads the log later.

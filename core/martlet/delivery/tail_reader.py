@@ -347,7 +347,7 @@ class TailReader:
         pace = Pace(RECEIVERS_A_SLICE)
         for interest in list(self._interests):
             yield from self._route_by(interest, found, pace)
-        self._forget_handed()
+        self._forget_handed(found)
         if not self._touched:
             self.position = max(self.position, readable)
 
@@ -384,19 +384,23 @@ class TailReader:
             if frames is not None:
                 run.keep(encoding, frames)
 
-    def _forget_handed(self) -> None:
-        """Drop handed-on frames that were routed."""
-        if not self._handed:
-            return
-        if not self._touched:
+    def _forget_handed(self, found: list[Found]) -> None:
+        """Drop handed-on frames that were routed: those of *found*, and of everything if nothing is left."""
+        tables = self._handed
+        if tables and self._touched:
+            for table in tables.values():
+                for position, *_ in found:
+                    if (handed := table.pop(position, None)) is not None:
+                        self._handed_bytes -= handed[2] - handed[1]
+        elif tables:
             readable, size = self._store.readable, 0
-            for encoding, table in list(self._handed.items()):
+            for encoding, table in list(tables.items()):
                 kept = {position: each for position, each in table.items() if position >= readable}
                 size += sum(end - start for _, start, end in kept.values())
                 if kept:
-                    self._handed[encoding] = kept
+                    tables[encoding] = kept
                 else:
-                    del self._handed[encoding]
+                    del tables[encoding]
             self._handed_bytes = size
 
 
