@@ -198,7 +198,7 @@ def deliver_to_cursors() -> Iterator[None]:
     topic: Any = SimpleNamespace(name="T", read_queues=1, queue=lambda queue_id: queue)
     store: Any = SimpleNamespace(readable=0, end_offset=lambda queue: 0, on_flushed=[])
     tails: Any = SimpleNamespace(store=store)
-    reader = TailReader(tails, topic)
+    reader = TailReader(tails, ("T",), [topic])
     feed: Any = SimpleNamespace()
     for _ in range(CURSORS):
         cursor = Cursor(feed, RecordingPeer().wake, {"#": None}, 0, 1 << 18, None)

@@ -401,16 +401,54 @@ async def test_nothing_before_an_interest_was_attached_is_routed_and_nothing_aft
         assert broker.tails.statistics() == {"followed": 0, "reads": 0, "viewed": 0}
 
 
-async def test_new_queues_are_followed_and_a_deleted_topic_is_left() -> None:
+async def test_new_queues_are_followed_and_a_deleted_topic_until_nobody_is_interested() -> None:
     async with broker_in_memory() as broker:
-        _, trie = follow(broker, 1)
+        reader, trie = follow(broker, 1)
         receiver = Listening()
         trie.add("a", receiver)
         broker.topics.update("t", read_queues=2, write_queues=2)
         publish(broker, "t", 1, b"in the new one", properties=tag("a"))
         assert receiver.bodies == ["in the new one"]
         broker.topics.delete("t")
+        assert not reader.is_behind
+        broker.topics.ensure("t", 1)
+        publish(broker, "t", 0, b"in the new topic", properties=tag("a"))
+        assert receiver.bodies == ["in the new one", "in the new topic"]
+        broker.topics.delete("t")
+        reader.detach(trie)
         assert broker.tails.statistics()["followed"] == 0
+
+
+async def test_other_topics_are_followed_when_one_of_them_is_deleted() -> None:
+    async with broker_in_memory() as broker:
+        listening = broker.tails.of(broker.topics.ensure("t", 1))
+        listening.listen(Ringing())
+        broker.topics.ensure("other", 1)
+        both, trie, receiver = broker.tails.of_all(("t", "other")), FilterTrie[Listening](), Listening()
+        both.attach(trie)
+        trie.add("#", receiver)
+        broker.store.append(Message("t", b"before", tag("a")), 0)
+        broker.topics.delete("t")
+        broker.store.commit()
+        assert broker.tails.statistics()["followed"] == 1, "a topic without interests is forgotten"
+        publish(broker, "other", 0, b"of the other", properties=tag("a"))
+        assert (receiver.bodies, both.is_behind) == (["before", "of the other"], False)
+
+
+async def test_several_topics_are_routed_in_log_order() -> None:
+    async with broker_in_memory() as broker:
+        topics = ["a", "b", "c"]
+        for each in topics:
+            broker.topics.ensure(each, 2)
+        reader, trie, receiver = broker.tails.of_all(topics), FilterTrie[Listening](), Listening()
+        reader.attach(trie)
+        trie.add("#", receiver)
+        sent = ["a", "c", "b", "b", "a", "c", "a", "b"]
+        for number, topic in enumerate(sent):
+            broker.store.append(Message(topic, b"%d" % number, tag(topic)), number % 2)
+        broker.store.commit()
+        assert receiver.bodies == [str(number) for number in range(len(sent))]
+        assert receiver.positions == sorted(receiver.positions)
 
 
 async def test_what_a_new_queue_has_already_is_routed_without_another_commit() -> None:

@@ -296,7 +296,7 @@ class Feed:
         self.sweeps = 0
         self._owner = owner
         self.topics = topics
-        self._readers: list[TailReader] = []  # empty while there are no cursors
+        self._reader: TailReader | None = None  # of all topics; None while there are no cursors
         self._tail: FilterTrie[Cursor] = make_trie()
         self._sweep: FilterTrie[Cursor] = make_trie()
         for trie in (self._tail, self._sweep):
@@ -339,7 +339,7 @@ class Feed:
             which it returns True, and otherwise reads the log later.
 
         Raises:
-          Refused: a filter is invalid, or a topic of the feed is gone.
+          Refused: a filter is invalid, or a topic of the feed is not readable.
         """
         for each in filters:
             self._tail.check(each)
@@ -362,9 +362,8 @@ class Feed:
         self, topic: str, encoding: str, positions: Sequence[int], data: bytes, ends: Sequence[int], start: int = 0
     ) -> None:
         """Use the given frames for messages just published to *topic*, like `TailReader.hand_on`."""
-        for reader in self._readers:
-            if reader.topic.name == topic:
-                reader.hand_on(encoding, positions, data, ends, start)
+        if self._reader is not None and topic in self.topics:
+            self._reader.hand_on(encoding, positions, data, ends, start)
 
     def cursors(self) -> Iterable[Cursor]:
         """All open cursors."""
@@ -372,8 +371,8 @@ class Feed:
 
     def forget_routes(self) -> None:
         """Drop all cached routes, because the rules have changed; what is being routed continues by the new ones."""
-        for reader in self._readers:
-            reader.rules_changed()
+        if self._reader is not None:
+            self._reader.rules_changed()
         self._rules += 1
         self._tail.forget_routes()
         self._sweep.forget_routes()
@@ -386,25 +385,30 @@ class Feed:
 
     def _attach(self) -> None:
         """Follow the topics at their tails."""
-        self._readers = self._owner.readers(self.topics)
-        for reader in self._readers:
-            reader.attach(self._tail)
+        self._reader = self._owner.reader(self.topics)
+        self._reader.attach(self._tail)
 
     def _detach(self) -> None:
-        readers, self._readers = self._readers, []
-        for reader in readers:
+        reader, self._reader = self._reader, None
+        if reader is not None:
             reader.detach(self._tail)
+
+    def _queues(self) -> list[tuple[Queue, int]]:
+        """Return the queues of the topics, each with the offset up to which the tail reader has routed it."""
+        reader = self._reader
+        return [(queue, reader.routed(queue)) for queue in reader.queues()] if reader is not None else []
 
     # requests of cursors
 
     def tail_position(self, taken: int = 0) -> int:
         """The log position before which everything was delivered to the cursors at the tail.
 
-        *taken* is the end of the last run that one of them took; with several topics, earlier records may follow it.
+        *taken* is the end of the last run that one of them took: runs come in log order over all topics.
         """
-        readable_to = self._owner.store.readable
-        behind = min((reader.position for reader in self._readers if reader.is_behind), default=readable_to)
-        return max(behind, taken) if len(self._readers) == 1 else behind
+        reader = self._reader
+        if reader is None or not reader.is_behind:
+            return self._owner.store.readable
+        return max(reader.position, taken)
 
     def first_position(self) -> int:
         """The log position before which retention has removed all messages."""
@@ -499,9 +503,8 @@ class Feed:
         self.sweeps += 1
         start = min((cursor.start for cursor in self._behind), default=self._owner.store.readable)
         offsets: dict[Queue, int] = {}
-        for reader in self._readers:
-            for queue in reader.queues():
-                offsets[queue] = await self._owner.first_from(queue, start)
+        for queue, _ in self._queues():
+            offsets[queue] = await self._owner.first_from(queue, start)
         self._offsets, self.swept_to = offsets, start
         self._starts.clear()
 
@@ -523,9 +526,7 @@ class Feed:
     async def _read(self) -> dict[Queue, ReadResult]:
         """Read further in each queue, up to the position of the tail readers."""
         ranges = [
-            (queue, self._offsets.setdefault(queue, queue.first_offset), reader.routed(queue))
-            for reader in self._readers
-            for queue in reader.queues()
+            (queue, self._offsets.setdefault(queue, queue.first_offset), routed) for queue, routed in self._queues()
         ]
         ranges = [each for each in ranges if each[1] < each[2]]
         codes, share = self._wanted_codes(), max(len(ranges), 1)
@@ -606,11 +607,9 @@ class Feed:
             yield current.grants, first, len(found)
 
     def _is_at_tail(self) -> bool:
-        return all(
-            not reader.is_behind and self._offsets.get(queue, 0) >= reader.routed(queue)
-            for reader in self._readers
-            for queue in reader.queues()
-        )
+        if self._reader is not None and self._reader.is_behind:
+            return False
+        return all(self._offsets.get(queue, 0) >= routed for queue, routed in self._queues())
 
     def _join_some(self) -> None:
         """Move some cursors to the tail, in the turn in which the sweep reached it; the others follow later."""
@@ -666,9 +665,12 @@ class Cursors:
         self._asking = [cursor for feed in self._feeds for cursor in feed.cursors()]
         self._rung.set()
 
-    def readers(self, topics: Sequence[str]) -> list[TailReader]:
-        """Return the tail readers of *topics*. Raises `Refused`."""
-        return [self._tails.of(each) for each in [readable(self._topics, name) for name in topics]]
+    def reader(self, topics: Sequence[str]) -> TailReader:
+        """Return the tail reader of *topics*, of which some may be deleted. Raises `Refused` if one is not readable."""
+        for name in topics:
+            if self._topics.get(name) is not None:
+                readable(self._topics, name)
+        return self._tails.of_all(topics)
 
     def forget(self, feed: Feed) -> None:
         """Remove *feed*, which was closed."""

@@ -1,11 +1,11 @@
 """Reads new records of a topic once for all that follow its tail.
 
-A `TailReader` watches the queues of one topic. Subscriptions (`subscriptions.py`) take everything or select by tag:
-the entries of the queues contain the codes of tags, so the reader knows whom to wake without reading a record.
-Protocols with names and filters attach an *interest*, such as a `FilterTrie`. Then the reader reads each new range
-once, in log order over all queues of the topic, takes the name of each message once (its tag), asks the interest for
-the route of the name, and passes each receiver of the route the `Run` of its messages. Receivers without a match
-cost nothing.
+A `TailReader` watches the queues of one topic, or of several that a feed follows together. Subscriptions
+(`subscriptions.py`) take everything or select by tag: the entries of the queues contain the codes of tags, so the
+reader knows whom to wake without reading a record. Protocols with names and filters attach an *interest*, such as a
+`FilterTrie`. Then the reader reads each new range once, in log order over all its queues, takes the name of each
+message once (its tag), asks the interest for the route of the name, and passes each receiver of the route the `Run` of
+its messages. Receivers without a match cost nothing.
 
 Receivers share a run and its frames in each encoding. A publisher may hand on its frames (`hand_on`): if a run consists
 of exactly these messages, they are sent as they were received.
@@ -159,14 +159,15 @@ Handed: TypeAlias = tuple[bytes, int, int]
 
 @final
 class TailReader:
-    """Follows one topic at its end; created by `Tails.of`.
+    """Follows one topic at its end, or several; created by `Tails`.
 
-    ``position`` is the log position before which everything is routed; ``viewed`` counts the records whose name was
-    read, ``reads`` the reads of queues.
+    It follows a topic that is deleted and created again, as long as an interest is attached. ``position`` is the log
+    position before which everything is routed; ``viewed`` counts the records whose name was read, ``reads`` the reads
+    of queues.
     """
 
-    def __init__(self, tails: "Tails", topic: Topic) -> None:
-        self.topic = topic
+    def __init__(self, tails: "Tails", names: tuple[str, ...], topics: Sequence[Topic]) -> None:
+        self.names = names
         self.position = tails.store.readable  # earlier records count as routed
         self.reads = 0
         self.viewed = 0
@@ -181,12 +182,18 @@ class TailReader:
         self._handed_bytes = 0
         self._routing: Steps[None] | None = None  # of records that were read, if it takes several turns
         self._rules = 0  # counts the changes of rules for routes
-        self.follow(topic)
+        self._topics: dict[str, Topic] = {}  # those of ``names`` that exist
+        for topic in topics:
+            self.follow(topic)
 
     def follow(self, topic: Topic) -> None:
-        """Follow the queues that *topic* has now; new ones from their beginning."""
-        new = not self._routed
-        self.topic = topic
+        """Follow the queues that *topic* has now: from their end if the topic is new here, otherwise new ones whole."""
+        before = self._topics.get(topic.name)
+        if before is not None and before.queues is not topic.queues:
+            self._leave_topic(before)
+            before = None
+        new = before is None or not self._routed
+        self._topics[topic.name] = topic
         for queue_id in range(topic.read_queues):
             queue = topic.queue(queue_id)
             if queue not in self._routed:
@@ -196,18 +203,40 @@ class TailReader:
                     self._arrived(queue)
                     self._tails.route_later(self)
 
+    def leave_deleted(self, topics: Topics) -> bool:
+        """Leave topics that were deleted; return whether there were any."""
+        gone = [topic for name, topic in self._topics.items() if topics.get(name) is None]
+        for topic in gone:
+            self._leave_topic(topic)
+        return bool(gone)
+
+    def _leave_topic(self, topic: Topic) -> None:
+        del self._topics[topic.name]
+        for queue in topic.queues.values():
+            if self._routed.pop(queue, None) is not None:
+                self._leave_queue(queue)
+                self._touched.pop(queue, None)
+
+    def _leave_queue(self, queue: Queue) -> None:
+        unwatch(queue, self._arrived)
+        self._tails.wakes.forget(queue)
+
     def close(self) -> None:
         for queue in self._routed:
-            unwatch(queue, self._arrived)
-            self._tails.wakes.forget(queue)
+            self._leave_queue(queue)
         self._routed.clear()
         self._touched.clear()
         self._handed.clear()
         self._routing = None
 
     @property
+    def has_interests(self) -> bool:
+        """Whether new records are routed."""
+        return bool(self._interests)
+
+    @property
     def is_idle(self) -> bool:
-        """Whether nobody follows the topic any more."""
+        """Whether nobody follows it any more."""
         return not (self._listeners or self._interests)
 
     @property
@@ -220,7 +249,7 @@ class TailReader:
         return self._routed.get(queue, 0)
 
     def queues(self) -> list[Queue]:
-        """The queues of the topic."""
+        """The queues of the topics."""
         return list(self._routed)
 
     # followers
@@ -375,7 +404,7 @@ class TailReader:
                 yield
 
     def _log_failed(self, run: Run) -> None:
-        log.exception("a receiver of topic[%s] failed and misses %d messages", self.topic.name, run.count)
+        log.exception("a receiver of topic[%s] failed and misses %d messages", ", ".join(self.names), run.count)
 
     def _use_handed(self, run: Run, found: list[Found]) -> None:
         """Use frames that were handed on for *run*, which consists of *found*."""
@@ -510,7 +539,8 @@ class Tails:
         self.handed_bytes_max = handed_bytes_max
         self.touched: dict[TailReader, None] = {}
         self._topics = topics
-        self._readers: dict[str, TailReader] = {}
+        self._readers: dict[tuple[str, ...], TailReader] = {}
+        self._readers_of: dict[str, dict[TailReader, None]] = {}  # by the name of a topic
         self._behind: dict[TailReader, None] = {}
         self._rung = trio.Event()
         self.wakes = Wakes()
@@ -519,30 +549,47 @@ class Tails:
 
     def of(self, topic: Topic) -> TailReader:
         """Return the reader of *topic*; it ends when nobody follows the topic any more, or the topic is deleted."""
-        reader = self._readers.get(topic.name)
+        return self._reader((topic.name,), [topic])
+
+    def of_all(self, names: Sequence[str]) -> TailReader:
+        """Return the reader of all topics with *names*, in log order over them; some may be missing.
+
+        It follows those that are created later too, and ends when nobody follows it any more.
+        """
+        return self._reader(tuple(names), [topic for name in names if (topic := self._topics.get(name)) is not None])
+
+    def _reader(self, names: tuple[str, ...], topics: Sequence[Topic]) -> TailReader:
+        reader = self._readers.get(names)
         if reader is None:
-            reader = self._readers[topic.name] = TailReader(self, topic)
+            reader = self._readers[names] = TailReader(self, names, topics)
+            for name in names:
+                self._readers_of.setdefault(name, {})[reader] = None
         return reader
 
     def release(self, reader: TailReader) -> None:
-        """Drop *reader* if nobody follows its topic any more."""
-        if reader.is_idle and self._readers.get(reader.topic.name) is reader:
+        """Drop *reader* if nobody follows it any more."""
+        if reader.is_idle and self._readers.get(reader.names) is reader:
             self._drop(reader)
 
     def _drop(self, reader: TailReader) -> None:
-        del self._readers[reader.topic.name]
+        del self._readers[reader.names]
+        for name in reader.names:
+            others = self._readers_of[name]
+            del others[reader]
+            if not others:
+                del self._readers_of[name]
         self.touched.pop(reader, None)
         self._behind.pop(reader, None)
         reader.close()
 
     def _topic_changed(self, topic: Topic | None) -> None:
         if topic is not None:
-            reader = self._readers.get(topic.name)
-            if reader is not None and reader.topic.queues is topic.queues:
+            for reader in list(self._readers_of.get(topic.name, ())):
                 reader.follow(topic)
             return
-        for reader in [each for name, each in self._readers.items() if self._topics.get(name) is None]:
-            self._drop(reader)
+        for reader in list(self._readers.values()):
+            if reader.leave_deleted(self._topics) and not reader.has_interests:
+                self._drop(reader)
 
     def route_later(self, reader: TailReader) -> None:
         """Have `run` route what *reader* has not routed yet."""
@@ -575,7 +622,8 @@ class Tails:
                     try:
                         await reader.route_far()
                     except (Refused, StoreError, OSError) as error:
-                        log.error("topic[%s] cannot be read at its tail, retrying in 5 s; %s", reader.topic.name, error)
+                        names = ", ".join(reader.names)
+                        log.error("topic[%s] cannot be read at its tail, retrying in 5 s; %s", names, error)
                         await trio.sleep(READ_AGAIN_S)
                     await trio.lowlevel.checkpoint()
                     if not reader.is_behind:

@@ -294,9 +294,13 @@ class Outgoing:
             if budget_bytes <= 0:
                 self._peer.wake()
                 return
-            for run, grants in cursor.collect(budget_bytes, room):
-                budget_bytes -= len(run.data)
-                self._deliver(run, cast("tuple[Grant, ...]", grants))
+            try:
+                for run, grants in cursor.collect(budget_bytes, room):
+                    budget_bytes -= len(run.data)
+                    self._deliver(run, cast("tuple[Grant, ...]", grants))
+            except Exception:
+                self._session.where = lambda: 0  # not the cursor's: some of what it gave was not delivered
+                raise
             if not cursor.has_pending:
                 if self._waiting and cursor.place is Place.TAIL:
                     self._join_waiting(cursor)

@@ -1,0 +1,164 @@
+"""Names in topics of their own (`mqtt.rules`): every session gets what it wants once, in the order of the log."""
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
+
+from martlet.delivery.session_notes import SENT, SessionState
+from martlet.delivery.sessions import Sessions
+from martlet.errors import Reason, Refused
+from martlet.message import Message
+from martlet.records.layout import record_views
+from martlet.testing.disk import Cut, FakeDisk
+from martlet.testing.stores import small_config
+from martlet_mqtt.codes import PacketType
+from martlet_mqtt.config import MqttConfig
+from martlet_mqtt.packets import Ack, Disconnect, Publish
+from martlet_mqtt.properties import Property
+
+RULES = ["b/#=bees", "c/#=cats"]
+DATA = Path("/data")
+# The first levels of the names that are published: each topic comes between messages of the others.
+ORDER = "acbbacabca"
+
+
+class Follower:
+    """A durable subscriber; ``came`` has each message once, ``repeated`` those of QoS 2 that came as new ones again."""
+
+    def __init__(self, qos: int, window: int) -> None:
+        self.qos = qos
+        self.values = {Property.RECEIVE_MAXIMUM: window}
+        self.came: list[bytes] = []
+        self.repeated: list[bytes] = []
+        self._ids: set[int] = set()  # of QoS 2, without PUBREL
+
+    async def connect(self, mqtt: Running, *, present: bool = True) -> Talk:
+        return await mqtt.connect("me", clean=not present, expiry_s=1000, present=present, values=self.values)
+
+    async def take(self, talk: Talk, last: bytes, new_max: int) -> None:
+        """Take messages until *last* or the *new_max*-th new one, which is not acknowledged."""
+        while True:
+            packet = await talk.receive()
+            if isinstance(packet, Ack):
+                assert packet.kind is PacketType.PUBREL
+                self._ids.discard(packet.packet_id)
+                await talk.send(Ack(PacketType.PUBCOMP, packet.packet_id))
+                continue
+            assert isinstance(packet, Publish)
+            assert packet.qos == self.qos
+            if packet.payload not in self.came:
+                self.came.append(packet.payload)
+                new_max -= 1
+            elif packet.packet_id not in self._ids:
+                self.repeated.append(packet.payload)
+            self._ids.add(packet.packet_id)
+            if not new_max or packet.payload == last:
+                return
+            await talk.send(Ack(PacketType.PUBACK if self.qos == 1 else PacketType.PUBREC, packet.packet_id))
+
+
+async def publish_all(mqtt: Running, qos: int) -> list[bytes]:
+    """Publish messages with names of all topics in one write, and return their payloads."""
+    talk = await mqtt.connect("publisher")
+    packets = [Publish(f"{name}/x", b"%d" % at, qos, packet_id=at + 1) for at, name in enumerate(ORDER)]
+    await talk.send(*packets)
+    for _ in packets:
+        await talk.expect(Ack)
+    return [packet.payload for packet in packets]
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["reconnect", "kill"])
+@pytest.mark.parametrize("window", [1, 2, 65_535])
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("topics", [1, 2, 3])
+async def test_an_interrupted_session_gets_all_topics_in_log_order_and_loses_nothing(
+    topics: int, qos: int, window: int, is_killed: bool
+) -> None:
+    disk, follower = FakeDisk(), Follower(qos, window)
+    store = small_config(flush="async", segment_bytes=1 << 20, page_bytes=1 << 16)
+    config, sent = MqttConfig(rules=RULES[: topics - 1], queues=1), list[bytes]()
+    while len(follower.came) < len(ORDER):
+        async with mqtt_broker(DATA, config, store=store, disk=disk) as mqtt:
+            while len(follower.came) < len(ORDER):
+                talk = await follower.connect(mqtt, present=bool(sent))
+                if not sent:
+                    await talk.subscribe("#", qos=qos)
+                    sent = await publish_all(mqtt, qos)
+                await follower.take(talk, sent[-1], 3)
+                await mqtt.settle()
+                if is_killed:
+                    disk = disk.after_power_cut(Cut.KILLED, Random(1))
+                    break
+                talk.hang_up()
+    async with mqtt_broker(DATA, config, store=store, disk=disk) as mqtt:
+        talk = await follower.connect(mqtt)
+        await (await mqtt.connect("publisher")).publish("a/x", b"end", 2)
+        await follower.take(talk, b"end", 2)
+    assert follower.came == [*sent, b"end"]
+    if qos == 2:
+        assert follower.repeated == []
+
+
+def log_order(mqtt: Running) -> list[bytes]:
+    """Return the bodies of all messages by their position in the log."""
+    store, found = mqtt.broker.store, list[tuple[int, bytes]]()
+    for topic in mqtt.context.feed.topics:
+        for queue in mqtt.broker.topics.ensure(topic, 1).queues.values():
+            result = store.read_near(queue, 0, 1000, 1 << 20)
+            assert result is not None
+            for piece in result.pieces:
+                found += [(record.position, bytes(record.body)) for record in record_views(bytes(piece))]
+    return [body for _, body in sorted(found)]
+
+
+async def test_messages_of_all_rules_come_in_log_order_whoever_published_them(tmp_path: Path) -> None:
+    async with mqtt_broker(tmp_path, MqttConfig(rules=RULES)) as mqtt:
+        everything, some = await mqtt.connect("everything"), await mqtt.connect("some")
+        await everything.subscribe("#", qos=1)
+        await some.subscribe("+/1", "c/2", qos=0)
+        publishers = [await mqtt.connect(f"publisher {number}") for number in range(3)]
+        names = [f"{topic}/{number}" for topic in "abc" for number in (1, 2)]
+        chance, sent = Random(1), 0
+        for _ in range(20):
+            for talk in publishers:
+                packets = [Publish(chance.choice(names), b"%d" % (sent + each)) for each in range(5)]
+                await talk.send(*packets)
+                sent += len(packets)
+            name = chance.choice(names)
+            topic = mqtt.context.names.find(name).topic
+            mqtt.broker.publish(Message(topic, b"%d" % sent, f"TAGS\x01{name}\x02".encode(), 0))
+            sent += 1
+        came = await everything.messages(sent)
+        order = log_order(mqtt)
+        assert [packet.payload for packet in came] == order
+        wanted = {packet.payload for packet in came if packet.topic.endswith("/1") or packet.topic == "c/2"}
+        assert await some.payloads(len(wanted)) == [payload for payload in order if payload in wanted]
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+async def test_a_session_continues_where_its_delivery_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
+) -> None:
+    """Messages that could not be noted as in flight are not passed over when the client leaves because of that."""
+    note, notes = Sessions.note, 0
+
+    def refusing(sessions: Sessions, state: SessionState, kind: int, *arguments: Any) -> None:
+        nonlocal notes
+        notes += kind == SENT
+        if kind == SENT and notes == fails:
+            raise Refused(Reason.UNAVAILABLE, "the disk is full")
+        note(sessions, state, kind, *arguments)
+
+    async with mqtt_broker(tmp_path, MqttConfig(rules=RULES)) as mqtt:
+        talk = await mqtt.connect("me", expiry_s=1000)
+        await talk.subscribe("a/#", qos=1, identifier=1)
+        await talk.subscribe("b/#", qos=1, identifier=2)
+        monkeypatch.setattr(Sessions, "note", refusing)
+        publisher = await mqtt.connect("publisher")
+        await publisher.send(*[Publish(f"{name}/x", name.encode(), 1, packet_id=9) for name in "aba"])
+        assert isinstance(await talk.closed(), Disconnect)
+        talk = await mqtt.connect("me", clean=False, expiry_s=1000, present=True)
+        assert await talk.payloads(3) == [b"a", b"b", b"a"]
