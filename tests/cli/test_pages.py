@@ -3,6 +3,7 @@
 import ast
 import re
 import tomllib
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -115,11 +116,15 @@ def test_names_at_the_head_of_an_api_page_lead_to_their_descriptions(name: str) 
     assert [(said, place) for said, place in links if anchors.get(place) != said] == []
 
 
+@cache
+def command_names() -> set[str]:
+    return {command.name for command in commands()}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_martlet_command_in_a_page_exists(page: Path) -> None:
-    names = {command.name for command in commands()}
     said = re.findall(r"(?:^|`|bin/)martlet ([a-z]+)", page.read_text(), re.MULTILINE)
-    assert [name for name in said if name not in names | {"ready"}] == []
+    assert [name for name in said if name not in command_names() | {"ready"}] == []
 
 
 def test_settings_that_pages_name_exist() -> None:

@@ -26,6 +26,7 @@ CPP_REQUIREMENT = "rocketmq==0.4.4"
 INSTALL = {
     "mvn": "maven",
     "javac": "default-jdk-headless",
+    "jar": "default-jdk-headless",
     "java": "default-jre-headless",
     "go": "golang-go",
     "node": "nodejs",
@@ -80,16 +81,17 @@ def driver(version: str) -> str:
 
 
 def driver_classes(version: str) -> Path:
-    """Return the folder of the Java driver, compiled against one version of the client."""
+    """Return the Java driver, compiled against one version of the client: a jar, as class-data sharing needs it."""
     jars = client_jars(version)
     folders = [HERE / "driver", *([HERE / "driver" / "since5"] if version >= "5" else [])]
     sources = sorted(source for folder in folders for source in (folder / "interop").glob("*.java"))
 
     def build(folder: Path) -> None:
-        compiler = tool("javac")
-        run([compiler, "-nowarn", "-cp", f"{jars}/*", "-d", str(folder), *map(str, sources)])
+        classes = folder / "classes"
+        run([tool("javac"), "-nowarn", "-cp", f"{jars}/*", "-d", str(classes), *map(str, sources)])
+        run([tool("jar"), "--create", "--file", str(folder / "driver.jar"), "-C", str(classes), "."])
 
-    return product(f"driver-{version}", sources, build)
+    return product(f"driver-{version}", sources, build, salt="jar") / "driver.jar"
 
 
 def mqtt_driver() -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from . import fetch
+from . import class_archives, fetch
 
 T = TypeVar("T")
 
@@ -79,6 +79,12 @@ class Sent:
     error: Failed | None = None
 
 
+def archive(version: str) -> Path:
+    """Return where the class archive of the driver of one version of the client is."""
+    jars = (fetch.driver_classes(version), fetch.client_jars(version))
+    return class_archives.archive(f"driver-{version}", jars)
+
+
 class Jvm:
     """A JVM that runs the driver; commands may overlap, events are kept until somebody asks for them."""
 
@@ -95,6 +101,7 @@ class Jvm:
         said |= {"rocketmq.client.localOffsetStoreDir": str(folder / "offsets")}
         said |= {"com.rocketmq.remoting.client.connect.timeout": "60000", **(properties or {})}
         words = [fetch.tool("java"), "-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"]
+        words += class_archives.words(archive(version))
         words += [f"-D{key}={value}" for key, value in said.items()]
         words += ["--add-opens=java.base/java.lang=ALL-UNNAMED"]  # for QuickStop
         words += ["-cp", fetch.driver(version), "interop.Driver"]

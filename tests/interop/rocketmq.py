@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from . import fetch, wire
+from . import class_archives, fetch, wire
 from .process import Process, free_port, free_ports
 
 # What Java 17 asks for: RocketMQ frees mapped files through classes that are not exported.
@@ -19,6 +19,9 @@ OPENS = (
 )
 
 
+NAME_SERVER = "org.apache.rocketmq.namesrv.NamesrvStartup"
+BROKER = "org.apache.rocketmq.broker.BrokerStartup"
+
 # Of both brokers: short enough for tests.
 DELAY_LEVELS = "1s 2s 1s 2s 3s 4s 5s 6s 7s 8s 9s 10s 11s 12s 13s 14s 15s 16s"
 
@@ -31,8 +34,16 @@ def java(home: Path, main: str, *words: str, tls: bool) -> list[str]:
     memory = ("-Xms256m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
     places = (f"-Duser.home={home}", f"-Drocketmq.home.dir={home}", "-XX:-UsePerfData")
     mode = f"-Dtls.server.mode={'permissive' if tls else 'disabled'}"
+    shared = class_archives.words(archive(main))
     classes = f"{fetch.driver_classes(fetch.SERVER_VERSION)}:{fetch.server_jars()}/*"
-    return [fetch.tool("java"), *OPENS, *memory, *places, mode, "-cp", classes, "interop.QuickStop", main, *words]
+    command = [fetch.tool("java"), *OPENS, *memory, *places, *shared, mode, "-cp", classes]
+    return [*command, "interop.QuickStop", main, *words]
+
+
+def archive(main: str) -> Path:
+    """Return where the class archive of the program *main* is."""
+    jars = (fetch.driver_classes(fetch.SERVER_VERSION), fetch.server_jars())
+    return class_archives.archive(main.rpartition(".")[2], jars)
 
 
 class NameServer:
@@ -44,8 +55,7 @@ class NameServer:
         self.address = f"127.0.0.1:{free_port()}"
         config = {"listenPort": self.address.rpartition(":")[2], "bindAddress": "127.0.0.1"}
         _write(folder / "namesrv.conf", config)
-        main = "org.apache.rocketmq.namesrv.NamesrvStartup"
-        words = java(folder, main, "-c", str(folder / "namesrv.conf"), tls=tls)
+        words = java(folder, NAME_SERVER, "-c", str(folder / "namesrv.conf"), tls=tls)
         self.process = Process(words, folder / "namesrv.log")
         self.process.wait_until(self._answer, "the name server")
 
@@ -108,8 +118,7 @@ class Broker:
 
     def start(self) -> None:
         _write(self.folder / "broker.conf", self.settings)
-        main = "org.apache.rocketmq.broker.BrokerStartup"
-        words = java(self.folder, main, "-c", str(self.folder / "broker.conf"), tls=self.tls)
+        words = java(self.folder, BROKER, "-c", str(self.folder / "broker.conf"), tls=self.tls)
         self.process = Process(words, self.folder / "broker.log")
         self.process.wait_until(self._answer, "the broker")
 

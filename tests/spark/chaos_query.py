@@ -168,7 +168,7 @@ class Chaos(DataSource):
 
 def session(folder: str) -> SparkSession:
     builder = SparkSession.builder.master("local-cluster[2,1,1024]").appName("martlet-chaos")
-    quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    quick = os.environ["SPARK_SUBMIT_OPTS"]  # as each JVM of a test has them
     for name, value in {
         "spark.executor.memory": "1024m",  # as much as the cluster's workers have
         "spark.pyspark.python": sys.executable,
@@ -180,6 +180,9 @@ def session(folder: str) -> SparkSession:
         "spark.local.dir": f"{folder}/local",
         "spark.sql.warehouse.dir": f"{folder}/warehouse",
         "spark.sql.shuffle.partitions": "2",
+        # To compile a small query takes longer than to run it.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.python.unix.domain.socket.enabled": "true",
     }.items():
         builder = builder.config(name, value)

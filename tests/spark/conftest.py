@@ -19,14 +19,13 @@ from martlet_remoting.packets import MessageQueue
 from martlet_spark import configure
 from martlet_spark.connection import CONNECTIONS
 
+from . import java_options
 from .clusters import Cluster, Messages, cluster
 
 if TYPE_CHECKING:
     from moto.server import ThreadedMotoServer
 
-# For each JVM that a test starts through Spark: it ends before its second compiler pays, and has little garbage.
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-os.environ.update({"SPARK_SUBMIT_OPTS": QUICK_JAVA, "SPARK_LAUNCHER_OPTS": QUICK_JAVA})
+java_options.set_options()
 
 
 class Topic:
@@ -104,9 +103,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.sql.shuffle.partitions": "2",
-        # To compile a small query takes longer than to run it. Tests with a JVM of their own have it compiled.
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        # To compile a small query takes longer than to run it. The Connect client of a test has it compiled.
+        **java_options.INTERPRETED,
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
     }.items():

@@ -11,6 +11,7 @@ import pyspark
 import pytest
 
 from .conftest import Topic
+from .java_options import pipeline_settings
 from .test_sink import stored
 
 pytestmark = pytest.mark.spark
@@ -78,8 +79,8 @@ def test_a_declarative_pipeline_reads_a_topic_into_a_table_and_a_topic(topic: To
     spec = tmp_path / "spark-pipeline.yml"
     spec.write_text(SPEC.format(storage=(tmp_path / "storage").as_uri()))
     command = Path(pyspark.__file__).parent / "bin" / "spark-pipelines"
-    settings = ("--remote", "local[2]", "--conf", f"spark.sql.warehouse.dir={tmp_path}/warehouse")
-    out = run(command, "run", "--spec", spec, *settings, folder=tmp_path)
+    settings = pipeline_settings(f"{tmp_path}/warehouse")
+    out = run(command, "run", "--spec", spec, "--remote", "local[2]", *settings, folder=tmp_path)
     assert "Run is COMPLETED" in out
     files = (tmp_path / "warehouse" / "orders").glob("*.parquet")
     bodies = [body for file in files for body in pq.read_table(file).column("body").to_pylist()]

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from martlet_spark.pipelines.archive import Archive, archive
 
 from .conftest import Topic
+from .java_options import pipeline_settings
 
 pytestmark = pytest.mark.spark
 
@@ -65,7 +66,7 @@ def test_the_declarative_pipelines(topic: Topic, tmp_path: Path) -> None:
     spec.write_text(text.replace("file:///tmp/orders-pipeline", (tmp_path / "storage").as_uri()))
     command = Path(pyspark.__file__).parent / "bin" / "spark-pipelines"
     words = [str(command), "run", "--spec", str(spec), "--remote", "local[2]"]
-    words += ["--conf", f"spark.sql.warehouse.dir={tmp_path / 'warehouse'}"]
+    words += pipeline_settings(str(tmp_path / "warehouse"))
     # SPARK_TESTING lets the server choose its port.
     environment = {**os.environ, "SPARK_TESTING": "1", "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     ran = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environment)

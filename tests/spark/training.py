@@ -1,0 +1,71 @@
+"""Write the class archive of Spark: python -m tests.spark.training."""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.broker_process import broker_process
+from tests.client.patient import PATIENCE_S, patient
+from tests.interop import class_archives
+
+from martlet_remoting.client.blocking import Admin, Producer
+from martlet_remoting.client.messages import Message
+from martlet_spark import configure
+
+from . import java_options
+
+TOPIC = "Training"
+
+
+def main() -> None:
+    archive = java_options.archive()
+    with class_archives.make(archive) as needed, tempfile.TemporaryDirectory() as folder:
+        if needed:
+            java_options.set_options()
+            _run(Path(folder))
+    print(f"class archive: {archive}")
+
+
+def _run(folder: Path) -> None:
+    """Run a little of everything that the tests run, in a process whose JVM has ended when it ends."""
+    with broker_process(folder / "data") as endpoints:
+        with Admin(patient(endpoints)) as admin:
+            admin.create_topic(TOPIC, queues=2)
+        with Producer(patient(endpoints), "training", send_timeout_s=PATIENCE_S) as producer:
+            for number in range(20):
+                producer.send(Message(TOPIC, f"body {number}".encode()))
+        words = [sys.executable, "-m", __spec__.name, str(folder), endpoints]
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def use(folder: str, endpoints: str) -> None:
+    from pyspark.sql import SparkSession, functions
+
+    builder = SparkSession.builder.master("local[2]").appName("martlet-training")
+    for name, value in {
+        "spark.ui.enabled": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": f"{folder}/warehouse",
+    }.items():
+        builder = builder.config(name, value)
+    spark = configure(builder).getOrCreate()
+    options = {"endpoints": endpoints, "subscribe": TOPIC}
+    rows = spark.read.format("martlet").options(**options).load()
+    rows.groupBy("queue").agg(functions.count("*"), functions.max("offset")).orderBy("queue").collect()
+    copy = {"endpoints": endpoints, "topic": f"{TOPIC}-copy"}
+    rows.select("body").write.format("martlet").mode("append").options(**copy).save()
+    rows.write.parquet(f"{folder}/parquet")
+    spark.read.parquet(f"{folder}/parquet").where("queue = 1").toPandas()
+    stream = spark.readStream.format("martlet").options(**options, startingOffsets="earliest").load()
+    counted = stream.groupBy("queue").count().writeStream.outputMode("complete")
+    counted.format("memory").queryName("counted").trigger(availableNow=True).start().awaitTermination()
+    written = stream.select("body").writeStream.format("martlet").options(**copy)
+    written.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start().awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    use(*sys.argv[1:]) if len(sys.argv) > 1 else main()
