@@ -222,6 +222,8 @@ def _decode_suback(first: int, data: bytes, version: int) -> Suback:
 def _decode_unsuback(first: int, data: bytes, version: int) -> Unsuback:
     packet_id, at = _packet_id(data, 0)
     properties, at = _properties(data, at, version, PacketType.UNSUBACK)
+    if version != V5:  # it has no codes
+        _check_end(at, data, PacketType.UNSUBACK)
     return Unsuback(packet_id, tuple(data[at:]), properties)
 
 
