@@ -562,7 +562,9 @@ class Handler(TypingProtocol):
         ...
 
     def refuse(self, answer: Buffer, refused: Refused) -> Buffer | None:
-        """Return what replaces *answer*, the first piece sent after a `Peer.hold_until`; None closes the peer.
+        """Return what replaces *answer*, the first piece sent after a `Peer.hold_until`.
+
+        None drops all answers of this round and closes the peer, after `Connection.farewell` of *refused*.
 
         What it acknowledges was not stored: the disk became full. The answer has not left yet.
         """

@@ -174,11 +174,24 @@ async def test_answers_of_a_commit_on_a_full_disk_become_refusals(autojump_clock
         assert await caller.receive_line() == b"seven"
 
 
+async def test_answers_after_one_that_waits_for_more_of_the_log_become_refusals_as_well(
+    autojump_clock: MockClock,
+) -> None:
+    world = World()
+    async with toy_server(world=world):
+        caller, _ = world.dial()
+        world.store.written = world.store.readable = 4
+        world.store.fail_commit(Refused(Reason.UNAVAILABLE, "the disk is full"))
+        await caller.send(b"hold 9 one\nhold 5 two\necho three\nhold 9 four\nhold 3 five\n")
+        lines = [await caller.receive_line() for _ in range(5)]
+        assert lines == [b"refused: ", b"refused: ", b"three", b"refused: ", b"five"]
+
+
 async def test_a_peer_whose_handler_cannot_refuse_is_closed_when_the_disk_is_full(autojump_clock: MockClock) -> None:
     world = World()
     async with toy_server(world=world):
         caller, _ = world.dial()
         world.store.fail_commit(Refused(Reason.UNAVAILABLE, "the disk is full"))
         await caller.send(b"hold 5 stored\nhold 6 lost\n")
-        assert await caller.receive_all() == b""
+        assert await caller.receive_all() == b"error the disk is full\n"
         assert world.reasons == ["the disk is full"]

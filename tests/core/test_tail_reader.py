@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Hashable
+from errno import ENOSPC
 
 import pytest
 import trio
@@ -16,6 +17,7 @@ from martlet.delivery.fanout import Encoding, parts
 from martlet.delivery.interest import FilterTrie
 from martlet.delivery.selection import EVERYTHING, select_tags
 from martlet.delivery.tail_reader import Run, TailReader
+from martlet.errors import Refused
 from martlet.message import Message
 from martlet.settings import DeliveryConfig
 from martlet.store import Queue, Store
@@ -280,6 +282,23 @@ async def test_frames_that_a_publisher_hands_on_leave_as_they_came() -> None:
         assert frames.data is data
         assert receiver.runs[0].frames(LINES).data == b"0:0:\n1:0:\n0:1:\n"
         assert reader._handed_bytes == 0
+
+
+async def test_frames_of_messages_that_were_not_stored_after_all_are_not_used_for_others() -> None:
+    disk = FakeDisk()
+    async with broker_in_memory(disk) as broker:
+        reader, trie = follow(broker)
+        receiver = Listening()
+        trie.add("a", receiver)
+        lost = broker.publish(Message("t", b"lost", tag("a"), 0)).position
+        reader.hand_on("bodies", [lost], b"lost", [4])
+        disk.fail_next("write", ENOSPC)
+        with pytest.raises(Refused):
+            broker.store.commit()
+        broker.store.admission.refusal = ""
+        assert broker.publish(Message("t", b"kept", tag("a"), 0)).position == lost
+        broker.store.commit()
+        assert receiver.runs[0].frames(BODIES).data == b"kept"
 
 
 async def test_frames_may_begin_anywhere_in_what_the_publisher_sent() -> None:

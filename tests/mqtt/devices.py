@@ -7,7 +7,7 @@ import trio
 from tests.mqtt.mqtt_talk import Talk
 
 from martlet_mqtt.codes import PacketType
-from martlet_mqtt.packets import Ack, Connack, Connect, Publish, Suback, Subscribe, Subscription
+from martlet_mqtt.packets import Ack, Connack, Connect, Disconnect, Publish, Suback, Subscribe, Subscription
 from martlet_mqtt.properties import Properties, Property
 
 NAMES = ("a/1", "a/2", "b/1/c", "b/2")
@@ -120,6 +120,8 @@ class Receiver:
         elif isinstance(packet, Ack) and packet.kind is PacketType.PUBREL:
             self._ids.discard(packet.packet_id)
             await talk.send(Ack(PacketType.PUBCOMP, packet.packet_id))
+        elif isinstance(packet, Disconnect):
+            raise EOFError("the broker closes the connection")
         else:
             assert isinstance(packet, Suback), packet
             self.subscribed.set()

@@ -180,6 +180,7 @@ class TailReader:
         self._interests: dict[Interest, None] = {}
         self._handed: dict[str, dict[int, Handed]] = {}
         self._handed_bytes = 0
+        self._undone = self._store.committer.undone
         self._routing: Steps[None] | None = None  # of records that were read, if it takes several turns
         self._rules = 0  # counts the changes of rules for routes
         self._topics: dict[str, Topic] = {}  # those of ``names`` that exist
@@ -285,6 +286,7 @@ class TailReader:
         ``positions[i]`` of the log. Frames are kept until the messages are readable, but at most
         `delivery.encoded_bytes` in total; further messages are encoded again.
         """
+        self._forget_undone()
         if not self._interests or not ends or self._handed_bytes + ends[-1] - start > self._tails.handed_bytes_max:
             return
         self._handed_bytes += ends[-1] - start
@@ -408,10 +410,19 @@ class TailReader:
 
     def _use_handed(self, run: Run, found: list[Found]) -> None:
         """Use frames that were handed on for *run*, which consists of *found*."""
+        self._forget_undone()
         for encoding, table in self._handed.items():
             frames = _handed_frames(table, found)
             if frames is not None:
                 run.keep(encoding, frames)
+
+    def _forget_undone(self) -> None:
+        """Drop all frames if messages were undone after they were published: others get their positions."""
+        undone = self._store.committer.undone
+        if undone != self._undone:
+            self._undone = undone
+            self._handed.clear()
+            self._handed_bytes = 0
 
     def _forget_handed(self, found: list[Found]) -> None:
         """Drop handed-on frames that were routed: those of *found*, and of everything if nothing is left."""

@@ -208,6 +208,8 @@ class ServerPeer:
             self._holds.append((len(self._batch), position))
             if not self._touched:
                 self._touch()
+        elif position > 0 and self._holds[-1][0] < len(self._batch):
+            self._holds.append((len(self._batch), position))  # `refuse_batch` must know each answer
 
     def _touch(self) -> None:
         self._touched = True
@@ -334,8 +336,8 @@ class ServerPeer:
         Return False if the handler cannot do that.
         """
         batch = self._batch
-        for index, position in self._holds:
-            if position > written and index < len(batch):
+        for index in dict.fromkeys([index for index, position in self._holds if position > written]):
+            if index < len(batch):
                 instead = self.handler.refuse(batch[index], refused)
                 if instead is None:
                     return False

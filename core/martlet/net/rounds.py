@@ -125,6 +125,8 @@ class Rounds:
                 continue
             log.error("%s %s closed and its answers dropped; %s", peer.protocol.name, peer.address, error)
             peer.discard_batch()
+            if isinstance(error, Refused):
+                peer.send(peer.connection.farewell(error))
             peer.close(str(error))
         if not wrong:
             log.error("messages without a waiting client were not stored; %s", error)

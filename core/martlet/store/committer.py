@@ -49,6 +49,7 @@ class Committer:
         "on_commit_wanted",
         "on_sealed",
         "pending",
+        "undone",
     )
 
     def __init__(
@@ -85,6 +86,8 @@ class Committer:
         self._full_segments: list[Segment] = []
         # Why everything appended since the last commit is lost, although those appends returned.
         self._lost: Refused | StoreFailed | None = None
+        # How often appends were undone: other records get the positions that these had.
+        self.undone = 0
         self.appended_messages = 0
         self.appended_bytes = 0
         self.commits = 0
@@ -241,6 +244,7 @@ class Committer:
 
     def take_back(self, count: int) -> None:
         """Return the queue offsets of the pending records, except the first *count*."""
+        self.undone += 1
         kept = self.pending[count - 1][2] if count else 0
         for queue, _, end, _, _ in reversed(self.pending[count:]):
             if queue.last_end == end:

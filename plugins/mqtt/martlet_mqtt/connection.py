@@ -12,7 +12,7 @@ from typing import Final, TypeAlias, final
 
 from .codec import connect_version, decode_packet, encode_packet, packet_bytes
 from .codes import V4, V5, PacketType, ReasonCode, return_code
-from .errors import MqttError
+from .errors import MqttError, reason_of
 from .names import Names
 from .packets import Ack, Connack, Connect, Disconnect, Packet, Suback
 from .properties import Properties, Property
@@ -185,7 +185,7 @@ class MqttConnection:
 
     def farewell(self, error: Exception) -> bytes:
         """Return CONNACK or DISCONNECT with the reason; nothing for a client of MQTT 3 that is connected."""
-        reason = error.reason if isinstance(error, MqttError) else ReasonCode.UNSPECIFIED_ERROR
+        reason = reason_of(error)
         # An error in DISCONNECT is answered, too.
         before = self._previous if self.state is State.ENDED else self.state
         self.state = State.ENDED

@@ -1,10 +1,20 @@
 """Protocol errors, with the reason code for the client."""
 
-from martlet.errors import RemoteProtocolError
+from typing import Final
+
+from martlet.errors import Reason, Refused, RemoteProtocolError
 
 from .codes import ReasonCode
 
-__all__ = ["Malformed", "MqttError", "NotAccepted"]
+__all__ = ["Malformed", "MqttError", "NotAccepted", "reason_of"]
+
+_REASONS: Final = {
+    Reason.BUSY: ReasonCode.QUOTA_EXCEEDED,
+    Reason.ILLEGAL: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
+    Reason.NO_PERMISSION: ReasonCode.NOT_AUTHORIZED,
+    Reason.UNAVAILABLE: ReasonCode.QUOTA_EXCEEDED,
+    Reason.NO_TOPIC: ReasonCode.TOPIC_NAME_INVALID,
+}
 
 
 class MqttError(RemoteProtocolError):
@@ -24,3 +34,12 @@ class Malformed(MqttError):
 
 class NotAccepted(MqttError):
     """A valid packet asks for what this broker does not do; an acknowledgement can say so."""
+
+
+def reason_of(error: Exception) -> ReasonCode:
+    """Return the reason code that tells a client about *error*."""
+    if isinstance(error, MqttError):
+        return error.reason
+    if isinstance(error, Refused):
+        return _REASONS.get(error.reason, ReasonCode.UNSPECIFIED_ERROR)
+    return ReasonCode.UNSPECIFIED_ERROR

@@ -17,8 +17,8 @@ from .codes import V5, PacketType, ReasonCode
 from .connection import Event, MqttConnection, State
 from .context import PROTOCOL, Context
 from .control import PREFIX, answer_request
-from .errors import MqttError
-from .incoming import Incoming, reason_of, replaced
+from .errors import MqttError, reason_of
+from .incoming import Incoming, replaced
 from .logins import EnhancedLogin, login_reason, needs_password_check
 from .names import AUTOMATIC, check_client_id
 from .opening import connack_properties, expiry_of, keep_alive_of
@@ -324,16 +324,16 @@ class MqttHandler:
         gate, feed = self._the_gate, self._context.feed
         is_stored = expiry_s != 0 or connect.will is not None
         name = connect.client_id
-        sessions = self._context.broker.sessions
+        sessions, lost = self._context.broker.sessions, self._lose_changes
         if sessions.find(PROTOCOL, name)[0] is not None or is_stored:
-            session, is_old = gate.open_session(PROTOCOL, name, feed.tail_position(), self.lose, expiry_s=expiry_s)
+            session, is_old = gate.open_session(PROTOCOL, name, feed.tail_position(), lost, expiry_s=expiry_s)
             if not is_old or not connect.clean_start:
                 return session, is_old
             self._wills.of_ended(session, self._peer.identity)
             session.end()
             if is_stored:
-                return gate.open_session(PROTOCOL, name, feed.tail_position(), self.lose, expiry_s=expiry_s)
-        session, _ = gate.open_session(PROTOCOL, "", feed.tail_position(), self.lose, expiry_s=0)
+                return gate.open_session(PROTOCOL, name, feed.tail_position(), lost, expiry_s=expiry_s)
+        session, _ = gate.open_session(PROTOCOL, "", feed.tail_position(), lost, expiry_s=0)
         return session, False
 
     @property
@@ -362,9 +362,14 @@ class MqttHandler:
         self._peer.close("")
 
     def lose(self, reason: str) -> None:
-        """Disconnect: another connection has the session, or the disk failed."""
+        """Disconnect: another connection has the session."""
         self._leave()
         self._end(ReasonCode.SESSION_TAKEN_OVER, reason)
+
+    def _lose_changes(self, reason: str) -> None:
+        """Disconnect: a commit failed, so the session is again as it was stored before."""
+        self._leave()
+        self._end(ReasonCode.QUOTA_EXCEEDED, reason)
 
     def say_goodbye(self) -> None:
         """Tell the client that the broker stops, and where else to connect."""

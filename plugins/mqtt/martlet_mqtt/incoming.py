@@ -10,15 +10,16 @@ from typing import Final, final
 from martlet.access import Gate
 from martlet.contracts import Buffer, Peer
 from martlet.delivery.sessions import JointChanges, Session
-from martlet.errors import Reason, Refused
+from martlet.errors import Refused
+from martlet.state.journal import NEXT_COMMIT
 from martlet.store import Queue
 from martlet.store.writer import RunItem, RunResult
 
 from .codec import encode_packet
 from .codes import V5, PacketType, ReasonCode
-from .connection import MqttConnection
+from .connection import MqttConnection, State
 from .context import Context
-from .errors import MqttError, NotAccepted
+from .errors import MqttError, NotAccepted, reason_of
 from .frames import encoding_of
 from .names import Name
 from .outgoing import INCOMING
@@ -29,17 +30,10 @@ from .requests import REPLIES
 from .scanner import PublishRun
 from .storing import queue_count, store
 
-__all__ = ["Incoming", "reason_of"]
+__all__ = ["Incoming", "replaced"]
 
 _ANSWERS: Final = {1: b"\x40\x02", 2: b"\x50\x02"}
 _KINDS: Final = {1: PacketType.PUBACK, 2: PacketType.PUBREC}
-_REASONS: Final = {
-    Reason.BUSY: ReasonCode.QUOTA_EXCEEDED,
-    Reason.ILLEGAL: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
-    Reason.NO_PERMISSION: ReasonCode.NOT_AUTHORIZED,
-    Reason.UNAVAILABLE: ReasonCode.QUOTA_EXCEEDED,
-    Reason.NO_TOPIC: ReasonCode.TOPIC_NAME_INVALID,
-}
 _MAY_SUCCEED_LATER: Final = (
     ReasonCode.QUOTA_EXCEEDED,
     ReasonCode.UNSPECIFIED_ERROR,
@@ -53,11 +47,6 @@ _SAME: Final = {
 }
 
 
-def reason_of(refused: Refused) -> ReasonCode:
-    """Return the reason code for *refused*."""
-    return _REASONS.get(refused.reason, ReasonCode.UNSPECIFIED_ERROR)
-
-
 @final
 class Incoming:
     """What one client publishes."""
@@ -68,6 +57,7 @@ class Incoming:
         "_connection",
         "_context",
         "_gate",
+        "_is_closing",
         "_open",
         "_peer",
         "_receive_max",
@@ -93,6 +83,8 @@ class Incoming:
         self._version = connect.version
         self._client_id = connect.client_id
         self._aliases: dict[int, Name] = {}
+        # The client must send its messages again, on another connection; those after them are not stored before that.
+        self._is_closing = False
         # How many messages of QoS 2 are not released yet.
         self._open = sum(1 for number in session.flight if number & INCOMING)
         self._receive_max = context.config.receive_max if connect.version == V5 else 65_535
@@ -112,7 +104,8 @@ class Incoming:
         if packet.properties.identifiers:
             raise MqttError("PUBLISH has a subscription identifier, which only brokers send")
         if packet.qos == 2 and INCOMING + packet.packet_id in self._session.flight:
-            self._answer(packet, ReasonCode.SUCCESS, "")  # it is stored already
+            self._peer.hold_until(NEXT_COMMIT)  # it was appended already, perhaps just now
+            self._answer(packet, ReasonCode.SUCCESS, "")
             return
         try:
             name = self._name_of(packet)
@@ -178,7 +171,10 @@ class Incoming:
     def _refuse(self, packet: Publish, reason: ReasonCode, text: str) -> None:
         """Tell the client; one of MQTT 3 is disconnected if it could succeed later, so that it sends it again."""
         self._context.counters.refused += 1
+        if self._connection.state is State.ENDED:
+            return  # its session was lost, and it was told
         if packet.qos and self._version != V5 and reason in _MAY_SUCCEED_LATER:
+            self._is_closing = True
             self._peer.close(text)
         elif packet.qos:
             self._answer(packet, reason, text)
@@ -250,7 +246,7 @@ class Incoming:
 
     def _stored(self, run: PublishRun, result: RunResult) -> None:
         context = self._context
-        if result.refused:
+        if result.refused or result.rolled:
             self._answer_partly(run, result)
             return
         context.counters.stored += len(run.ends)
@@ -260,9 +256,7 @@ class Incoming:
             self._answer_all(run)
 
     def _answer_partly(self, run: PublishRun, result: RunResult) -> None:
-        """Answer a run of which the store refused some messages."""
-        if result.end:
-            self._peer.hold_until(result.end)
+        """Answer a run of which the store refused some messages, or committed some already."""
         for index in range(len(run.ends)):
             refused = result.refused.get(index)
             packet = self._packet(run, index)
@@ -271,7 +265,10 @@ class Incoming:
             else:
                 self._context.counters.stored += 1
                 if run.qos:
+                    self._peer.hold_until(result.ends[index])
                     self._answer(packet, ReasonCode.SUCCESS, "")
+            if self._is_closing:
+                return
 
     def _packet(self, run: PublishRun, index: int) -> Publish:
         packet_id = int.from_bytes(run.ids[index]) if run.qos else 0
@@ -281,6 +278,8 @@ class Incoming:
         self._context.counters.received -= len(run.ends)
         for index in range(len(run.ends)):
             self.publish(self._packet(run, index))
+            if self._is_closing:
+                return
 
     def _publish_twice(self, run: PublishRun, places: dict[Name, Queue]) -> None:
         """Store those messages of QoS 2 that are not known yet, in one atomic group with their identifiers."""
@@ -293,7 +292,7 @@ class Incoming:
                 seen.add(packet_id)
                 which.append(index)
         if not which:
-            self._answer_twice(run, 0)
+            self._answer_twice(run, NEXT_COMMIT)  # as in `publish`
             return
         self._count_open(len(which))
         changes = session.changes()
@@ -366,10 +365,12 @@ def _hold_all(changes: JointChanges, ids: Sequence[int]) -> None:
 
 
 def replaced(answer: Buffer, refused: Refused, version: int) -> bytes | None:
-    """Return what replaces acknowledgements of messages that were not stored after all; None if nothing can."""
+    """Return what replaces acknowledgements of messages that were not stored after all; None if nothing can.
+
+    A message of QoS 2 is known to the session by now, so its client must come back and send it with that identifier.
+    """
     data = bytes(answer)
-    if version != V5 or data[:2] not in _ANSWERS.values():
+    if version != V5 or data[:2] != _ANSWERS[1]:
         return None
-    kind, reason = PacketType(data[0] >> 4), reason_of(refused)
     ids = [int.from_bytes(data[at + 2 : at + 4]) for at in range(0, len(data), 4)]
-    return b"".join([encode_packet(Ack(kind, packet_id, reason), V5) for packet_id in ids])
+    return b"".join([encode_packet(Ack(PacketType.PUBACK, each, reason_of(refused)), V5) for each in ids])

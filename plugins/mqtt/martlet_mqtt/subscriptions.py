@@ -13,9 +13,9 @@ from .codec import encode_packet
 from .codes import V5, ReasonCode
 from .connection import MqttConnection
 from .context import Context
-from .errors import MqttError, NotAccepted
+from .errors import MqttError, NotAccepted, reason_of
 from .frames import Grant
-from .incoming import Incoming, reason_of
+from .incoming import Incoming
 from .names import SharedFilter, check_filter, is_shared, split_shared
 from .outgoing import Outgoing
 from .packets import Suback, Subscribe, Unsuback, Unsubscribe
