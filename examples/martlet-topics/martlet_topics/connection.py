@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from enum import Enum, unique
 from typing import Final, final
 
-from martlet.errors import RemoteProtocolError
+from martlet.errors import Refused, RemoteProtocolError
 from martlet_topics.codec import Limits, announced, decode, encode_error
 from martlet_topics.packets import (
     Acknowledge,
@@ -98,7 +98,7 @@ class TopicsConnection:
         return command
 
     def farewell(self, error: Exception) -> bytes:
-        return encode_error("PROTOCOL", str(error))
+        return encode_error(error.reason.name if isinstance(error, Refused) else "PROTOCOL", str(error))
 
     def deadline(self) -> float:
         return self._heard + self._idle_s

@@ -426,6 +426,7 @@ async def test_a_commit_that_fails_is_told_to_publishers_and_ends_subscribers(tm
         topics.broker.store.retention.look()
         disk.fail_next("write", ENOSPC)
         await talk.say("SUB lost 1")
+        assert (await talk.line()).startswith("ERR 0 0 UNAVAILABLE the disk ")
         with pytest.raises(EOFError):
             await talk.line()
         topics.broker.store.retention.look()
