@@ -17,7 +17,7 @@ from trio.testing import MockClock
 
 from martlet.net import event_pump, reader
 from martlet.net.event_pump import TURN_S, EventPump, trio_epoll_fd
-from martlet.net.reader import Reading
+from martlet.net.reading import Reading
 from martlet.settings import ServerConfig
 
 from .toys import Toy, World, answer_later, toy_server

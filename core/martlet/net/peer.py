@@ -281,6 +281,11 @@ class ServerPeer:
         return not (self._out or self._held or self._batch or self.transport.pending())
 
     @property
+    def is_working(self) -> bool:
+        """Whether slow requests of the peer are in progress."""
+        return bool(self._scopes)
+
+    @property
     def hold_position(self) -> int:
         """The log position that must be flushed before the answers of this round may be sent."""
         return self._hold_position
@@ -439,8 +444,9 @@ class ServerPeer:
 
     async def wait_farewell(self, *, slow_work: bool = False) -> None:
         """Like `wait_idle`, but for a few seconds at most."""
-        with trio.move_on_after(FAREWELL_S):
-            await self.wait_idle(slow_work=slow_work)
+        if self.state < LOST and (not self.idle or (slow_work and self._scopes)):
+            with trio.move_on_after(FAREWELL_S):
+                await self.wait_idle(slow_work=slow_work)
 
     async def _wait_progress(self) -> None:
         if self._progress is None:

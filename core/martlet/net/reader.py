@@ -21,6 +21,7 @@ from martlet.net.event_pump import EventPump
 from martlet.net.incomplete import IncompleteRequests
 from martlet.net.peer import CLOSING, LOST, ServerPeer
 from martlet.net.read_turns import ReadTurns
+from martlet.net.reading import Reading
 from martlet.net.rounds import Rounds
 from martlet.net.transports import SocketTransport, TlsTransport
 from martlet.settings import ServerConfig
@@ -35,45 +36,6 @@ TLS_HANDSHAKE: Final = 0x16  # the first byte of a TLS record of a ClientHello (
 
 
 Authenticate: TypeAlias = Callable[[Credentials], Identity]
-
-
-@final
-class Reading:
-    """The state of reading from one peer by the pump."""
-
-    __slots__ = ("_fd", "_pump", "attention", "closed", "ended", "events", "first", "now", "peer", "plain", "received")
-
-    def __init__(self, peer: ServerPeer, pump: "EventPump[Reading]", fd: int) -> None:
-        self.peer = peer
-        self._pump = pump
-        self._fd = fd
-        self.attention = trio.Event()  # set when the peer's own task must act
-        self.plain = False  # whether the first bytes were the protocol's own
-        self.first: bytes | None = None  # the first bytes, if they were not
-        self.events: Iterator[Any] | None = None  # the remaining events of a read that must wait
-        self.received = 0  # size of that read
-        self.now = 0.0  # time of that read
-        self.ended = False  # the client has ended its side
-        self.closed = False  # the socket was closed on our side
-
-    async def wait_attention(self) -> None:
-        """Let the pump read until the peer's own task must act."""
-        self.attention = trio.Event()
-        self._pump.watch(self._fd, self)
-        try:
-            await self.attention.wait()
-        finally:
-            self._pump.unwatch(self._fd, self)
-
-    def stop(self) -> None:
-        """Read no more, not even before the peer's own task runs, and have that act."""
-        self._pump.unwatch(self._fd, self)
-        self.attention.set()
-
-    def close(self) -> None:
-        """Prepare for the closing of the socket."""
-        self.closed = True
-        self.stop()
 
 
 @final
@@ -98,12 +60,53 @@ class Reader:
         self.incomplete_closed = 0
         self.protocol_errors = 0
 
-    async def read(self, peer: ServerPeer) -> None:
-        """Read until the client's side ends or an error occurs; an error closes only this connection."""
+    def begin(self, peer: ServerPeer, attend: Callable[[Reading], None]) -> bool:
+        """Begin to read from *peer* by the pump; return False if that is not possible, and `read` is needed.
+
+        *attend* is called when the pump cannot go on; *peer* needs a task then, which calls `read`, or has ended.
+        """
+        self.deadlines.watch(peer)
+        transport = peer.transport
+        if self.pump is None or not isinstance(transport, SocketTransport):
+            return False
+        reading = Reading(peer, self.pump, transport.fileno(), attend)
+        transport.on_close = reading.close
+        reading.watch()
+        return True
+
+    async def read(self, peer: ServerPeer, reading: Reading | None) -> bool:
+        """Read until the client's side ends or an error occurs, which closes only this connection.
+
+        With *reading*, do what it stopped for. Return True if the pump reads on, and False at the end.
+        """
         try:
-            await self._read(peer)
+            if reading is None:
+                await self._read(peer, await self._receive_some(peer))
+            elif reading.first is None:
+                return await self._attend(peer, reading)
+            else:
+                first, reading.first = reading.first, None
+                await self.turns.wait()
+                await self._read(peer, first)
         except Exception as error:
             self._ended_by(peer, error)
+        return False
+
+    async def _attend(self, peer: ServerPeer, reading: Reading) -> bool:
+        """Finish the read that *reading* stopped at; return True if the pump reads on."""
+        if reading.events is not None:
+            events, reading.events = reading.events, None
+            await self._go_on(peer, events, reading.received, reading.now)
+            self._taken(peer, reading.received, reading.now)
+            del events
+        if peer.over:
+            await peer.wait_room()
+        if reading.ended or peer.state >= CLOSING:
+            return False
+        if reading.closed:
+            raise trio.ClosedResourceError("the socket was closed here")
+        reading.watch()
+        return True
 
     def _ended_by(self, peer: ServerPeer, error: Exception) -> None:
         """Handle *error*, raised while reading from *peer* or handling its requests."""
@@ -120,15 +123,8 @@ class Reader:
         else:
             peer.fail(error)
 
-    async def _read(self, peer: ServerPeer) -> None:
-        self.deadlines.watch(peer)
-        if self.pump is not None and isinstance(peer.transport, SocketTransport):
-            first = await self._read_pumped(peer, peer.transport, self.pump)
-            if first is None:
-                return
-            await self.turns.wait()
-        else:
-            first = await self._receive_some(peer)
+    async def _read(self, peer: ServerPeer, first: bytes) -> None:
+        """Read by this task; *first* are the first bytes."""
         await self._open(peer, first)
         del first
         while peer.state < CLOSING:
@@ -201,36 +197,10 @@ class Reader:
         finally:
             self.pump = None
 
-    async def _read_pumped(
-        self, peer: ServerPeer, transport: SocketTransport, pump: "EventPump[Reading]"
-    ) -> bytes | None:
-        """Let the pump read; this task takes over when it is necessary to wait, and at the end.
-
-        Return the first bytes if they are not the protocol's own, so that the pump cannot continue; None at the end.
-        """
-        reading = Reading(peer, pump, transport.fileno())
-        transport.on_close = reading.close
-        try:
-            while not reading.ended and peer.state < CLOSING:
-                if reading.closed:
-                    raise trio.ClosedResourceError("the socket was closed here")
-                await reading.wait_attention()
-                if reading.first is not None:
-                    return reading.first
-                if reading.events is not None:
-                    events, reading.events = reading.events, None
-                    await self._go_on(peer, events, reading.received, reading.now)
-                    self._taken(peer, reading.received, reading.now)
-                    del events
-                if peer.over:
-                    await peer.wait_room()
-            return None
-        finally:
-            transport.on_close = None
-
-    def _read_now(self, reading: "Reading") -> None:
+    def _read_now(self, reading: Reading) -> None:
         """Read once and handle complete requests, in a round of the pump."""
         peer = reading.peer
+        reading.in_round = True
         try:
             data = peer.transport.receive(RECEIVE_BYTES)
             if data is None:
@@ -242,14 +212,16 @@ class Reader:
                 self._take_now(reading, data)
             else:
                 reading.first = data
-                reading.stop()
         except Exception as error:
             self._ended_by(peer, error)
             reading.ended = True
-        if reading.ended or reading.events is not None or peer.state >= CLOSING or peer.over:
+        finally:
+            reading.in_round = False
+        reading.ended = reading.ended or peer.state >= CLOSING
+        if reading.ended or reading.first is not None or reading.events is not None or peer.over:
             reading.stop()
 
-    def _take_now(self, reading: "Reading", data: bytes) -> None:
+    def _take_now(self, reading: Reading, data: bytes) -> None:
         peer = reading.peer
         now = trio.current_time()
         peer.protocol.traffic.bytes_in += len(data)

@@ -20,10 +20,11 @@ from martlet.errors import ConfigError
 from martlet.net.addresses import pack_host, show_address, split_address
 from martlet.net.complaints import Complaints
 from martlet.net.origins import Origins, origin_of
-from martlet.net.peer import READ_ENDED, ServerPeer
+from martlet.net.peer import CLOSED, READ_ENDED, ServerPeer
 from martlet.net.pending import Pending
 from martlet.net.read_turns import ENDS_A_TURN, ReadTurns
 from martlet.net.reader import Authenticate, Reader
+from martlet.net.reading import Reading
 from martlet.net.rounds import Log, Rounds
 from martlet.net.transports import SocketTransport, Transport
 from martlet.settings import ServerConfig
@@ -64,6 +65,7 @@ class Server:
         self._turned_away = 0
         self._gave_way = 0
         self._peers: dict[ServerPeer, None] = {}
+        self._attended: set[ServerPeer] = set()  # those with a task
         self._origins: Origins[ServerPeer] = Origins()
         self._nursery: trio.Nursery | None = None
         self._listeners: list[socket.socket] = []
@@ -102,6 +104,7 @@ class Server:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
+                nursery.start_soon(self._end_unattended)
                 await nursery.start(self._reader.run_pump)
                 nursery.start_soon(self._reader.turns.run)
                 if any(protocol.websocket is not None for protocol, _ in bound):
@@ -197,15 +200,34 @@ class Server:
         self._traffic[protocol.traffic] = None
         self._origins.add(peer, peer.origin)
         log.debug("%s connected to %s", address, protocol.name)
-        self._nursery.start_soon(self._live, peer)
+        if not self._reader.begin(peer, self._attend):
+            self._start(peer, None)
 
-    async def _live(self, peer: ServerPeer) -> None:
-        """Run one connection from its first byte to its end."""
+    def _attend(self, reading: Reading) -> None:
+        """Handle that the pump cannot go on with *reading*: the end of an idle peer at once, all else in a task."""
+        peer = reading.peer
+        if reading.ended and peer.idle and not peer.is_working:
+            self._finish(peer)
+        elif peer.state is not CLOSED:
+            self._start(peer, reading)
+
+    def _start(self, peer: ServerPeer, reading: Reading | None) -> None:
+        assert self._nursery is not None
+        self._attended.add(peer)
+        self._nursery.start_soon(self._live, peer, reading)
+
+    async def _live(self, peer: ServerPeer, reading: Reading | None) -> None:
+        """Run one connection until the pump can read from it, or to its end."""
+        goes_on = False
         try:
-            await self._reader.read(peer)
-            await self._ends.wait()
+            goes_on = await self._reader.read(peer, reading)
+            if not goes_on:
+                await self._ends.wait()
         finally:
-            await self._end(peer)
+            if goes_on:
+                self._attended.discard(peer)
+            else:
+                await self._end(peer)
 
     async def _end(self, peer: ServerPeer) -> None:
         """Send the last answers, then free the resources of *peer*."""
@@ -215,13 +237,27 @@ class Server:
             peer.queue_output(self._rounds.readable, self._rounds.committed)
             await peer.wait_farewell(slow_work=half_closed)
         finally:
-            self._peers.pop(peer, None)
-            self._origins.remove(peer, peer.origin)
-            self._reader.incomplete.forget(peer)
-            peer.end()
-            self._tell_closed(peer)
-            peer.drop_handler()
-            log.debug("%s disconnected from %s; %s", peer.address, peer.protocol.name, peer.reason or "client closed")
+            self._finish(peer)
+
+    def _finish(self, peer: ServerPeer) -> None:
+        """Free the resources of *peer*."""
+        peer.end_reading()
+        self._peers.pop(peer, None)
+        self._attended.discard(peer)
+        self._origins.remove(peer, peer.origin)
+        self._reader.incomplete.forget(peer)
+        peer.end()
+        self._tell_closed(peer)
+        peer.drop_handler()
+        log.debug("%s disconnected from %s; %s", peer.address, peer.protocol.name, peer.reason or "client closed")
+
+    async def _end_unattended(self) -> None:
+        """When the server stops, end the peers without a task."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            for peer in [each for each in self._peers if each not in self._attended]:
+                self._finish(peer)
 
     def _tell_closed(self, peer: ServerPeer) -> None:
         try:

@@ -46,13 +46,14 @@ class Transport(Protocol):
 class SocketTransport:
     """A connected, non-blocking TCP socket; `on_close` is called just before it closes."""
 
-    __slots__ = ("_socket", "on_close")
+    __slots__ = ("_socket", "_was_awaited", "on_close")
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._socket = connected
+        self._was_awaited = False  # whether trio knows the socket
         self.on_close: Callable[[], None] | None = None
 
     def fileno(self) -> int:
@@ -89,12 +90,15 @@ class SocketTransport:
     def _check_open(self) -> None:
         if self._socket.fileno() < 0:
             raise trio.ClosedResourceError("the socket was closed here")
+        self._was_awaited = True
 
     def close(self) -> None:
         if self._socket.fileno() >= 0:
             if self.on_close is not None:
-                self.on_close()
-            trio.lowlevel.notify_closing(self._socket)
+                on_close, self.on_close = self.on_close, None
+                on_close()
+            if self._was_awaited:
+                trio.lowlevel.notify_closing(self._socket)
             self._socket.close()
 
 
