@@ -20,7 +20,7 @@ from martlet.net.event_pump import TURN_S, EventPump, trio_epoll_fd
 from martlet.net.reading import Reading
 from martlet.settings import ServerConfig
 
-from .toys import Toy, World, answer_later, toy_server
+from .toys import Lines, Toy, World, answer_later, toy_server
 
 
 @pytest.fixture
@@ -286,6 +286,32 @@ async def test_without_its_means_the_server_serves_as_well(
         with connect(world) as client:
             for number in range(10):
                 assert await ask(client, b"echo %d" % number) == b"%d" % number
+
+
+@pytest.mark.parametrize("attempt", range(4))  # the order of tasks in a turn of the event loop is random
+@pytest.mark.parametrize("missing", ["nothing", "epoll"])
+async def test_what_has_come_is_read_before_a_deadline_is_judged(
+    world: World, mock_clock: MockClock, missing: str, attempt: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy server reads late; that is not the client's fault."""
+    if missing == "epoll":
+        monkeypatch.delattr(select, "epoll")
+    world.connect = lambda: Lines(10.0)
+    async with toy_server(protocol=world.protocol(), world=world):
+        clients = [connect(world) for _ in range(20)]
+        for client in clients:
+            assert await ask(client, b"echo before") == b"before"
+        for client in clients:
+            send(client, b"echo late\n")
+        mock_clock.jump(11)
+        assert [await receive_line(client) for client in clients] == [b"late"] * 20
+        mock_clock.jump(9)
+        await trio.testing.wait_all_tasks_blocked()
+        assert world.reasons == []
+        mock_clock.jump(2)
+        for client in clients:
+            assert await receive_line(client) == b"error silent for too long"
+            client.close()
 
 
 async def test_a_long_request_delays_only_its_own_socket(world: World) -> None:

@@ -638,7 +638,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("offset given twice", (Store, "_begin_at", _reuse_offset)),
     bug("message skipped", (Reader, "read", _skip_entry)),
     bug("group offset goes back", (Groups, "commit", _commit_back)),
-    bug("group offset lost at a crash", (persistence, "_changed", _keep_offsets)),
+    bug("group offset lost at a crash", (persistence, "_changed", _keep_offsets), first=1),
     bug("appended twice", (Writer, "append_item", _append_twice)),
     bug(
         "torn record served",
@@ -672,7 +672,7 @@ BUGS: Final[tuple[Bug, ...]] = (
         flush="async",
         cuts=(Cut.LOST,),
         script=stops,
-        first=0,
+        first=10,
     ),
     bug("answer to another question", (RemotingHandler, "handle", _answer_another)),
     bug("projection restored and continued too late", (Projections, "_continue_from", _continue_late)),

@@ -83,6 +83,10 @@ class EventPump(Generic[T]):
             if not self._sockets.closed:
                 self._sockets.unregister(fd)
 
+    def watched(self, fd: int) -> T | None:
+        """Return what `watch` was called with for *fd*; None if nothing is read from it now."""
+        return self._watched.get(fd)
+
     async def run(self) -> None:
         """Read until cancelled."""
         trio_fd = trio_epoll_fd()

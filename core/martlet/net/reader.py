@@ -53,6 +53,7 @@ class Reader:
         self._look_bytes = config.unsent_bytes_max // 8
         self.pump: EventPump[Reading] | None = None  # set while it runs
         self.turns = ReadTurns()  # for peers that the pump does not read from
+        self._in_line: set[ServerPeer] = set()  # those that can be read, and wait for their turn
         self.deadlines = Deadlines(self._deadline_passed)
         self.incomplete: IncompleteRequests[ServerPeer] = IncompleteRequests(
             config.incomplete_total_bytes_max, config.incomplete_address_bytes_max
@@ -128,8 +129,7 @@ class Reader:
         await self._open(peer, first)
         del first
         while peer.state < CLOSING:
-            await peer.transport.wait_readable()
-            await self.turns.wait()
+            await self._wait_turn(peer)
             data = peer.transport.receive(RECEIVE_BYTES)
             if data is None:
                 if peer.transport.pending():
@@ -175,13 +175,22 @@ class Reader:
     async def _receive_some(self, peer: ServerPeer) -> bytes:
         """Return the next bytes from the transport; empty at the end."""
         while True:
-            await peer.transport.wait_readable()
-            await self.turns.wait()
+            await self._wait_turn(peer)
             data = peer.transport.receive(RECEIVE_BYTES)
             if data is not None:
                 return data
             if peer.transport.pending():
                 peer.drain()
+
+    async def _wait_turn(self, peer: ServerPeer) -> None:
+        """Return when *peer* can be read, and it is its turn."""
+        await peer.transport.wait_readable()
+        self._in_line.add(peer)
+        try:
+            await self.turns.wait()
+        finally:
+            self._in_line.discard(peer)
+        self.deadlines.watch(peer)  # it may have passed in the meantime
 
     # reading by the pump
 
@@ -330,11 +339,11 @@ class Reader:
 
     def _deadline_passed(self, peer: ServerPeer, now: float) -> None:
         """Let the connection of *peer* handle its deadline, if that has really passed."""
-        if peer.state >= CLOSING or peer.rest_scope is not None:  # watched again after the rest
+        if peer.state >= CLOSING or peer.rest_scope is not None or peer in self._in_line:  # watched again after that
             return
         self._rounds.begin()
         try:
-            if peer.connection.deadline() <= now:
+            if self._read_first(peer) and peer.connection.deadline() <= now:
                 peer.connection.handle_timeout(now)
                 for event in peer.connection.events():
                     if peer.handler.handle(event) is not None:
@@ -350,3 +359,16 @@ class Reader:
         finally:
             self._rounds.end()
         self.deadlines.watch(peer)
+
+    def _read_first(self, peer: ServerPeer) -> bool:
+        """Read what has come from *peer*: a busy server must not close a client whose request waits for it.
+
+        Return False if the peer has ended, or a task takes care of it now.
+        """
+        transport = peer.transport
+        if self.pump is not None and isinstance(transport, SocketTransport):
+            reading = self.pump.watched(transport.fileno())
+            if reading is not None:
+                self._read_now(reading)
+                return not reading.attended and peer.state < CLOSING
+        return True
