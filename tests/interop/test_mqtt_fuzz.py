@@ -1,4 +1,4 @@
-"""Hostile bytes to Martlet and to Mosquitto: both answer alike, but for differences that docs/mqtt.md explains."""
+"""Hostile bytes to Martlet and to Mosquitto: both answer alike, except for differences that docs/mqtt.md explains."""
 
 import re
 from collections import defaultdict
