@@ -63,6 +63,13 @@ class Context:
     # Groups of shared subscriptions that somebody joined lately, so that they are not taken for unused ones.
     shared_lately: set[str] = field(default_factory=set)
 
+    def ensure_topics(self) -> None:
+        """Create those topics of the feed again that were deleted. Raises `Refused` if there are too many topics."""
+        topics = self.broker.topics
+        for name in self.feed.topics:
+            if topics.get(name) is None:
+                topics.ensure(name, self.config.queues)
+
     def statistics(self) -> dict[str, object]:
         """Return the counters, with what connected clients have not got because they were too slow."""
         dropped = self.counters.dropped + sum(handler.dropped for handler in self.clients.values())

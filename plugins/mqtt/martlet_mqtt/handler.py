@@ -246,6 +246,7 @@ class MqttHandler:
 
     def _turn_away(self, connect: Connect, reason: ReasonCode, text: str) -> None:
         self._complain("refused", connect, text)
+        self._has_ended = True
         self._peer.send(self._connection.refusal(reason, text, State.ACCEPTING))
         self._connection.end()
         self._peer.close(text)
@@ -277,6 +278,7 @@ class MqttHandler:
             stored, _ = context.broker.sessions.find(PROTOCOL, client_id)
             check_stored(context.broker, stored.filters if stored is not None else {})
         self._connect = connect
+        context.ensure_topics()
         self._take_over(client_id)
         session, is_old = self._open_session(connect, expiry_s)
         session.keep(encode_will(connect.will) if connect.will is not None else b"")
@@ -287,11 +289,12 @@ class MqttHandler:
         self._subscriptions = Subscriptions(
             self._peer, self._connection, context, gate, session, self._incoming, outgoing, self._sys
         )
+        self._subscriptions.resume(is_old=is_old)
         self._connection.open(connect.version, keep_alive_s, trio.current_time())
         self._peer.hold_until(session.until)
         self._send(Connack(is_old, ReasonCode.SUCCESS, properties))
         context.counters.connections += 1
-        self._subscriptions.resume(is_old=is_old)
+        outgoing.resend()
         if is_old and session.start < context.feed.first_position():
             context.counters.missed += 1
 

@@ -130,14 +130,8 @@ class Outgoing:
     # the beginning
 
     def begin(self, grants: dict[str, Grant], *, is_old: bool) -> None:
-        """Send what is in flight, and follow the log from where the session is. Raises `Refused`."""
+        """Follow the log from where the session is; nothing is sent before `resend`. Raises `Refused`."""
         session = self._session
-        for number, position in session.flight.items():
-            if position == NO_MESSAGE and number & TWICE:
-                self._peer.send(encode_packet(Ack(PacketType.PUBREL, number & IDS_MAX), self._version))
-            elif position != NO_MESSAGE:
-                self._unsent.add(number & IDS_MAX)
-                self._due.append(Due(position, number, None))
         durable = {each: grant for each, grant in grants.items() if grant.subscription.qos}
         start = session.position if is_old and durable else None
         first = grants if start is None else durable
@@ -146,6 +140,15 @@ class Outgoing:
             self._context.feed, self._peer.wake, cast("dict[str, Hashable]", first), start, _is_droppable
         )
         session.where = lambda: cursor.position
+
+    def resend(self) -> None:
+        """Send what is in flight, and then what the cursor brings."""
+        for number, position in self._session.flight.items():
+            if position == NO_MESSAGE and number & TWICE:
+                self._peer.send(encode_packet(Ack(PacketType.PUBREL, number & IDS_MAX), self._version))
+            elif position != NO_MESSAGE:
+                self._unsent.add(number & IDS_MAX)
+                self._due.append(Due(position, number, None))
         self._peer.wake()
 
     def check(self, topic_filter: str) -> None:

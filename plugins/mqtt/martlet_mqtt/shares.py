@@ -25,7 +25,7 @@ from martlet.message import TAGS
 from .context import PROTOCOL, Context
 from .frames import Grant, Shape, encode_alone
 from .messages import to_deliver
-from .names import HIDDEN, SharedFilter
+from .names import HIDDEN, SharedFilter, split_shared
 from .selecting import selection_of
 
 __all__ = ["POLICY", "Leased", "SharedSubscriptions", "group_of", "select_names", "share_encoding"]
@@ -111,6 +111,7 @@ class SharedSubscriptions:
         encoding, selection = share_encoding(shape, context.broker.clock), select_names(shared.topic_filter)
         if grant.selector:
             selection = selection.both(selection_of(context.broker, grant.selector))
+        context.ensure_topics()
         members: list[Member] = []
         self._members[grant.subscription.topic_filter] = members, grant
         try:
@@ -178,9 +179,19 @@ class SharedSubscriptions:
             self._leaving.discard(member)
             member.leave()
 
+    def _join_again(self, grant: Grant) -> list[Member]:
+        """Join the group again, because a topic was deleted; what it had there is gone. Raises `Refused`."""
+        topic_filter = grant.subscription.topic_filter
+        shared = split_shared(topic_filter)
+        assert shared is not None
+        self.add(grant, shared)
+        return self._members[topic_filter][0]
+
     def collect(self, budget_bytes: int, room: Callable[[], int]) -> Iterator[tuple[Member, Grant, Delivery]]:
         """Yield what the groups have for this client, as long as *room* is left in its window. Raises `Refused`."""
         for members, grant in list(self._members.values()):
+            if any(member.share.gone for member in members):
+                members = self._join_again(grant)
             for member in members:
                 member.credit = room() if grant.subscription.qos else MESSAGES_A_TURN
                 if member.credit > 0:
