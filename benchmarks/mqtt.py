@@ -254,14 +254,18 @@ def many_names(port: int, payload_bytes: int, seconds: float) -> float:
 
 
 def connects(port: int, payload_bytes: int, seconds: float) -> float:
+    """Clients connect, 100 at a time, and close the connection when they are accepted."""
     began, count = time.monotonic(), 0
     while time.monotonic() < began + seconds:
-        batch = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
-        for number, each in enumerate(batch):
-            each.sendall(packet(0x10, text("MQTT") + b"\x04\x02\x00\x00" + text(f"c{count + number}")))
-        for each in batch:
-            each.recv(4)
-            each.close()
+        batch = []
+        for number in range(count, count + 100):
+            client = socket.socket()
+            client.connect(("127.0.0.1", port))
+            client.send(packet(0x10, text("MQTT") + b"\x04\x02\x00\x00" + text(f"c{number}")))
+            batch.append(client)
+        for client in batch:
+            client.recv(4)
+            client.close()
         count += len(batch)
     return count / (time.monotonic() - began)
 

@@ -1,6 +1,6 @@
 """Addresses in the configuration, in logs and in records."""
 
-from ipaddress import ip_address
+from socket import AF_INET, AF_INET6, inet_pton
 
 from martlet.errors import ConfigError
 
@@ -28,8 +28,12 @@ def check_address(key: str, text: str) -> None:
 
 
 def pack_host(host: str, port: int) -> bytes:
-    """Return the format of records: 4 or 16 address bytes and an i32 port, big-endian."""
-    return ip_address(host).packed + port.to_bytes(4, "big")
+    """Return the format of records: 4 or 16 address bytes and an i32 port, big-endian.
+
+    Raises:
+      OSError: *host* is a name.
+    """
+    return inet_pton(AF_INET6 if ":" in host else AF_INET, host) + port.to_bytes(4, "big")
 
 
 def show_address(host: str, port: int) -> str:

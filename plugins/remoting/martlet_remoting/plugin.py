@@ -226,7 +226,7 @@ def _store_host(advertised: str, bound: str, port: int) -> bytes:
     for host in (advertised, bound):
         try:
             packed = pack_host(host, port)
-        except ValueError:
+        except OSError:
             continue
         if any(packed[:-4]):
             return packed
