@@ -1,17 +1,25 @@
 """How many retained messages and bytes of them there may be, and what is not retained."""
 
+from collections.abc import Generator
 from pathlib import Path
 from random import Random
+from typing import Any, cast
 
 import pytest
 import trio
 from tests.mqtt.mqtt_talk import V4, V5, Running, Talk, mqtt_broker
+from trio.testing import MockClock
 
-from martlet.testing.stores import small_config
+from martlet.steps import finish_now
+from martlet.store import Store
+from martlet.testing.clock import TrioClock
+from martlet.testing.disk import Cut, FakeDisk
+from martlet.testing.stores import ManualClock, small_config
 from martlet_mqtt.codes import PacketType, ReasonCode
 from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.packets import Ack, Connect, Publish, Will
 from martlet_mqtt.properties import Properties, Property
+from martlet_mqtt.retained import LOOKS_A_SLICE, Retained
 
 QUOTA = ReasonCode.QUOTA_EXCEEDED
 
@@ -148,3 +156,108 @@ async def test_a_client_that_retains_too_much_learns_it(tmp_path: Path, version:
             assert "mqtt.retained_bytes_max is 10" in str(answer.properties.text(Property.REASON_STRING))
         await trio.lowlevel.checkpoint()
         assert counted(mqtt) == (0, 0)
+
+
+async def test_a_message_that_has_expired_makes_room_for_another_one(tmp_path: Path, autojump_clock: MockClock) -> None:
+    config, clock = MqttConfig(retained_max=2), TrioClock()
+    async with mqtt_broker(tmp_path, config, clock=clock) as mqtt:
+        talk = await mqtt.connect("p")
+        for name, expiry_s in ("a", 1000), ("b", 1000), ("b", 10_000):
+            properties = Properties({Property.MESSAGE_EXPIRY: expiry_s})
+            assert await talk.publish(name, b"x", 1, retain=True, properties=properties) == 0
+        assert await retain(talk, "c", b"x") == QUOTA
+        await trio.sleep(900)
+        assert await retain(talk, "c", b"x") == QUOTA
+        await trio.sleep(200)
+        assert counted(mqtt)[0] == 1
+        assert await retain(talk, "c", b"x") == 0
+        assert await retain(talk, "d", b"x") == QUOTA
+    async with mqtt_broker(tmp_path, config, clock=clock) as mqtt:
+        talk = await mqtt.connect("p")
+        assert await retain(talk, "d", b"x") == QUOTA
+        assert sorted(mqtt.context.retained.matches("#")) == ["b", "c"]
+        await trio.sleep(10_000)
+        assert sorted(mqtt.context.retained.matches("#")) == ["c"]
+        assert len(mqtt.context.retained._root) == 1
+
+
+async def test_what_expired_before_a_kill_is_removed_after_it(tmp_path: Path, autojump_clock: MockClock) -> None:
+    disk, clock, store = FakeDisk(), TrioClock(), small_config(flush="async")
+    async with mqtt_broker(tmp_path, store=store, disk=disk, clock=clock) as mqtt:
+        talk = await mqtt.connect("p")
+        expiry = Properties({Property.MESSAGE_EXPIRY: 50})
+        assert await talk.publish("a", b"x", 1, retain=True, properties=expiry) == 0
+        assert await retain(talk, "b", b"x") == 0
+        await trio.sleep(100)
+        disk = disk.after_power_cut(Cut.KILLED, Random(1))
+    async with mqtt_broker(tmp_path, store=store, disk=disk, clock=clock) as mqtt:
+        await trio.sleep(1)
+        assert list(mqtt.context.retained.matches("#")) == ["b"]
+        assert mqtt.context.retained.bytes == len("x") + properties_bytes("b")
+
+
+def many(count: int) -> tuple[Retained, ManualClock]:
+    clock = ManualClock()
+    found = Retained(cast(Store, Unread()), clock)
+    for number in range(count):
+        found._put(f"{number}", 100 * number, 10, clock.ms + 1000 if number % 2 else 0)
+    return found, clock
+
+
+class Unread:
+    """A store whose records are gone."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def known_record(self, position: int) -> None:
+        self.read.append(position)
+
+
+def slices(steps: Generator[Any, None, None]) -> int:
+    """Do *steps*; return how many slices there were."""
+    count = 0
+    for yielded in steps:
+        if yielded is None:
+            count += 1
+        else:
+            yielded()
+    return count
+
+
+def test_retention_copies_what_it_must_and_looks_at_the_rest_in_slices() -> None:
+    found, clock = many(10_000)
+    assert slices(found.roll(0, 500)) == 10_000 // LOOKS_A_SLICE
+    store = cast(Unread, found._store)
+    assert store.read == [0, 100, 200, 300, 400]
+    clock.ms += 2000
+    store.read.clear()
+    slices(found.roll(0, 500))
+    assert store.read == [0, 200, 400]
+    assert found.position("1") == -1
+    assert len(found) == 10_000 - 2
+
+
+def test_the_oldest_position_is_known_without_a_search() -> None:
+    found, _ = many(3)
+    assert found.floor() == 0
+    found._put("0", 900, 1, 0)
+    assert found.floor() == 100
+    found._remove("1")
+    assert found.floor() == 200
+    restored, _ = many(0)
+    finish_now(restored.restore(b"".join(finish_now(found.freeze())), 0))
+    assert restored.floor() == 200
+    assert [restored.position(name) for name in ("0", "1", "2")] == [900, -1, 200]
+    restored._put("2", 1000, 1, 0)
+    assert restored.floor() == 900
+
+
+def test_a_sweep_removes_what_has_expired_in_slices() -> None:
+    found, clock = many(10_000)
+    assert slices(found.sweep()) == 10_000 // LOOKS_A_SLICE
+    assert len(found) == 10_000
+    clock.ms += 1000
+    slices(found.sweep())
+    assert (len(found), found.bytes) == (5_000, 50_000)
+    assert slices(found.sweep()) == 0  # nothing is left that expires

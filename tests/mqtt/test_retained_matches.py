@@ -10,6 +10,7 @@ from tests.mqtt.mqtt_talk import mqtt_broker
 
 from martlet.delivery.interest import FilterTrie
 from martlet.store import Store
+from martlet.testing.stores import ManualClock
 from martlet_mqtt.packets import Publish
 from martlet_mqtt.properties import Property
 from martlet_mqtt.retained import LOOKS_A_PAUSE, Retained
@@ -22,9 +23,9 @@ FILTERS = st.tuples(
 
 
 def retained(*names: str) -> Retained:
-    found = Retained(cast(Store, None))
+    found = Retained(cast(Store, None), ManualClock())
     for position, name in enumerate(names):
-        found._put(name, position, 1)
+        found._put(name, position, 1, 0)
     return found
 
 
@@ -51,7 +52,7 @@ def test_messages_come_and_go_during_a_search() -> None:
     for number in range(500, 1000):
         del messages._entries[f"{number}/a"]
         messages._drop_levels(f"{number}/a")
-    messages._put("later/a", 1, 1)
+    messages._put("later/a", 1, 1, 0)
     found += search
     assert {f"{number}/a" for number in range(500)} <= set(found)
     assert not {f"{number}/a" for number in range(500, 1000)} & set(found)

@@ -58,7 +58,8 @@ class MqttPlugin(Hooks):
             for topic in rules.topics:
                 broker.topics.ensure(topic, config.queues)
             names = Names(config.name_bytes_max, rules.topic_of)
-            self._context = Context(config, broker, broker.cursors.open(rules.topics), names, Retained(broker.store))
+            retained = Retained(broker.store, broker.clock)
+            self._context = Context(config, broker, broker.cursors.open(rules.topics), names, retained)
             take_replies(self._context)
         return self._context
 
@@ -74,7 +75,9 @@ class MqttPlugin(Hooks):
         return self._sys
 
     def martlet_services(self, broker: Broker) -> Sequence[Service]:
-        return (self._wills_of(broker).run, self._sys_of(broker).run, UnusedGroups(self.context(broker)).run)
+        context = self.context(broker)
+        look_at_retained = partial(context.retained.run, broker.turns)
+        return (self._wills_of(broker).run, self._sys_of(broker).run, UnusedGroups(context).run, look_at_retained)
 
     def martlet_commands(self) -> Sequence[Command]:
         from .commands.command import COMMAND  # a broker does not need it

@@ -3,13 +3,17 @@
 A retained message is stored twice, in one atomic group: in its topic, where everybody receives it once, and in
 `RETAINED_TOPIC`, which no client can read. A projection of that topic alone knows the newest record of each name, so it
 costs nothing for other messages, and retention copies records there without anybody receiving them again.
-An empty payload removes the retained message of its name (MQTT 5 section 3.3.1.3).
+An empty payload removes the retained message of its name (MQTT 5 section 3.3.1.3). One that has expired is removed by a
+sweep, and not copied by retention.
 """
 
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final, final
 
+import trio
+
+from martlet.clock import Clock
 from martlet.contracts import Buffer, RecordView
 from martlet.errors import Reason, Refused
 from martlet.message import Message
@@ -18,6 +22,7 @@ from martlet.state import NOTHING, Pages, pack_rows, unpack_rows
 from martlet.steps import Pace, Steps, WaitingSteps, off_loop
 from martlet.store import Store
 from martlet.store.notes import OWN_PREFIX
+from martlet.turns import Turns
 
 from .names import HIDDEN
 
@@ -25,9 +30,15 @@ __all__ = ["RETAINED_TOPIC", "Retained", "size_of"]
 
 RETAINED_TOPIC: Final = OWN_PREFIX + "mqtt.retained"
 LOOKS_A_PAUSE: Final = 256
-FORMAT: Final = 2
+FORMAT: Final = 3
 SIZE_BITS: Final = 32
 SIZE_MASK: Final = (1 << SIZE_BITS) - 1
+POSITION_MASK: Final = (1 << 64) - 1
+EXPIRY_BITS: Final = 96
+# Seconds between two looks for messages that have expired.
+LOOK_S: Final = 60.0
+LOOKS_A_SLICE: Final = 2000
+DIGITS_MAX: Final = 19  # of a time in ms
 
 
 class _Node(dict[str, "_Node"]):
@@ -47,12 +58,15 @@ class Retained:
     name = "mqtt-retained"
     topics = frozenset((RETAINED_TOPIC,))
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
-        # By name: the position shifted by SIZE_BITS, and the size, which is that of body and properties.
+        self._clock = clock
+        # By name, in the order of positions: when it expires in ms since 1970 (0 for never) shifted by EXPIRY_BITS, the
+        # position shifted by SIZE_BITS, and the size, which is that of body and properties.
         self._entries: Pages[str, int] = Pages()
         self._root = _Node()
         self.bytes = 0
+        self._expiring = 0  # how many of them expire
         # The sizes of messages that were appended and are not applied yet, 0 for one that removes; where the last one
         # ends in the log; and how many messages and bytes are retained with these.
         self._ahead: dict[str, int] = {}
@@ -101,7 +115,8 @@ class Retained:
 
     def position(self, name: str) -> int:
         """Return the log position of the retained message of *name*; -1 if there is none."""
-        return self._entries.get(name, -1) >> SIZE_BITS
+        entry = self._entries.get(name)
+        return -1 if entry is None else _position(entry)
 
     def matches(self, topic_filter: str) -> Iterator[str]:
         """Yield the names with a retained message that *topic_filter* matches, while messages come and go.
@@ -119,6 +134,35 @@ class Retained:
         size = self._ahead.get(name)
         return self._entries.get(name, 0) & SIZE_MASK if size is None else size
 
+    # expiry
+
+    async def run(self, turns: Turns) -> None:
+        """Remove messages that have expired, until cancelled."""
+        while True:
+            await turns.finish(self.sweep())
+            await trio.sleep(LOOK_S)
+
+    def sweep(self) -> Steps[None]:
+        """Remove the messages that have expired, in slices."""
+        if not self._expiring:
+            return
+        pace = Pace(LOOKS_A_SLICE)
+        for name in list(self._entries):
+            self._drop_expired(name)
+            if pace.is_over():
+                yield
+
+    def _drop_expired(self, name: str) -> bool:
+        """Remove the message of *name* if it has expired; return whether it had."""
+        entry = self._entries.get(name, 0)
+        if not 0 < entry >> EXPIRY_BITS <= self._clock.now_ms():
+            return False
+        if self._ahead and name not in self._ahead:
+            count, total = self._planned
+            self._planned = count - 1, total - (entry & SIZE_MASK)
+        self._remove(name)
+        return True
+
     # the projection
 
     def apply(self, records: Sequence[RecordView]) -> None:
@@ -127,20 +171,30 @@ class Retained:
             is_message = record.body and record.property("MQTT_PAYLOAD_BYTES") != "0"
             size = size_of(record.body, record.properties) if is_message else 0
             if is_message:
-                self._put(name, record.position, size)
+                self._put(name, record.position, size, _expires_ms(record))
             elif name in self._entries:
-                self.bytes -= self._entries[name] & SIZE_MASK
-                del self._entries[name]
-                self._drop_levels(name)
+                self._remove(name)
             if self._ahead.get(name) == size:
                 del self._ahead[name]
 
-    def _put(self, name: str, position: int, size: int) -> None:
-        before = self._entries.get(name)
+    def _put(self, name: str, position: int, size: int, expires_ms: int) -> None:
+        before = self._entries.pop(name)  # so that it becomes the last one
         if before is None:
             self._add_levels(name)
-        self.bytes += size - ((before or 0) & SIZE_MASK)
-        self._entries[name] = position << SIZE_BITS | size
+        else:
+            self._uncount(before)
+        self.bytes += size
+        self._expiring += expires_ms > 0
+        self._entries[name] = expires_ms << EXPIRY_BITS | position << SIZE_BITS | size
+
+    def _remove(self, name: str) -> None:
+        self._uncount(self._entries[name])
+        del self._entries[name]
+        self._drop_levels(name)
+
+    def _uncount(self, entry: int) -> None:
+        self.bytes -= entry & SIZE_MASK
+        self._expiring -= entry >> EXPIRY_BITS > 0
 
     def _add_levels(self, name: str) -> None:
         node = self._root
@@ -163,14 +217,15 @@ class Retained:
 
     def freeze(self) -> Steps[Sequence[bytes]]:
         entries = self._entries.freeze()
-        return pack_rows(FORMAT, ((name, entry >> SIZE_BITS, entry & SIZE_MASK) for name, entry in entries))
+        rows = ((name, _position(entry), entry & SIZE_MASK, entry >> EXPIRY_BITS) for name, entry in entries)
+        return pack_rows(FORMAT, rows)
 
     def restore(self, data: bytes, first_position: int) -> Steps[None]:
         self._clear()
         pace = Pace()
-        for name, at, size in unpack_rows(FORMAT, data):
+        for name, at, size, expires_ms in unpack_rows(FORMAT, data):
             if at >= first_position:
-                self._put(name, at, size)
+                self._put(name, at, size, expires_ms)
             if pace.is_over():
                 yield
 
@@ -178,15 +233,18 @@ class Retained:
         self._clear()
 
     def _clear(self) -> None:
-        self._entries, self._root, self.bytes = Pages(), _Node(), 0
+        self._entries, self._root, self.bytes, self._expiring = Pages(), _Node(), 0, 0
 
     def floor(self) -> int:
-        return min((entry >> SIZE_BITS for entry in self._entries.values()), default=NOTHING)
+        first = next(iter(self._entries), None)
+        return NOTHING if first is None else self.position(first)
 
     def roll(self, start: int, end: int) -> WaitingSteps[None]:
-        needed = [(name, at) for name, entry in self._entries.items() if start <= (at := entry >> SIZE_BITS) < end]
-        for name, at in needed:
-            if self.position(name) != at:
+        pace = Pace(LOOKS_A_SLICE)
+        for name in list(self._entries):
+            if pace.is_over():
+                yield None
+            if not start <= (at := self.position(name)) < end or self._drop_expired(name):
                 continue
             data = yield from off_loop(partial(self._store.known_record, at))
             if data is not None and self.position(name) == at:
@@ -194,6 +252,15 @@ class Retained:
                 copy = Message(RETAINED_TOPIC, record.body, record.properties, 0, record.flag)
                 copy.born_ms, copy.born_host = record.born_ms, record.born_host
                 self._store.append(copy, 0)
+
+
+def _position(entry: int) -> int:
+    return entry >> SIZE_BITS & POSITION_MASK
+
+
+def _expires_ms(record: RecordView) -> int:
+    text = record.property("EXPIRES_MS") or ""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < DIGITS_MAX else 0
 
 
 def size_of(body: Buffer, properties: Buffer) -> int:
