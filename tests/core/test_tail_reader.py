@@ -281,7 +281,7 @@ async def test_frames_that_a_publisher_hands_on_leave_as_they_came() -> None:
         assert (frames.data, list(frames.ends)) == (data, [7, 14, 21])
         assert frames.data is data
         assert receiver.runs[0].frames(LINES).data == b"0:0:\n1:0:\n0:1:\n"
-        assert reader._handed_bytes == 0
+        assert reader._handed.size == 0
 
 
 async def test_frames_of_messages_that_were_not_stored_after_all_are_not_used_for_others() -> None:
@@ -371,10 +371,10 @@ async def test_frames_that_wait_are_bounded_and_forgotten() -> None:
         encoding = Encoding("e", lambda piece: [b"new" for _ in parts(piece)])
         for frame in (b"12345", b"67890", b"x"):
             reader.hand_on("e", [broker.publish(Message("t", b"", tag("a"), 0)).position], frame, [len(frame)])
-        assert reader._handed_bytes == 10
+        assert reader._handed.size == 10
         broker.store.commit()
         await broker.store.wait_flushed(broker.store.appended)
-        assert (reader._handed_bytes, reader._handed) == (0, {})
+        assert (reader._handed.size, bool(reader._handed)) == (0, False)
         assert receiver.runs[0].frames(encoding).data == b"newnewnew"  # one of the run is missing
 
 
@@ -385,7 +385,7 @@ async def test_a_reader_that_is_behind_forgets_the_frames_that_it_has_routed(mon
     class Watching(Listening):
         def matched(self, run: Run, grants: tuple[Hashable, ...]) -> None:
             super().matched(run, grants)
-            handed.append(reader._handed_bytes)
+            handed.append(reader._handed.size)
 
     async with broker_in_memory(flush="sync") as broker:
         reader, trie = follow(broker)
@@ -396,8 +396,8 @@ async def test_a_reader_that_is_behind_forgets_the_frames_that_it_has_routed(mon
         broker.store.commit()
         await broker.store.wait_flushed(broker.store.appended)
         await trio.testing.wait_all_tasks_blocked()
-        assert handed == [20, 12, 4]
-        assert (reader._handed_bytes, reader._handed) == (0, {})
+        assert handed == [20, 20, 20]  # they came together
+        assert (reader._handed.size, bool(reader._handed)) == (0, False)
         encoding = Encoding("e", lambda piece: [b"new" for _ in parts(piece)])
         assert b"".join(run.frames(encoding).data for run in receiver.runs) == b"x" * 20
 

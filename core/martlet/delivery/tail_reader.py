@@ -15,11 +15,12 @@ import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import accumulate
 from operator import itemgetter
-from typing import Final, Protocol, TypeAlias, final
+from typing import Final, Protocol, final
 
 import trio
 
 from martlet.delivery.fanout import Encoding, places
+from martlet.delivery.handed import HandedFrames
 from martlet.delivery.interest import in_pieces
 from martlet.delivery.listeners import Codes, Listener, Listeners, Wakes
 from martlet.delivery.routing import Found, Matched, Route, divide
@@ -153,10 +154,6 @@ class Run:
         self._frames[encoding] = frames
 
 
-# A frame that was handed on: (buffer, start, end).
-Handed: TypeAlias = tuple[bytes, int, int]
-
-
 @final
 class TailReader:
     """Follows one topic at its end, or several; created by `Tails`.
@@ -178,8 +175,7 @@ class TailReader:
         self._touched: dict[Queue, None] = {}  # queues with unrouted records
         self._listeners = Listeners()
         self._interests: dict[Interest, None] = {}
-        self._handed: dict[str, dict[int, Handed]] = {}
-        self._handed_bytes = 0
+        self._handed = HandedFrames()
         self._undone = self._store.committer.undone
         self._routing: Steps[None] | None = None  # of records that were read, if it takes several turns
         self._rules = 0  # counts the changes of rules for routes
@@ -287,13 +283,9 @@ class TailReader:
         `delivery.encoded_bytes` in total; further messages are encoded again.
         """
         self._forget_undone()
-        if not self._interests or not ends or self._handed_bytes + ends[-1] - start > self._tails.handed_bytes_max:
-            return
-        self._handed_bytes += ends[-1] - start
-        table = self._handed.setdefault(encoding, {})
-        for position, end in zip(positions, ends, strict=True):
-            table[position] = (data, start, end)
-            start = end
+        limit = self._tails.handed_bytes_max
+        if self._interests and ends and self._handed.size + ends[-1] - start <= limit:
+            self._handed.add(encoding, positions, data, ends, start)
 
     # new records
 
@@ -378,9 +370,10 @@ class TailReader:
         pace = Pace(RECEIVERS_A_SLICE)
         for interest in list(self._interests):
             yield from self._route_by(interest, found, pace)
-        self._forget_handed(found)
         if not self._touched:
             self.position = max(self.position, readable)
+        if self._handed:
+            self._handed.drop_before(found[-1][0] + 1 if self._touched and found else self.position)
 
     def _route_by(self, interest: Interest, found: list[Found], pace: Pace) -> Steps[None]:
         """Give each receiver its records of *found*."""
@@ -411,10 +404,8 @@ class TailReader:
     def _use_handed(self, run: Run, found: list[Found]) -> None:
         """Use frames that were handed on for *run*, which consists of *found*."""
         self._forget_undone()
-        for encoding, table in self._handed.items():
-            frames = _handed_frames(table, found)
-            if frames is not None:
-                run.keep(encoding, frames)
+        for encoding, data, ends in self._handed.find([each[0] for each in found]):
+            run.keep(encoding, Frames(data, ends))
 
     def _forget_undone(self) -> None:
         """Drop all frames if messages were undone after they were published: others get their positions."""
@@ -422,26 +413,6 @@ class TailReader:
         if undone != self._undone:
             self._undone = undone
             self._handed.clear()
-            self._handed_bytes = 0
-
-    def _forget_handed(self, found: list[Found]) -> None:
-        """Drop handed-on frames that were routed: those of *found*, and of everything if nothing is left."""
-        tables = self._handed
-        if tables and self._touched:
-            for table in tables.values():
-                for position, *_ in found:
-                    if (handed := table.pop(position, None)) is not None:
-                        self._handed_bytes -= handed[2] - handed[1]
-        elif tables:
-            readable, size = self._store.readable, 0
-            for encoding, table in list(tables.items()):
-                kept = {position: each for position, each in table.items() if position >= readable}
-                size += sum(end - start for _, start, end in kept.values())
-                if kept:
-                    tables[encoding] = kept
-                else:
-                    del tables[encoding]
-            self._handed_bytes = size
 
 
 def codes_between(store: Store, queue: Queue, start: int, end: int) -> set[int] | None:
@@ -498,31 +469,6 @@ def make_run(found: Sequence[Found]) -> Run:
     else:
         whole = b"".join([each[1][each[2] : each[3]] for each in found])
     return Run(whole, len(found), position, last_position + last_end - last_at)
-
-
-def _handed_frames(table: dict[int, Handed], found: list[Found]) -> Frames | None:
-    """Return the frames of all messages in *found* as sent by their publisher; None if some were not handed on."""
-    if len(found) == 1:
-        alone = table.get(found[0][0])
-        return Frames(alone[0][alone[1] : alone[2]], (alone[2] - alone[1],)) if alone is not None else None
-    pieces: list[bytes] = []
-    ends: list[int] = []
-    size = 0
-    buffer, first, last = b"", 0, 0
-    for each in found:
-        handed = table.get(each[0])
-        if handed is None:
-            return None
-        data, start, end = handed
-        size += end - start
-        ends.append(size)
-        if data is buffer and start == last:
-            last = end
-            continue
-        pieces.append(buffer[first:last])
-        buffer, first, last = data, start, end
-    pieces.append(buffer[first:last])
-    return Frames(b"".join(pieces) if len(pieces) > 2 else pieces[-1], ends)
 
 
 def watch(queue: Queue, watcher: Callable[[Queue], None]) -> None:
