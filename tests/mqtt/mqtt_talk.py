@@ -153,6 +153,7 @@ class Running:
         self.running = running
         self.broker: Broker = running.broker
         self.context = plugin.context(running.broker)
+        self.wills = plugin._wills_of(running.broker)
         self._protocol = protocol
 
     def open(self, version: int = V5) -> Talk:

@@ -350,7 +350,10 @@ class Sessions:
         key = f"{protocol} {name}"
         before, holder = self._find(key)
         if before is None or (holder is not None and holder.is_ended) or self._is_over(before):
-            return self._begin(key, owner, position, expiry, lost, before), False
+            session = self._begin(key, owner, position, expiry, lost, before)
+            if before is not None and not (holder is not None and holder.is_ended) and protocol in self.ending:
+                self.ending[protocol](before)  # no sweep has seen that it expired
+            return session, False
         if before.owner != owner:
             raise Refused(Reason.NO_PERMISSION, f"session {name!r} belongs to somebody else; choose another name")
         reached = holder.reached() if holder is not None and holder.lost is not None else before.position

@@ -37,10 +37,9 @@ from .packets import (
 from .properties import NO_PROPERTIES, Properties, Property
 from .scanner import AckRun, PublishRun
 from .selecting import check_stored
-from .storing import check_retain
 from .subscriptions import Subscriptions
 from .sys_topics import SysTopics
-from .wills import Wills, encode_will
+from .wills import Wills, check_will, encode_will
 
 __all__ = ["MqttHandler"]
 
@@ -262,17 +261,18 @@ class MqttHandler:
             return  # the time to connect was over while a thread checked who it is
         context = self._context
         gate = self._gate = context.broker.gate(self._peer.identity)
-        client_id = connect.client_id
-        if not client_id:
+        client_id, is_assigned = connect.client_id, not connect.client_id
+        if is_assigned:
             if connect.version != V5 and not connect.clean_start:
                 text = "a session needs a client identifier; send one, or connect with a clean session"
                 raise MqttError(text, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)  # [MQTT-3.1.3-8]
             client_id = f"{AUTOMATIC}{context.broker.ids.unique()}"
             connect = replace(connect, client_id=client_id)
-        self._check_will(connect, gate)
+        if connect.will is not None:
+            check_will(context, gate, connect.will)
         expiry_s, keep_alive_s = expiry_of(connect, context.config), keep_alive_of(connect, context.config)
         final = self._login.final if self._login is not None else NO_PROPERTIES
-        properties = connack_properties(connect, context.config, keep_alive_s, expiry_s, final)
+        properties = connack_properties(connect, context.config, keep_alive_s, expiry_s, final, is_assigned)
         self._check_fits(Connack(False, ReasonCode.SUCCESS, properties))
         if not connect.clean_start:
             stored, _ = context.broker.sessions.find(PROTOCOL, client_id)
@@ -281,6 +281,7 @@ class MqttHandler:
         context.ensure_topics()
         self._take_over(client_id)
         session, is_old = self._open_session(connect, expiry_s)
+        self._wills.forget(client_id)
         session.keep(encode_will(connect.will) if connect.will is not None else b"")
         context.clients[client_id] = self
         self._session = session
@@ -304,13 +305,6 @@ class MqttHandler:
         if size > limit:
             text = f"CONNACK has {size} bytes, but the client accepts at most {limit}; raise its maximum packet size"
             raise MqttError(text, ReasonCode.PACKET_TOO_LARGE)
-
-    def _check_will(self, connect: Connect, gate: Gate) -> None:
-        """Raise `MqttError` or `Refused` unless the client may publish its will."""
-        if connect.will is not None:
-            name = self._context.names.find(connect.will.topic)
-            gate.check_message(name.topic, name.properties[1])
-            check_retain(connect.will)
 
     def _take_over(self, client_id: str) -> None:
         """Disconnect another client of this identifier [MQTT-3.1.4-3]."""
@@ -356,12 +350,15 @@ class MqttHandler:
         assert session is not None
         assert connect is not None
         expiry_s = packet.properties.number(Property.SESSION_EXPIRY, -1)
-        if expiry_s >= 0:
-            if not connect.properties.number(Property.SESSION_EXPIRY, 0) and expiry_s:
-                text = "the session expiry interval was 0 in CONNECT, and stays that [MQTT-3.1.2-11.2]"
-                raise MqttError(text, ReasonCode.PROTOCOL_ERROR)
-            session.expire_after(min(expiry_s, self._context.config.session_expiry_max_s))
+        if expiry_s > 0 and not connect.properties.number(Property.SESSION_EXPIRY, 0):
+            text = "the session expiry interval was 0 in CONNECT, and stays that [MQTT-3.1.2-11.2]"
+            raise MqttError(text, ReasonCode.PROTOCOL_ERROR)
         self._has_ended = packet.reason == ReasonCode.SUCCESS
+        if expiry_s >= 0:
+            try:
+                session.expire_after(min(expiry_s, self._context.config.session_expiry_max_s))
+            except Refused as refused:
+                self._complain("did not change the session expiry of", connect, str(refused))
         self._peer.close("")
 
     def lose(self, reason: str) -> None:

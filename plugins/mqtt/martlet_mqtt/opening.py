@@ -2,7 +2,7 @@
 
 from .codes import V5
 from .config import MqttConfig
-from .names import AUTOMATIC, response_prefix
+from .names import response_prefix
 from .packets import Connect
 from .properties import NO_PROPERTIES, Properties, Property
 
@@ -24,13 +24,14 @@ def keep_alive_of(connect: Connect, config: MqttConfig) -> int:
 
 
 def connack_properties(
-    connect: Connect, config: MqttConfig, keep_alive_s: int, expiry_s: int, proof: Properties
+    connect: Connect, config: MqttConfig, keep_alive_s: int, expiry_s: int, proof: Properties, is_assigned: bool
 ) -> Properties:
     """Return the properties of CONNACK.
 
     Args:
       keep_alive_s: the effective value, like *expiry_s*; included if the client asked for another one.
       proof: authentication method and data that end enhanced authentication.
+      is_assigned: whether the broker chose the client identifier.
     """
     if connect.version != V5:
         return NO_PROPERTIES
@@ -44,7 +45,7 @@ def connack_properties(
         values[Property.SESSION_EXPIRY] = expiry_s
     if keep_alive_s != connect.keep_alive_s:
         values[Property.SERVER_KEEP_ALIVE] = keep_alive_s
-    if connect.client_id.startswith(AUTOMATIC):
+    if is_assigned:
         values[Property.ASSIGNED_CLIENT_IDENTIFIER] = connect.client_id
     if config.response_prefix and asked.number(Property.REQUEST_RESPONSE_INFORMATION, 0):
         values[Property.RESPONSE_INFORMATION] = response_prefix(config.response_prefix, connect.client_id)

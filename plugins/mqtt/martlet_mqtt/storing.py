@@ -9,11 +9,11 @@ from .context import Context
 from .errors import MqttError, NotAccepted
 from .messages import DELAYING, record_of
 from .names import Name
-from .packets import Publish, Will
+from .packets import Publish
 from .properties import Property
 from .retained import RETAINED_TOPIC, size_of
 
-__all__ = ["check_retain", "queue_count", "store"]
+__all__ = ["check_response_topic", "check_retain", "queue_count", "store"]
 
 
 def queue_count(context: Context, gate: Gate, name: Name) -> int:
@@ -43,7 +43,7 @@ def store(
       MqttError: the packet breaks the protocol.
       Refused: the client may not publish it, or the store does not accept it.
     """
-    _check_response_topic(packet)
+    check_response_topic(packet)
     check_retain(packet)
     now_ms = context.broker.clock.now_ms()
     body, properties = record_of(packet, name, now_ms, client_id, context.broker.config.cluster)
@@ -73,14 +73,15 @@ def _retained(context: Context, message: Message, packet: Publish, name: Name) -
     return copy, size
 
 
-def check_retain(packet: Publish | Will) -> None:
+def check_retain(packet: Publish) -> None:
     """Raise `NotAccepted` if *packet* is to be retained, and delivered later: it would be retained before that."""
     if packet.retain and any(name in DELAYING for name, _ in packet.properties.user):
         text = f"a message with RETAIN cannot be delayed; leave out RETAIN, or {', '.join(sorted(DELAYING))}"
         raise NotAccepted(text, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)
 
 
-def _check_response_topic(packet: Publish) -> None:
+def check_response_topic(packet: Publish) -> None:
+    """Raise `MqttError` if the response topic of *packet* is no topic name."""
     response = packet.properties.text(Property.RESPONSE_TOPIC)
     if response is not None and (not response or "+" in response or "#" in response):
         raise MqttError(f"response topic {response[:80]!r} is empty or has a wildcard; send a topic name")

@@ -4,13 +4,14 @@ The session of a client with a will keeps it, so that it is published after a cr
 in one atomic group with the note that removes it from the session.
 """
 
-import logging
 import math
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import Final, final
 
 import trio
 
+from martlet.access import Gate
 from martlet.contracts import Identity
 from martlet.delivery.session_notes import SessionState
 from martlet.delivery.sessions import JointChanges, Session
@@ -21,22 +22,40 @@ from .codec import decode_packet, encode_packet, packet_bytes
 from .codes import V5
 from .context import PROTOCOL, Context
 from .errors import MqttError
+from .messages import record_of
 from .packets import Publish, Will
 from .properties import Property, decode_varint, encode_varint
-from .storing import store
+from .storing import check_response_topic, check_retain, store
 
-__all__ = ["Wills", "decode_will", "encode_will"]
-
-log = logging.getLogger("martlet.mqtt")
+__all__ = ["Wills", "check_will", "decode_will", "encode_will"]
 
 AGAIN_S: Final = 10.0
 NO_HOST: Final = bytes(8)
+# Steps of a slice that publishing one will counts as: it takes 100 to 300 us.
+STEPS_A_WILL: Final = 32
+STEPS_A_LOOK: Final = 4
+# Times that count no longer are removed when there are so many more than times that count.
+SPARE: Final = 1000
+
+
+def check_will(context: Context, gate: Gate, will: Will) -> None:
+    """Raise `MqttError` or `Refused` unless the client of *gate* may publish *will* when it is gone."""
+    name = context.names.find(will.topic)
+    gate.check_message(name.topic, name.properties[1])
+    packet = _packet(will)
+    check_response_topic(packet)
+    check_retain(packet)
+    record_of(packet, name, 0)
+
+
+def _packet(will: Will) -> Publish:
+    properties = will.properties.without(Property.WILL_DELAY)
+    return Publish(will.topic, will.payload, will.qos, will.retain, False, 1 if will.qos else 0, properties)
 
 
 def encode_will(will: Will) -> bytes:
     """Return what a session keeps for *will*: its delay in seconds, and the packet to publish."""
-    properties = will.properties.without(Property.WILL_DELAY)
-    packet = Publish(will.topic, will.payload, will.qos, will.retain, False, 1 if will.qos else 0, properties)
+    packet = _packet(will)
     delay_s = will.properties.number(Property.WILL_DELAY, 0)
     return encode_varint(min(delay_s, (1 << 28) - 1)) + encode_packet(packet, V5)
 
@@ -61,29 +80,41 @@ class Wills:
         self._context = context
         self._due: list[tuple[float, str]] = []  # a heap of times on trio's clock, and client identifiers
         self._latest: dict[str, float] = {}  # the time that counts, by identifier
+        # Clients that said DISCONNECT lately: their sessions may still keep the will, if the disk was full.
+        self._unwanted: set[str] = set()
         self._woken = trio.Event()
 
     # a client is gone
 
     def publish(self, identity: Identity, client_id: str, data: bytes, changes: JointChanges | None) -> None:
-        """Publish the will *data*, together with *changes*.
+        """Publish the will *data*, together with *changes*; a will that may not be published is dropped.
 
         Raises:
           Refused: the store accepts nothing at the moment.
         """
-        context = self._context
+        gate = self._context.broker.gate(identity)
         try:
-            _, packet = decode_will(data)
-            name = context.names.find(packet.topic)
-            store(context, context.broker.gate(identity), packet, name, NO_HOST, "", changes)
-        except MqttError as error:
-            log.warning("the will of client %r cannot be published; %s", client_id, error)
-        except Refused as refused:
-            if refused.reason in (Reason.BUSY, Reason.UNAVAILABLE):
+            self._store(gate, client_id, data, changes)
+        except (MqttError, Refused) as error:
+            if isinstance(error, Refused) and error.reason in (Reason.BUSY, Reason.UNAVAILABLE):
                 raise
-            log.warning("the will of client %r is not published; %s", client_id, refused)
+            self._context.complaints.warn("the will of client %r is not published; %s", client_id, error)
+            if changes is not None:
+                _note(gate, changes)
         else:
-            context.counters.wills += 1
+            self._context.counters.wills += 1
+
+    def _store(self, gate: Gate, client_id: str, data: bytes, changes: JointChanges | None) -> None:
+        context, (_, packet) = self._context, decode_will(data)
+        name = context.names.find(packet.topic)
+        try:
+            store(context, gate, packet, name, NO_HOST, "", changes)
+        except Refused as refused:
+            if not packet.retain or refused.reason is not Reason.BUSY:
+                raise
+            # There may never be room for another retained message, but subscribers can have it now.
+            context.complaints.warn("the will of client %r is published but not retained; %s", client_id, refused)
+            store(context, gate, replace(packet, retain=False), name, NO_HOST, "", changes)
 
     def of_gone(self, session: Session, identity: Identity, *, is_wanted: bool, is_delayed: bool = True) -> None:
         """Publish the will of the client that leaves *session*, now or after its delay; drop it unless *is_wanted*."""
@@ -92,7 +123,9 @@ class Wills:
         client_id, delay_s = session.name, capped(decode_will(session.data)[0], session.expiry_s)
         delay_s = delay_s if is_delayed else 0
         try:
-            if not is_wanted:
+            if not is_wanted or client_id in self._unwanted:
+                self._unwanted.add(client_id)
+                self.publish_later(client_id, AGAIN_S)  # which sees whether the session keeps it no more
                 session.keep(b"")
             elif delay_s <= 0:
                 changes = session.changes()
@@ -101,8 +134,17 @@ class Wills:
             else:
                 self.publish_later(client_id, delay_s)
         except (Refused, StoreError) as error:
-            log.warning("the will of client %r is not published yet, trying again; %s", client_id, error)
-            self.publish_later(client_id, AGAIN_S)
+            self._try_again(client_id, error)
+
+    def _try_again(self, client_id: str, error: Exception) -> None:
+        what = "removed" if client_id in self._unwanted else "published"
+        self._context.complaints.warn("the will of client %r is not %s yet, trying again; %s", client_id, what, error)
+        self.publish_later(client_id, AGAIN_S)
+
+    def forget(self, client_id: str) -> None:
+        """Publish nothing for *client_id*, which is connected again and may have another will."""
+        self._latest.pop(client_id, None)
+        self._unwanted.discard(client_id)
 
     def of_ended(self, session: Session, identity: Identity) -> None:
         """Publish the will that *session* still keeps, because it ends now (MQTT 5 section 3.1.3.2.2)."""
@@ -113,35 +155,63 @@ class Wills:
         """Publish the will that the session of *client_id* keeps after *delay_s*, unless a client comes back."""
         at = self._latest[client_id] = trio.current_time() + delay_s
         heappush(self._due, (at, client_id))
-        if self._due[0][1] == client_id:
+        if self._due[0][1] == client_id or self._has_many_stale:
             self._woken.set()
 
     def ending(self, state: SessionState) -> None:
         """Publish the will of a session that ends."""
         self._context.counters.expired_sessions += 1
-        if not state.data:
-            return
         client_id = state.key.partition(" ")[2]
+        if not state.data or client_id in self._unwanted:
+            return
         try:
             self.publish(Identity(state.owner), client_id, state.data, None)
         except (Refused, StoreError) as error:
-            log.warning("the will of client %r is not published; %s", client_id, error)
+            self._context.complaints.warn("the will of client %r is not published; %s", client_id, error)
 
     # later
 
     async def run(self) -> None:
         """Publish delayed wills, until cancelled; those of before the start first."""
-        await self._context.broker.turns.finish(self._find_all())
+        turns = self._context.broker.turns
+        await turns.finish(self._find_all())
         while True:
             self._woken = trio.Event()
+            if self._has_many_stale:
+                await turns.finish(self._remove_stale())
             pause_s = self._due[0][0] - trio.current_time() if self._due else math.inf
             with trio.move_on_after(max(0, pause_s)):
                 await self._woken.wait()
-            while self._due and self._due[0][0] <= trio.current_time():
-                at, client_id = heappop(self._due)
-                if self._latest.get(client_id) == at:
-                    del self._latest[client_id]
-                    self._publish_due(client_id)
+            await turns.finish(self._publish_all_due())
+
+    def _publish_all_due(self) -> Steps[None]:
+        pace = Pace()
+        while self._due and self._due[0][0] <= trio.current_time():
+            at, client_id = heappop(self._due)
+            if self._latest.get(client_id) == at:
+                del self._latest[client_id]
+                self._publish_due(client_id)
+                pace.spend(STEPS_A_WILL)
+            if pace.is_over():
+                yield
+
+    @property
+    def _has_many_stale(self) -> bool:
+        return len(self._due) > 2 * len(self._latest) + SPARE
+
+    def _remove_stale(self) -> Steps[None]:
+        """Remove the times of clients that came back, in slices."""
+        before, self._due = self._due, []
+        kept: list[tuple[float, str]] = []
+        pace = Pace()
+        for each in before:
+            if self._latest.get(each[1]) == each[0]:
+                kept.append(each)
+            if pace.is_over():
+                yield
+        kept += self._due  # since then
+        heapify(kept)
+        self._due = kept
 
     def _find_all(self) -> Steps[None]:
         """Find the wills of clients that were connected when the broker ended, and those whose time had not come."""
@@ -154,23 +224,39 @@ class Wills:
                     delay_s, _ = decode_will(state.data)
                     at = self._latest[client_id] = now + capped(delay_s, state.expiry_s)
                     self._due.append((at, client_id))
-            if pace.is_over():
+            if pace.is_over(STEPS_A_LOOK):
                 yield
         heapify(self._due)
 
     def _publish_due(self, client_id: str) -> None:
         sessions = self._context.broker.sessions
+        sessions.find_lost()
         state, has_client = sessions.find(PROTOCOL, client_id)
         if state is None or has_client or not state.data:
+            stored = sessions.table.get(f"{PROTOCOL} {client_id}")
+            if has_client or stored is None or not stored.data:
+                self._unwanted.discard(client_id)
+            elif client_id in self._unwanted:
+                self.publish_later(client_id, AGAIN_S)  # that it is removed is not durable yet
             return
         changes = sessions.changes_without_client(PROTOCOL, client_id)
         assert changes is not None
         try:
             changes.keep(b"")
-            self.publish(Identity(state.owner), client_id, state.data, changes)
+            if client_id in self._unwanted:
+                _note(self._context.broker.gate(Identity(state.owner)), changes)
+                self.publish_later(client_id, AGAIN_S)  # see again: the commit may fail
+            else:
+                self.publish(Identity(state.owner), client_id, state.data, changes)
         except (Refused, StoreError) as error:
-            log.warning("the will of client %r is not published yet, trying again; %s", client_id, error)
-            self.publish_later(client_id, AGAIN_S)
+            self._try_again(client_id, error)
+
+
+def _note(gate: Gate, changes: JointChanges) -> None:
+    """Store *changes* without a message. Raises `Refused`."""
+    if changes.notes:
+        gate.publish_atomic([], changes.notes)
+    changes.apply()
 
 
 def capped(delay_s: float, expiry_s: int) -> float:
