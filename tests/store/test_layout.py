@@ -15,7 +15,7 @@ from martlet.records.layout import (
     POSITION_SIZE,
     RECORD_BYTES_MIN,
     RecordView,
-    record_name,
+    names_of,
     record_views,
 )
 
@@ -46,22 +46,23 @@ TAGGED = st.lists(
 ).map(b"".join)
 
 
-@given(messages, TAGGED, I64, HOSTS, st.binary(max_size=9), st.binary(max_size=9))
-def test_the_name_of_a_record_is_its_tags(
-    message: Message, properties: bytes, position: int, host: bytes, before: bytes, after: bytes
-) -> None:
-    sent = Message(message.topic, message.body, properties, 0, 0, message.sys_flag, 0, message.born_host)
-    data = encode_record(sent, 1, 2, position, 3, host)
-    view = RecordView(before + data + after, len(before))
-    expected = (position, len(before) + len(data), view.property("TAGS") or "")
-    assert record_name(before + data + after, len(before)) == expected
+@given(messages, st.lists(TAGGED, min_size=1, max_size=3), I64.map(lambda position: position // 2), HOSTS)
+def test_the_names_of_records_are_their_tags(message: Message, tagged: list[bytes], position: int, host: bytes) -> None:
+    data, expected = b"", []
+    for number, properties in enumerate(tagged):
+        sent = Message(message.topic, message.body, properties, 0, 0, message.sys_flag, 0, message.born_host)
+        record = encode_record(sent, 1, 2, position - number, 3, host)
+        name = RecordView(record).property("TAGS") or ""
+        expected.append((position - number, len(data), len(data) + len(record), name))
+        data += record
+    assert names_of(data) == expected
 
 
 @given(messages, I64, HOSTS)
 def test_the_name_of_a_record_that_is_cut_short_is_not_read(message: Message, position: int, host: bytes) -> None:
     data = encode_record(message, 1, 2, position, 3, host)
     with pytest.raises(CorruptRecord):
-        record_name(data[:-1], 0)
+        names_of(data[:-1])
 
 
 def fields(record: Record | RecordView) -> tuple[object, ...]:

@@ -25,7 +25,7 @@ from martlet.delivery.interest import in_pieces
 from martlet.delivery.listeners import Codes, Listener, Listeners, Wakes
 from martlet.delivery.routing import Found, Matched, Route, divide
 from martlet.errors import Refused, StoreError
-from martlet.records.layout import ENTRY, I32, RecordView, record_name, record_views
+from martlet.records.layout import ENTRY, I32, RecordView, names_of, record_views
 from martlet.steps import Pace, Steps
 from martlet.store import Queue, ReadResult, Store
 from martlet.tables.topics import Topic, Topics
@@ -450,11 +450,7 @@ def _records(queue: Queue, result: ReadResult) -> list[Found]:
     found: list[Found] = []
     for piece in result.pieces:
         data = bytes(piece)
-        at, end = 0, len(data)
-        while at < end:
-            position, following, name = record_name(data, at)
-            found.append((position, data, at, following, name, queue))
-            at = following
+        found += [(position, data, at, end, name, queue) for position, at, end, name in names_of(data)]
     return found
 
 

@@ -81,8 +81,8 @@ __all__ = [
     "Find",
     "Predicate",
     "RecordView",
+    "names_of",
     "part_offsets",
-    "record_name",
     "record_views",
     "with_reconsume_times",
 ]
@@ -191,24 +191,32 @@ def part_offsets(data: Buffer, start: int, end: int, magic: int, sys_flag: int) 
     return body_at, topic_at, properties_at
 
 
-def record_name(data: bytes, start: int) -> tuple[int, int, str]:
-    """Return log position, end in *data* and tags (empty for none) of the record at *start*.
+def names_of(data: bytes) -> list[tuple[int, int, int, str]]:
+    """Return log position, start and end in *data*, and tags (empty for none) of each record in *data*.
 
-    Like a `RecordView`, in half the time; the reader of a topic's tail does this for each message.
+    In a third of the time that `RecordView` takes; the reader of a topic's tail does this for each message.
     """
-    size, magic, position, sys_flag, body_bytes = _NAMED.unpack_from(data, start)
-    end: int = start + size
-    at: int = start + HEAD_BYTES + body_bytes + 1  # of the topic; its length is in the byte before
-    if magic != MAGIC_V1 or sys_flag & WIDE_HOSTS or body_bytes < 0 or at + 2 > end or end > len(data):
-        return position, end, RecordView(data, start).property(b"TAGS") or ""
-    first = at + data[at - 1] + 2
-    found = data.rfind(b"TAGS\x01", first, end)
-    if found < 0:
-        return position, end, ""
-    if found > first and data[found - 1] != 2:
-        return position, end, RecordView(data, start).property(b"TAGS") or ""
-    stop = data.find(b"\x02", found, end)
-    return position, end, data[found + 5 : stop if stop >= 0 else end].decode("utf-8", "replace")
+    found: list[tuple[int, int, int, str]] = []
+    unpack, find, rfind = _NAMED.unpack_from, data.find, data.rfind
+    start, size = 0, len(data)
+    while start < size:
+        length, magic, position, sys_flag, body_bytes = unpack(data, start)
+        end: int = start + length
+        at: int = start + HEAD_BYTES + body_bytes + 1  # of the topic; its length is in the byte before
+        name: str | None = None
+        if magic == MAGIC_V1 and not sys_flag & WIDE_HOSTS and body_bytes >= 0 and at + 2 <= end <= size:
+            first = at + data[at - 1] + 2
+            tags_at = rfind(b"TAGS\x01", first, end)
+            if tags_at < 0:
+                name = ""
+            elif tags_at == first or data[tags_at - 1] == 2:
+                stop = find(b"\x02", tags_at, end)
+                name = data[tags_at + 5 : stop if stop >= 0 else end].decode("utf-8", "replace")
+        if name is None:
+            name = RecordView(data, start).property(b"TAGS") or ""
+        found.append((position, start, end, name))
+        start = end
+    return found
 
 
 @final
