@@ -7,6 +7,8 @@ section 2.1). What is the same for all versions is decoded once; properties are 
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
+from martlet.steps import Pace, Steps, finish_now
+
 from .codes import V3, V4, V5, PacketType, ReasonCode
 from .errors import Malformed, MqttError
 from .packets import (
@@ -41,7 +43,7 @@ from .properties import (
     encode_varint,
 )
 
-__all__ = ["connect_version", "decode_packet", "encode_packet", "packet_bytes"]
+__all__ = ["FILTERS_A_PACKET", "connect_version", "decode_in_steps", "decode_packet", "encode_packet", "packet_bytes"]
 
 LENGTH_BYTES_MAX: Final = 4
 # Names of the protocol with the levels that go with them; bridges set the upper bit of the level.
@@ -52,6 +54,8 @@ _FLAGS: Final = {PacketType.PUBREL: 2, PacketType.SUBSCRIBE: 2, PacketType.UNSUB
 _WITH_WILL: Final = 0x04
 _WILL_FLAGS: Final = 0x3C
 _FAILURE: Final = 0x80
+# Topic filters in one packet; a session may have fewer.
+FILTERS_A_PACKET: Final = 65_536
 
 
 def packet_bytes(data: bytes, at: int) -> int:
@@ -83,9 +87,22 @@ def decode_packet(first: int, data: bytes, version: int) -> Packet:
     decode = _DECODERS.get(number)
     if decode is None:
         raise Malformed(f"packet type {number} does not exist")
-    if number != PacketType.PUBLISH and first & 15 != _FLAGS.get(PacketType(number), 0):
-        raise Malformed(f"{PacketType(number).name} has the flags {first & 15}, which are reserved")
+    if number != PacketType.PUBLISH:
+        _check_flags(first)
     return decode(first, data, version)
+
+
+def decode_in_steps(first: int, data: bytes, version: int) -> Steps[Subscribe | Unsubscribe]:
+    """Return what decodes SUBSCRIBE or UNSUBSCRIBE in slices; like `decode_packet`."""
+    _check_flags(first)
+    is_subscribe = first >> 4 == PacketType.SUBSCRIBE
+    return _subscribe_in_steps(data, version) if is_subscribe else _unsubscribe_in_steps(data, version)
+
+
+def _check_flags(first: int) -> None:
+    kind = PacketType(first >> 4)
+    if first & 15 != _FLAGS.get(kind, 0):
+        raise Malformed(f"{kind.name} has the flags {first & 15}, which are reserved")
 
 
 def connect_version(data: bytes) -> int:
@@ -180,6 +197,11 @@ def _decode_ack(first: int, data: bytes, version: int) -> Ack:
 
 
 def _decode_subscribe(first: int, data: bytes, version: int) -> Subscribe:
+    return finish_now(_subscribe_in_steps(data, version))
+
+
+def _subscribe_in_steps(data: bytes, version: int) -> Steps[Subscribe]:
+    pace = Pace()
     packet_id, at = _packet_id(data, 0)
     properties, at = _properties(data, at, version, PacketType.SUBSCRIBE)
     found: list[Subscription] = []
@@ -189,6 +211,9 @@ def _decode_subscribe(first: int, data: bytes, version: int) -> Subscribe:
             raise Malformed(f"filter {topic_filter[:60]!r} has no options")
         found.append(_subscription(topic_filter, data[at], version))
         at += 1
+        _check_count(len(found))
+        if pace.is_over():
+            yield
     if not found:
         raise MqttError("SUBSCRIBE has no filter")
     return Subscribe(packet_id, tuple(found), properties)
@@ -201,13 +226,27 @@ def _subscription(topic_filter: str, options: int, version: int) -> Subscription
     return Subscription(topic_filter, qos, bool(options & 4), bool(options & 8), handling)
 
 
+def _check_count(count: int) -> None:
+    if count > FILTERS_A_PACKET:
+        text = f"a packet has more than {FILTERS_A_PACKET} topic filters; send several packets"
+        raise MqttError(text, ReasonCode.QUOTA_EXCEEDED)
+
+
 def _decode_unsubscribe(first: int, data: bytes, version: int) -> Unsubscribe:
+    return finish_now(_unsubscribe_in_steps(data, version))
+
+
+def _unsubscribe_in_steps(data: bytes, version: int) -> Steps[Unsubscribe]:
+    pace = Pace()
     packet_id, at = _packet_id(data, 0)
     properties, at = _properties(data, at, version, PacketType.UNSUBSCRIBE)
     found: list[str] = []
     while at < len(data):
         topic_filter, at = decode_text(data, at)
         found.append(topic_filter)
+        _check_count(len(found))
+        if pace.is_over():
+            yield
     if not found:
         raise MqttError("UNSUBSCRIBE has no filter")
     return Unsubscribe(packet_id, tuple(found), properties)

@@ -8,24 +8,38 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, unique
-from typing import Final, TypeAlias, final
+from typing import Final, NamedTuple, TypeAlias, final
 
-from .codec import connect_version, decode_packet, encode_packet, packet_bytes
+from martlet.steps import Steps
+
+from .codec import connect_version, decode_in_steps, decode_packet, encode_packet, packet_bytes
 from .codes import V4, V5, PacketType, ReasonCode, return_code
 from .errors import MqttError, reason_of
 from .names import Names
-from .packets import Ack, Connack, Connect, Disconnect, Packet, Suback
+from .packets import Ack, Connack, Connect, Disconnect, Packet, Suback, Subscribe, Unsubscribe
 from .properties import Properties, Property
 from .scanner import PUBLISH_FIRST, AckRun, PublishRun, scan_acks, scan_publishes
 
-__all__ = ["TRANSITIONS", "Limits", "MqttConnection", "State"]
+__all__ = ["TRANSITIONS", "Limits", "LongPacket", "MqttConnection", "State"]
 
 # A client may be silent for one and a half times its keep alive [MQTT-3.1.2-22].
 GRACE: Final = 1.5
 
 ANY_BYTES: Final = 1 << 30
 
-Event: TypeAlias = Packet | PublishRun | AckRun
+# SUBSCRIBE and UNSUBSCRIBE that are longer are decoded in slices.
+LONG_BYTES: Final = 4096
+_WITH_FILTERS: Final = (PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE)
+
+
+@final
+class LongPacket(NamedTuple):
+    """SUBSCRIBE or UNSUBSCRIBE that is not decoded yet."""
+
+    steps: Steps[Subscribe | Unsubscribe]
+
+
+Event: TypeAlias = Packet | PublishRun | AckRun | LongPacket
 # Packets with a reason string.
 Explained: TypeAlias = Ack | Connack | Disconnect | Suback
 
@@ -165,7 +179,7 @@ class MqttConnection:
             raise MqttError(f"a packet has {size} bytes; at most {limit} are accepted", ReasonCode.PACKET_TOO_LARGE)
         return size
 
-    def _packet(self, data: bytes, at: int, end: int) -> Packet:
+    def _packet(self, data: bytes, at: int, end: int) -> Packet | LongPacket:
         kind = data[at] >> 4
         state = TRANSITIONS.get((self.state, PacketType(kind))) if kind else None
         if state is None:
@@ -175,6 +189,8 @@ class MqttConnection:
             head += 1
         if kind == PacketType.CONNECT:
             self.version = connect_version(data[head:end])
+        if kind in _WITH_FILTERS and end - head > LONG_BYTES:
+            return LongPacket(decode_in_steps(data[at], data[head:end], self.version))
         packet = decode_packet(data[at], data[head:end], self.version)
         self._previous, self.state = self.state, state
         if isinstance(packet, Connect):

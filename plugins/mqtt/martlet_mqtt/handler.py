@@ -11,10 +11,11 @@ from martlet.access import Gate
 from martlet.contracts import Buffer, Identity, Password, Peer
 from martlet.delivery.sessions import Session
 from martlet.errors import Refused
+from martlet.steps import Steps
 
 from .codec import encode_packet
 from .codes import V5, PacketType, ReasonCode
-from .connection import Event, MqttConnection, State
+from .connection import Event, LongPacket, MqttConnection, State
 from .context import PROTOCOL, Context
 from .control import PREFIX, answer_request
 from .errors import MqttError, reason_of
@@ -95,9 +96,10 @@ class MqttHandler:
     def handle(self, event: Event) -> Awaitable[None] | None:
         self._context.counters.packets_received += _packets_in(event)
         try:
-            return self._act(event)
+            rest = self._act(event)
         except Refused as refused:
             raise MqttError(str(refused), reason_of(refused)) from refused
+        return rest if rest is None else self._finish(rest)
 
     def _act(self, event: Event) -> Awaitable[None] | None:
         if isinstance(event, Connect):
@@ -127,12 +129,27 @@ class MqttHandler:
             case Subscribe():
                 return self._the_subscriptions.subscribe(event)
             case Unsubscribe():
-                self._the_subscriptions.unsubscribe(event)
+                return self._the_subscriptions.unsubscribe(event)
+            case LongPacket(steps):
+                return self._decode(steps)
             case Disconnect():
                 self._disconnect(event)
             case _:
                 raise MqttError(f"{type(event).__name__} is a packet of brokers, not of clients")
         return None
+
+    async def _finish(self, rest: Awaitable[None]) -> None:
+        """Wait for *rest*. Raises `MqttError`."""
+        try:
+            await rest
+        except Refused as refused:
+            raise MqttError(str(refused), reason_of(refused)) from refused
+
+    async def _decode(self, steps: Steps[Subscribe | Unsubscribe]) -> None:
+        """Decode a long packet, and act on it. Raises `Refused` and `MqttError`."""
+        rest = self._act(await self._context.broker.turns.finish(steps))
+        if rest is not None:
+            await rest
 
     def _answer_request(self, packet: Publish, incoming: Incoming) -> Awaitable[None]:
         """Acknowledge a request of an administrator, and answer it in slices."""

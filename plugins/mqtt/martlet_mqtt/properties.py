@@ -13,6 +13,8 @@ from .errors import Malformed, MqttError
 
 __all__ = [
     "NO_PROPERTIES",
+    "PROPERTIES_BYTES_MAX",
+    "USER_PROPERTIES_MAX",
     "WILL",
     "Properties",
     "Property",
@@ -30,6 +32,9 @@ __all__ = [
 U16: Final = Struct(">H")
 U32: Final = Struct(">I")
 VARINT_BYTES_MAX: Final = 4
+# What one packet may have, so that none keeps others waiting for long: a user property takes 5 to 10 us.
+PROPERTIES_BYTES_MAX: Final = 65_536
+USER_PROPERTIES_MAX: Final = 1000
 # The place of the properties of a will, which are in CONNECT, too.
 WILL: Final = 0
 
@@ -278,6 +283,9 @@ def decode_properties(data: bytes, at: int, place: int) -> tuple[Properties, int
     end = at + size
     if end > len(data):
         raise Malformed(f"the properties take {size} bytes, which is more than the rest of the packet")
+    if size > PROPERTIES_BYTES_MAX:
+        text = f"the properties of a packet take {size} bytes; at most {PROPERTIES_BYTES_MAX} are accepted"
+        raise MqttError(text, ReasonCode.QUOTA_EXCEEDED)
     values: dict[Property, Any] = {}
     user: list[tuple[str, str]] = []
     identifiers: list[int] = []
@@ -291,6 +299,9 @@ def decode_properties(data: bytes, at: int, place: int) -> tuple[Properties, int
         value, at = _decode_value(data, at, which, type_)
         if which is Property.USER_PROPERTY:
             user.append(value)
+            if len(user) > USER_PROPERTIES_MAX:
+                text = f"a packet has more than {USER_PROPERTIES_MAX} user properties; send fewer"
+                raise MqttError(text, ReasonCode.QUOTA_EXCEEDED)
         elif which is Property.SUBSCRIPTION_IDENTIFIER and (not identifiers or place == PacketType.PUBLISH):
             identifiers.append(value)
         elif which in values or which is Property.SUBSCRIPTION_IDENTIFIER:

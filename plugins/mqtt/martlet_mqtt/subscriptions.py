@@ -2,12 +2,13 @@
 
 from collections.abc import Awaitable
 from contextlib import suppress
-from typing import final
+from typing import Final, final
 
 from martlet.access import Gate
 from martlet.contracts import Peer
 from martlet.delivery.sessions import Session
 from martlet.errors import Reason, Refused
+from martlet.steps import Pace, Steps, finish_now
 
 from .codec import encode_packet
 from .codes import V5, ReasonCode
@@ -23,7 +24,10 @@ from .selecting import selector_of
 from .subscribing import grant_of, options_of
 from .sys_topics import SysTopics, is_sys
 
-__all__ = ["Subscriptions"]
+__all__ = ["FILTERS_A_SLICE", "Subscriptions"]
+
+# Of SUBSCRIBE and UNSUBSCRIBE, about 2 ms.
+FILTERS_A_SLICE: Final = 64
 
 
 @final
@@ -83,16 +87,23 @@ class Subscriptions:
         """Act on SUBSCRIBE. Raises `Refused` and `MqttError`."""
         if not self._context.broker.projections.has_applied(self._context.retained):
             return self._subscribe_late(packet)
-        self._subscribe(packet)
+        return self._in_slices(self._subscribe(packet), len(packet.subscriptions))
+
+    def _in_slices(self, steps: Steps[None], count: int) -> Awaitable[None] | None:
+        """Do *steps*, which are about *count* filters: now if these are few."""
+        if count > FILTERS_A_SLICE:
+            return self._context.broker.turns.finish(steps)
+        finish_now(steps)
         return None
 
     async def _subscribe_late(self, packet: Subscribe) -> None:
         """Subscribe when the retained messages are known that were acknowledged until now."""
         await self._context.broker.projections.wait_applied(self._context.retained)
         if not self.is_ended:
-            self._subscribe(packet)
+            await self._context.broker.turns.finish(self._subscribe(packet))
 
-    def _subscribe(self, packet: Subscribe) -> None:
+    def _subscribe(self, packet: Subscribe) -> Steps[None]:
+        pace = Pace(FILTERS_A_SLICE)
         numbers = packet.properties.identifiers
         identifier = numbers[0] if numbers else 0
         codes: list[int] = []
@@ -109,11 +120,19 @@ class Subscriptions:
             except Refused as refused:
                 codes.append(_reason_of(refused))
                 texts.append(str(refused))
+            if pace.is_over():
+                yield
+                if self.is_ended:
+                    return
         self._mark()
         self._peer.hold_until(self._session.until)
         self._send_suback(Suback(packet.packet_id, tuple(codes)), texts[0] if texts else "")
         for grant, is_new in begun:
             self._send_retained(grant, is_new)
+            if pace.is_over():
+                yield
+                if self.is_ended:
+                    return
 
     @property
     def _may_select(self) -> bool:
@@ -180,8 +199,12 @@ class Subscriptions:
             return
         self._outgoing.send_retained(retained.matches(grant.subscription.topic_filter), grant)
 
-    def unsubscribe(self, packet: Unsubscribe) -> None:
+    def unsubscribe(self, packet: Unsubscribe) -> Awaitable[None] | None:
         """Act on UNSUBSCRIBE. Raises `Refused`."""
+        return self._in_slices(self._unsubscribe(packet), len(packet.filters))
+
+    def _unsubscribe(self, packet: Unsubscribe) -> Steps[None]:
+        pace = Pace(FILTERS_A_SLICE)
         codes: list[int] = []
         for topic_filter in packet.filters:
             is_known = topic_filter in self._session.filters
@@ -190,6 +213,10 @@ class Subscriptions:
                 self._outgoing.unsubscribe(topic_filter)
                 self._sys.unsubscribe(self._outgoing, topic_filter)
             codes.append(ReasonCode.SUCCESS if is_known else ReasonCode.NO_SUBSCRIPTION_EXISTED)
+            if pace.is_over():
+                yield
+                if self.is_ended:
+                    return
         self._mark()
         self._peer.hold_until(self._session.until)
         self._send(Unsuback(packet.packet_id, tuple(codes)))

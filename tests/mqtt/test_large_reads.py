@@ -1,0 +1,183 @@
+"""No client keeps the others waiting: what one turn of the event loop does is bounded. Counts, never times."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
+
+from martlet.net.reader import EVENTS_A_TURN
+from martlet.testing.peers import serving
+from martlet_mqtt.codec import FILTERS_A_PACKET
+from martlet_mqtt.codes import V4, V5, PacketType, ReasonCode
+from martlet_mqtt.config import MqttConfig
+from martlet_mqtt.connection import LONG_BYTES
+from martlet_mqtt.packets import (
+    Ack,
+    Connack,
+    Connect,
+    Disconnect,
+    Packet,
+    Pingreq,
+    Pingresp,
+    Publish,
+    Suback,
+    Subscribe,
+    Subscription,
+    Unsuback,
+    Unsubscribe,
+)
+from martlet_mqtt.plugin import MqttPlugin
+from martlet_mqtt.properties import PROPERTIES_BYTES_MAX, USER_PROPERTIES_MAX, Properties, Property
+from martlet_mqtt.subscriptions import FILTERS_A_SLICE
+
+FILTERS = tuple(f"sensors/{number}/+" for number in range(1000))
+
+
+@asynccontextmanager
+async def most_a_turn(counted: Callable[[], int]) -> AsyncIterator[list[int]]:
+    """Yield a list of how much *counted* changes from look to look: in one turn of the event loop, or in two."""
+    changes: list[int] = []
+
+    async def look() -> None:
+        before = counted()
+        while True:
+            await trio.lowlevel.checkpoint()
+            now = counted()
+            changes.append(abs(now - before))
+            before = now
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(look)
+        await trio.lowlevel.checkpoint()
+        yield changes
+        nursery.cancel_scope.cancel()
+
+
+def large(mqtt: Running, version: int = V5) -> Talk:
+    """Return a connection on which a whole read of the server arrives at once."""
+    return Talk(mqtt.running.connect(mqtt._protocol, 1 << 20), version)
+
+
+async def accepted(talk: Talk, client_id: str = "c") -> Talk:
+    await talk.send(Connect(client_id, talk.version))
+    assert not (await talk.expect(Connack)).reason
+    return talk
+
+
+async def test_a_read_of_many_packets_is_handled_over_many_turns(tmp_path: Path) -> None:
+    count = 20 * EVENTS_A_TURN
+    async with mqtt_broker(tmp_path) as mqtt:
+        talk, counters = await accepted(large(mqtt)), mqtt.context.counters
+        async with most_a_turn(lambda: counters.packets_received) as changes:
+            await talk.send(*[Pingreq()] * count, Publish("last", b"", 1, packet_id=7))
+            for _ in range(count):
+                await talk.expect(Pingresp)
+            assert (await talk.expect(Ack)).packet_id == 7
+        assert max(changes) <= 2 * EVENTS_A_TURN
+        assert sum(changes) == count + 1
+
+
+async def test_a_read_from_a_socket_is_handled_over_many_turns(tmp_path: Path) -> None:
+    count, plugin, found = 20 * EVENTS_A_TURN, MqttPlugin(MqttConfig(listen="127.0.0.1:0")), list[str]()
+    async with serving(
+        tmp_path,
+        ports=lambda broker: (plugin.protocol(broker, found.append),),
+        projections=plugin.martlet_projections,
+        services=plugin.martlet_services,
+    ) as running:
+        host, _, port = found[0].rpartition(":")
+        counters = plugin.context(running.broker).counters
+        async with (
+            await trio.open_tcp_stream(host, int(port)) as stream,
+            most_a_turn(lambda: counters.packets_received) as changes,
+        ):
+            await stream.send_all(b"\x10\x10\0\4MQTT\5\2\0\0\0\0\3abc" + b"\xc0\0" * count)
+            received = b""
+            while received.count(b"\xd0\0") < count:
+                received += await stream.receive_some()
+        assert max(changes) <= 2 * EVENTS_A_TURN
+
+
+@pytest.mark.parametrize("version", [V4, V5])
+async def test_many_filters_begin_and_end_in_slices_and_later_packets_wait(tmp_path: Path, version: int) -> None:
+    async with mqtt_broker(tmp_path) as mqtt:
+        talk = await accepted(large(mqtt, version))
+        session = mqtt.context.clients["c"]
+        async with most_a_turn(lambda: len(session.filters)) as changes:
+            await talk.send(Subscribe(1, tuple(Subscription(each, 1) for each in FILTERS)), Pingreq())
+            answer = await talk.receive()
+            assert isinstance(answer, Suback)
+            assert answer.codes == (1,) * len(FILTERS)
+            assert isinstance(await talk.receive(), Pingresp)
+            await talk.send(Publish("sensors/999/x", b"found", 0))
+            assert await talk.payloads(1) == [b"found"]
+            await talk.send(Unsubscribe(2, (*FILTERS, "none")), Pingreq())
+            last = await talk.receive()
+            assert isinstance(last, Unsuback)
+            assert version == V4 or last.codes == (*(0,) * len(FILTERS), ReasonCode.NO_SUBSCRIPTION_EXISTED)
+            assert isinstance(await talk.receive(), Pingresp)
+        assert max(changes) <= 2 * FILTERS_A_SLICE
+        assert sum(changes) == 2 * len(FILTERS)
+
+
+async def test_a_client_that_goes_in_the_middle_of_a_long_subscribe_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with mqtt_broker(tmp_path) as mqtt:
+        talk = await accepted(large(mqtt))
+        await talk.send(Subscribe(1, tuple(Subscription(each, 1) for each in FILTERS)))
+        while not mqtt.context.clients["c"].filters:
+            await trio.lowlevel.checkpoint()
+        assert len(mqtt.context.clients["c"].filters) < len(FILTERS)
+        other = await mqtt.connect("c")  # takes over
+        last = await talk.closed()
+        assert isinstance(last, Disconnect)
+        assert last.reason == ReasonCode.SESSION_TAKEN_OVER
+        assert mqtt.context.clients["c"].filters == {}
+        assert await other.rest() == []
+
+
+async def test_a_long_packet_that_is_malformed_is_refused(tmp_path: Path) -> None:
+    async with mqtt_broker(tmp_path) as mqtt:
+        for filters in (*FILTERS, ""), (*FILTERS, "a\0"):
+            talk = await accepted(large(mqtt))
+            await talk.send(Unsubscribe(1, filters))
+            last = await talk.receive()
+            if filters[-1]:
+                assert isinstance(last, Disconnect)
+                assert last.reason == ReasonCode.MALFORMED_PACKET
+            assert len(filters) * 10 > LONG_BYTES
+
+
+@pytest.mark.parametrize("many", [True, False])
+async def test_more_properties_than_a_packet_may_have_are_refused(tmp_path: Path, many: bool) -> None:
+    pair = ("", "") if many else ("name", "x" * 1000)
+    most = USER_PROPERTIES_MAX if many else PROPERTIES_BYTES_MAX // 1009
+    async with mqtt_broker(tmp_path) as mqtt:
+        for kind in "PUBLISH", "PUBACK", "SUBSCRIBE":
+            for count, is_accepted in (most, True), (most + 1, False):
+                talk, properties = await accepted(large(mqtt)), Properties({}, (pair,) * count)
+                packets: dict[str, Packet] = {
+                    "PUBLISH": Publish("a", b"x", 1, packet_id=1, properties=properties),
+                    "PUBACK": Ack(PacketType.PUBACK, 1, 0, properties),
+                    "SUBSCRIBE": Subscribe(1, (Subscription("b", 0),), properties),
+                }
+                await talk.send(packets[kind], Pingreq())
+                if is_accepted:
+                    await talk.expect(Suback if kind == "SUBSCRIBE" else Ack) if kind != "PUBACK" else None
+                    await talk.expect(Pingresp)
+                else:
+                    last = await talk.closed()
+                    assert isinstance(last, Disconnect)
+                    assert last.reason == ReasonCode.QUOTA_EXCEEDED
+
+
+async def test_more_filters_than_a_packet_may_have_are_refused(tmp_path: Path) -> None:
+    async with mqtt_broker(tmp_path) as mqtt:
+        talk = await accepted(large(mqtt))
+        await talk.send(Unsubscribe(1, ("a",) * (FILTERS_A_PACKET + 1)))
+        last = await talk.closed()
+        assert isinstance(last, Disconnect)
+        assert last.reason == ReasonCode.QUOTA_EXCEEDED
+        assert last.properties.text(Property.REASON_STRING)
