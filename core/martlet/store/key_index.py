@@ -292,7 +292,10 @@ class KeyIndex:
             if self.saving and self._nearly_full():
                 break
             queue, position, end, store_ms, properties = pending.popleft()
-            self.put(queue, position, store_ms, properties)
+            if properties.find(b"KEY") >= 0:
+                self.put(queue, position, store_ms, properties)
+            elif store_ms > self.store_ms:
+                self.store_ms = store_ms
             self.position = end
         return bool(pending)
 
