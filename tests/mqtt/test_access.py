@@ -17,7 +17,7 @@ from martlet_mqtt.packets import Ack, Connack, Connect, Disconnect, Packet, Publ
 from martlet_mqtt.properties import Properties, Property
 
 DENIED = ReasonCode.NOT_AUTHORIZED
-ALL = "publish mqtt/#; read mqtt/#; read $share*"
+ALL = "publish mqtt/#; read mqtt/#; read $SYS/#; read $share*"
 
 
 class Room:
@@ -244,12 +244,19 @@ def session_of(room: Room, client_id: str) -> Session:
 
 
 async def test_nor_are_figures(room: Room) -> None:
-    room.deny("bob", "$SYS/broker/version")
+    room.deny("bob", "broker/version")
     bob = await room.connect("bob")
     assert await bob.subscribe("$SYS/broker/+") == (2,)
     names = {packet.topic for packet in await bob.rest()}
     assert "$SYS/broker/uptime" in names
     assert "$SYS/broker/version" not in names
+
+
+async def test_everything_in_the_topic_is_without_figures(room: Room) -> None:
+    room.users.write(ann="read mqtt/#", bob="read $SYS/broker/uptime")
+    ann, bob = await room.connect("ann"), await room.connect("bob")
+    assert await ann.subscribe("$SYS/#", "$SYS/broker/uptime", "#") == (DENIED, DENIED, 2)
+    assert await bob.subscribe("$SYS/#", "$SYS/broker/uptime", "#") == (DENIED, 2, DENIED)
 
 
 async def test_requests_need_the_permission_to_manage_the_broker(room: Room) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from tests.mqtt.mqtt_talk import mqtt_broker
 
+from martlet_mqtt.codec import encode_packet
 from martlet_mqtt.codes import V3, V4, V5, PacketType, ReasonCode
 from martlet_mqtt.packets import Ack, Connack, Connect, Disconnect, Publish, Suback, Subscribe, Subscription, Will
 from martlet_mqtt.properties import Properties, Property
@@ -323,3 +324,27 @@ async def test_packets_right_behind_connect_are_handled(tmp_path: Path, version:
         assert (await talk.expect(Suback)).codes == (1,)
         assert (await talk.expect(Ack)).packet_id == 2
         assert await talk.payloads(1) == [b"early"]
+
+
+@pytest.mark.parametrize("limit", [16_384, 16_387, 16_390])
+async def test_an_alias_never_makes_a_message_too_large_nor_drops_one(tmp_path: Path, limit: int) -> None:
+    """An alias is 3 bytes, and may add one to the length of the properties, and one to that of the packet."""
+    async with mqtt_broker(tmp_path) as mqtt:
+        values = {Property.TOPIC_ALIAS_MAXIMUM: 1000, Property.MAXIMUM_PACKET_SIZE: limit}
+        talk, publisher = await mqtt.connect("me", values=values), await mqtt.connect("publisher")
+        await talk.subscribe("#", qos=1)
+        fitting: list[str] = []
+        for user_bytes in (118, 119, 120, 121, 122):
+            for rest in range(16_230, 16_265):
+                name, user = f"a/long/name/{len(fitting)}/{rest}", (("k", "v" * (user_bytes - 1)),)
+                packet = Publish(name, bytes(rest - len(name)), 1, packet_id=1, properties=Properties({}, user))
+                assert await publisher.publish(name, packet.payload, 1, properties=packet.properties) == 0
+                if len(encode_packet(packet, V5)) <= limit:
+                    fitting.append(name)
+        assert fitting
+        for name in fitting:
+            [packet] = await talk.messages(1)
+            assert packet.topic == name
+            assert len(encode_packet(packet, V5)) <= limit
+            await talk.acknowledge(packet)
+        assert await talk.rest() == []

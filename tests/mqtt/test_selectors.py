@@ -217,3 +217,19 @@ async def test_selectors_and_other_options_work_together(tmp_path: Path) -> None
         assert (first.payload, first.retain, first.topic) == (b"red", True, name)
         assert (second.payload, second.retain) == (b"second", False)
         assert (third.payload, third.topic) == (b"third", "")
+
+
+async def test_a_refused_change_of_a_shared_subscription_leaves_it_as_it_was(tmp_path: Path) -> None:
+    async with selecting(tmp_path) as mqtt:
+        one, two, publisher = [await mqtt.connect(name) for name in ("one", "two", "publisher")]
+        for talk in (one, two):
+            assert (await subscribe(talk, RED, "$share/g/a")).codes == (1,)
+        assert (await subscribe(one, None, "$share/g/a")).codes == (NO,)
+        await two.unsubscribe("$share/g/a")
+        for payload, colour in ((b"1", "red"), (b"2", ""), (b"3", "red")):
+            await publish(publisher, "a", payload, colour)
+        for payload in (b"1", b"3"):
+            [packet] = await one.messages(1)
+            assert packet.payload == payload
+            await one.acknowledge(packet)
+        assert (await subscribe(one, None, "$share/g/a")).codes == (1,), "it is alone now, and may change it"

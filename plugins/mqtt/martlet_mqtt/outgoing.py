@@ -56,8 +56,8 @@ RETAINED: Final = 1 << 18
 # Records that are read at once for a client.
 READ_MESSAGES: Final = 64
 READ_BYTES: Final = 1 << 18
-# What an alias can add to a packet.
-ALIAS_BYTES: Final = 4
+# What an alias can add to a packet: itself, and a byte to each of two lengths.
+ALIAS_BYTES: Final = 5
 
 
 class Due(NamedTuple):
@@ -81,6 +81,8 @@ class Outgoing:
         "_context",
         "_cursor",
         "_due",
+        "_fresh",
+        "_fresh_from",
         "_gate",
         "_is_reading",
         "_next_id",
@@ -124,6 +126,9 @@ class Outgoing:
         self._shares = SharedSubscriptions(peer, context, gate, connect.version)
         # Subscriptions of QoS 0 of a session that catches up: nothing old is sent for them.
         self._waiting: dict[str, Grant] = {}
+        # The filters of new subscriptions that bring nothing before this position.
+        self._fresh: frozenset[str] = frozenset()
+        self._fresh_from = 0
         # The subscriptions of the session, by filter, as long as messages are sent again for them.
         self._resent: FilterTrie[bool] | None = None
 
@@ -169,6 +174,12 @@ class Outgoing:
             cursor.remove_filter(topic_filter)
             self._waiting[topic_filter] = grant
 
+    def leave_out_earlier(self, topic_filter: str) -> None:
+        """Send nothing for *topic_filter*, which is new, that was published before: it may be the client's own."""
+        if not self._fresh:
+            self._fresh_from = self._context.broker.store.appended
+        self._fresh |= {topic_filter}
+
     def unsubscribe(self, topic_filter: str) -> None:
         """Send nothing more for *topic_filter*, except what is in flight."""
         self._waiting.pop(topic_filter, None)
@@ -186,8 +197,7 @@ class Outgoing:
 
     def send_figure(self, name: str, value: bytes, grants: Sequence[Grant], *, retain: bool) -> None:
         """Send a figure of the broker, which is in no log, with QoS 0."""
-        cursor = self._cursor
-        if cursor is None or not cursor.may_read(name):
+        if self._cursor is None or not self._gate.allows("read", name):
             return
         identifiers = self._shape(tuple(grants)).identifiers
         properties = identifiers if self._version == V5 else None
@@ -300,7 +310,10 @@ class Outgoing:
             try:
                 for run, grants in cursor.collect(budget_bytes, room):
                     budget_bytes -= len(run.data)
-                    self._deliver(run, cast("tuple[Grant, ...]", grants))
+                    if self._fresh:
+                        self._deliver_around(run, cast("tuple[Grant, ...]", grants))
+                    else:
+                        self._deliver(run, cast("tuple[Grant, ...]", grants))
             except Exception:
                 self._session.where = lambda: 0  # not the cursor's: some of what it gave was not delivered
                 raise
@@ -447,12 +460,30 @@ class Outgoing:
     def _shape(self, grants: tuple[Grant, ...]) -> Shape:
         return self._context.shapes.of(self._version, grants)
 
-    def _fitting(self, frame: bytes, spare: int = 0) -> bytes:
+    def _shortened(self, frame: bytes) -> bytes:
+        """Return *frame* with an alias, if aliases are in use and the client accepts what one may add."""
+        if not frame or self._aliases is None or len(frame) + ALIAS_BYTES > self._packet_bytes_max:
+            return frame
+        return self._aliases.shorten(frame)
+
+    def _fitting(self, frame: bytes) -> bytes:
         """Return *frame*; empty if it is larger than the client accepts [MQTT-3.1.2-24, MQTT-3.1.2-25]."""
-        if len(frame) + spare <= self._packet_bytes_max:
+        if len(frame) <= self._packet_bytes_max:
             return frame
         self._context.counters.oversize += 1
         return b""
+
+    def _deliver_around(self, run: Run, grants: tuple[Grant, ...]) -> None:
+        """Deliver *run*, whose first messages may be older than some of the subscriptions."""
+        older = sum(position < self._fresh_from for position in run.positions())
+        head, rest = run.split(older) if 0 < older < run.count else (run, run)
+        if older:
+            wanted = tuple(grant for grant in grants if grant.subscription.topic_filter not in self._fresh)
+            if wanted:
+                self._deliver(head, wanted)
+        if older < run.count:
+            self._fresh = frozenset()
+            self._deliver(rest, grants)
 
     def _deliver(self, run: Run, grants: tuple[Grant, ...]) -> None:
         shape = self._shape(grants)
@@ -524,16 +555,13 @@ class Outgoing:
         ends: list[int] = []
         records = parts(run.data) if not frames.is_whole else []
         now_ms, size, start = self._context.broker.clock.now_ms(), 0, 0
-        spare = ALIAS_BYTES if self._aliases is not None else 0
         for index, end in enumerate(frames.ends):
             frame = frames.data[start:end]
             if start == end:
                 _, _, sys_flag, body, properties = records[index]
                 frame = self._alone(sys_flag, body, properties, grants, shape, now_ms)
             start = end
-            frame = self._fitting(frame, spare)
-            if frame and self._aliases is not None:
-                frame = self._aliases.shorten(frame)
+            frame = self._shortened(self._fitting(frame))
             found.append(frame)
             size += len(frame)
             ends.append(size)
@@ -550,14 +578,11 @@ class Outgoing:
         """Return the frames of a run, which selectors leave out some messages of."""
         found: list[bytes] = []
         choose, now_ms = self._choose(grants), self._context.broker.clock.now_ms()
-        spare = ALIAS_BYTES if self._aliases is not None else 0
         for record, (_, _, sys_flag, body, properties) in zip(run.records(), parts(run.data), strict=True):
             own, frame = choose(record), b""
             if own:
                 frame = self._alone(sys_flag, body, properties, own, self._shape(own), now_ms)
-                frame = self._fitting(frame, spare)
-            if frame and self._aliases is not None:
-                frame = self._aliases.shorten(frame)
+                frame = self._shortened(self._fitting(frame))
             found.append(frame)
         return Frames(b"".join(found), list(accumulate(map(len, found))), all(found))
 

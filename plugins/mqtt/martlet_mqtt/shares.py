@@ -8,7 +8,7 @@ even if the session ends [MQTT-4.8.2-5, MQTT-4.8.2-6]. A message of QoS 0 is set
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, final
 
 from martlet.access import Gate
@@ -103,41 +103,63 @@ class SharedSubscriptions:
         self._leaving: set[Member] = set()
 
     def add(self, grant: Grant, shared: SharedFilter) -> None:
-        """Take part in a group, or change how. Raises `Refused`."""
-        self.remove(grant.subscription.topic_filter)
+        """Take part in a group, or change how; if that is refused, nothing changes. Raises `Refused`."""
+        before = self._members.get(grant.subscription.topic_filter)
+        try:
+            self._join(grant, shared)
+        except Refused:
+            if before is None:
+                raise
+            self.remove(grant.subscription.topic_filter)  # alone in the group, it may choose another selector
+            self._join_or_return(grant, shared, before)
+        else:
+            self._leave(before[0] if before is not None else ())
+        self._context.shared_lately.add(group_of(shared))
+
+    def _join_or_return(self, grant: Grant, shared: SharedFilter, before: tuple[list[Member], Grant]) -> None:
+        """Become a member, or again one as *before* if that is refused. Raises `Refused`."""
+        try:
+            self._join(grant, shared)
+        except Refused:
+            if not any(member.share.gone for member in before[0]):
+                self._join(before[1], shared)
+            raise
+
+    def _join(self, grant: Grant, shared: SharedFilter) -> None:
+        """Become a member of the group on each topic. Raises `Refused`."""
         context = self._context
-        context.shared_lately.add(group_of(shared))
         shape = context.shapes.of(self._version, (grant,))
         encoding, selection = share_encoding(shape, context.broker.clock), select_names(shared.topic_filter)
         if grant.selector:
             selection = selection.both(selection_of(context.broker, grant.selector))
         context.ensure_topics()
         members: list[Member] = []
-        self._members[grant.subscription.topic_filter] = members, grant
         try:
             for topic in context.feed.topics:
-                name = group_of(shared)
-                members.append(
-                    self._gate.join(
-                        self._peer,
-                        topic,
-                        name,
-                        encoding,
-                        lease_s=math.inf,
-                        credit=1,
-                        selection=selection,
-                        policy=POLICY,
-                        topic_filter=shared.topic_filter,
-                    )
+                member = self._gate.join(
+                    self._peer,
+                    topic,
+                    group_of(shared),
+                    encoding,
+                    lease_s=math.inf,
+                    credit=1,
+                    selection=selection,
+                    policy=POLICY,
+                    topic_filter=shared.topic_filter,
                 )
+                members.append(member)
         except Refused:
-            self.remove(grant.subscription.topic_filter)
+            self._leave(members)
             raise
+        self._members[grant.subscription.topic_filter] = members, grant
 
     def remove(self, topic_filter: str) -> None:
         """Leave a group as soon as the client has acknowledged what it holds of it."""
         found = self._members.pop(topic_filter, None)
-        for member in found[0] if found is not None else ():
+        self._leave(found[0] if found is not None else ())
+
+    def _leave(self, members: Iterable[Member]) -> None:
+        for member in members:
             member.credit = 0
             self._leaving.add(member)
         self._leave_settled()

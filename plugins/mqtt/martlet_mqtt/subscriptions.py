@@ -76,7 +76,7 @@ class Subscriptions:
         self._incoming.marks = any(grant.subscription.no_local for grant in own.values())
         self._outgoing.begin(own, is_old=is_old)
         for topic_filter in grants.keys() - own.keys():
-            if is_sys(topic_filter) and gate.may_follow(feed, topic_filter):
+            if is_sys(topic_filter) and gate.allows("read", topic_filter):
                 self._sys.subscribe(self._outgoing, grants[topic_filter], with_values=False)
             shared = split_shared(topic_filter)
             if shared is not None:
@@ -162,7 +162,10 @@ class Subscriptions:
         is_new = topic_filter not in self._session.filters
         if is_new and len(self._session.filters) >= config.filters_max:
             raise Refused(Reason.BUSY, f"the session has {config.filters_max} filters; mqtt.filters_max allows no more")
-        self._outgoing.check(topic_filter if shared is None else shared.topic_filter)
+        if is_sys(topic_filter):
+            self._gate.check("read", topic_filter)
+        else:
+            self._outgoing.check(topic_filter if shared is None else shared.topic_filter)
         if grant.selector and is_sys(topic_filter):
             text = f"topic filter {topic_filter[:80]!r} is for figures, which a selector cannot select; leave it out"
             raise NotAccepted(text, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)
@@ -171,6 +174,8 @@ class Subscriptions:
         self._session.subscribe(topic_filter, options_of(grant))
         if shared is None and not is_sys(topic_filter):
             self._outgoing.subscribe(grant)
+            if is_new and grant.subscription.no_local and not self._incoming.marks:
+                self._outgoing.leave_out_earlier(topic_filter)
         return grant, is_new
 
     def _share(self, grant: Grant, shared: SharedFilter) -> None:

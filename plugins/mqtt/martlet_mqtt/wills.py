@@ -108,13 +108,13 @@ class Wills:
         context, (_, packet) = self._context, decode_will(data)
         name = context.names.find(packet.topic)
         try:
-            store(context, gate, packet, name, NO_HOST, "", changes)
+            store(context, gate, packet, name, NO_HOST, client_id, changes)
         except Refused as refused:
             if not packet.retain or refused.reason is not Reason.BUSY:
                 raise
             # There may never be room for another retained message, but subscribers can have it now.
             context.complaints.warn("the will of client %r is published but not retained; %s", client_id, refused)
-            store(context, gate, replace(packet, retain=False), name, NO_HOST, "", changes)
+            store(context, gate, replace(packet, retain=False), name, NO_HOST, client_id, changes)
 
     def of_gone(self, session: Session, identity: Identity, *, is_wanted: bool, is_delayed: bool = True) -> None:
         """Publish the will of the client that leaves *session*, now or after its delay; drop it unless *is_wanted*."""
