@@ -1,7 +1,9 @@
 """Clients that obey the specification over all crashes: a publisher and a durable subscriber (MQTT 5 section 4.4)."""
 
+import math
 import random
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import trio
 from tests.mqtt.mqtt_talk import Talk
@@ -21,6 +23,7 @@ class Sender:
     chance: random.Random
     name: str = "sender"
     number: int = 0
+    limit: float = math.inf  # the last number to publish
     stored: dict[bytes, int] = field(default_factory=dict)
     # In the order of the first PUBLISH: by identifier what was sent, and whether PUBREC came.
     open: dict[int, tuple[Publish, bool]] = field(default_factory=dict)
@@ -37,14 +40,15 @@ class Sender:
             if is_received:
                 await talk.send(Ack(PacketType.PUBREL, packet_id))
             else:
-                again = Publish(packet.topic, packet.payload, packet.qos, False, True, packet_id)
-                await talk.send(again)
+                await talk.send(replace(packet, is_duplicate=True))
 
     async def run(self, talk: Talk, window: int = 20) -> None:
-        """Publish until the connection ends."""
+        """Publish until the connection ends; at the limit, complete what is open, then wait."""
         while True:
-            while len(self.open) > window // 2:
+            while len(self.open) > (window // 2 if self.number < self.limit else 0):
                 await self.take(talk)
+            if self.number >= self.limit:
+                await trio.sleep_forever()
             await self.send_some(talk, window)
 
     async def send_some(self, talk: Talk, window: int) -> None:
@@ -54,10 +58,18 @@ class Sender:
                 self._next_id = (self._next_id + 1) % 200
             qos, self.number = self.chance.choice((1, 2)), self.number + 1
             topic = self.chance.choice(NAMES)
-            packet = Publish(topic, b"%d" % self.number, qos, packet_id=self._next_id)
+            packet = self.message(topic, qos, self._next_id)
             self.open[self._next_id] = packet, False
             packets.append(packet)
         await talk.send(*packets)
+
+    def message(self, topic: str, qos: int, packet_id: int) -> Publish:
+        """Return the message of the current number."""
+        return Publish(topic, b"%d" % self.number, qos, packet_id=packet_id)
+
+    def keep(self, packet: Publish) -> None:
+        """Note that the broker has *packet*."""
+        self.stored[packet.payload] = packet.qos
 
     async def take(self, talk: Talk) -> None:
         """Take one answer."""
@@ -66,13 +78,13 @@ class Sender:
         if answer.kind is PacketType.PUBREC:
             assert answer.reason == 0, answer
             if not is_received:
-                self.stored[packet.payload] = 2
+                self.keep(packet)
             self.open[answer.packet_id] = packet, True
             await talk.send(Ack(PacketType.PUBREL, answer.packet_id))
             return
         if answer.kind is PacketType.PUBACK:
             assert answer.reason == 0, answer
-            self.stored[packet.payload] = 1
+            self.keep(packet)
         del self.open[answer.packet_id]
 
     async def finish(self, talk: Talk) -> None:
@@ -83,11 +95,13 @@ class Sender:
 
 @dataclass
 class Receiver:
-    """A durable subscriber of QoS 2; ``received`` counts each message that it was given."""
+    """A durable subscriber of QoS 2; ``received`` counts each message that it was given, ``order`` has each topic's."""
 
     chance: random.Random
     name: str = "receiver"
+    filters: Sequence[str] = ("a/+", "b/#")
     received: dict[bytes, int] = field(default_factory=dict)
+    order: dict[str, list[bytes]] = field(default_factory=dict)
     again: int = 0  # messages of QoS 1 that came again
     subscribed: trio.Event = field(default_factory=trio.Event)
     _ids: set[int] = field(default_factory=set)  # of QoS 2, without PUBREL
@@ -99,7 +113,7 @@ class Receiver:
         assert answer.reason == 0, answer
         if not answer.session_present:
             self._ids.clear()
-        await talk.send(Subscribe(1, (Subscription("a/+", 2), Subscription("b/#", 2))))
+        await talk.send(Subscribe(1, tuple(Subscription(each, 2) for each in self.filters)))
 
     async def run(self, talk: Talk) -> None:
         """Take messages until the connection ends."""
@@ -130,18 +144,25 @@ class Receiver:
         assert packet.qos, packet
         if packet.qos == 1:
             self.again += packet.payload in self.received
-            self.received[packet.payload] = self.received.get(packet.payload, 0) + 1
+            self._count(packet)
             await talk.send(Ack(PacketType.PUBACK, packet.packet_id))
             return
         if packet.packet_id not in self._ids:
             self._ids.add(packet.packet_id)
-            self.received[packet.payload] = self.received.get(packet.payload, 0) + 1
+            self._count(packet)
         await talk.send(Ack(PacketType.PUBREC, packet.packet_id))
+
+    def _count(self, packet: Publish) -> None:
+        if packet.payload not in self.received:
+            self.order.setdefault(packet.topic, []).append(packet.payload)
+        self.received[packet.payload] = self.received.get(packet.payload, 0) + 1
 
 
 def check(sender: Sender, receiver: Receiver) -> None:
-    """Assert that nothing is lost, and nothing of QoS 2 came twice."""
+    """Assert that nothing is lost, nothing of QoS 2 came twice, and each topic's messages came in order."""
     lost = [payload for payload in sender.stored if payload not in receiver.received]
     assert lost == []
     twice = [payload for payload, qos in sender.stored.items() if qos == 2 and receiver.received[payload] > 1]
     assert twice == []
+    for topic, payloads in receiver.order.items():  # the first time that each came
+        assert payloads == sorted(payloads, key=int), topic

@@ -73,26 +73,31 @@ async def talking(address: str, packets: float = math.inf) -> AsyncIterator[Talk
         yield ShortTalk(SocketWire(stream), packets)
 
 
+async def connected(device: Sender | Receiver, address: str, chance: random.Random) -> None:
+    """Talk over several connections, one after the other, without end."""
+    while True:
+        with suppress(*GONE):
+            async with talking(address, chance.randrange(5, 150)) as talk:
+                await device.connect(talk)
+                await device.run(talk)
+        await trio.lowlevel.checkpoint()
+
+
 async def traffic(sender: Sender, receiver: Receiver, address: str, process: "subprocess.Popen[str]") -> None:
-    """Talk over several connections, one after the other, until the broker is killed after some messages."""
-
-    async def connected(device: Sender | Receiver) -> None:
-        while True:
-            with suppress(*GONE):
-                async with talking(address, sender.chance.randrange(5, 150)) as talk:
-                    await device.connect(talk)
-                    await device.run(talk)
-            await trio.lowlevel.checkpoint()
-
+    """Let both talk until the broker is killed after some messages."""
     goal = len(receiver.received) + sender.chance.randrange(50, 300)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(connected, receiver)
+        nursery.start_soon(connected, receiver, address, sender.chance)
         await receiver.subscribed.wait()
-        nursery.start_soon(connected, sender)
+        nursery.start_soon(connected, sender, address, sender.chance)
         await receiver.wait_received(goal)
-        os.kill(process.pid, signal.SIGKILL)
-        await trio.to_thread.run_sync(process.wait)
+        await kill(process)
         nursery.cancel_scope.cancel()
+
+
+async def kill(process: "subprocess.Popen[str]") -> None:
+    os.kill(process.pid, signal.SIGKILL)
+    await trio.to_thread.run_sync(process.wait)
 
 
 async def drained(sender: Sender, receiver: Receiver, address: str) -> None:
