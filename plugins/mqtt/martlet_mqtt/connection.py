@@ -16,7 +16,7 @@ from .codec import connect_version, decode_in_steps, decode_packet, encode_packe
 from .codes import V4, V5, PacketType, ReasonCode, return_code
 from .errors import MqttError, reason_of
 from .names import Names
-from .packets import Ack, Connack, Connect, Disconnect, Packet, Suback, Subscribe, Unsubscribe
+from .packets import Ack, Connack, Connect, Disconnect, Packet, Suback, Subscribe, Unsuback, Unsubscribe
 from .properties import Properties, Property
 from .scanner import PUBLISH_FIRST, AckRun, PublishRun, scan_acks, scan_publishes
 
@@ -41,7 +41,7 @@ class LongPacket(NamedTuple):
 
 Event: TypeAlias = Packet | PublishRun | AckRun | LongPacket
 # Packets with a reason string.
-Explained: TypeAlias = Ack | Connack | Disconnect | Suback
+Explained: TypeAlias = Ack | Connack | Disconnect | Suback | Unsuback
 
 # Errors in CONNECT that MQTT 3 clients also get a CONNACK for; others just close the connection [MQTT-3.1.4-1].
 _TOLD_TO_ALL: Final = (ReasonCode.UNSUPPORTED_PROTOCOL_VERSION, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)

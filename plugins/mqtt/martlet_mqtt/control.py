@@ -24,6 +24,7 @@ from martlet.errors import Refused
 from martlet.steps import Pace, Steps
 
 from .codes import V5
+from .connection import MqttConnection
 from .context import PROTOCOL, Context
 from .frames import publish_frame
 from .packets import Publish
@@ -41,14 +42,25 @@ ROWS_A_MESSAGE: Final = 500
 Row = dict[str, Any]
 
 
-def answer_request(context: Context, gate: Gate, peer: Peer, packet: Publish, version: int) -> Steps[None]:
+def answer_request(
+    context: Context, gate: Gate, peer: Peer, packet: Publish, connection: MqttConnection
+) -> Steps[None]:
     """Answer the request in *packet*, in slices."""
     command = packet.topic.removeprefix(PREFIX)
-    properties = b"" if version == V5 else None
+    properties, limit = b"" if connection.version == V5 else None, connection.accepted_bytes_max
 
     def send(content: Row) -> None:
         data = orjson.dumps({"command": command, **content}, default=str)
-        peer.send(publish_frame(RESPONSE, data, 0, properties))
+        frame = publish_frame(RESPONSE, data, 0, properties)
+        rows: list[Row] = content.get("rows", [])
+        if len(frame) <= limit:
+            peer.send(frame)
+        elif len(rows) > 1:
+            half = len(rows) // 2
+            send({**content, "rows": rows[:half], "done": False})
+            send({**content, "rows": rows[half:]})
+        elif "error" not in content:
+            send({"error": f"a row is larger than the {limit} bytes that the client accepts"})
 
     try:
         gate.manage_broker()

@@ -156,7 +156,7 @@ class MqttHandler:
         incoming.acknowledge(packet)
         context = self._context
         return context.broker.turns.finish(
-            answer_request(context, self._the_gate, self._peer, packet, self._connection.version)
+            answer_request(context, self._the_gate, self._peer, packet, self._connection)
         )
 
     def _acknowledge(

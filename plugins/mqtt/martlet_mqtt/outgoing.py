@@ -81,6 +81,7 @@ class Outgoing:
         "_context",
         "_cursor",
         "_due",
+        "_figures",
         "_fresh",
         "_fresh_from",
         "_gate",
@@ -124,6 +125,8 @@ class Outgoing:
         self._ready: deque[tuple[Due, bytes | None]] = deque()
         self._is_reading = False
         self._shares = SharedSubscriptions(peer, context, gate, connect.version)
+        # Figures of the broker to send when there is room; a newer value replaces one that has not been sent yet.
+        self._figures: dict[tuple[str, tuple[Grant, ...]], tuple[bytes, bool]] = {}
         # Subscriptions of QoS 0 of a session that catches up: nothing old is sent for them.
         self._waiting: dict[str, Grant] = {}
         # The filters of new subscriptions that bring nothing before this position.
@@ -185,6 +188,8 @@ class Outgoing:
         self._waiting.pop(topic_filter, None)
         self._the_cursor.remove_filter(topic_filter)
         self._shares.remove(topic_filter)
+        for key in [key for key in self._figures if any(e.subscription.topic_filter == topic_filter for e in key[1])]:
+            del self._figures[key]
         self._due = deque(
             due for due in self._due if due.grant is None or due.grant.subscription.topic_filter != topic_filter
         )
@@ -196,13 +201,27 @@ class Outgoing:
         self._peer.wake()
 
     def send_figure(self, name: str, value: bytes, grants: Sequence[Grant], *, retain: bool) -> None:
-        """Send a figure of the broker, which is in no log, with QoS 0."""
-        if self._cursor is None or not self._gate.allows("read", name):
-            return
-        identifiers = self._shape(tuple(grants)).identifiers
-        properties = identifiers if self._version == V5 else None
-        self._peer.send(publish_frame(name.encode(), value, int(retain), properties))
-        self._context.counters.delivered += 1
+        """Send a figure of the broker, which is in no log, with QoS 0, when there is room."""
+        self._figures[name, tuple(grants)] = value, retain
+        self._peer.wake()
+
+    def _send_figures(self, budget_bytes: int) -> int:
+        """Send figures, about *budget_bytes*; return how many bytes."""
+        size = 0
+        for name, grants in list(self._figures):
+            if size >= budget_bytes:
+                self._peer.wake()
+                break
+            value, retain = self._figures.pop((name, grants))
+            if not self._gate.allows("read", name):
+                continue
+            properties = self._shape(grants).identifiers if self._version == V5 else None
+            frame = self._fitting(publish_frame(name.encode(), value, int(retain), properties))
+            if frame:
+                self._peer.send(frame)
+                self._context.counters.delivered += 1
+                size += len(frame)
+        return size
 
     @property
     def dropped(self) -> int:
@@ -287,6 +306,8 @@ class Outgoing:
 
     def collect(self, budget_bytes: int) -> None:
         """Send what is due, about *budget_bytes*. Raises `Refused`."""
+        if self._figures:
+            budget_bytes -= self._send_figures(budget_bytes)
         while self._ready and budget_bytes > 0 and self._room() > 0:
             due, record = self._ready.popleft()
             budget_bytes -= self._send_due(due, record)

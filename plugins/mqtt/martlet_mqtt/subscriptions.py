@@ -126,7 +126,7 @@ class Subscriptions:
                     return
         self._mark()
         self._peer.hold_until(self._session.until)
-        self._send_suback(Suback(packet.packet_id, tuple(codes)), texts[0] if texts else "")
+        self._send(Suback(packet.packet_id, tuple(codes)), texts[0] if texts else "")  # for the first that is refused
         for grant, is_new in begun:
             self._send_retained(grant, is_new)
             if pace.is_over():
@@ -138,14 +138,6 @@ class Subscriptions:
     def _may_select(self) -> bool:
         """Whether a user property of SUBSCRIBE can be a selector."""
         return self._context.config.selectors and self._connection.version == V5
-
-    def _send_suback(self, packet: Suback, text: str) -> None:
-        """Send *packet*, with *text* for the first filter that was refused."""
-        if text and self._connection.version == V5 and self._connection.explains:
-            self._context.counters.answers += 1
-            self._peer.send(self._connection.explained(packet, text))
-        else:
-            self._send(packet)
 
     def _begin(self, grant: Grant) -> tuple[Grant, bool]:
         """Begin or change a subscription; return it, and whether it is new. Raises `Refused` and `MqttError`."""
@@ -226,9 +218,19 @@ class Subscriptions:
         self._peer.hold_until(self._session.until)
         self._send(Unsuback(packet.packet_id, tuple(codes)))
 
-    def _send(self, packet: Suback | Unsuback) -> None:
+    def _send(self, packet: Suback | Unsuback, text: str = "") -> None:
+        """Send *packet*, with the reason *text* if that fits. Raises `MqttError` if nothing does."""
+        connection = self._connection
+        if connection.version != V5:
+            data = encode_packet(packet, connection.version)
+        else:
+            data = connection.explained(packet, text if connection.explains else "")
+        if not data:
+            count, limit = len(packet.codes), connection.accepted_bytes_max
+            text = f"the client accepts {limit} bytes, fewer than the answer to {count} topic filters has; send fewer"
+            raise MqttError(text, ReasonCode.PACKET_TOO_LARGE)
         self._context.counters.answers += 1
-        self._peer.send(encode_packet(packet, self._connection.version))
+        self._peer.send(data)
 
 
 def _reason_of(refused: Refused) -> ReasonCode:

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from resource import RUSAGE_SELF, getrusage
 from typing import TYPE_CHECKING, Final, NamedTuple, cast, final
 
@@ -115,12 +115,20 @@ class SysTopics:
             await trio.sleep(interval_s)
             await self._context.broker.turns.finish(self._sum_up())
             before, self._values = self._values, self._figures()
-            if not len(self._trie):
+            await self._context.broker.turns.finish(self._publish(before))
+
+    def _publish(self, before: Mapping[str, bytes]) -> Steps[None]:
+        """Send the figures that are not as *before* to those who subscribe to them, in slices."""
+        if not len(self._trie):
+            return
+        pace = Pace()
+        for name, value in self._values.items():
+            if before.get(name) == value:
                 continue
-            for name, value in self._values.items():
-                if before.get(name) != value:
-                    for outgoing, grants in list(self._trie.match(name).items()):
-                        outgoing.send_figure(name, value, cast("tuple[Grant, ...]", grants), retain=False)
+            for outgoing, grants in list(self._trie.match(name).items()):
+                outgoing.send_figure(name, value, cast("tuple[Grant, ...]", grants), retain=False)
+                if pace.is_over():
+                    yield
 
     def _sum_up(self) -> Steps[None]:
         """Find the totals, in slices."""
