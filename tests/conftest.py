@@ -24,14 +24,14 @@ ROOT = Path(__file__).parents[1]
 # The files that take longest, in seconds. Started first, they leave no worker alone with one of them at the end.
 SLOWEST = {
     "test_rocketmq.py": 400,  # with all files that share its Spark session
-    "test_chaos.py": 300,
+    "test_chaos.py": 260,
     "test_connect.py": 180,
     "test_sim.py": 150,
     "test_pop.py": 120,
     "test_admin.py": 120,
     "test_consume.py": 110,
     "test_timers.py": 110,
-    "test_install.py": 100,
+    "test_install.py": 60,
     "test_store_light_queues.py": 90,
     "test_other_clients.py": 80,
     "test_transactions.py": 75,

@@ -5,6 +5,8 @@ import re
 import selectors
 import socket
 import subprocess
+import sys
+import tomllib
 import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +18,9 @@ from tests.interop import fetch
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 READY_S = 180.0
+# The examples that are built with the packages of this environment, and the one whose build needs are fetched.
+PREBUILT = ("freeze", "latest", "feed", "line", "topics", "users")
+FETCHED = "stamp"
 
 
 def test_the_page_shows_the_whole_stamp_plugin() -> None:
@@ -34,16 +39,26 @@ def test_all_code_on_the_page_is_from_the_examples() -> None:
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of a new environment with Martlet and the examples in it."""
-    home = tmp_path_factory.mktemp("clean") / "venv"
-    venv.create(home, with_pip=True)
-    interpreter = home / "bin" / "python"
+    folder = tmp_path_factory.mktemp("clean")
+    venv.create(folder / "venv", with_pip=False)
+    interpreter = folder / "venv" / "bin" / "python"
     # The wheel that is under test where one is, else what this checkout would build.
     martlet = os.environ.get("MARTLET_WHEEL") or str(ROOT)
-    command = [str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", martlet]
-    names = ("stamp", "freeze", "latest", "feed", "line", "topics", "users")
-    command += [str(EXAMPLES / f"martlet-{name}") for name in names]
-    fetch.download(command, home.parent)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    # An environment of its own for each build takes longer than all else; FETCHED shows that its build needs suffice.
+    built = [martlet, *(str(EXAMPLES / f"martlet-{name}") for name in PREBUILT)]
+    fetch.download([*pip, "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(folder), *built], folder)
+    wheels = [str(wheel) for wheel in sorted(folder.glob("*.whl"))]
+    assert len(wheels) == len(built)
+    fetched = str(EXAMPLES / f"martlet-{FETCHED}")
+    fetch.download([*pip, "--python", str(interpreter), "install", *wheels, fetched], folder)
     return interpreter
+
+
+def test_the_examples_need_the_same_to_be_built() -> None:
+    projects = [tomllib.loads(each.read_text()) for each in sorted(EXAMPLES.glob("martlet-*/pyproject.toml"))]
+    assert len(projects) == len(PREBUILT) + 1
+    assert all(project["build-system"] == projects[0]["build-system"] for project in projects)
 
 
 @contextmanager
