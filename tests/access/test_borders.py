@@ -68,6 +68,8 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     # Counts and lists sessions; lists only after the gate allowed to manage the broker.
     f"{MQTT}sys_topics.py": frozenset(("sessions",)),
     f"{MQTT}control.py": frozenset(("sessions",)),
+    # Creates the topics of the rules again.
+    f"{MQTT}context.py": frozenset(("topics",)),
     # Forgets the groups that no session has.
     f"{MQTT}unused_groups.py": frozenset(("sessions", "shares")),
     # Keeps its own file in the store's directory.

@@ -1,12 +1,17 @@
 """Names in topics of their own (`mqtt.rules`): every session gets what it wants once, in the order of the log."""
 
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
+from tests.mqtt.users import closed_broker
 
+from martlet.delivery.interest import FilterTrie
 from martlet.delivery.session_notes import SENT, SessionState
 from martlet.delivery.sessions import Sessions
 from martlet.errors import Reason, Refused
@@ -14,10 +19,11 @@ from martlet.message import Message
 from martlet.records.layout import record_views
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
-from martlet_mqtt.codes import PacketType
+from martlet_mqtt.codes import PacketType, ReasonCode
 from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.packets import Ack, Disconnect, Publish
 from martlet_mqtt.properties import Property
+from martlet_mqtt.rules import Rules
 
 RULES = ["b/#=bees", "c/#=cats"]
 DATA = Path("/data")
@@ -162,3 +168,56 @@ async def test_a_session_continues_where_its_delivery_failed(
         assert isinstance(await talk.closed(), Disconnect)
         talk = await mqtt.connect("me", clean=False, expiry_s=1000, present=True)
         assert await talk.payloads(3) == [b"a", b"b", b"a"]
+
+
+LEVEL = st.sampled_from(["a", "b", "", "+"])
+FILTER = st.builds(
+    lambda first, rest, last: "/".join([first, *rest, *last]),
+    st.sampled_from(["a", "b", "", "+", "$s"]),
+    st.lists(LEVEL, max_size=2),
+    st.sampled_from([[], ["#"]]),
+).filter(bool) | st.just("#")
+NAMES = ["/".join(levels) for count in (1, 2, 3, 4) for levels in product(["a", "b", ""], repeat=count)]
+NAMES += [f"$s/{name}" for name in NAMES[:30]] + ["$s"]
+
+
+@given(st.lists(FILTER, max_size=3), FILTER)
+def test_the_topics_of_a_filter_are_those_of_all_names_that_it_matches(rules: list[str], topic_filter: str) -> None:
+    made = Rules([f"{each}=t{number}" for number, each in enumerate(rules)], "mqtt")
+    trie: FilterTrie[None] = FilterTrie()
+    trie.add(topic_filter, None)
+    topics = {made.topic_of(name) for name in NAMES if trie.match(name)}
+    assert topics <= set(made.topics_of(topic_filter))
+    for name in NAMES[:20]:
+        assert made.topics_of(name) == [made.topic_of(name)]
+
+
+@pytest.mark.parametrize(
+    ("topic_filter", "topics"),
+    [
+        ("home/#", ["mqtt"]),
+        ("b/#", ["bees"]),
+        ("b/x/+", ["bees"]),
+        ("+/x", ["bees", "cats", "mqtt"]),
+        ("#", ["bees", "cats", "mqtt"]),
+        ("c", ["cats"]),
+        ("$SYS/#", ["mqtt"]),
+    ],
+)
+def test_a_filter_needs_no_other_topics(topic_filter: str, topics: list[str]) -> None:
+    assert Rules(RULES, "mqtt").topics_of(topic_filter) == topics
+
+
+async def test_a_filter_needs_permission_only_where_its_names_are(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"config": MqttConfig(rules=RULES)}
+    ann, bob = "publish *; read mqtt/#; read $share*", "read bees/b/#; read $share*"
+    denied = ReasonCode.NOT_AUTHORIZED
+    async with closed_broker(tmp_path, options=options, ann=ann, bob=bob) as (mqtt, _):
+        a, b = [await mqtt.connect(user, user_name=user, password=user.encode()) for user in ("ann", "bob")]
+        filters = ("home/#", "b/x", "#", "$share/g/home/+", "$share/g/b/#")
+        assert await a.subscribe(*filters, qos=1) == (1, denied, denied, 1, denied)
+        assert await b.subscribe(*filters, qos=1) == (denied, 1, denied, denied, 1)
+        for number, name in enumerate(("home/x", "b/x")):
+            await a.publish(name, name.encode(), 1, packet_id=number + 1)
+        assert await a.payloads(2) == [b"home/x"] * 2
+        assert await b.payloads(2) == [b"b/x"] * 2

@@ -484,7 +484,7 @@ class Gate:
     def _follow_permit(self, feed: Feed) -> FollowPermit:
         for topic in feed.topics:
             self._check_open(topic)
-        return FollowPermit(self._decisions, feed.topics)
+        return FollowPermit(self._decisions, feed.topics_of)
 
     def join(
         self,

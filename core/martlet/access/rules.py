@@ -220,13 +220,16 @@ class Decisions:
 
 @final
 class FollowPermit:
-    """Whether one identity may follow filters and read names in some topics (`martlet.delivery.cursor.Permit`)."""
+    """Whether one identity may follow filters and read names in some topics (`martlet.delivery.cursor.Permit`).
 
-    __slots__ = ("_decisions", "_topics")
+    *topics_of* returns the topics that have the names which a filter matches; a name is a filter that matches itself.
+    """
 
-    def __init__(self, decisions: Decisions, topics: Sequence[str]) -> None:
+    __slots__ = ("_decisions", "_topics_of")
+
+    def __init__(self, decisions: Decisions, topics_of: Callable[[str], Sequence[str]]) -> None:
         self._decisions = decisions
-        self._topics = topics
+        self._topics_of = topics_of
 
     @property
     def generation(self) -> int:
@@ -234,13 +237,13 @@ class FollowPermit:
         return self._decisions.generation
 
     def check(self, topic_filter: str) -> None:
-        """Raise `Refused` (NO_PERMISSION) unless the identity may follow *topic_filter* in all the topics."""
-        for topic in self._topics:
+        """Raise `Refused` (NO_PERMISSION) unless the identity may follow *topic_filter* in all its topics."""
+        for topic in self._topics_of(topic_filter):
             self._decisions.check_name("read", topic, topic_filter)
 
     def allows(self, name: str) -> bool:
-        """Whether the identity may read messages of *name* in all the topics."""
-        return all(self._decisions.allows_name("read", topic, name) for topic in self._topics)
+        """Whether the identity may read messages of *name* in all its topics."""
+        return all(self._decisions.allows_name("read", topic, name) for topic in self._topics_of(name))
 
 
 @final

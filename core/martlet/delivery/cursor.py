@@ -288,7 +288,13 @@ class Feed:
     collected; what several of them share counts for each.
     """
 
-    def __init__(self, owner: "Cursors", topics: Sequence[str], make_trie: Callable[[], FilterTrie[Cursor]]) -> None:
+    def __init__(
+        self,
+        owner: "Cursors",
+        topics: Sequence[str],
+        make_trie: Callable[[], FilterTrie[Cursor]],
+        topics_of: Callable[[str], Sequence[str]],
+    ) -> None:
         self.pending_bytes = 0
         self.viewed = 0
         self.reads = 0
@@ -296,6 +302,7 @@ class Feed:
         self.sweeps = 0
         self._owner = owner
         self.topics = topics
+        self.topics_of = topics_of
         self._reader: TailReader | None = None  # of all topics; None while there are no cursors
         self._tail: FilterTrie[Cursor] = make_trie()
         self._sweep: FilterTrie[Cursor] = make_trie()
@@ -640,12 +647,19 @@ class Cursors:
         self._asking: list[Cursor] = []  # to wake, because the rules have changed
         self._rung = trio.Event()
 
-    def open(self, topics: Iterable[str], make_trie: Callable[[], FilterTrie[Cursor]] = FilterTrie) -> Feed:
+    def open(
+        self,
+        topics: Iterable[str],
+        make_trie: Callable[[], FilterTrie[Cursor]] = FilterTrie,
+        topics_of: Callable[[str], Sequence[str]] | None = None,
+    ) -> Feed:
         """Return a feed of *topics*.
 
         Args:
           topics: their names; they must exist.
           make_trie: returns an empty trie with the protocol's separator and wildcards.
+          topics_of: returns those topics that have the names which a filter, or a name, matches, if each name belongs
+            to one topic; the permission to read is required there. By default it is required in all of them.
 
         Raises:
           Refused: there is no such topic, or it is not readable.
@@ -653,7 +667,7 @@ class Cursors:
         names = list(topics)
         for name in names:
             readable(self._topics, name)
-        feed = Feed(self, names, make_trie)
+        feed = Feed(self, names, make_trie, topics_of or (lambda topic_filter: names))
         self._feeds[feed] = None
         self.on_opened(names)
         return feed

@@ -58,8 +58,9 @@ class MqttPlugin(Hooks):
             for topic in rules.topics:
                 broker.topics.ensure(topic, config.queues)
             names = Names(config.name_bytes_max, rules.topic_of)
+            feed = broker.cursors.open(rules.topics, topics_of=rules.topics_of)
             retained = Retained(broker.store, broker.clock)
-            self._context = Context(config, broker, broker.cursors.open(rules.topics), names, retained)
+            self._context = Context(config, broker, feed, names, retained)
             take_replies(self._context)
         return self._context
 

@@ -6,7 +6,7 @@ from typing import final
 from martlet.delivery.interest import FilterTrie
 from martlet.errors import ConfigError, MartletError
 
-from .names import check_filter
+from .names import HIDDEN, check_filter
 
 __all__ = ["Rules"]
 
@@ -23,6 +23,7 @@ class Rules:
         self._otherwise = otherwise
         self._trie: FilterTrie[int] = FilterTrie(names_max=1)
         self._topics: list[str] = []
+        self._filters: list[list[str]] = []
         for number, rule in enumerate(rules):
             topic_filter, _, topic = rule.rpartition("=")
             try:
@@ -33,9 +34,51 @@ class Rules:
                 raise ConfigError(f"mqtt.rules has {rule!r}, which names no topic; write FILTER=TOPIC")
             self._trie.add(topic_filter, number)
             self._topics.append(topic)
+            self._filters.append(topic_filter.split("/"))
         self.topics = list(dict.fromkeys([otherwise, *self._topics]))
+
+    def topics_of(self, topic_filter: str) -> list[str]:
+        """Return the topics of the names that *topic_filter* matches; a name matches itself."""
+        levels, found = topic_filter.split("/"), list[str]()
+        for rule, topic in zip(self._filters, self._topics, strict=True):
+            if _may_share_names(rule, levels):
+                found.append(topic)
+                if _has_all_of(rule, levels):
+                    break
+        else:
+            found.append(self._otherwise)
+        return list(dict.fromkeys(found))
 
     def topic_of(self, name: str) -> str:
         """Return the topic of *name*."""
         found = self._trie.match(name) if self._topics else ()
         return self._topics[min(found)] if found else self._otherwise
+
+
+def _may_share_names(one: list[str], other: list[str]) -> bool:
+    """Return whether some name may match both filters, given as levels."""
+    if _hides(one[0], other[0]) or _hides(other[0], one[0]):
+        return False
+    for level, as_level in zip(one, other, strict=False):
+        if "#" in (level, as_level):
+            return True
+        if level != as_level and "+" not in (level, as_level):
+            return False
+    return len(one) == len(other) or max(one, other, key=len)[min(len(one), len(other)) :] == ["#"]
+
+
+def _has_all_of(one: list[str], other: list[str]) -> bool:
+    """Return whether the filter *one* matches all names that *other* matches."""
+    if _hides(one[0], other[0]):
+        return False
+    for level, as_level in zip(one, other, strict=False):
+        if level == "#":
+            return True
+        if as_level == "#" or level not in ("+", as_level):
+            return False
+    return len(one) == len(other) or one[len(other) :] == ["#"]
+
+
+def _hides(wildcard: str, level: str) -> bool:
+    """Return whether *wildcard* at the first level does not match *level* [MQTT-4.7.2-1]."""
+    return wildcard in ("+", "#") and level.startswith(HIDDEN)

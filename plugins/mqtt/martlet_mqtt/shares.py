@@ -9,6 +9,7 @@ even if the session ends [MQTT-4.8.2-5, MQTT-4.8.2-6]. A message of QoS 0 is set
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Final, NamedTuple, final
 
 from martlet.access import Gate
@@ -19,7 +20,7 @@ from martlet.delivery.group_members import Member
 from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.selection import Selection, select_tags
 from martlet.delivery.subscriptions import Delivery
-from martlet.errors import Refused
+from martlet.errors import Reason, Refused
 from martlet.message import TAGS
 
 from .context import PROTOCOL, Context
@@ -134,20 +135,22 @@ class SharedSubscriptions:
             selection = selection.both(selection_of(context.broker, grant.selector))
         context.ensure_topics()
         members: list[Member] = []
+        needed = context.feed.topics_of(shared.topic_filter)
         try:
             for topic in context.feed.topics:
-                member = self._gate.join(
-                    self._peer,
-                    topic,
-                    group_of(shared),
-                    encoding,
-                    lease_s=math.inf,
-                    credit=1,
-                    selection=selection,
-                    policy=POLICY,
-                    topic_filter=shared.topic_filter,
-                )
-                members.append(member)
+                with _passing_over_denied() if topic not in needed else nullcontext():
+                    member = self._gate.join(
+                        self._peer,
+                        topic,
+                        group_of(shared),
+                        encoding,
+                        lease_s=math.inf,
+                        credit=1,
+                        selection=selection,
+                        policy=POLICY,
+                        topic_filter=shared.topic_filter,
+                    )
+                    members.append(member)
         except Refused:
             self._leave(members)
             raise
@@ -219,3 +222,13 @@ class SharedSubscriptions:
                 if member.credit > 0:
                     for delivery in member.collect(budget_bytes):
                         yield member, grant, delivery
+
+
+@contextmanager
+def _passing_over_denied() -> Iterator[None]:
+    """Pass over a topic that the client may not read, if none of its names should be there."""
+    try:
+        yield
+    except Refused as refused:
+        if refused.reason is not Reason.NO_PERMISSION:
+            raise
