@@ -150,6 +150,22 @@ async def test_a_long_packet_that_is_malformed_is_refused(tmp_path: Path) -> Non
             assert len(filters) * 10 > LONG_BYTES
 
 
+async def test_one_packet_with_many_properties_is_handled_in_a_turn(tmp_path: Path) -> None:
+    properties = Properties({}, (("", ""),) * USER_PROPERTIES_MAX)
+    async with mqtt_broker(tmp_path) as mqtt:
+        talk, counters = await accepted(large(mqtt)), mqtt.context.counters
+        async with most_a_turn(lambda: counters.packets_received) as changes:
+            for packet in (
+                Publish("a", b"x", 1, packet_id=1, properties=properties),
+                Ack(PacketType.PUBACK, 1, 0, properties),
+                Subscribe(1, (Subscription("b", 0),), properties),
+            ):
+                await talk.send(*[packet] * 20, Pingreq())
+                while not isinstance(await talk.receive(), Pingresp):
+                    pass
+        assert max(changes) <= 2 * 2
+
+
 @pytest.mark.parametrize("many", [True, False])
 async def test_more_properties_than_a_packet_may_have_are_refused(tmp_path: Path, many: bool) -> None:
     pair = ("", "") if many else ("name", "x" * 1000)

@@ -31,6 +31,7 @@ from .packets import (
     Connect,
     Disconnect,
     Pingreq,
+    Pingresp,
     Publish,
     Subscribe,
     Unsubscribe,
@@ -46,6 +47,8 @@ __all__ = ["MqttHandler"]
 
 _VERSIONS: Final = {3: "3.1", 4: "3.1.1", 5: "5"}
 _SHOWN: Final = 80
+# User properties of a packet after which others have their turn: 1,000 take 10 ms.
+PROPERTIES_A_TURN: Final = 100
 _PINGRESP: Final = b"\xd0\x00"
 
 
@@ -99,7 +102,9 @@ class MqttHandler:
             rest = self._act(event)
         except Refused as refused:
             raise MqttError(str(refused), reason_of(refused)) from refused
-        return rest if rest is None else self._finish(rest)
+        if rest is not None:
+            return self._finish(rest)
+        return _pause() if _takes_long(event) else None
 
     def _act(self, event: Event) -> Awaitable[None] | None:
         if isinstance(event, Connect):
@@ -467,6 +472,17 @@ class MqttHandler:
             self._outgoing.collect(budget_bytes)
         except Refused as refused:
             self._end(reason_of(refused), str(refused))
+
+
+async def _pause() -> None:
+    await trio.lowlevel.checkpoint()
+
+
+def _takes_long(event: Event) -> bool:
+    """Return whether others must have their turn before the next packet of this client."""
+    if isinstance(event, PublishRun | AckRun | Pingreq | Pingresp | LongPacket):
+        return False
+    return len(event.properties.user) > PROPERTIES_A_TURN
 
 
 def _packets_in(event: Event) -> int:
