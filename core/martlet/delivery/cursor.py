@@ -154,6 +154,13 @@ class Cursor:
         """The log position before which the cursor ignores records of a sweep."""
         return self._position
 
+    @property
+    def reach(self) -> int:
+        """The log position from which on a filter that is added now brings messages."""
+        if self.place is Place.TAIL:
+            return self._feed.tail_position()
+        return max(self._position, self._feed.swept_to) if self.place is Place.SWEPT else self._position
+
     def collect(self, budget_bytes: int, messages_max: int = MESSAGES_ANY) -> list[tuple[Run, tuple[Hashable, ...]]]:
         """Return about *budget_bytes* of records, as runs with the values of the filters that match them.
 

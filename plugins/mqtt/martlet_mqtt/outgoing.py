@@ -58,6 +58,7 @@ READ_MESSAGES: Final = 64
 READ_BYTES: Final = 1 << 18
 # What an alias can add to a packet: itself, and a byte to each of two lengths.
 ALIAS_BYTES: Final = 5
+NEVER: Final = 1 << 62
 
 
 class Due(NamedTuple):
@@ -120,8 +121,9 @@ class Outgoing:
         self._unsent: set[int] = set()
         self._next_id = session.next_id & IDS_MAX or 1
         self._due: deque[Due] = deque()
-        # Names with retained messages that are due after these, and for which subscriptions.
-        self._retained: deque[tuple[Iterator[str], Grant]] = deque()
+        # By filter, the names with retained messages that are due after these, the subscription that they are for, and
+        # the position from which on it brings them itself.
+        self._retained: dict[str, tuple[Iterator[str], Grant, int]] = {}
         self._ready: deque[tuple[Due, bytes | None]] = deque()
         self._is_reading = False
         self._shares = SharedSubscriptions(peer, context, gate, connect.version)
@@ -190,14 +192,23 @@ class Outgoing:
         self._shares.remove(topic_filter)
         for key in [key for key in self._figures if any(e.subscription.topic_filter == topic_filter for e in key[1])]:
             del self._figures[key]
-        self._due = deque(
-            due for due in self._due if due.grant is None or due.grant.subscription.topic_filter != topic_filter
-        )
-        self._retained = deque(each for each in self._retained if each[1].subscription.topic_filter != topic_filter)
+        self._forget_retained(topic_filter)
 
-    def send_retained(self, matches: Iterator[str], grant: Grant) -> None:
-        """Send the retained messages of *matches* (`Retained.matches`) for a new subscription."""
-        self._retained.append((matches, grant))
+    def _forget_retained(self, topic_filter: str) -> None:
+        """Do not send retained messages for *topic_filter* that are due."""
+        self._retained.pop(topic_filter, None)
+        self._due = deque(due for due in self._due if not _is_for(due, topic_filter))
+        self._ready = deque(each for each in self._ready if not _is_for(each[0], topic_filter))
+
+    def send_retained(self, matches: Iterator[str], grant: Grant, *, is_new: bool) -> None:
+        """Send the retained messages of *matches* (`Retained.matches`) for a subscription that begins or is renewed."""
+        topic_filter = grant.subscription.topic_filter
+        if not is_new:
+            self._forget_retained(topic_filter)
+        end = NEVER if topic_filter in self._waiting else self._the_cursor.reach
+        if topic_filter in self._fresh:
+            end = max(end, self._fresh_from)
+        self._retained[topic_filter] = matches, grant, end
         self._peer.wake()
 
     def send_figure(self, name: str, value: bytes, grants: Sequence[Grant], *, retain: bool) -> None:
@@ -407,15 +418,16 @@ class Outgoing:
 
     def _take_retained(self) -> None:
         """Find some retained messages that are due."""
-        matches, grant = self._retained[0]
+        topic_filter, (matches, grant, end) = next(iter(self._retained.items()))
+        retained = self._context.retained
         for _ in range(READ_MESSAGES):
             name = next(matches, None)
             if name is None:
-                self._retained.popleft()
+                del self._retained[topic_filter]
             if not name:
                 return
-            position = self._context.retained.position(name)
-            if position >= 0:
+            position = retained.position(name)
+            if 0 <= retained.origin(position) < end:
                 self._due.append(Due(position, 0, grant))
 
     def _send_due(self, due: Due, record: bytes | None) -> int:
@@ -627,3 +639,8 @@ class Outgoing:
 def _is_droppable(grants: tuple[Hashable, ...]) -> bool:
     """Whether messages for *grants* may be dropped: all of them have QoS 0."""
     return not any(cast("Grant", grant).subscription.qos for grant in grants)
+
+
+def _is_for(due: Due, topic_filter: str) -> bool:
+    """Return whether a retained message is due for the subscription with *topic_filter*."""
+    return due.grant is not None and due.grant.subscription.topic_filter == topic_filter

@@ -67,6 +67,7 @@ class Retained:
         self._root = _Node()
         self.bytes = 0
         self._expiring = 0  # how many of them expire
+        self._copies: dict[int, int] = {}  # by the position of a copy that `roll` made, that of the message itself
         # The sizes of messages that were appended and are not applied yet, 0 for one that removes; where the last one
         # ends in the log; and how many messages and bytes are retained with these.
         self._ahead: dict[str, int] = {}
@@ -117,6 +118,10 @@ class Retained:
         """Return the log position of the retained message of *name*; -1 if there is none."""
         entry = self._entries.get(name)
         return -1 if entry is None else _position(entry)
+
+    def origin(self, position: int) -> int:
+        """Return where the message at *position* was before retention copied it there without anybody receiving it."""
+        return self._copies.get(position, position)
 
     def matches(self, topic_filter: str) -> Iterator[str]:
         """Yield the names with a retained message that *topic_filter* matches, while messages come and go.
@@ -194,6 +199,7 @@ class Retained:
 
     def _uncount(self, entry: int) -> None:
         self.bytes -= entry & SIZE_MASK
+        self._copies.pop(_position(entry), None)
         self._expiring -= entry >> EXPIRY_BITS > 0
 
     def _add_levels(self, name: str) -> None:
@@ -251,7 +257,7 @@ class Retained:
                 record = decode_record(data)
                 copy = Message(RETAINED_TOPIC, record.body, record.properties, 0, record.flag)
                 copy.born_ms, copy.born_host = record.born_ms, record.born_host
-                self._store.append(copy, 0)
+                self._copies[self._store.append(copy, 0).position] = self.origin(at)
 
 
 def _position(entry: int) -> int:

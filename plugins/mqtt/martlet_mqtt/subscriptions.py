@@ -194,7 +194,7 @@ class Subscriptions:
             return
         if handling == 2 or (handling == 1 and not is_new) or not len(retained):
             return
-        self._outgoing.send_retained(retained.matches(grant.subscription.topic_filter), grant)
+        self._outgoing.send_retained(retained.matches(grant.subscription.topic_filter), grant, is_new=is_new)
 
     def unsubscribe(self, packet: Unsubscribe) -> Awaitable[None] | None:
         """Act on UNSUBSCRIBE. Raises `Refused`."""
