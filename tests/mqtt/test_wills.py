@@ -8,6 +8,7 @@ import trio
 from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
 from trio.testing import MockClock
 
+from martlet.steps import finish_now
 from martlet.testing.clock import TrioClock
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
@@ -201,3 +202,21 @@ async def test_only_a_client_without_an_identifier_is_told_which_one_it_got(tmp_
         assert name
         _, answer = await mqtt.answer(Connect(name, V5))
         assert answer.properties.text(Property.ASSIGNED_CLIENT_IDENTIFIER) is None
+
+
+@pytest.mark.parametrize("is_sweep_first", [True, False])
+async def test_a_will_is_published_once_when_its_session_ends_at_the_same_moment(
+    tmp_path: Path, mock_clock: MockClock, is_sweep_first: bool
+) -> None:
+    async with mqtt_broker(tmp_path, clock=TrioClock()) as mqtt:
+        watcher = await watching(mqtt)
+        talk = await mqtt.connect("c", expiry_s=20, will=later(1000))
+        await leave(mqtt, talk, "c")
+        await mqtt.settle()
+        sessions = mqtt.context.broker.sessions
+        owner: wills.Wills = sessions.ending["mqtt"].__self__  # type: ignore[attr-defined]
+        mock_clock.jump(21)
+        steps = [sessions.sweep, owner._publish_all_due]
+        for each in steps if is_sweep_first else reversed(steps):
+            finish_now(each())
+        assert await payloads(watcher) == [b"gone"]

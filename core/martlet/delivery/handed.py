@@ -5,7 +5,6 @@ many at a time.
 """
 
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple, final
@@ -27,13 +26,60 @@ class Chunk(NamedTuple):
 
 
 @final
+class Chunks:
+    """The chunks of one encoding, in log order."""
+
+    __slots__ = ("_chunks", "_lasts")
+
+    def __init__(self) -> None:
+        self._chunks: list[Chunk] = []
+        self._lasts: list[int] = []  # the last position of each
+
+    def __bool__(self) -> bool:
+        return bool(self._chunks)
+
+    def append(self, chunk: Chunk) -> None:
+        self._chunks.append(chunk)
+        self._lasts.append(chunk.positions[-1])
+
+    def drop_before(self, position: int) -> int:
+        """Drop chunks whose messages are all before *position*; return their size."""
+        count = bisect_left(self._lasts, position)
+        size = sum([chunk.size for chunk in self._chunks[:count]])
+        del self._chunks[:count], self._lasts[:count]
+        return size
+
+    def joined(self, positions: list[int]) -> tuple[bytes, list[int]] | None:
+        """Return the frames of the messages at *positions*, and their ends; None if some are missing."""
+        pieces: list[bytes] = []
+        ends: list[int] = []
+        at, count, size, number = 0, len(positions), 0, 0
+        while at < count:
+            number = bisect_left(self._lasts, positions[at], number)
+            if number == len(self._chunks):
+                return None
+            own, data, own_ends, start = self._chunks[number]
+            first = bisect_left(own, positions[at])
+            if own[first] != positions[at]:
+                return None
+            last = _equal_until(own, first, positions, at)
+            begin = own_ends[first - 1] if first else start
+            pieces.append(data[begin : own_ends[last - 1]])
+            shift = size - begin
+            ends += [end + shift for end in islice(own_ends, first, last)] if shift else own_ends[first:last]
+            size = ends[-1]
+            at += last - first
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces), ends
+
+
+@final
 class HandedFrames:
-    """What was handed on and is not routed yet, by encoding, in log order; ``size`` in bytes."""
+    """What was handed on and is not routed yet, by encoding; ``size`` in bytes."""
 
     __slots__ = ("_chunks", "size")
 
     def __init__(self) -> None:
-        self._chunks: dict[str, deque[Chunk]] = {}
+        self._chunks: dict[str, Chunks] = {}
         self.size = 0
 
     def __bool__(self) -> bool:
@@ -43,7 +89,7 @@ class HandedFrames:
         """Keep the frames of messages at *positions*, which increase and are beyond those that were added before."""
         chunk = Chunk(list(positions), data, ends, start)
         self.size += chunk.size
-        self._chunks.setdefault(encoding, deque()).append(chunk)
+        self._chunks.setdefault(encoding, Chunks()).append(chunk)
 
     def find(self, positions: list[int]) -> Iterator[tuple[str, bytes, list[int]]]:
         """Yield each encoding in which the messages at *positions*, which increase, were all handed on.
@@ -51,15 +97,14 @@ class HandedFrames:
         With it come the frames, and the end of each.
         """
         for encoding, chunks in self._chunks.items():
-            found = _joined(chunks, positions)
+            found = chunks.joined(positions)
             if found is not None:
                 yield encoding, *found
 
     def drop_before(self, position: int) -> None:
-        """Drop chunks whose messages are all before *position*."""
+        """Drop what belongs to messages before *position*, except if it came together with later ones."""
         for encoding, chunks in list(self._chunks.items()):
-            while chunks and chunks[0].positions[-1] < position:
-                self.size -= chunks.popleft().size
+            self.size -= chunks.drop_before(position)
             if not chunks:
                 del self._chunks[encoding]
 
@@ -67,33 +112,6 @@ class HandedFrames:
         """Drop everything."""
         self._chunks.clear()
         self.size = 0
-
-
-def _joined(chunks: deque[Chunk], positions: list[int]) -> tuple[bytes, list[int]] | None:
-    """Return the frames of the messages at *positions*, and their ends; None if some are missing."""
-    pieces: list[bytes] = []
-    ends: list[int] = []
-    at, count, size = 0, len(positions), 0
-    for own, data, own_ends, start in chunks:
-        if at == count:
-            break
-        if own[-1] < positions[at]:
-            continue
-        first = bisect_left(own, positions[at])
-        while at < count and own[first] == positions[at]:
-            last = _equal_until(own, first, positions, at)
-            begin = own_ends[first - 1] if first else start
-            pieces.append(data[begin : own_ends[last - 1]])
-            shift = size - begin
-            ends += [end + shift for end in islice(own_ends, first, last)] if shift else own_ends[first:last]
-            size = ends[-1]
-            at += last - first
-            if at == count or own[-1] < positions[at]:
-                break
-            first = bisect_left(own, positions[at], last)
-    if at < count:
-        return None
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces), ends
 
 
 def _equal_until(own: list[int], first: int, positions: list[int], at: int) -> int:

@@ -73,8 +73,8 @@ class EventPump(Generic[T]):
     def watch(self, fd: int, reading: T) -> None:
         """Read from the socket *fd* from now on; ignored after `run` was cancelled."""
         if not self._sockets.closed:
-            self._watched[fd] = reading
             self._sockets.register(fd, select.EPOLLIN)
+            self._watched[fd] = reading
 
     def unwatch(self, fd: int, reading: T) -> None:
         """Stop reading from *fd*; call it before closing *fd*. Ignored if *fd* is not watched for *reading*."""

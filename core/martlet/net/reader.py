@@ -56,7 +56,7 @@ class Reader:
         self._look_bytes = config.unsent_bytes_max // 8
         self.pump: EventPump[Reading] | None = None  # set while it runs
         self.turns = ReadTurns()  # for peers that the pump does not read from
-        self._in_line: set[ServerPeer] = set()  # those that can be read, and wait for their turn
+        self._in_line: set[ServerPeer] = set()  # those for which the server has something to do first
         self.deadlines = Deadlines(self._deadline_passed)
         self.incomplete: IncompleteRequests[ServerPeer] = IncompleteRequests(
             config.incomplete_total_bytes_max, config.incomplete_address_bytes_max
@@ -74,9 +74,14 @@ class Reader:
         if self.pump is None or not isinstance(transport, SocketTransport):
             return False
         reading = Reading(peer, self.pump, transport.fileno(), attend)
-        transport.on_close = reading.close
         reading.watch()
+        transport.on_close = reading.close
         return True
+
+    def forget(self, peer: ServerPeer) -> None:
+        """Drop what is kept of *peer*, which has ended."""
+        self.incomplete.forget(peer)
+        self._in_line.discard(peer)
 
     async def read(self, peer: ServerPeer, reading: Reading | None) -> bool:
         """Read until the client's side ends or an error occurs, which closes only this connection.
@@ -90,7 +95,7 @@ class Reader:
                 return await self._attend(peer, reading)
             else:
                 first, reading.first = reading.first, None
-                await self.turns.wait()
+                await self._wait_turn(peer)
                 await self._read(peer, first)
         except Exception as error:
             self._ended_by(peer, error)
@@ -132,6 +137,7 @@ class Reader:
         await self._open(peer, first)
         del first
         while peer.state < CLOSING:
+            await peer.transport.wait_readable()
             await self._wait_turn(peer)
             data = peer.transport.receive(RECEIVE_BYTES)
             if data is None:
@@ -178,6 +184,7 @@ class Reader:
     async def _receive_some(self, peer: ServerPeer) -> bytes:
         """Return the next bytes from the transport; empty at the end."""
         while True:
+            await peer.transport.wait_readable()
             await self._wait_turn(peer)
             data = peer.transport.receive(RECEIVE_BYTES)
             if data is not None:
@@ -186,8 +193,7 @@ class Reader:
                 peer.drain()
 
     async def _wait_turn(self, peer: ServerPeer) -> None:
-        """Return when *peer* can be read, and it is its turn."""
-        await peer.transport.wait_readable()
+        """Return when it is the turn of *peer*, which can be read."""
         self._in_line.add(peer)
         try:
             await self.turns.wait()
@@ -230,6 +236,8 @@ class Reader:
         finally:
             reading.in_round = False
         reading.ended = reading.ended or peer.state >= CLOSING
+        if reading.first is not None or reading.events is not None:
+            self._in_line.add(peer)
         if reading.ended or reading.first is not None or reading.events is not None or peer.over:
             reading.stop()
 
@@ -286,21 +294,32 @@ class Reader:
     async def _go_on(self, peer: ServerPeer, events: Iterator[Any], received: int, now: float) -> None:
         """Wait for the rest of a request or for room in the output, and handle the remaining *events*."""
         done = False
-        while not done:
-            if peer.rest is not None:
-                await self._wait_rest(peer)
-            elif peer.over:
-                self._note_incomplete(peer, received, now)
-                await peer.wait_room()
-            else:
-                await trio.lowlevel.checkpoint()
-            if peer.state >= CLOSING:
-                return
-            self._rounds.begin()
-            try:
-                done = self._handle(peer, events)
-            finally:
-                self._rounds.end()
+        self._in_line.add(peer)
+        try:
+            while not done:
+                if peer.rest is not None:
+                    await self._wait_rest(peer)
+                elif peer.over:
+                    self._note_incomplete(peer, received, now)
+                    await self._wait_room(peer)
+                else:
+                    await trio.lowlevel.checkpoint()
+                if peer.state >= CLOSING:
+                    return
+                self._rounds.begin()
+                try:
+                    done = self._handle(peer, events)
+                finally:
+                    self._rounds.end()
+        finally:
+            self._in_line.discard(peer)
+
+    async def _wait_room(self, peer: ServerPeer) -> None:
+        """Wait until *peer* has read some of its answers; its deadline counts meanwhile."""
+        self._in_line.discard(peer)
+        self.deadlines.watch(peer)
+        await peer.wait_room()
+        self._in_line.add(peer)
 
     async def _wait_rest(self, peer: ServerPeer) -> None:
         """Wait for the rest of a request; earlier answers were sent, later requests of this peer wait."""

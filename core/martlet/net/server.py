@@ -66,6 +66,7 @@ class Server:
         self._gave_way = 0
         self._peers: dict[ServerPeer, None] = {}
         self._attended: set[ServerPeer] = set()  # those with a task
+        self._has_stopped = False
         self._origins: Origins[ServerPeer] = Origins()
         self._nursery: trio.Nursery | None = None
         self._listeners: list[socket.socket] = []
@@ -200,13 +201,21 @@ class Server:
         self._traffic[protocol.traffic] = None
         self._origins.add(peer, peer.origin)
         log.debug("%s connected to %s", address, protocol.name)
-        if not self._reader.begin(peer, self._attend):
+        try:
+            is_read = self._reader.begin(peer, self._attend)
+        except Exception as error:
+            peer.lose(error)
+            self._finish(peer)
+            return
+        if self._has_stopped:
+            self._finish(peer)
+        elif not is_read:
             self._start(peer, None)
 
     def _attend(self, reading: Reading) -> None:
         """Handle that the pump cannot go on with *reading*: the end of an idle peer at once, all else in a task."""
         peer = reading.peer
-        if reading.ended and peer.idle and not peer.is_working:
+        if reading.ended and reading.events is None and peer.idle and not peer.is_working:
             self._finish(peer)
         elif peer.state is not CLOSED:
             self._start(peer, reading)
@@ -224,7 +233,7 @@ class Server:
             if not goes_on:
                 await self._ends.wait()
         finally:
-            if goes_on:
+            if goes_on and not self._has_stopped:
                 self._attended.discard(peer)
             else:
                 await self._end(peer)
@@ -241,11 +250,13 @@ class Server:
 
     def _finish(self, peer: ServerPeer) -> None:
         """Free the resources of *peer*."""
+        if peer.state is CLOSED:
+            return
         peer.end_reading()
         self._peers.pop(peer, None)
         self._attended.discard(peer)
         self._origins.remove(peer, peer.origin)
-        self._reader.incomplete.forget(peer)
+        self._reader.forget(peer)
         peer.end()
         self._tell_closed(peer)
         peer.drop_handler()
@@ -256,8 +267,10 @@ class Server:
         try:
             await trio.sleep_forever()
         finally:
-            for peer in [each for each in self._peers if each not in self._attended]:
-                self._finish(peer)
+            self._has_stopped = True
+            for peer in list(self._peers):
+                if peer not in self._attended:  # `Handler.closed` of another one may have closed it
+                    self._finish(peer)
 
     def _tell_closed(self, peer: ServerPeer) -> None:
         try:

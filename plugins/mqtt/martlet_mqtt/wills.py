@@ -82,6 +82,8 @@ class Wills:
         self._latest: dict[str, float] = {}  # the time that counts, by identifier
         # Clients that said DISCONNECT lately: their sessions may still keep the will, if the disk was full.
         self._unwanted: set[str] = set()
+        # Clients whose will was published, with the end of the log then: the table of sessions may not know it yet.
+        self._published: dict[str, int] = {}
         self._woken = trio.Event()
 
     # a client is gone
@@ -103,6 +105,21 @@ class Wills:
                 _note(gate, changes)
         else:
             self._context.counters.wills += 1
+            self._note_published(client_id)
+
+    def _note_published(self, client_id: str) -> None:
+        store = self._context.broker.store
+        if len(self._published) >= SPARE:
+            self._published = {each: end for each, end in self._published.items() if end > store.readable}
+        self._published[client_id] = store.appended
+
+    def _was_published(self, client_id: str) -> bool:
+        """Whether the will was published just now, so that the table of sessions may still have it."""
+        broker, end = self._context.broker, self._published.get(client_id, 0)
+        if broker.store.readable < end or (end and not broker.projections.has_applied(broker.sessions.table)):
+            return True
+        self._published.pop(client_id, None)
+        return False
 
     def _store(self, gate: Gate, client_id: str, data: bytes, changes: JointChanges | None) -> None:
         context, (_, packet) = self._context, decode_will(data)
@@ -145,6 +162,7 @@ class Wills:
         """Publish nothing for *client_id*, which is connected again and may have another will."""
         self._latest.pop(client_id, None)
         self._unwanted.discard(client_id)
+        self._published.pop(client_id, None)
 
     def of_ended(self, session: Session, identity: Identity) -> None:
         """Publish the will that *session* still keeps, because it ends now (MQTT 5 section 3.1.3.2.2)."""
@@ -162,7 +180,7 @@ class Wills:
         """Publish the will of a session that ends."""
         self._context.counters.expired_sessions += 1
         client_id = state.key.partition(" ")[2]
-        if not state.data or client_id in self._unwanted:
+        if not state.data or client_id in self._unwanted or self._was_published(client_id):
             return
         try:
             self.publish(Identity(state.owner), client_id, state.data, None)
@@ -232,6 +250,8 @@ class Wills:
         sessions = self._context.broker.sessions
         sessions.find_lost()
         state, has_client = sessions.find(PROTOCOL, client_id)
+        if self._was_published(client_id):
+            return
         if state is None or has_client or not state.data:
             stored = sessions.table.get(f"{PROTOCOL} {client_id}")
             if has_client or stored is None or not stored.data:
