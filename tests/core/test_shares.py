@@ -101,6 +101,46 @@ async def test_members_share_and_the_committed_offset_follows_acknowledgements()
         assert not two.member.ack(9, 4)
 
 
+async def test_a_group_whose_last_member_leaves_is_the_same_for_one_that_joins_before_the_commit() -> None:
+    async with broker_in_memory(flush="sync") as broker:
+        broker.topics.ensure("t", 1)
+        publish(broker, "t", 0, b"a", b"b", b"c")
+        await broker.store.wait_flushed(broker.store.appended)
+        one = Competitor(broker, credit=2)
+        assert one.turn() == ["0:0:a", "0:1:b"]
+        assert one.member.ack(0, 0)
+        assert one.member.ack(0, 1)
+        one.member.leave()
+        two = Competitor(broker)
+        assert two.turn() == ["0:2:c"]
+        assert two.member.ack(0, 2)
+        two.member.leave()
+        assert broker.shares.statistics()["shares"] == 1, "what it has is not stored yet"
+        broker.store.commit()
+        await broker.store.wait_flushed(broker.store.appended)
+        assert Competitor(broker).turn() == []
+
+
+async def test_a_group_that_cannot_be_stored_stays_in_memory_until_it_can(autojump_clock: MockClock) -> None:
+    disk = FakeDisk()
+    async with broker_in_memory(disk, delivery=DeliveryConfig(share_memory_s=1)) as broker:
+        broker.topics.ensure("t", 1)
+        publish(broker, "t", 0, b"a", b"b")
+        one = Competitor(broker)
+        assert one.turn() == ["0:0:a", "0:1:b"]
+        broker.store.commit()
+        disk.free_bytes = 0
+        disk.fail_next("write", errno.ENOSPC)
+        assert one.member.ack(0, 0)
+        one.member.leave()
+        await trio.sleep(100)
+        assert broker.shares.statistics()["shares"] == 1
+        disk.free_bytes = None
+        await trio.sleep(100)
+        assert broker.shares.statistics()["shares"] == 0
+        assert await Competitor(broker).drain() == ["0:1:b"]
+
+
 async def test_a_new_group_remembers_where_it_began() -> None:
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)

@@ -336,6 +336,10 @@ class GroupNotes:
         """Return the groups and queues that have state now, or will have with the next commit."""
         return self._numbers.keys() | self._state.known()
 
+    def is_applied(self, key: Key) -> bool:
+        """Return whether the stored state of *key* has all that was noted."""
+        return key not in self._pending and self._unsure.get(key, 0) <= self._store.readable
+
     def open(self, key: Key, source: Source) -> None:
         """Use *source* as the live state of *key*."""
         self._sources[key] = source
@@ -458,6 +462,12 @@ class GroupNotes:
             for key in self._unsure:
                 self._again(key)
 
+    def try_again(self) -> None:
+        """Write what could not be written, if the store accepts it now."""
+        self._find_lost()
+        if self._pending:
+            self._store.commit_soon()
+
     def _again(self, key: Key) -> None:
         if key not in self._sources:
             return
@@ -491,8 +501,8 @@ class GroupNotes:
             return False  # the note would undo the acknowledgement, which precedes it in the log
         if source is not None:
             self._get(lane.key).again = True
-        elif lane.key in self._pending or self._unsure.get(lane.key, 0) > self._store.readable:
-            return False  # the last note has not been applied yet
+        elif not self.is_applied(lane.key):
+            return False
         else:
             self._get(lane.key).replace(whole(lane.next, lane.leases.items()))
         return True

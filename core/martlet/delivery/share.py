@@ -44,6 +44,7 @@ RUNS_AHEAD: Final = 4
 UNREAD: Final = "unread"
 ALL_BYTES: Final = 1 << 62
 STALL_S: Final = 0.1
+STORED_S: Final = 1.0  # until a group without members is looked at again whose state could not be stored yet
 # Leases that one turn of the event loop ends: a few milliseconds of work.
 LAPSED_A_TURN: Final = 4096
 LAPSED_AT_START: Final = 512
@@ -289,10 +290,18 @@ class Share:
         return self._owner.now(), self._owner.clock.now_ms()
 
     def idle(self, now: float) -> bool:
-        """Return whether to drop this object: no members, and no unsettled messages or no member for a long time."""
-        if self._members:
+        """Return whether to drop this object: no members, and no unsettled messages or no member for a long time.
+
+        A group that comes back continues as it is stored, so everything must be stored.
+        """
+        if self._members or not self._is_stored:
             return False
         return now >= self._forget_at or not (self._unopened or any(lane.leases.size for lane in self._lanes.values()))
+
+    @property
+    def _is_stored(self) -> bool:
+        """Whether the stored state has all that was noted."""
+        return all(self._owner.notes.is_applied(lane.key) for lane in self._lanes.values())
 
     def follow(self, topic: Topic, *, new: bool = False) -> None:
         """Share all present queues of *topic*."""
@@ -1006,6 +1015,9 @@ class Share:
         """
         back = 0
         lost: list[Hashable] = []
+        if now >= self._forget_at and not (self._members or self._is_stored):
+            self._forget_at = now + STORED_S
+            self._owner.notes.try_again()
         if self._unopened:
             most -= self._open_lane(next(iter(self._unopened))).leases.size
             self._owner.alarm(-math.inf)
