@@ -16,6 +16,7 @@ from martlet.contracts import Identity
 from martlet.delivery import cursor as cursor_module
 from martlet.delivery.cursor import Cursor, Feed, Permit, Place
 from martlet.delivery.fanout import Encoding, parts
+from martlet.delivery.interest import FilterTrie
 from martlet.delivery.tail_reader import RECEIVERS_A_SLICE, RECEIVERS_COUNTED
 from martlet.errors import Reason, Refused
 from martlet.message import Message
@@ -162,6 +163,36 @@ async def test_a_cursor_that_comes_while_others_are_swept_begins_at_its_own_posi
         assert late.take() == [str(n) for n in range(37, 64)]
         assert latest.take() == ["63"]
         assert (feed.sweeps, feed.viewed) == (1, 64)
+
+
+async def test_cursors_with_many_filters_change_places_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cursor_module, "FILTERS_A_SLICE", 10)
+    added: list[int] = []
+    add = FilterTrie[Cursor].add
+
+    def counted(trie: FilterTrie[Cursor], topic_filter: str, subscriber: Cursor, value: Hashable = None) -> None:
+        added[-1] += 1
+        add(trie, topic_filter, subscriber, value)
+
+    monkeypatch.setattr(FilterTrie, "add", counted)
+    for step in ("_take_along", "_join_some"):
+        original = getattr(Feed, step)
+
+        def noted(feed: Feed, original: Callable[[Feed], object] = original) -> object:
+            added.append(0)
+            return original(feed)
+
+        monkeypatch.setattr(Feed, step, noted)
+    async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:
+        feed = feed_of(broker)
+        send(broker, "name 3", "x")
+        await settle(broker)
+        clients = [Client(feed, *[f"name {number}" for number in range(count)], position=0) for count in (4, 4, 4, 30)]
+        await settle(broker)
+        assert {place(each) for each in clients} == {Place.TAIL}
+        assert [each.take() for each in clients] == [["x"]] * 4
+    assert sum(added) == 2 * 42
+    assert set(added) <= {0, 4, 8, 30}
 
 
 async def test_a_full_cursor_keeps_its_position_and_continues_when_it_is_collected() -> None:
