@@ -292,3 +292,19 @@ def test_names_are_kept_once(first: str, second: str) -> None:
             continue
         assert found is known.find_raw(each.encode())
         assert found.text == each
+
+
+@pytest.mark.parametrize("version", [V4, V5])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("more", [1, 2, 3])
+def test_a_length_with_needless_bytes_is_left_to_the_codec(version: int, qos: int, more: int) -> None:
+    """Subscribers would get it as it came [MQTT-1.5.5-1]."""
+    usual = encode_packet(Publish("a", b"x", qos, packet_id=1 if qos else 0), version)
+    unusual = usual[:1] + bytes((usual[1] | 0x80,)) + b"\x80" * (more - 1) + b"\0" + usual[2:]
+    assert scan_publishes(unusual, 0, version, names(), 1000) is None
+    run = scan_publishes(usual + unusual, 0, version, names(), 1000)
+    assert run is not None
+    assert len(run.ends) == 1
+    found = decode_packet(unusual[0], unusual[2 + more :], version)
+    assert isinstance(found, Publish)
+    assert found.payload == b"x"

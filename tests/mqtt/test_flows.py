@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from tests.mqtt.mqtt_talk import mqtt_broker
 
+from martlet.delivery.sessions import Session
+from martlet.errors import Reason, Refused
 from martlet_mqtt.codec import encode_packet
 from martlet_mqtt.codes import V3, V4, V5, PacketType, ReasonCode
 from martlet_mqtt.packets import Ack, Connack, Connect, Disconnect, Publish, Suback, Subscribe, Subscription, Will
@@ -348,3 +350,42 @@ async def test_an_alias_never_makes_a_message_too_large_nor_drops_one(tmp_path: 
             assert len(encode_packet(packet, V5)) <= limit
             await talk.acknowledge(packet)
         assert await talk.rest() == []
+
+
+async def test_a_subscription_that_is_replaced_by_qos_0_brings_what_waited_for_it(tmp_path: Path) -> None:
+    """MQTT 5 section 3.8.4: no message is lost because a subscription is replaced."""
+    async with mqtt_broker(tmp_path) as mqtt:
+        talk = await mqtt.connect("c", expiry_s=100)
+        await talk.subscribe("a", qos=1)
+        talk.hang_up()
+        publisher = await mqtt.connect("p")
+        for number in range(50):
+            await publisher.publish("a", b"%d" % number, 1)
+        talk = mqtt.open()
+        properties = Properties({Property.SESSION_EXPIRY: 100, Property.RECEIVE_MAXIMUM: 1})
+        again = Connect("c", V5, False, properties=properties)
+        await talk.send(again, Subscribe(1, (Subscription("a", 0),)))
+        assert (await talk.expect(Connack)).session_present
+        assert (await talk.expect(Suback)).codes == (0,)
+        found = await talk.messages(1)
+        await talk.acknowledge(found[0])
+        found += await talk.messages(49)
+        assert [each.payload for each in found] == [b"%d" % number for number in range(50)]
+        await publisher.publish("a", b"new", 1)
+        assert [(each.qos, each.payload) for each in await talk.messages(1)] == [(0, b"new")]
+
+
+async def test_a_shared_subscription_that_is_refused_brings_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(session: Session, topic_filter: str, options: bytes) -> None:
+        raise Refused(Reason.BUSY, "the session is full")
+
+    async with mqtt_broker(tmp_path) as mqtt:
+        member, talk = await mqtt.connect("m"), await mqtt.connect("c")
+        await member.subscribe("$share/g/a", qos=1)
+        monkeypatch.setattr(Session, "subscribe", refuse)
+        assert await talk.subscribe("$share/g/a", qos=1) == (ReasonCode.QUOTA_EXCEEDED,)
+        for number in range(6):
+            await talk.publish("a", b"%d" % number, 1)
+        assert await member.payloads(6) == [b"%d" % number for number in range(6)]

@@ -5,7 +5,7 @@ the broker is killed and starts on a disk with space; the client obeys the speci
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from errno import ENOSPC
 from pathlib import Path
 from random import Random
@@ -21,7 +21,18 @@ from martlet.testing.clock import TrioClock
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
 from martlet_mqtt.codes import V4, V5, PacketType, ReasonCode
-from martlet_mqtt.packets import Ack, Connack, Connect, Disconnect, Packet, Pingreq, Pingresp, Publish
+from martlet_mqtt.packets import (
+    Ack,
+    Connack,
+    Connect,
+    Disconnect,
+    Packet,
+    Pingreq,
+    Pingresp,
+    Publish,
+    Subscribe,
+    Subscription,
+)
 from martlet_mqtt.properties import NO_PROPERTIES, Properties, Property
 
 DATA = Path("/data")
@@ -179,6 +190,11 @@ async def receive_until(receiver: Receiver, mqtt: Running, is_enough: Callable[[
         talk.hang_up()
 
 
+async def refuse(mqtt: Running) -> None:
+    while not mqtt.broker.store.admission.refusal:  # noqa: ASYNC110
+        await trio.sleep(1)
+
+
 async def serve_again(mqtt: Running) -> None:
     while mqtt.broker.store.admission.refusal:  # noqa: ASYNC110
         await trio.sleep(1)
@@ -230,3 +246,53 @@ async def finish(mqtt: Running, publisher: Publisher, receiver: Receiver) -> Non
     assert receiver.received.keys() <= {*publisher.stored, b"last"}
     twice = [payload for payload, qos in publisher.stored.items() if qos == 2 and receiver.received[payload] > 1]
     assert twice == []
+
+
+async def test_a_release_after_a_failed_commit_is_not_answered(autojump_clock: MockClock) -> None:
+    """Else the client would use the identifier again, and the broker take the new message for the old one."""
+    full = FullDisk("log")
+    async with broker(full.disk) as mqtt:
+        watcher = await mqtt.connect("w")
+        await watcher.subscribe("b", qos=0)
+        talk = await mqtt.connect("c", V4, clean=False)
+        await talk.subscribe("a", qos=1)
+        assert await (await mqtt.connect("p")).publish("a", b"1", 1) == ReasonCode.SUCCESS
+        (packet,) = await talk.messages(1)
+        await talk.send(Publish("b", b"old", 2, packet_id=1))
+        await talk.expect(Ack)
+        full.fill(mqtt)
+        await talk.send(Ack(PacketType.PUBACK, packet.packet_id))
+        await refuse(mqtt)
+        with suppress(*GONE):
+            await talk.send(Ack(PacketType.PUBREL, 1))
+        assert await talk.closed() is None
+        full.free()
+        await serve_again(mqtt)
+        talk = await mqtt.connect("c", V4, clean=False)
+        await talk.send(Ack(PacketType.PUBREL, 1))
+        done = await talk.expect(Ack)
+        assert (done.kind, done.packet_id) == (PacketType.PUBCOMP, 1)
+        await talk.publish("b", b"new", 2, packet_id=1)
+        assert await watcher.payloads(2) == [b"old", b"new"]
+
+
+async def test_a_subscribe_that_loses_its_session_leaves_no_member_behind(autojump_clock: MockClock) -> None:
+    full = FullDisk("log")
+    async with broker(full.disk) as mqtt:
+        talk = await mqtt.connect("c", expiry_s=1000)
+        await talk.subscribe("a", qos=1)
+        assert await (await mqtt.connect("p")).publish("a", b"1", 1) == ReasonCode.SUCCESS
+        (packet,) = await talk.messages(1)
+        full.fill(mqtt)
+        await talk.send(Ack(PacketType.PUBACK, packet.packet_id))
+        await refuse(mqtt)
+        full.free()
+        await serve_again(mqtt)
+        with suppress(*GONE):
+            filters = tuple(Subscription(f"$share/g{number}/x", 1) for number in range(3))
+            await talk.send(Subscribe(9, filters))
+        last = await talk.closed()
+        assert isinstance(last, Disconnect), last
+        assert last.reason == ReasonCode.QUOTA_EXCEEDED
+        await trio.sleep(10)
+        assert mqtt.broker.shares.statistics()["members"] == 0

@@ -8,6 +8,7 @@ import trio
 from tests.mqtt.mqtt_talk import mqtt_broker
 from trio.testing import MockClock
 
+from martlet.message import Message
 from martlet.testing.clock import TrioClock
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
@@ -214,3 +215,16 @@ async def test_administrators_list_and_disconnect_clients(tmp_path: Path) -> Non
         assert last.reason == ReasonCode.ADMINISTRATIVE_ACTION
         _, answer = await mqtt.answer(Connect("other", V5, False))
         assert answer.session_present
+
+
+@pytest.mark.parametrize("expires_ms", ["9" * 17, "9" * 18, "9" * 30])
+async def test_a_time_of_expiry_that_mqtt_cannot_say_reaches_subscribers(tmp_path: Path, expires_ms: str) -> None:
+    async with mqtt_broker(tmp_path) as mqtt:
+        talks = [await mqtt.connect(f"c{version}", version) for version in (V4, V5)]
+        for talk in talks:
+            await talk.subscribe("a")
+        properties = f"TAGS\x01a\x02EXPIRES_MS\x01{expires_ms}\x02".encode()
+        mqtt.broker.publish(Message("mqtt", b"for ever", properties, 0))
+        for talk in talks:
+            assert await talk.payloads(1) == [b"for ever"]
+            assert await talk.rest() == []

@@ -485,11 +485,15 @@ async def test_a_session_returns_although_one_of_its_filters_may_not_be_followed
         assert await talk.ask("UNSUB b") == "OK"
 
 
-async def test_nobody_is_served_once_the_topic_is_gone(tmp_path: Path) -> None:
+async def test_a_topic_that_was_deleted_is_followed_again_when_it_is_created(tmp_path: Path) -> None:
     async with topics_broker(tmp_path) as topics:
+        first = await topics.connect("first")
+        assert await first.ask("SUB a 1") == "OK"
         topics.broker.topics.delete("topics")
-        talk = await topics.connect(
-            "me", "ERR 0 0 PROTOCOL topic[topics] does not exist; create it, or publish to it first"
-        )
-        with pytest.raises(EOFError):
-            await talk.line()
+        second = await topics.connect("second", "OK new")
+        assert await second.ask("SUB a 1") == "OK"
+        topics.broker.topics.ensure("topics", 2)
+        await published(await topics.connect(), ("a", b"1"))
+        for talk in (first, second):
+            assert await talk.bodies(1) == [b"1"]
+            assert await talk.rest() == []

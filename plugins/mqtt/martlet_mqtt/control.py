@@ -38,6 +38,8 @@ __all__ = ["PREFIX", "RESPONSE", "answer_request"]
 PREFIX: Final = "$CONTROL/martlet/v1/"
 RESPONSE: Final = b"$CONTROL/martlet/v1/response"
 ROWS_A_MESSAGE: Final = 500
+# Larger JSON could keep others waiting for long.
+REQUEST_BYTES_MAX: Final = 16_384
 
 Row = dict[str, Any]
 
@@ -64,6 +66,9 @@ def answer_request(
 
     try:
         gate.manage_broker()
+        if len(packet.payload) > REQUEST_BYTES_MAX:
+            send({"error": f"the request has {len(packet.payload)} bytes; at most {REQUEST_BYTES_MAX} are accepted"})
+            return
         request = orjson.loads(packet.payload) if packet.payload else {}
         work = _COMMANDS.get(command)
         if work is None or not isinstance(request, dict):

@@ -145,7 +145,8 @@ def encode_alone(
         properties = arrived.properties + shape.identifiers
         if arrived.expires_ms:
             left_s = max(0, arrived.expires_ms - now_ms + 999) // 1000
-            properties = _EXPIRY + left_s.to_bytes(4) + properties
+            # A producer of another protocol may have chosen a time beyond what MQTT can say.
+            properties = _EXPIRY + min(left_s, 0xFFFF_FFFF).to_bytes(4) + properties
     if expires and 0 < arrived.expires_ms <= now_ms:
         return b""
     flags = min(shape.qos, arrived.qos) << 1 | (retain or (arrived.retain and shape.keeps_retain))

@@ -37,7 +37,7 @@ from .packets import (
     Unsubscribe,
 )
 from .properties import NO_PROPERTIES, Properties, Property
-from .scanner import AckRun, PublishRun
+from .scanner import RUN_PACKETS_MAX, AckRun, PublishRun
 from .selecting import check_stored
 from .subscriptions import Subscriptions
 from .sys_topics import SysTopics
@@ -49,6 +49,7 @@ _VERSIONS: Final = {3: "3.1", 4: "3.1.1", 5: "5"}
 _SHOWN: Final = 80
 # User properties of a packet after which others have their turn: 1,000 take 10 ms.
 PROPERTIES_A_TURN: Final = 100
+FILTERS_A_TURN: Final = 8
 _PINGRESP: Final = b"\xd0\x00"
 
 
@@ -156,9 +157,10 @@ class MqttHandler:
         if rest is not None:
             await rest
 
-    def _answer_request(self, packet: Publish, incoming: Incoming) -> Awaitable[None]:
+    def _answer_request(self, packet: Publish, incoming: Incoming) -> Awaitable[None] | None:
         """Acknowledge a request of an administrator, and answer it in slices."""
-        incoming.acknowledge(packet)
+        if not incoming.acknowledge(packet):
+            return None
         context = self._context
         return context.broker.turns.finish(
             answer_request(context, self._the_gate, self._peer, packet, self._connection)
@@ -453,8 +455,7 @@ class MqttHandler:
         if self._outgoing is not None:
             self._sys.forget(self._outgoing)
             self._outgoing.close()
-        if self._subscriptions is not None:
-            self._subscriptions.is_ended = True
+        self._connection.end()
         self._incoming = self._outgoing = self._subscriptions = None
         connect, clients = self._connect, self._context.clients
         if connect is not None and clients.get(connect.client_id) is self:
@@ -480,9 +481,15 @@ async def _pause() -> None:
 
 def _takes_long(event: Event) -> bool:
     """Return whether others must have their turn before the next packet of this client."""
-    if isinstance(event, PublishRun | AckRun | Pingreq | Pingresp | LongPacket):
+    if isinstance(event, PublishRun):
+        return len(event.ends) >= RUN_PACKETS_MAX
+    if isinstance(event, AckRun):
+        return len(event.ids) >= RUN_PACKETS_MAX
+    if isinstance(event, Pingreq | Pingresp | LongPacket):
         return False
-    return len(event.properties.user) > PROPERTIES_A_TURN
+    count = len(event.subscriptions) if isinstance(event, Subscribe) else 0
+    count = len(event.filters) if isinstance(event, Unsubscribe) else count
+    return count > FILTERS_A_TURN or len(event.properties.user) > PROPERTIES_A_TURN
 
 
 def _packets_in(event: Event) -> int:

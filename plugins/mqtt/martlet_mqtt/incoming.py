@@ -103,12 +103,10 @@ class Incoming:
         context.counters.received += 1
         if packet.properties.identifiers:
             raise MqttError("PUBLISH has a subscription identifier, which only brokers send")
-        if packet.qos == 2 and INCOMING + packet.packet_id in self._session.flight:
-            self._peer.hold_until(NEXT_COMMIT)  # it was appended already, perhaps just now
-            self._answer(packet, ReasonCode.SUCCESS, "")
-            return
         try:
             name = self._name_of(packet)
+            if self._is_repeated(packet):
+                return
             is_reply = name.text.startswith(REPLIES)
             end = self._reply(packet, name) if is_reply else self._store(packet, name)
         except NotAccepted as error:
@@ -120,6 +118,14 @@ class Incoming:
             if packet.qos:
                 self._peer.hold_until(end)
                 self._answer(packet, ReasonCode.SUCCESS if end else ReasonCode.NO_MATCHING_SUBSCRIBERS, "")
+
+    def _is_repeated(self, packet: Publish) -> bool:
+        """Answer *packet* and return True if it is a message of QoS 2 that was taken already, perhaps just now."""
+        if packet.qos != 2 or INCOMING + packet.packet_id not in self._session.flight:
+            return False
+        self._peer.hold_until(NEXT_COMMIT)
+        self._answer(packet, ReasonCode.SUCCESS, "")
+        return True
 
     def _reply(self, packet: Publish, name: Name) -> int:
         """Send a reply to the client that waits for it; return 0 if none does. Raises as `_store`."""
@@ -179,10 +185,23 @@ class Incoming:
         elif packet.qos:
             self._answer(packet, reason, text)
 
-    def acknowledge(self, packet: Publish) -> None:
-        """Answer *packet* without storing it."""
+    def acknowledge(self, packet: Publish) -> bool:
+        """Answer *packet* without storing it; return False if it was taken already.
+
+        Raises:
+          Refused: the store accepts nothing at the moment.
+          MqttError: there are too many messages of QoS 2.
+        """
+        if self._is_repeated(packet):
+            return False
+        if packet.qos == 2:
+            self._count_open(1)
+            self._session.hold(INCOMING + packet.packet_id)
+            self._open += 1
+            self._peer.hold_until(self._session.until)
         if packet.qos:
             self._answer(packet, ReasonCode.SUCCESS, "")
+        return True
 
     def _answer(self, packet: Publish, reason: ReasonCode, text: str) -> None:
         """Acknowledge *packet*; clients of MQTT 3 cannot be told that it was refused [MQTT-3.3.5-2]."""
@@ -337,6 +356,8 @@ class Incoming:
         known = dict.fromkeys([packet_id for packet_id in ids if INCOMING + packet_id in flight])
         for first, count in ranges_of(list(known)):
             session.acknowledge(INCOMING + first, count)
+        if self._connection.state is State.ENDED:
+            return  # an earlier commit failed, so that the session still has them
         self._open -= len(known)
         self._peer.hold_until(session.until)
         self._context.counters.answers += len(ids)

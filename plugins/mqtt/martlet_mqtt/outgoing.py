@@ -169,11 +169,16 @@ class Outgoing:
         """Take part in a shared subscription. Raises `Refused`."""
         self._shares.add(grant, shared)
 
+    def unshare(self, topic_filter: str) -> None:
+        """Take no part in a shared subscription any more."""
+        self._shares.remove(topic_filter)
+
     def subscribe(self, grant: Grant) -> None:
         """Send messages for *grant* from now on. Raises `Refused`."""
         cursor, topic_filter = self._the_cursor, grant.subscription.topic_filter
         self._waiting.pop(topic_filter, None)
-        if grant.subscription.qos or cursor.place is Place.TAIL:
+        is_replaced = topic_filter in cursor.filters  # what waits for it must not be lost (MQTT 5 section 3.8.4)
+        if grant.subscription.qos or is_replaced or cursor.place is Place.TAIL:
             cursor.add_filter(topic_filter, grant)
         else:
             cursor.remove_filter(topic_filter)
@@ -304,9 +309,10 @@ class Outgoing:
                 continue
             if numbers[0] & RETAINED:
                 session.acknowledge(numbers[0])
-            session.hold(TWICE + packet_id)
+            if session.flight.get(TWICE + packet_id) != NO_MESSAGE:
+                session.hold(TWICE + packet_id)
             answers.append(b"\x62\x02" + packet_id.to_bytes(2))
-        if answers:
+        if answers and self._the_cursor.place is not Place.CLOSED:  # else the session was lost with a failed commit
             self._peer.hold_until(session.until)
             self._context.counters.answers += len(answers)
             self._peer.send(b"".join(answers))

@@ -112,7 +112,8 @@ def _long_size(data: bytes, at: int, end: int) -> tuple[int, int]:
         byte = data[place]
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, place + 1
+            # A length with more bytes than necessary is decoded and encoded again [MQTT-1.5.5-1].
+            return (value, place + 1) if byte else (end, end)
         shift += 7
     return end, end
 

@@ -12,7 +12,7 @@ from martlet.steps import Pace, Steps, finish_now
 
 from .codec import encode_packet
 from .codes import V5, ReasonCode
-from .connection import MqttConnection
+from .connection import MqttConnection, State
 from .context import Context
 from .errors import MqttError, NotAccepted, reason_of
 from .frames import Grant
@@ -32,7 +32,7 @@ FILTERS_A_SLICE: Final = 64
 
 @final
 class Subscriptions:
-    """Begins and ends them; made when the client is accepted. ``is_ended`` is set when it is gone."""
+    """Begins and ends them; made when the client is accepted."""
 
     __slots__ = (
         "_connection",
@@ -43,7 +43,6 @@ class Subscriptions:
         "_peer",
         "_session",
         "_sys",
-        "is_ended",
     )
 
     def __init__(
@@ -65,7 +64,11 @@ class Subscriptions:
         self._incoming = incoming
         self._outgoing = outgoing
         self._sys = sys_topics
-        self.is_ended = False
+
+    @property
+    def _is_ended(self) -> bool:
+        """Whether the client is gone, or its session was lost with a commit that failed."""
+        return self._connection.state is State.ENDED
 
     def resume(self, *, is_old: bool) -> None:
         """Go on with the subscriptions of the session; one that may not be read any more stays, and brings nothing."""
@@ -99,7 +102,7 @@ class Subscriptions:
     async def _subscribe_late(self, packet: Subscribe) -> None:
         """Subscribe when the retained messages are known that were acknowledged until now."""
         await self._context.broker.projections.wait_applied(self._context.retained)
-        if not self.is_ended:
+        if not self._is_ended:
             await self._context.broker.turns.finish(self._subscribe(packet))
 
     def _subscribe(self, packet: Subscribe) -> Steps[None]:
@@ -120,10 +123,10 @@ class Subscriptions:
             except Refused as refused:
                 codes.append(_reason_of(refused))
                 texts.append(str(refused))
-            if pace.is_over():
+            if pace.is_over() and not self._is_ended:
                 yield
-                if self.is_ended:
-                    return
+            if self._is_ended:
+                return
         self._mark()
         self._peer.hold_until(self._session.until)
         self._send(Suback(packet.packet_id, tuple(codes)), texts[0] if texts else "")  # for the first that is refused
@@ -131,7 +134,7 @@ class Subscriptions:
             self._send_retained(grant, is_new)
             if pace.is_over():
                 yield
-                if self.is_ended:
+                if self._is_ended:
                     return
 
     @property
@@ -163,7 +166,12 @@ class Subscriptions:
             raise NotAccepted(text, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)
         if shared is not None:
             self._share(grant, shared)
-        self._session.subscribe(topic_filter, options_of(grant))
+        try:
+            self._session.subscribe(topic_filter, options_of(grant))
+        except Refused:
+            if shared is not None and is_new:
+                self._outgoing.unshare(topic_filter)
+            raise
         if shared is None and not is_sys(topic_filter):
             self._outgoing.subscribe(grant)
             if is_new and grant.subscription.no_local and not self._incoming.marks:
@@ -210,10 +218,10 @@ class Subscriptions:
                 self._outgoing.unsubscribe(topic_filter)
                 self._sys.unsubscribe(self._outgoing, topic_filter)
             codes.append(ReasonCode.SUCCESS if is_known else ReasonCode.NO_SUBSCRIPTION_EXISTED)
-            if pace.is_over():
+            if pace.is_over() and not self._is_ended:
                 yield
-                if self.is_ended:
-                    return
+            if self._is_ended:
+                return
         self._mark()
         self._peer.hold_until(self._session.until)
         self._send(Unsuback(packet.packet_id, tuple(codes)))
