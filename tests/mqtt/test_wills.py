@@ -219,4 +219,6 @@ async def test_a_will_is_published_once_when_its_session_ends_at_the_same_moment
         steps = [sessions.sweep, owner._publish_all_due]
         for each in steps if is_sweep_first else reversed(steps):
             finish_now(each())
-        assert await payloads(watcher) == [b"gone"]
+        await mqtt.settle()
+        assert await watcher.payloads(1) == [b"gone"]
+        assert await payloads(watcher) == []

@@ -221,6 +221,7 @@ class Share:
         "_dead",
         "_forget_at",
         "_lanes",
+        "_look_at",
         "_members",
         "_newest",
         "_owner",
@@ -272,6 +273,7 @@ class Share:
         self._turn_left = MESSAGES_A_TURN  # of the next lane
         self._stalled_at = math.inf
         self._forget_at = owner.now() + owner.config.share_memory_s
+        self._look_at = math.inf  # whether the state is stored
         # A queue added while the group was inactive is read from its beginning, as it is for an active group.
         known = any(owner.state.get(self.key(queue_id)) for queue_id in range(topic.read_queues))
         self.follow(topic, new=not (known or (policy is None and owner.groups.committed(group, topic.name))))
@@ -1005,8 +1007,8 @@ class Share:
 
     def deadline(self) -> float:
         """Return when `tick` is due next."""
-        forget_at = math.inf if self._members else self._forget_at
-        return min(forget_at, self._stalled_at, self._timers[0][0] if self._timers else math.inf)
+        forget_at = math.inf if self._members or self._look_at < math.inf else self._forget_at
+        return min(forget_at, self._look_at, self._stalled_at, self._timers[0][0] if self._timers else math.inf)
 
     def tick(self, now: float, most: int = LAPSED_A_TURN) -> int:
         """Take back about *most* messages whose lease ended, and store dead letters; return what is left of *most*.
@@ -1015,8 +1017,9 @@ class Share:
         """
         back = 0
         lost: list[Hashable] = []
-        if now >= self._forget_at and not (self._members or self._is_stored):
-            self._forget_at = now + STORED_S
+        self._look_at = math.inf
+        if not (self._members or self._is_stored):
+            self._look_at = now + STORED_S
             self._owner.notes.try_again()
         if self._unopened:
             most -= self._open_lane(next(iter(self._unopened))).leases.size
