@@ -135,7 +135,7 @@ class Reader:
     async def _read(self, peer: ServerPeer, first: bytes) -> None:
         """Read by this task; *first* are the first bytes."""
         await self._open(peer, first)
-        del first
+        first = b""  # else every idle connection would keep its first bytes in memory
         while peer.state < CLOSING:
             await peer.transport.wait_readable()
             await self._wait_turn(peer)
