@@ -19,6 +19,7 @@ from martlet.delivery.selection import EVERYTHING, select_tags
 from martlet.delivery.tail_reader import Run, TailReader
 from martlet.errors import Refused
 from martlet.message import Message
+from martlet.records import layout
 from martlet.settings import DeliveryConfig
 from martlet.store import Queue, Store
 from martlet.testing.disk import FakeDisk
@@ -263,6 +264,35 @@ async def test_a_read_for_an_interest_that_left_is_not_routed_to_the_next_one(
         await trio.testing.wait_all_tasks_blocked()
         assert receiver.bodies == [*["after"] * more, "later"]
         reader.leave(listener)
+
+
+@pytest.mark.parametrize("burst", [1, 3, 20])
+async def test_a_slice_reads_the_first_messages_in_log_order_and_hardly_any_twice(
+    monkeypatch: pytest.MonkeyPatch, burst: int
+) -> None:
+    """Publishers write many messages to one queue before others write to another one."""
+    monkeypatch.setattr(tail_reader, "MESSAGES_A_SLICE", 8)
+    read: list[int] = []
+    names_of = layout.names_of
+
+    def counted(data: bytes) -> list[tuple[int, int, int, str]]:
+        found = names_of(data)
+        read.extend(each[0] for each in found)
+        return found
+
+    monkeypatch.setattr(tail_reader, "names_of", counted)
+    async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:
+        reader, trie = follow(broker, 4)
+        receiver = Listening()
+        trie.add("#", receiver)
+        for number in range(100):
+            broker.publish(Message("t", b"%d" % number, tag("n"), number // burst % 4))
+        broker.store.commit()
+        await broker.store.wait_flushed(broker.store.appended)
+        await trio.testing.wait_all_tasks_blocked()
+        assert receiver.bodies == [str(number) for number in range(100)]
+        assert reader.viewed == 100
+        assert len(read) <= 110, "a slice leaves a few to the next one when others in front of them become readable"
 
 
 async def test_frames_that_a_publisher_hands_on_leave_as_they_came() -> None:

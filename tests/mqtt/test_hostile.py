@@ -7,7 +7,7 @@ from tests.mqtt.mqtt_talk import V4, mqtt_broker
 
 from martlet_mqtt.codes import PacketType, ReasonCode
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Ack, Publish
+from martlet_mqtt.packets import Ack, Connect, Publish
 from martlet_mqtt.properties import Properties
 from martlet_mqtt.scanner import RUN_PACKETS_MAX, scan_acks
 
@@ -55,7 +55,8 @@ async def test_a_clean_start_right_after_a_session_ends_it(tmp_path: Path) -> No
     async with mqtt_broker(tmp_path) as mqtt:
         (await mqtt.connect("c", clean=False, expiry_s=100)).hang_up()
         (await mqtt.connect("c", clean=True)).hang_up()
-        await mqtt.connect("c", V4, clean=False, present=False)
+        _, answer = await mqtt.answer(Connect("c", V4, False))
+        assert (answer.reason, answer.session_present) == (ReasonCode.SUCCESS, False)
 
 
 async def test_a_group_with_control_characters_is_refused(tmp_path: Path) -> None:

@@ -273,7 +273,7 @@ class Share:
         self._turn_left = MESSAGES_A_TURN  # of the next lane
         self._stalled_at = math.inf
         self._forget_at = owner.now() + owner.config.share_memory_s
-        self._look_at = math.inf  # whether the state is stored
+        self._look_at = math.inf  # when to look again whether the state is stored
         # A queue added while the group was inactive is read from its beginning, as it is for an active group.
         known = any(owner.state.get(self.key(queue_id)) for queue_id in range(topic.read_queues))
         self.follow(topic, new=not (known or (policy is None and owner.groups.committed(group, topic.name))))

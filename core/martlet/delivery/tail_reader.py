@@ -12,9 +12,11 @@ of exactly these messages, they are sent as they were received.
 """
 
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import itemgetter
+from struct import unpack
 from typing import Final, Protocol, final
 
 import trio
@@ -25,7 +27,7 @@ from martlet.delivery.interest import in_pieces
 from martlet.delivery.listeners import Codes, Listener, Listeners, Wakes
 from martlet.delivery.routing import Found, Matched, Route, divide
 from martlet.errors import Refused, StoreError
-from martlet.records.layout import ENTRY, I32, RecordView, names_of, record_views
+from martlet.records.layout import ENTRY, ENTRY_BYTES, I32, RecordView, names_of, record_views
 from martlet.steps import Pace, Steps
 from martlet.store import Queue, ReadResult, Store
 from martlet.tables.topics import Topic, Topics
@@ -309,10 +311,10 @@ class TailReader:
         if self._route_some():
             return False
         results: dict[Queue, ReadResult] = {}
-        readable, limits = self._store.readable, self._limits()
-        for queue, start in self._ranges():
+        readable = self._store.readable
+        for queue, start, count, size in self._ranges():
             self.reads += 1
-            result = self._store.read_near(queue, start, *limits)
+            result = self._store.read_near(queue, start, count, size)
             if result is None:
                 return False
             results[queue] = result
@@ -324,28 +326,31 @@ class TailReader:
         if self._route_some():
             return
         results: dict[Queue, ReadResult] = {}
-        readable, limits, starts = self._store.readable, self._limits(), self._ranges()
-        for queue, start in starts:
+        readable, ranges = self._store.readable, self._ranges()
+        for queue, start, count, size in ranges:
             self.reads += 1
-            near = self._store.read_near(queue, start, *limits)
-            results[queue] = near if near is not None else await self._store.read_far(queue, start, *limits)
+            near = self._store.read_near(queue, start, count, size)
+            results[queue] = near if near is not None else await self._store.read_far(queue, start, count, size)
         # Another interest may have come in the meantime, which gets later records only.
-        wanted = {queue for queue, start in starts if self._routed.get(queue) == start}
+        wanted = {queue for queue, start, *_ in ranges if self._routed.get(queue) == start}
         self._take({queue: result for queue, result in results.items() if queue in wanted}, readable)
 
-    def _ranges(self) -> list[tuple[Queue, int]]:
-        return [(queue, self._routed[queue]) for queue in self._touched]
-
-    def _limits(self) -> tuple[int, int]:
-        """Return how many messages and bytes a slice reads from each queue."""
-        share = max(len(self._touched), 1)
-        return max(MESSAGES_A_SLICE // share, 1), BYTES_A_SLICE // share
+    def _ranges(self) -> list[tuple[Queue, int, int, int]]:
+        """Return what a slice reads: queues, and for each the first offset, and how many messages and bytes at most."""
+        starts = [(queue, self._routed[queue]) for queue in self._touched]
+        counts = first_counts(self._store, starts, MESSAGES_A_SLICE)
+        total = max(sum(counts), 1)
+        return [
+            (queue, start, count, BYTES_A_SLICE * count // total)
+            for (queue, start), count in zip(starts, counts, strict=True)
+            if count
+        ]
 
     def _take(self, results: dict[Queue, ReadResult], readable: int) -> None:
         """Route the results of reads, up to where the first queue has unread records."""
         results = {queue: result for queue, result in results.items() if queue in self._touched}  # else it was deleted
         found = merge(self._store, results, self._routed, readable)
-        for queue in results:
+        for queue in list(self._touched):
             if self._routed[queue] >= self._store.end_offset(queue):
                 del self._touched[queue]
         self.viewed += len(found)
@@ -420,6 +425,36 @@ def codes_between(store: Store, queue: Queue, start: int, end: int) -> set[int] 
     if end - start > MESSAGES_A_SLICE or start < queue.tail_offset:
         return None
     return {entry[2] for entry in ENTRY.iter_unpack(store.queues.entries(queue, start, end - start))}
+
+
+def first_counts(store: Store, starts: Sequence[tuple[Queue, int]], count: int) -> list[int]:
+    """Return how many of the first *count* messages from *starts* on, in log order, are in each queue.
+
+    Publishers write many messages to one queue at a time, so equal shares would read messages that others precede. They
+    are used if some of the entries are on disk.
+    """
+    left = [store.end_offset(queue) - start for queue, start in starts]
+    if sum(left) <= count:
+        return left
+    if len(left) == 1:
+        return [count]
+    columns: list[Sequence[int]] = []
+    for (queue, start), each in zip(starts, left, strict=True):
+        column = _positions(store, queue, start, min(each, count))
+        if column is None:
+            return [min(each, max(count // len(left), 1)) for each in left]
+        columns.append(column)
+    last = sorted(chain.from_iterable(columns))[count - 1]
+    return [bisect_right(column, last) for column in columns]
+
+
+def _positions(store: Store, queue: Queue, start: int, count: int) -> Sequence[int] | None:
+    """Return the log positions of *count* messages from offset *start* on; None if they are on disk or have holes."""
+    if start < queue.tail_offset:
+        return None
+    data = store.queues.entries(queue, start, count)
+    found: tuple[int, ...] = unpack(">" + "q12x" * (len(data) // ENTRY_BYTES), data)
+    return found if len(found) == count and list(found) == sorted(found) else None
 
 
 def merge(store: Store, results: dict[Queue, ReadResult], offsets: dict[Queue, int], readable: int) -> list[Found]:

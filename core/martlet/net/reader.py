@@ -33,7 +33,7 @@ log = logging.getLogger("martlet.server")
 RECEIVE_BYTES: Final = 262144
 # Events of one peer that are handled in one turn of the event loop: those of MQTT take from 12 us for a ping to 100 us
 # for a message that is no part of a run, and a read can bring 131,072 pings.
-EVENTS_A_TURN: Final = 64
+EVENTS_A_TURN: Final = 96
 HTTP_GET: Final = 0x47  # the G of GET, with which a WebSocket handshake begins
 TLS_HANDSHAKE: Final = 0x16  # the first byte of a TLS record of a ClientHello (RFC 8446 5.1)
 
