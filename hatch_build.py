@@ -23,6 +23,7 @@ PACKAGE_FOLDERS = {
     "martlet_filter_sql92": "plugins/filter_sql92",
     "martlet_mqtt": "plugins/mqtt",
     "martlet_remoting": "plugins/remoting",
+    "martlet_stomp": "plugins/stomp",
     "martlet_timer": "plugins/timer",
     "martlet_tx": "plugins/tx",
 }

@@ -1,0 +1,267 @@
+"""What STOMP clients send, as records: the events of `StompConnection.events()`.
+
+The connection has checked everything that a frame alone shows: its syntax, the headers that it must have, and the order
+of commands. Frames that come many at a time have one event per run: `SendRun` is the event of every SEND, and `AckRun`
+that of every ACK, even if there is one only. Heart-beats have no event.
+
+A receipt is the value of a ``receipt`` header as it is written in a frame of the client's version, so that RECEIPT and
+ERROR frames contain it as it is (`codec.encode_receipts`, `codec.encode_error`). None stands for a frame that asks for
+no receipt; an empty receipt is a receipt.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum, unique
+from typing import NamedTuple, TypeAlias, final
+
+__all__ = [
+    "Abort",
+    "AckMode",
+    "AckRun",
+    "Begin",
+    "Commit",
+    "Connect",
+    "Disconnect",
+    "Event",
+    "MessageHeaders",
+    "Nack",
+    "Place",
+    "SendRun",
+    "Subscribe",
+    "Unsubscribe",
+    "Version",
+]
+
+
+@unique
+class Version(IntEnum):
+    """The versions of STOMP, oldest first."""
+
+    V1_0 = 0
+    V1_1 = 1
+    V1_2 = 2
+
+    @property
+    def text(self) -> str:
+        """The version as frames name it, such as ``1.2``."""
+        return f"1.{self.value}"
+
+
+@unique
+class AckMode(IntEnum):
+    """The values of the ``ack`` header of SUBSCRIBE."""
+
+    AUTO = 0
+    CLIENT = 1  # an ACK settles all earlier messages of the subscription, too
+    CLIENT_INDIVIDUAL = 2
+
+
+@final
+class Place(NamedTuple):
+    """What an ack id names: a message that a subscription of this connection has received.
+
+    Its text is ``SUBSCRIPTION-QUEUE-OFFSET``, three decimal numbers. ``subscription`` is the number that the handler
+    gave to the subscription; a new one gets a new number, so that ids of an earlier one of the same name are unknown.
+    """
+
+    subscription: int
+    queue_id: int
+    offset: int
+
+
+@final
+class MessageHeaders:
+    """The headers of SEND frames that belong to the message; equal ones of many frames are one object.
+
+    ``pairs`` has their names and values, decoded, in the order of the frame; of a repeated name the first one only.
+    ``destination``, ``content-length``, ``receipt`` and ``transaction`` are not among them. Objects are compared and
+    hashed by identity, so what depends on the headers alone is computed once and kept in a dictionary by this object.
+    Bound that dictionary: a client may send other headers with every message.
+    """
+
+    __slots__ = ("destination", "pairs")
+
+    def __init__(self, destination: str, pairs: tuple[tuple[str, str], ...] = ()) -> None:
+        self.destination = destination
+        self.pairs = pairs
+
+    def get(self, name: str) -> str | None:
+        """Return the value of header *name*; None if there is none."""
+        for key, value in self.pairs:
+            if key == name:
+                return value
+        return None
+
+    def __repr__(self) -> str:
+        return f"MessageHeaders({self.destination!r}, {self.pairs!r})"
+
+
+@final
+class Connect(NamedTuple):
+    """CONNECT or STOMP.
+
+    Attributes:
+      version: the highest one that the client and the broker have in common.
+      can_beat_ms: the client can send something this often; 0 if it does not send heart-beats.
+      wants_beat_ms: the client wants to receive something this often; 0 if it does not want heart-beats.
+      client_id: the header ``client-id``, which names durable subscriptions as with ActiveMQ.
+      headers: all headers, by name.
+    """
+
+    version: Version
+    login: str | None = None
+    passcode: str | None = None
+    can_beat_ms: int = 0
+    wants_beat_ms: int = 0
+    client_id: str | None = None
+    headers: Mapping[str, str] = {}
+
+
+@final
+class SendRun(NamedTuple):
+    """Consecutive SEND frames, at least one, all in the same transaction or all in none.
+
+    Attributes:
+      headers: those of each message; most follow an equal one, which is the same object.
+      bodies: the body of each message.
+      receipts: the receipts of those frames that ask for one, in order.
+      asking: the index of the message that each of ``receipts`` belongs to, ascending.
+      transaction: the name of their transaction; None if they are in none.
+    """
+
+    headers: Sequence[MessageHeaders]
+    bodies: Sequence[bytes]
+    receipts: Sequence[bytes] = ()
+    asking: Sequence[int] = ()
+    transaction: str | None = None
+
+    def receipt_of(self, index: int) -> bytes | None:
+        """Return the receipt that message *index* asks for."""
+        return _receipt_of(self.receipts, self.asking, index)
+
+
+@final
+class AckRun(NamedTuple):
+    """Consecutive ACK frames, at least one, all in the same transaction or all in none.
+
+    ACK *i* is for the message at ``Place(subscriptions[i], queue_ids[i], offsets[i])``.
+
+    Attributes:
+      subscription_id: what all of them have in their ``subscription`` header; None if they have none. It is not checked
+        whether it is the one of ``subscriptions``.
+      receipts, asking, transaction: as in `SendRun`.
+    """
+
+    subscriptions: Sequence[int]
+    queue_ids: Sequence[int]
+    offsets: Sequence[int]
+    subscription_id: str | None = None
+    receipts: Sequence[bytes] = ()
+    asking: Sequence[int] = ()
+    transaction: str | None = None
+
+    def receipt_of(self, index: int) -> bytes | None:
+        """Return the receipt that ACK *index* asks for."""
+        return _receipt_of(self.receipts, self.asking, index)
+
+
+def _receipt_of(receipts: Sequence[bytes], asking: Sequence[int], index: int) -> bytes | None:
+    return receipts[asking.index(index)] if index in asking else None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Nack:
+    """NACK; ``requeue`` is False if its header ``requeue`` says so: the message is not to be delivered again."""
+
+    place: Place
+    subscription_id: str | None = None
+    transaction: str | None = None
+    requeue: bool = True
+    receipt: bytes | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """SUBSCRIBE.
+
+    Attributes:
+      id: None only with STOMP 1.0.
+      selector: an expression in SQL92; None for all messages.
+      prefetch: how many messages may be sent before they are acknowledged (``activemq.prefetchSize`` or
+        ``prefetch-count``); None if the client does not say.
+      durable_name: the name of a durable subscription (``activemq.subscriptionName``, or
+        ``activemq.subcriptionName``, as some clients write it).
+      is_durable: ``durable:true``: the subscription is durable, and ``id`` is its name.
+      auto_delete: ``auto-delete``; None if it is absent.
+      is_exclusive: ``activemq.exclusive:true`` or ``exclusive:true``.
+      is_browser: ``browser:true``: read the queue, and leave it as it is.
+      no_local: ``activemq.noLocal:true`` or ``no-local:true``: without the messages of this connection.
+    """
+
+    destination: str
+    id: str | None = None
+    ack: AckMode = AckMode.AUTO
+    selector: str | None = None
+    prefetch: int | None = None
+    durable_name: str | None = None
+    is_durable: bool = False
+    auto_delete: bool | None = None
+    is_exclusive: bool = False
+    is_browser: bool = False
+    no_local: bool = False
+    receipt: bytes | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Unsubscribe:
+    """UNSUBSCRIBE; only with STOMP 1.0, ``id`` may be None, and then ``destination`` is not.
+
+    If there is ``durable_name`` or ``is_durable``, as in `Subscribe`, the durable subscription itself ends.
+    """
+
+    id: str | None = None
+    destination: str | None = None
+    durable_name: str | None = None
+    is_durable: bool = False
+    receipt: bytes | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """BEGIN."""
+
+    transaction: str
+    receipt: bytes | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """COMMIT."""
+
+    transaction: str
+    receipt: bytes | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """ABORT."""
+
+    transaction: str
+    receipt: bytes | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """DISCONNECT; no event follows it."""
+
+    receipt: bytes | None = None
+
+
+Event: TypeAlias = Connect | SendRun | AckRun | Nack | Subscribe | Unsubscribe | Begin | Commit | Abort | Disconnect
