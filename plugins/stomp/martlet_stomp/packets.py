@@ -146,16 +146,13 @@ class AckRun(NamedTuple):
 
     ACK *i* is for the message at ``Place(subscriptions[i], queue_ids[i], offsets[i])``.
 
-    Attributes:
-      subscription_id: what all of them have in their ``subscription`` header; None if they have none. It is not checked
-        whether it is the one of ``subscriptions``.
-      receipts, asking, transaction: as in `SendRun`.
+    ``receipts``, ``asking`` and ``transaction`` are as in `SendRun`. The number of the subscription is in the ack id,
+    so the header ``subscription``, which STOMP 1.1 requires beside it, does not matter.
     """
 
     subscriptions: Sequence[int]
     queue_ids: Sequence[int]
     offsets: Sequence[int]
-    subscription_id: str | None = None
     receipts: Sequence[bytes] = ()
     asking: Sequence[int] = ()
     transaction: str | None = None
@@ -175,7 +172,6 @@ class Nack:
     """NACK; ``requeue`` is False if its header ``requeue`` says so: the message is not to be delivered again."""
 
     place: Place
-    subscription_id: str | None = None
     transaction: str | None = None
     requeue: bool = True
     receipt: bytes | None = None
