@@ -51,7 +51,9 @@ def test_a_cut_is_what_a_reader_of_single_frames_would_take(
     cursor = min(cursor, end - 1)
     dense = offsets == list(range(len(offsets)))
     batch = Batch(0, end, frames, range(len(offsets)) if dense else offsets)
-    data, taken, after = batch.cut(cursor, count, budget)
+    taken, after = batch.span(cursor, count, budget)
+    at = batch.index(cursor)
+    data, alone = batch.cut(at, taken), batch.frames[at : at + taken]
     expected: list[bytes] = []
     at = end
     for offset, frame in zip(offsets, frames, strict=True):
@@ -62,22 +64,24 @@ def test_a_cut_is_what_a_reader_of_single_frames_would_take(
             break
         expected.append(frame)
     assert bytes(data) == b"".join(expected)
+    assert alone == expected
+    assert bytes(batch.cut(batch.index(cursor), taken)) == b"".join(expected)
     assert taken == len(expected)
     assert after == at
 
 
 def test_a_whole_batch_is_sent_without_copying() -> None:
     batch = encode_result(read(0, 3, [0, 1, 2]), 0, FRAMED)
-    data, count, after = batch.cut(0, 100, 1000)
-    assert data is batch.data
-    assert (count, after) == (3, 3)
+    assert batch.span(0, 100, 1000) == (3, 3)
+    assert batch.cut(0, 3) is batch.data
+    assert batch.size == len(batch.data)
 
 
 def test_offsets_are_read_from_the_records_where_some_are_missing() -> None:
     batch = encode_result(read(4, 9, [5, 8]), 4, FRAMED)
     assert list(batch.offsets) == [5, 8]
-    assert batch.cut(6, 9, 1000) == (b"<8 xxxxxxxx>", 1, 9)
-    assert batch.cut(4, 1, 1000) == (b"<5 xxxxx>", 1, 8)
+    assert (batch.span(6, 9, 1000), batch.cut(batch.index(6), 1)) == ((1, 9), b"<8 xxxxxxxx>")
+    assert (batch.span(4, 1, 1000), batch.cut(batch.index(4), 1)) == ((1, 8), b"<5 xxxxx>")
 
 
 def test_parts_agree_with_whole_records_whatever_their_layout() -> None:

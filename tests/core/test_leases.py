@@ -54,6 +54,60 @@ def test_a_message_of_a_dead_holder_goes_to_another() -> None:
     assert leases.ack("bob", 10)
 
 
+def test_several_messages_are_settled_together() -> None:
+    leases = handed_out(6)
+    assert list(leases.ack_held("ada", range(10, 13))) == [10, 11, 12]
+    assert (leases.low, leases.held("ada")) == (13, [13, 14, 15])
+    assert list(leases.ack_held("ada", [15, 99, 12, 14, 14])) == [15, 14]
+    assert (leases.low, leases.held("ada"), leases.unsettled) == (13, [13], 1)
+    assert list(leases.ack_held("ada", ())) == []
+    assert list(leases.ack_held("bob", [13])) == []
+    assert list(leases.ack_held("ada", [13])) == [13]
+    assert (leases.low, leases.held("ada"), list(leases.ack_held("ada", [13]))) == (16, [], [])
+
+
+def test_of_another_holders_messages_none_is_settled_in_a_run() -> None:
+    leases = handed_out(2)
+    leases.hand_out("bob", range(12, 14), 30.0)
+    assert list(leases.ack_held("ada", range(10, 14))) == [10, 11]
+    assert leases.begin_settling("bob", 12, 20.0)
+    assert list(leases.ack_held("bob", range(10, 14))) == [13]
+    assert leases.held("bob") == [12]
+
+
+def test_what_a_holder_leaves_is_available_again_in_order() -> None:
+    leases = Leases(0, window=1000, deliveries_max=2)
+    leases.hand_out("bob", range(3), math.inf)
+    leases.hand_out("ada", range(3, 400), math.inf)
+    assert leases.give_back_all("ada", [*range(3, 300), 5, 900]) == list(range(3, 300))
+    assert leases.give_back_all("bob", range(3)) == [0, 1, 2]
+    assert (leases.held("ada"), leases.held("bob")) == (list(range(300, 400)), [])
+    assert leases.hand_again("cyn", 999, math.inf) == [(offset, 2) for offset in range(300)]
+    assert leases.held_by_deliveries("cyn") == {2: list(range(300))}
+    assert leases.give_back_all("cyn", range(10), 50.0, counts=False) == list(range(10))
+    assert (leases.dead(), leases.waiting, leases.lapse(49.0), leases.lapse(50.0)) == ([], 0, 0, 10)
+    assert leases.give_back_all("cyn", range(10, 300)) == list(range(10, 300))
+    assert (leases.waiting, leases.dead()) == (10, list(range(10, 300)))
+
+
+def test_the_end_of_a_lease_kills_no_message_if_that_does_not_count() -> None:
+    leases = Leases(0, window=10, deliveries_max=1, lapses_count=False)
+    leases.hand_out("ada", range(2), 30.0)
+    assert leases.lapse(30.0) == 2
+    assert leases.hand_again("ada", 2, 60.0) == [(0, 2), (1, 2)]
+    assert leases.give_back("ada", 1)
+    assert (leases.lapse(60.0), leases.dead()) == (1, [1])
+
+
+def test_an_acknowledgement_that_is_withdrawn_leaves_the_lease_as_it_was() -> None:
+    leases = handed_out(1)
+    assert leases.begin_settling("ada", 10, 20.0)
+    assert not leases.ack("ada", 10)
+    assert leases.end_settling(10, done=False) == "ada"
+    assert (leases.lapse(29.0), leases.held("ada")) == (0, [10])
+    assert leases.lapse(30.0) == 1
+
+
 def test_messages_to_redeliver_and_dead_messages_are_listed() -> None:
     leases = handed_out(4, deliveries_max=2)
     assert leases.returned(9) == []
@@ -258,6 +312,18 @@ class LeasesModel(RuleBasedStateMachine):
             del self.holder[offset], self.until[offset]
             self.acked.add(offset)
 
+    @precondition(lambda self: self.next > 5)
+    @rule(holder=st.sampled_from(HOLDERS), data=st.data(), is_run=st.booleans())
+    def ack_held(self, holder: str, data: st.DataObject, is_run: bool) -> None:
+        known = st.integers(5, self.next - 1)
+        first = data.draw(known)
+        offsets = range(first, data.draw(known) + 1) if is_run else data.draw(st.lists(known, max_size=5))
+        held = [offset for offset in dict.fromkeys(offsets) if self.holder.get(offset) == holder]
+        assert list(self.leases.ack_held(holder, offsets)) == held
+        for offset in held:
+            del self.holder[offset], self.until[offset]
+            self.acked.add(offset)
+
     @precondition(lambda self: self.holder)
     @rule(data=st.data(), delay=st.integers(0, 10))
     def give_back(self, data: st.DataObject, delay: int) -> None:
@@ -273,11 +339,13 @@ class LeasesModel(RuleBasedStateMachine):
         assert self.leases.renew(self.holder[offset], offset, self.now + seconds)
         self.until[offset] = self.now + seconds
 
-    @rule(holder=st.sampled_from(HOLDERS))
-    def drop(self, holder: str) -> None:
-        for offset in self.leases.held(holder):
-            assert self.leases.give_back(holder, offset)
-            self._return(offset)
+    @rule(holder=st.sampled_from(HOLDERS), delay=st.integers(0, 10))
+    def drop(self, holder: str, delay: int) -> None:
+        held = self.leases.held(holder)
+        at = self.now + delay if delay else -math.inf
+        assert self.leases.give_back_all(holder, held, at) == held
+        for offset in held:
+            self._return(offset, at)
         assert self.leases.held(holder) == []
 
     @rule(seconds=st.integers(0, 15))

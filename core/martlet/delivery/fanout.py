@@ -8,7 +8,7 @@ bytes in total; all others are read from the log again.
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Final, final
 
 from martlet.contracts import Buffer
@@ -41,7 +41,7 @@ class Encoding:
 class Batch:
     """The selected messages of one queue from *start* up to *next*, encoded."""
 
-    __slots__ = ("_positions", "_records", "data", "ends", "next", "offsets", "start")
+    __slots__ = ("_data", "_frames", "_positions", "_records", "ends", "next", "offsets", "start")
 
     def __init__(
         self,
@@ -56,8 +56,30 @@ class Batch:
         self.offsets = offsets
         self._records = records
         self._positions: Sequence[int] | None = None
-        self.data = b"".join(frames)
+        self._frames: list[bytes] | None = frames  # or ``_data``, as they are used
+        self._data: bytes | None = None
         self.ends = list(accumulate(map(len, frames)))
+
+    @property
+    def data(self) -> bytes:
+        """All frames, one after the other."""
+        if self._data is None:
+            self._data, self._frames = b"".join(self._frames or ()), None
+        return self._data
+
+    @property
+    def frames(self) -> list[bytes]:
+        """The frame of each message."""
+        if self._frames is None:
+            data = self._data or b""
+            self._frames = [data[begin:end] for begin, end in pairwise([0, *self.ends])]
+            self._data = None
+        return self._frames
+
+    @property
+    def size(self) -> int:
+        """The size of all frames."""
+        return self.ends[-1] if self.ends else 0
 
     @property
     def positions(self) -> Sequence[int]:
@@ -75,23 +97,28 @@ class Batch:
         """Return the index of the first message in the batch from *offset* on."""
         return 0 if offset <= self.start else bisect_left(self.offsets, offset)
 
-    def cut(self, offset: int, count_max: int, budget_bytes: int) -> tuple[Buffer, int, int]:
-        """Return (data, count, next offset) for the messages from *offset* on.
+    def span(self, offset: int, count_max: int, budget_bytes: int) -> tuple[int, int]:
+        """Return (count, next offset) of the messages from *offset* on.
 
         Stops after the message that crosses *budget_bytes*, so one big message always gets through.
         """
-        ends, offsets = self.ends, self.offsets
+        ends = self.ends
         total = len(ends)
         first = self.index(offset)
         if first >= total:
-            return b"", 0, self.next
+            return 0, self.next
         begin = ends[first - 1] if first else 0
         last = min(first + count_max, total)
         if ends[last - 1] - begin > budget_bytes:
             last = min(last, max(first, bisect_right(ends, begin + budget_bytes, first, last)) + 1)
-        if last == total:
-            return (self.data if not first else memoryview(self.data)[begin:]), total - first, self.next
-        return memoryview(self.data)[begin : ends[last - 1]], last - first, offsets[last]
+        return last - first, self.next if last == total else self.offsets[last]
+
+    def cut(self, first: int, count: int) -> Buffer:
+        """Return the frames of *count* messages from index *first* on, one after the other."""
+        data, ends = self.data, self.ends
+        if count == len(ends) or not count:
+            return data if count else b""
+        return memoryview(data)[ends[first - 1] if first else 0 : ends[first + count - 1]]
 
 
 def parts(piece: Buffer) -> list[tuple[int, int, int, bytes, bytes]]:
@@ -170,7 +197,7 @@ class SharedTail:
     def encode(self, result: ReadResult, start: int) -> Batch:
         """Encode the result of a read from *start*, and keep it if there are other readers."""
         batch = encode_result(result, start, self.encoding)
-        if self.readers > 1 and batch.data:
+        if self.readers > 1 and batch.size:
             self._cache.keep(self, batch)
         return batch
 
@@ -214,10 +241,10 @@ class Encodings:
             self._drop(tail.batches[-1])
         tail.batches.insert(0, batch)
         self._kept[batch] = tail
-        self.kept_bytes += len(batch.data)
+        self.kept_bytes += batch.size
         while self.kept_bytes > self._limit_bytes:
             self._drop(next(iter(self._kept)))
 
     def _drop(self, batch: Batch) -> None:
         self._kept.pop(batch).batches.remove(batch)
-        self.kept_bytes -= len(batch.data)
+        self.kept_bytes -= batch.size

@@ -1,7 +1,8 @@
 """Members of shared groups: who competes for messages."""
 
+import math
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import final
 
 from martlet.delivery.by_name import NamePermit
@@ -9,6 +10,7 @@ from martlet.delivery.fanout import Encoding
 from martlet.delivery.share import MemberPeer, Share
 from martlet.delivery.subscriptions import Delivery
 from martlet.errors import Refused
+from martlet.state.journal import Journal
 
 __all__ = ["Member"]
 
@@ -18,13 +20,15 @@ class Member:
     """One peer in a shared group; ``credit`` is how many more messages it may hold.
 
     A message whose lease ends goes to another member. This member gets the credit back only when it acts again,
-    because until then it may be dead. ``holder`` holds what this member gets.
+    because until then it may be dead. ``holder`` holds what this member gets. Unless it ``acknowledges``, messages are
+    settled when it collects them.
     """
 
     __slots__ = (
         "_kept",
         "_names",
         "_permit",
+        "acknowledges",
         "credit",
         "encoding",
         "holder",
@@ -53,7 +57,8 @@ class Member:
         self.share = share
         self.peer = peer
         self.encoding = encoding
-        self.lease_s = lease_s
+        self.acknowledges = lease_s > 0
+        self.lease_s = lease_s or math.inf
         self.credit = credit
         self.holder: Hashable = self if holder is None else holder
         self.lapsed = 0  # leases that ended since it last acted
@@ -79,9 +84,12 @@ class Member:
         if self._permit is not None:
             self._permit()
         found = self._take_kept(budget_bytes) if self._kept else []
-        budget_bytes -= sum(len(delivery.data) for delivery in found)
+        budget_bytes -= sum(delivery.size for delivery in found)
         if self.credit > 0 and budget_bytes > 0:
             found += self.share.hand_out(self, budget_bytes)
+        if not self.acknowledges:
+            for delivery in found:  # it holds those that were delivered before, or that another member read
+                self.share.ack_held_all(self.holder, delivery.queue_id, delivery.offsets)
         return found
 
     def _take_kept(self, budget_bytes: int) -> list[Delivery]:
@@ -92,7 +100,7 @@ class Member:
                 self.credit -= 1  # the end of its lease gave one back that was not taken
             elif self.may_get(name):
                 self.credit -= 1
-                budget_bytes -= len(delivery.data)
+                budget_bytes -= delivery.size
                 found.append(delivery)
             else:
                 self.share.pass_on(self.holder, delivery.queue_id, delivery.first)
@@ -129,13 +137,44 @@ class Member:
             self.touch()
         return self.share.ack_held(self.holder, queue_id, offset)
 
+    def ack_all(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]:
+        """Settle messages of one queue and give their credit back; return the offsets of those that this member holds.
+
+        Runs of consecutive offsets take 0.2 us for each message, `ack` 3 us.
+        """
+        if self.lapsed:
+            self.touch()
+        return self.share.ack_held_all(self.holder, queue_id, offsets)
+
     def nack(self, queue_id: int, offset: int, delay_s: float = 0) -> bool:
         """Return a failed message to the group; False if this member does not hold it.
 
         It is redelivered after *delay_s*, or later: the pause grows with each failure.
         """
+        return bool(self.nack_all(queue_id, (offset,), delay_s))
+
+    def nack_all(self, queue_id: int, offsets: Sequence[int], delay_s: float = 0) -> list[int]:
+        """Return failed messages of one queue as `nack`; return the offsets of those that this member holds."""
         self.touch()
-        return self.share.nack_held(self.holder, queue_id, offset, delay_s)
+        return self.share.nack_held(self.holder, queue_id, offsets, delay_s)
+
+    def acknowledgements(self, queue_id: int, offsets: Sequence[int]) -> list[tuple[Journal, bytes]]:
+        """Return acknowledgements for `Gate.publish_atomic`, which must be called next.
+
+        The messages are settled, and their credit is given back, once the atomic group is readable. If it is refused,
+        call `withdraw`; if its commit fails, the messages are returned within a minute.
+
+        Raises:
+          Refused: this member does not hold one of them (Reason.NOT_FOUND), or the store accepts no writes now.
+        """
+        if self.lapsed:
+            self.touch()
+        return self.share.acknowledgements_held(self.holder, queue_id, offsets)
+
+    def withdraw(self, queue_id: int, offsets: Sequence[int]) -> None:
+        """Undo `acknowledgements`: the atomic group was refused."""
+        for offset in offsets:
+            self.share.withdraw(queue_id, offset)
 
     def extend(self, queue_id: int, offset: int) -> bool:
         """Restart the lease of a message; False if this member does not hold it."""

@@ -18,11 +18,14 @@ class GroupPolicy:
         not contain ``/``; the group may.
       retries_max: a message is dead after its first delivery and this many redeliveries failed; -1 for no limit.
       dead_letters: the topic for dead messages; if empty, they are dropped.
+      leaving_counts: whether the redelivery of a message whose holder has left, or whose lease has ended, is a retry.
+        If not, such a message is available again at once, and only `Member.nack` makes a message dead.
     """
 
     scope: str
     retries_max: int = -1
     dead_letters: str = ""
+    leaving_counts: bool = True
 
     def __post_init__(self) -> None:
         if not self.scope or "/" in self.scope:

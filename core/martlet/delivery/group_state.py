@@ -376,15 +376,16 @@ class GroupNotes:
             self._sources.pop(key, None)
             self._get(key).replace([Change(DROP)])
 
-    def settle(self, key: Key, offset: int, began: int) -> tuple[Journal, bytes]:
-        """Return the argument of `Broker.publish_atomic` that acknowledges the message at *offset*.
+    def settle(self, key: Key, offsets: Sequence[int], began: int) -> list[tuple[Journal, bytes]]:
+        """Return the arguments of `Broker.publish_atomic` that acknowledge the messages at *offsets*.
 
-        All earlier notes are written to the log first. If a power failure loses those but not this one, the lane is
-        restored as it *began*: every message from there on is delivered again, except this one.
+        All earlier notes are written to the log first. If a power failure loses those but not these, the lane is
+        restored as it *began*: every message from there on is delivered again, except these.
         """
         first = head(self._get(key).number, key)
         self._write_notes()
-        return self.journal, encode_changes(first, [Change(SETTLE, 0, 0, began, (offset,))], 1 << 16, b"")[0]
+        change = Change(SETTLE, 0, 0, began, offsets)
+        return [(self.journal, note) for note in encode_changes(first, [change], self.journal.note_bytes_max, first)]
 
     def _get(self, key: Key) -> _Pending:
         pending = self._pending.get(key)

@@ -17,6 +17,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Hashable, Sequence
+from itertools import groupby
 from typing import Final, final
 
 from martlet.errors import LocalProtocolError
@@ -40,10 +41,10 @@ class _Lease:
     (``shared``); a message whose state changes gets its own first.
     """
 
-    __slots__ = ("dead", "deliveries", "generation", "holder", "length_s", "settling", "shared", "until")
+    __slots__ = ("before", "dead", "deliveries", "generation", "holder", "length_s", "settling", "shared", "until")
 
     def __init__(
-        self, holder: Hashable, until: float, generation: int, length_s: float, *, shared: bool = False
+        self, holder: Hashable | None, until: float, generation: int, length_s: float, *, shared: bool = False
     ) -> None:
         self.holder: Hashable | None = holder
         self.until = until
@@ -54,6 +55,7 @@ class _Lease:
         self.dead = False
         # An acknowledgement is in the current commit: only its result or the deadline may change the state now.
         self.settling = False
+        self.before = until  # the deadline without it
 
 
 @final
@@ -65,6 +67,7 @@ class Leases:
       window: the maximum number of messages tracked; limits memory. Those are the unsettled ones, and settled ones
         after an unsettled one: at most as many, and `SETTLED_MIN` more.
       deliveries_max: a message that returns after this many deliveries is dead; 0 for no limit.
+      lapses_count: whether the end of a lease can make a message dead.
     """
 
     __slots__ = (
@@ -76,6 +79,7 @@ class Leases:
         "_timers",
         "_waiting",
         "deliveries_max",
+        "lapses_count",
         "looked_at",
         "low",
         "newest_returned",
@@ -83,11 +87,12 @@ class Leases:
         "window",
     )
 
-    def __init__(self, first: int, *, window: int, deliveries_max: int) -> None:
+    def __init__(self, first: int, *, window: int, deliveries_max: int, lapses_count: bool = True) -> None:
         self.low = first
         self.next = first
         self.window = window
         self.deliveries_max = deliveries_max
+        self.lapses_count = lapses_count
         self._slots: dict[int, _Lease] = {}
         # Every unsettled offset, and some settled ones above the lowest, ascending.
         self._order: deque[int] = deque()
@@ -115,8 +120,7 @@ class Leases:
         self._held.setdefault(holder, {}).update(dict.fromkeys(offsets))
         self._order.extend(offsets)
         if until < math.inf:
-            for at in range(0, len(offsets), ENDED_TOGETHER):
-                self._wake_at(until, tuple(offsets[at : at + ENDED_TOGETHER]))
+            self._wake_together(until, offsets)
         self.next = max(self.next, offsets[-1] + 1)
         self.low = self._order[0]
 
@@ -176,6 +180,13 @@ class Leases:
     def held(self, holder: Hashable) -> list[int]:
         """Return the offsets that *holder* holds."""
         return list(self._held.get(holder, ()))
+
+    def held_by_deliveries(self, holder: Hashable) -> dict[int, list[int]]:
+        """Return the offsets that *holder* holds, by the number of their deliveries."""
+        found: dict[int, list[int]] = {}
+        for offset in self._held.get(holder, ()):
+            found.setdefault(self._slots[offset].deliveries, []).append(offset)
+        return found
 
     def deliveries(self, offset: int) -> int:
         """Return how often the message at *offset* was delivered; 0 if it is settled or never was."""
@@ -259,7 +270,7 @@ class Leases:
         held = self._held.setdefault(holder, {})
         while self._waiting and len(given) < count:
             offset = heapq.heappop(self._waiting)
-            lease = self._slots[offset]
+            lease = self._own(self._slots[offset], offset)
             lease.holder = holder
             lease.until = until
             lease.length_s = length_s
@@ -312,6 +323,32 @@ class Leases:
             self._was_settled()
         return settled
 
+    def ack_held(self, holder: Hashable, offsets: Sequence[int]) -> Sequence[int]:
+        """Settle those messages at *offsets* that *holder* holds; return their offsets.
+
+        Consecutive offsets of a first delivery take 0.2 us each.
+        """
+        held, slots = self._held.get(holder), self._slots
+        if held is None or not offsets:
+            return ()
+        leases = list(map(slots.get, offsets))
+        first = leases[0]
+        is_run = first is not None and first.shared and leases.count(first) == len(leases) and _are_consecutive(offsets)
+        if first is None or not is_run or first.holder != holder:
+            offsets = [
+                offset
+                for offset, lease in zip(offsets, leases, strict=True)
+                if lease is not None and lease.holder == holder and not lease.settling
+            ]
+            offsets = list(dict.fromkeys(offsets))
+        for offset in offsets:
+            del slots[offset], held[offset]
+        if not held:
+            del self._held[holder]
+        if offsets:
+            self._was_settled()
+        return offsets
+
     def _was_settled(self) -> None:
         slots, order = self._slots, self._order
         if order[0] not in slots:
@@ -345,6 +382,7 @@ class Leases:
         lease = self._find(holder, offset)
         if lease is None:
             return False
+        lease.before = lease.until
         if until < lease.until:
             lease.until = until
             self._wake_at(until, (offset,))
@@ -361,6 +399,10 @@ class Leases:
         if done:
             self._let_go(lease, offset)
             self._settle(offset)
+        elif lease.before > lease.until:
+            lease.until = lease.before
+            if lease.until < math.inf:
+                self._wake_at(lease.until, (offset,))
         return holder
 
     def settle_below(self, offset: int) -> None:
@@ -379,13 +421,46 @@ class Leases:
 
     def give_back(self, holder: Hashable, offset: int, at: float = -math.inf) -> bool:
         """Make the message at *offset* available again from *at* on; return False if *holder* does not hold it."""
-        lease = self._find(holder, offset)
-        if lease is None:
-            return False
-        self._let_go(lease, offset)
-        self._return(lease, offset, at)
+        return bool(self.give_back_all(holder, (offset,), at))
+
+    def give_back_all(
+        self, holder: Hashable, offsets: Sequence[int], at: float = -math.inf, *, counts: bool = True
+    ) -> list[int]:
+        """Make those messages at *offsets* available again that *holder* holds; return their offsets.
+
+        Unless this *counts*, none of them is dead afterwards, however often it was delivered.
+        """
+        back: list[int] = []
+        for lease, run in groupby(dict.fromkeys(offsets), self._slots.get):
+            if lease is not None and lease.holder == holder and not lease.settling:
+                found = list(run)
+                self._give_back_alike(lease, found, at, counts)
+                back += found
+        held = self._held.get(holder, {})
+        for offset in back:
+            del held[offset]
+        if back and not held:
+            del self._held[holder]
         self._forget_stale_timers()
-        return True
+        return back
+
+    def _give_back_alike(self, lease: _Lease, offsets: list[int], at: float, counts: bool) -> None:
+        """Make messages with one *lease* available again; the caller releases them."""
+        if len(offsets) == 1 or (counts and self._are_used_up(lease)):
+            for offset in offsets:
+                own = self._own(lease, offset)
+                own.holder = None
+                self._return(own, offset, at, counts)
+            return
+        returned = _Lease(None, at, lease.generation, lease.length_s, shared=True)
+        returned.deliveries = lease.deliveries
+        self._slots.update(dict.fromkeys(offsets, returned))
+        if at > -math.inf:
+            self._wake_together(at, offsets)
+            return
+        self.newest_returned = max(self.newest_returned, lease.generation)
+        self._waiting += offsets
+        heapq.heapify(self._waiting)
 
     # time
 
@@ -421,7 +496,7 @@ class Leases:
         if lost is not None:
             lost.append(lease.holder)
         self._let_go(lease, offset)
-        self._return(lease, offset, -math.inf)
+        self._return(lease, offset, -math.inf, self.lapses_count)
 
     def deadline(self) -> float:
         """Return when to call `lapse` next; may be early, never late. Infinity if there is nothing to do."""
@@ -472,8 +547,12 @@ class Leases:
         if not held:
             del self._held[holder]
 
-    def _return(self, lease: _Lease, offset: int, at: float) -> None:
-        if self.deliveries_max and lease.deliveries >= self.deliveries_max:
+    def _are_used_up(self, lease: _Lease) -> bool:
+        """Return whether the deliveries of a message with *lease* are used up."""
+        return 0 < self.deliveries_max <= lease.deliveries
+
+    def _return(self, lease: _Lease, offset: int, at: float, counts: bool = True) -> None:
+        if counts and self._are_used_up(lease):
             lease.dead = True
             self._dead[offset] = None
         elif at == -math.inf:
@@ -509,6 +588,11 @@ class Leases:
         heapq.heappush(self._timers, (at, offsets))
         self._timed += len(offsets)
 
+    def _wake_together(self, at: float, offsets: Sequence[int]) -> None:
+        """As `_wake_at`, for many *offsets*."""
+        for first in range(0, len(offsets), ENDED_TOGETHER):
+            self._wake_at(at, tuple(offsets[first : first + ENDED_TOGETHER]))
+
     def _forget_stale_timers(self) -> None:
         """Rebuild the timers before those of settled messages outnumber the live ones."""
         if self._timed <= STALE_TIMERS_MIN + 2 * len(self._slots):
@@ -520,3 +604,10 @@ class Leases:
         self._timers = [(until, tuple(offsets)) for until, offsets in ends.items()]
         self._timed = sum(map(len, ends.values()))
         heapq.heapify(self._timers)
+
+
+def _are_consecutive(offsets: Sequence[int]) -> bool:
+    """Return whether *offsets* ascend without a gap."""
+    first, count = offsets[0], len(offsets)
+    whole = range(first, first + count)
+    return offsets[-1] == whole[-1] and (offsets == whole or list(offsets) == list(whole))

@@ -4,8 +4,9 @@ import heapq
 import logging
 import math
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Final, Protocol, final
 
 from martlet.clock import Clock
@@ -42,7 +43,6 @@ RETURNED_AHEAD: Final = 8
 RUNS_AHEAD: Final = 4
 # The place of a lane's reader for messages never delivered; for a returned message it is the offset.
 UNREAD: Final = "unread"
-ALL_BYTES: Final = 1 << 62
 STALL_S: Final = 0.1
 STORED_S: Final = 1.0  # until a group without members is looked at again whose state could not be stored yet
 # Leases that one turn of the event loop ends: a few milliseconds of work.
@@ -77,6 +77,7 @@ class Competitor(Protocol):
     encoding: Encoding
     holder: Hashable
     lease_s: float
+    acknowledges: bool
     credit: int
     lapsed: int
     woken: bool
@@ -350,7 +351,12 @@ class Share:
             offset = self.start(queue) if new else queue.first_offset
         # A power cut can lose messages whose offsets were committed; later messages get these offsets again.
         offset = min(offset, queue.next_offset)
-        leases = Leases(offset, window=owner.config.lease_window, deliveries_max=self._deliveries_max())
+        leases = Leases(
+            offset,
+            window=owner.config.lease_window,
+            deliveries_max=self._deliveries_max(),
+            lapses_count=self._leaving_counts,
+        )
         if known is not None:
             self._restore(leases, known, offset)
         else:
@@ -371,6 +377,10 @@ class Share:
         self._owner.unsettled += leases.size
         leases.lapse(now, most=LAPSED_AT_START)
         self._owner.alarm(-math.inf)
+
+    @property
+    def _leaving_counts(self) -> bool:
+        return self.policy is None or self.policy.leaving_counts
 
     def _deliveries_max(self) -> int:
         """Return how often a message is delivered, 0 for no limit; the first delivery is not a retry."""
@@ -446,22 +456,37 @@ class Share:
             self._owner.forget_idle(self)
 
     def _give_back(self, lane: ShareLane, member: Competitor) -> None:
-        """Return what *member* held; its leaving does not count as a failure of the messages, earlier deliveries do."""
-        leases = lane.leases
-        for offset in leases.held(member.holder):
-            self._return(lane, member.holder, offset, leases.deliveries(offset) - 1)
+        """Return what *member* held; its leaving does not count as a failure of the messages, earlier deliveries do.
 
-    def _return(self, lane: ShareLane, holder: Hashable, offset: int, failures: int, delay_s: float = 0) -> bool:
-        """Return a message for redelivery after *delay_s*, or after a longer pause that grows with *failures*."""
+        With a policy for which leaving never counts, the messages can be delivered again at once, in order.
+        """
+        counts = self._leaving_counts
+        for deliveries, offsets in lane.leases.held_by_deliveries(member.holder).items():
+            self._return(lane, member.holder, offsets, deliveries - 1 if counts else 0, counts=counts)
+
+    def _return(
+        self,
+        lane: ShareLane,
+        holder: Hashable,
+        offsets: Sequence[int],
+        failures: int,
+        delay_s: float = 0,
+        *,
+        counts: bool = True,
+    ) -> list[int]:
+        """Return messages for redelivery after *delay_s*, or after a longer pause that grows with *failures*.
+
+        Returns the offsets of those that *holder* held. Unless this *counts*, none of them becomes dead.
+        """
         wait_s = max(delay_s, pause_ms(failures) / 1000)
         now, now_ms = self.times()
         at = now + wait_s if wait_s > 0 else -math.inf
-        if not lane.leases.give_back(holder, offset, at):
-            return False
-        self.activate(lane)
-        self._owner.notes.note(lane.key, Change(BACK, now_ms, round(wait_s * 1000), offsets=(offset,)))
-        self._owner.alarm(-math.inf if lane.leases.is_dead(offset) else at)
-        return True
+        back = lane.leases.give_back_all(holder, offsets, at, counts=counts)
+        if back:
+            self.activate(lane)
+            self._owner.notes.note(lane.key, Change(BACK, now_ms, round(wait_s * 1000), offsets=back))
+            self._owner.alarm(-math.inf if lane.leases.has_dead else at)
+        return back
 
     def wake(self) -> None:
         """Wake the next member that has credit and is not woken yet; all members if the share is gone."""
@@ -657,10 +682,9 @@ class Share:
                 self._settle_gone(lane, member, range(first, end), offsets)
             if matching:
                 self._owner.notes.note(lane.key, Change(AGAIN, generation, _in_ms(member.lease_s), offsets=offsets))
-                data, _, _ = batch.cut(first, matching, ALL_BYTES)
-                queue_id = lane.queue.queue_id
-                found.append(Delivery(queue_id, offsets[0], end, matching, data, batch, deliveries, generation))
-                used += len(data)
+                delivery = Delivery(lane.queue.queue_id, offsets[0], end, matching, batch, deliveries, generation)
+                found.append(delivery)
+                used += delivery.size
         return used
 
     def _again_by_name(
@@ -719,9 +743,8 @@ class Share:
             own = batches.get(receiver.encoding.name)
             if own is None:
                 own = batches[receiver.encoding.name] = encode_result(result, batch.start, receiver.encoding)
-            data, _, _ = own.cut(offset, 1, ALL_BYTES)
-            used += len(data)
-            delivery = Delivery(lane.queue.queue_id, offset, offset + 1, 1, data, own, deliveries, generation)
+            delivery = Delivery(lane.queue.queue_id, offset, offset + 1, 1, own, deliveries, generation)
+            used += delivery.size
             if receiver is member:
                 member.credit -= 1
                 found.append(delivery)
@@ -738,7 +761,7 @@ class Share:
         """Return a message that *holder* was not sent, because it may not read it any more."""
         lane = self._lanes.get(queue_id)
         if lane is not None:
-            self._return(lane, holder, offset, lane.leases.deliveries(offset) - 1)
+            self._return(lane, holder, (offset,), lane.leases.deliveries(offset) - 1)
             self.wake()
 
     def _settle_gone(self, lane: ShareLane, member: Competitor, run: Sequence[int], found: Sequence[int]) -> None:
@@ -803,10 +826,11 @@ class Share:
         batch = encode_result(result, start, member.encoding)
         if member.asks and not may_get_all(member, result):
             return self._new_by_name(lane, member, result, batch, generation, found)
-        leases.hand_out(member.holder, batch.offsets, until, generation, member.lease_s)
+        leased = batch.offsets if member.acknowledges else ()
+        leases.hand_out(member.holder, leased, until, generation, member.lease_s)
         leases.skip_to(result.next_offset)
         if result.count or leases.next >= lane.noted_next + UNNOTED_MAX:
-            change = Change(NEW, generation, _in_ms(member.lease_s), leases.next, batch.offsets, lane.noted_next)
+            change = Change(NEW, generation, _in_ms(member.lease_s), leases.next, leased, lane.noted_next)
             owner.notes.note(lane.key, change)
             lane.noted_next = leases.next
         self.account(lane)
@@ -814,10 +838,10 @@ class Share:
             if lane.due:
                 self.wake()
             return 0
-        member.credit -= result.count
+        member.credit -= len(leased)
         queue_id, first = lane.queue.queue_id, batch.offsets[0]
-        found.append(Delivery(queue_id, first, result.next_offset, result.count, batch.data, batch, 1, generation))
-        return len(batch.data)
+        found.append(Delivery(queue_id, first, result.next_offset, result.count, batch, 1, generation))
+        return batch.size
 
     def _new_by_name(
         self,
@@ -870,14 +894,27 @@ class Share:
         lane = self._lanes.get(queue_id)
         return lane is not None and self._settle(lane, holder, offset)
 
-    def nack_held(self, holder: Hashable, queue_id: int, offset: int, delay_s: float) -> bool:
-        """Return a failed message that *holder* holds; False if it does not hold it."""
+    def ack_held_all(self, holder: Hashable, queue_id: int, offsets: Sequence[int]) -> Sequence[int]:
+        """Settle those messages of one queue that *holder* holds; return their offsets."""
         lane = self._lanes.get(queue_id)
-        if lane is None or not self._return(lane, holder, offset, lane.leases.deliveries(offset), delay_s):
-            return False
-        self._give_credit(holder)
-        self.wake()
-        return True
+        settled = lane.leases.ack_held(holder, offsets) if lane is not None else ()
+        if lane is not None and settled:
+            self._was_settled(lane, settled, {holder: len(settled)})
+        return settled
+
+    def nack_held(self, holder: Hashable, queue_id: int, offsets: Sequence[int], delay_s: float) -> list[int]:
+        """Return failed messages that *holder* holds; return their offsets."""
+        lane, failed = self._lanes.get(queue_id), list[int]()
+        if lane is None:
+            return failed
+        for deliveries, alike in groupby(offsets, lane.leases.deliveries):
+            failed += self._return(lane, holder, list(alike), deliveries, delay_s)
+        if failed:
+            member = self._by_holder.get(holder)
+            if member is not None:
+                member.add_credit(len(failed))
+            self.wake()
+        return failed
 
     def renew_held(self, holder: Hashable, queue_id: int, offset: int, lease_s: float) -> int:
         """Make a lease of *holder* end *lease_s* from now; return its new generation, 0 if there is no such lease."""
@@ -902,13 +939,13 @@ class Share:
             return []
         settled = lane.leases.ack_all(offsets, generation, holders)
         if settled:
-            self._was_settled(lane, settled, holders)
+            self._was_settled(lane, settled, Counter(holders))
         return settled
 
     def nack(self, queue_id: int, offset: int, generation: int, delay_s: float = 0) -> bool:
         """Return a failed message by its handle, as `Member.nack`; False if the handle is no longer valid."""
         holder = self._holder(queue_id, offset, generation)
-        return holder is not None and self.nack_held(holder, queue_id, offset, delay_s)
+        return holder is not None and bool(self.nack_held(holder, queue_id, (offset,), delay_s))
 
     def renew(self, queue_id: int, offset: int, generation: int, lease_s: float) -> int:
         """Make a lease end *lease_s* from now, earlier or later than before; return its new generation.
@@ -927,15 +964,32 @@ class Share:
         Raises:
           Refused: the handle is not valid (Reason.NOT_FOUND), or the store accepts no writes now.
         """
-        lane, holder = self._lane(queue_id), self._holder(queue_id, offset, generation)
-        self.store.admission.check()
-        until = self._owner.now() + SETTLING_S
-        if lane is None or holder is None or not lane.leases.begin_settling(holder, offset, until):
+        holder = self._holder(queue_id, offset, generation)
+        if holder is None:
+            self.store.admission.check()
             text = f"message {offset} of queue {queue_id} has no lease {generation} in group {self.group!r}"
             raise Refused(Reason.NOT_FOUND, f"{text}; it may have ended")
+        return self.acknowledgements_held(holder, queue_id, (offset,))[0]
+
+    def acknowledgements_held(
+        self, holder: Hashable, queue_id: int, offsets: Sequence[int]
+    ) -> list[tuple[Journal, bytes]]:
+        """Return the acknowledgements of messages that *holder* holds, as `acknowledgement`. Raises `Refused`."""
+        lane, begun = self._lane(queue_id), list[int]()
+        self.store.admission.check()
+        until = self._owner.now() + SETTLING_S
+        for offset in offsets:
+            if lane is None or not lane.leases.begin_settling(holder, offset, until):
+                for each in begun:
+                    self.withdraw(queue_id, each)
+                text = f"message {offset} of queue {queue_id} is not held by this member of group {self.group!r}"
+                raise Refused(Reason.NOT_FOUND, f"{text}; it was settled, or its lease has ended")
+            begun.append(offset)
+        if lane is None or not begun:
+            return []
         self.activate(lane)
         self._owner.alarm(until)
-        return self._owner.notes.settle(lane.key, offset, lane.began)
+        return self._owner.notes.settle(lane.key, begun, lane.began)
 
     def withdraw(self, queue_id: int, offset: int) -> None:
         """Undo `acknowledgement`: the atomic group was refused."""
@@ -976,13 +1030,13 @@ class Share:
             self.wake()
         return True
 
-    def _was_settled(self, lane: ShareLane, offsets: Sequence[int], holders: Sequence[Hashable]) -> None:
-        """Note that messages were settled; `account` follows with the commit."""
+    def _was_settled(self, lane: ShareLane, offsets: Sequence[int], holders: Mapping[Hashable, int]) -> None:
+        """Note that messages were settled, so many of each of *holders*; `account` follows with the commit."""
         self._owner.notes.ack(lane.key, offsets)
-        for holder in dict.fromkeys(holders):
+        for holder, count in holders.items():
             member = self._by_holder.get(holder)
             if member is not None:
-                member.add_credit(holders.count(holder))
+                member.add_credit(count)
         if lane.in_order and not lane.is_blocked:
             self.wake()
 

@@ -119,8 +119,9 @@ class Shares:
           topic: the name of an existing topic.
           group: its name; without a *policy* it is a consumer group, created if the configuration allows it.
           encoding: encodes records as frames.
-          lease_s: how long the member may hold a message before it goes to another; infinity means until it leaves.
-          credit: how many messages it may hold at once.
+          lease_s: how long the member may hold a message before it goes to another; infinity means until it leaves, 0
+            that it holds none: it need not acknowledge, messages are settled when it collects them.
+          credit: how many messages it may hold at once; if it holds none, how many a `Member.collect` returns at most.
           selection: which messages the group gets; the same for all members.
           start: where to begin in a queue that the group has never consumed.
           permit: raises `Refused` if the peer may no longer read; called at each collect.

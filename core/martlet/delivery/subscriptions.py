@@ -45,11 +45,11 @@ def from_offset(offset: int) -> Start:
 class Delivery:
     """Encoded messages of one queue, ready to be sent.
 
-    ``data`` has the frames of ``count`` messages, those selected from offset ``first`` up to ``next``. ``delivery`` is
-    above 1 if a shared group delivers them again, and ``generation`` is the group's part of their handles.
+    They are the ``count`` messages selected from offset ``first`` up to ``next``. ``delivery`` is above 1 if a shared
+    group delivers them again, and ``generation`` is the group's part of their handles.
     """
 
-    __slots__ = ("_batch", "count", "data", "delivery", "first", "generation", "next", "queue_id")
+    __slots__ = ("_batch", "count", "delivery", "first", "generation", "next", "queue_id")
 
     def __init__(
         self,
@@ -57,7 +57,6 @@ class Delivery:
         first: int,
         next_offset: int,
         count: int,
-        data: Buffer,
         batch: Batch,
         delivery: int = 1,
         generation: int = 0,
@@ -67,9 +66,25 @@ class Delivery:
         self.first = first
         self.next = next_offset
         self.count = count
-        self.data = data
         self.delivery = delivery
         self._batch = batch
+
+    @property
+    def data(self) -> Buffer:
+        """The frames of all messages, one after the other."""
+        return self._batch.cut(self._batch.index(self.first), self.count)
+
+    @property
+    def frames(self) -> list[bytes]:
+        """The frame of each message, for protocols that put something before each."""
+        at = self._batch.index(self.first)
+        return self._batch.frames[at : at + self.count]
+
+    @property
+    def size(self) -> int:
+        """The size of all frames."""
+        at = self._batch.index(self.first)
+        return self._batch.ends[at + self.count - 1] - (self._batch.ends[at - 1] if at else 0)
 
     @property
     def offsets(self) -> Sequence[int]:
@@ -200,7 +215,7 @@ class Subscription:
             if delivery is not None:
                 found.append(delivery)
                 self.credit -= delivery.count
-                budget_bytes -= len(delivery.data)
+                budget_bytes -= delivery.size
                 fruitless = 0
         if due and self.credit > 0 and not self._reader.must_wait:
             self.peer.wake()
@@ -262,9 +277,9 @@ class Subscription:
         else:
             self._reader.forget(lane)
         first = lane.cursor
-        data, count, lane.cursor = batch.cut(first, self.credit, budget_bytes)
+        count, lane.cursor = batch.span(first, self.credit, budget_bytes)
         lane.due = lane.cursor < lane.queue.next_offset
-        return Delivery(lane.queue.queue_id, first, lane.cursor, count, data, batch) if count else None
+        return Delivery(lane.queue.queue_id, first, lane.cursor, count, batch) if count else None
 
     def _read(self, lane: _Lane, budget_bytes: int) -> Batch | None:
         selection, queue = self.selection, lane.queue

@@ -199,7 +199,7 @@ class LineHandler:
         for delivery in deliveries:
             self._peer.send(_batch_line(number, delivery), delivery.data)
             self._parts.counters.delivered += delivery.count
-        return sum(len(delivery.data) for delivery in deliveries)
+        return sum(delivery.size for delivery in deliveries)
 
     def closed(self, reason: str) -> None:
         for number in list(self._feeds):
@@ -484,7 +484,7 @@ def _start(packet: Subscribe) -> Start:
 
 
 def _batch_line(number: int, delivery: Delivery) -> bytes:
-    size = len(delivery.data)
+    size = delivery.size
     if delivery.delivery > 1:
         return b"BATCH %d %d %d delivery=%d\n" % (number, delivery.count, size, delivery.delivery)
     return b"BATCH %d %d %d\n" % (number, delivery.count, size)

@@ -338,7 +338,7 @@ class Outgoing:
                 self._peer.wake()
             return
         for member, grant, delivery in self._shares.collect(budget_bytes // 2, self._room):
-            budget_bytes -= len(delivery.data)
+            budget_bytes -= delivery.size
             self._deliver_shared(member, grant, delivery)
         cursor = self._the_cursor
         while (room := self._room()) > 0:

@@ -66,10 +66,11 @@ STORED: Final = Encoding("rocketmq", split_records)
 class _Taker:
     """Takes messages for one pop at a time (a `martlet.delivery.share.Competitor`)."""
 
-    __slots__ = ("credit", "encoding", "holder", "lapsed", "lease_s", "peer", "woken")
+    __slots__ = ("acknowledges", "credit", "encoding", "holder", "lapsed", "lease_s", "peer", "woken")
 
     def __init__(self) -> None:
         self.peer: MemberPeer
+        self.acknowledges = True
         self.encoding = STORED
         self.holder: Hashable = HOLDER
         self.lease_s = 0.0

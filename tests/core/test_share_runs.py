@@ -1,0 +1,210 @@
+"""Many messages of a group at once: acknowledged, failed, given back in order, or settled as they leave."""
+
+import math
+
+import pytest
+from tests.core.pushing import LINES, broker_in_memory, publish, told
+from tests.core.test_share_names import Names
+from trio.testing import MockClock
+
+from martlet.broker import Broker
+from martlet.delivery.group_members import Member
+from martlet.delivery.group_policy import GroupPolicy
+from martlet.delivery.share import Share
+from martlet.delivery.subscriptions import Delivery, from_earliest
+from martlet.errors import Reason, Refused
+from martlet.message import Message
+from martlet.testing.disk import FakeDisk
+from martlet.testing.peers import RecordingPeer
+
+QUEUE = GroupPolicy("test", retries_max=1, dead_letters="dead", leaving_counts=False)
+BODIES = [b"%d" % number for number in range(10)]
+
+
+def join(
+    broker: Broker, *, lease_s: float = math.inf, credit: int = 100, policy: GroupPolicy | None = QUEUE, names: str = ""
+) -> Member:
+    return broker.shares.join(
+        RecordingPeer(),
+        "t",
+        "G",
+        LINES,
+        lease_s=lease_s,
+        credit=credit,
+        start=from_earliest,
+        policy=policy,
+        names=Names(*names.split()) if names else None,
+    )
+
+
+def cached_disk() -> FakeDisk:
+    """A disk whose files stay in the page cache, so that a restarted broker reads them without a thread."""
+    disk = FakeDisk()
+    disk.cached = True
+    return disk
+
+
+def take(member: Member) -> list[str]:
+    return told(member.collect(1 << 20))
+
+
+def unsettled(share: Share) -> int:
+    return share._lanes[0].leases.unsettled
+
+
+async def test_a_run_is_acknowledged_at_once_and_gives_its_credit_back() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        one, two = join(broker, credit=4), join(broker, credit=4)
+        publish(broker, "t", 0, *BODIES)
+        assert take(one) == ["0:0:0", "0:1:1", "0:2:2", "0:3:3"]
+        assert take(two) == ["0:4:4", "0:5:5", "0:6:6", "0:7:7"]
+        assert list(one.ack_all(0, range(1, 6))) == [1, 2, 3]
+        assert (one.credit, two.credit) == (3, 0)
+        assert list(one.ack_all(0, range(1, 6))) == list(one.ack_all(7, range(1, 6))) == []
+        assert take(one) == ["0:8:8", "0:9:9"]
+        assert list(one.ack_all(0, [9, 0, 8])) == [9, 0, 8]
+        assert list(two.ack_all(0, range(4, 8))) == [4, 5, 6, 7]
+        broker.store.commit()
+        assert broker.shares.unsettled == 0
+
+
+async def test_a_run_of_failed_messages_comes_again_and_then_is_dead(autojump_clock: MockClock) -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        one = join(broker, credit=3)
+        publish(broker, "t", 0, *BODIES[:3])
+        assert len(take(one)) == 3
+        assert one.nack_all(0, range(1, 9), 5.0) == [1, 2]
+        assert one.credit == 2
+        autojump_clock.jump(5.1)
+        two = join(broker)
+        broker.shares._tick(broker.shares.now())
+        assert take(two) == ["0:1:1", "0:2:2"]
+        assert two.nack_all(0, [2]) == [2]
+        broker.shares._tick(broker.shares.now())
+        broker.store.commit()
+        assert broker.store.queue("dead", 0).next_offset == 1
+
+
+async def test_what_a_member_leaves_comes_again_at_once_in_order_however_often() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        publish(broker, "t", 0, *BODIES)
+        for delivery in range(1, 10):
+            member = join(broker)
+            found = member.collect(1 << 20)
+            assert told(found) == [f"0:{n}:{n}" for n in range(10)]
+            assert found[0].delivery == delivery
+            member.leave()
+        last = join(broker)
+        assert len(take(last)) == 10
+        assert last.nack(0, 3)
+        assert last.share._lanes[0].leases.dead() == [3]
+
+
+async def test_a_restart_buries_nothing_for_which_leaving_does_not_count() -> None:
+    disk = cached_disk()
+    for _ in range(4):
+        async with broker_in_memory(disk) as broker:
+            broker.topics.ensure("t", 1)
+            if not broker.store.queue("t", 0).next_offset:
+                publish(broker, "t", 0, b"a", b"b")
+            assert take(join(broker)) == ["0:0:a", "0:1:b"]
+    async with broker_in_memory(disk) as broker:
+        assert broker.topics.get("dead") is None
+
+
+async def test_a_member_that_need_not_acknowledge_settles_what_it_collects() -> None:
+    disk = cached_disk()
+    async with broker_in_memory(disk) as broker:
+        broker.topics.ensure("t", 1)
+        publish(broker, "t", 0, *BODIES[:4])
+        first, member = join(broker, credit=2), join(broker, lease_s=0, credit=1)
+        assert take(first) == ["0:0:0", "0:1:1"]
+        assert take(member) == ["0:2:2"]
+        assert take(member) == ["0:3:3"]
+        first.leave()
+        found = member.collect(1 << 20)
+        assert [told([each]) for each in found] == [["0:0:0"]]
+        assert found[0].delivery == 2
+        assert (member.credit, unsettled(member.share)) == (1, 1)
+        assert take(member) == ["0:1:1"]
+        broker.store.commit()
+        assert broker.shares.unsettled == 0
+        await broker.store.wait_flushed(broker.store.appended)
+    async with broker_in_memory(disk) as broker:
+        again = join(broker)
+        publish(broker, "t", 0, b"new")
+        assert take(again) == ["0:4:new"]
+
+
+async def test_a_member_that_need_not_acknowledge_settles_what_another_one_read() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        one, two = join(broker, lease_s=0, names="a"), join(broker, lease_s=0, names="b")
+        for name in (b"a", b"b", b"a"):
+            broker.publish(Message("t", name, b"TAGS\x01%b\x02" % name, 0))
+        broker.store.commit()
+        assert take(one) == ["0:0:a", "0:2:a"]
+        assert (unsettled(one.share), one.credit) == (1, 100)
+        assert take(two) == ["0:1:b"]
+        assert (unsettled(one.share), two.credit) == (0, 100)
+
+
+async def test_held_messages_are_acknowledged_in_an_atomic_group() -> None:
+    disk = cached_disk()
+    async with broker_in_memory(disk) as broker:
+        broker.topics.ensure("t", 1)
+        broker.topics.ensure("out", 1)
+        publish(broker, "t", 0, *BODIES)
+        member, other = join(broker, credit=6), join(broker, credit=1)
+        assert (len(take(member)), len(take(other))) == (6, 1)
+        with pytest.raises(Refused) as refused:
+            member.acknowledgements(0, [1, 6])
+        assert refused.value.reason is Reason.NOT_FOUND
+        notes = member.acknowledgements(0, [0, 1, 4])
+        assert member.acknowledgements(0, []) == member.acknowledgements(0, ())
+        with pytest.raises(Refused):
+            broker.publish_atomic([Message("nowhere", b"x")], notes)
+        member.withdraw(0, [0, 1, 4])
+        notes = member.acknowledgements(0, [0, 1, 4])
+        assert list(member.ack_all(0, range(3))) == [2]
+        broker.publish_atomic([Message("out", b"result", queue_id=0)], notes)
+        broker.store.commit()
+        assert (unsettled(member.share), member.credit) == (3, 4)
+        await broker.store.wait_flushed(broker.store.appended)
+    async with broker_in_memory(disk) as broker:
+        assert take(join(broker)) == ["0:3:3", "0:5:5", "0:6:6", "0:7:7", "0:8:8", "0:9:9"]
+
+
+async def test_many_acknowledgements_of_an_atomic_group_are_several_notes() -> None:
+    async with broker_in_memory(cached_disk()) as broker:
+        broker.topics.ensure("t", 1)
+        count = 4000
+        member = join(broker, credit=count)
+        for _ in range(count):
+            broker.publish(Message("t", b"", b"", 0))
+        broker.store.commit()
+        taken = sum(delivery.count for _ in range(count) for delivery in member.collect(1 << 20))
+        assert taken == count
+        offsets = range(0, count, 2)
+        notes = member.acknowledgements(0, offsets)
+        broker.store.commit()
+        limit = broker.shares.notes.journal.note_bytes_max
+        assert len(notes) > 1
+        assert all(len(note) <= limit for _, note in notes)
+        broker.publish_atomic([], notes)
+        broker.store.commit()
+        assert (unsettled(member.share), member.credit) == (count // 2, count // 2)
+
+
+async def test_a_delivery_has_each_frame_by_itself() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        publish(broker, "t", 0, *BODIES[:3])
+        (delivery,) = join(broker).collect(1 << 20)
+        assert isinstance(delivery, Delivery)
+        assert delivery.frames == [b"0:0:0\n", b"0:1:1\n", b"0:2:2\n"]
+        assert bytes(delivery.data) == b"".join(delivery.frames)
+        assert delivery.size == len(delivery.data)
