@@ -235,10 +235,12 @@ def escape(text: str, version: Version) -> bytes:
 
 
 def encode_header(name: str, value: str, version: Version) -> bytes:
-    """Return the line of a header with its LF; empty if *name* is empty, which no frame can express."""
+    """Return the line of a header with its LF; empty if *name* is empty, or with STOMP 1.0 blank: no frame has that."""
     if not name:
         return b""
     if version is Version.V1_0:
+        if not name.strip():
+            return b""
         return b"%b:%b\n" % (escape(name, version).replace(b":", b"\\c"), escape(value, version))
     return b"%b:%b\n" % (escape(name, version), escape(value, version))
 

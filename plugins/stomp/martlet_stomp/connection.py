@@ -208,7 +208,7 @@ class StompConnection:
             end = self._body_end(data, at, begin, content_length(head.headers), is_over)
             if end < 0:
                 return None
-            event = self._event(head, data[begin:end])
+            event = self._event(head, stop - at, data[begin:end])
         except StompError as error:
             if error.receipt is None:
                 error.receipt = find_receipt(data[at : stop + 1], self.version)
@@ -251,10 +251,11 @@ class StompConnection:
             raise StompError(f"content-length {length} is wrong, or NUL is missing; it must follow the body")
         return end
 
-    def _event(self, head: Head, body: bytes) -> Event:
+    def _event(self, head: Head, head_bytes: int, body: bytes) -> Event:
         command, headers = head
         if command == "SEND":
-            found, receipt = self._heads.of[self.version].head_of(headers), receipt_of(headers, self.version)
+            found = self._heads.of[self.version].head_of(headers, head_bytes)
+            receipt = receipt_of(headers, self.version)
             receipts, asking = ((), ()) if receipt is None else ((receipt,), (0,))
             return SendRun([found.headers], [body], receipts, asking, found.transaction)
         event = connect_of(headers) if self.state is State.NEW else event_of(head, self.version)

@@ -68,28 +68,23 @@ class KnownHeads:
         self.window: Final = min(HEAD_BYTES_MAX, limits.header_bytes_max - len(_RECEIPT))
         # By the header lines with the command and the blank line, but without the value of the receipt.
         self.table: Final[dict[bytes, SendHead]] = {}
-        self._headers: dict[tuple[str, tuple[tuple[str, str], ...]], MessageHeaders] = {}
+        self._headers: Final[dict[tuple[str, tuple[tuple[str, str], ...]], MessageHeaders]] = {}
         self._bytes = 0
 
     def learn(self, head: bytes) -> SendHead | None:
         """Remember *head*, a key of the table; None if it is not usual, or wrong."""
-        limits = self.limits
         if not head.startswith(SEND) or b"\r" in head:
             return None
         try:
-            found = self.head_of(decode_head(head[:-2], self.version, limits).headers)
+            found = self.head_of(decode_head(head[:-2], self.version, self.limits).headers, len(head))
         except StompError:
             return None
-        self._bytes += len(head)
-        if len(self.table) >= HEADS_KEPT or self._bytes > HEADS_BYTES_KEPT:
-            self.table.clear()
-            self._headers = {(found.headers.destination, found.headers.pairs): found.headers}
-            self._bytes = len(head)
+        self._make_room(len(head))
         self.table[head] = found
         return found
 
-    def head_of(self, headers: dict[str, str]) -> SendHead:
-        """Return what *headers* of a SEND frame say. Raises `StompError`."""
+    def head_of(self, headers: dict[str, str], size: int) -> SendHead:
+        """Return what *headers* of a SEND frame say, which have *size* bytes there. Raises `StompError`."""
         destination = headers.get("destination")
         if not destination:
             raise StompError("SEND has no header 'destination'; it is required")
@@ -98,10 +93,22 @@ class KnownHeads:
         key = destination, pairs
         known = self._headers.get(key)
         if known is None:
-            if len(self._headers) >= HEADS_KEPT:
-                self._headers.clear()
-            known = self._headers[key] = MessageHeaders(destination, pairs)
+            known = MessageHeaders(destination, pairs)
+            if size <= HEAD_BYTES_MAX:
+                self._make_room(size)
+                self._headers[key] = known
         return SendHead(known, body_bytes, headers.get("transaction"))
+
+    def _make_room(self, size: int) -> None:
+        """Forget everything if there is no room for *size* bytes more."""
+        self._bytes += size
+        if len(self.table) + len(self._headers) >= HEADS_KEPT or self._bytes > HEADS_BYTES_KEPT:
+            self.table.clear()
+            self._headers.clear()
+            self._bytes = size
+
+    def __len__(self) -> int:
+        return len(self.table) + len(self._headers)
 
 
 def scan_sends(data: bytes, at: int, heads: KnownHeads) -> tuple[SendRun, int] | None:
