@@ -19,6 +19,11 @@ with atheris.instrument_imports():
     from martlet_remoting.codec import FrameBuffer
     from martlet_remoting.fastjson import loads
     from martlet_remoting.headers import decode_pull_header, decode_send_header
+    from martlet_stomp.codec import Limits
+    from martlet_stomp.connection import Heads, StompConnection
+    from martlet_stomp.packets import Version
+
+STOMP_LIMITS = Limits(connect_bytes_max=10_000, frame_bytes_max=10_000, head_bytes_max=4000, header_bytes_max=500)
 
 
 def frames(data: bytes) -> None:
@@ -43,9 +48,25 @@ def bodies(data: bytes) -> None:
         return
 
 
+def stomp(data: bytes) -> None:
+    """Feed *data* in two pieces to a connection of any version; nothing may be kept beyond the limits."""
+    connection = StompConnection(Heads(STOMP_LIMITS), 0.0)
+    if data and data[0] < 0xF0:
+        version = list(Version)[data[0] % 3]
+        accept = b"" if version is Version.V1_0 else b"accept-version:%b\n" % version.text.encode()
+        connection.receive_data(b"CONNECT\n%b\n\0" % accept, 0.0)
+        list(connection.events())
+        connection.open(0, 0.0)
+    middle = len(data) // 2
+    for piece in (data[1:middle], data[middle:]):
+        connection.receive_data(piece, 0.0)
+        list(connection.events())
+        assert connection.buffered_bytes <= STOMP_LIMITS.frame_bytes_max
+
+
 def one_input(data: bytes) -> None:
     """Try each decoder on the rest of *data*; the first byte says which."""
-    decoders = (frames, decode_batch, bodies, decode_records, decode_properties)
+    decoders = (frames, decode_batch, bodies, decode_records, decode_properties, stomp)
     if not data:
         return
     try:

@@ -131,7 +131,8 @@ def scan_sends(data: bytes, at: int, heads: KnownHeads) -> tuple[SendRun, int] |
         if after and is_known:
             line_end = data.find(b"\n", begin, begin + window)
             is_known = data.startswith(after, line_end)
-            receipt, begin = data[begin:line_end], line_end + after_bytes
+            if is_known:
+                receipt, begin = data[begin:line_end], line_end + after_bytes
         if not is_known:
             stop = data.find(b"\n\n", at, at + window)
             cut, begin = data.find(_RECEIPT, at, stop), stop + 2
