@@ -69,7 +69,7 @@ class PluginsConfig:
     """``[plugins]``: the plugins of this broker."""
 
     enabled: list[str] = setting(
-        ["remoting", "nameserver", "filter_sql92", "tx", "timer", "mqtt"],
+        ["remoting", "nameserver", "filter_sql92", "tx", "timer", "mqtt", "stomp"],
         "plugins to load; their hooks are called in this order",
     )
     required: list[str] = setting(

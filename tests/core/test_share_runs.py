@@ -87,6 +87,22 @@ async def test_a_run_of_failed_messages_comes_again_and_then_is_dead(autojump_cl
         assert broker.store.queue("dead", 0).next_offset == 1
 
 
+async def test_messages_that_are_given_up_are_dead_at_once() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        one = join(broker, credit=3)
+        publish(broker, "t", 0, *BODIES)
+        assert len(take(one)) == 3
+        assert one.give_up_all(0, [2, 0, 9]) == [2, 0]
+        assert one.give_up_all(0, [2]) == one.give_up_all(7, [0]) == []
+        assert not one.ack(0, 2)
+        assert one.credit == 2
+        broker.shares._tick(broker.shares.now())
+        broker.store.commit()
+        assert broker.store.queue("dead", 0).next_offset == 2
+        assert take(one) == ["0:3:3", "0:4:4"]
+
+
 async def test_what_a_member_leaves_comes_again_at_once_in_order_however_often() -> None:
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)

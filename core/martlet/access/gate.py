@@ -37,7 +37,6 @@ from martlet.contracts import (
     ExternalTransactions,
     HalfMessage,
     Identity,
-    Peer,
     Router,
     StagedBatch,
     Transactions,
@@ -48,9 +47,9 @@ from martlet.delivery.group_members import Member
 from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.delivery.sessions import Session, Sessions
-from martlet.delivery.share import MemberPeer, Share
+from martlet.delivery.share import Share
 from martlet.delivery.shared_groups import Shares
-from martlet.delivery.subscriptions import Start, Subscription, Subscriptions, from_tail
+from martlet.delivery.subscriptions import MemberPeer, Start, Subscription, Subscriptions, from_tail
 from martlet.errors import Reason, Refused
 from martlet.message import Message, Placed
 from martlet.records.layout import RecordView
@@ -436,7 +435,7 @@ class Gate:
 
     def subscribe(
         self,
-        peer: Peer,
+        peer: MemberPeer,
         topic: str,
         encoding: Encoding,
         *,

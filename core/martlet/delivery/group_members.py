@@ -158,6 +158,14 @@ class Member:
         self.touch()
         return self.share.nack_held(self.holder, queue_id, offsets, delay_s)
 
+    def give_up_all(self, queue_id: int, offsets: Sequence[int]) -> list[int]:
+        """Make messages of one queue dead now; return the offsets of those that this member holds.
+
+        If the broker is killed before the dead letter is stored, the message is delivered again.
+        """
+        self.touch()
+        return self.share.give_up_held(self.holder, queue_id, offsets)
+
     def acknowledgements(self, queue_id: int, offsets: Sequence[int]) -> list[tuple[Journal, bytes]]:
         """Return acknowledgements for `Gate.publish_atomic`, which must be called next.
 

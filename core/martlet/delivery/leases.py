@@ -462,6 +462,18 @@ class Leases:
         self._waiting += offsets
         heapq.heapify(self._waiting)
 
+    def give_up(self, holder: Hashable, offsets: Sequence[int]) -> list[int]:
+        """Make those messages at *offsets* dead that *holder* holds; return their offsets."""
+        given: list[int] = []
+        for offset in offsets:
+            lease = self._find(holder, offset)
+            if lease is not None:
+                self._let_go(lease, offset)
+                lease.dead = True
+                self._dead[offset] = None
+                given.append(offset)
+        return given
+
     # time
 
     def lapse(self, now: float, lost: list[Hashable] | None = None, most: int = ALL) -> int:

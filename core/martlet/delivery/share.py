@@ -5,9 +5,9 @@ import logging
 import math
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Final, Protocol, final
+from typing import Final, Protocol, final
 
 from martlet.clock import Clock
 from martlet.delivery.by_name import assign, may_get_all
@@ -19,7 +19,7 @@ from martlet.delivery.lease_notes import ACK, AGAIN, BACK, NEW, RENEW, Change, K
 from martlet.delivery.leases import Leases
 from martlet.delivery.redelivery import pause_ms
 from martlet.delivery.selection import Selection
-from martlet.delivery.subscriptions import Delivery, Start
+from martlet.delivery.subscriptions import Delivery, MemberPeer, Start
 from martlet.delivery.tail_reader import Tails
 from martlet.errors import CorruptRecord, Reason, Refused, StoreError
 from martlet.records.codec import decode_record
@@ -56,18 +56,6 @@ SETTLING_S: Final = 60.0  # how long to wait for the outcome of an acknowledgeme
 RESTORED: Final = "an earlier run"  # the holder of messages leased before the broker started
 UNNOTED_MAX: Final = 4096  # skipped messages that may be read again after a restart
 DEAD_LETTER_RETRY_S: Final = 5.0  # pause before a failed dead letter is tried again
-
-
-class MemberPeer(Protocol):
-    """What a shared group needs of the peer of a member; usually a `martlet.contracts.Peer`."""
-
-    def wake(self) -> None:
-        """Ask for a call of `Member.collect`, soon."""
-        ...
-
-    def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
-        """Run *work* in the background, as `Peer.start`."""
-        ...
 
 
 class Competitor(Protocol):
@@ -910,11 +898,19 @@ class Share:
         for deliveries, alike in groupby(offsets, lane.leases.deliveries):
             failed += self._return(lane, holder, list(alike), deliveries, delay_s)
         if failed:
-            member = self._by_holder.get(holder)
-            if member is not None:
-                member.add_credit(len(failed))
+            self._give_credit(holder, len(failed))
             self.wake()
         return failed
+
+    def give_up_held(self, holder: Hashable, queue_id: int, offsets: Sequence[int]) -> list[int]:
+        """Make messages dead that *holder* holds, however often they were delivered; return their offsets."""
+        lane = self._lanes.get(queue_id)
+        given = lane.leases.give_up(holder, offsets) if lane is not None else []
+        if lane is not None and given:
+            self.activate(lane)
+            self._owner.alarm(-math.inf)
+            self._give_credit(holder, len(given))
+        return given
 
     def renew_held(self, holder: Hashable, queue_id: int, offset: int, lease_s: float) -> int:
         """Make a lease of *holder* end *lease_s* from now; return its new generation, 0 if there is no such lease."""
@@ -1014,18 +1010,16 @@ class Share:
         lane = self._lane(queue_id)
         return lane.leases.holder(offset, generation) if lane is not None else None
 
-    def _give_credit(self, holder: Hashable) -> None:
+    def _give_credit(self, holder: Hashable, count: int = 1) -> None:
         member = self._by_holder.get(holder)
         if member is not None:
-            member.add_credit(1)
+            member.add_credit(count)
 
     def _settle(self, lane: ShareLane, holder: Hashable, offset: int) -> bool:
         if not lane.leases.ack(holder, offset):
             return False
         self._owner.notes.ack(lane.key, (offset,))
-        member = self._by_holder.get(holder)
-        if member is not None:
-            member.add_credit(1)
+        self._give_credit(holder)
         if lane.in_order and not lane.is_blocked:
             self.wake()
         return True
@@ -1034,9 +1028,7 @@ class Share:
         """Note that messages were settled, so many of each of *holders*; `account` follows with the commit."""
         self._owner.notes.ack(lane.key, offsets)
         for holder, count in holders.items():
-            member = self._by_holder.get(holder)
-            if member is not None:
-                member.add_credit(count)
+            self._give_credit(holder, count)
         if lane.in_order and not lane.is_blocked:
             self.wake()
 

@@ -7,10 +7,10 @@ encoded bytes with the others at the tail (`fanout.py`).
 """
 
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
-from typing import Final, final
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import Any, Final, Protocol, final
 
-from martlet.contracts import Buffer, Peer
+from martlet.contracts import Buffer
 from martlet.delivery.fanout import Batch, Encoding, Encodings, SharedTail
 from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.delivery.tail_reader import Tails
@@ -19,7 +19,7 @@ from martlet.settings import DeliveryConfig
 from martlet.store import Queue, QueueReader, Store
 from martlet.tables.topics import READ, Topic, Topics
 
-__all__ = ["Delivery", "Subscription", "Subscriptions", "from_earliest", "from_offset", "from_tail"]
+__all__ = ["Delivery", "MemberPeer", "Subscription", "Subscriptions", "from_earliest", "from_offset", "from_tail"]
 
 MESSAGES_A_READ: Final = 2048
 
@@ -39,6 +39,21 @@ def from_earliest(queue: Queue) -> int:
 def from_offset(offset: int) -> Start:
     """Start at *offset* of every queue, or at the nearest existing offset."""
     return lambda queue: min(max(offset, queue.first_offset), queue.next_offset)
+
+
+class MemberPeer(Protocol):
+    """What a subscription, or a member of a shared group, needs of its peer; usually a `martlet.contracts.Peer`.
+
+    A protocol with many subscriptions of one client passes an object for each, which knows what it is for.
+    """
+
+    def wake(self) -> None:
+        """Ask for a call of `Subscription.collect` or `Member.collect`, soon."""
+        ...
+
+    def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """Run *work* in the background, as `Peer.start`."""
+        ...
 
 
 @final
@@ -149,7 +164,7 @@ class Subscription:
     def __init__(
         self,
         owner: "Subscriptions",
-        peer: Peer,
+        peer: MemberPeer,
         topic: Topic,
         encoding: Encoding,
         selection: Selection,
@@ -334,7 +349,7 @@ class Subscriptions:
 
     def open(
         self,
-        peer: Peer,
+        peer: MemberPeer,
         topic: str,
         encoding: Encoding,
         *,
