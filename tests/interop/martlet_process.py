@@ -29,6 +29,7 @@ class Martlet:
             "remoting.vip": "false",
             "nameserver.listen": f"127.0.0.1:{free_port()}",
             "mqtt.listen": "127.0.0.1:0",
+            "stomp.listen": "127.0.0.1:0",
             "store.flush": "async",
             # The first retry has level 3.
             "timer.levels": DELAY_LEVELS,
@@ -37,6 +38,7 @@ class Martlet:
         self.address = ""
         self.name_server = ""
         self.mqtt = ""
+        self.stomp = ""
         self.environment = environment
         self.starts = 0
         self.start()
@@ -53,6 +55,7 @@ class Martlet:
         self.address = said["remoting"]
         self.name_server = said.get("nameserver", "")
         self.mqtt = said.get("mqtt", "")
+        self.stomp = said.get("stomp", "")
 
     def _ready_line(self) -> str | None:
         found = READY.search(self.process.output())

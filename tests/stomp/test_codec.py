@@ -18,7 +18,6 @@ from martlet_stomp.codec import (
     escape,
     find_receipt,
     head_end,
-    message_head,
     unescape,
 )
 from martlet_stomp.errors import StompError
@@ -271,16 +270,6 @@ def test_connected_says_what_was_agreed() -> None:
     expected = {"version": "1.2", "session": "s", "server": "martlet/1", "heart-beat": "500,0"}
     assert decode(encode_connected(V1_2, "s", "martlet/1", (500, 0)), None) == ("CONNECTED", expected, b"")
     assert b"heart-beat" not in encode_connected(V1_0, "s", "martlet/1", (500, 0))
-
-
-def test_how_messages_begin() -> None:
-    assert message_head("s:1", 7, V1_2, is_acknowledged=True) == b"MESSAGE\nsubscription:s\\c1\nack:7-"
-    assert message_head("s:1", 7, V1_2, is_acknowledged=False) == b"MESSAGE\nsubscription:s\\c1\nmessage-id:7-"
-    assert message_head("s:1", 7, V1_1, is_acknowledged=True) == b"MESSAGE\nsubscription:s\\c1\nmessage-id:7-"
-    assert message_head(None, 7, V1_0, is_acknowledged=True) == b"MESSAGE\nmessage-id:7-"
-    assert message_head("s", 7, V1_2, is_acknowledged=True, delivery=3) == (
-        b"MESSAGE\nsubscription:s\nredelivered:true\ndelivery-count:3\nack:7-"
-    )
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,6 @@ __all__ = [
     "escape",
     "find_receipt",
     "head_end",
-    "message_head",
     "unescape",
 ]
 
@@ -287,26 +286,3 @@ def encode_error(
     lines += [encode_header(name, value, version) for name, value in headers]
     lines.append(b"content-type:text/plain\ncontent-length:%d\n" % len(body))
     return b"ERROR\n%b\n%b\0" % (b"".join(lines), body)
-
-
-def message_head(
-    subscription_id: str | None, number: int, version: Version, *, is_acknowledged: bool, delivery: int = 1
-) -> bytes:
-    """Return how MESSAGE frames begin for a subscription; ``QUEUE-OFFSET`` of a message and a line end follow.
-
-    It ends within the header that the client acknowledges messages by: ``ack`` with STOMP 1.2, ``message-id`` before.
-    So with 1.2 and acknowledgements, the frame must have a ``message-id`` after that; else it has one already.
-
-    Args:
-      subscription_id: None if the client gave it no id, which STOMP 1.0 allows.
-      number: of the subscription on this connection, as in `Place`.
-      is_acknowledged: whether the client acknowledges messages.
-      delivery: how often the message was delivered, this time included.
-    """
-    lines = [b"MESSAGE\n"]
-    if subscription_id is not None:
-        lines.append(encode_header("subscription", subscription_id, version))
-    if delivery > 1:
-        lines.append(b"redelivered:true\ndelivery-count:%d\n" % delivery)
-    lines.append(b"ack:%d-" % number if is_acknowledged and version is Version.V1_2 else b"message-id:%d-" % number)
-    return b"".join(lines)

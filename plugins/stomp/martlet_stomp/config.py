@@ -1,6 +1,7 @@
 """The configuration section ``[stomp]``."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from martlet.config import setting
 
@@ -14,6 +15,34 @@ class StompConfig:
     """The STOMP port and its limits."""
 
     listen: str = setting("127.0.0.1:61613", "where clients connect, also over WebSocket; port 0 is any free one")
+    queues: int = setting(
+        1, "queues of a topic that a client creates; with one, its messages are in one order", low=1, high=1024
+    )
+    names: list[str] = setting(
+        ["mqtt"], "topics whose messages have names, as those of MQTT: /topic/mqtt/home/door is home/door in topic mqtt"
+    )
+    prefetch: int = setting(
+        1000,
+        "messages that a subscription may hold unacknowledged, unless it asks for another number",
+        low=1,
+        high=100_000,
+    )
+    redeliveries_max: int = setting(
+        6, "after so many redeliveries a message that a client refuses (NACK) becomes a dead letter", low=0, high=1000
+    )
+    dead_letters: str = setting("stomp_dead_letters", "the topic of dead letters; empty to drop such messages")
+    subscriptions_max: int = setting(1000, "subscriptions of one connection", low=1, high=100_000)
+    origins: list[str] = setting(
+        [],
+        "web pages that may connect over WebSocket, such as https://example.org, or * for all; always allowed are "
+        "those of this machine, and clients that are no browsers",
+    )
+    tls: Literal["disabled", "permissive", "enforcing"] = setting(
+        "permissive", "whether clients may use TLS on this port, or must; needs tls_cert"
+    )
+    tls_cert: str = setting("", "file with the certificate of the port, and those of its authorities (PEM)")
+    tls_key: str = setting("", "file with its private key (PEM); empty if it is in tls_cert")
+    tls_client_ca: str = setting("", "file with the authorities of clients (PEM); then clients need a certificate")
     connect_s: int = setting(
         10, "a client must connect within this time after its first byte", unit="s", low=1, high=600
     )

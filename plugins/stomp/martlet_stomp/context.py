@@ -1,0 +1,105 @@
+"""What all connections of the plugin share: encodings, templates of messages, clients, and what they did."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Final, final
+
+from martlet.broker import Broker
+from martlet.cli.version import installed_version
+from martlet.delivery.group_policy import GroupPolicy
+from martlet.net.complaints import Complaints
+
+from .config import StompConfig
+from .destinations import check_name, parse_destination
+from .encoding import Encodings
+from .messages import Template
+from .packets import MessageHeaders
+
+if TYPE_CHECKING:
+    from .handler import StompHandler
+
+__all__ = ["PROTOCOL", "Context", "Counters", "Templates", "make_context"]
+
+log = logging.getLogger("martlet.stomp")
+
+PROTOCOL: Final = "stomp"
+TEMPLATES_KEPT: Final = 4096
+
+
+@final
+@dataclass(slots=True)
+class Counters:
+    """What happened since the start."""
+
+    received: int = 0  # SEND frames of clients
+    stored: int = 0  # messages of clients that the log has
+    delivered: int = 0  # MESSAGE frames to clients
+    acknowledged: int = 0  # messages that clients acknowledged
+    failed: int = 0  # messages that clients refused with NACK
+    receipts: int = 0
+    errors: int = 0  # ERROR frames
+    connections: int = 0
+
+
+@final
+class Templates:
+    """Templates of messages, by their headers."""
+
+    __slots__ = ("_names", "table")
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+        self.table: Final[dict[MessageHeaders, Template]] = {}
+
+    def find(self, headers: MessageHeaders) -> Template:
+        """Return the template for *headers*. Raises `StompError` if they are wrong."""
+        found = self.table.get(headers)
+        if found is None:
+            destination = parse_destination(headers.destination, self._names)
+            check_name(destination)
+            found = Template(headers, destination)
+            if len(self.table) >= TEMPLATES_KEPT:
+                self.table.clear()
+            self.table[headers] = found
+        return found
+
+
+@final
+@dataclass(slots=True)
+class Context:
+    """Made by the plugin, once."""
+
+    config: StompConfig
+    broker: Broker
+    names: frozenset[str]
+    templates: Templates
+    encodings: Encodings
+    # Of the groups that consume queues.
+    policy: GroupPolicy
+    # Returns the tag code of a record with given properties.
+    code_of: Callable[[bytes], int]
+    server: str  # what CONNECTED says
+    counters: Counters = field(default_factory=Counters)
+    # Warnings about clients, limited in number.
+    complaints: Complaints = field(default_factory=lambda: Complaints(log))
+    clients: "dict[StompHandler, None]" = field(default_factory=dict)
+
+    def statistics(self) -> dict[str, object]:
+        """Return the counters."""
+        encodings = self.encodings
+        return {
+            **asdict(self.counters),
+            "expired": encodings.expired,
+            "unreadable": encodings.unreadable,
+            "clients": len(self.clients),
+        }
+
+
+def make_context(config: StompConfig, broker: Broker) -> Context:
+    """Return the context of a broker's STOMP port."""
+    names = frozenset(config.names)
+    policy = GroupPolicy(PROTOCOL, config.redeliveries_max, config.dead_letters, leaving_counts=False)
+    code_of = broker.store.writer.code_of
+    server = f"martlet/{installed_version()}"
+    return Context(config, broker, names, Templates(names), Encodings(broker.clock), policy, code_of, server)

@@ -1,0 +1,125 @@
+"""Destinations: ``/queue/NAME`` and ``/topic/NAME``, and the platform topics that have their messages; pure functions.
+
+A platform topic has the messages of both: the prefix of a subscription says how it consumes them. A NAME that RocketMQ
+allows is the name of the topic; of others, each character that is not allowed is percent-encoded (``orders.new`` is
+topic ``orders%2Enew``). As with ActiveMQ and RabbitMQ, a NAME without a prefix is a queue.
+
+In some topics each message has a name, which is its tag, such as in that of the plugin mqtt (`StompConfig.names`).
+There ``/topic/mqtt/home/door`` is the name ``home/door`` in topic ``mqtt``, and a subscription may have wildcards as in
+MQTT.
+"""
+
+import re
+from collections.abc import Collection
+from enum import Enum, unique
+from typing import Final, NamedTuple, final
+
+from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX
+
+from .errors import StompError, shown
+
+__all__ = ["Destination", "Kind", "check_filter", "check_name", "parse_destination"]
+
+TOPIC_CHARS_MAX: Final = 127
+NAME_BYTES_MAX: Final = 4096
+LEVELS_MAX: Final = 200
+# Names that only the broker publishes to begin with it.
+HIDDEN: Final = "$"
+_UNFIT: Final = re.compile(r"[^%|a-zA-Z0-9_-]")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# Levels that are wildcards with ActiveMQ or RabbitMQ.
+_WILDCARD: Final = re.compile(r"(?:^|[./])[*>#](?:$|[./])")
+
+
+@unique
+class Kind(Enum):
+    """How messages of a destination are consumed, by the prefix of its name."""
+
+    QUEUE = "/queue/"  # each by one consumer
+    TOPIC = "/topic/"  # each by all subscriptions
+
+
+@final
+class Destination(NamedTuple):
+    """Where messages go, or come from.
+
+    Attributes:
+      text: as the client wrote it.
+      topic: the platform topic.
+      name: of a message in a topic whose messages have names, or a filter of such names; empty for none.
+    """
+
+    kind: Kind
+    text: str
+    topic: str
+    name: str = ""
+
+
+def parse_destination(text: str, named: Collection[str] = ()) -> Destination:
+    """Return the destination *text*.
+
+    Args:
+      named: topics whose messages have names.
+
+    Raises:
+      StompError: there is no such destination.
+    """
+    kind, name = _split(text)
+    if not name:
+        raise StompError(f"destination {shown(text)} has no name; write {kind.value}NAME")
+    if _CONTROL.search(name):
+        raise StompError(f"destination {shown(text)} contains a control character")
+    topic, slash, inner = name.partition("/")
+    if slash and topic in named:
+        if not inner:
+            raise StompError(f"destination {shown(text)} has no name in topic {topic}; write {kind.value}{topic}/NAME")
+        return Destination(kind, text, topic, inner)
+    topic = _UNFIT.sub(_encoded, name)
+    # Dead letters of a group can be consumed, and their topics have longer names.
+    limit = TOPIC_CHARS_MAX + (len(DLQ_PREFIX) if topic.startswith(DLQ_PREFIX) else 0)
+    if len(topic) > limit:
+        raise StompError(f"destination {shown(text)} is topic {shown(topic)}, of {len(topic)} characters; use {limit}")
+    return Destination(kind, text, topic)
+
+
+def _split(text: str) -> tuple[Kind, str]:
+    if not text.startswith("/"):
+        return Kind.QUEUE, text
+    for kind in Kind:
+        if text.startswith(kind.value):
+            return kind, text.removeprefix(kind.value)
+    known = ", ".join(kind.value for kind in Kind)
+    raise StompError(f"destination {shown(text)} is unknown; it begins with one of {known}, or with no slash")
+
+
+def _encoded(match: re.Match[str]) -> str:
+    return "".join([f"%{byte:02X}" for byte in match[0].encode()])
+
+
+def check_name(destination: Destination) -> None:
+    """Raise `StompError` unless messages may be sent to *destination*."""
+    name, text = destination.name, destination.text
+    if destination.topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+        raise StompError(f"destination {shown(text)} is written only by the broker; send to another one")
+    if not name:
+        return
+    if name.startswith(HIDDEN):
+        raise StompError(f"destination {shown(text)} has a name that begins with {HIDDEN}; only the broker sends there")
+    if "+" in name or "#" in name:
+        raise StompError(f"destination {shown(text)} has a wildcard; only a subscription may have one")
+    _check_length(destination)
+
+
+def check_filter(destination: Destination) -> None:
+    """Raise `StompError` unless there may be a subscription to *destination*."""
+    if destination.name:
+        _check_length(destination)
+    elif destination.kind is Kind.TOPIC and _WILDCARD.search(destination.text.removeprefix(Kind.TOPIC.value)):
+        text = "has a wildcard, which only topics with names understand (stomp.names); subscribe to each topic"
+        raise StompError(f"destination {shown(destination.text)} {text}")
+
+
+def _check_length(destination: Destination) -> None:
+    if destination.name.count("/") >= LEVELS_MAX or len(destination.name.encode()) > NAME_BYTES_MAX:
+        text = f"has a name of more than {LEVELS_MAX} levels or {NAME_BYTES_MAX} bytes"
+        raise StompError(f"destination {shown(destination.text)} {text}")

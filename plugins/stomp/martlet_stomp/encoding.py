@@ -1,0 +1,143 @@
+"""MESSAGE frames: what all subscribers get alike is encoded once for them.
+
+A frame is the *head* of a subscription and the *rest* of a message. The head ends within the header that identifies the
+message, in ``ack`` with STOMP 1.2 and else in ``message-id``, and the rest begins with ``QUEUE-OFFSET``. So the frames
+of a subscription are its head joined with the rests of its messages.
+
+``message-id`` is ``TOPIC-QUEUE-OFFSET``: the same for everybody, also when a message is delivered again. Clients of
+STOMP 1.0 and 1.1 that acknowledge messages do so by ``message-id``, so that is their ack id (`packets.Place`).
+"""
+
+from collections.abc import Callable
+from typing import Final, final
+
+from martlet.clock import Clock
+from martlet.contracts import Buffer
+from martlet.delivery.fanout import Encoding, parts
+from martlet.records.compression import COMPRESSED
+
+from .codec import encode_header, escape
+from .destinations import Destination
+from .messages import arrived_from
+from .packets import Version
+
+__all__ = ["Encodings", "HeaderLines", "message_head"]
+
+# Properties whose header lines are remembered, and their bytes; with more, all are forgotten.
+LINES_KEPT: Final = 4096
+LINES_BYTES_KEPT: Final = 1 << 20
+
+
+def message_head(
+    subscription_id: str | None, number: int, topic: str, version: Version, *, is_acknowledged: bool, delivery: int = 1
+) -> bytes:
+    """Return how MESSAGE frames begin for a subscription; the rest of a message follows.
+
+    Args:
+      subscription_id: None if the client gave it no id, which STOMP 1.0 allows.
+      number: of the subscription on this connection, as in `packets.Place`.
+      topic: the platform topic.
+      is_acknowledged: whether the client acknowledges messages.
+      delivery: how often the messages were delivered, this time included.
+    """
+    lines = [b"MESSAGE\n"]
+    if subscription_id is not None:
+        lines.append(encode_header("subscription", subscription_id, version))
+    if delivery > 1:
+        lines.append(b"redelivered:true\ndelivery-count:%d\n" % delivery)
+    if is_acknowledged:
+        lines.append(b"%b:%d-" % (b"ack" if version is Version.V1_2 else b"message-id", number))
+    else:
+        lines.append(b"message-id:%b-" % topic.encode())
+    return b"".join(lines)
+
+
+@final
+class HeaderLines:
+    """The header lines of messages, by the properties of their records.
+
+    Lines are None for messages that are not all delivered alike (`messages.Arrived.is_plain`).
+    """
+
+    __slots__ = ("_bytes", "_prefix", "_version", "table")
+
+    def __init__(self, version: Version, prefix: str = "") -> None:
+        """Begin to remember; with *prefix* the lines include the destination, which is that and the message's name."""
+        self._version = version
+        self._prefix = prefix
+        self._bytes = 0
+        self.table: Final[dict[bytes, bytes | None]] = {}
+
+    def encode(self, headers: dict[str, str], name: str) -> bytes:
+        """Return the lines of *headers* of a message with *name*."""
+        lines = [encode_header("destination", self._prefix + name, self._version)] if self._prefix else []
+        lines += [encode_header(key, value, self._version) for key, value in headers.items()]
+        return b"".join(lines)
+
+    def learn(self, properties: bytes) -> bytes | None:
+        """Return the lines of messages with *properties*, and remember them."""
+        arrived = arrived_from(properties)
+        lines = self.encode(arrived.headers, arrived.name) if arrived.is_plain else None
+        self._bytes += len(properties) + len(lines or b"")
+        if len(self.table) >= LINES_KEPT or self._bytes > LINES_BYTES_KEPT:
+            self.table.clear()
+            self._bytes = len(properties) + len(lines or b"")
+        self.table[properties] = lines
+        return lines
+
+
+@final
+class Encodings:
+    """The encodings of all subscriptions."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lines = [HeaderLines(version) for version in Version]
+        self.expired = 0
+        self.unreadable = 0  # messages with a body that cannot be decompressed
+
+    def of(self, version: Version, destination: Destination, *, is_acknowledged: bool) -> Encoding:
+        """Return the encoding of messages for subscribers of *destination*."""
+        with_id = is_acknowledged and version is Version.V1_2
+        line = b"destination:%b\n" % escape(destination.text, version)
+        name = f"stomp {version.text} {with_id:d} {destination.text}"
+        return Encoding(name, self._encoder(destination.topic, line, self._lines[version], with_id=with_id))
+
+    def _encoder(
+        self, topic: str, line: bytes, lines: HeaderLines, *, with_id: bool
+    ) -> Callable[[Buffer], list[bytes]]:
+        """Return the function of an encoding, with *line* in each frame, and *with_id* with ``message-id``."""
+        id_line = b"message-id:%b-%%d-%%d\n" % topic.replace("%", "%%").encode() if with_id else b""
+        rest = b"%%d-%%d\n%b%b%%bcontent-length:%%d\n\n%%b\0" % (id_line, line.replace(b"%", b"%%"))
+        table, learn, alone = lines.table, lines.learn, self._alone
+
+        def encode(piece: Buffer) -> list[bytes]:
+            frames: list[bytes] = []
+            for queue_id, offset, sys_flag, body, properties in parts(piece):
+                known = table.get(properties)
+                if sys_flag & COMPRESSED or (known is None and (known := learn(properties)) is None):
+                    content = alone(sys_flag, body, properties, lines)
+                    if content is None:
+                        frames.append(b"")
+                        continue
+                    known, body = content
+                if with_id:
+                    frames.append(rest % (queue_id, offset, queue_id, offset, known, len(body), body))
+                else:
+                    frames.append(rest % (queue_id, offset, known, len(body), body))
+            return frames
+
+        return encode
+
+    def _alone(self, sys_flag: int, body: bytes, properties: bytes, lines: HeaderLines) -> tuple[bytes, bytes] | None:
+        """Return the header lines and the body of a message that is not like others; None if nobody gets it."""
+        arrived = arrived_from(properties)
+        if 0 < arrived.expires_ms <= self._clock.now_ms():
+            self.expired += 1
+            return None
+        content = arrived.content(sys_flag, body)
+        if content is None:
+            self.unreadable += 1
+            return None
+        headers, plain = content
+        return lines.encode(headers, arrived.name), plain

@@ -1,0 +1,187 @@
+"""Acts on the frames of one client (martlet.contracts.Handler)."""
+
+from collections.abc import Awaitable
+from typing import Final, final
+
+import trio
+
+from martlet.access import Gate
+from martlet.contracts import Buffer, Password, Peer
+from martlet.errors import Refused
+from martlet.state.journal import NEXT_COMMIT
+
+from .codec import encode_connected, encode_error, encode_receipts
+from .connection import State, StompConnection, agreed_beats
+from .context import Context
+from .errors import StompError
+from .logins import check_user_name, needs_password_check
+from .packets import (
+    Abort,
+    AckRun,
+    Begin,
+    Commit,
+    Connect,
+    Disconnect,
+    Event,
+    Nack,
+    SendRun,
+    Subscribe,
+    Unsubscribe,
+)
+from .sending import Sending
+from .subscribing import Subscriptions
+
+__all__ = ["StompHandler"]
+
+_RECEIPT: Final = b"RECEIPT\nreceipt-id:"
+
+
+@final
+class StompHandler:
+    """One client."""
+
+    __slots__ = ("_connect", "_connection", "_context", "_gate", "_peer", "_sending", "_subscriptions", "session")
+
+    def __init__(self, peer: Peer, connection: StompConnection, context: Context) -> None:
+        self._peer = peer
+        self._connection = connection
+        self._context = context
+        self._connect: Connect | None = None
+        self._gate: Gate | None = None
+        self._sending: Sending | None = None
+        self._subscriptions: Subscriptions | None = None
+        self.session = ""
+
+    # events
+
+    def handle(self, event: Event) -> Awaitable[None] | None:
+        try:
+            return self._take(event)
+        except StompError:
+            self._context.counters.errors += 1
+            raise
+
+    def _take(self, event: Event) -> Awaitable[None] | None:
+        sending, subscriptions = self._sending, self._subscriptions
+        if isinstance(event, Connect):
+            return self._accept(event)
+        if sending is None or subscriptions is None:
+            if isinstance(event, Disconnect):  # before it was accepted
+                self._disconnect(event)
+            return None
+        if isinstance(event, SendRun):
+            sending.send_run(event)
+        elif isinstance(event, AckRun):
+            subscriptions.acknowledge(event)
+        else:
+            self._act(event, subscriptions)
+        return None
+
+    def _act(
+        self,
+        event: Nack | Subscribe | Unsubscribe | Begin | Commit | Abort | Disconnect,
+        subscriptions: Subscriptions,
+    ) -> None:
+        """Act on a frame that is rare. Raises `StompError`."""
+        try:
+            match event:
+                case Subscribe():
+                    subscriptions.subscribe(event)
+                case Unsubscribe():
+                    subscriptions.unsubscribe(event)
+                case Nack():
+                    subscriptions.refuse(event)
+                case Disconnect():
+                    self._disconnect(event)
+                    return
+                case _:
+                    raise StompError("transactions are not supported yet")
+        except Refused as refused:
+            raise StompError(str(refused), event.receipt) from refused
+        except StompError as error:
+            error.receipt = event.receipt
+            raise
+        if event.receipt is not None:
+            self._answer(event.receipt)
+
+    def _answer(self, receipt: bytes) -> None:
+        """Answer *receipt* once everything of this round is durable."""
+        self._context.counters.receipts += 1
+        self._peer.hold_until(NEXT_COMMIT)
+        self._peer.send(encode_receipts((receipt,)))
+
+    def _disconnect(self, event: Disconnect) -> None:
+        if event.receipt is not None:
+            self._answer(event.receipt)
+        self._peer.close("")
+
+    # CONNECT
+
+    def _accept(self, connect: Connect) -> Awaitable[None] | None:
+        """Accept the client at once if nothing has to be asked for that. Raises `StompError`."""
+        check_user_name(connect.login or "")
+        if needs_password_check(self._context.broker.authentication, connect, self._peer.identity):
+            return self._check_password(connect)
+        self._open(connect)
+        return None
+
+    async def _check_password(self, connect: Connect) -> None:
+        credentials = Password(connect.login or "", (connect.passcode or "").encode())
+        try:
+            self._peer.identity = await self._context.broker.authentication.authenticate_password(credentials)
+        except Refused as refused:
+            raise StompError(str(refused)) from refused
+        self._open(connect)
+
+    def _open(self, connect: Connect) -> None:
+        if self._connection.state is not State.ACCEPTING:
+            return  # the time to connect was over while a thread checked who it is
+        context, peer = self._context, self._peer
+        gate = self._gate = context.broker.gate(peer.identity)
+        self._connect = connect
+        self._sending = Sending(peer, context, gate)
+        self._subscriptions = Subscriptions(peer, context, gate, connect.version)
+        self.session = context.broker.ids.unique()
+        beats = agreed_beats(connect, context.config.heartbeat_min_ms)
+        self._connection.open(beats[1], trio.current_time())
+        context.clients[self] = None
+        context.counters.connections += 1
+        peer.send(encode_connected(connect.version, self.session, context.server, beats))
+
+    # the server's calls
+
+    def refuse(self, answer: Buffer, refused: Refused) -> bytes | None:
+        """Return ERROR for the first receipt of *answer*, which cannot be given: the connection closes."""
+        data = bytes(answer)
+        if not data.startswith(_RECEIPT):
+            return None
+        receipt = data[len(_RECEIPT) : data.index(b"\n", len(_RECEIPT))]
+        error = encode_error(str(refused), self._connection.version, receipt)
+        self._connection.end()
+        self._peer.close(str(refused))
+        return error
+
+    def collect(self, budget_bytes: int) -> None:
+        if self._subscriptions is None:
+            return
+        try:
+            self._subscriptions.collect(budget_bytes)
+        except Refused as refused:
+            self._end(str(refused))
+
+    def _end(self, text: str) -> None:
+        """Tell the client why the connection closes."""
+        self._context.counters.errors += 1
+        self._peer.send(self._connection.farewell(StompError(text)))
+        self._peer.close(text)
+
+    def say_goodbye(self) -> None:
+        """Tell the client that the broker stops."""
+        self._end("the broker stops; connect again later")
+
+    def closed(self, reason: str) -> None:
+        if self._subscriptions is not None:
+            self._subscriptions.close()
+        self._connection.end()
+        self._sending = self._subscriptions = None
+        self._context.clients.pop(self, None)

@@ -1,0 +1,233 @@
+"""Messages as STOMP has them, and as records of the log have them; pure functions.
+
+| header | property of the record |
+|---|---|
+| ``content-type``, ``correlation-id``, ``reply-to`` | ``CONTENT_TYPE``, ``CORRELATION_ID``, ``REPLY_TO`` |
+| ``expires``, and ``expiration`` as with RabbitMQ | ``EXPIRES_MS``: when the message expires, in ms since 1970 |
+| ``AMQ_SCHEDULED_DELAY``, ``x-delay`` | ``TIMER_DELAY_MS``: how long the plugin timer holds the message, in ms |
+| ``KEYS``, ``TAGS``, and those that delay, such as ``TIMER_DELIVER_MS`` | the same, with the meaning they have there |
+| others | of the same name |
+
+A property has no empty value and no control character up to U+0002, and some names have a meaning for brokers. Headers
+that would break this are in ``STOMP_BLOCK``, a JSON object. If the properties would be longer than a record allows, all
+headers are in such an object after the body, whose size is then in ``STOMP_BODY_BYTES``.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Final, final
+
+import orjson
+
+from martlet.message import CORRELATION_ID, KEYS, PROPERTIES_BYTES_MAX, TAGS, decode_properties
+from martlet.records.compression import COMPRESSED, CompressionError, decompress
+from martlet.records.reserved import RESERVED
+
+from .destinations import Destination, Kind
+from .errors import StompError, shown
+from .packets import MessageHeaders
+
+__all__ = ["Arrived", "Template", "arrived_from"]
+
+# What of a record's properties may be added after these: the timer's, a transaction's and the position of a queue.
+SPARE_BYTES: Final = 1024
+DLQ_ORIGIN: Final = "DLQ_ORIGIN_TOPIC"
+_NUMBER: Final = re.compile(r"[0-9]{1,15}")
+_UNFIT: Final = re.compile("[\x00-\x02]")
+_DELAYING: Final = frozenset(("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"))
+_ACTING: Final = _DELAYING | {KEYS, TAGS}
+_OWN: Final = frozenset(
+    (
+        "CONTENT_TYPE",
+        "EXPIRES_MS",
+        "INNER_MULTI_DISPATCH",
+        "INNER_MULTI_QUEUE_OFFSET",
+        "MQTT_BLOCK",
+        "MQTT_CLIENT",
+        "MQTT_PAYLOAD_BYTES",
+        "MQTT_QOS",
+        "MQTT_RETAIN",
+        "MQTT_UTF8",
+        "REPLY_TO",
+        "STOMP_BLOCK",
+        "STOMP_BODY_BYTES",
+    )
+)
+# Names that brokers and other clients use: a header of such a name is in the block alone.
+_TAKEN: Final = (RESERVED | _OWN) - _ACTING
+# Properties of a record that are no headers of their own.
+_HIDDEN: Final = (_TAKEN | _DELAYING) - {CORRELATION_ID}
+_PROPERTIES: Final = {"content-type": "CONTENT_TYPE", "correlation-id": CORRELATION_ID, "reply-to": "REPLY_TO"}
+_HEADERS: Final = {name: header for header, name in _PROPERTIES.items()} | {DLQ_ORIGIN: "original-destination"}
+_DELAYS: Final = ("AMQ_SCHEDULED_DELAY", "x-delay")
+_SCHEDULES: Final = ("AMQ_SCHEDULED_CRON", "AMQ_SCHEDULED_PERIOD", "AMQ_SCHEDULED_REPEAT")
+# Headers of MESSAGE that the broker sets.
+_SET: Final = frozenset(("ack", "delivery-count", "message-id", "redelivered", "subscription"))
+_TIMES: Final = frozenset(("expires", "expiration", *_DELAYS))
+
+
+@final
+class Template:
+    """What the records of messages with equal headers have in common.
+
+    Attributes:
+      destination: where they go.
+      properties: what their records have at least; all if ``is_plain``.
+      is_delayed: whether the plugin timer has to hold them.
+    """
+
+    __slots__ = ("_delay_ms", "_tail", "_ttl_ms", "destination", "is_delayed", "properties")
+
+    def __init__(self, headers: MessageHeaders, destination: Destination) -> None:
+        """Make the template of *headers*. Raises `StompError` if one of them cannot be understood."""
+        self.destination = destination
+        for name in _SCHEDULES:
+            if headers.get(name) is not None:
+                raise StompError(f"header {name} is not supported; send the message each time, or use {_DELAYS[0]}")
+        self._delay_ms = next(filter(None, (_number(headers, name) for name in _DELAYS)), 0)
+        self._ttl_ms = _number(headers, "expiration")
+        self._tail = b""
+        own = _acting(headers, destination)
+        if self._delay_ms:
+            own["TIMER_DELAY_MS"] = str(self._delay_ms)
+        self.is_delayed = not _DELAYING.isdisjoint(own)
+        expires_ms = _number(headers, "expires")
+        if expires_ms and not self._ttl_ms:
+            own["EXPIRES_MS"] = str(expires_ms)
+        users, block = _divided(headers)
+        if block:
+            users["STOMP_BLOCK"] = _json(block)
+        self.properties = _encoded(own | users)
+        if len(self.properties) > PROPERTIES_BYTES_MAX - SPARE_BYTES:
+            self.properties = _encoded(own)
+            self._tail = _json({name: value for name, value in headers.pairs if _is_users(name)}).encode()
+            if len(self.properties) > PROPERTIES_BYTES_MAX - SPARE_BYTES:
+                raise StompError(f"headers {KEYS} and {TAGS} have {len(self.properties)} bytes; shorten them")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether ``properties`` are all that a record has, and its body is that of the message."""
+        return not (self._ttl_ms or self._tail)
+
+    def record_of(self, body: bytes, now_ms: int) -> tuple[bytes, bytes]:
+        """Return the body and the properties of the record for a message with *body*."""
+        properties = self.properties
+        if self._ttl_ms:
+            properties += b"EXPIRES_MS\x01%d\x02" % (now_ms + self._delay_ms + self._ttl_ms)
+        if self._tail:
+            return body + self._tail, properties + b"STOMP_BODY_BYTES\x01%d\x02" % len(body)
+        return body, properties
+
+
+def _number(headers: MessageHeaders, name: str) -> int:
+    """Return the number of milliseconds that header *name* has, 0 if it is absent. Raises `StompError`."""
+    value = headers.get(name)
+    if value is None:
+        return 0
+    if _NUMBER.fullmatch(value) is None:
+        raise StompError(f"header {name} is {shown(value)}; it is a number of milliseconds")
+    return int(value)
+
+
+def _acting(headers: MessageHeaders, destination: Destination) -> dict[str, str]:
+    """Return the properties that act on the message, and its name."""
+    found = {TAGS: destination.name} if destination.name else {}
+    for name in _ACTING:
+        value = headers.get(name)
+        if value and not _UNFIT.search(value):
+            found.setdefault(name, value)
+    return found
+
+
+def _is_users(name: str) -> bool:
+    """Return whether the header *name* is passed on with the message."""
+    return name not in _TIMES and name not in _SET and name not in _ACTING
+
+
+def _divided(headers: MessageHeaders) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the properties for headers that are passed on, and those headers that cannot be properties."""
+    found: dict[str, str] = {}
+    block: dict[str, str] = {}
+    for name, value in headers.pairs:
+        if not _is_users(name):
+            continue
+        key = _PROPERTIES.get(name, name)
+        is_free = name in _PROPERTIES or (name not in _TAKEN and name not in _HEADERS)
+        if is_free and value and not _UNFIT.search(name + value):
+            found[key] = value
+        else:
+            block[name] = value
+    return found, block
+
+
+def _json(headers: Mapping[str, str]) -> str:
+    return orjson.dumps(headers).decode()
+
+
+def _encoded(properties: Mapping[str, str]) -> bytes:
+    return b"".join([b"%b\x01%b\x02" % (key.encode(), value.encode()) for key, value in properties.items()])
+
+
+@final
+class Arrived:
+    """A message on its way to subscribers.
+
+    ``headers`` are those that its sender gave it, and ``name`` is its name in a topic whose messages have names.
+    ``expires_ms`` is 0 if it never expires.
+    """
+
+    __slots__ = ("_body_bytes", "expires_ms", "headers", "name")
+
+    def __init__(self, headers: dict[str, str], name: str, expires_ms: int, body_bytes: int) -> None:
+        self.headers = headers
+        self.name = name
+        self.expires_ms = expires_ms
+        self._body_bytes = body_bytes
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each record with these properties is delivered alike: with ``headers``, and its body as it is."""
+        return not self.expires_ms and self._body_bytes < 0
+
+    def content(self, sys_flag: int, body: bytes) -> tuple[dict[str, str], bytes] | None:
+        """Return the headers and the body of the message in a record; None if that cannot be decompressed."""
+        try:
+            plain = decompress(body, sys_flag) if sys_flag & COMPRESSED else body
+        except CompressionError:
+            return None
+        if self._body_bytes < 0:
+            return self.headers, plain
+        return self.headers | _decoded(plain[self._body_bytes :]), plain[: self._body_bytes]
+
+
+def arrived_from(properties: bytes) -> Arrived:
+    """Return the message in a record of any protocol with *properties*."""
+    found = decode_properties(properties)
+    headers = {name: value for name, value in found.items() if name not in _HIDDEN and name not in _HEADERS}
+    for name, header in _HEADERS.items():
+        if name in found:
+            headers[header] = found[name]
+    if DLQ_ORIGIN in found:
+        headers[_HEADERS[DLQ_ORIGIN]] = f"{Kind.QUEUE.value}{found[DLQ_ORIGIN]}"
+    expires_ms = _plain_number(found.get("EXPIRES_MS", ""))
+    if expires_ms > 0:
+        headers["expires"] = str(expires_ms)
+    headers |= _decoded(found.get("STOMP_BLOCK", ""))
+    body_bytes = _plain_number(found.get("STOMP_BODY_BYTES", found.get("MQTT_PAYLOAD_BYTES", "")))
+    return Arrived(headers, found.get(TAGS, ""), max(expires_ms, 0), body_bytes)
+
+
+def _plain_number(text: str) -> int:
+    """Return the number that *text* is, -1 if it is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else -1
+
+
+def _decoded(block: bytes | str) -> dict[str, str]:
+    """Return the headers in *block*; none if it is no JSON object of texts."""
+    try:
+        found = orjson.loads(block) if block else {}
+    except orjson.JSONDecodeError:
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {name: value for name, value in found.items() if isinstance(value, str)}

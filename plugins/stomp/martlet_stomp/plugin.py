@@ -1,0 +1,101 @@
+"""The entry point: the STOMP port."""
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any, ClassVar, Final
+from urllib.parse import urlsplit
+
+import trio
+
+from martlet.broker import Broker
+from martlet.contracts import Handler, Peer, Protocol, Traffic, WebSocket
+from martlet.net.addresses import check_address
+from martlet.net.tls import Tls
+from martlet.plugins.hooks import Hooks
+
+from .config import StompConfig
+from .connection import Heads, StompConnection
+from .context import PROTOCOL, Context, make_context
+from .handler import StompHandler
+
+__all__ = ["StompPlugin"]
+
+SUBPROTOCOLS: Final = ("v12.stomp", "v11.stomp", "v10.stomp")
+# Hosts of web pages that this machine serves itself. A page from elsewhere could use a broker that only this machine
+# should reach.
+LOCAL: Final = frozenset(("localhost", "127.0.0.1", "::1"))
+
+
+class StompPlugin(Hooks):
+    """Serves STOMP on the port of its configuration."""
+
+    config_class: ClassVar[type | None] = StompConfig
+    config: StompConfig
+
+    def __init__(self, config: StompConfig) -> None:
+        super().__init__(config)
+        check_address("stomp.listen", config.listen)
+        self._context: Context | None = None
+        self._tls: Tls | None = None
+        self._traffic = Traffic()
+
+    def context(self, broker: Broker) -> Context:
+        """Return what all connections share, the same for all hooks."""
+        if self._context is None:
+            self._context = make_context(self.config, broker)
+        return self._context
+
+    def martlet_reload(self) -> None:
+        if self._tls is not None:
+            self._tls.reload()
+
+    def martlet_stopping(self) -> None:
+        try:
+            trio.from_thread.run_sync(self._say_goodbye)
+        except RuntimeError:
+            self._say_goodbye()  # called on the event loop
+
+    def _say_goodbye(self) -> None:
+        if self._context is not None:
+            for handler in list(self._context.clients):
+                handler.say_goodbye()
+
+    def martlet_protocols(self, broker: Broker) -> Sequence[Protocol]:
+        return (self.protocol(broker),)
+
+    def protocol(self, broker: Broker, bound: Callable[[str], None] = lambda address: None) -> Protocol:
+        """Return the protocol."""
+        config, context = self.config, self.context(broker)
+        broker.stats.add(PROTOCOL, context.statistics)
+        heads = Heads(config.limits())
+        tls = self._tls = Tls(config, PROTOCOL)
+
+        def connect(now: float) -> StompConnection:
+            return StompConnection(heads, now)
+
+        def handle(peer: Peer, connection: Any) -> Handler:
+            return StompHandler(peer, connection, context)
+
+        return Protocol(
+            PROTOCOL,
+            config.listen,
+            connect,
+            handle,
+            tls=tls.context,
+            tls_required=tls.required,
+            bound=bound,
+            websocket=WebSocket(
+                SUBPROTOCOLS, text=True, origin_allowed=partial(may_connect, frozenset(config.origins))
+            ),
+            traffic=self._traffic,
+        )
+
+
+def may_connect(origins: Collection[str], origin: str) -> bool:
+    """Return whether a web page of *origin*, empty for none, may connect, if *origins* are allowed."""
+    if not origin or "*" in origins or origin in origins:
+        return True
+    try:
+        return urlsplit(origin).hostname in LOCAL
+    except ValueError:
+        return False

@@ -1,0 +1,190 @@
+"""SUBSCRIBE, UNSUBSCRIBE, ACK and NACK of one client, outside of transactions."""
+
+import math
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Final, final
+
+from martlet.access import Gate
+from martlet.contracts import Peer
+from martlet.delivery.selection import EVERYTHING, Selection
+from martlet.delivery.subscriptions import from_earliest, from_tail
+from martlet.errors import Reason, Refused
+from martlet.state.journal import NEXT_COMMIT
+
+from .codec import encode_receipts
+from .context import Context
+from .destinations import Destination, Kind, check_filter, parse_destination
+from .errors import StompError, shown
+from .packets import AckRun, Nack, Subscribe, Unsubscribe, Version
+from .subscriptions import UNLIMITED, Source, Subscription
+
+__all__ = ["GROUP", "Subscriptions"]
+
+# The group that consumes a queue; there is one on each topic.
+GROUP: Final = "queue"
+LANGUAGE: Final = "SQL92"
+
+
+@final
+class Subscriptions:
+    """The subscriptions of one client."""
+
+    __slots__ = ("_by_id", "_by_number", "_context", "_gate", "_last_number", "_peer", "_ready", "_version")
+
+    def __init__(self, peer: Peer, context: Context, gate: Gate, version: Version) -> None:
+        self._peer = peer
+        self._context = context
+        self._gate = gate
+        self._version = version
+        self._by_number: dict[int, Subscription] = {}
+        self._by_id: dict[str, Subscription] = {}
+        self._last_number = 0
+        self._ready: dict[Subscription, None] = {}  # those with something to deliver
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    # begin and end
+
+    def subscribe(self, request: Subscribe) -> None:
+        """Begin a subscription. Raises `StompError` and `Refused`."""
+        limit = self._context.config.subscriptions_max
+        if len(self._by_number) >= limit:
+            raise StompError(f"the connection has {limit} subscriptions; stomp.subscriptions_max allows no more")
+        destination = parse_destination(request.destination, self._context.names)
+        check_filter(destination)
+        key = _key(request.id, destination.text)
+        if key in self._by_id:
+            what = f"id {shown(request.id)}" if request.id is not None else shown(destination.text)
+            raise StompError(f"there is a subscription with {what} already; use another id, or UNSUBSCRIBE first")
+        self._last_number += 1
+        subscription = Subscription(
+            self._peer, self, self._context.counters, request, destination, self._last_number, self._version
+        )
+        subscription.begin(self._open(subscription, request, destination))
+        self._by_number[subscription.number] = self._by_id[key] = subscription
+
+    def _open(self, subscription: Subscription, request: Subscribe, destination: Destination) -> Source:
+        topic, context, acknowledges = destination.topic, self._context, subscription.acknowledges
+        if self._gate.find_topic(topic, "read", context.config.queues) is None:
+            text = f"topic[{topic}] does not exist; create it, or set broker.auto_create_topics"
+            raise Refused(Reason.NO_TOPIC, text)
+        encoding = context.encodings.of(self._version, destination, is_acknowledged=acknowledges)
+        prefetch = context.config.prefetch if request.prefetch is None else request.prefetch
+        credit = prefetch if acknowledges and prefetch else UNLIMITED
+        selection = self._selection(request.selector)
+        if destination.kind is Kind.TOPIC:
+            return self._gate.subscribe(
+                subscription, topic, encoding, selection=selection, start=from_tail, credit=credit
+            )
+        return self._gate.join(
+            subscription,
+            topic,
+            GROUP,
+            encoding,
+            lease_s=math.inf if acknowledges else 0,
+            credit=credit,
+            selection=selection,
+            start=from_earliest,
+            policy=context.policy,
+        )
+
+    def _selection(self, selector: str | None) -> Selection:
+        return EVERYTHING if not selector else self._context.broker.selection(LANGUAGE, selector)
+
+    def unsubscribe(self, request: Unsubscribe) -> None:
+        """End a subscription. Raises `StompError`."""
+        key = _key(request.id, request.destination or "")
+        subscription = self._by_id.pop(key, None)
+        if subscription is None:
+            what = f"id {shown(request.id)}" if request.id is not None else shown(request.destination or "")
+            raise StompError(f"there is no subscription with {what}; use the id of SUBSCRIBE")
+        del self._by_number[subscription.number]
+        self._ready.pop(subscription, None)
+        subscription.close()
+
+    def close(self) -> None:
+        """End all: the client is gone."""
+        for subscription in self._by_number.values():
+            subscription.close()
+        for table in self._by_number, self._by_id, self._ready:
+            table.clear()
+
+    # deliveries
+
+    def ready(self, subscription: Subscription) -> None:
+        self._ready[subscription] = None
+        self._peer.wake()
+
+    def collect(self, budget_bytes: int) -> None:
+        """Send what is due, about *budget_bytes*. Raises `Refused`."""
+        for subscription in list(self._ready):
+            if budget_bytes <= 0:
+                self._peer.wake()
+                return
+            del self._ready[subscription]
+            if subscription.gone:
+                raise Refused(Reason.NO_TOPIC, _end_of(subscription))
+            budget_bytes -= subscription.deliver(budget_bytes)
+
+    # acknowledgements
+
+    def acknowledge(self, run: AckRun) -> None:
+        """Settle messages, and answer receipts. Raises `StompError` if the client does not hold one of them."""
+        subscriptions, queue_ids, offsets = run.subscriptions, run.queue_ids, run.offsets
+        number, queue_id, count = subscriptions[0], queue_ids[0], len(offsets)
+        if subscriptions.count(number) == queue_ids.count(queue_id) == count:
+            settled = self._acknowledge(number, queue_id, offsets)
+        else:
+            settled = 0
+            for (number, queue_id), group in groupby(
+                zip(subscriptions, queue_ids, offsets, strict=True), key=lambda place: place[:2]
+            ):
+                some = [offset for _, _, offset in group]
+                done = self._acknowledge(number, queue_id, some)
+                settled += done
+                if done < len(some):
+                    break
+        if settled < count:
+            self._answer([run.receipts[place] for place, at in enumerate(run.asking) if at < settled])
+            text = _not_held("ACK", subscriptions[settled], queue_ids[settled], offsets[settled])
+            raise StompError(text, run.receipt_of(settled))
+        self._answer(run.receipts)
+
+    def _acknowledge(self, number: int, queue_id: int, offsets: Sequence[int]) -> int:
+        """Settle messages; return how many the client held, up to the first that it did not."""
+        subscription = self._by_number.get(number)
+        if subscription is None:
+            # What it held of a subscription that has ended, others have by now.
+            return len(offsets) if number <= self._last_number else 0
+        return subscription.acknowledge(queue_id, offsets)
+
+    def refuse(self, nack: Nack) -> None:
+        """Take NACK. Raises `StompError` if the client does not hold the message."""
+        number, queue_id, offset = nack.place
+        subscription = self._by_number.get(number)
+        if subscription is None and number <= self._last_number:
+            return
+        if subscription is None or not subscription.refuse(queue_id, offset, requeue=nack.requeue):
+            raise StompError(_not_held("NACK", number, queue_id, offset))
+
+    def _answer(self, receipts: Sequence[bytes]) -> None:
+        if receipts:
+            self._context.counters.receipts += len(receipts)
+            self._peer.hold_until(NEXT_COMMIT)
+            self._peer.send(encode_receipts(receipts))
+
+
+def _key(subscription_id: str | None, destination: str) -> str:
+    """Return what identifies a subscription of a connection; with STOMP 1.0 its id may be missing."""
+    return f"id {subscription_id}" if subscription_id is not None else f"destination {destination}"
+
+
+def _not_held(command: str, number: int, queue_id: int, offset: int) -> str:
+    text = f"{command} is for message {number}-{queue_id}-{offset}, which the client does not hold"
+    return f"{text}; acknowledge each message once, with ack:client or ack:client-individual"
+
+
+def _end_of(subscription: Subscription) -> str:
+    return f"destination {shown(subscription.destination.text)} was deleted, or may not be read any more"

@@ -1,0 +1,280 @@
+"""Subscriptions of one client: what they bring, and what the client says about it.
+
+A queue is a shared group of the core on the platform topic, so each message is with one client. With ``ack:auto`` a
+message is settled when it is sent; otherwise it is leased until the client acknowledges it, and returns if the client
+goes. A topic is read by each subscription from its end on. There, acknowledgements only say how many more messages the
+client wants.
+"""
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from itertools import compress
+from operator import not_
+from typing import Any, Final, Protocol, TypeAlias, final
+
+from martlet.contracts import Peer
+from martlet.delivery.group_members import Member
+from martlet.delivery.subscriptions import Delivery
+from martlet.delivery.subscriptions import Subscription as Reader
+
+from .context import Counters
+from .destinations import Destination
+from .encoding import message_head
+from .packets import AckMode, Subscribe, Version
+
+__all__ = ["UNLIMITED", "Outstanding", "Ready", "Subscription"]
+
+UNLIMITED: Final = 1 << 60
+
+Source: TypeAlias = Member | Reader
+
+
+class Ready(Protocol):
+    """Where subscriptions are that have something to deliver."""
+
+    def ready(self, subscription: "Subscription") -> None:
+        """Have *subscription* deliver soon."""
+        ...
+
+
+class Ledger(Protocol):
+    """What a client was sent and has not acknowledged; a `Member` of a group is one."""
+
+    def ack_all(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]: ...
+
+    def nack_all(self, queue_id: int, offsets: Sequence[int], delay_s: float = 0) -> Sequence[int]: ...
+
+    def give_up_all(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]: ...
+
+
+@final
+class Outstanding:
+    """The ledger of a topic's subscription: a message that is settled gives its credit back, and nothing else."""
+
+    __slots__ = ("_held", "_reader")
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._held: dict[int, dict[int, None]] = {}
+
+    def add(self, queue_id: int, offsets: Sequence[int]) -> None:
+        """Note that the client was sent messages."""
+        self._held.setdefault(queue_id, {}).update(dict.fromkeys(offsets))
+
+    def ack_all(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]:
+        held = self._held.get(queue_id, {})
+        settled = [offset for offset in dict.fromkeys(offsets) if offset in held]
+        for offset in settled:
+            del held[offset]
+        self._reader.add_credit(len(settled))
+        return settled
+
+    def nack_all(self, queue_id: int, offsets: Sequence[int], delay_s: float = 0) -> Sequence[int]:
+        return self.ack_all(queue_id, offsets)
+
+    def give_up_all(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]:
+        return self.ack_all(queue_id, offsets)
+
+
+@final
+class Subscription:
+    """One subscription; it is the peer of its source (`martlet.delivery.subscriptions.MemberPeer`).
+
+    ``number`` is its own on this connection.
+    """
+
+    __slots__ = (
+        "_counters",
+        "_heads",
+        "_ledger",
+        "_peer",
+        "_ready",
+        "_sent",
+        "_source",
+        "_version",
+        "destination",
+        "number",
+        "request",
+    )
+
+    def __init__(
+        self,
+        peer: Peer,
+        ready: Ready,
+        counters: Counters,
+        request: Subscribe,
+        destination: Destination,
+        number: int,
+        version: Version,
+    ) -> None:
+        self._peer = peer
+        self._ready = ready
+        self._counters = counters
+        self._version = version
+        self.request = request
+        self.destination = destination
+        self.number = number
+        self._heads: dict[int, bytes] = {}  # by the number of the delivery
+        self._source: Source | None = None
+        self._ledger: Ledger | None = None  # if the client acknowledges messages
+        # With cumulative acknowledgements: what was sent and is not acknowledged, in that order.
+        self._sent: deque[tuple[int, Sequence[int]]] = deque()
+
+    def begin(self, source: Source) -> None:
+        """Deliver what *source* brings."""
+        self._source = source
+        if self.acknowledges:
+            self._ledger = source if isinstance(source, Member) else Outstanding(source)
+
+    @property
+    def acknowledges(self) -> bool:
+        """Whether the client acknowledges messages."""
+        return self.request.ack is not AckMode.AUTO
+
+    @property
+    def gone(self) -> bool:
+        """Whether the topic was deleted or closed to readers."""
+        source = self._source
+        return source.share.gone if isinstance(source, Member) else source is not None and source.gone
+
+    def wake(self) -> None:
+        self._ready.ready(self)
+
+    def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
+        self._peer.start(work, *args)
+
+    def close(self) -> None:
+        """End; what the client holds goes to others."""
+        source, self._source = self._source, None
+        if isinstance(source, Member):
+            source.leave()
+        elif source is not None:
+            source.close()
+
+    # messages
+
+    def deliver(self, budget_bytes: int) -> int:
+        """Send messages, about *budget_bytes*; return their size. Raises `Refused`."""
+        size = 0
+        if self._source is not None:
+            for delivery in self._source.collect(budget_bytes):
+                size += delivery.size
+                self._send(delivery)
+        return size
+
+    def _send(self, delivery: Delivery) -> None:
+        frames, offsets, ledger = delivery.frames, delivery.offsets, self._ledger
+        if not all(frames):
+            if ledger is not None:
+                if isinstance(ledger, Outstanding):
+                    ledger.add(delivery.queue_id, offsets)
+                ledger.ack_all(delivery.queue_id, list(compress(offsets, map(not_, frames))))
+            offsets = list(compress(offsets, frames))
+            frames = list(filter(None, frames))
+            if not frames:
+                return
+        if isinstance(ledger, Outstanding):
+            ledger.add(delivery.queue_id, offsets)
+        if self.request.ack is AckMode.CLIENT:
+            self._sent.append((delivery.queue_id, offsets))
+        head = self._heads.get(delivery.delivery) or self._head(delivery.delivery)
+        self._counters.delivered += len(frames)
+        self._peer.send(head, head.join(frames))
+
+    def _head(self, delivery: int) -> bytes:
+        if len(self._heads) > 16:
+            self._heads.clear()
+        head = self._heads[delivery] = message_head(
+            self.request.id,
+            self.number,
+            self.destination.topic,
+            self._version,
+            is_acknowledged=self.acknowledges,
+            delivery=delivery,
+        )
+        return head
+
+    # acknowledgements
+
+    def acknowledge(self, queue_id: int, offsets: Sequence[int]) -> int:
+        """Settle messages, with cumulative acknowledgements also those before each.
+
+        Returns how many of *offsets* the client held, up to the first that it did not.
+        """
+        return self._settle(queue_id, offsets, self._acked)
+
+    def refuse(self, queue_id: int, offset: int, *, requeue: bool) -> bool:
+        """Take NACK: the message, with cumulative acknowledgements also those before it, comes again or is dead.
+
+        Returns whether the client held it.
+        """
+        return self._settle(queue_id, (offset,), self._nacked if requeue else self._buried) == 1
+
+    def _settle(
+        self, queue_id: int, offsets: Sequence[int], settle: Callable[[int, Sequence[int]], Sequence[int]]
+    ) -> int:
+        if self._ledger is None:
+            return 0
+        if self.request.ack is AckMode.CLIENT:
+            return self._settle_cumulatively(queue_id, offsets, settle)
+        settled = settle(queue_id, offsets)
+        return len(offsets) if len(settled) == len(offsets) else _held_first(offsets, settled)
+
+    def _acked(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]:
+        settled = self._ledger.ack_all(queue_id, offsets) if self._ledger is not None else ()
+        self._counters.acknowledged += len(settled)
+        return settled
+
+    def _nacked(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]:
+        failed = self._ledger.nack_all(queue_id, offsets) if self._ledger is not None else ()
+        self._counters.failed += len(failed)
+        return failed
+
+    def _buried(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]:
+        failed = self._ledger.give_up_all(queue_id, offsets) if self._ledger is not None else ()
+        self._counters.failed += len(failed)
+        return failed
+
+    def _settle_cumulatively(
+        self, queue_id: int, offsets: Sequence[int], settle: Callable[[int, Sequence[int]], Sequence[int]]
+    ) -> int:
+        first = self._sent[0] if self._sent else None
+        if len(offsets) > 1 and first is not None and first[0] == queue_id and _is_part(offsets, first[1]):
+            self._settle_up_to(queue_id, offsets[-1], settle)  # the others are before it
+            return len(offsets)
+        for index, offset in enumerate(offsets):
+            if not self._settle_up_to(queue_id, offset, settle):
+                return index
+        return len(offsets)
+
+    def _settle_up_to(self, queue_id: int, offset: int, settle: Callable[[int, Sequence[int]], Sequence[int]]) -> bool:
+        """Settle a message and all that were sent before it; return False if the client does not hold it."""
+        place = next((i for i, (queue, sent) in enumerate(self._sent) if queue == queue_id and offset in sent), -1)
+        if place < 0:
+            return False
+        for _ in range(place):
+            settle(*self._sent.popleft())
+        _, offsets = self._sent.popleft()
+        end = offsets.index(offset) + 1
+        settle(queue_id, offsets[:end])
+        if end < len(offsets):
+            self._sent.appendleft((queue_id, offsets[end:]))
+        return True
+
+
+def _held_first(offsets: Sequence[int], settled: Sequence[int]) -> int:
+    """Return how many of *offsets* there are before the first that is not among *settled*, or is there again."""
+    left: dict[Hashable, None] = dict.fromkeys(settled)
+    for index, offset in enumerate(offsets):
+        if offset not in left:
+            return index
+        del left[offset]
+    return len(offsets)
+
+
+def _is_part(offsets: Sequence[int], whole: Sequence[int]) -> bool:
+    """Return whether *offsets* are some consecutive ones of *whole*."""
+    if offsets[0] not in whole:
+        return False
+    at = whole.index(offsets[0])
+    return list(offsets) == list(whole[at : at + len(offsets)])
