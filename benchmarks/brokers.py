@@ -218,6 +218,7 @@ class Martlet:
             f"remoting.listen={self.address}",
             f"nameserver.listen={self.name_server}",
             "mqtt.listen=127.0.0.1:0",
+            "stomp.listen=127.0.0.1:0",
             f"store.flush={self.flush}",
             *self.settings,
         )

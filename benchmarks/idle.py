@@ -50,7 +50,7 @@ def start(data: str) -> tuple[subprocess.Popen[str], tuple[str, int]]:
     """Start a broker and return it with its port."""
     command = [sys.executable, "-m", "martlet", "run", "--data", data]
     command += ["--set", "remoting.listen=127.0.0.1:0", "--set", "nameserver.listen=127.0.0.1:0"]
-    command += ["--set", "mqtt.listen=127.0.0.1:0"]
+    command += ["--set", "mqtt.listen=127.0.0.1:0", "--set", "stomp.listen=127.0.0.1:0"]
     broker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert broker.stdout is not None
     words = broker.stdout.readline().split()

@@ -16,7 +16,7 @@ def broker_process(
 ) -> Iterator[str]:
     """Run a broker with its store in *data*, and yield the address of its name server."""
     words = [sys.executable, "-m", "martlet", "run", "--data", str(data)]
-    ports = (f"{name}.listen=127.0.0.1:0" for name in ("remoting", "nameserver", "mqtt"))
+    ports = (f"{name}.listen=127.0.0.1:0" for name in ("remoting", "nameserver", "mqtt", "stomp"))
     for setting in (*ports, "store.flush=async"):
         words += ["--set", setting]
     for name, value in (settings or {}).items():

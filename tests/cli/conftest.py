@@ -29,7 +29,7 @@ class Process:
         self.log = folder / "log"
         command = [sys.executable, "-m", "martlet", *words, "--data", str(self.data)]
         command += ["--set", f"remoting.listen={remoting}", "--set", "nameserver.listen=127.0.0.1:0"]
-        command += ["--set", "mqtt.listen=127.0.0.1:0"]
+        command += ["--set", "mqtt.listen=127.0.0.1:0", "--set", "stomp.listen=127.0.0.1:0"]
         with self.log.open("ab") as log:
             self.child = subprocess.Popen(
                 command,

@@ -28,7 +28,7 @@ def test_the_ready_line_names_the_ports_that_accept(start: Start) -> None:
     assert found is not None, process.log.read_text()
     assert found[2] == str(process.data)
     pairs = [pair.split("=", 1) for pair in found[1].split()]
-    assert [name for name, _ in pairs] == ["remoting", "nameserver", "mqtt"]
+    assert [name for name, _ in pairs] == ["remoting", "nameserver", "mqtt", "stomp"]
     for _, address in pairs:
         connect(address).close()
 
@@ -223,7 +223,7 @@ def test_sighup_reads_the_certificates_again(start: Start, tmp_path: Path) -> No
     context = ssl.create_default_context()
     authority.configure_trust(context)
     issue_certificate(tmp_path, authority)
-    words = [f"{section}.tls_cert={tmp_path}/chain.pem" for section in ("remoting", "nameserver", "mqtt")]
+    words = [f"{section}.tls_cert={tmp_path}/chain.pem" for section in ("remoting", "nameserver", "mqtt", "stomp")]
     process = start("run", *(part for word in words for part in ("--set", word)))
     addresses = process.addresses()
     first = {address: served_certificate(address, context) for address in addresses.values()}
