@@ -181,6 +181,7 @@ async def test_held_messages_are_acknowledged_in_an_atomic_group() -> None:
         assert refused.value.reason is Reason.NOT_FOUND
         notes = member.acknowledgements(0, [0, 1, 4])
         assert member.acknowledgements(0, []) == member.acknowledgements(0, ())
+        assert [member.holds(0, offset) for offset in (0, 2, 6, 7, 99)] == [False, True, False, False, False]
         with pytest.raises(Refused):
             broker.publish_atomic([Message("nowhere", b"x")], notes)
         member.withdraw(0, [0, 1, 4])

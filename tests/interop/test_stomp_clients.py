@@ -171,6 +171,20 @@ def test_a_refused_message_comes_again(connect: Callable[..., Client], queue: st
 
 
 @pytest.mark.parametrize("version", CONNECTIONS)
+def test_a_transaction_is_all_or_nothing(connect: Callable[..., Client], queue: str, version: str) -> None:
+    client = connect(version)
+    client.subscribe(queue)
+    for end, bodies in (("abort", ["1", "2"]), ("commit", ["3", "4"])):
+        name = client.connection.begin()
+        for body in bodies:
+            client.connection.send(queue, body, headers={"transaction": name})
+        assert client.has_nothing_more()
+        getattr(client.connection, end)(name)
+    assert client.bodies(2) == ["3", "4"]
+    assert client.has_nothing_more()
+
+
+@pytest.mark.parametrize("version", CONNECTIONS)
 def test_a_topic_reaches_every_subscriber(connect: Callable[..., Client], version: str) -> None:
     topic = f"/topic/t{next(_numbers)}"
     clients = [connect(version) for _ in range(3)]

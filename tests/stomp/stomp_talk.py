@@ -215,11 +215,14 @@ class Running:
     def records(self, topic: str) -> list[Record]:
         """Return the stored messages of *topic*, queue by queue."""
         found: list[Record] = []
-        there = self.broker.topics.get(topic)
+        there, store = self.broker.topics.get(topic), self.broker.store
         for queue_id in range(there.read_queues if there is not None else 0):
-            queue = self.broker.store.queue(topic, queue_id)
-            result = self.broker.store.read(queue, 0, 1000, 1 << 24)
-            found += decode_records(b"".join(result.pieces))
+            queue = store.queue(topic, queue_id)
+            offset = queue.first_offset
+            while offset < store.end_offset(queue):
+                result = store.read(queue, offset, 1000, 1 << 24)
+                found += decode_records(b"".join(result.pieces))
+                offset = result.next_offset
         return found
 
     async def publish(self, topic: str, body: bytes, properties: bytes = b"", **more: Any) -> None:

@@ -131,6 +131,10 @@ class Member:
             lapsed, self.lapsed = self.lapsed, 0
             self.add_credit(lapsed)
 
+    def holds(self, queue_id: int, offset: int) -> bool:
+        """Return whether this member holds a message, and may settle it."""
+        return self.share.holds(self.holder, queue_id, offset)
+
     def ack(self, queue_id: int, offset: int) -> bool:
         """Settle a message and give its credit back; False if this member does not hold it."""
         if self.lapsed:

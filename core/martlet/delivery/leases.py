@@ -181,6 +181,11 @@ class Leases:
         """Return the offsets that *holder* holds."""
         return list(self._held.get(holder, ()))
 
+    def holds(self, holder: Hashable, offset: int) -> bool:
+        """Return whether *holder* holds the message at *offset*, and may settle it."""
+        lease = self._slots.get(offset)
+        return lease is not None and lease.holder is not None and lease.holder == holder and not lease.settling
+
     def held_by_deliveries(self, holder: Hashable) -> dict[int, list[int]]:
         """Return the offsets that *holder* holds, by the number of their deliveries."""
         found: dict[int, list[int]] = {}

@@ -877,6 +877,11 @@ class Share:
 
     # messages from members, and from whoever has a handle
 
+    def holds(self, holder: Hashable, queue_id: int, offset: int) -> bool:
+        """Return whether *holder* holds a message, and may settle it."""
+        lane = self._lanes.get(queue_id)
+        return lane is not None and lane.leases.holds(holder, offset)
+
     def ack_held(self, holder: Hashable, queue_id: int, offset: int) -> bool:
         """Settle a message that *holder* holds; False if it does not hold it."""
         lane = self._lanes.get(queue_id)

@@ -31,6 +31,14 @@ class StompConfig:
         6, "after so many redeliveries a message that a client refuses (NACK) becomes a dead letter", low=0, high=1000
     )
     dead_letters: str = setting("stomp_dead_letters", "the topic of dead letters; empty to drop such messages")
+    transactions_max: int = setting(16, "transactions of one connection that have not ended", low=1, high=1000)
+    transaction_frames_max: int = setting(
+        900, "frames of a transaction; store.group_messages_max bounds them, too", low=1, high=100_000
+    )
+    transaction_bytes_max: int = setting(
+        8 << 20, "size of all transactions of one connection, plus 256 bytes for each frame", unit="bytes", low=1024
+    )
+    transactions_bytes_max: int = setting(256 << 20, "the same for all connections together", unit="bytes", low=65_536)
     subscriptions_max: int = setting(1000, "subscriptions of one connection", low=1, high=100_000)
     origins: list[str] = setting(
         [],

@@ -83,6 +83,7 @@ class Context:
     counters: Counters = field(default_factory=Counters)
     # Warnings about clients, limited in number.
     complaints: Complaints = field(default_factory=lambda: Complaints(log))
+    transaction_bytes: int = 0  # of all clients
     clients: "dict[StompHandler, None]" = field(default_factory=dict)
 
     def statistics(self) -> dict[str, object]:
@@ -93,6 +94,7 @@ class Context:
             "expired": encodings.expired,
             "unreadable": encodings.unreadable,
             "clients": len(self.clients),
+            "transaction_bytes": self.transaction_bytes,
         }
 
 

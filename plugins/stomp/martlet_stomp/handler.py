@@ -30,6 +30,7 @@ from .packets import (
 )
 from .sending import Sending
 from .subscribing import Subscriptions
+from .transactions import Transactions
 
 __all__ = ["StompHandler"]
 
@@ -40,7 +41,17 @@ _RECEIPT: Final = b"RECEIPT\nreceipt-id:"
 class StompHandler:
     """One client."""
 
-    __slots__ = ("_connect", "_connection", "_context", "_gate", "_peer", "_sending", "_subscriptions", "session")
+    __slots__ = (
+        "_connect",
+        "_connection",
+        "_context",
+        "_gate",
+        "_peer",
+        "_sending",
+        "_subscriptions",
+        "_transactions",
+        "session",
+    )
 
     def __init__(self, peer: Peer, connection: StompConnection, context: Context) -> None:
         self._peer = peer
@@ -50,6 +61,7 @@ class StompHandler:
         self._gate: Gate | None = None
         self._sending: Sending | None = None
         self._subscriptions: Subscriptions | None = None
+        self._transactions: Transactions | None = None
         self.session = ""
 
     # events
@@ -62,25 +74,32 @@ class StompHandler:
             raise
 
     def _take(self, event: Event) -> Awaitable[None] | None:
-        sending, subscriptions = self._sending, self._subscriptions
+        sending, subscriptions, transactions = self._sending, self._subscriptions, self._transactions
         if isinstance(event, Connect):
             return self._accept(event)
-        if sending is None or subscriptions is None:
+        if sending is None or subscriptions is None or transactions is None:
             if isinstance(event, Disconnect):  # before it was accepted
                 self._disconnect(event)
             return None
         if isinstance(event, SendRun):
-            sending.send_run(event)
+            if event.transaction is None:
+                sending.send_run(event)
+            else:
+                transactions.send(event, event.transaction)
         elif isinstance(event, AckRun):
-            subscriptions.acknowledge(event)
+            if event.transaction is None:
+                subscriptions.acknowledge(event)
+            else:
+                transactions.acknowledge(event, event.transaction)
         else:
-            self._act(event, subscriptions)
+            self._act(event, subscriptions, transactions)
         return None
 
     def _act(
         self,
         event: Nack | Subscribe | Unsubscribe | Begin | Commit | Abort | Disconnect,
         subscriptions: Subscriptions,
+        transactions: Transactions,
     ) -> None:
         """Act on a frame that is rare. Raises `StompError`."""
         try:
@@ -89,13 +108,20 @@ class StompHandler:
                     subscriptions.subscribe(event)
                 case Unsubscribe():
                     subscriptions.unsubscribe(event)
-                case Nack():
+                case Nack(transaction=None):
                     subscriptions.refuse(event)
+                case Nack(transaction=str(name)):
+                    transactions.refuse(event, name)
+                    return
+                case Begin(name):
+                    transactions.begin(name)
+                case Commit(name):
+                    transactions.commit(name)
+                case Abort(name):
+                    transactions.abort(name)
                 case Disconnect():
                     self._disconnect(event)
                     return
-                case _:
-                    raise StompError("transactions are not supported yet")
         except Refused as refused:
             raise StompError(str(refused), event.receipt) from refused
         except StompError as error:
@@ -141,6 +167,7 @@ class StompHandler:
         self._connect = connect
         self._sending = Sending(peer, context, gate)
         self._subscriptions = Subscriptions(peer, context, gate, connect.version)
+        self._transactions = Transactions(peer, context, gate, self._sending, self._subscriptions)
         self.session = context.broker.ids.unique()
         beats = agreed_beats(connect, context.config.heartbeat_min_ms)
         self._connection.open(beats[1], trio.current_time())
@@ -180,8 +207,10 @@ class StompHandler:
         self._end("the broker stops; connect again later")
 
     def closed(self, reason: str) -> None:
+        if self._transactions is not None:
+            self._transactions.close()
         if self._subscriptions is not None:
             self._subscriptions.close()
         self._connection.end()
-        self._sending = self._subscriptions = None
+        self._sending = self._subscriptions = self._transactions = None
         self._context.clients.pop(self, None)

@@ -17,7 +17,7 @@ from .context import Context
 from .destinations import Destination, Kind, check_filter, parse_destination
 from .errors import StompError, shown
 from .packets import AckRun, Nack, Subscribe, Unsubscribe, Version
-from .subscriptions import UNLIMITED, Source, Subscription
+from .subscriptions import UNLIMITED, Part, Source, Subscription
 
 __all__ = ["GROUP", "Subscriptions"]
 
@@ -168,6 +168,14 @@ class Subscriptions:
             return
         if subscription is None or not subscription.refuse(queue_id, offset, requeue=nack.requeue):
             raise StompError(_not_held("NACK", number, queue_id, offset))
+
+    def reserve(self, command: str, number: int, queue_id: int, offset: int) -> tuple[Subscription, list[Part]]:
+        """Return what ACK or NACK in a transaction is for. Raises `StompError` if the client does not hold it."""
+        subscription = self._by_number.get(number)
+        parts = subscription.reserve(queue_id, offset) if subscription is not None else []
+        if subscription is None or not parts:
+            raise StompError(_not_held(command, number, queue_id, offset))
+        return subscription, parts
 
     def _answer(self, receipts: Sequence[bytes]) -> None:
         if receipts:

@@ -16,17 +16,22 @@ from martlet.contracts import Peer
 from martlet.delivery.group_members import Member
 from martlet.delivery.subscriptions import Delivery
 from martlet.delivery.subscriptions import Subscription as Reader
+from martlet.errors import Reason, Refused
+from martlet.state.journal import Journal
 
 from .context import Counters
 from .destinations import Destination
 from .encoding import message_head
+from .errors import shown
 from .packets import AckMode, Subscribe, Version
 
-__all__ = ["UNLIMITED", "Outstanding", "Ready", "Subscription"]
+__all__ = ["UNLIMITED", "Outstanding", "Part", "Ready", "Subscription"]
 
 UNLIMITED: Final = 1 << 60
 
 Source: TypeAlias = Member | Reader
+# Messages of one queue.
+Part: TypeAlias = tuple[int, Sequence[int]]
 
 
 class Ready(Protocol):
@@ -39,6 +44,8 @@ class Ready(Protocol):
 
 class Ledger(Protocol):
     """What a client was sent and has not acknowledged; a `Member` of a group is one."""
+
+    def holds(self, queue_id: int, offset: int) -> bool: ...
 
     def ack_all(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]: ...
 
@@ -60,6 +67,9 @@ class Outstanding:
     def add(self, queue_id: int, offsets: Sequence[int]) -> None:
         """Note that the client was sent messages."""
         self._held.setdefault(queue_id, {}).update(dict.fromkeys(offsets))
+
+    def holds(self, queue_id: int, offset: int) -> bool:
+        return offset in self._held.get(queue_id, ())
 
     def ack_all(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]:
         held = self._held.get(queue_id, {})
@@ -118,7 +128,7 @@ class Subscription:
         self._source: Source | None = None
         self._ledger: Ledger | None = None  # if the client acknowledges messages
         # With cumulative acknowledgements: what was sent and is not acknowledged, in that order.
-        self._sent: deque[tuple[int, Sequence[int]]] = deque()
+        self._sent: deque[Part] = deque()
 
     def begin(self, source: Source) -> None:
         """Deliver what *source* brings."""
@@ -249,17 +259,77 @@ class Subscription:
 
     def _settle_up_to(self, queue_id: int, offset: int, settle: Callable[[int, Sequence[int]], Sequence[int]]) -> bool:
         """Settle a message and all that were sent before it; return False if the client does not hold it."""
+        found = self._take_up_to(queue_id, offset)
+        for part in found:
+            settle(*part)
+        return bool(found)
+
+    def _take_up_to(self, queue_id: int, offset: int) -> list[Part]:
+        """Take a message, and all that were sent before it, out of what was sent; nothing if it is not there."""
         place = next((i for i, (queue, sent) in enumerate(self._sent) if queue == queue_id and offset in sent), -1)
         if place < 0:
-            return False
-        for _ in range(place):
-            settle(*self._sent.popleft())
-        _, offsets = self._sent.popleft()
+            return []
+        found = [self._sent.popleft() for _ in range(place + 1)]
+        offsets = found[place][1]
         end = offsets.index(offset) + 1
-        settle(queue_id, offsets[:end])
         if end < len(offsets):
             self._sent.appendleft((queue_id, offsets[end:]))
-        return True
+            found[place] = queue_id, offsets[:end]
+        return found
+
+    # transactions
+
+    def reserve(self, queue_id: int, offset: int) -> list[Part]:
+        """Return what an acknowledgement in a transaction is for; nothing if the client does not hold the message.
+
+        Cumulative acknowledgements after this one do not include that.
+        """
+        ledger = self._ledger
+        if ledger is None or not ledger.holds(queue_id, offset):
+            return []
+        if self.request.ack is AckMode.CLIENT:
+            return self._take_up_to(queue_id, offset)
+        return [(queue_id, (offset,))]
+
+    def restore(self, parts: Sequence[Part]) -> None:
+        """Undo `reserve`."""
+        if self.request.ack is AckMode.CLIENT:
+            self._sent.extendleft(reversed(parts))
+
+    def acknowledgements(self, parts: Sequence[Part]) -> list[tuple[Journal, bytes]]:
+        """Return the acknowledgements of *parts* for an atomic group. Raises `Refused` as `Member.acknowledgements`."""
+        ledger = self._ledger
+        if self._source is None:
+            text = f"the subscription to {shown(self.destination.text)} has ended, and others have its messages"
+            raise Refused(Reason.NOT_FOUND, text)
+        if not isinstance(ledger, Member):
+            return []
+        found: list[tuple[Journal, bytes]] = []
+        for done, (queue_id, offsets) in enumerate(parts):
+            try:
+                found += ledger.acknowledgements(queue_id, offsets)
+            except Refused:
+                self.withdraw(parts[:done])
+                raise
+        return found
+
+    def withdraw(self, parts: Sequence[Part]) -> None:
+        """Undo `acknowledgements`: the atomic group was refused."""
+        if isinstance(self._ledger, Member):
+            for part in parts:
+                self._ledger.withdraw(*part)
+
+    def committed(self, parts: Sequence[Part]) -> None:
+        """Note that the atomic group with the acknowledgements of *parts* was appended."""
+        for queue_id, offsets in parts:
+            self._counters.acknowledged += len(offsets)
+            if isinstance(self._ledger, Outstanding):
+                self._ledger.ack_all(queue_id, offsets)
+
+    def failed(self, parts: Sequence[Part], *, requeue: bool) -> None:
+        """Take NACK for *parts*."""
+        for part in parts:
+            (self._nacked if requeue else self._buried)(*part)
 
 
 def _held_first(offsets: Sequence[int], settled: Sequence[int]) -> int:

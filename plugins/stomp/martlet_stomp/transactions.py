@@ -1,0 +1,191 @@
+"""Transactions of one client: BEGIN, COMMIT and ABORT, and what happens in between.
+
+What a client sends and acknowledges in a transaction is kept in memory. COMMIT stores all of it in one atomic group, so
+that a crash leaves all or nothing. ABORT forgets it; messages that were acknowledged are then held by the client as
+before. The receipts of the frames of a transaction are answered when it ends.
+"""
+
+from typing import Final, NamedTuple, final
+
+from martlet.access import Gate
+from martlet.contracts import Peer
+from martlet.errors import Refused
+from martlet.message import Message
+from martlet.state.journal import NEXT_COMMIT, Journal
+
+from .codec import encode_receipts
+from .context import Context
+from .errors import StompError, shown
+from .packets import AckRun, Nack, SendRun
+from .sending import Sending
+from .subscribing import Subscriptions
+from .subscriptions import Part, Subscription
+
+__all__ = ["Transactions"]
+
+# What a frame takes beside its bytes.
+FRAME_BYTES: Final = 256
+
+
+@final
+class _Settling(NamedTuple):
+    """ACK, or NACK if ``is_failed``, for what a subscription has brought."""
+
+    subscription: Subscription
+    parts: list[Part]
+    is_failed: bool = False
+    requeue: bool = True
+
+
+@final
+class _Transaction:
+    """What one transaction has until now; ``frames`` and ``size`` say how much that is."""
+
+    __slots__ = ("frames", "messages", "receipts", "settlings", "size")
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.settlings: list[_Settling] = []
+        self.receipts: list[bytes] = []
+        self.frames = 0
+        self.size = 0
+
+
+@final
+class Transactions:
+    """Those of one client that have not ended."""
+
+    __slots__ = ("_context", "_gate", "_open", "_peer", "_sending", "_subscriptions")
+
+    def __init__(
+        self, peer: Peer, context: Context, gate: Gate, sending: Sending, subscriptions: Subscriptions
+    ) -> None:
+        self._peer = peer
+        self._context = context
+        self._gate = gate
+        self._sending = sending
+        self._subscriptions = subscriptions
+        self._open: dict[str, _Transaction] = {}
+
+    def begin(self, name: str) -> None:
+        """Begin transaction *name*. Raises `StompError`."""
+        if name in self._open:
+            raise StompError(f"transaction {shown(name)} has begun already; end it, or use another name")
+        limit = self._context.config.transactions_max
+        if len(self._open) >= limit:
+            raise StompError(f"the connection has {limit} transactions; stomp.transactions_max allows no more")
+        self._open[name] = _Transaction()
+
+    def _find(self, name: str) -> _Transaction:
+        found = self._open.get(name)
+        if found is None:
+            raise StompError(f"transaction {shown(name)} is unknown; send BEGIN first")
+        return found
+
+    # frames in a transaction
+
+    def send(self, run: SendRun, name: str) -> None:
+        """Keep the messages of *run* for COMMIT. Raises `StompError`."""
+        self._context.counters.received += len(run.bodies)
+        for index, (headers, body) in enumerate(zip(run.headers, run.bodies, strict=True)):
+            receipt = run.receipt_of(index)
+            try:
+                transaction = self._find(name)
+                message = self._sending.message(headers, body)
+                self._count(transaction, len(message.body) + len(message.properties), receipt)
+            except Refused as refused:
+                raise StompError(str(refused), receipt) from refused
+            except StompError as error:
+                error.receipt = receipt
+                raise
+            transaction.messages.append(message)
+
+    def acknowledge(self, run: AckRun, name: str) -> None:
+        """Keep the acknowledgements of *run* for COMMIT. Raises `StompError`."""
+        places = zip(run.subscriptions, run.queue_ids, run.offsets, strict=True)
+        for index, (number, queue_id, offset) in enumerate(places):
+            receipt = run.receipt_of(index)
+            try:
+                transaction = self._find(name)
+                found = self._subscriptions.reserve("ACK", number, queue_id, offset)
+                transaction.settlings.append(_Settling(*found))
+                self._count(transaction, 0, receipt)
+            except StompError as error:
+                error.receipt = receipt
+                raise
+
+    def refuse(self, nack: Nack, name: str) -> None:
+        """Keep NACK for COMMIT. Raises `StompError`."""
+        transaction = self._find(name)
+        found = self._subscriptions.reserve("NACK", *nack.place)
+        transaction.settlings.append(_Settling(*found, is_failed=True, requeue=nack.requeue))
+        self._count(transaction, 0, nack.receipt)
+
+    def _count(self, transaction: _Transaction, size: int, receipt: bytes | None) -> None:
+        """Count a frame, and keep its receipt. Raises `StompError` if there are too many, or too large ones."""
+        config, context = self._context.config, self._context
+        size += FRAME_BYTES
+        if transaction.frames >= config.transaction_frames_max:
+            limit = f"stomp.transaction_frames_max is {config.transaction_frames_max}"
+            raise StompError(f"a transaction has too many frames; {limit}")
+        if sum(each.size for each in self._open.values()) + size > config.transaction_bytes_max:
+            limit = f"stomp.transaction_bytes_max is {config.transaction_bytes_max}"
+            raise StompError(f"the transactions of the connection are too large; {limit}")
+        if context.transaction_bytes + size > config.transactions_bytes_max:
+            limit = f"stomp.transactions_bytes_max is {config.transactions_bytes_max}"
+            raise StompError(f"all transactions are too large together; {limit}, try again later")
+        transaction.frames += 1
+        transaction.size += size
+        context.transaction_bytes += size
+        if receipt is not None:
+            transaction.receipts.append(receipt)
+
+    # the end
+
+    def commit(self, name: str) -> None:
+        """Store all of transaction *name*, or nothing, and answer its receipts. Raises `StompError` and `Refused`."""
+        transaction = self._end(name)
+        acknowledged = [each for each in transaction.settlings if not each.is_failed]
+        begun: list[_Settling] = []
+        notes: list[tuple[Journal, bytes]] = []
+        try:
+            for each in acknowledged:
+                notes += each.subscription.acknowledgements(each.parts)
+                begun.append(each)
+            if transaction.messages or notes:
+                self._gate.publish_atomic(transaction.messages, notes)
+        except Refused:
+            for each in begun:
+                each.subscription.withdraw(each.parts)
+            raise
+        self._context.counters.stored += len(transaction.messages)
+        for each in transaction.settlings:
+            if each.is_failed:
+                each.subscription.failed(each.parts, requeue=each.requeue)
+            else:
+                each.subscription.committed(each.parts)
+        self._answer(transaction)
+
+    def abort(self, name: str) -> None:
+        """Forget transaction *name*, and answer its receipts. Raises `StompError`."""
+        transaction = self._end(name)
+        for each in reversed(transaction.settlings):
+            each.subscription.restore(each.parts)
+        self._answer(transaction)
+
+    def _end(self, name: str) -> _Transaction:
+        transaction = self._find(name)
+        del self._open[name]
+        self._context.transaction_bytes -= transaction.size
+        return transaction
+
+    def _answer(self, transaction: _Transaction) -> None:
+        self._peer.hold_until(NEXT_COMMIT)
+        if transaction.receipts:
+            self._context.counters.receipts += len(transaction.receipts)
+            self._peer.send(encode_receipts(transaction.receipts))
+
+    def close(self) -> None:
+        """Forget all: the client is gone."""
+        for name in list(self._open):
+            self._end(name)

@@ -1,0 +1,130 @@
+"""Clients that do their work over all crashes of the broker: a producer, a worker with transactions, and a consumer."""
+
+import random
+from dataclasses import dataclass, field
+
+import trio
+from tests.stomp.stomp_talk import Frame, Talk, frame
+
+IN, OUT = "/queue/in", "/queue/out"
+ABORTED = b"aborted "
+TURNS_MAX = 10_000
+
+
+async def connect(talk: Talk) -> None:
+    await talk.send(frame("CONNECT", accept_version="1.2", host="h"))
+    assert (await talk.receive()).command == "CONNECTED"
+
+
+@dataclass
+class Producer:
+    """Sends numbered messages; ``stored`` are those with a receipt."""
+
+    chance: random.Random
+    stored: set[bytes] = field(default_factory=set)
+    number: int = 0
+
+    async def run(self, talk: Talk) -> None:
+        """Send until the connection ends."""
+        await connect(talk)
+        open_ = list[bytes]()
+        while True:
+            for _ in range(self.chance.randrange(1, 20)):
+                self.number += 1
+                body = b"%d" % self.number
+                open_.append(body)
+                await talk.send(frame("SEND", body, destination=IN, receipt=body.decode()))
+            while len(open_) > 20:
+                answer = await talk.expect("RECEIPT")
+                assert answer["receipt-id"] == open_[0].decode()
+                self.stored.add(open_.pop(0))
+
+
+@dataclass
+class Worker:
+    """Takes messages from one queue, and sends a result for each to another one, in transactions."""
+
+    chance: random.Random
+    committed: set[bytes] = field(default_factory=set)  # with a receipt for COMMIT
+    number: int = 0
+    came: trio.Event = field(default_factory=trio.Event)
+
+    async def run(self, talk: Talk) -> None:
+        await connect(talk)
+        await talk.subscribe(IN, "client-individual", prefetch_count="30")
+        while True:
+            await self.turn(talk, await talk.messages(self.chance.randrange(1, 12)))
+
+    async def turn(self, talk: Talk, messages: list[Frame]) -> None:
+        """Do the work for *messages* in one transaction; sometimes, abort one first."""
+        if self.chance.random() < 0.3:
+            await self._transact(talk, messages, ABORTED, "ABORT")
+        await self._transact(talk, messages, b"", "COMMIT")
+        done = {message.body for message in messages}
+        assert not done & self.committed, "a message came again after its transaction was committed"
+        self.committed |= done
+        self.came.set()
+        self.came = trio.Event()
+
+    async def _transact(self, talk: Talk, messages: list[Frame], mark: bytes, end: str) -> None:
+        self.number += 1
+        name = f"t{self.number}"
+        frames = [frame("BEGIN", transaction=name)]
+        for message in messages:
+            frames.append(frame("SEND", mark + message.body, destination=OUT, transaction=name))
+            frames.append(frame("ACK", id=message["ack"], transaction=name))
+        await talk.send(*frames, frame(end, transaction=name, receipt=name))
+        await talk.receipt(name)
+
+    async def wait_committed(self, count: int) -> None:
+        """Wait until *count* messages are committed."""
+        while len(self.committed) < count:
+            await self.came.wait()
+
+
+@dataclass
+class Consumer:
+    """Acknowledges results cumulatively; ``settled`` are those with a receipt for that."""
+
+    chance: random.Random
+    received: list[bytes] = field(default_factory=list)
+    settled: set[bytes] = field(default_factory=set)
+
+    async def run(self, talk: Talk) -> None:
+        await connect(talk)
+        await talk.subscribe(OUT, "client", prefetch_count="50")
+        while True:
+            await self.turn(talk, await talk.messages(self.chance.randrange(1, 20)))
+
+    async def turn(self, talk: Talk, messages: list[Frame]) -> None:
+        for message in messages:
+            assert message.body not in self.settled, "a message came again after it was acknowledged"
+            self.received.append(message.body)
+        await talk.send(talk.settling("ACK", messages[-1], receipt="acked"))
+        await talk.receipt("acked")
+        self.settled.update(message.body for message in messages)
+
+
+async def drain(producer: Producer, worker: Worker, consumer: Consumer, working: Talk, consuming: Talk) -> None:
+    """Do what is left, until the consumer has a result of each message with a receipt."""
+    await connect(working)
+    await working.subscribe(IN, "client-individual", prefetch_count="100")
+    await connect(consuming)
+    await consuming.subscribe(OUT, "client")
+    for _ in range(TURNS_MAX):
+        for device, talk in ((worker, working), (consumer, consuming)):
+            messages = await talk.rest()
+            if messages:
+                await device.turn(talk, messages)
+        if producer.stored <= set(consumer.received) and not messages:
+            return
+    raise AssertionError(f"{len(producer.stored - set(consumer.received))} messages with a receipt have no result")
+
+
+def check(producer: Producer, worker: Worker, consumer: Consumer, results: list[bytes]) -> None:
+    """Assert what must hold; *results* is all that the queue of results has."""
+    assert len(results) == len(set(results)), "a message was worked on twice"
+    assert not [each for each in results if each.startswith(ABORTED)], "what was aborted is there"
+    assert producer.stored <= set(results), "a message with a receipt is lost"
+    assert worker.committed <= set(results), "a result of a committed transaction is lost"
+    assert set(results) <= set(consumer.received)

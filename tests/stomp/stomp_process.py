@@ -1,0 +1,29 @@
+"""A broker in a process of its own, which a test kills. Arguments: its directory, and its flush mode."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import trio
+
+from martlet.broker import Broker
+from martlet.contracts import Protocol
+from martlet.testing.peers import serving
+from martlet.testing.stores import small_config
+from martlet_stomp.config import StompConfig
+from martlet_stomp.plugin import StompPlugin
+
+
+async def main(directory: Path, flush: str) -> None:
+    plugin = StompPlugin(StompConfig(listen="127.0.0.1:0"))
+    store = small_config(flush=flush, flush_interval_ms=20, segment_bytes=1 << 20, page_bytes=1 << 16)
+
+    def ports(broker: Broker) -> tuple[Protocol, ...]:
+        return (plugin.protocol(broker, lambda address: print(address, flush=True)),)
+
+    async with serving(directory, store=replace(store, cache_bytes=1 << 20), ports=ports):
+        await trio.sleep_forever()
+
+
+if __name__ == "__main__":
+    trio.run(main, Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,129 @@
+"""Whatever ends the broker: receipts, acknowledgements and transactions mean what they say.
+
+``MARTLET_KILL_ROUNDS`` makes the test with a real process longer, ``MARTLET_CRASH_SEEDS`` the one on a simulated disk.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+import trio
+from tests.stomp.devices import Consumer, Producer, Worker, check, drain
+from tests.stomp.stomp_talk import Talk, stomp_broker
+
+from martlet.testing.disk import Cut, FakeDisk
+from martlet.testing.stores import small_config
+
+ROUNDS = int(os.environ.get("MARTLET_KILL_ROUNDS", "4"))
+SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "3")))
+PROCESS = Path(__file__).with_name("stomp_process.py")
+GONE = (trio.BrokenResourceError, trio.ClosedResourceError, EOFError, OSError)
+
+
+class SocketWire:
+    """The client's end of a real connection."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+
+    async def send(self, data: bytes) -> None:
+        await self._stream.send_all(data)
+
+    async def receive_some(self) -> bytes:
+        return bytes(await self._stream.receive_some())
+
+    def close(self) -> None:
+        self._stream.socket.close()
+
+
+Open = Callable[[], AbstractAsyncContextManager[Talk]]
+
+
+def talking(address: str) -> Open:
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Talk]:
+        host, _, port = address.rpartition(":")
+        async with await trio.open_tcp_stream(host, int(port)) as stream:
+            yield Talk(SocketWire(stream))
+
+    return opened
+
+
+async def working(device: Producer | Worker | Consumer, opened: Open) -> None:
+    with suppress(*GONE):
+        async with opened() as talk:
+            await device.run(talk)
+
+
+async def traffic(devices: tuple[Producer, Worker, Consumer], opened: Open, end: Callable[[], object]) -> None:
+    """Let all talk until the broker is ended after some transactions."""
+    _, worker, _ = devices
+    goal = len(worker.committed) + worker.chance.randrange(20, 200)
+    async with trio.open_nursery() as nursery:
+        for device in devices:
+            nursery.start_soon(working, device, opened)
+        await worker.wait_committed(goal)
+        end()
+        nursery.cancel_scope.cancel()
+
+
+async def finish(devices: tuple[Producer, Worker, Consumer], opened: Open) -> None:
+    async with opened() as one, opened() as two:
+        await drain(*devices, one, two)
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_kill_9_breaks_no_receipt_and_no_transaction(tmp_path: Path, flush: str) -> None:
+    chance = random.Random(flush)
+    devices = Producer(chance), Worker(chance), Consumer(chance)
+    command = [sys.executable, str(PROCESS), str(tmp_path), flush]
+    for turn in range(ROUNDS + 1):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            opened = talking(process.stdout.readline().strip())
+            try:
+                if turn < ROUNDS:
+                    trio.run(traffic, devices, opened, lambda: os.kill(process.pid, signal.SIGKILL))
+                else:
+                    trio.run(finish, devices, opened)
+            finally:
+                process.kill()
+    trio.run(compare, devices, tmp_path)
+    assert len(devices[0].stored) > 20 * ROUNDS
+
+
+async def compare(devices: tuple[Producer, Worker, Consumer], directory: Path) -> None:
+    async with stomp_broker(directory, store=small_config(flush="async", segment_bytes=1 << 20)) as stomp:
+        check(*devices, [record.body for record in stomp.records("out")])
+
+
+@pytest.mark.parametrize("cut", list(Cut))
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_power_cut_breaks_no_receipt_and_no_transaction(cut: Cut, seed: int) -> None:
+    chance, disk, directory = random.Random(seed), FakeDisk(), Path("/data")
+    devices = Producer(chance), Worker(chance), Consumer(chance)
+    store = small_config(flush="sync", segment_bytes=1 << 18, page_bytes=1 << 14, cache_bytes=1 << 18)
+    for _ in range(3):
+        after = disk
+        async with stomp_broker(directory, store=store, disk=disk) as stomp:
+
+            @asynccontextmanager
+            async def opened() -> AsyncIterator[Talk]:
+                yield stomp.open()
+
+            def end() -> None:
+                nonlocal after
+                after = disk.after_power_cut(cut, chance)  # noqa: B023
+
+            await traffic(devices, opened, end)
+        disk = after
+    async with stomp_broker(directory, store=store, disk=disk) as stomp:
+        await drain(*devices, stomp.open(), stomp.open())
+        check(*devices, [record.body for record in stomp.records("out")])
+    assert len(devices[0].stored) > 40

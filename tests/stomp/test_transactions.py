@@ -1,0 +1,291 @@
+"""Transactions: what is sent and acknowledged in one is stored together, or not at all."""
+
+from pathlib import Path
+
+import pytest
+from tests.stomp.stomp_talk import Running, Talk, stomp_broker
+
+from martlet.store import StoreConfig
+from martlet_stomp.config import StompConfig
+from martlet_stomp.packets import Version
+
+QUEUE = "/queue/orders"
+BODIES = [b"%d" % number for number in range(6)]
+TX = {"transaction": "t"}
+
+every_version = pytest.mark.parametrize("version", Version)
+
+
+async def say(talk: Talk, command: str, name: str = "t") -> None:
+    """Send BEGIN, COMMIT or ABORT, and wait until it is done."""
+    await talk.send(talk.frame(command, transaction=name, receipt=f"{command} {name}"))
+    await talk.receipt(f"{command} {name}")
+
+
+async def send(talk: Talk, body: bytes, name: str = "t", destination: str = QUEUE) -> None:
+    await talk.send(talk.frame("SEND", body, destination=destination, transaction=name))
+
+
+def stored(stomp: Running, topic: str = "orders") -> list[bytes]:
+    return [record.body for record in stomp.records(topic)]
+
+
+@every_version
+async def test_what_is_sent_in_a_transaction_is_stored_by_commit(tmp_path: Path, version: Version) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        talk = await stomp.connect(version)
+        await talk.subscribe(QUEUE)
+        await say(talk, "BEGIN")
+        await send(talk, b"1")
+        await send(talk, b"2", destination="/queue/others")
+        await talk.publish(QUEUE, b"outside")
+        assert [message.body for message in await talk.rest()] == [b"outside"]
+        await send(talk, b"3")
+        await say(talk, "COMMIT")
+        assert await talk.bodies(2) == [b"1", b"3"]
+        assert stored(stomp, "others") == [b"2"]
+
+
+@every_version
+async def test_what_is_sent_in_an_aborted_transaction_is_forgotten(tmp_path: Path, version: Version) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        talk = await stomp.connect(version)
+        await say(talk, "BEGIN")
+        await send(talk, b"1")
+        await say(talk, "ABORT")
+        await say(talk, "BEGIN")
+        await send(talk, b"2")
+        await say(talk, "COMMIT")
+        assert stored(stomp) == [b"2"]
+
+
+@pytest.mark.parametrize("end", ["hang up", "DISCONNECT"])
+async def test_a_transaction_that_does_not_end_is_aborted(tmp_path: Path, end: str) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        talk = await stomp.connect()
+        await talk.publish(QUEUE, b"0")
+        await talk.subscribe(QUEUE, "client-individual")
+        (message,) = await talk.messages(1)
+        await say(talk, "BEGIN")
+        await send(talk, b"1")
+        await talk.send(talk.settling("ACK", message, **TX))
+        assert await talk.rest() == []
+        assert stomp.context.transaction_bytes > 0
+        if end == "hang up":
+            talk.hang_up()
+        else:
+            await talk.disconnect()
+        other = await stomp.connect()
+        await other.subscribe(QUEUE)
+        assert await other.bodies(1) == [b"0"]
+        assert await other.rest() == []
+        assert stomp.context.transaction_bytes == 0
+
+
+async def test_receipts_of_a_transaction_come_when_it_ends_before_that_of_its_end(tmp_path: Path) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        talk = await stomp.connect()
+        for end in ("COMMIT", "ABORT"):
+            await talk.send(
+                talk.frame("BEGIN", transaction="t", receipt="1"),
+                talk.frame("SEND", b"x", destination=QUEUE, transaction="t", receipt="2"),
+                talk.frame("SEND", b"x", destination=QUEUE, receipt="3"),
+                talk.frame("SEND", b"x", destination=QUEUE, transaction="t", receipt="4"),
+                talk.frame(end, transaction="t", receipt="5"),
+            )
+            for receipt in "13245":
+                await talk.receipt(receipt)
+        assert len(stored(stomp)) == 4
+
+
+@pytest.mark.parametrize("ack", ["client", "client-individual"])
+@every_version
+async def test_acknowledgements_count_at_commit(tmp_path: Path, version: Version, ack: str) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        talk = await stomp.connect(version)
+        await talk.subscribe(QUEUE, ack, prefetch_count="6")
+        await talk.publish(QUEUE, *BODIES, b"more")
+        messages = await talk.messages(6)
+        await say(talk, "BEGIN")
+        await talk.send(talk.settling("ACK", messages[1], **TX), talk.settling("ACK", messages[3], **TX))
+        await send(talk, b"result", destination="/queue/results")
+        assert await talk.rest() == []
+        await say(talk, "COMMIT")
+        assert await talk.bodies(1) == [b"more"]
+        assert stored(stomp, "results") == [b"result"]
+        await talk.disconnect()
+        other = await stomp.connect(version)
+        await other.subscribe(QUEUE)
+        left = [b"4", b"5", b"more"] if ack == "client" else [b"0", b"2", b"4", b"5", b"more"]
+        assert await other.bodies(len(left)) == left
+        assert await other.rest() == []
+
+
+@pytest.mark.parametrize("ack", ["client", "client-individual"])
+async def test_after_an_abort_the_client_holds_its_messages_as_before(tmp_path: Path, ack: str) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        talk = await stomp.connect()
+        await talk.subscribe(QUEUE, ack)
+        await talk.publish(QUEUE, *BODIES)
+        messages = await talk.messages(6)
+        await say(talk, "BEGIN")
+        await talk.send(talk.settling("ACK", messages[1], **TX), talk.settling("NACK", messages[3], **TX))
+        await say(talk, "ABORT")
+        assert await talk.rest() == []
+        await talk.ack(messages[2])
+        await talk.disconnect()
+        other = await stomp.connect()
+        await other.subscribe(QUEUE)
+        left = [b"3", b"4", b"5"] if ack == "client" else [b"0", b"1", b"3", b"4", b"5"]
+        assert await other.bodies(len(left)) == left
+
+
+async def test_nack_in_a_transaction_counts_at_commit(tmp_path: Path, autojump_clock: object) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        talk = await stomp.connect()
+        await talk.subscribe(QUEUE, "client-individual")
+        await talk.publish(QUEUE, *BODIES[:2])
+        messages = await talk.messages(2)
+        await say(talk, "BEGIN")
+        await talk.send(talk.settling("NACK", messages[0], **TX))
+        await talk.send(talk.settling("NACK", messages[1], requeue="false", **TX))
+        assert await talk.rest() == []
+        await say(talk, "COMMIT")
+        (again,) = await talk.messages(1)
+        assert (again.body, again["delivery-count"]) == (b"0", "2")
+        await stomp.settle()
+        assert stored(stomp, "stomp_dead_letters") == [b"1"]
+
+
+async def test_acknowledgements_of_a_topic_give_credit_at_commit(tmp_path: Path) -> None:
+    async with stomp_broker(tmp_path, StompConfig(prefetch=2)) as stomp:
+        talk = await stomp.connect()
+        await talk.subscribe("/topic/news", "client")
+        await talk.publish("/topic/news", *BODIES[:4])
+        messages = await talk.messages(2)
+        await say(talk, "BEGIN")
+        await talk.send(talk.settling("ACK", messages[1], **TX))
+        assert await talk.rest() == []
+        await say(talk, "COMMIT")
+        assert await talk.bodies(2) == BODIES[2:4]
+
+
+async def test_several_transactions_are_apart(tmp_path: Path) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        talk = await stomp.connect()
+        for name in ("a", "b", "c"):
+            await say(talk, "BEGIN", name)
+        for name in ("a", "b", "c", "a"):
+            await send(talk, name.encode(), name)
+        await say(talk, "COMMIT", "b")
+        await say(talk, "ABORT", "c")
+        await say(talk, "COMMIT", "a")
+        assert stored(stomp) == [b"b", b"a", b"a"]
+
+
+async def test_an_unknown_or_repeated_transaction_is_an_error(tmp_path: Path) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        talk = await stomp.connect()
+        frames = [
+            [talk.frame("COMMIT", transaction="t", receipt="r")],
+            [talk.frame("ABORT", transaction="t", receipt="r")],
+            [talk.frame("SEND", destination=QUEUE, transaction="t", receipt="r")],
+            [talk.frame("ACK", id="1-0-0", transaction="t", receipt="r")],
+            [talk.frame("NACK", id="1-0-0", transaction="t", receipt="r")],
+            [talk.frame("BEGIN", transaction="t"), talk.frame("BEGIN", transaction="t", receipt="r")],
+            [
+                talk.frame("BEGIN", transaction="t"),
+                talk.frame("COMMIT", transaction="t"),
+                talk.frame("COMMIT", transaction="t", receipt="r"),
+            ],
+            [talk.frame("BEGIN", transaction="t"), talk.frame("ACK", id="1-0-0", transaction="t", receipt="r")],
+            [
+                talk.frame("BEGIN", transaction="t"),
+                talk.frame("SEND", destination="/queue/%RETRY%g", transaction="t", receipt="r"),
+            ],
+        ]
+        for each in frames:
+            talk = await stomp.connect()
+            await talk.send(*each)
+            assert (await talk.error())["receipt-id"] == "r", each
+
+
+async def test_a_message_that_was_settled_meanwhile_makes_commit_an_error_and_nothing_is_stored(tmp_path: Path) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        for how in ("ACK", "UNSUBSCRIBE", "twice"):
+            talk = await stomp.connect()
+            await talk.subscribe(QUEUE, "client-individual")
+            await talk.publish(QUEUE, *BODIES[:2])
+            messages = await talk.messages(2)
+            await say(talk, "BEGIN")
+            await send(talk, b"result", destination="/queue/results")
+            await talk.send(*[talk.settling("ACK", message, **TX) for message in messages])
+            if how == "ACK":
+                await talk.ack(messages[1])
+            elif how == "UNSUBSCRIBE":
+                await talk.unsubscribe()
+            else:
+                await talk.send(talk.settling("ACK", messages[0], **TX))
+            await talk.send(talk.frame("COMMIT", transaction="t", receipt="r"))
+            assert (await talk.error())["receipt-id"] == "r"
+            assert stored(stomp, "results") == []
+            other = await stomp.connect()
+            await other.subscribe(QUEUE)
+            assert (await other.bodies(1))[0] == b"0"
+            await other.rest()
+            other.hang_up()
+
+
+async def test_transactions_are_limited_in_number_and_size(tmp_path: Path) -> None:
+    config = StompConfig(transactions_max=2, transaction_frames_max=3, transaction_bytes_max=10_000)
+    async with stomp_broker(tmp_path, config) as stomp:
+        talk = await stomp.connect()
+        begin = [talk.frame("BEGIN", transaction=name) for name in "abc"]
+        small = talk.frame("SEND", b"x", destination=QUEUE, transaction="a", receipt="r")
+        large = talk.frame("SEND", b"x" * 6000, destination=QUEUE, transaction="a")
+        other = talk.frame("SEND", b"x" * 6000, destination=QUEUE, transaction="b")
+        for frames, limit in (
+            (begin, "stomp.transactions_max"),
+            ([begin[0], *[small] * 4], "stomp.transaction_frames_max"),
+            ([*begin[:2], large, other], "stomp.transaction_bytes_max"),
+        ):
+            talk = await stomp.connect()
+            await talk.send(*frames)
+            assert limit in (await talk.error()).body.decode()
+        assert stomp.context.transaction_bytes == 0
+        assert stored(stomp) == []
+
+
+async def test_all_transactions_together_are_limited(tmp_path: Path) -> None:
+    config = StompConfig(transactions_bytes_max=100_000)
+    async with stomp_broker(tmp_path, config) as stomp:
+        talks = [await stomp.connect() for _ in range(3)]
+        for talk in talks:
+            await say(talk, "BEGIN")
+        await send(talks[0], b"x" * 60_000)
+        assert await talks[0].rest() == []
+        await send(talks[1], b"x" * 60_000)
+        assert "stomp.transactions_bytes_max" in (await talks[1].error()).body.decode()
+        await say(talks[0], "COMMIT")
+        await send(talks[2], b"x" * 60_000)
+        await say(talks[2], "COMMIT")
+        assert len(stored(stomp)) == 2
+
+
+async def test_a_transaction_that_the_store_cannot_take_is_an_error(tmp_path: Path) -> None:
+    async with stomp_broker(tmp_path, store=StoreConfig(flush="async", group_messages_max=3)) as stomp:
+        talk = await stomp.connect()
+        await talk.subscribe(QUEUE, "client-individual")
+        await talk.publish(QUEUE, b"0")
+        (message,) = await talk.messages(1)
+        await say(talk, "BEGIN")
+        for _ in range(3):
+            await send(talk, b"x", destination="/queue/results")
+        await talk.send(talk.settling("ACK", message, **TX), talk.frame("COMMIT", transaction="t", receipt="r"))
+        error = await talk.error()
+        assert error["receipt-id"] == "r"
+        assert "store.group_messages_max" in error.body.decode()
+        assert stored(stomp, "results") == []
+        other = await stomp.connect()
+        await other.subscribe(QUEUE)
+        assert await other.bodies(1) == [b"0"]
