@@ -24,7 +24,9 @@ __all__ = ["PROTOCOL", "Context", "Counters", "Templates", "make_context"]
 log = logging.getLogger("martlet.stomp")
 
 PROTOCOL: Final = "stomp"
+# Templates, and bytes of the header lines that they are of; with more, all are forgotten.
 TEMPLATES_KEPT: Final = 4096
+TEMPLATES_BYTES_KEPT: Final = 1 << 20
 
 
 @final
@@ -46,10 +48,11 @@ class Counters:
 class Templates:
     """Templates of messages, by their headers."""
 
-    __slots__ = ("_names", "table")
+    __slots__ = ("_bytes", "_names", "table")
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
+        self._bytes = 0
         self.table: Final[dict[MessageHeaders, Template]] = {}
 
     def find(self, headers: MessageHeaders) -> Template:
@@ -59,8 +62,10 @@ class Templates:
             destination = parse_destination(headers.destination, self._names)
             check_name(destination)
             found = Template(headers, destination)
-            if len(self.table) >= TEMPLATES_KEPT:
+            self._bytes += headers.size
+            if len(self.table) >= TEMPLATES_KEPT or self._bytes > TEMPLATES_BYTES_KEPT:
                 self.table.clear()
+                self._bytes = headers.size
             self.table[headers] = found
         return found
 

@@ -76,14 +76,16 @@ class MessageHeaders:
     ``pairs`` has their names and values, decoded, in the order of the frame; of a repeated name the first one only.
     ``destination``, ``content-length``, ``receipt`` and ``transaction`` are not among them. Objects are compared and
     hashed by identity, so what depends on the headers alone is computed once and kept in a dictionary by this object.
-    Bound that dictionary: a client may send other headers with every message.
+    Bound that dictionary: a client may send other headers with every message. ``size`` is how many bytes the header
+    lines had.
     """
 
-    __slots__ = ("destination", "pairs")
+    __slots__ = ("destination", "pairs", "size")
 
-    def __init__(self, destination: str, pairs: tuple[tuple[str, str], ...] = ()) -> None:
+    def __init__(self, destination: str, pairs: tuple[tuple[str, str], ...] = (), size: int = 0) -> None:
         self.destination = destination
         self.pairs = pairs
+        self.size = size
 
     def get(self, name: str) -> str | None:
         """Return the value of header *name*; None if there is none."""

@@ -93,7 +93,7 @@ class KnownHeads:
         key = destination, pairs
         known = self._headers.get(key)
         if known is None:
-            known = MessageHeaders(destination, pairs)
+            known = MessageHeaders(destination, pairs, size)
             if size <= HEAD_BYTES_MAX:
                 self._make_room(size)
                 self._headers[key] = known
