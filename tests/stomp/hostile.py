@@ -257,6 +257,7 @@ class Asking:
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), LIMIT_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.is_impatient = False
         self._data = b""
 
     def send(self, data: bytes) -> bool:
@@ -267,9 +268,22 @@ class Asking:
             return False
         return True
 
-    def is_answered(self) -> bool:
-        """Return whether anything comes soon; if not, what was sent is part of a frame that is not complete."""
-        return bool(select.select([self.socket], [], [], ANSWER_S)[0])
+    def close(self) -> None:
+        self.socket.close()
+
+    def end(self) -> None:
+        """Tell the broker that nothing more comes."""
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
+
+    def _receive(self) -> bytes:
+        # What was sent last may be part of a frame that is not complete, and then nothing comes.
+        if self.is_impatient and not select.select([self.socket], [], [], ANSWER_S)[0]:
+            self.end()
+        try:
+            return self.socket.recv(65_536)
+        except ConnectionError:
+            return b""
 
     def frame(self) -> tuple[str, dict[str, str]] | None:
         """Return the command and headers of the next frame; None when the broker has closed."""
@@ -286,13 +300,20 @@ class Asking:
                 if 0 <= size < len(rest):
                     self._data = rest[size + 1 :]
                     return command, headers
-            try:
-                more = self.socket.recv(65_536)
-            except ConnectionError:
-                more = b""
+            more = self._receive()
             if not more:
                 return None
             self._data += more
+
+
+def connected(port: int, version: Version = V1_2) -> Asking:
+    """Return a connection that the broker has accepted."""
+    asking = Asking(port)
+    asking.send(connect_frame(version))
+    answer = asking.frame()
+    assert answer is not None
+    assert answer[0] == "CONNECTED"
+    return asking
 
 
 def outcome(port: int, case: Case) -> str:
@@ -300,17 +321,12 @@ def outcome(port: int, case: Case) -> str:
 
     A frame that must be answered follows, except after a beginning of a frame.
     """
-    asking = Asking(port)
+    asking = Asking(port) if case.version is None else connected(port, case.version)
     with asking.socket:
-        if case.version is not None:
-            asking.send(connect_frame(case.version))
-            answer = asking.frame()
-            assert answer is not None, case
-            assert answer[0] == "CONNECTED", case
         asking.send(case.data if case.is_cut else case.data + FENCE)
-        if case.is_cut or (case.is_error is None and not asking.is_answered()):
-            with suppress(OSError):
-                asking.socket.shutdown(socket.SHUT_WR)
+        if case.is_cut:
+            asking.end()
+        asking.is_impatient = case.is_error is None
         said: list[str] = []
         while (found := asking.frame()) is not None:
             command, headers = found
