@@ -24,12 +24,16 @@ class Listener(stomp.ConnectionListener):  # type: ignore[misc]
         self.messages: SimpleQueue[Frame] = SimpleQueue()
         self.receipts: SimpleQueue[str] = SimpleQueue()
         self.errors: SimpleQueue[Frame] = SimpleQueue()
+        self.heartbeats: SimpleQueue[bool] = SimpleQueue()
 
     def on_message(self, frame: Frame) -> None:
         self.messages.put(frame)
 
     def on_receipt(self, frame: Frame) -> None:
         self.receipts.put(frame.headers["receipt-id"])
+
+    def on_heartbeat(self) -> None:
+        self.heartbeats.put(True)
 
     def on_error(self, frame: Frame) -> None:
         self.errors.put(frame)
@@ -209,3 +213,12 @@ def test_binary_bodies_arrive_whole(connect: Callable[..., Client], queue: str, 
     body = bytes(range(256)) * 40
     client.connection.send(queue, body, headers={"content-length": str(len(body))})
     assert client.messages(1)[0].body == body
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.2"])
+def test_heart_beats_go_both_ways(connect: Callable[..., Client], queue: str, version: str) -> None:
+    client = connect(version, heartbeats=(500, 500), heart_beat_receive_scale=PATIENCE_S)
+    for _ in range(3):
+        client.heard.heartbeats.get(timeout=PATIENCE_S)
+    client.send(queue, "x")
+    client.disconnect()

@@ -236,5 +236,6 @@ async def stomp_broker(
     directory: Path, config: StompConfig | None = None, *, store: StoreConfig = ASYNC, **options: Any
 ) -> AsyncIterator[Running]:
     plugin = StompPlugin(replace(config or StompConfig(), listen="127.0.0.1:0"))
+    options.setdefault("services", plugin.martlet_services)
     async with serving(directory, store=store, **options) as running:
         yield Running(running, plugin.protocol(running.broker), plugin)

@@ -13,6 +13,7 @@ from martlet.net.complaints import Complaints
 from .config import StompConfig
 from .destinations import check_name, parse_destination
 from .encoding import Encodings
+from .heartbeats import Heartbeats
 from .messages import Template
 from .packets import MessageHeaders
 
@@ -88,6 +89,7 @@ class Context:
     counters: Counters = field(default_factory=Counters)
     # Warnings about clients, limited in number.
     complaints: Complaints = field(default_factory=lambda: Complaints(log))
+    heartbeats: Heartbeats = field(default_factory=Heartbeats)
     transaction_bytes: int = 0  # of all clients
     clients: "dict[StompHandler, None]" = field(default_factory=dict)
 
@@ -100,6 +102,7 @@ class Context:
             "unreadable": encodings.unreadable,
             "clients": len(self.clients),
             "transaction_bytes": self.transaction_bytes,
+            "heartbeats": self.heartbeats.sent,
         }
 
 

@@ -14,6 +14,7 @@ from .codec import encode_connected, encode_error, encode_receipts
 from .connection import State, StompConnection, agreed_beats
 from .context import Context
 from .errors import StompError
+from .heartbeats import Beat
 from .logins import check_user_name, needs_password_check
 from .packets import (
     Abort,
@@ -42,6 +43,7 @@ class StompHandler:
     """One client."""
 
     __slots__ = (
+        "_beat",
         "_connect",
         "_connection",
         "_context",
@@ -57,6 +59,7 @@ class StompHandler:
         self._peer = peer
         self._connection = connection
         self._context = context
+        self._beat: Beat | None = None
         self._connect: Connect | None = None
         self._gate: Gate | None = None
         self._sending: Sending | None = None
@@ -171,6 +174,8 @@ class StompHandler:
         self.session = context.broker.ids.unique()
         beats = agreed_beats(connect, context.config.heartbeat_min_ms)
         self._connection.open(beats[1], trio.current_time())
+        if beats[0]:
+            self._beat = context.heartbeats.begin(peer, beats[0])
         context.clients[self] = None
         context.counters.connections += 1
         peer.send(encode_connected(connect.version, self.session, context.server, beats))
@@ -195,6 +200,8 @@ class StompHandler:
             self._subscriptions.collect(budget_bytes)
         except Refused as refused:
             self._end(str(refused))
+        if self._beat is not None:
+            self._beat.sent_at = trio.current_time()
 
     def _end(self, text: str) -> None:
         """Tell the client why the connection closes."""
@@ -207,6 +214,8 @@ class StompHandler:
         self._end("the broker stops; connect again later")
 
     def closed(self, reason: str) -> None:
+        if self._beat is not None:
+            self._context.heartbeats.end(self._beat)
         if self._transactions is not None:
             self._transactions.close()
         if self._subscriptions is not None:

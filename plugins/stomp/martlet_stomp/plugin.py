@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import trio
 
 from martlet.broker import Broker
-from martlet.contracts import Handler, Peer, Protocol, Traffic, WebSocket
+from martlet.contracts import Handler, Peer, Protocol, Service, Traffic, WebSocket
 from martlet.net.addresses import check_address
 from martlet.net.tls import Tls
 from martlet.plugins.hooks import Hooks
@@ -44,6 +44,9 @@ class StompPlugin(Hooks):
         if self._context is None:
             self._context = make_context(self.config, broker)
         return self._context
+
+    def martlet_services(self, broker: Broker) -> Sequence[Service]:
+        return (self.context(broker).heartbeats.run,)
 
     def martlet_reload(self) -> None:
         if self._tls is not None:
