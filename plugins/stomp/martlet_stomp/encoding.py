@@ -2,7 +2,8 @@
 
 A frame is the *head* of a subscription and the *rest* of a message. The head ends within the header that identifies the
 message, in ``ack`` with STOMP 1.2 and else in ``message-id``, and the rest begins with ``QUEUE-OFFSET``. So the frames
-of a subscription are its head joined with the rests of its messages.
+of a subscription are its head joined with the rests of its messages. Headers of the broker come first, because of
+repeated ones the first counts.
 
 ``message-id`` is ``TOPIC-QUEUE-OFFSET``: the same for everybody, also when a message is delivered again. Clients of
 STOMP 1.0 and 1.1 that acknowledge messages do so by ``message-id``, so that is their ack id (`packets.Place`).
@@ -18,7 +19,7 @@ from martlet.records.compression import COMPRESSED
 
 from .codec import encode_header, escape
 from .destinations import Destination
-from .messages import arrived_from
+from .messages import OF_BROKER, arrived_from
 from .packets import Version
 
 __all__ = ["Encodings", "HeaderLines", "message_head"]
@@ -71,7 +72,10 @@ class HeaderLines:
     def encode(self, headers: dict[str, str], name: str) -> bytes:
         """Return the lines of *headers* of a message with *name*."""
         lines = [encode_header("destination", self._prefix + name, self._version)] if self._prefix else []
-        lines += [encode_header(key, value, self._version) for key, value in headers.items()]
+        is_trimmed = self._version is Version.V1_0
+        for key, value in headers.items():
+            if (key.strip() if is_trimmed else key) not in OF_BROKER:
+                lines.append(encode_header(key, value, self._version))
         return b"".join(lines)
 
     def learn(self, properties: bytes) -> bytes | None:
@@ -108,7 +112,7 @@ class Encodings:
     ) -> Callable[[Buffer], list[bytes]]:
         """Return the function of an encoding, with *line* in each frame, and *with_id* with ``message-id``."""
         id_line = b"message-id:%b-%%d-%%d\n" % topic.replace("%", "%%").encode() if with_id else b""
-        rest = b"%%d-%%d\n%b%b%%bcontent-length:%%d\n\n%%b\0" % (id_line, line.replace(b"%", b"%%"))
+        rest = b"%%d-%%d\n%b%bcontent-length:%%d\n%%b\n%%b\0" % (id_line, line.replace(b"%", b"%%"))
         table, learn, alone = lines.table, lines.learn, self._alone
 
         def encode(piece: Buffer) -> list[bytes]:
@@ -122,9 +126,9 @@ class Encodings:
                         continue
                     known, body = content
                 if with_id:
-                    frames.append(rest % (queue_id, offset, queue_id, offset, known, len(body), body))
+                    frames.append(rest % (queue_id, offset, queue_id, offset, len(body), known, body))
                 else:
-                    frames.append(rest % (queue_id, offset, known, len(body), body))
+                    frames.append(rest % (queue_id, offset, len(body), known, body))
             return frames
 
         return encode

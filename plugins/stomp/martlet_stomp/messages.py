@@ -25,9 +25,10 @@ from martlet.records.reserved import RESERVED
 
 from .destinations import Destination, Kind
 from .errors import StompError, shown
+from .events import OF_FRAME
 from .packets import MessageHeaders
 
-__all__ = ["Arrived", "Template", "arrived_from"]
+__all__ = ["OF_BROKER", "Arrived", "Template", "arrived_from"]
 
 # What of a record's properties may be added after these: the timer's, a transaction's and the position of a queue.
 SPARE_BYTES: Final = 1024
@@ -63,6 +64,8 @@ _DELAYS: Final = ("AMQ_SCHEDULED_DELAY", "x-delay")
 _SCHEDULES: Final = ("AMQ_SCHEDULED_CRON", "AMQ_SCHEDULED_PERIOD", "AMQ_SCHEDULED_REPEAT")
 # Headers of MESSAGE that the broker sets.
 _SET: Final = frozenset(("ack", "delivery-count", "message-id", "redelivered", "subscription"))
+# Names that no header of a message has: a content length of somebody else would be where clients look for a frame.
+OF_BROKER: Final = _SET | OF_FRAME
 _TIMES: Final = frozenset(("expires", "expiration", *_DELAYS))
 
 
