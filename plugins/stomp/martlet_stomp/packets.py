@@ -9,6 +9,7 @@ ERROR frames contain it as it is (`codec.encode_receipts`, `codec.encode_error`)
 no receipt; an empty receipt is a receipt.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, unique
@@ -165,7 +166,8 @@ class AckRun(NamedTuple):
 
 
 def _receipt_of(receipts: Sequence[bytes], asking: Sequence[int], index: int) -> bytes | None:
-    return receipts[asking.index(index)] if index in asking else None
+    place = bisect_left(asking, index)
+    return receipts[place] if place < len(asking) and asking[place] == index else None
 
 
 @final
