@@ -12,6 +12,11 @@ def test_each_statement_is_summed_up_in_a_few_words() -> None:
     assert [each.number for each in STATEMENTS.values() if not 3 <= len(each.summary.split()) <= WORDS_MAX] == []
 
 
+def test_each_statement_that_binds_a_server_has_a_test() -> None:
+    tests = shown_by()
+    assert [each.number for each in STATEMENTS.values() if each.binds_a_server and not tests.get(each.number)] == []
+
+
 def test_every_test_in_the_table_exists() -> None:
     for names in shown_by().values():
         for name in names:
