@@ -60,6 +60,8 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     # Looks up whether a session exists before the gate opens it.
     f"{MQTT}handler.py": frozenset(("sessions",)),
     # Reads what the gate's cursor allows: retained messages, and what a session has in flight.
+    f"{MQTT}due.py": frozenset(("store",)),
+    # Asks where the log ends.
     f"{MQTT}outgoing.py": frozenset(("store",)),
     # Keeps state, and appends again what retention is about to remove.
     f"{MQTT}retained.py": frozenset(("Store",)),

@@ -172,11 +172,11 @@ class MqttHandler:
         if kind is PacketType.PUBREL:
             incoming.released(ids)
         elif kind is PacketType.PUBREC:
-            for packet_id in outgoing.received(ids, reason):
+            for packet_id in outgoing.flight.received(ids, reason):
                 reason = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND if self._connection.version == V5 else 0
                 self._send(Ack(PacketType.PUBREL, packet_id, reason))
         else:
-            outgoing.acknowledged(kind, ids)  # those of an earlier session say nothing
+            outgoing.flight.acknowledged(kind, ids)  # those of an earlier session say nothing
 
     def _send(self, packet: Auth | Connack | Ack) -> None:
         self._context.counters.answers += 1

@@ -20,9 +20,9 @@ from .codes import V5, PacketType, ReasonCode
 from .connection import MqttConnection, State
 from .context import Context
 from .errors import MqttError, NotAccepted, reason_of
+from .flight import INCOMING
 from .frames import encoding_of
 from .names import Name
-from .outgoing import INCOMING
 from .packets import Ack, Connect, Publish
 from .properties import Property
 from .replies import name_of_reply, send_reply

@@ -1,0 +1,214 @@
+"""What a client gets before its cursor goes on: messages sent again and retained messages, read from the log.
+
+When a client comes back, what is in flight is sent first, with DUP and the identifiers of before (MQTT 5 section 4.4);
+then the cursor continues where the session is. Retained messages are due when a subscription begins.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Final, NamedTuple, cast, final
+
+import trio
+
+from martlet.contracts import Peer, RecordView
+from martlet.delivery.fanout import parts
+from martlet.delivery.interest import FilterTrie
+from martlet.delivery.sessions import Session
+
+from .client_frames import ClientFrames
+from .context import Context
+from .flight import IDS_MAX, RETAINED, TWICE, Flight
+from .frames import DUPLICATE, Grant, encode_alone, number_frames
+from .messages import to_deliver
+from .names import split_shared
+from .packets import Subscription
+from .subscribing import grant_of
+
+__all__ = ["DueMessages"]
+
+# Records that are read at once for a client.
+READ_MESSAGES: Final = 64
+READ_BYTES: Final = 1 << 18
+
+
+class Due(NamedTuple):
+    """A message to read from the log and send before the cursor goes on.
+
+    It is in flight already as ``number``; 0 for a retained message, which ``grant`` is for.
+    """
+
+    position: int
+    number: int
+    grant: Grant | None
+
+
+@final
+class DueMessages:
+    """Those of one client; *may_read* says whether it may get messages of a name."""
+
+    __slots__ = (
+        "_context",
+        "_due",
+        "_flight",
+        "_frames",
+        "_is_reading",
+        "_may_read",
+        "_peer",
+        "_ready",
+        "_resent",
+        "_retained",
+        "_session",
+    )
+
+    def __init__(
+        self,
+        peer: Peer,
+        context: Context,
+        session: Session,
+        flight: Flight,
+        frames: ClientFrames,
+        may_read: Callable[[str], bool],
+    ) -> None:
+        self._peer = peer
+        self._context = context
+        self._session = session
+        self._flight = flight
+        self._frames = frames
+        self._may_read = may_read
+        self._due: deque[Due] = deque()
+        # By filter, the names with retained messages that are due after these, the subscription that they are for, and
+        # the position from which on it brings them itself.
+        self._retained: dict[str, tuple[Iterator[str], Grant, int]] = {}
+        self._ready: deque[tuple[Due, bytes | None]] = deque()
+        self._is_reading = False
+        # The subscriptions of the session, by filter, as long as messages are sent again for them.
+        self._resent: FilterTrie[bool] | None = None
+
+    def __bool__(self) -> bool:
+        """Whether something is due."""
+        return bool(self._due or self._ready or self._retained)
+
+    def resend(self, number: int, position: int) -> None:
+        """Send the message at *position* again, which is in flight as *number*."""
+        self._due.append(Due(position, number, None))
+
+    def add_retained(self, matches: Iterator[str], grant: Grant, end: int) -> None:
+        """Send the retained messages of *matches* that were published before position *end* for *grant*."""
+        self._retained[grant.subscription.topic_filter] = matches, grant, end
+        self._peer.wake()
+
+    def forget_retained(self, topic_filter: str) -> None:
+        """Do not send retained messages for *topic_filter* that are due."""
+        self._retained.pop(topic_filter, None)
+        self._due = deque(due for due in self._due if not _is_for(due, topic_filter))
+        self._ready = deque(each for each in self._ready if not _is_for(each[0], topic_filter))
+
+    def collect(self, budget_bytes: int) -> int:
+        """Send about *budget_bytes* of what was read, and read more; return how many bytes."""
+        size = 0
+        while self._ready and size < budget_bytes and self._flight.room() > 0:
+            due, record = self._ready.popleft()
+            size += self._send(due, record)
+        if not self:
+            self._resent = None
+        elif not self._ready and not self._is_reading:
+            self._is_reading = True
+            self._peer.start(self._read)
+        elif self._ready and size >= budget_bytes:
+            self._peer.wake()
+        return size
+
+    async def _read(self) -> None:
+        """Read some of what is due from the log."""
+        size = 0
+        while len(self._ready) < READ_MESSAGES and size < READ_BYTES:
+            if not self._due:
+                if not self._retained:
+                    break
+                self._take_retained()
+                await trio.lowlevel.checkpoint()
+                continue
+            due = self._due[0]
+            record = await self._context.broker.store.known_record_far(due.position)
+            if self._due and self._due[0] is due:  # it was not unsubscribed from meanwhile
+                self._due.popleft()
+                self._ready.append((due, record))
+                size += len(record or b"")
+        self._is_reading = False
+        self._peer.wake()
+
+    def _take_retained(self) -> None:
+        """Find some retained messages that are due."""
+        topic_filter, (matches, grant, end) = next(iter(self._retained.items()))
+        retained = self._context.retained
+        for _ in range(READ_MESSAGES):
+            name = next(matches, None)
+            if name is None:
+                del self._retained[topic_filter]
+            if not name:
+                return
+            position = retained.position(name)
+            if 0 <= retained.origin(position) < end:
+                self._due.append(Due(position, 0, grant))
+
+    def _send(self, due: Due, record: bytes | None) -> int:
+        """Send one message that is due; return its size."""
+        number = due.number
+        if number and not self._flight.is_due(number, due.position):
+            return 0  # it was acknowledged meanwhile
+        frame = b""
+        if record is None:
+            self._context.counters.removed += 1
+        else:
+            frame = self._frame_of(record, due)
+        if number:
+            self._send_again(number, frame)
+        elif frame:
+            self._flight.number_and_send(bytearray(frame), [0], [due.position], self._session.position, RETAINED)
+        return len(frame)
+
+    def _send_again(self, number: int, frame: bytes) -> None:
+        if not frame:
+            self._flight.drop(number)
+            return
+        data = bytearray(frame)
+        number_frames(data, [0], [number & IDS_MAX], DUPLICATE)
+        self._peer.send(data)
+        self._context.counters.delivered += 1
+
+    def _frame_of(self, record: bytes, due: Due) -> bytes:
+        _, _, sys_flag, body, properties = parts(record)[0]
+        arrived = to_deliver(sys_flag, body, properties)
+        if arrived is None or not self._may_read(arrived.name.decode()):
+            return b""
+        frames, now_ms = self._frames, self._context.broker.clock.now_ms()
+        if due.grant is not None:
+            grants = (due.grant,)
+            if not frames.chosen(grants, RecordView(record)):
+                return b""
+            return frames.fitting(encode_alone(arrived, frames.shape(grants), frames.client_id, now_ms, retain=True))
+        arrived.qos = 2 if due.number & TWICE else 1
+        arrived.client_id = ""
+        shape = frames.shape(self._grants_of(arrived.name.decode(), arrived.qos, RecordView(record)))
+        retain = bool(due.number & RETAINED)
+        return frames.fitting(encode_alone(arrived, shape, "", now_ms, retain=retain, expires=False))
+
+    def _grants_of(self, name: str, qos: int, record: RecordView) -> tuple[Grant, ...]:
+        """Return the subscriptions for which a message of *name* is sent again with *qos*, that of the first time."""
+        if self._resent is None:
+            self._resent = FilterTrie()
+            for topic_filter, options in self._session.filters.items():
+                shared = split_shared(topic_filter)
+                inner = topic_filter if shared is None else shared.topic_filter
+                self._resent.add(inner, shared is not None, grant_of(topic_filter, options))
+        found = self._resent.match(name)
+        own = self._frames.chosen(cast("tuple[Grant, ...]", found.get(False) or ()), record)
+        grants = own or self._frames.chosen(cast("tuple[Grant, ...]", found.get(True) or ()), record)
+        same = replace(grants[0].subscription, qos=qos) if grants else Subscription("", qos)
+        return Grant(same, grants[0].identifier if grants else 0), *grants[1:]
+
+
+def _is_for(due: Due, topic_filter: str) -> bool:
+    """Return whether a retained message is due for the subscription with *topic_filter*."""
+    return due.grant is not None and due.grant.subscription.topic_filter == topic_filter
