@@ -153,6 +153,7 @@ class GroupState:
         self._edition = 0
         self.leases = 0
         self.number_max = 0
+        self.applied = 0  # the end of the newest record that was applied
 
     def __len__(self) -> int:
         return len(self._lanes)
@@ -169,6 +170,7 @@ class GroupState:
         for record in records:
             for note in read_notes(record.body):
                 self._apply_note(note, record.position)
+            self.applied = record.position + record.size
 
     def _apply_note(self, note: bytes, position: int) -> None:
         number, key, changes = decode_note(note)
@@ -314,8 +316,10 @@ class GroupNotes:
         self._numbers: dict[Key, int] = {}
         self._sources: dict[Key, Source] = {}
         self._pending: dict[Key, _Pending] = {}
-        # Lanes whose newest notes may still be lost, with the log position after these.
+        # Lanes whose newest notes are not applied yet and may still be lost, with the log position after these.
         self._unsure: dict[Key, int] = {}
+        # Lanes that were dropped, until the projection has dropped them too.
+        self._dropped: dict[Key, None] = {}
         # The minimum offset that the journal should have, unless a commit failed.
         self._expected = 0
         # Lanes whose complete state was noted while an acknowledgement in an atomic group was in progress.
@@ -327,18 +331,27 @@ class GroupNotes:
     def check_room(self, keys: Sequence[Key]) -> None:
         """Raise `Refused` (BUSY) unless there is room for *keys*."""
         known = len(self.known())
-        new = sum(key not in self._numbers and self._state.get(key) is None for key in keys)
+        new = sum(key not in self._numbers and self.stored(key) is None for key in keys)
         if new and known + new > self._lanes_max:
             text = f"{known} queues of shared groups are in use; delivery.share_queues_max is {self._lanes_max}"
             raise Refused(Reason.BUSY, f"{text}, delete unused groups or topics")
 
     def known(self) -> set[Key]:
         """Return the groups and queues that have state now, or will have with the next commit."""
-        return self._numbers.keys() | self._state.known()
+        return (self._numbers.keys() | self._state.known()) - self._dropped.keys()
+
+    def stored(self, key: Key) -> Lane | None:
+        """Return the stored state of *key*, None if it was dropped; do not change or keep it."""
+        return self._state.get(key) if key not in self._dropped else None
 
     def is_applied(self, key: Key) -> bool:
         """Return whether the stored state of *key* has all that was noted."""
-        return key not in self._pending and self._unsure.get(key, 0) <= self._store.readable
+        return key not in self._pending and self._unsure.get(key, 0) <= self._state.applied
+
+    @property
+    def is_dropping(self) -> bool:
+        """Whether the stored state still has lanes that were dropped."""
+        return bool(self._dropped)
 
     def open(self, key: Key, source: Source) -> None:
         """Use *source* as the live state of *key*."""
@@ -365,16 +378,20 @@ class GroupNotes:
     def begin(self, key: Key, offset: int) -> None:
         """Note that the lane begins at *offset*, and has no other state."""
         self._get(key).replace([Change(BEGIN, number=offset)])
+        self._dropped.pop(key, None)
 
     def begin_with(self, key: Key, next_offset: int, leases: Mapping[int, LeaseState]) -> None:
         """Note that the lane continues at *next_offset*, and has *leases*."""
         self._get(key).replace(whole(next_offset, leases.items()))
+        self._dropped.pop(key, None)
 
     def drop(self, key: Key) -> None:
-        """Drop the state of *key*."""
+        """Drop the state of *key*; what begins again before that is applied has none of it."""
         if key in self._numbers or self._state.get(key) is not None:
             self._sources.pop(key, None)
+            self._noted_settling.pop(key, None)
             self._get(key).replace([Change(DROP)])
+            self._dropped[key] = None
 
     def settle(self, key: Key, offset: int, began: int) -> tuple[Journal, bytes]:
         """Return the argument of `Broker.publish_atomic` that acknowledges the message at *offset*.
@@ -455,8 +472,8 @@ class GroupNotes:
         """After a failed commit, note the complete state of lanes whose last notes were not stored."""
         if not self._unsure:
             return
-        readable = self._store.readable
-        self._unsure = {key: end for key, end in self._unsure.items() if end > readable}
+        applied = self._state.applied
+        self._unsure = {key: end for key, end in self._unsure.items() if end > applied}
         queue = self._store.find_queue(self.journal.topic, 0)
         if queue is None or queue.next_offset < self._expected:
             for key in self._unsure:
@@ -465,15 +482,15 @@ class GroupNotes:
     def try_again(self) -> None:
         """Write what could not be written, if the store accepts it now."""
         self._find_lost()
+        self._dropped = {key: None for key in self._dropped if not self.is_applied(key)}
         if self._pending:
             self._store.commit_soon()
 
     def _again(self, key: Key) -> None:
-        if key not in self._sources:
-            return
-        pending = self._get(key)
-        if not (pending.changes and pending.changes[-1].kind == DROP):
-            pending.again = True
+        if key in self._sources:
+            self._get(key).again = True
+        elif key in self._dropped:
+            self._get(key).replace([Change(DROP)])
 
     def _keep_for_later(self) -> None:
         """Note the complete state of the lanes later, because the store accepts no writes now."""
@@ -496,6 +513,8 @@ class GroupNotes:
 
     def _note_again(self, lane: Lane) -> bool:
         self._store.admission.check()
+        if lane.key in self._dropped:
+            return True
         source = self._sources.get(lane.key)
         if source is not None and source.is_settling:
             return False  # the note would undo the acknowledgement, which precedes it in the log

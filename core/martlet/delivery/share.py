@@ -28,7 +28,16 @@ from martlet.store import Queue, QueueReader, ReadResult, Store
 from martlet.tables.groups import Groups
 from martlet.tables.topics import DLQ_PREFIX, Topic, Topics
 
-__all__ = ["DEAD_LETTER_RETRY_S", "LAPSED_A_TURN", "Competitor", "MemberPeer", "Owner", "Share", "ShareLane"]
+__all__ = [
+    "DEAD_LETTER_RETRY_S",
+    "LAPSED_A_TURN",
+    "STORED_S",
+    "Competitor",
+    "MemberPeer",
+    "Owner",
+    "Share",
+    "ShareLane",
+]
 
 log = logging.getLogger("martlet.shares")
 
@@ -44,7 +53,7 @@ RUNS_AHEAD: Final = 4
 UNREAD: Final = "unread"
 ALL_BYTES: Final = 1 << 62
 STALL_S: Final = 0.1
-STORED_S: Final = 1.0  # until a group without members is looked at again whose state could not be stored yet
+STORED_S: Final = 1.0  # until a group is looked at again whose state, or whose end, could not be stored yet
 # Leases that one turn of the event loop ends: a few milliseconds of work.
 LAPSED_A_TURN: Final = 4096
 LAPSED_AT_START: Final = 512
@@ -275,7 +284,7 @@ class Share:
         self._forget_at = owner.now() + owner.config.share_memory_s
         self._look_at = math.inf  # when to look again whether the state is stored
         # A queue added while the group was inactive is read from its beginning, as it is for an active group.
-        known = any(owner.state.get(self.key(queue_id)) for queue_id in range(topic.read_queues))
+        known = any(owner.notes.stored(self.key(queue_id)) for queue_id in range(topic.read_queues))
         self.follow(topic, new=not (known or (policy is None and owner.groups.committed(group, topic.name))))
         self._tail = owner.tails.of(topic)
         self._tail.listen(self)
@@ -312,7 +321,7 @@ class Share:
         for queue_id in range(topic.read_queues):
             if queue_id in self._lanes or queue_id in self._unopened:
                 continue
-            known = self._owner.state.get(self.key(queue_id))
+            known = self._owner.notes.stored(self.key(queue_id))
             if known is not None and known.leases:
                 if left <= 0:
                     self._unopened[queue_id] = None
@@ -335,7 +344,7 @@ class Share:
 
     def _make_leases(self, queue: Queue, key: Key, new: bool) -> Leases:
         owner = self._owner
-        known = owner.state.get(key)
+        known = owner.notes.stored(key)
         offset = -1
         if self.policy is None:
             groups = owner.groups

@@ -28,7 +28,7 @@ from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.group_state import GroupNotes, GroupState
 from martlet.delivery.lease_notes import Key, LeaseState
 from martlet.delivery.selection import EVERYTHING, Selection
-from martlet.delivery.share import DEAD_LETTER_RETRY_S, LAPSED_A_TURN, MemberPeer, Share, ShareLane
+from martlet.delivery.share import DEAD_LETTER_RETRY_S, LAPSED_A_TURN, STORED_S, MemberPeer, Share, ShareLane
 from martlet.delivery.subscriptions import Start, from_tail, is_readable, readable
 from martlet.delivery.tail_reader import Tails
 from martlet.errors import Reason, Refused, StoreError
@@ -172,7 +172,7 @@ class Shares:
         """
         scope = policy.scope if policy is not None else ""
         share = self._shares.get((topic, group, scope))
-        if share is not None or self.state.get(Key(scope, group, topic, 0)) is None:
+        if share is not None or self.notes.stored(Key(scope, group, topic, 0)) is None:
             return share
         return self._open(topic, group, EVERYTHING, from_tail, policy)
 
@@ -202,7 +202,7 @@ class Shares:
 
     def _take_over(self, key: Key, committed: int, leases: Mapping[int, LeaseState], queue: Queue) -> None:
         """Replace the stored state below *committed*; what is known of later messages is still right."""
-        old = self.state.get(key)
+        old = self.notes.stored(key)
         if old is not None and old.next <= queue.next_offset:
             later = {offset: lease for offset, lease in old.leases.items() if offset >= committed}
             leases, committed = {**leases, **later}, max(committed, old.next)
@@ -234,6 +234,12 @@ class Shares:
         for key in [key for key in self.notes.known() if wanted(key)]:
             if (key.topic, key.group, key.scope) not in self._shares:
                 self.notes.drop(key)
+        self._look_at_dropped()
+
+    def _look_at_dropped(self) -> None:
+        """Have `run` look soon whether the notes about dropped lanes were stored; a failed commit loses them."""
+        if self.notes.is_dropping:
+            self.alarm(self.now() + STORED_S)
 
     def settled(self, count: int) -> None:
         """Stop counting *count* messages as unsettled."""
@@ -336,6 +342,9 @@ class Shares:
         for share in shares[self._turn :] + shares[: self._turn]:
             left = share.tick(now, left)
             self.forget_idle(share)
+        if self.notes.is_dropping:
+            self.notes.try_again()
+        self._look_at_dropped()
         self.alarm(min((share.deadline() for share in self._shares.values()), default=math.inf))
 
     async def _dead_letter_far(self) -> None:
