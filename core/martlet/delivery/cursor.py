@@ -302,6 +302,7 @@ class Feed:
         topics: Sequence[str],
         make_trie: Callable[[], FilterTrie[Cursor]],
         topics_of: Callable[[str], Sequence[str]],
+        is_name: Callable[[str], bool],
     ) -> None:
         self.pending_bytes = 0
         self.viewed = 0
@@ -317,6 +318,7 @@ class Feed:
         for trie in (self._tail, self._sweep):
             trie.permits = _may_read
             trie.asks = lambda: owner.asks()  # the owner gets it later
+            trie.is_name = is_name
         self._behind: dict[Cursor, None] = {}
         self._swept: dict[Cursor, None] = {}
         self._cursors: dict[Cursor, None] = {}
@@ -671,6 +673,7 @@ class Cursors:
         topics: Iterable[str],
         make_trie: Callable[[], FilterTrie[Cursor]] = FilterTrie,
         topics_of: Callable[[str], Sequence[str]] | None = None,
+        is_name: Callable[[str], bool] = lambda name: True,
     ) -> Feed:
         """Return a feed of *topics*.
 
@@ -679,6 +682,8 @@ class Cursors:
           make_trie: returns an empty trie with the protocol's separator and wildcards.
           topics_of: returns those topics that have the names which a filter, or a name, matches, if each name belongs
             to one topic; the permission to read is required there. By default it is required in all of them.
+          is_name: returns whether the protocol allows a name, which is empty for messages without a tag; nobody gets
+            messages with another one. It is asked once for each name, as long as its route is cached.
 
         Raises:
           Refused: there is no such topic, or it is not readable.
@@ -686,7 +691,7 @@ class Cursors:
         names = list(topics)
         for name in names:
             readable(self._topics, name)
-        feed = Feed(self, names, make_trie, topics_of or (lambda topic_filter: names))
+        feed = Feed(self, names, make_trie, topics_of or (lambda topic_filter: names), is_name)
         self._feeds[feed] = None
         self.on_opened(names)
         return feed

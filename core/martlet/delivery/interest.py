@@ -218,6 +218,8 @@ class FilterTrie(Generic[T]):
         # Whether a subscriber may receive messages of a name. It is asked while ``asks`` returns True.
         self.permits: Callable[[str, T], bool] = lambda name, subscriber: True
         self.asks: Callable[[], bool] = lambda: False
+        # Whether the protocol allows a name; no filter matches one that it does not allow.
+        self.is_name: Callable[[str], bool] = lambda name: True
 
     def __len__(self) -> int:
         """The number of filters."""
@@ -407,6 +409,8 @@ class FilterTrie(Generic[T]):
 
     def _tables(self, name: str) -> list[Table[T]]:
         """Return the tables of the filters that match *name*."""
+        if not self.is_name(name):
+            return []
         hidden = bool(self._hidden) and name.startswith(self._hidden)
         nodes = [self._root]
         tables: list[Table[T]] = []

@@ -58,7 +58,7 @@ class MqttPlugin(Hooks):
             for topic in rules.topics:
                 broker.topics.ensure(topic, config.queues)
             names = Names(config.name_bytes_max, rules.topic_of)
-            feed = broker.cursors.open(rules.topics, topics_of=rules.topics_of)
+            feed = broker.cursors.open(rules.topics, topics_of=rules.topics_of, is_name=names.is_valid)
             retained = Retained(broker.store, broker.clock)
             self._context = Context(config, broker, feed, names, retained)
             take_replies(self._context)
