@@ -55,7 +55,11 @@ _PINGRESP: Final = b"\xd0\x00"
 
 @final
 class MqttHandler:
-    """One client."""
+    """One client.
+
+    What only publishers need, and what only subscribers need, is made when the client uses it: many clients do one of
+    both, and each part costs time at CONNECT and memory as long as the connection lasts.
+    """
 
     __slots__ = (
         "_connect",
@@ -112,23 +116,22 @@ class MqttHandler:
             return self._accept(event)
         if isinstance(event, Auth):
             return self._authenticate_more(event)
-        incoming, outgoing = self._incoming, self._outgoing
-        if incoming is None or outgoing is None:
+        if self._session is None:
             # The client goes before it is accepted, or its session was taken over in the middle of a read.
             if isinstance(event, Disconnect):
                 self._peer.close("")
             return None
         match event:
             case PublishRun():
-                incoming.publish_run(event)
+                self._the_incoming.publish_run(event)
             case AckRun(kind, ids):
-                self._acknowledge(incoming, outgoing, kind, ids, ReasonCode.SUCCESS)
+                self._acknowledge(kind, ids, ReasonCode.SUCCESS)
             case Publish(topic) if topic.startswith(PREFIX):
-                return self._answer_request(event, incoming)
+                return self._answer_request(event)
             case Publish():
-                incoming.publish(event)
+                self._the_incoming.publish(event)
             case Ack(kind, packet_id, reason):
-                self._acknowledge(incoming, outgoing, kind, (packet_id,), reason)
+                self._acknowledge(kind, (packet_id,), reason)
             case Pingreq():
                 self._context.counters.answers += 1
                 self._peer.send(_PINGRESP)
@@ -157,26 +160,24 @@ class MqttHandler:
         if rest is not None:
             await rest
 
-    def _answer_request(self, packet: Publish, incoming: Incoming) -> Awaitable[None] | None:
+    def _answer_request(self, packet: Publish) -> Awaitable[None] | None:
         """Acknowledge a request of an administrator, and answer it in slices."""
-        if not incoming.acknowledge(packet):
+        if not self._the_incoming.acknowledge(packet):
             return None
         context = self._context
         return context.broker.turns.finish(
             answer_request(context, self._the_gate, self._peer, packet, self._connection)
         )
 
-    def _acknowledge(
-        self, incoming: Incoming, outgoing: Outgoing, kind: PacketType, ids: tuple[int, ...], reason: int
-    ) -> None:
+    def _acknowledge(self, kind: PacketType, ids: tuple[int, ...], reason: int) -> None:
         if kind is PacketType.PUBREL:
-            incoming.released(ids)
+            self._the_incoming.released(ids)
         elif kind is PacketType.PUBREC:
-            for packet_id in outgoing.flight.received(ids, reason):
+            for packet_id in self._the_outgoing.flight.received(ids, reason):
                 reason = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND if self._connection.version == V5 else 0
                 self._send(Ack(PacketType.PUBREL, packet_id, reason))
         else:
-            outgoing.flight.acknowledged(kind, ids)  # those of an earlier session say nothing
+            self._the_outgoing.flight.acknowledged(kind, ids)  # those of an earlier session say nothing
 
     def _send(self, packet: Auth | Connack | Ack) -> None:
         self._context.counters.answers += 1
@@ -309,19 +310,17 @@ class MqttHandler:
         session.keep(encode_will(connect.will) if connect.will is not None else b"")
         context.clients[client_id] = self
         self._session = session
-        self._incoming = Incoming(self._peer, self._connection, context, gate, session, connect)
-        outgoing = self._outgoing = Outgoing(self._peer, context, gate, session, connect)
-        self._subscriptions = Subscriptions(
-            self._peer, self._connection, context, gate, session, self._incoming, outgoing, self._sys
-        )
-        self._subscriptions.resume(is_old=is_old)
+        if is_old:
+            self._follow(is_old=True)
+        else:
+            session.where = context.feed.tail_position  # it needs nothing earlier
         self._connection.open(connect.version, keep_alive_s, trio.current_time())
         self._peer.hold_until(session.until)
         self._send(Connack(is_old, ReasonCode.SUCCESS, properties))
         context.counters.connections += 1
-        outgoing.resend()
-        if is_old and session.start < context.feed.first_position():
-            context.counters.missed += 1
+        if is_old:
+            self._the_outgoing.resend()
+            context.counters.missed += session.start < context.feed.first_position()
 
     def _check_fits(self, answer: Connack) -> None:
         """Raise `MqttError` unless the client accepts *answer*, which says what it must know."""
@@ -362,10 +361,46 @@ class MqttHandler:
         assert self._gate is not None
         return self._gate
 
+    # parts, which are made when they are used
+
+    @property
+    def _the_incoming(self) -> Incoming:
+        if self._incoming is None:
+            session, connect = self._accepted
+            self._incoming = Incoming(self._peer, self._connection, self._context, self._the_gate, session, connect)
+        return self._incoming
+
+    @property
+    def _the_outgoing(self) -> Outgoing:
+        if self._outgoing is None:
+            self._follow(is_old=False)
+        assert self._outgoing is not None
+        return self._outgoing
+
     @property
     def _the_subscriptions(self) -> Subscriptions:
+        if self._subscriptions is None:
+            self._follow(is_old=False)
         assert self._subscriptions is not None
         return self._subscriptions
+
+    def _follow(self, *, is_old: bool) -> None:
+        """Follow the log for the client, from where an old session is. Raises `Refused`."""
+        session, connect = self._accepted
+        peer, context, gate = self._peer, self._context, self._the_gate
+        outgoing = Outgoing(peer, context, gate, session, connect)
+        subscriptions = Subscriptions(
+            peer, self._connection, context, gate, session, self._the_incoming, outgoing, self._sys
+        )
+        subscriptions.resume(is_old=is_old)
+        self._outgoing, self._subscriptions = outgoing, subscriptions
+
+    @property
+    def _accepted(self) -> tuple[Session, Connect]:
+        """The session and CONNECT of the client, which was accepted."""
+        assert self._session is not None
+        assert self._connect is not None
+        return self._session, self._connect
 
     # the end
 
