@@ -24,12 +24,11 @@ from martlet.store import Store
 from martlet.store.notes import OWN_PREFIX
 from martlet.turns import Turns
 
-from .names import HIDDEN
+from .retained_names import SortedNames
 
 __all__ = ["RETAINED_TOPIC", "Retained", "size_of"]
 
 RETAINED_TOPIC: Final = OWN_PREFIX + "mqtt.retained"
-LOOKS_A_PAUSE: Final = 256
 FORMAT: Final = 3
 SIZE_BITS: Final = 32
 SIZE_MASK: Final = (1 << SIZE_BITS) - 1
@@ -41,19 +40,9 @@ LOOKS_A_SLICE: Final = 2000
 DIGITS_MAX: Final = 19  # of a time in ms
 
 
-class _Node(dict[str, "_Node"]):
-    """The names below a level; ``is_name`` says whether the levels so far are a name."""
-
-    __slots__ = ("is_name",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_name = False
-
-
 @final
 class Retained:
-    """The projection (martlet.state.Projection): positions by name, and the levels of names for wildcards."""
+    """The projection (martlet.state.Projection): positions by name, and the names in order for wildcards."""
 
     name = "mqtt-retained"
     topics = frozenset((RETAINED_TOPIC,))
@@ -64,7 +53,7 @@ class Retained:
         # By name, in the order of positions: when it expires in ms since 1970 (0 for never) shifted by EXPIRY_BITS, the
         # position shifted by SIZE_BITS, and the size, which is that of body and properties.
         self._entries: Pages[str, int] = Pages()
-        self._root = _Node()
+        self._names = SortedNames()
         self.bytes = 0
         self._expiring = 0  # how many of them expire
         self._copies: dict[int, int] = {}  # by the position of a copy that `roll` made, that of the message itself
@@ -126,13 +115,11 @@ class Retained:
     def matches(self, topic_filter: str) -> Iterator[str]:
         """Yield the names with a retained message that *topic_filter* matches, while messages come and go.
 
-        An empty text among them is no name: it gives the caller a chance to pause after `LOOKS_A_PAUSE` levels.
+        An empty text among them is no name: it gives the caller a chance to pause (`retained_names.py`).
         """
         if "+" not in topic_filter and "#" not in topic_filter:
-            if topic_filter in self._entries:
-                yield topic_filter
-            return
-        yield from _matches(self._root, topic_filter.split("/"))
+            return iter((topic_filter,) if topic_filter in self._entries else ())
+        return self._names.matches(topic_filter)
 
     def _size_of(self, name: str) -> int:
         """Return the size of the newest message of *name*, 0 for none."""
@@ -185,7 +172,7 @@ class Retained:
     def _put(self, name: str, position: int, size: int, expires_ms: int) -> None:
         before = self._entries.pop(name)  # so that it becomes the last one
         if before is None:
-            self._add_levels(name)
+            self._names.add(name)
         else:
             self._uncount(before)
         self.bytes += size
@@ -195,31 +182,12 @@ class Retained:
     def _remove(self, name: str) -> None:
         self._uncount(self._entries[name])
         del self._entries[name]
-        self._drop_levels(name)
+        self._names.remove(name)
 
     def _uncount(self, entry: int) -> None:
         self.bytes -= entry & SIZE_MASK
         self._copies.pop(_position(entry), None)
         self._expiring -= entry >> EXPIRY_BITS > 0
-
-    def _add_levels(self, name: str) -> None:
-        node = self._root
-        for level in name.split("/"):
-            found = node.get(level)
-            if found is None:
-                found = node[level] = _Node()
-            node = found
-        node.is_name = True
-
-    def _drop_levels(self, name: str) -> None:
-        levels, path = name.split("/"), [self._root]
-        for level in levels:
-            path.append(path[-1][level])
-        path[-1].is_name = False
-        for depth in range(len(levels), 0, -1):
-            if path[depth] or path[depth].is_name:
-                return
-            del path[depth - 1][levels[depth - 1]]
 
     def freeze(self) -> Steps[Sequence[bytes]]:
         entries = self._entries.freeze()
@@ -239,7 +207,7 @@ class Retained:
         self._clear()
 
     def _clear(self) -> None:
-        self._entries, self._root, self.bytes, self._expiring = Pages(), _Node(), 0, 0
+        self._entries, self._names, self.bytes, self._expiring = Pages(), SortedNames(), 0, 0
 
     def floor(self) -> int:
         first = next(iter(self._entries), None)
@@ -272,36 +240,3 @@ def _expires_ms(record: RecordView) -> int:
 def size_of(body: Buffer, properties: Buffer) -> int:
     """Return how many bytes of ``mqtt.retained_bytes_max`` a message takes."""
     return len(body) + len(properties)
-
-
-def _matches(root: _Node, levels: Sequence[str]) -> Iterator[str]:
-    """Yield the names below *root* that *levels* of a filter match, and "" now and then."""
-    looked = 0
-    # Where it is at each level of the names: the node, the place in the filter, the levels below, and the name so far.
-    path = [(root, 0, _wanted(root, levels[0], is_root=True), "")]
-    while path:
-        node, place, below, prefix = path[-1]
-        level = next(below, None)
-        if level is None:
-            path.pop()
-            continue
-        looked += 1
-        if looked % LOOKS_A_PAUSE == 0:
-            yield ""
-        child = node.get(level)
-        if child is None:
-            continue  # it has gone meanwhile
-        following = place if levels[place] == "#" else place + 1
-        is_end = following == len(levels)
-        if child.is_name and (is_end or levels[following] == "#"):  # which matches no further level, too
-            yield prefix + level
-        if not is_end:
-            wanted = _wanted(child, levels[following], is_root=False)
-            path.append((child, following, wanted, f"{prefix}{level}/"))
-
-
-def _wanted(node: _Node, level: str, *, is_root: bool) -> Iterator[str]:
-    """Return the levels below *node* that *level* of a filter matches."""
-    if level not in ("+", "#"):
-        return iter((level,) if level in node else ())
-    return iter([each for each in node if not each.startswith(HIDDEN)] if is_root else list(node))
