@@ -480,7 +480,9 @@ class Feed:
                 trie.remove(topic_filter, cursor)
 
     def _trie_of(self, cursor: Cursor) -> FilterTrie[Cursor] | None:
-        return {Place.TAIL: self._tail, Place.SWEPT: self._sweep}.get(cursor.place)
+        if cursor.place is Place.TAIL:
+            return self._tail
+        return self._sweep if cursor.place is Place.SWEPT else None
 
     def _take_out(self, cursor: Cursor) -> None:
         trie = self._trie_of(cursor)

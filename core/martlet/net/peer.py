@@ -13,7 +13,7 @@ from typing import Any, Final, final
 
 import trio
 
-from martlet.contracts import Buffer, Connection, Handler, Identity, Protocol
+from martlet.contracts import ANONYMOUS, Buffer, Connection, Handler, Protocol
 from martlet.errors import MartletError, Reason, Refused
 from martlet.net.origins import origin_of
 from martlet.net.pending import Pending
@@ -160,7 +160,7 @@ class ServerPeer:
         self.address = address
         self.host = host
         self.origin = origin_of(host)
-        self.identity = Identity()
+        self.identity = ANONYMOUS
         self.state = OPEN
         self.delivery = IDLE
         self.last = False  # woken by `wake_last` alone

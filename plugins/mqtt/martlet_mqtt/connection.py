@@ -7,7 +7,7 @@ and no packet longer than ``connect_bytes_max`` is received.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from enum import Enum, unique
+from enum import IntEnum, unique
 from typing import Final, NamedTuple, TypeAlias, final
 
 from martlet.steps import Steps
@@ -20,7 +20,7 @@ from .packets import Ack, Connack, Connect, Disconnect, Packet, Suback, Subscrib
 from .properties import Properties, Property
 from .scanner import PUBLISH_FIRST, AckRun, PublishRun, scan_acks, scan_publishes
 
-__all__ = ["TRANSITIONS", "Limits", "LongPacket", "MqttConnection", "State"]
+__all__ = ["ANY_BYTES", "TRANSITIONS", "Limits", "LongPacket", "MqttConnection", "State"]
 
 # A client may be silent for one and a half times its keep alive [MQTT-3.1.2-22].
 GRACE: Final = 1.5
@@ -50,11 +50,11 @@ _TOLD_TO_NONE: Final = (ReasonCode.MALFORMED_PACKET, ReasonCode.PROTOCOL_ERROR, 
 
 
 @unique
-class State(Enum):
-    NEW = "new"  # CONNECT has to come
-    ACCEPTING = "accepting"  # CONNECT came, and the broker decides; AUTH may come
-    OPEN = "open"
-    ENDED = "ended"  # nothing is read any more
+class State(IntEnum):
+    NEW = 0  # CONNECT has to come
+    ACCEPTING = 1  # CONNECT came, and the broker decides; AUTH may come
+    OPEN = 2
+    ENDED = 3  # nothing is read any more
 
 
 _OPEN: Final = (
@@ -69,7 +69,7 @@ _OPEN: Final = (
     PacketType.AUTH,
 )
 # What a client may send when. Any other packet breaks the protocol.
-TRANSITIONS: Final[dict[tuple[State, PacketType], State]] = {
+TRANSITIONS: Final[dict[tuple[State, int], State]] = {
     (State.NEW, PacketType.CONNECT): State.ACCEPTING,
     (State.ACCEPTING, PacketType.AUTH): State.ACCEPTING,
     (State.ACCEPTING, PacketType.DISCONNECT): State.ENDED,
@@ -181,9 +181,9 @@ class MqttConnection:
 
     def _packet(self, data: bytes, at: int, end: int) -> Packet | LongPacket:
         kind = data[at] >> 4
-        state = TRANSITIONS.get((self.state, PacketType(kind))) if kind else None
+        state = TRANSITIONS.get((self.state, kind))
         if state is None:
-            raise MqttError(f"packet type {kind} is not allowed in state {self.state.value!r}")
+            raise MqttError(f"packet type {kind} is not allowed in state {self.state.name.lower()!r}")
         head = at + 2
         while data[head - 1] > 127:
             head += 1

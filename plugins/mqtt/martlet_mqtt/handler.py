@@ -15,7 +15,7 @@ from martlet.steps import Steps
 
 from .codec import encode_packet
 from .codes import V5, PacketType, ReasonCode
-from .connection import Event, LongPacket, MqttConnection, State
+from .connection import ANY_BYTES, Event, LongPacket, MqttConnection, State
 from .context import PROTOCOL, Context
 from .control import PREFIX, answer_request
 from .errors import MqttError, reason_of
@@ -324,8 +324,8 @@ class MqttHandler:
 
     def _check_fits(self, answer: Connack) -> None:
         """Raise `MqttError` unless the client accepts *answer*, which says what it must know."""
-        size, limit = len(encode_packet(answer, self._connection.version)), self._connection.accepted_bytes_max
-        if size > limit:
+        limit = self._connection.accepted_bytes_max
+        if limit < ANY_BYTES and (size := len(encode_packet(answer, self._connection.version))) > limit:
             text = f"CONNACK has {size} bytes, but the client accepts at most {limit}; raise its maximum packet size"
             raise MqttError(text, ReasonCode.PACKET_TOO_LARGE)
 
