@@ -23,7 +23,8 @@ class MqttConfig:
     )
     rules: list[str] = setting(
         [],
-        "FILTER=TOPIC: names that a topic filter matches are stored in that topic; the first rule that matches counts",
+        "FILTER=TOPIC or FILTER=TOPIC:QUEUES: names that a topic filter matches are stored in that topic; the first "
+        "rule that matches counts",
     )
     origins: list[str] = setting(
         [],
