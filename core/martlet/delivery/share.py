@@ -124,11 +124,9 @@ class Owner(Protocol):
     @property
     def room(self) -> int: ...
 
-    def alarm(self, at: float) -> None: ...
+    def alarm(self, share: "Share", at: float) -> None: ...
 
     def settled(self, count: int) -> None: ...
-
-    def forget_idle(self, share: "Share") -> None: ...
 
 
 @final
@@ -242,6 +240,7 @@ class Share:
         "_turn",
         "_turn_left",
         "_unopened",
+        "alarm_at",
         "gone",
         "group",
         "policy",
@@ -268,6 +267,7 @@ class Share:
         self.selection = selection
         self.start = start
         self.gone = False
+        self.alarm_at = math.inf  # the earliest alarm that its owner knows
         self._members: dict[Competitor, None] = {}
         self._by_holder: dict[Hashable, Competitor] = {}
         self._lanes: dict[int, ShareLane] = {}
@@ -325,7 +325,7 @@ class Share:
             if known is not None and known.leases:
                 if left <= 0:
                     self._unopened[queue_id] = None
-                    self._owner.alarm(-math.inf)
+                    self._owner.alarm(self, -math.inf)
                     continue
                 left -= len(known.leases)
             self._open_lane(queue_id, new)
@@ -379,7 +379,7 @@ class Share:
         leases.skip_to(known.next)
         self._owner.unsettled += leases.size
         leases.lapse(now, most=LAPSED_AT_START)
-        self._owner.alarm(-math.inf)
+        self._owner.alarm(self, -math.inf)
 
     def _deliveries_max(self) -> int:
         """Return how often a message is delivered, 0 for no limit; the first delivery is not a retry."""
@@ -450,9 +450,8 @@ class Share:
                 if not self._members:
                     lane.forget_read()
             self._forget_at = self._owner.now() + self._owner.config.share_memory_s
-            self._owner.alarm(-math.inf)
+            self._owner.alarm(self, -math.inf)
             self.wake()
-            self._owner.forget_idle(self)
 
     def _give_back(self, lane: ShareLane, member: Competitor) -> None:
         """Return what *member* held; its leaving does not count as a failure of the messages, earlier deliveries do."""
@@ -469,7 +468,7 @@ class Share:
             return False
         self.activate(lane)
         self._owner.notes.note(lane.key, Change(BACK, now_ms, round(wait_s * 1000), offsets=(offset,)))
-        self._owner.alarm(-math.inf if lane.leases.is_dead(offset) else at)
+        self._owner.alarm(self, -math.inf if lane.leases.is_dead(offset) else at)
         return True
 
     def wake(self) -> None:
@@ -487,7 +486,7 @@ class Share:
         next((each for each in ready if not each.lapsed), ready[0]).wake()
         if self._stalled_at == math.inf and len(members) > 1:
             self._stalled_at = self._owner.now() + STALL_S
-            self._owner.alarm(self._stalled_at)
+            self._owner.alarm(self, self._stalled_at)
 
     def close(self, *, forget: bool = False) -> None:
         """Close the share: members get no more messages. With *forget*, drop its stored state as well."""
@@ -528,7 +527,7 @@ class Share:
                 if not lane.is_active:
                     self._active.pop(lane, None)
         if found:
-            self._owner.alarm(until)
+            self._owner.alarm(self, until)
             self._rest -= sum([delivery.count for delivery in found])
             if any(lane.due or lane.leases.waiting for lane in self._may_have(queue_id)):
                 self.wake()
@@ -736,7 +735,7 @@ class Share:
                 found.append(delivery)
             else:
                 receiver.keep(name, delivery)
-                self._owner.alarm(now + receiver.lease_s)
+                self._owner.alarm(self, now + receiver.lease_s)
         return used
 
     def is_held(self, holder: Hashable, delivery: Delivery) -> bool:
@@ -897,7 +896,7 @@ class Share:
         self.activate(lane)
         generation = lane.leases.generation(offset)
         self._owner.notes.note(lane.key, Change(RENEW, generation, _in_ms(lease_s), offsets=(offset,)))
-        self._owner.alarm(now + lease_s)
+        self._owner.alarm(self, now + lease_s)
         return generation
 
     def ack(self, queue_id: int, offset: int, generation: int) -> bool:
@@ -943,7 +942,7 @@ class Share:
             text = f"message {offset} of queue {queue_id} has no lease {generation} in group {self.group!r}"
             raise Refused(Reason.NOT_FOUND, f"{text}; it may have ended")
         self.activate(lane)
-        self._owner.alarm(until)
+        self._owner.alarm(self, until)
         return self._owner.notes.settle(lane.key, offset, lane.began)
 
     def withdraw(self, queue_id: int, offset: int) -> None:
@@ -1032,7 +1031,7 @@ class Share:
             self._owner.notes.try_again()
         if self._unopened:
             most -= self._open_lane(next(iter(self._unopened))).leases.size
-            self._owner.alarm(-math.inf)
+            self._owner.alarm(self, -math.inf)
         for lane in self._take_due(now):
             before = lane.leases.looked_at
             back += lane.leases.lapse(now, lost, most)
@@ -1042,7 +1041,7 @@ class Share:
                 break
         for lane in list(self._dead):
             if most <= 0:
-                self._owner.alarm(-math.inf)
+                self._owner.alarm(self, -math.inf)
                 break
             most -= self._dead_letters(lane, max(most // DEAD_LETTER_TURNS, 1)) * DEAD_LETTER_TURNS
             if not lane.leases.has_dead:
@@ -1075,7 +1074,7 @@ class Share:
             if offset in lane.unflushed or (lane, offset) in owner.far_dead:
                 continue
             if count == most:
-                owner.alarm(-math.inf)
+                owner.alarm(self, -math.inf)
                 break
             count += 1
             if not self._dead_letter(lane, offset):
@@ -1137,7 +1136,7 @@ class Share:
         """Retry later; if the error is permanent, log it and settle the message without a dead letter."""
         owner = self._owner
         if not (isinstance(error, CorruptRecord) or (isinstance(error, Refused) and error.reason in NEVER_STORED)):
-            owner.alarm(owner.now() + DEAD_LETTER_RETRY_S)
+            owner.alarm(self, owner.now() + DEAD_LETTER_RETRY_S)
             return
         owner.dead_without_letter += 1
         log.error(

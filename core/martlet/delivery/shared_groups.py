@@ -13,9 +13,11 @@ When messages arrive, one member with credit is woken; if it leaves some, it wak
 not collect within `share.STALL_S`, because its client reads slowly, the next one is woken instead.
 """
 
+import heapq
 import logging
 import math
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from itertools import islice
 from typing import Final, final
 
 import trio
@@ -42,6 +44,10 @@ __all__ = ["Shares"]
 
 log = logging.getLogger("martlet.shares")
 
+# Shares that one turn of the event loop looks at: 5 to 20 us each.
+SHARES_A_TURN: Final = 128
+# Alarms of shares that are closed, or that have an earlier one, are dropped when there are more.
+STALE_ALARMS_MIN: Final = 64
 # Dead messages that one turn reads with `dead_letter_far` before it checks the clock again.
 DEAD_A_TURN: Final = 64
 # The limit on leases in `GroupState`, which include those of groups not in memory, in units of delivery.leases_max.
@@ -81,8 +87,10 @@ class Shares:
         self._log_moved = False
         self.topics = topics
         self._shares: dict[tuple[str, str, str], Share] = {}
-        self._turn = 0
-        self._wanted = math.inf
+        self._due: dict[Share, None] = {}  # those to look at in this turn or the next ones, the first one first
+        self._alarms: list[tuple[float, int, Share]] = []  # a heap: when to look at which share; the number orders them
+        self._number = 0
+        self._look_at = math.inf  # when to look whether dropped lanes are stored
         self._rung = trio.Event()
         topics.changed.append(self._topic_changed)
         groups.changed.append(self._group_changed)
@@ -161,7 +169,7 @@ class Shares:
             raise Refused(Reason.BUSY, f"{limit} shared groups are in use; delivery.shares_max is {limit}")
         self.notes.check_room([Key(scope, group, topic, queue_id) for queue_id in range(found.read_queues)])
         share = self._shares[topic, group, scope] = Share(self, found, group, selection, start, policy)
-        self.alarm(self.now() + self.config.share_memory_s)
+        self.alarm(share, -math.inf)
         return share
 
     def find(self, topic: str, group: str, policy: GroupPolicy | None = None) -> Share | None:
@@ -239,7 +247,8 @@ class Shares:
     def _look_at_dropped(self) -> None:
         """Have `run` look soon whether the notes about dropped lanes were stored; a failed commit loses them."""
         if self.notes.is_dropping:
-            self.alarm(self.now() + STORED_S)
+            self._look_at = min(self._look_at, self.now() + STORED_S)
+            self._rung.set()
 
     def settled(self, count: int) -> None:
         """Stop counting *count* messages as unsettled."""
@@ -249,13 +258,15 @@ class Shares:
             for share in self._shares.values():
                 share.wake()
 
-    def forget_idle(self, share: Share) -> None:
+    def _forget_idle(self, share: Share) -> None:
         """Drop *share* from memory if it has no members, and either no unsettled messages or none for a long time."""
-        key = share.topic.name, share.group, share.key(0).scope
-        # The topic may have been deleted and created again, with a new share.
-        if self._shares.get(key) is share and share.idle(self.now()):
-            del self._shares[key]
+        if self._is_open(share) and share.idle(self.now()):
+            del self._shares[_place(share)]
             share.close()
+
+    def _is_open(self, share: Share) -> bool:
+        """Whether *share* is in use; its topic may have been deleted and created again, with a new share."""
+        return self._shares.get(_place(share)) is share
 
     def _topic_changed(self, topic: Topic | None) -> None:
         for key, share in list(self._shares.items()):
@@ -308,44 +319,63 @@ class Shares:
         self._log_moved = False
         for lane in list(self.unflushed_lanes):
             lane.share.settle_flushed(lane)
-            self.forget_idle(lane.share)
+            self._forget_idle(lane.share)
 
-    def alarm(self, at: float) -> None:
-        """Make `run` check the shares no later than *at*."""
-        if at < self._wanted:
-            self._wanted = at
-            self._rung.set()
+    def alarm(self, share: Share, at: float) -> None:
+        """Make `run` look at *share* no later than *at*."""
+        if at == -math.inf:
+            self._due[share] = None
+        elif at < share.alarm_at:
+            share.alarm_at = at
+            self._number += 1
+            heapq.heappush(self._alarms, (at, self._number, share))
+            if len(self._alarms) > STALE_ALARMS_MIN + 2 * len(self._shares):
+                self._alarms = [each for each in self._alarms if self._is_open(each[2]) and each[2].alarm_at == each[0]]
+                heapq.heapify(self._alarms)
+        self._rung.set()
 
     async def run(self) -> None:
         """End leases on time and store dead letters, until cancelled."""
         # The broker may have been killed after a topic was deleted and before that was noted.
         self._drop(lambda key: self.topics.get(key.topic) is None)
         while True:
-            if self._wanted > self.now() and not (self._log_moved or self.far_dead):
-                with trio.move_on_at(self._wanted):
+            if not (self._due or self._log_moved or self.far_dead):
+                with trio.move_on_at(min(self._alarms[0][0] if self._alarms else math.inf, self._look_at)):
                     await self._rung.wait()
             self._rung = trio.Event()
             if self._log_moved:
                 self._settle_flushed()
             now = self.now()
-            if self._wanted <= now:
+            self._take_alarms(now)
+            if self._due or self._look_at <= now:
                 self._tick(now)
                 await trio.lowlevel.checkpoint()
             await self._dead_letter_far()
 
+    def _take_alarms(self, now: float) -> None:
+        """Note the shares to look at *now*."""
+        while self._alarms and self._alarms[0][0] <= now:
+            at, _, share = heapq.heappop(self._alarms)
+            if share.alarm_at == at:
+                share.alarm_at = math.inf
+                self._due[share] = None
+
     def _tick(self, now: float) -> None:
-        """End leases, at most those of a turn; the others of a turn are due at once."""
-        self._wanted = math.inf
+        """Look at the shares that are due, at a limited number of them and of their leases; others follow."""
         left = LAPSED_A_TURN
-        shares = list(self._shares.values())
-        self._turn = (self._turn + 1) % (len(shares) or 1)
-        for share in shares[self._turn :] + shares[: self._turn]:
-            left = share.tick(now, left)
-            self.forget_idle(share)
-        if self.notes.is_dropping:
+        for share in list(islice(self._due, SHARES_A_TURN)):
+            if left <= 0:
+                break
+            del self._due[share]
+            if self._is_open(share):
+                left = share.tick(now, left)
+                self._forget_idle(share)
+            if self._is_open(share):
+                self.alarm(share, share.deadline())
+        if self._look_at <= now:
+            self._look_at = math.inf
             self.notes.try_again()
-        self._look_at_dropped()
-        self.alarm(min((share.deadline() for share in self._shares.values()), default=math.inf))
+            self._look_at_dropped()
 
     async def _dead_letter_far(self) -> None:
         """Store dead letters for messages far behind the tail, which may have to be read from disk in a thread."""
@@ -361,7 +391,7 @@ class Shares:
                     DEAD_LETTER_RETRY_S,
                     error,
                 )
-                self.alarm(self.now() + DEAD_LETTER_RETRY_S)
+                self.alarm(lane.share, self.now() + DEAD_LETTER_RETRY_S)
 
     def statistics(self) -> dict[str, object]:
         return {
@@ -374,3 +404,8 @@ class Shares:
             "dead_without_letter": self.dead_without_letter,
             "withheld": self.withheld,
         }
+
+
+def _place(share: Share) -> tuple[str, str, str]:
+    """Return the key of *share* among all shares."""
+    return share.topic.name, share.group, share.policy.scope if share.policy is not None else ""
