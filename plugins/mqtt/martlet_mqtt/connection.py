@@ -18,7 +18,7 @@ from .errors import MqttError, reason_of
 from .names import Names
 from .packets import Ack, Connack, Connect, Disconnect, Packet, Suback, Subscribe, Unsuback, Unsubscribe
 from .properties import Properties, Property
-from .scanner import PUBLISH_FIRST, AckRun, PublishRun, scan_acks, scan_publishes
+from .scanner import PUBLISH_FIRST, RUN_PACKETS_MAX, AckRun, PublishRun, scan_acks, scan_publishes
 
 __all__ = ["ANY_BYTES", "TRANSITIONS", "Limits", "LongPacket", "MqttConnection", "State"]
 
@@ -99,6 +99,7 @@ class MqttConnection:
         "_names",
         "_need",
         "_previous",
+        "_room",
         "_silence_s",
         "accepted_bytes_max",
         "explains",
@@ -111,6 +112,7 @@ class MqttConnection:
         self._names = names
         self._buffer = bytearray()
         self._need = 2  # bytes without which no packet is complete
+        self._room = RUN_PACKETS_MAX  # how many more packets of runs may come in this turn
         self._heard = now
         self._silence_s = limits.connect_s
         self.state = self._previous = State.NEW
@@ -124,6 +126,7 @@ class MqttConnection:
         return len(self._buffer)
 
     def receive_data(self, data: bytes, now: float) -> None:
+        self._room = RUN_PACKETS_MAX
         if self.state is State.OPEN:
             self._heard = now  # until then, every byte of a slow client would gain it time
         if self.state is not State.ENDED:
@@ -161,10 +164,23 @@ class MqttConnection:
 
     def _run_at(self, data: bytes, at: int) -> tuple[Event | None, int]:
         """Return the run of packets at *at*, and where it ends; None if the codec must decode the packet there."""
+        room = self._room or RUN_PACKETS_MAX
         if data[at] in PUBLISH_FIRST:
-            run = scan_publishes(data, at, self.version, self._names, self._limits.packet_bytes_max)
-            return (run, run.ends[-1]) if run is not None else (None, at)
-        return scan_acks(data, at) or (None, at)
+            run = scan_publishes(data, at, self.version, self._names, self._limits.packet_bytes_max, room)
+            if run is None:
+                return None, at
+            self._room = room - len(run.ends)
+            return run, run.ends[-1]
+        found = scan_acks(data, at, room)
+        if found is None:
+            return None, at
+        self._room = room - len(found[0].ids)
+        return found
+
+    @property
+    def is_turn_over(self) -> bool:
+        """Whether the runs of this read have so many packets that others must have their turn before the next event."""
+        return not self._room
 
     def _size_at(self, data: bytes, at: int) -> int:
         """Return the size of the packet at *at*; 0 if it is not known yet."""

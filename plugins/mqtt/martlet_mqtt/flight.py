@@ -13,7 +13,7 @@ is in flight, so that its identifier means the same after any crash. The identif
 group leases to the client (`shares.py`) is not in the session.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, final
 
 from martlet.contracts import Peer
@@ -27,7 +27,7 @@ from .frames import number_frames
 from .packets import Ack
 from .shares import SharedSubscriptions
 
-__all__ = ["IDS_MAX", "INCOMING", "RETAINED", "TWICE", "Flight"]
+__all__ = ["IDS_MAX", "INCOMING", "RETAINED", "TWICE", "Flight", "ranges_of"]
 
 IDS_MAX: Final = 65_535
 INCOMING: Final = 1 << 16
@@ -138,8 +138,8 @@ class Flight:
             self._used.difference_update(set(ids).difference(rest))
             ids = rest
         unknown = self._settle(base, ids)
-        if unknown and base == 0:
-            unknown = self._settle(RETAINED, unknown)
+        if unknown:
+            unknown = self._settle(base + RETAINED, unknown)
         self._peer.wake()
         return unknown
 
@@ -168,25 +168,41 @@ class Flight:
 
         The answer PUBREL leaves when it is durable that they were received [MQTT-4.3.3-4].
         """
-        session, unknown = self._session, []
+        session, numbers, unknown = self._session, self._session.flight, list[int]()
+        known: list[int] = []
         answers: list[bytes] = []
         for packet_id in ids:
-            numbers = [each for each in (TWICE + packet_id, TWICE + RETAINED + packet_id) if each in session.flight]
-            if not numbers:
+            number = TWICE + packet_id if TWICE + packet_id in numbers else TWICE + RETAINED + packet_id
+            if number not in numbers:
                 unknown.append(packet_id)
                 continue
-            if reason >= ReasonCode.UNSPECIFIED_ERROR:
-                session.acknowledge(numbers[0])
-                self._used.discard(packet_id)
-                continue
-            if numbers[0] & RETAINED:
-                session.acknowledge(numbers[0])
-            if session.flight.get(TWICE + packet_id) != NO_MESSAGE:
-                session.hold(TWICE + packet_id)
+            known.append(number)
             answers.append(b"\x62\x02" + packet_id.to_bytes(2))
-        if answers and not self._is_closed:  # else the session was lost with a failed commit
-            self._peer.hold_until(session.until)
-            self._counters.answers += len(answers)
-            self._peer.send(b"".join(answers))
+        self._unsent.difference_update([number & IDS_MAX for number in known])
+        if reason >= ReasonCode.UNSPECIFIED_ERROR:
+            self._end(dict.fromkeys(known))
+        elif answers:
+            for first, count in ranges_of([number for number in dict.fromkeys(known) if numbers[number] != NO_MESSAGE]):
+                session.hold(first, count)
+            if not self._is_closed:  # else the session was lost with a failed commit
+                self._peer.hold_until(session.until)
+                self._counters.answers += len(answers)
+                self._peer.send(b"".join(answers))
         self._peer.wake()
         return unknown
+
+    def _end(self, numbers: Collection[int]) -> None:
+        for first, count in ranges_of(numbers):
+            self._session.acknowledge(first, count)
+        self._used.difference_update([number & IDS_MAX for number in numbers])
+
+
+def ranges_of(ids: Iterable[int]) -> list[tuple[int, int]]:
+    """Return *ids* as ranges of consecutive ones: the first, and how many."""
+    found: list[tuple[int, int]] = []
+    for each in ids:
+        if found and each == found[-1][0] + found[-1][1]:
+            found[-1] = found[-1][0], found[-1][1] + 1
+        else:
+            found.append((each, 1))
+    return found

@@ -37,7 +37,7 @@ from .packets import (
     Unsubscribe,
 )
 from .properties import NO_PROPERTIES, Properties, Property
-from .scanner import RUN_PACKETS_MAX, AckRun, PublishRun
+from .scanner import AckRun, PublishRun
 from .selecting import check_stored
 from .subscriptions import Subscriptions
 from .sys_topics import SysTopics
@@ -109,7 +109,7 @@ class MqttHandler:
             raise MqttError(str(refused), reason_of(refused)) from refused
         if rest is not None:
             return self._finish(rest)
-        return _pause() if _takes_long(event) else None
+        return _pause() if self._connection.is_turn_over or _takes_long(event) else None
 
     def _act(self, event: Event) -> Awaitable[None] | None:
         if isinstance(event, Connect):
@@ -516,11 +516,7 @@ async def _pause() -> None:
 
 def _takes_long(event: Event) -> bool:
     """Return whether others must have their turn before the next packet of this client."""
-    if isinstance(event, PublishRun):
-        return len(event.ends) >= RUN_PACKETS_MAX
-    if isinstance(event, AckRun):
-        return len(event.ids) >= RUN_PACKETS_MAX
-    if isinstance(event, Pingreq | Pingresp | LongPacket):
+    if isinstance(event, PublishRun | AckRun | Pingreq | Pingresp | LongPacket):
         return False
     count = len(event.subscriptions) if isinstance(event, Subscribe) else 0
     count = len(event.filters) if isinstance(event, Unsubscribe) else count

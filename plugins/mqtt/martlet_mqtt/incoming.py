@@ -20,7 +20,7 @@ from .codes import V5, PacketType, ReasonCode
 from .connection import MqttConnection, State
 from .context import Context
 from .errors import MqttError, NotAccepted, reason_of
-from .flight import INCOMING
+from .flight import INCOMING, ranges_of
 from .frames import encoding_of
 from .names import Name
 from .packets import Ack, Connect, Publish
@@ -367,17 +367,6 @@ class Incoming:
         for packet_id in ids:
             reason = ReasonCode.SUCCESS if packet_id in known else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
             self._peer.send(encode_packet(Ack(PacketType.PUBCOMP, packet_id, reason), V5))
-
-
-def ranges_of(ids: Sequence[int]) -> list[tuple[int, int]]:
-    """Return *ids* as ranges of consecutive ones: the first, and how many."""
-    found: list[tuple[int, int]] = []
-    for each in ids:
-        if found and each == found[-1][0] + found[-1][1]:
-            found[-1] = found[-1][0], found[-1][1] + 1
-        else:
-            found.append((each, 1))
-    return found
 
 
 def _hold_all(changes: JointChanges, ids: Sequence[int]) -> None:
