@@ -34,7 +34,7 @@ __all__ = ["Server"]
 
 log = logging.getLogger("martlet.server")
 
-ACCEPTS_AT_ONCE: Final = 16
+ACCEPTS_AT_ONCE: Final = 64  # 10 us each
 ACCEPT_AGAIN_S: Final = 0.1
 
 
