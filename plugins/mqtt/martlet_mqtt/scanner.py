@@ -78,7 +78,10 @@ def scan_publishes(
                 break
             size, head = data[at + 1], at + 2
             if size > 127:
-                size, head = _long_size(data, at, end)
+                if 0 < data[head] < 128:  # a length of two bytes, as most packets have
+                    size, head = size & 127 | data[head] << 7, head + 1
+                else:
+                    size, head = _long_size(data, at, end)
             begin = head + 2 + (data[head] << 8 | data[head + 1]) if head + 2 <= end else end
             stop = head + size
             if stop > end or begin > stop or stop - at > bytes_max:
