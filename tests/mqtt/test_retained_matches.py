@@ -16,7 +16,7 @@ from martlet.testing.stores import ManualClock
 from martlet_mqtt.names import LEVELS_MAX
 from martlet_mqtt.packets import Publish
 from martlet_mqtt.properties import Property
-from martlet_mqtt.retained import Retained
+from martlet_mqtt.retained import Entry, Retained
 from martlet_mqtt.retained_names import BLOCK_NAMES, LOOKS_A_PAUSE, SortedNames
 
 # Some have a character just before or after the separator, so that they are between "a" and "a/" or after "a/".
@@ -34,7 +34,7 @@ FILTERS = (
 def retained(*names: str) -> Retained:
     found = Retained(cast(Store, None), ManualClock())
     for position, name in enumerate(names):
-        found._put(name, position, 1, 0)
+        found._put(name, Entry(position, position, 1, 0))
     return found
 
 
@@ -111,7 +111,7 @@ def test_a_name_with_many_levels_takes_no_more_than_one_with_few() -> None:
     try:
         before, _ = tracemalloc.get_traced_memory()
         for position, name in enumerate(names):
-            messages._put(name, position, 1, 0)
+            messages._put(name, Entry(position, position, 1, 0))
         assert tracemalloc.get_traced_memory()[0] - before < 500 * count
     finally:
         tracemalloc.stop()
@@ -124,7 +124,7 @@ def test_messages_come_and_go_during_a_search() -> None:
     for number in range(500, 1000):
         del messages._entries[f"{number}/a"]
         messages._names.remove(f"{number}/a")
-    messages._put("later/a", 1, 1, 0)
+    messages._put("later/a", Entry(1, 1, 1, 0))
     found += search
     assert {f"{number}/a" for number in range(500)} <= set(found)
     assert not {f"{number}/a" for number in range(500, 1000)} & set(found)

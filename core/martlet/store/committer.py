@@ -134,6 +134,17 @@ class Committer:
             raise self._admission.refuse(error) from error
         self._accept()
 
+    def commit_early(self) -> None:
+        """Like `commit`, before the server does at the end of the round.
+
+        If it fails, the server's commit fails as well: appends of others were undone, whose answers must not be sent.
+        """
+        try:
+            self.commit()
+        except (Refused, StoreFailed) as error:
+            self.fail_next(error)
+            raise
+
     def _append_last(self) -> None:
         """Call `before_commit`, whose functions append; if one fails, nothing of this commit is stored."""
         waiting, self.before_commit = self.before_commit, []

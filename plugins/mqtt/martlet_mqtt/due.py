@@ -148,9 +148,9 @@ class DueMessages:
                 del self._retained[topic_filter]
             if not name:
                 return
-            position = retained.position(name)
-            if 0 <= retained.origin(position) < end:
-                self._due.append(Due(position, 0, grant))
+            entry = retained.get(name)
+            if entry is not None and entry.origin < end:
+                self._due.append(Due(entry.position, 0, grant))
 
     def _send(self, due: Due, record: bytes | None) -> int:
         """Send one message that is due; return its size."""
@@ -180,8 +180,7 @@ class DueMessages:
     def _frame_of(self, record: bytes, due: Due) -> bytes:
         _, _, sys_flag, body, properties = parts(record)[0]
         arrived = to_deliver(sys_flag, body, properties)
-        name = None if arrived is None else self._context.names.learn(arrived.name)
-        if arrived is None or name is None or not self._may_read(name.text):
+        if arrived is None or not self._may_read(arrived.name.decode()):
             return b""
         frames, now_ms = self._frames, self._context.broker.clock.now_ms()
         if due.grant is not None:
@@ -191,7 +190,7 @@ class DueMessages:
             return frames.fitting(encode_alone(arrived, frames.shape(grants), frames.client_id, now_ms, retain=True))
         arrived.qos = 2 if due.number & TWICE else 1
         arrived.client_id = ""
-        shape = frames.shape(self._grants_of(name.text, arrived.qos, RecordView(record)))
+        shape = frames.shape(self._grants_of(arrived.name.decode(), arrived.qos, RecordView(record)))
         retain = bool(due.number & RETAINED)
         return frames.fitting(encode_alone(arrived, shape, "", now_ms, retain=retain, expires=False))
 

@@ -5,11 +5,14 @@ A retained message is stored twice, in one atomic group: in its topic, where eve
 costs nothing for other messages, and retention copies records there without anybody receiving them again.
 An empty payload removes the retained message of its name (MQTT 5 section 3.3.1.3). One that has expired is removed by a
 sweep, and not copied by retention.
+
+A copy must neither replace a newer message nor bring back a removed one, so none is made while the log has a newer
+record of the name, whether applied or not. A copy stores as its prepared position where the message was published.
 """
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import trio
 
@@ -24,25 +27,40 @@ from martlet.store import Store
 from martlet.store.notes import OWN_PREFIX
 from martlet.turns import Turns
 
+from .retained_ahead import Ahead, Appended
 from .retained_names import SortedNames
 
 __all__ = ["RETAINED_TOPIC", "Retained", "size_of"]
 
 RETAINED_TOPIC: Final = OWN_PREFIX + "mqtt.retained"
-FORMAT: Final = 3
+FORMAT: Final = 4
 SIZE_BITS: Final = 32
+POSITION_BITS: Final = 64
 SIZE_MASK: Final = (1 << SIZE_BITS) - 1
-POSITION_MASK: Final = (1 << 64) - 1
-EXPIRY_BITS: Final = 96
+POSITION_MASK: Final = (1 << POSITION_BITS) - 1
+ORIGIN_SHIFT: Final = SIZE_BITS + POSITION_BITS
+EXPIRY_SHIFT: Final = ORIGIN_SHIFT + POSITION_BITS
 # Seconds between two looks for messages that have expired.
 LOOK_S: Final = 60.0
 LOOKS_A_SLICE: Final = 2000
 DIGITS_MAX: Final = 19  # of a time in ms
 
 
+class Entry(NamedTuple):
+    """A retained message: where it is, where its client published it, its size, and when it expires (ms, 0: never).
+
+    The size is that of body and properties.
+    """
+
+    position: int
+    origin: int
+    size: int
+    expires_ms: int
+
+
 @final
 class Retained:
-    """The projection (martlet.state.Projection): positions by name, and the names in order for wildcards."""
+    """The projection (martlet.state.Projection): the newest message of each name."""
 
     name = "mqtt-retained"
     topics = frozenset((RETAINED_TOPIC,))
@@ -50,18 +68,14 @@ class Retained:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        # By name, in the order of positions: when it expires in ms since 1970 (0 for never) shifted by EXPIRY_BITS, the
-        # position shifted by SIZE_BITS, and the size, which is that of body and properties.
-        self._entries: Pages[str, int] = Pages()
+        self._entries: Pages[str, int] = Pages()  # by name, in the order of positions, each packed into one number
         self._names = SortedNames()
         self.bytes = 0
         self._expiring = 0  # how many of them expire
-        self._copies: dict[int, int] = {}  # by the position of a copy that `roll` made, that of the message itself
-        # The sizes of messages that were appended and are not applied yet, 0 for one that removes; where the last one
-        # ends in the log; and how many messages and bytes are retained with these.
-        self._ahead: dict[str, int] = {}
-        self._ahead_end = 0
-        self._planned = 0, 0
+        # What is not applied yet, and how many messages and bytes are retained with that.
+        self._ahead = Ahead()
+        self._planned_count = 0
+        self._planned_bytes = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -70,47 +84,71 @@ class Retained:
 
     def check_room(self, name: str, size: int, count_max: int, bytes_max: int) -> None:
         """Raise `Refused` (BUSY) unless a message of *size* for *name* may be retained; a smaller one always may."""
-        text = self._excess(name, size, count_max, bytes_max)
-        if text and self._ahead and self._store.readable >= self._ahead_end:
-            self._ahead.clear()  # those that are left were never stored: a commit failed
-            text = self._excess(name, size, count_max, bytes_max)
-        if text:
-            raise Refused(Reason.BUSY, text)
-
-    def _excess(self, name: str, size: int, count_max: int, bytes_max: int) -> str:
-        """Return which limit a message of *size* for *name* exceeds; empty for none."""
-        before = self._size_of(name)
-        count, total = self._with(name, size)
-        if not before and count > count_max:
-            return f"{count - 1} messages are retained; mqtt.retained_max is {count_max}"
+        self._forget_undone(self._next_offset())
+        before = self._newest_size(name)
+        count, total = self._planned_count, self._planned_bytes + size - before
+        if not before and count >= count_max:
+            raise Refused(Reason.BUSY, f"{count} messages are retained; mqtt.retained_max is {count_max}")
         if size > before and total > bytes_max:
             text = f"the retained messages would take {total} bytes, {size} of them for {name[:80]!r}"
-            return f"{text}; mqtt.retained_bytes_max is {bytes_max}"
-        return ""
+            raise Refused(Reason.BUSY, f"{text}; mqtt.retained_bytes_max is {bytes_max}")
 
     def appended(self, name: str, size: int, end: int) -> None:
-        """Note that a message of *size* for *name* is appended, with all that belongs to it before *end*."""
-        self._planned = self._with(name, size)
-        self._ahead[name] = size
-        self._ahead_end = end
+        """Note that a message of *size* for *name* was just appended, with all that belongs to it before *end*."""
+        offset = self._next_offset() - 1
+        self._forget_undone(offset)
+        before = self._newest_size(name)
+        self._ahead.add(name, Appended(offset, end, size))
+        self._plan(name, before)
 
-    def _with(self, name: str, size: int) -> tuple[int, int]:
-        """Return how many messages and bytes are retained when one of *size* for *name* is."""
-        count, total = self._planned if self._ahead else (len(self._entries), self.bytes)
-        before = self._size_of(name)
-        return count + bool(size) - bool(before), total + size - before
+    def _next_offset(self) -> int:
+        """Return the offset after the newest message that was appended."""
+        queue = self._store.find_queue(RETAINED_TOPIC, 0)
+        return queue.next_offset if queue is not None else 0
+
+    def _forget_undone(self, offset: int) -> None:
+        """Forget messages from *offset* on that were appended before now: their commit failed."""
+        ahead = self._ahead
+        while ahead and ahead.newest_offset() >= offset:
+            name = ahead.last()
+            before = self._newest_size(name)
+            ahead.drop_last()
+            self._plan(name, before)
+
+    def _forget_applied(self, offset: int) -> None:
+        """Forget messages up to *offset*: they are applied, or were damaged."""
+        ahead = self._ahead
+        while ahead and ahead.oldest_offset() <= offset:
+            name = ahead.first()
+            before = self._newest_size(name)
+            ahead.drop_first()
+            self._plan(name, before)
+
+    def _plan(self, name: str, before: int) -> None:
+        """Count that the newest message of *name* had the size *before*, 0 for none, and may have another one now."""
+        size = self._newest_size(name)
+        self._planned_count += bool(size) - bool(before)
+        self._planned_bytes += size - before
+
+    def _newest_size(self, name: str) -> int:
+        """Return the size of the newest message of *name*, which may not be applied yet; 0 for none."""
+        newest = self._ahead.newest(name)
+        return self._entries.get(name, 0) & SIZE_MASK if newest is None else newest.size
+
+    # what is retained
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
+
+    def get(self, name: str) -> Entry | None:
+        """Return the retained message of *name*; None if there is none."""
+        entry = self._entries.get(name)
+        return None if entry is None else _unpacked(entry)
 
     def position(self, name: str) -> int:
         """Return the log position of the retained message of *name*; -1 if there is none."""
         entry = self._entries.get(name)
         return -1 if entry is None else _position(entry)
-
-    def origin(self, position: int) -> int:
-        """Return where the message at *position* was before retention copied it there without anybody receiving it."""
-        return self._copies.get(position, position)
 
     def matches(self, topic_filter: str) -> Iterator[str]:
         """Yield the names with a retained message that *topic_filter* matches, while messages come and go.
@@ -120,11 +158,6 @@ class Retained:
         if "+" not in topic_filter and "#" not in topic_filter:
             return iter((topic_filter,) if topic_filter in self._entries else ())
         return self._names.matches(topic_filter)
-
-    def _size_of(self, name: str) -> int:
-        """Return the size of the newest message of *name*, 0 for none."""
-        size = self._ahead.get(name)
-        return self._entries.get(name, 0) & SIZE_MASK if size is None else size
 
     # expiry
 
@@ -146,13 +179,11 @@ class Retained:
 
     def _drop_expired(self, name: str) -> bool:
         """Remove the message of *name* if it has expired; return whether it had."""
-        entry = self._entries.get(name, 0)
-        if not 0 < entry >> EXPIRY_BITS <= self._clock.now_ms():
+        if not 0 < self._entries.get(name, 0) >> EXPIRY_SHIFT <= self._clock.now_ms():
             return False
-        if self._ahead and name not in self._ahead:
-            count, total = self._planned
-            self._planned = count - 1, total - (entry & SIZE_MASK)
+        before = self._newest_size(name)
         self._remove(name)
+        self._plan(name, before)
         return True
 
     # the projection
@@ -160,24 +191,24 @@ class Retained:
     def apply(self, records: Sequence[RecordView]) -> None:
         for record in records:
             name = record.property("TAGS") or ""
-            is_message = record.body and record.property("MQTT_PAYLOAD_BYTES") != "0"
-            size = size_of(record.body, record.properties) if is_message else 0
-            if is_message:
-                self._put(name, record.position, size, _expires_ms(record))
+            self._forget_applied(record.queue_offset)
+            before = self._newest_size(name)
+            if record.body and record.property("MQTT_PAYLOAD_BYTES") != "0":
+                origin, size = record.prepared_position or record.position, size_of(record.body, record.properties)
+                self._put(name, Entry(record.position, origin, size, _expires_ms(record)))
             elif name in self._entries:
                 self._remove(name)
-            if self._ahead.get(name) == size:
-                del self._ahead[name]
+            self._plan(name, before)
 
-    def _put(self, name: str, position: int, size: int, expires_ms: int) -> None:
+    def _put(self, name: str, entry: Entry) -> None:
         before = self._entries.pop(name)  # so that it becomes the last one
         if before is None:
             self._names.add(name)
         else:
             self._uncount(before)
-        self.bytes += size
-        self._expiring += expires_ms > 0
-        self._entries[name] = expires_ms << EXPIRY_BITS | position << SIZE_BITS | size
+        self.bytes += entry.size
+        self._expiring += entry.expires_ms > 0
+        self._entries[name] = _packed(entry)
 
     def _remove(self, name: str) -> None:
         self._uncount(self._entries[name])
@@ -186,20 +217,19 @@ class Retained:
 
     def _uncount(self, entry: int) -> None:
         self.bytes -= entry & SIZE_MASK
-        self._copies.pop(_position(entry), None)
-        self._expiring -= entry >> EXPIRY_BITS > 0
+        self._expiring -= entry >> EXPIRY_SHIFT > 0
 
     def freeze(self) -> Steps[Sequence[bytes]]:
-        entries = self._entries.freeze()
-        rows = ((name, _position(entry), entry & SIZE_MASK, entry >> EXPIRY_BITS) for name, entry in entries)
-        return pack_rows(FORMAT, rows)
+        return pack_rows(FORMAT, ((name, *_unpacked(entry)) for name, entry in self._entries.freeze()))
 
     def restore(self, data: bytes, first_position: int) -> Steps[None]:
         self._clear()
         pace = Pace()
-        for name, at, size, expires_ms in unpack_rows(FORMAT, data):
-            if at >= first_position:
-                self._put(name, at, size, expires_ms)
+        for name, *values in unpack_rows(FORMAT, data):
+            entry = Entry(*values)
+            if entry.position >= first_position:
+                self._put(name, entry)
+                self._plan(name, 0)
             if pace.is_over():
                 yield
 
@@ -207,7 +237,10 @@ class Retained:
         self._clear()
 
     def _clear(self) -> None:
-        self._entries, self._names, self.bytes, self._expiring = Pages(), SortedNames(), 0, 0
+        self._entries, self._names, self._ahead = Pages(), SortedNames(), Ahead()
+        self.bytes = self._expiring = self._planned_count = self._planned_bytes = 0
+
+    # retention
 
     def floor(self) -> int:
         first = next(iter(self._entries), None)
@@ -218,14 +251,43 @@ class Retained:
         for name in list(self._entries):
             if pace.is_over():
                 yield None
-            if not start <= (at := self.position(name)) < end or self._drop_expired(name):
-                continue
-            data = yield from off_loop(partial(self._store.known_record, at))
-            if data is not None and self.position(name) == at:
-                record = decode_record(data)
-                copy = Message(RETAINED_TOPIC, record.body, record.properties, 0, record.flag)
-                copy.born_ms, copy.born_host = record.born_ms, record.born_host
-                self._copies[self._store.append(copy, 0).position] = self.origin(at)
+            while start <= (at := self.position(name)) < end and not self._drop_expired(name):
+                data = yield from off_loop(partial(self._store.known_record, at))
+                if self.position(name) == at:
+                    if data is not None and not self._is_replaced(name):
+                        self._copy(name, data)
+                    break
+
+    def _is_replaced(self, name: str) -> bool:
+        """Return whether the log has a newer message of *name* that is not applied yet: a copy must not follow it.
+
+        Raises:
+          Refused, StoreFailed: it cannot be known, because that message could not be committed.
+        """
+        self._forget_undone(self._next_offset())
+        newest = self._ahead.newest(name)
+        if newest is None:
+            return False
+        if newest.end > self._store.written:
+            self._store.committer.commit_early()
+        return True
+
+    def _copy(self, name: str, data: bytes) -> None:
+        entry = _unpacked(self._entries[name])
+        record = decode_record(data)
+        copy = Message(RETAINED_TOPIC, record.body, record.properties, 0, record.flag)
+        copy.born_ms, copy.born_host, copy.prepared_position = record.born_ms, record.born_host, entry.origin
+        self._store.append(copy, 0)
+
+
+def _packed(entry: Entry) -> int:
+    position, origin, size, expires_ms = entry
+    return expires_ms << EXPIRY_SHIFT | origin << ORIGIN_SHIFT | position << SIZE_BITS | size
+
+
+def _unpacked(entry: int) -> Entry:
+    origin = entry >> ORIGIN_SHIFT & POSITION_MASK
+    return Entry(_position(entry), origin, entry & SIZE_MASK, entry >> EXPIRY_SHIFT)
 
 
 def _position(entry: int) -> int:
