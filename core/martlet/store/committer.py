@@ -237,9 +237,9 @@ class Committer:
         self.appended_bytes += pending[-1][2] - pending[0][1]
         self.last_store_ms = pending[-1][3]
         # With sync flush, a watcher may be added before the records become readable.
-        for item in pending:
-            if self._sync or item[0].watchers:
-                self._readable.touch(item[0])
+        for queue in {item[0]: None for item in pending}:
+            if self._sync or queue.watchers:
+                self._readable.touch(queue)
         self.pending = []
         for queue, _ in self.light:
             self._readable.touch(queue)
