@@ -12,8 +12,9 @@ from martlet.clock import Clock
 from martlet.delivery.by_name import assign, may_get_all
 from martlet.delivery.dead_letters import NEVER_STORED, put_dead_letter
 from martlet.delivery.fanout import Batch, Encoding, encode_result
+from martlet.delivery.group_notes import GroupNotes
 from martlet.delivery.group_policy import GroupPolicy
-from martlet.delivery.group_state import GroupNotes, GroupState, Lane
+from martlet.delivery.group_state import GroupState, Lane
 from martlet.delivery.lease_notes import ACK, AGAIN, BACK, NEW, RENEW, Change, Key, LeaseState
 from martlet.delivery.leases import Leases
 from martlet.delivery.redelivery import pause_ms
@@ -180,6 +181,10 @@ class ShareLane:
         """Drop what a thread has read: no member is left, or the selection has changed."""
         self.failure = None
         self.reader.forget_all()
+
+    def close(self) -> None:
+        """Drop what it has read, after its share has ended."""
+        self.reader.close()
 
     @property
     def is_active(self) -> bool:
@@ -488,23 +493,25 @@ class Share:
             self._stalled_at = self._owner.now() + STALL_S
             self._owner.alarm(self, self._stalled_at)
 
-    def close(self, *, forget: bool = False) -> None:
-        """Close the share: members get no more messages. With *forget*, drop its stored state as well."""
-        self._tail.leave(self)
+    def close(self) -> None:
+        """Close the share: members get no more messages; its stored state remains."""
         for lane in self._lanes.values():
-            lane.reader.close()
-            self._owner.unflushed_lanes.pop(lane, None)
-            if forget:
-                self._owner.notes.drop(lane.key)
-            else:
-                self.account(lane)
-                self._owner.notes.close(lane.key)
-            self._owner.settled(lane.counted)
-        if forget:
-            for queue_id in self._unopened:
-                self._owner.notes.drop(self.key(queue_id))
+            self.account(lane)
+            self._owner.notes.close(lane.key)
+        for lane in self.end():
+            lane.close()
+
+    def end(self) -> list[ShareLane]:
+        """End the share, with its state: members get no more messages. Return its lanes, which must be closed."""
+        self._tail.leave(self)
+        lanes = list(self._lanes.values())
+        if self._owner.unflushed_lanes:
+            for lane in lanes:
+                self._owner.unflushed_lanes.pop(lane, None)
         for table in self._lanes, self._unopened, self._active, self._dead, self._timers:
             table.clear()
+        self._owner.settled(sum([lane.counted for lane in lanes]))
+        return lanes
 
     # messages to members
 

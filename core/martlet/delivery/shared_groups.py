@@ -16,7 +16,8 @@ not collect within `share.STALL_S`, because its client reads slowly, the next on
 import heapq
 import logging
 import math
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, final
 
@@ -26,8 +27,9 @@ from martlet.clock import Clock
 from martlet.delivery.by_name import NamePermit
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.group_members import Member
+from martlet.delivery.group_notes import GroupNotes
 from martlet.delivery.group_policy import GroupPolicy
-from martlet.delivery.group_state import GroupNotes, GroupState
+from martlet.delivery.group_state import GroupState
 from martlet.delivery.lease_notes import Key, LeaseState
 from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.delivery.share import DEAD_LETTER_RETRY_S, LAPSED_A_TURN, STORED_S, MemberPeer, Share, ShareLane
@@ -36,6 +38,7 @@ from martlet.delivery.tail_reader import Tails
 from martlet.errors import Reason, Refused, StoreError
 from martlet.settings import DeliveryConfig
 from martlet.state.journal import Journal
+from martlet.steps import Pace, Steps
 from martlet.store import Queue, Store
 from martlet.tables.groups import Groups
 from martlet.tables.topics import Topic, Topics
@@ -46,6 +49,9 @@ log = logging.getLogger("martlet.shares")
 
 # Shares that one turn of the event loop looks at: 5 to 20 us each.
 SHARES_A_TURN: Final = 128
+# Groups on a topic that a slice forgets, each with a few lanes; lanes of ended shares that a turn closes: 3 us each.
+FORGOTTEN_A_SLICE: Final = 32
+LANES_CLOSED_A_TURN: Final = 256
 # Alarms of shares that are closed, or that have an earlier one, are dropped when there are more.
 STALE_ALARMS_MIN: Final = 64
 # Dead messages that one turn reads with `dead_letter_far` before it checks the clock again.
@@ -90,6 +96,7 @@ class Shares:
         self._due: dict[Share, None] = {}  # those to look at in this turn or the next ones, the first one first
         self._alarms: list[tuple[float, int, Share]] = []  # a heap: when to look at which share; the number orders them
         self._number = 0
+        self._closing: deque[ShareLane] = deque()  # lanes of shares that ended
         self._look_at = math.inf  # when to look whether dropped lanes are stored
         self._rung = trio.Event()
         topics.changed.append(self._topic_changed)
@@ -167,7 +174,7 @@ class Shares:
         limit = self.config.shares_max
         if len(self._shares) >= limit:
             raise Refused(Reason.BUSY, f"{limit} shared groups are in use; delivery.shares_max is {limit}")
-        self.notes.check_room([Key(scope, group, topic, queue_id) for queue_id in range(found.read_queues)])
+        self.notes.check_room(scope, group, topic, found.read_queues)
         share = self._shares[topic, group, scope] = Share(self, found, group, selection, start, policy)
         self.alarm(share, -math.inf)
         return share
@@ -218,31 +225,43 @@ class Shares:
 
     def forget(self, topic: str, group: str, policy: GroupPolicy) -> None:
         """Drop the state of *group*, which is not a consumer group, on *topic*; its members get no more messages."""
-        share = self._shares.pop((topic, group, policy.scope), None)
+        self._forget(topic, policy.scope, group)
+
+    def groups_of(self, scope: str) -> Iterator[str]:
+        """Yield the groups with this scope that have a state, once for each topic."""
+        known = self.state.known
+        for topic in known.topics():
+            for of, group in known.groups(topic):
+                if of == scope:
+                    yield group
+
+    def forget_groups(self, policy: GroupPolicy, groups: Iterable[str]) -> Steps[None]:
+        """Drop the state of *groups*, which are not consumer groups, on all topics where they have no members."""
+        pace, known = Pace(FORGOTTEN_A_SLICE), self.state.known
+        for group in groups:
+            for topic in known.topics():
+                share = self._shares.get((topic, group, policy.scope))
+                if share is None or not len(share):
+                    self._forget(topic, policy.scope, group)
+                if pace.is_over():
+                    yield
+
+    def _forget(self, topic: str, scope: str, group: str) -> None:
+        share = self._shares.pop((topic, group, scope), None)
         if share is not None:
-            share.close(forget=True)
-        self._drop(lambda key: key[:3] == (policy.scope, group, topic))
+            self._close(share)
+        self._drop(self.state.known.of(scope, group, topic))
 
-    def groups_of(self, scope: str) -> set[str]:
-        """Return the groups with this scope that have a state, on any topic."""
-        return {key.group for key in self.notes.known() if key.scope == scope} | {
-            group for _, group, of in self._shares if of == scope
-        }
+    def _drop(self, keys: Collection[Key]) -> None:
+        """Drop the stored state of *keys*, which are of no share in memory."""
+        if keys:
+            self.notes.drop(keys)
+            self._look_at_dropped()
 
-    def forget_groups(self, policy: GroupPolicy, groups: Collection[str]) -> None:
-        """Drop the state of *groups*, which are not consumer groups, on all topics, except of those with members."""
-        for key, share in list(self._shares.items()):
-            if key[2] == policy.scope and key[1] in groups and not len(share):
-                del self._shares[key]
-                share.close(forget=True)
-        self._drop(lambda key: key.scope == policy.scope and key.group in groups)
-
-    def _drop(self, wanted: Callable[[Key], bool]) -> None:
-        """Drop the stored state of *wanted* lanes that are not in memory."""
-        for key in [key for key in self.notes.known() if wanted(key)]:
-            if (key.topic, key.group, key.scope) not in self._shares:
-                self.notes.drop(key)
-        self._look_at_dropped()
+    def _close(self, share: Share) -> None:
+        """Close a share whose state is dropped; its lanes follow in the next turns."""
+        self._closing.extend(share.end())
+        self._rung.set()
 
     def _look_at_dropped(self) -> None:
         """Have `run` look soon whether the notes about dropped lanes were stored; a failed commit loses them."""
@@ -277,9 +296,15 @@ class Shares:
                 del self._shares[key]
                 share.gone = True
                 share.wake()
-                share.close(forget=True)
+                self._close(share)
         if topic is None:
-            self._drop(lambda key: self.topics.get(key.topic) is None)
+            self._drop_deleted_topics()
+
+    def _drop_deleted_topics(self) -> None:
+        known = self.state.known
+        for topic in known.topics():
+            if self.topics.get(topic) is None:
+                self._drop(known.on(topic))
 
     def _group_changed(self, group: str) -> None:
         deleted = self.groups.get(group) is None and not self.groups.topics_of(group)
@@ -289,9 +314,11 @@ class Shares:
                 self._look(share)
                 if deleted and not len(share):
                     del self._shares[key]
-                    share.close(forget=True)
+                    self._close(share)
         if deleted:
-            self._drop(lambda key: not key.scope and key.group == group)
+            for topic in self.state.known.topics():
+                if (topic, group, "") not in self._shares:
+                    self._drop(self.state.known.of("", group, topic))
 
     def _look(self, share: Share) -> None:
         """Check whether *share* may still be read; its state stays, because reading may be allowed again."""
@@ -337,9 +364,9 @@ class Shares:
     async def run(self) -> None:
         """End leases on time and store dead letters, until cancelled."""
         # The broker may have been killed after a topic was deleted and before that was noted.
-        self._drop(lambda key: self.topics.get(key.topic) is None)
+        self._drop_deleted_topics()
         while True:
-            if not (self._due or self._log_moved or self.far_dead):
+            if not (self._has_work or self._log_moved or self.far_dead):
                 with trio.move_on_at(min(self._alarms[0][0] if self._alarms else math.inf, self._look_at)):
                     await self._rung.wait()
             self._rung = trio.Event()
@@ -347,10 +374,15 @@ class Shares:
                 self._settle_flushed()
             now = self.now()
             self._take_alarms(now)
-            if self._due or self._look_at <= now:
+            if self._has_work or self._look_at <= now:
                 self._tick(now)
                 await trio.lowlevel.checkpoint()
             await self._dead_letter_far()
+
+    @property
+    def _has_work(self) -> bool:
+        """Whether there is something to do in this turn."""
+        return bool(self._due or self._closing or self.notes.has_undropped)
 
     def _take_alarms(self, now: float) -> None:
         """Note the shares to look at *now*."""
@@ -372,6 +404,9 @@ class Shares:
                 self._forget_idle(share)
             if self._is_open(share):
                 self.alarm(share, share.deadline())
+        for _ in range(min(LANES_CLOSED_A_TURN, len(self._closing))):
+            self._closing.popleft().close()
+        self.notes.drop_some()
         if self._look_at <= now:
             self._look_at = math.inf
             self.notes.try_again()
