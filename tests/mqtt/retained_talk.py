@@ -3,10 +3,12 @@
 from collections.abc import Generator
 from typing import Any
 
-from tests.mqtt.mqtt_talk import Running
+import trio.testing
+from tests.mqtt.mqtt_talk import V5, Running, Talk
 
 from martlet.contracts import Identity, RecordView
-from martlet_mqtt.packets import Publish
+from martlet_mqtt.packets import Connack, Connect, Publish, Suback, Subscribe, Subscription
+from martlet_mqtt.properties import Properties, Property
 from martlet_mqtt.storing import store
 
 HOST = bytes(8)
@@ -62,3 +64,28 @@ def held(mqtt: Running) -> dict[str, bytes]:
             assert record is not None, name
             found[name] = bytes(RecordView(record).body)
     return found
+
+
+async def come_back(mqtt: Running, *filters: str) -> list[tuple[bytes, bool]]:
+    """Return the payloads and RETAIN flags that client "c" gets when it connects and subscribes in one read."""
+    talk = mqtt.open()
+    await talk.send(
+        Connect("c", V5, False, properties=Properties({Property.SESSION_EXPIRY: 1000})),
+        Subscribe(1, tuple(Subscription(each, 1) for each in filters or ("a",))),
+    )
+    assert (await talk.expect(Connack)).session_present
+    await talk.expect(Suback)
+    return await came(talk)
+
+
+async def came(talk: Talk) -> list[tuple[bytes, bool]]:
+    """Return the payloads and RETAIN flags of all that comes until there is nothing more, acknowledged."""
+    found: list[tuple[bytes, bool]] = []
+    while True:
+        await trio.testing.wait_all_tasks_blocked()
+        messages = await talk.rest()
+        if not messages:
+            return found
+        for message in messages:
+            await talk.acknowledge(message)
+            found.append((message.payload, message.retain))

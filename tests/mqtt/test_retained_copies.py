@@ -7,14 +7,12 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.mqtt.mqtt_talk import V5, Running, mqtt_broker
-from tests.mqtt.retained_talk import append, applied, kept, roll
+from tests.mqtt.mqtt_talk import Running, mqtt_broker
+from tests.mqtt.retained_talk import append, applied, come_back, kept, roll
 
 from martlet.errors import Refused
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
-from martlet_mqtt.packets import Connack, Connect, Suback, Subscribe, Subscription
-from martlet_mqtt.properties import Properties, Property
 
 DATA = Path("/data")
 SNAPSHOT = "/data/config/mqtt-retained.snapshot"
@@ -94,25 +92,6 @@ async def copied(mqtt: Running) -> None:
         roll(mqtt, mqtt.broker.store.appended)
         await applied(mqtt)
         assert mqtt.context.retained.floor() > before
-
-
-async def come_back(mqtt: Running) -> list[tuple[bytes, bool]]:
-    """Return the payloads and RETAIN flags that the client gets when it connects and subscribes again in one read."""
-    talk, publisher = mqtt.open(), await mqtt.connect("fence")
-    await talk.send(
-        Connect("c", V5, False, properties=Properties({Property.SESSION_EXPIRY: 1000})),
-        Subscribe(1, (Subscription("a", 1),)),
-    )
-    assert (await talk.expect(Connack)).session_present
-    await talk.expect(Suback)
-    await publisher.publish("a", b"fence", 1)
-    found: list[tuple[bytes, bool]] = []
-    while True:
-        (message,) = await talk.messages(1)
-        await talk.acknowledge(message)
-        if message.payload == b"fence":
-            return found
-        found.append((message.payload, message.retain))
 
 
 @pytest.mark.parametrize("newer", [b"new", b""])

@@ -157,7 +157,7 @@ class Cursor:
 
     @property
     def reach(self) -> int:
-        """The log position from which on a filter that is added now brings messages."""
+        """The log position from which on a filter that is added now brings messages, or an earlier one."""
         if self.place is Place.TAIL:
             return self._feed.tail_position()
         return max(self._position, self._feed.swept_to) if self.place is Place.SWEPT else self._position

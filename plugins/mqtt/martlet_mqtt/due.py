@@ -32,15 +32,25 @@ READ_MESSAGES: Final = 64
 READ_BYTES: Final = 1 << 18
 
 
+class Wanted(NamedTuple):
+    """Retained messages that are due for ``grant``: those published from log position ``start`` up to ``end``."""
+
+    grant: Grant
+    start: int
+    end: int
+
+
 class Due(NamedTuple):
     """A message to read from the log and send before the cursor goes on.
 
-    It is in flight already as ``number``; 0 for a retained message, which ``grant`` is for.
+    It is in flight already as ``number``; or it is what is ``wanted`` of the retained message of ``name``, and number
+    and position are 0 until it is read.
     """
 
     position: int
     number: int
-    grant: Grant | None
+    name: str = ""
+    wanted: Wanted | None = None
 
 
 @final
@@ -77,9 +87,8 @@ class DueMessages:
         self._frames = frames
         self._may_read = may_read
         self._due: deque[Due] = deque()
-        # By filter, the names with retained messages that are due after these, the subscription that they are for, and
-        # the position from which on it brings them itself.
-        self._retained: dict[str, tuple[Iterator[str], Grant, int]] = {}
+        # By filter, the names with retained messages that are due after these.
+        self._retained: dict[str, tuple[Iterator[str], Wanted]] = {}
         self._ready: deque[tuple[Due, bytes | None]] = deque()
         self._is_reading = False
         # The subscriptions of the session, by filter, as long as messages are sent again for them.
@@ -91,11 +100,12 @@ class DueMessages:
 
     def resend(self, number: int, position: int) -> None:
         """Send the message at *position* again, which is in flight as *number*."""
-        self._due.append(Due(position, number, None))
+        self._due.append(Due(position, number))
 
-    def add_retained(self, matches: Iterator[str], grant: Grant, end: int) -> None:
-        """Send the retained messages of *matches* that were published before position *end* for *grant*."""
-        self._retained[grant.subscription.topic_filter] = matches, grant, end
+    def add_retained(self, grant: Grant, start: int, end: int) -> None:
+        """Send the retained messages that *grant* wants and that were published from position *start* up to *end*."""
+        topic_filter = grant.subscription.topic_filter
+        self._retained[topic_filter] = self._context.retained.matches(topic_filter), Wanted(grant, start, end)
         self._peer.wake()
 
     def forget_retained(self, topic_filter: str) -> None:
@@ -121,36 +131,49 @@ class DueMessages:
 
     async def _read(self) -> None:
         """Read some of what is due from the log."""
-        size = 0
+        size, projections = 0, self._context.broker.projections
         while len(self._ready) < READ_MESSAGES and size < READ_BYTES:
             if not self._due:
                 if not self._retained:
                     break
+                await projections.wait_applied(self._context.retained)
                 self._take_retained()
                 await trio.lowlevel.checkpoint()
                 continue
             due = self._due[0]
-            record = await self._context.broker.store.known_record_far(due.position)
-            if self._due and self._due[0] is due:  # it was not unsubscribed from meanwhile
-                self._due.popleft()
-                self._ready.append((due, record))
+            position = self._position_of(due)
+            record = await self._context.broker.store.known_record_far(position) if position >= 0 else None
+            if not self._due or self._due[0] is not due:
+                continue  # it was unsubscribed from meanwhile
+            if record is None and self._position_of(due) != position:
+                continue  # retention has moved it meanwhile
+            self._due.popleft()
+            if position >= 0:
+                self._ready.append((due._replace(position=position), record))
                 size += len(record or b"")
         self._is_reading = False
         self._peer.wake()
 
     def _take_retained(self) -> None:
         """Find some retained messages that are due."""
-        topic_filter, (matches, grant, end) = next(iter(self._retained.items()))
-        retained = self._context.retained
+        if not self._retained:
+            return  # all were unsubscribed from meanwhile
+        topic_filter, (matches, wanted) = next(iter(self._retained.items()))
         for _ in range(READ_MESSAGES):
             name = next(matches, None)
             if name is None:
                 del self._retained[topic_filter]
             if not name:
                 return
-            entry = retained.get(name)
-            if entry is not None and entry.origin < end:
-                self._due.append(Due(entry.position, 0, grant))
+            self._due.append(Due(0, 0, name, wanted))
+
+    def _position_of(self, due: Due) -> int:
+        """Return where the message is now; -1 if it is not due any more."""
+        if due.wanted is None:
+            return due.position
+        entry = self._context.retained.get(due.name)
+        # It was published right before its record among the retained ones, so if *end* is between them, it is due.
+        return entry.position if entry is not None and due.wanted.start < entry.origin <= due.wanted.end else -1
 
     def _send(self, due: Due, record: bytes | None) -> int:
         """Send one message that is due; return its size."""
@@ -183,8 +206,8 @@ class DueMessages:
         if arrived is None or not self._may_read(arrived.name.decode()):
             return b""
         frames, now_ms = self._frames, self._context.broker.clock.now_ms()
-        if due.grant is not None:
-            grants = (due.grant,)
+        if due.wanted is not None:
+            grants = (due.wanted.grant,)
             if not frames.chosen(grants, RecordView(record)):
                 return b""
             return frames.fitting(encode_alone(arrived, frames.shape(grants), frames.client_id, now_ms, retain=True))
@@ -211,4 +234,4 @@ class DueMessages:
 
 def _is_for(due: Due, topic_filter: str) -> bool:
     """Return whether a retained message is due for the subscription with *topic_filter*."""
-    return due.grant is not None and due.grant.subscription.topic_filter == topic_filter
+    return due.wanted is not None and due.wanted.grant.subscription.topic_filter == topic_filter

@@ -9,7 +9,7 @@
 | what the groups of shared subscriptions have for the client | `shares.py` |
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from typing import Final, cast, final
 
 from martlet.access import Gate
@@ -22,6 +22,7 @@ from martlet.delivery.tail_reader import Run
 from martlet.errors import Refused
 from martlet.state.journal import NEXT_COMMIT
 
+from .beginnings import Beginnings
 from .client_frames import ClientFrames
 from .context import Context
 from .due import DueMessages
@@ -35,6 +36,7 @@ from .shares import Leased, SharedSubscriptions
 
 __all__ = ["Outgoing"]
 
+BEGIN: Final = -1
 NEVER: Final = 1 << 62
 
 
@@ -43,13 +45,13 @@ class Outgoing:
     """What one client is sent; `flight` takes its acknowledgements, `figures` what is in no log."""
 
     __slots__ = (
+        "_beginnings",
         "_context",
         "_cursor",
         "_due",
         "_frames",
-        "_fresh",
-        "_fresh_from",
         "_gate",
+        "_later",
         "_peer",
         "_session",
         "_shares",
@@ -72,9 +74,10 @@ class Outgoing:
         self._due = DueMessages(peer, context, session, self.flight, self._frames, self._may_read)
         # Subscriptions of QoS 0 of a session that catches up: nothing old is sent for them.
         self._waiting: dict[str, Grant] = {}
-        # The filters of new subscriptions that bring nothing before this position.
-        self._fresh: frozenset[str] = frozenset()
-        self._fresh_from = 0
+        self._beginnings = Beginnings()
+        # By filter, retained messages to send once the cursor has brought what the client missed: they are among that,
+        # and would come before older ones of their names.
+        self._later: dict[str, tuple[Grant, int, int]] = {}
 
     # the beginning
 
@@ -131,40 +134,51 @@ class Outgoing:
         """Take no part in a shared subscription any more."""
         self._shares.remove(topic_filter)
 
-    def subscribe(self, grant: Grant) -> None:
-        """Send messages for *grant* from now on. Raises `Refused`."""
-        cursor, topic_filter = self._the_cursor, grant.subscription.topic_filter
+    def subscribe(self, grant: Grant, *, is_unmarked: bool = False) -> int:
+        """Send messages for *grant* that are published from now on, and return where in the log that is.
+
+        Args:
+          is_unmarked: messages of the client itself, which must not come back to it, are not marked as such until now.
+
+        Raises:
+          Refused: the client may not subscribe to it.
+        """
+        cursor, topic_filter, store = self._the_cursor, grant.subscription.topic_filter, self._context.broker.store
         self._waiting.pop(topic_filter, None)
+        self._later.pop(topic_filter, None)
+        now = store.readable
         is_replaced = topic_filter in cursor.filters  # what waits for it must not be lost (MQTT 5 section 3.8.4)
+        if not is_replaced and (is_unmarked or cursor.reach < now):
+            self._beginnings.add(topic_filter, now, store.appended if is_unmarked else now)
         if grant.subscription.qos or is_replaced or cursor.place is Place.TAIL:
             cursor.add_filter(topic_filter, grant)
         else:
             cursor.remove_filter(topic_filter)
             self._waiting[topic_filter] = grant
-
-    def leave_out_earlier(self, topic_filter: str) -> None:
-        """Send nothing for *topic_filter*, which is new, that was published before: it may be the client's own."""
-        if not self._fresh:
-            self._fresh_from = self._context.broker.store.appended
-        self._fresh |= {topic_filter}
+        return now
 
     def unsubscribe(self, topic_filter: str) -> None:
         """Send nothing more for *topic_filter*, except what is in flight."""
         self._waiting.pop(topic_filter, None)
+        self._later.pop(topic_filter, None)
+        self._beginnings.remove(topic_filter)
         self._the_cursor.remove_filter(topic_filter)
         self._shares.remove(topic_filter)
         self.figures.forget(topic_filter)
         self._due.forget_retained(topic_filter)
 
-    def send_retained(self, matches: Iterator[str], grant: Grant, *, is_new: bool) -> None:
-        """Send the retained messages of *matches* (`Retained.matches`) for a subscription that begins or is renewed."""
-        topic_filter = grant.subscription.topic_filter
-        if not is_new:
+    def send_retained(self, grant: Grant, end: int, *, is_new: bool) -> None:
+        """Send the retained messages for *grant*, which was subscribed to when the log ended at *end*."""
+        topic_filter, cursor = grant.subscription.topic_filter, self._the_cursor
+        if topic_filter in self._waiting:
+            end = NEVER
+        elif not is_new:
             self._due.forget_retained(topic_filter)
-        end = NEVER if topic_filter in self._waiting else self._the_cursor.reach
-        if topic_filter in self._fresh:
-            end = max(end, self._fresh_from)
-        self._due.add_retained(matches, grant, end)
+            is_at_end = cursor.place is Place.TAIL and not cursor.has_pending
+            if not is_at_end and cursor.position < end:
+                self._later[topic_filter] = grant, cursor.position, end
+                end = cursor.position
+        self._due.add_retained(grant, BEGIN, end)
 
     # delivery
 
@@ -188,34 +202,27 @@ class Outgoing:
             try:
                 for run, grants in cursor.collect(budget_bytes, count):
                     budget_bytes -= len(run.data)
-                    if self._fresh:
-                        self._deliver_around(run, cast("tuple[Grant, ...]", grants))
+                    if self._beginnings:
+                        for part, wanted in self._beginnings.divide(run, cast("tuple[Grant, ...]", grants)):
+                            self._deliver(part, wanted)
                     else:
                         self._deliver(run, cast("tuple[Grant, ...]", grants))
             except Exception:
                 self._session.where = lambda: 0  # not the cursor's: some of what it gave was not delivered
                 raise
             if not cursor.has_pending:
-                if self._waiting and cursor.place is Place.TAIL:
-                    self._join_waiting(cursor)
+                if (self._waiting or self._later) and cursor.place is Place.TAIL:
+                    self._end_catching_up(cursor)
                 return
 
-    def _join_waiting(self, cursor: Cursor) -> None:
+    def _end_catching_up(self, cursor: Cursor) -> None:
+        """Send what had to wait until the client has what it missed."""
         waiting, self._waiting = self._waiting, {}
         for topic_filter, grant in waiting.items():
             cursor.add_filter(topic_filter, grant)
-
-    def _deliver_around(self, run: Run, grants: tuple[Grant, ...]) -> None:
-        """Deliver *run*, whose first messages may be older than some of the subscriptions."""
-        older = sum(position < self._fresh_from for position in run.positions())
-        head, rest = run.split(older) if 0 < older < run.count else (run, run)
-        if older:
-            wanted = tuple(grant for grant in grants if grant.subscription.topic_filter not in self._fresh)
-            if wanted:
-                self._deliver(head, wanted)
-        if older < run.count:
-            self._fresh = frozenset()
-            self._deliver(rest, grants)
+        later, self._later = self._later, {}
+        for grant, start, end in later.values():
+            self._due.add_retained(grant, start, end)
 
     def _deliver(self, run: Run, grants: tuple[Grant, ...]) -> None:
         shape = self._frames.shape(grants)

@@ -110,7 +110,7 @@ class Subscriptions:
         numbers = packet.properties.identifiers
         identifier = numbers[0] if numbers else 0
         codes: list[int] = []
-        begun: list[tuple[Grant, bool]] = []
+        begun: list[tuple[Grant, bool, int]] = []
         texts: list[str] = []
         for each in packet.subscriptions:
             try:
@@ -130,8 +130,8 @@ class Subscriptions:
         self._mark()
         self._peer.hold_until(self._session.until)
         self._send(Suback(packet.packet_id, tuple(codes)), texts[0] if texts else "")  # for the first that is refused
-        for grant, is_new in begun:
-            self._send_retained(grant, is_new)
+        for grant, is_new, end in begun:
+            self._send_retained(grant, is_new, end)
             if pace.is_over():
                 yield
                 if self._is_ended:
@@ -142,8 +142,11 @@ class Subscriptions:
         """Whether a user property of SUBSCRIBE can be a selector."""
         return self._context.config.selectors and self._connection.version == V5
 
-    def _begin(self, grant: Grant) -> tuple[Grant, bool]:
-        """Begin or change a subscription; return it, and whether it is new. Raises `Refused` and `MqttError`."""
+    def _begin(self, grant: Grant) -> tuple[Grant, bool, int]:
+        """Begin or change a subscription; return it, whether it is new, and where the log ends now.
+
+        Raises `Refused` and `MqttError`.
+        """
         topic_filter, config = grant.subscription.topic_filter, self._context.config
         try:
             shared = split_shared(topic_filter)
@@ -172,11 +175,11 @@ class Subscriptions:
             if shared is not None and is_new:
                 self._outgoing.unshare(topic_filter)
             raise
+        end = 0
         if shared is None and not is_sys(topic_filter):
-            self._outgoing.subscribe(grant)
-            if is_new and grant.subscription.no_local and not self._incoming.marks:
-                self._outgoing.leave_out_earlier(topic_filter)
-        return grant, is_new
+            is_unmarked = is_new and grant.subscription.no_local and not self._incoming.marks
+            end = self._outgoing.subscribe(grant, is_unmarked=is_unmarked)
+        return grant, is_new, end
 
     def _share(self, grant: Grant, shared: SharedFilter) -> None:
         """Take part in a shared subscription. Raises `Refused`, and `NotAccepted` if others have another selector."""
@@ -192,7 +195,7 @@ class Subscriptions:
         """Have messages of the client marked as its own if they must not come back to it."""
         self._incoming.marks = any(options[0] & 4 for options in self._session.filters.values())
 
-    def _send_retained(self, grant: Grant, is_new: bool) -> None:
+    def _send_retained(self, grant: Grant, is_new: bool, end: int) -> None:
         handling, retained = grant.subscription.retain_handling, self._context.retained
         if is_shared(grant.subscription.topic_filter):
             return  # nothing retained is sent for it (MQTT 5 section 4.8.2)
@@ -202,7 +205,7 @@ class Subscriptions:
             return
         if handling == 2 or (handling == 1 and not is_new) or not len(retained):
             return
-        self._outgoing.send_retained(retained.matches(grant.subscription.topic_filter), grant, is_new=is_new)
+        self._outgoing.send_retained(grant, end, is_new=is_new)
 
     def unsubscribe(self, packet: Unsubscribe) -> Awaitable[None] | None:
         """Act on UNSUBSCRIBE. Raises `Refused`."""
