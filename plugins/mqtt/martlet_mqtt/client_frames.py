@@ -30,7 +30,7 @@ ALIAS_BYTES: Final = 5
 class ClientFrames:
     """Encodes for one client."""
 
-    __slots__ = ("_aliases", "_context", "_packet_bytes_max", "client_id", "version")
+    __slots__ = ("_aliases", "_context", "_last", "_packet_bytes_max", "client_id", "version")
 
     def __init__(self, context: Context, connect: Connect) -> None:
         properties = connect.properties
@@ -40,10 +40,13 @@ class ClientFrames:
         self._packet_bytes_max = properties.number(Property.MAXIMUM_PACKET_SIZE, 1 << 30)
         alias_max = min(properties.number(Property.TOPIC_ALIAS_MAXIMUM, 0), context.config.alias_max)
         self._aliases = Aliases(alias_max) if alias_max else None
+        self._last: tuple[tuple[Grant, ...], Shape] | None = None  # mostly the next ones too
 
     def shape(self, grants: tuple[Grant, ...]) -> Shape:
         """Return how the client gets messages that *grants* bring."""
-        return self._context.shapes.of(self.version, grants)
+        if self._last is None or self._last[0] is not grants:
+            self._last = grants, self._context.shapes.of(self.version, grants)
+        return self._last[1]
 
     def of_run(self, run: Run, grants: tuple[Grant, ...], shape: Shape) -> Frames:
         """Return the frames of *run*, which *grants* bring; *shape* is theirs. Raises `Refused`."""
