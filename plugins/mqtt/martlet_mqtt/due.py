@@ -203,7 +203,8 @@ class DueMessages:
     def _frame_of(self, record: bytes, due: Due) -> bytes:
         _, _, sys_flag, body, properties = parts(record)[0]
         arrived = to_deliver(sys_flag, body, properties)
-        if arrived is None or not self._may_read(arrived.name.decode()):
+        name = None if arrived is None else self._context.names.learn(arrived.name)
+        if arrived is None or name is None or not self._may_read(name.text):
             return b""
         frames, now_ms = self._frames, self._context.broker.clock.now_ms()
         if due.wanted is not None:
@@ -213,7 +214,7 @@ class DueMessages:
             return frames.fitting(encode_alone(arrived, frames.shape(grants), frames.client_id, now_ms, retain=True))
         arrived.qos = 2 if due.number & TWICE else 1
         arrived.client_id = ""
-        shape = frames.shape(self._grants_of(arrived.name.decode(), arrived.qos, RecordView(record)))
+        shape = frames.shape(self._grants_of(name.text, arrived.qos, RecordView(record)))
         retain = bool(due.number & RETAINED)
         return frames.fitting(encode_alone(arrived, shape, "", now_ms, retain=retain, expires=False))
 
