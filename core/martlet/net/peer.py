@@ -335,6 +335,15 @@ class ServerPeer:
         self._hold_position = 0
         self._note_progress()
 
+    def cut_batch(self, written: int) -> None:
+        """Drop the answers of this round from the first on that acknowledges records beyond *written*."""
+        first = min(index for index, position in self._holds if position > written)
+        del self._batch[first:]
+        self._batch_bytes = sum(map(len, self._batch))
+        self._holds = [each for each in self._holds if each[0] < first]
+        self._hold_position = max((position for _, position in self._holds), default=0)
+        self._note_progress()
+
     def refuse_batch(self, written: int, refused: Refused) -> bool:
         """Replace the answers of this round that acknowledge records beyond *written* by refusals.
 

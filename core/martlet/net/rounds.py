@@ -124,7 +124,7 @@ class Rounds:
             if isinstance(error, Refused) and peer.refuse_batch(written, error):
                 continue
             log.error("%s %s closed and its answers dropped; %s", peer.protocol.name, peer.address, error)
-            peer.discard_batch()
+            peer.cut_batch(written)
             if isinstance(error, Refused):
                 peer.send(peer.connection.farewell(error))
             peer.close(str(error))
