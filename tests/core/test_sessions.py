@@ -31,7 +31,7 @@ from martlet.delivery.session_notes import (
     encode_whole,
 )
 from martlet.delivery.session_state import SessionTable
-from martlet.delivery.sessions import DISTANCE_BYTES, Session
+from martlet.delivery.sessions import DISTANCE_BYTES, JointChanges, Session
 from martlet.errors import Reason, Refused, StoreError
 from martlet.message import Message
 from martlet.records.layout import record_views
@@ -566,7 +566,12 @@ async def test_a_protocol_hears_of_a_session_before_it_ends_without_a_client(is_
         disk = disk.after_power_cut(disk_module.Cut.KILLED, Random(1))
     async with brokers(disk, clock) as broker:
         heard: list[bytes] = []
-        broker.sessions.ending["toy"] = lambda state: heard.append(state.data)
+
+        def note(changes: JointChanges) -> None:
+            heard.append(changes.state.data)
+            changes.store()
+
+        broker.sessions.ending["toy"] = note
         clock.ms += 11_000
         await sweep(broker)
         assert (heard, len(broker.sessions)) == ([b"will"], 0)

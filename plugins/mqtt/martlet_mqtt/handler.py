@@ -41,7 +41,7 @@ from .scanner import AckRun, PublishRun
 from .selecting import check_stored
 from .subscriptions import Subscriptions
 from .sys_topics import SysTopics
-from .wills import Wills, check_will, encode_will
+from .wills import Wills, check_will
 
 __all__ = ["MqttHandler"]
 
@@ -51,6 +51,7 @@ _SHOWN: Final = 80
 PROPERTIES_A_TURN: Final = 100
 FILTERS_A_TURN: Final = 8
 _PINGRESP: Final = b"\xd0\x00"
+_CONNACK: Final = 0x20
 
 
 @final
@@ -201,6 +202,8 @@ class MqttHandler:
                 return self._prove_in_turn(connect, self._login, connect.properties)
             if needs_password_check(authentication, connect, self._peer.identity):
                 return self._check_password(connect)
+            if not self._context.broker.sessions.is_settled(PROTOCOL, connect.client_id):
+                return self._open_when_settled(connect)
             self._open(connect)
         return None
 
@@ -208,6 +211,15 @@ class MqttHandler:
         with self._turning_away(connect):
             credentials = Password(connect.user_name or "", connect.password or b"")
             self._peer.identity = await self._context.broker.authentication.authenticate_password(credentials)
+        await self._open_when_settled(connect)
+
+    async def _open_when_settled(self, connect: Connect) -> None:
+        """Accept the client when it is known what failed commits left of its session, which usually is so at once."""
+        broker = self._context.broker
+        while not broker.sessions.is_settled(PROTOCOL, connect.client_id):
+            await broker.store.wait_flushed(broker.store.written)
+            await broker.projections.wait_applied(broker.sessions.table)
+        with self._turning_away(connect):
             self._open(connect)
 
     def _authenticate_more(self, packet: Auth) -> Awaitable[None] | None:
@@ -231,7 +243,7 @@ class MqttHandler:
         answer = await login.answer(properties)
         if isinstance(answer, Identity):
             self._peer.identity = answer
-            self._open(connect)
+            await self._open_when_settled(connect)
         elif self._connection.state is State.ACCEPTING:
             self._send(answer)
 
@@ -270,9 +282,8 @@ class MqttHandler:
 
     def _turn_away(self, connect: Connect, reason: ReasonCode, text: str) -> None:
         self._complain("refused", connect, text)
-        self._has_ended = True
         self._peer.send(self._connection.refusal(reason, text, State.ACCEPTING))
-        self._connection.end()
+        self._leave()
         self._peer.close(text)
 
     def _complain(self, what: str, connect: Connect, why: str) -> None:
@@ -293,27 +304,26 @@ class MqttHandler:
                 raise MqttError(text, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)  # [MQTT-3.1.3-8]
             client_id = f"{AUTOMATIC}{context.broker.ids.unique()}"
             connect = replace(connect, client_id=client_id)
-        if connect.will is not None:
-            check_will(context, gate, connect.will)
+        will = check_will(context, gate, connect.will) if connect.will is not None else b""
         expiry_s, keep_alive_s = expiry_of(connect, context.config), keep_alive_of(connect, context.config)
         final = self._login.final if self._login is not None else NO_PROPERTIES
         properties = connack_properties(connect, context.config, keep_alive_s, expiry_s, final, is_assigned)
         self._check_fits(Connack(False, ReasonCode.SUCCESS, properties))
+        stored, _ = context.broker.sessions.find(PROTOCOL, client_id)
+        context.broker.sessions.check_data(will, stored)
         if not connect.clean_start:
-            stored, _ = context.broker.sessions.find(PROTOCOL, client_id)
             check_stored(context.broker, stored.filters if stored is not None else {})
         self._connect = connect
         context.ensure_topics()
         self._take_over(client_id)
-        session, is_old = self._open_session(connect, expiry_s)
-        self._wills.forget(client_id)
-        session.keep(encode_will(connect.will) if connect.will is not None else b"")
+        session, is_old = self._open_session(connect, expiry_s, is_known=stored is not None)
+        try:
+            self._begin(session, will, is_old=is_old)
+        except (Refused, MqttError):
+            if not is_old:
+                session.end()
+            raise
         context.clients[client_id] = self
-        self._session = session
-        if is_old:
-            self._follow(is_old=True)
-        else:
-            session.where = context.feed.tail_position  # it needs nothing earlier
         self._connection.open(connect.version, keep_alive_s, trio.current_time())
         self._peer.hold_until(session.until)
         self._send(Connack(is_old, ReasonCode.SUCCESS, properties))
@@ -321,6 +331,15 @@ class MqttHandler:
         if is_old:
             self._the_outgoing.resend()
             context.counters.missed += session.start < context.feed.first_position()
+
+    def _begin(self, session: Session, will: bytes, *, is_old: bool) -> None:
+        """Go on with *session*, which keeps *will* from now on. Raises `Refused` and `MqttError`."""
+        if is_old:
+            self._follow(is_old=True)
+        else:
+            session.where = self._context.feed.tail_position  # it needs nothing earlier
+        self._wills.of_returned(session)
+        session.keep(will)  # last, because nothing of a client that is refused is published
 
     def _check_fits(self, answer: Connack) -> None:
         """Raise `MqttError` unless the client accepts *answer*, which says what it must know."""
@@ -339,22 +358,22 @@ class MqttHandler:
             raise MqttError(text, ReasonCode.NOT_AUTHORIZED)
         other.lose("another connection uses the client identifier")
 
-    def _open_session(self, connect: Connect, expiry_s: int | None) -> tuple[Session, bool]:
+    def _open_session(self, connect: Connect, expiry_s: int | None, *, is_known: bool) -> tuple[Session, bool]:
         """Return the session, and whether it existed before. Raises `Refused`."""
-        gate, feed = self._the_gate, self._context.feed
         is_stored = expiry_s != 0 or connect.will is not None
-        name = connect.client_id
-        sessions, lost = self._context.broker.sessions, self._lose_changes
-        if sessions.find(PROTOCOL, name)[0] is not None or is_stored:
-            session, is_old = gate.open_session(PROTOCOL, name, feed.tail_position(), lost, expiry_s=expiry_s)
+        if is_known or is_stored:
+            session, is_old = self._attach(connect.client_id, expiry_s)
             if not is_old or not connect.clean_start:
                 return session, is_old
-            self._wills.of_ended(session, self._peer.identity)
-            session.end()
+            self._wills.end(session)
             if is_stored:
-                return gate.open_session(PROTOCOL, name, feed.tail_position(), lost, expiry_s=expiry_s)
-        session, _ = gate.open_session(PROTOCOL, "", feed.tail_position(), lost, expiry_s=0)
-        return session, False
+                return self._attach(connect.client_id, expiry_s)
+        return self._attach("", 0)
+
+    def _attach(self, name: str, expiry_s: int | None) -> tuple[Session, bool]:
+        position, lost = self._context.feed.tail_position(), self._lose_changes
+        self._session, is_old = self._the_gate.open_session(PROTOCOL, name, position, lost, expiry_s=expiry_s)
+        return self._session, is_old
 
     @property
     def _the_gate(self) -> Gate:
@@ -422,13 +441,13 @@ class MqttHandler:
 
     def lose(self, reason: str) -> None:
         """Disconnect: another connection has the session."""
-        self._leave()
         self._end(ReasonCode.SESSION_TAKEN_OVER, reason)
+        self._leave()
 
     def _lose_changes(self, reason: str) -> None:
         """Disconnect: a commit failed, so the session is again as it was stored before."""
-        self._leave()
         self._end(ReasonCode.QUOTA_EXCEEDED, reason)
+        self._leave()
 
     def say_goodbye(self) -> None:
         """Tell the client that the broker stops, and where else to connect."""
@@ -444,8 +463,9 @@ class MqttHandler:
         self._end(ReasonCode.ADMINISTRATIVE_ACTION, "an administrator disconnected the client")
 
     def _end(self, reason: ReasonCode, text: str, properties: Properties | None = None) -> None:
-        self._peer.send(self._connection.refusal(reason, text, State.OPEN, properties))
-        self._connection.end()
+        if self._connection.state is not State.ENDED:  # else it knows already why
+            self._peer.send(self._connection.refusal(reason, text, State.OPEN, properties))
+            self._connection.end()
         self._peer.close(text)
 
     # what administrators see
@@ -485,7 +505,7 @@ class MqttHandler:
     def _leave(self) -> None:
         session, self._session = self._session, None
         if session is not None:
-            self._wills.of_gone(session, self._peer.identity, is_wanted=not self._has_ended)
+            self._wills.of_gone(session, is_wanted=not self._has_ended)
             session.leave()
         if self._outgoing is not None:
             self._sys.forget(self._outgoing)
@@ -499,6 +519,8 @@ class MqttHandler:
     # the server's calls
 
     def refuse(self, answer: Buffer, refused: Refused) -> bytes | None:
+        if answer[0] == _CONNACK:
+            self._connection.state = State.ACCEPTING  # so that the last packet is a CONNACK again
         return replaced(answer, refused, self._connection.version)
 
     def collect(self, budget_bytes: int) -> None:
