@@ -270,6 +270,32 @@ async def test_all_sessions_together_have_a_limit() -> None:
             session.subscribe("more")
 
 
+async def test_sessions_that_are_not_stored_have_the_same_limits() -> None:
+    config = DeliveryConfig(session_bytes_max=1024, sessions_bytes_max=4096)
+    async with broker_in_memory(delivery=config) as broker:
+        sessions = [Client(broker, "").open() for _ in range(10)]
+        with pytest.raises(Refused, match=r"delivery\.session_bytes_max is 1024"):
+            subscribe_all(sessions[0], 100)
+        for session in sessions[1:4]:
+            subscribe_all(session, 7)
+        with pytest.raises(Refused, match=r"delivery\.sessions_bytes_max allows no more filters"):
+            subscribe_all(sessions[4], 7)
+        stored = Client(broker).open()
+        with pytest.raises(Refused, match=r"delivery\.sessions_bytes_max allows no more filters"):
+            subscribe_all(stored, 7)
+        sessions[0].unsubscribe("000")
+        stored.subscribe("000")
+        for session in sessions:
+            session.leave()
+            session.leave()
+        others = [Client(broker, "").open() for _ in range(3)]
+        for session in others:
+            subscribe_all(session, 7)
+            session.unsubscribe("003")
+            session.leave()
+        assert broker.sessions.statistics()["bytes"] == 0
+
+
 async def test_a_session_has_any_number_of_filters() -> None:
     """More than one note holds, also when it is noted as a whole."""
     disk, clock = FakeDisk(), ManualClock()

@@ -78,13 +78,20 @@ class Session:
     the position of the client's cursor. When another connection opens the session, this object no longer changes it.
     """
 
-    __slots__ = ("_sessions", "_state", "is_ended", "lost", "where")
+    __slots__ = ("_all", "_counted", "_sessions", "_state", "is_ended", "lost", "where")
 
     def __init__(
-        self, state: SessionState, sessions: "Sessions | None", lost: Callable[[str], None] | None = None
+        self,
+        state: SessionState,
+        sessions: "Sessions",
+        lost: Callable[[str], None] | None = None,
+        *,
+        is_stored: bool = True,
     ) -> None:
         self._state = state
-        self._sessions = sessions  # None where nothing is stored
+        self._all = sessions
+        self._sessions = sessions if is_stored else None
+        self._counted = 0  # bytes of filters in `Sessions.unstored_bytes`
         self.lost = lost  # None once the client is gone
         self.is_ended = False
         self.where: Callable[[], int] = lambda: state.position
@@ -154,14 +161,24 @@ class Session:
         Raises:
           Refused: it is too long, the filters take too many bytes, or the store accepts no writes; nothing is changed.
         """
-        if self._sessions is not None:
-            self._sessions.check_room(self._state, topic_filter, options)
+        self._all.check_room(self._state, topic_filter, options)
         self._change(FILTER, topic_filter, options, self.reached())
+        self._count_filters()
 
     def unsubscribe(self, topic_filter: str) -> None:
         """Remove a filter. Raises `Refused`."""
         if topic_filter in self._state.filters:
             self._change(NO_FILTER, topic_filter)
+            self._count_filters()
+
+    def _count_filters(self) -> None:
+        """Count the size of a session that is not stored among that of all sessions."""
+        if self._sessions is None:
+            self._count(self._state.size if self._state.filters else 0)
+
+    def _count(self, size: int) -> None:
+        self._all.unstored_bytes += size - self._counted
+        self._counted = size
 
     def hand_out(self, first: int, positions: Sequence[int], end: int) -> None:
         """Note that messages at *positions* are sent with ids from *first* on; the next message is at *end* or later.
@@ -209,6 +226,7 @@ class Session:
 
     def leave(self) -> None:
         """Detach the client; the session stays until it expires. Call this in `Handler.closed`."""
+        self._count(0)
         if self._sessions is not None:
             self._sessions.leave(self)
 
@@ -309,6 +327,7 @@ class Sessions:
         self.table.on_lost = lambda key, is_rolled: self._lost(key, is_rolled=is_rolled)
         self.table.on_left = self._left
         self.table.note_again = self._note_again
+        self.unstored_bytes = 0  # the size of sessions that end with their connections
         self._store = store
         self._turns = turns
         self._clock = clock
@@ -370,7 +389,7 @@ class Sessions:
         if " " in protocol:
             raise ValueError(f"protocol {protocol!r} contains a space; use one word")
         if not name:
-            return Session(SessionState("", owner, position, expiry), None), False
+            return Session(SessionState("", owner, position, expiry), self, is_stored=False), False
         if len(name.encode()) > NAME_BYTES_MAX:
             text = f"the name of a session has {len(name.encode())} bytes; shorten it to {NAME_BYTES_MAX}"
             raise Refused(Reason.ILLEGAL, text)
@@ -475,8 +494,9 @@ class Sessions:
         if more > 0 and state.size + more > config.session_bytes_max:
             text = f"the session has too many filters; delivery.session_bytes_max is {config.session_bytes_max}"
             raise Refused(Reason.BUSY, text)
-        if more > 0 and self.table.bytes + more > config.sessions_bytes_max:
-            text = f"all sessions take {self.table.bytes} bytes; delivery.sessions_bytes_max allows no more filters"
+        total = self.table.bytes + self.unstored_bytes
+        if more > 0 and total + more > config.sessions_bytes_max:
+            text = f"all sessions take {total} bytes; delivery.sessions_bytes_max allows no more filters"
             raise Refused(Reason.BUSY, text)
 
     @property
@@ -494,8 +514,9 @@ class Sessions:
         if more > 0 and size + more > config.session_bytes_max:
             text = f"the session has {size} bytes; delivery.session_bytes_max is {config.session_bytes_max}"
             raise Refused(Reason.BUSY, f"{text}, which leaves no room for {len(data)} bytes of data")
-        if more > 0 and self.table.bytes + more > config.sessions_bytes_max:
-            text = f"all sessions take {self.table.bytes} bytes; delivery.sessions_bytes_max allows no more data"
+        total = self.table.bytes + self.unstored_bytes
+        if more > 0 and total + more > config.sessions_bytes_max:
+            text = f"all sessions take {total} bytes; delivery.sessions_bytes_max allows no more data"
             raise Refused(Reason.BUSY, text)
 
     def note(self, state: SessionState, kind: int, *arguments: Any) -> None:
@@ -723,4 +744,4 @@ class Sessions:
 
     def statistics(self) -> dict[str, object]:
         attached = sum(session.lost is not None for session in self._live.values())
-        return {"sessions": len(self.table), "attached": attached, "bytes": self.table.bytes}
+        return {"sessions": len(self.table), "attached": attached, "bytes": self.table.bytes + self.unstored_bytes}
