@@ -503,11 +503,8 @@ def merge(store: Store, results: dict[Queue, ReadResult], offsets: dict[Queue, i
 
 
 def _records(queue: Queue, result: ReadResult) -> list[Found]:
-    found: list[Found] = []
-    for piece in result.pieces:
-        data = bytes(piece)
-        found += [(position, data, at, end, name, queue) for position, at, end, name in names_of(data)]
-    return found
+    data = b"".join(result.pieces)  # with many names, each record is a piece
+    return [(position, data, at, end, name, queue) for position, at, end, name in names_of(data)]
 
 
 def make_run(found: Sequence[Found]) -> Run:
@@ -515,8 +512,9 @@ def make_run(found: Sequence[Found]) -> Run:
     position, data, at, end, _, _ = found[0]
     if len(found) == 1:
         return Run(data[at:end], 1, position, position + end - at)
-    last_position, last_data, last_at, last_end, _, _ = found[-1]
-    if last_data is data and last_end - at == sum([each[3] - each[2] for each in found]):
+    last_position, _, last_at, last_end, _, _ = found[-1]
+    sizes = [each[3] - each[2] for each in found if each[1] is data]
+    if len(sizes) == len(found) and last_end - at == sum(sizes):
         whole = data[at:last_end]  # nothing else is between them
     else:
         whole = b"".join([each[1][each[2] : each[3]] for each in found])
