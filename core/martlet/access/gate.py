@@ -97,7 +97,7 @@ class Behind(Protocol):
         *,
         atomic: bool = ...,
         acknowledgements: Sequence[tuple[Journal, bytes]] = ...,
-        own: Sequence[Message] = ...,
+        own: Callable[[Message], Message] | None = ...,
     ) -> RunResult: ...
 
     def publish_item(self, item: RunItem) -> Placed: ...
@@ -193,7 +193,7 @@ class Gate:
         *,
         atomic: bool = False,
         acknowledgements: Sequence[tuple[Journal, bytes]] = (),
-        own: Sequence[Message] = (),
+        own: Callable[[Message], Message] | None = None,
     ) -> RunResult:
         """Store the messages of *run* in queues from `find_queue`, like `Broker.publish_run`."""
         publishable = self.publishable

@@ -275,7 +275,7 @@ class Retained:
     def _copy(self, name: str, data: bytes) -> None:
         entry = _unpacked(self._entries[name])
         record = decode_record(data)
-        copy = Message(RETAINED_TOPIC, record.body, record.properties, 0, record.flag)
+        copy = Message(RETAINED_TOPIC, record.body, record.properties, 0, record.flag, record.sys_flag)
         copy.born_ms, copy.born_host, copy.prepared_position = record.born_ms, record.born_host, entry.origin
         self._store.append(copy, 0)
 
