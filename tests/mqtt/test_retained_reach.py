@@ -193,3 +193,33 @@ async def test_no_local_leaves_out_no_retained_message_of_others(tmp_path: Path,
             packet = await me.receive()
             found += [packet.payload] if isinstance(packet, Publish) else []
         assert found == [b"of another", b"end"]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize("killed", [False, True])
+async def test_what_is_in_flight_is_sent_again_after_retention_moved_it(killed: bool, replaced: bool) -> None:
+    """Unless a newer message has replaced it: then it is gone, as others that retention removed."""
+    disk = FakeDisk()
+    async with broker(disk) as mqtt:
+        for number in range(3):
+            append(mqtt, f"a/{number}", b"%d" % number)
+        await applied(mqtt)
+        talk = await mqtt.connect("c", expiry_s=1000)
+        await talk.subscribe("a/+", qos=1)
+        before = {message.payload: message.packet_id for message in await talk.messages(3)}
+        await talk.disconnect()
+        if replaced:
+            append(mqtt, "a/1", b"")
+            del before[b"1"]
+        await retire(mqtt, disk)
+        await retire(mqtt, disk)
+        found = disk.after_power_cut(Cut.KILLED, Random(1))
+    async with broker(found if killed else disk) as mqtt:
+        talk = await mqtt.connect("c", clean=False, expiry_s=1000, present=True)
+        await trio.testing.wait_all_tasks_blocked()
+        again = await talk.rest()
+        assert {message.payload: message.packet_id for message in again} == before
+        assert all(message.is_duplicate and message.retain for message in again)
+        for message in again:
+            await talk.acknowledge(message)
+        assert await came(talk) == []

@@ -23,6 +23,7 @@ from .frames import DUPLICATE, Grant, encode_alone, number_frames
 from .messages import to_deliver
 from .names import split_shared
 from .packets import Subscription
+from .retained import Entry
 from .subscribing import grant_of
 
 __all__ = ["DueMessages"]
@@ -44,7 +45,7 @@ class Due(NamedTuple):
     """A message to read from the log and send before the cursor goes on.
 
     It is in flight already as ``number``; or it is what is ``wanted`` of the retained message of ``name``, and number
-    and position are 0 until it is read.
+    and position are 0 until it is read. The position of a retained message is where it was published.
     """
 
     position: int
@@ -64,6 +65,7 @@ class DueMessages:
         "_frames",
         "_is_reading",
         "_may_read",
+        "_moved",
         "_peer",
         "_ready",
         "_resent",
@@ -91,6 +93,8 @@ class DueMessages:
         self._retained: dict[str, tuple[Iterator[str], Wanted]] = {}
         self._ready: deque[tuple[Due, bytes | None]] = deque()
         self._is_reading = False
+        # The names of retained messages in flight, by where they were published; known once retention has moved one.
+        self._moved: dict[int, str] | None = None
         # The subscriptions of the session, by filter, as long as messages are sent again for them.
         self._resent: FilterTrie[bool] | None = None
 
@@ -141,18 +145,34 @@ class DueMessages:
                 await trio.lowlevel.checkpoint()
                 continue
             due = self._due[0]
-            position = self._position_of(due)
-            record = await self._context.broker.store.known_record_far(position) if position >= 0 else None
+            entry = self._entry_of(due)
+            record = await self._record_of(due, entry)
             if not self._due or self._due[0] is not due:
                 continue  # it was unsubscribed from meanwhile
-            if record is None and self._position_of(due) != position:
+            if record is None and self._entry_of(due) != entry:
                 continue  # retention has moved it meanwhile
             self._due.popleft()
-            if position >= 0:
-                self._ready.append((due._replace(position=position), record))
-                size += len(record or b"")
+            if due.wanted is None:
+                self._ready.append((due, record))
+            elif entry is not None:
+                self._ready.append((due._replace(position=entry.origin), record))
+            size += len(record or b"")
         self._is_reading = False
         self._peer.wake()
+
+    async def _record_of(self, due: Due, entry: Entry | None) -> bytes | None:
+        """Read the record of *due*, whose retained message is *entry*; None if there is none."""
+        store, retained = self._context.broker.store, self._context.retained
+        if due.wanted is not None:
+            return await store.known_record_far(entry.position) if entry is not None else None
+        record = await store.known_record_far(due.position)
+        if record is not None or not due.number & RETAINED:
+            return record
+        if self._moved is None:
+            origins = {position for number, position in self._session.flight.items() if number & RETAINED}
+            self._moved = await self._context.broker.turns.finish(retained.find_origins(origins))
+        entry = retained.get(self._moved.get(due.position, ""))
+        return await store.known_record_far(entry.position) if entry and entry.origin == due.position else None
 
     def _take_retained(self) -> None:
         """Find some retained messages that are due."""
@@ -167,13 +187,13 @@ class DueMessages:
                 return
             self._due.append(Due(0, 0, name, wanted))
 
-    def _position_of(self, due: Due) -> int:
-        """Return where the message is now; -1 if it is not due any more."""
-        if due.wanted is None:
-            return due.position
-        entry = self._context.retained.get(due.name)
+    def _entry_of(self, due: Due) -> Entry | None:
+        """Return the retained message that is due; None if it is not due any more, or in flight."""
+        wanted, entry = due.wanted, self._context.retained.get(due.name)
+        if wanted is None or entry is None:
+            return None
         # It was published right before its record among the retained ones, so if *end* is between them, it is due.
-        return entry.position if entry is not None and due.wanted.start < entry.origin <= due.wanted.end else -1
+        return entry if wanted.start < entry.origin <= wanted.end else None
 
     def _send(self, due: Due, record: bytes | None) -> int:
         """Send one message that is due; return its size."""

@@ -10,7 +10,7 @@ A copy must neither replace a newer message nor bring back a removed one, so non
 record of the name, whether applied or not. A copy stores as its prepared position where the message was published.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple, final
 
@@ -149,6 +149,18 @@ class Retained:
         """Return the log position of the retained message of *name*; -1 if there is none."""
         entry = self._entries.get(name)
         return -1 if entry is None else _position(entry)
+
+    def find_origins(self, origins: Container[int]) -> Steps[dict[int, str]]:
+        """Return the names of the messages that were published at one of *origins*, by that, in slices."""
+        found: dict[int, str] = {}
+        pace = Pace(LOOKS_A_SLICE)
+        for name in list(self._entries):
+            entry = self.get(name)
+            if entry is not None and entry.origin in origins:
+                found[entry.origin] = name
+            if pace.is_over():
+                yield
+        return found
 
     def matches(self, topic_filter: str) -> Iterator[str]:
         """Yield the names with a retained message that *topic_filter* matches, while messages come and go.
