@@ -251,3 +251,25 @@ async def test_the_data_of_sessions_has_limits(
         session.keep(bytes(200))
         session.keep(bytes(200))
         session.keep(b"less")
+
+
+async def test_a_state_that_was_looked_at_can_be_changed_without_an_effect() -> None:
+    async with broker_in_memory() as broker:
+        client = Client(broker)
+        session = client.open()
+        session.subscribe("a")
+        session.leave()
+        await durable(broker)
+        for _ in range(2):
+            state = client.stored()
+            assert state is not None
+            assert (list(state.filters), state.data) == (["a"], b"")
+            state.filters["b"] = b""
+            state.data = b"changed"
+        session = client.open()
+        session.unsubscribe("a")
+        session.leave()
+        await durable(broker)
+        state = client.stored()
+        assert state is not None
+        assert not state.filters

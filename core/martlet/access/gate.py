@@ -462,6 +462,8 @@ class Gate:
         filters: Mapping[str, Hashable],
         position: int | None = None,
         droppable: Callable[[tuple[Hashable, ...]], bool] | None = None,
+        *,
+        is_paused: bool = False,
     ) -> Cursor:
         """Return a new cursor of *feed*, like `Feed.open`; requires ``read`` on each filter in the feed's topics.
 
@@ -471,7 +473,7 @@ class Gate:
         permit = self._follow_permit(feed)
         for each in filters:
             permit.check(each)
-        return feed.open(wake, filters, position, permit=permit, droppable=droppable)
+        return feed.open(wake, filters, position, permit=permit, droppable=droppable, is_paused=is_paused)
 
     def may_follow(self, feed: Feed, topic_filter: str) -> bool:
         """Whether the identity may follow *topic_filter* of *feed*."""

@@ -266,6 +266,11 @@ class Cursor:
         """Note that the feed has removed the cursor from a sweep or the tail; it continues from *position*."""
         self._position = position
 
+    def resume(self) -> None:
+        """Begin to receive, if the cursor was opened paused."""
+        if self.place is Place.FULL:
+            self._feed.resume(self)
+
     def add_filter(self, topic_filter: str, value: Hashable = None) -> None:
         """Deliver messages that match *topic_filter* from now on. Raises `Refused` like `check`."""
         self.check(topic_filter)
@@ -341,6 +346,7 @@ class Feed:
         pending_bytes_max: int = PENDING_BYTES,
         permit: Permit | None = None,
         droppable: Callable[[tuple[Hashable, ...]], bool] | None = None,
+        is_paused: bool = False,
     ) -> Cursor:
         """Return the cursor of a new receiver; protocols call `Gate.follow`, which checks permissions.
 
@@ -354,6 +360,7 @@ class Feed:
           permit: decides what the receiver may follow and read; None allows everything.
           droppable: called with the values of the filters that match a run; at the tail, a full cursor drops those for
             which it returns True, and otherwise reads the log later.
+          is_paused: receive nothing before `Cursor.resume`, so that further filters begin at *position* too.
 
         Raises:
           Refused: a filter is invalid, or a topic of the feed is not readable.
@@ -367,6 +374,8 @@ class Feed:
         self._cursors[cursor] = None
         if position is None:
             self._join(cursor)
+        elif is_paused:
+            cursor.move_to(Place.FULL, 0)
         else:
             self.resume(cursor)
         return cursor

@@ -11,7 +11,7 @@ from martlet.access import Gate
 from martlet.contracts import Buffer, Identity, Password, Peer
 from martlet.delivery.sessions import Session
 from martlet.errors import Refused
-from martlet.steps import Steps
+from martlet.steps import Steps, finish_now
 
 from .codec import encode_packet
 from .codes import V5, PacketType, ReasonCode
@@ -67,6 +67,7 @@ class MqttHandler:
         "_connection",
         "_context",
         "_gate",
+        "_greeting",
         "_has_ended",
         "_incoming",
         "_login",
@@ -90,6 +91,7 @@ class MqttHandler:
         self._gate: Gate | None = None
         self._connect: Connect | None = None
         self._login: EnhancedLogin | None = None
+        self._greeting: Connack | None = None  # for a client that is accepted, before it is sent
         self._session: Session | None = None
         self._incoming: Incoming | None = None
         self._outgoing: Outgoing | None = None
@@ -189,6 +191,7 @@ class MqttHandler:
     def _accept(self, connect: Connect) -> Awaitable[None] | None:
         """Accept the client at once if nothing has to be asked for that: a task for each costs as much as the rest."""
         self._connect = connect
+        rest: Awaitable[None] | None = None
         with self._turning_away(connect):
             check_client_id(connect.client_id)
             if len(connect.client_id.encode()) > self._context.config.client_id_bytes_max:
@@ -204,8 +207,8 @@ class MqttHandler:
                 return self._check_password(connect)
             if not self._context.broker.sessions.is_settled(PROTOCOL, connect.client_id):
                 return self._open_when_settled(connect)
-            self._open(connect)
-        return None
+            rest = self._open(connect)
+        return rest
 
     async def _check_password(self, connect: Connect) -> None:
         with self._turning_away(connect):
@@ -220,7 +223,9 @@ class MqttHandler:
             await broker.store.wait_flushed(broker.store.written)
             await broker.projections.wait_applied(broker.sessions.table)
         with self._turning_away(connect):
-            self._open(connect)
+            rest = self._open(connect)
+            if rest is not None:
+                await rest
 
     def _authenticate_more(self, packet: Auth) -> Awaitable[None] | None:
         """Go on with enhanced authentication, or do it again. Raises `Refused` and `MqttError`."""
@@ -282,6 +287,7 @@ class MqttHandler:
 
     def _turn_away(self, connect: Connect, reason: ReasonCode, text: str) -> None:
         self._complain("refused", connect, text)
+        self._has_ended = self._greeting is not None
         self._peer.send(self._connection.refusal(reason, text, State.ACCEPTING))
         self._leave()
         self._peer.close(text)
@@ -291,10 +297,10 @@ class MqttHandler:
         values = what, connect.client_id[:_SHOWN], user[:_SHOWN], self._peer.address, why
         self._context.complaints.warn("%s client %r of user %r at %s; %s", *values)
 
-    def _open(self, connect: Connect) -> None:
+    def _open(self, connect: Connect) -> Awaitable[None] | None:
         """Attach to the session, and begin. Raises `Refused` and `MqttError`."""
         if self._connection.state is not State.ACCEPTING:
-            return  # the time to connect was over while a thread checked who it is
+            return None  # the time to connect was over while a thread checked who it is
         context = self._context
         gate = self._gate = context.broker.gate(self._peer.identity)
         client_id, is_assigned = connect.client_id, not connect.client_id
@@ -324,13 +330,43 @@ class MqttHandler:
                 session.end()
             raise
         context.clients[client_id] = self
-        self._connection.open(connect.version, keep_alive_s, trio.current_time())
-        self._peer.hold_until(session.until)
-        self._send(Connack(is_old, ReasonCode.SUCCESS, properties))
-        context.counters.connections += 1
+        self._greeting = Connack(is_old, ReasonCode.SUCCESS, properties)
         if is_old:
-            self._the_outgoing.resend()
-            context.counters.missed += session.start < context.feed.first_position()
+            return self._resume(connect, session)
+        self._greet(self._greeting)
+        return None
+
+    def _resume(self, connect: Connect, session: Session) -> Awaitable[None] | None:
+        """Go on with the subscriptions of *session*, and answer then: in slices if there are many."""
+        subscriptions = self._the_subscriptions
+        if subscriptions.takes_slices():
+            return self._resume_in_slices(connect, session, subscriptions.resume())
+        finish_now(subscriptions.resume())
+        self._begin_delivery(session)
+        return None
+
+    async def _resume_in_slices(self, connect: Connect, session: Session, steps: Steps[None]) -> None:
+        """Go on with the subscriptions of the client, which counts as accepted: others may take its session over."""
+        broker = self._context.broker
+        with self._turning_away(connect):
+            await broker.turns.finish(steps)
+            if broker.sessions.has(session) and self._greeting is not None:
+                self._begin_delivery(session)
+
+    def _begin_delivery(self, session: Session) -> None:
+        assert self._greeting is not None
+        self._greet(self._greeting)
+        self._the_outgoing.resend()
+        self._context.counters.missed += session.start < self._context.feed.first_position()
+
+    def _greet(self, greeting: Connack) -> None:
+        """Tell the client that it is accepted."""
+        session, connect = self._accepted
+        self._greeting = None
+        self._connection.open(connect.version, keep_alive_of(connect, self._context.config), trio.current_time())
+        self._peer.hold_until(session.until)
+        self._send(greeting)
+        self._context.counters.connections += 1
 
     def _begin(self, session: Session, will: bytes, *, is_old: bool) -> None:
         """Go on with *session*, which keeps *will* from now on. Raises `Refused` and `MqttError`."""
@@ -411,7 +447,7 @@ class MqttHandler:
         subscriptions = Subscriptions(
             peer, self._connection, context, gate, session, self._the_incoming, outgoing, self._sys
         )
-        subscriptions.resume(is_old=is_old)
+        subscriptions.begin(is_old=is_old)
         self._outgoing, self._subscriptions = outgoing, subscriptions
 
     @property
@@ -446,6 +482,7 @@ class MqttHandler:
 
     def _lose_changes(self, reason: str) -> None:
         """Disconnect: a commit failed, so the session is again as it was stored before."""
+        self._greeting = None  # a client that was not told yet is not accepted
         self._end(ReasonCode.QUOTA_EXCEEDED, reason)
         self._leave()
 
@@ -463,8 +500,10 @@ class MqttHandler:
         self._end(ReasonCode.ADMINISTRATIVE_ACTION, "an administrator disconnected the client")
 
     def _end(self, reason: ReasonCode, text: str, properties: Properties | None = None) -> None:
+        if self._greeting is not None:
+            self._greet(self._greeting)
         if self._connection.state is not State.ENDED:  # else it knows already why
-            self._peer.send(self._connection.refusal(reason, text, State.OPEN, properties))
+            self._peer.send(self._connection.refusal(reason, text, self._connection.state, properties))
             self._connection.end()
         self._peer.close(text)
 
@@ -511,7 +550,7 @@ class MqttHandler:
             self._sys.forget(self._outgoing)
             self._outgoing.close()
         self._connection.end()
-        self._incoming = self._outgoing = self._subscriptions = None
+        self._incoming = self._outgoing = self._subscriptions = self._greeting = None
         connect, clients = self._connect, self._context.clients
         if connect is not None and clients.get(connect.client_id) is self:
             del clients[connect.client_id]
@@ -524,7 +563,7 @@ class MqttHandler:
         return replaced(answer, refused, self._connection.version)
 
     def collect(self, budget_bytes: int) -> None:
-        if self._outgoing is None:
+        if self._outgoing is None or self._greeting is not None:
             return
         try:
             self._outgoing.collect(budget_bytes)

@@ -81,22 +81,26 @@ class Outgoing:
 
     # the beginning
 
-    def begin(self, grants: dict[str, Grant], *, is_old: bool) -> None:
-        """Follow the log from where the session is; nothing is sent before `resend`. Raises `Refused`."""
-        session = self._session
-        durable = {each: grant for each, grant in grants.items() if grant.subscription.qos}
-        start = session.position if is_old and durable else None
-        first = grants if start is None else durable
-        self._waiting = {} if start is None else {each: grants[each] for each in grants.keys() - durable.keys()}
-        self._cursor = cursor = self._gate.follow(
-            self._context.feed, self._peer.wake, cast("dict[str, Hashable]", first), start, _is_droppable
-        )
-        session.where = lambda: cursor.position
+    def begin(self, start: int | None) -> None:
+        """Follow the log from its end, or from *start*; then nothing is sent before `resend`. Raises `Refused`."""
+        feed, wake = self._context.feed, self._peer.wake
+        cursor = self._gate.follow(feed, wake, {}, start, _is_droppable, is_paused=start is not None)
+        self._cursor, self._session.where = cursor, lambda: cursor.position
+
+    def go_on(self, grant: Grant) -> None:
+        """Send messages for *grant*, which the session has, from where it is. Raises `Refused`."""
+        cursor, topic_filter = self._the_cursor, grant.subscription.topic_filter
+        if grant.subscription.qos or cursor.place is Place.TAIL:
+            cursor.add_filter(topic_filter, grant)
+        else:
+            cursor.check(topic_filter)
+            self._waiting[topic_filter] = grant
 
     def resend(self) -> None:
         """Send what is in flight, and then what the cursor brings."""
         for number, position in self.flight.resume(self._frames.version):
             self._due.resend(number, position)
+        self._the_cursor.resume()
         self._peer.wake()
 
     @property
