@@ -65,8 +65,8 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     f"{MQTT}outgoing.py": frozenset(("store",)),
     # Keeps state, and appends again what retention is about to remove.
     f"{MQTT}retained.py": frozenset(("Store",)),
-    # Publishes wills of sessions without a client, through a gate for their owner; compares positions of the log.
-    f"{MQTT}wills.py": frozenset(("sessions", "store")),
+    # Publishes wills of sessions without a client, through a gate for their owner.
+    f"{MQTT}wills.py": frozenset(("sessions",)),
     # Counts and lists sessions; lists only after the gate allowed to manage the broker.
     f"{MQTT}sys_topics.py": frozenset(("sessions",)),
     f"{MQTT}control.py": frozenset(("sessions",)),

@@ -13,7 +13,7 @@ ignored.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, final
 
 import trio
@@ -342,8 +342,9 @@ class Sessions:
         self._expected = 0
         # How often the store had undone appends before the first note of the current commit.
         self._undone = 0
-        # Whether `table` has everything that is readable; set by the broker.
+        # Whether `table` has everything that is readable, and a function that waits for that; set by the broker.
         self.is_current: Callable[[], bool] = lambda: True
+        self.wait_current: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
         # Sessions whose last notes were lost, with the log position that `table` must reach to know what remained.
         self._restored: dict[str, int] = {}
         # By protocol, a function that is called when a session ends because its client is gone: with the note of its
@@ -430,6 +431,12 @@ class Sessions:
         """Return whether the state of a session is known; it is not for a moment after a failed commit."""
         self.find_lost()
         return self._is_settled(f"{protocol} {name}")
+
+    async def wait_settled(self, protocol: str, name: str) -> None:
+        """Wait until `is_settled`. Raises `StoreFailed`."""
+        while not self.is_settled(protocol, name):
+            await self._store.wait_flushed(self._store.written)
+            await self.wait_current()
 
     def _is_settled(self, key: str) -> bool:
         end = self._restored.get(key)

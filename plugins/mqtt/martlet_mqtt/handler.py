@@ -218,10 +218,7 @@ class MqttHandler:
 
     async def _open_when_settled(self, connect: Connect) -> None:
         """Accept the client when it is known what failed commits left of its session, which usually is so at once."""
-        broker = self._context.broker
-        while not broker.sessions.is_settled(PROTOCOL, connect.client_id):
-            await broker.store.wait_flushed(broker.store.written)
-            await broker.projections.wait_applied(broker.sessions.table)
+        await self._context.broker.sessions.wait_settled(PROTOCOL, connect.client_id)
         with self._turning_away(connect):
             rest = self._open(connect)
             if rest is not None:
