@@ -1,424 +1,265 @@
-"""Messages a second of MQTT, beside Mosquitto with its defaults and with set_tcp_nodelay, by turns.
+"""MQTT beside Mosquitto with its defaults and with set_tcp_nodelay, by turns.
 
-    python benchmarks/mqtt.py [SCENARIO...] [--runs 5] [--seconds 3] [--bytes 256] [--compiled] [--flush async]
+    python benchmarks/mqtt.py                                    everything, with the Martlet of this Python
+    python benchmarks/mqtt.py --wheels                           with the pure and the compiled wheel of this checkout
+    python benchmarks/mqtt.py --python now=PYTHON --python before=OTHER_PYTHON   with the Martlet that each has
+    python benchmarks/mqtt.py q1 latency --runs 3 --bytes 256    some loads
 
-Scenarios: q0 (one to one), fan (one to ten), ten (ten to ten), q1 and q2 (window 100 and 1,000), names (20,000 names
-with 50 filters), latency (2,000 a second), connects. Without any: all. The broker has one processor and the clients the
-other. Mosquitto must be installed (on Debian: apt-get install mosquitto). A line has medians of deliveries a second,
-the ratio to Mosquitto's better one, and the broker's processor time a delivery.
+Loads:
+  q0, fan, ten  QoS 0: one publisher to one subscriber, one to ten, ten to one each
+  q1, q2        QoS 1 and 2, one to one, with at most 100 and 1,000 messages under way
+  sync          the same with 1,000, and store.flush = "sync"; Mosquitto keeps messages in memory only
+  names         20,000 names with 50 filters, from the first message on; and one name in the same way
+  connects      clients that connect, 100 at a time, and close the connection when they are accepted
+  memory        resident KiB per idle connection, and per one with a subscription of its own
+  latency       p50 and p99 from send to receipt at 2,000 messages a second
+
+Each load runs on one broker, then on the next, in turn, --runs times; a row shows medians. Its ratios are those to the
+better one of the two Mosquittos, for latencies to the one with set_tcp_nodelay. The last column is the broker's
+processor time per delivery or connection. A * says that the clients, not the broker, had no processor time left.
+The broker has one processor and the clients another. Mosquitto must be installed (Debian: apt-get install mosquitto).
 """
 
 import argparse
+import json
 import os
-import select
+import platform
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from brokers import TICKS, python_with
+import mqtt_load as loads
+from brokers import python_with
+from idle import cpu_s, raise_limit
 
 BROKER_CPU, CLIENT_CPU = "0", 1
-BLOCK_BYTES = 1 << 16
-PEERS = ("mosquitto", "mosquitto nodelay", "martlet")
-STEADY_RATE = 2000
+DEFAULT, NODELAY = "mosquitto", "mosquitto nodelay"
+ALL = "q0", "fan", "ten", "q1", "q2", "sync", "names", "connects", "memory", "latency"
+BUSY = 0.95  # of a processor
 
 
-def packet(first: int, content: bytes) -> bytes:
-    size, length = len(content), bytearray()
-    while True:
-        size, digit = size >> 7, size & 127
-        length.append(digit | (0x80 if size else 0))
-        if not size:
-            return bytes((first,)) + bytes(length) + content
+class Row(NamedTuple):
+    """A load, with a name and a unit for each of its figures; of those without a unit, more is better."""
+
+    figures: tuple[tuple[str, str], ...]
+    load: loads.Load
+    flush: str = "async"
 
 
-def text(value: str) -> bytes:
-    return len(value.encode()).to_bytes(2) + value.encode()
+class Run(NamedTuple):
+    """What one run of a load on one broker gave."""
+
+    values: tuple[float, ...]
+    broker_cpus: float  # processors in use, on average
+    client_cpus: float
 
 
-class Client:
-    """A connection of MQTT 3.1.1 that counts fixed-size frames and never parses one."""
+def rows_of(group: str, sizes: list[int]) -> list[Row]:
+    """Return the rows of one of `ALL`."""
+    middle = 256 if 256 in sizes else sizes[0]
+    found: list[Row] = []
 
-    def __init__(self, port: int, name: str) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port))
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.socket.sendall(packet(0x10, text("MQTT") + b"\x04\x02\x00\x00" + text(name)))
-        self.exactly(4)
-        self.rest = b""
-        self.out = bytearray()
+    def rate(name: str, load: loads.Load, flush: str = "async") -> None:
+        found.append(Row(((name, ""),), load, flush))
 
-    def exactly(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            more = self.socket.recv(size - len(data))
-            assert more, "the broker closed the connection"
-            data += more
-        return data
+    if group == "names":
+        rate(f"one name, {middle} B", loads.names(1, 1, middle))
+        rate(f"20,000 names, 50 filters, {middle} B", loads.names(20_000, 50, middle))
+    elif group == "connects":
+        rate("connections", loads.connects)
+    elif group == "memory":
+        kinds = ("idle connection", " KiB"), ("connection with a subscription", " KiB")
+        found.append(Row(kinds, loads.memory(3000)))
+    elif group == "latency":
+        names = tuple((f"{name} at {loads.STEADY_RATE:,} a second, {middle} B", " µs") for name in ("p50", "p99"))
+        found.append(Row(names, loads.latency(middle)))
+    for size in sizes:
+        if group in ("q0", "fan", "ten"):
+            name, publishers, subscribers = {
+                "q0": ("one to one", 1, 1),
+                "fan": ("one to ten", 1, 10),
+                "ten": ("ten to ten", 10, 1),
+            }[group]
+            rate(f"QoS 0 {name}, {size} B", loads.one_way(publishers, subscribers, 0, 2000, size))
+        elif group in ("q1", "q2"):
+            qos = int(group[1])
+            for window in (100, 1000):
+                rate(f"QoS {qos}, window {window:,}, {size} B", loads.one_way(1, 1, qos, window, size))
+        elif group == "sync":
+            for qos in (1, 2):
+                rate(f"QoS {qos}, sync flush, window 1,000, {size} B", loads.one_way(1, 1, qos, 1000, size), "sync")
+    return found
 
-    def subscribe(self, topic_filter: str, qos: int) -> None:
-        self.socket.sendall(packet(0x82, b"\x00\x01" + text(topic_filter) + bytes((qos,))))
-        self.exactly(5)
 
-    def start(self) -> None:
-        self.socket.setblocking(False)
+# brokers
 
-    def flush(self) -> None:
-        if self.out:
-            try:
-                sent = self.socket.send(self.out)
-            except BlockingIOError:
-                return
-            del self.out[:sent]
 
-    def receive(self) -> bytes:
+def wait_port(port: int) -> None:
+    for _ in range(400):
         try:
-            data = self.socket.recv(BLOCK_BYTES)
-        except BlockingIOError:
-            return b""
-        assert data, "the broker closed the connection"
-        return data
-
-
-def answers(first: int, ids: tuple[bytes, bytes]) -> bytes:
-    """Acknowledgements with the identifiers whose upper and lower bytes are given."""
-    high, low = ids
-    found = bytearray(4 * len(high))
-    found[0::4] = bytes((first,)) * len(high)
-    found[1::4] = b"\x02" * len(high)
-    found[2::4], found[3::4] = high, low
-    return bytes(found)
-
-
-class Subscriber(Client):
-    def __init__(self, port: int, name: str, topic_filter: str, qos: int, frame_bytes: int, id_at: int) -> None:
-        super().__init__(port, name)
-        self.subscribe(topic_filter, qos)
-        self.qos, self.frame_bytes, self.id_at, self.count = qos, frame_bytes, id_at, 0
-        self.start()
-
-    def take(self) -> None:
-        data = self.rest + self.receive()
-        if not self.qos:
-            count = len(data) // self.frame_bytes
-            self.rest = data[count * self.frame_bytes :]
-            self.count += count
-            return
-        at, end, size = 0, len(data), self.frame_bytes
-        while at < end:  # runs of frames and of PUBREL
-            if data[at] == 0x62:
-                stop = at
-                while stop + 4 <= end and data[stop] == 0x62:
-                    stop += 4
-                if stop == at:
-                    break
-                self.out += answers(0x70, (data[at + 2 : stop : 4], data[at + 3 : stop : 4]))
-            else:
-                stop = at
-                while stop + size <= end and data[stop] != 0x62:
-                    stop += size
-                if stop == at:
-                    break
-                ids = data[at + self.id_at : stop : size], data[at + self.id_at + 1 : stop : size]
-                self.out += answers(0x40 if self.qos == 1 else 0x50, ids)
-                self.count += (stop - at) // size
-            at = stop
-        self.rest = data[at:]
-        self.flush()
-
-
-class Publisher(Client):
-    """Sends frames of one QoS, of which *window* may be without an answer."""
-
-    def __init__(self, port: int, name: str, frames: list[bytes], qos: int, window: int) -> None:
-        super().__init__(port, name)
-        self.frames, self.qos, self.window = frames, qos, window
-        self.sent = self.done = self.next_id = 0
-        self.start()
-
-    def give(self, room: int) -> None:
-        """Send what *room* and the window allow."""
-        self.flush()
-        if self.qos:
-            room = min(room, self.window - (self.sent - self.done))
-        if room <= 0 or len(self.out) > BLOCK_BYTES:
-            return
-        count = min(room, 256)
-        if not self.qos:
-            names = len(self.frames)
-            start = self.sent % names
-            self.out += b"".join([self.frames[(start + index) % names] for index in range(count)])
-        else:
-            head, tail = self.frames
-            parts: list[bytes] = []
-            for _ in range(count):
-                self.next_id = self.next_id % 65_000 + 1
-                parts += head, self.next_id.to_bytes(2), tail
-            self.out += b"".join(parts)
-        self.sent += count
-        self.flush()
-
-    def take(self) -> None:
-        data = self.rest + self.receive()
-        end = len(data) // 4 * 4
-        self.rest, data = data[end:], data[:end]
-        if self.qos == 1:
-            self.done += end // 4
-            return
-        received = [at for at in range(0, end, 4) if data[at] == 0x50]
-        self.done += end // 4 - len(received)
-        if received:
-            self.out += b"".join([b"\x62\x02" + data[at + 2 : at + 4] for at in received])
-            self.flush()
-
-
-def frame(topic: str, payload_bytes: int, qos: int) -> tuple[bytes, bytes]:
-    """What is before and after the identifier of a PUBLISH packet."""
-    whole = packet(0x30 | qos << 1, text(topic) + (b"\0\0" if qos else b"") + bytes(payload_bytes))
-    cut = len(whole) - payload_bytes - (2 if qos else 0)
-    return whole[:cut], whole[cut + (2 if qos else 0) :]
-
-
-def pump(publishers: list[Publisher], subscribers: list[list[Subscriber]], window: int, seconds: float) -> float:
-    """Return deliveries a second; publisher *i* is received by ``subscribers[i]``."""
-    everybody = {each.socket: each for each in (*publishers, *(one for group in subscribers for one in group))}
-    poll = select.epoll()
-    by_fd = {}
-    for each, client in everybody.items():
-        poll.register(each, select.EPOLLIN)
-        by_fd[each.fileno()] = client
-    began = time.monotonic()
-    warm = began + 0.5
-    first = last = 0
-    start = began
-    while True:
-        for publisher, group in zip(publishers, subscribers, strict=True):
-            publisher.give(window - (publisher.sent - min(one.count for one in group)))
-        for fd, _ in poll.poll(0.001):
-            by_fd[fd].take()
-        now = time.monotonic()
-        if now >= warm and not first:
-            first, start = sum(one.count for group in subscribers for one in group), now
-        if now >= began + 0.5 + seconds:
-            last = sum(one.count for group in subscribers for one in group)
-            break
-    for client in everybody.values():
-        client.socket.close()
-    return (last - first) / (now - start)
-
-
-Scenario = Callable[[int, int, float], float]
-
-
-def one_way(publishers: int, subscribers: int, qos: int, window: int) -> Scenario:
-    def run(port: int, payload_bytes: int, seconds: float) -> float:
-        groups: list[list[Subscriber]] = []
-        senders: list[Publisher] = []
-        for number in range(publishers):
-            topic = f"bench/{number:02}"
-            head, tail = frame(topic, payload_bytes, qos)
-            size = len(head) + len(tail) + (2 if qos else 0)
-            count = subscribers if publishers == 1 else 1
-            groups.append([Subscriber(port, f"s{number}-{i}", topic, qos, size, len(head)) for i in range(count)])
-            senders.append(Publisher(port, f"p{number}", [head, tail] if qos else [head + tail], qos, window))
-        return pump(senders, groups, window if qos else 2000, seconds)
-
-    return run
-
-
-def many_names(port: int, payload_bytes: int, seconds: float) -> float:
-    frames = [b"".join(frame(f"n/{number % 50:02}/{number:05}", payload_bytes, 0)) for number in range(20_000)]
-    groups = [Subscriber(port, f"s{i}", f"n/{i:02}/+", 0, len(frames[0]), 0) for i in range(50)]
-    publisher = Publisher(port, "p", frames, 0, 2000)
-    began, counted = time.monotonic(), 0
-    poll = select.epoll()
-    by_fd = {each.socket.fileno(): each for each in (publisher, *groups)}
-    for fd in by_fd:
-        poll.register(fd, select.EPOLLIN)
-    while time.monotonic() < began + seconds:
-        publisher.give(2000 - (publisher.sent - sum(each.count for each in groups)))
-        for fd, _ in poll.poll(0.001):
-            by_fd[fd].take()
-    counted = sum(each.count for each in groups)
-    rate = counted / (time.monotonic() - began)
-    for client in (publisher, *groups):
-        client.socket.close()
-    return rate
-
-
-def connects(port: int, payload_bytes: int, seconds: float) -> float:
-    """Clients connect, 100 at a time, and close the connection when they are accepted."""
-    began, count = time.monotonic(), 0
-    while time.monotonic() < began + seconds:
-        batch = []
-        for number in range(count, count + 100):
-            client = socket.socket()
-            client.connect(("127.0.0.1", port))
-            client.send(packet(0x10, text("MQTT") + b"\x04\x02\x00\x00" + text(f"c{number}")))
-            batch.append(client)
-        for client in batch:
-            client.recv(4)
-            client.close()
-        count += len(batch)
-    return count / (time.monotonic() - began)
-
-
-def latencies(port: int, payload_bytes: int, seconds: float) -> tuple[float, float]:
-    """Return p50 and p99, in us, from send to receipt of QoS 0 at `STEADY_RATE` messages a second."""
-    head, _ = frame("steady", payload_bytes, 0)
-    size = len(head) + payload_bytes
-    subscriber, publisher = Subscriber(port, "s", "steady", 0, size, 0), Publisher(port, "p", [head], 0, 0)
-    found: list[float] = []
-    filler, rest, clock = bytes(payload_bytes - 8), b"", time.perf_counter_ns
-    began, count = time.perf_counter(), int(seconds * STEADY_RATE)
-    for number in range(count + 1):
-        # After the last message, wait for what is still under way.
-        due = began + number / STEADY_RATE + (number == count)
-        while len(found) < count and (left_s := due - time.perf_counter()) > 0:
-            if not select.select([subscriber.socket], (), (), left_s)[0]:
-                break
-            rest += subscriber.receive()
-            now = clock()
-            while len(rest) >= size:
-                found.append((now - int.from_bytes(rest[len(head) : len(head) + 8])) / 1000)
-                rest = rest[size:]
-        if number < count:
-            publisher.socket.sendall(head + clock().to_bytes(8) + filler)
-    subscriber.socket.close()
-    publisher.socket.close()
-    found = sorted(found[count // 10 :])
-    return found[len(found) // 2], found[len(found) * 99 // 100]
-
-
-SCENARIOS: dict[str, tuple[tuple[str, Scenario], ...]] = {
-    "q0": (("QoS 0 one to one", one_way(1, 1, 0, 0)),),
-    "fan": (("QoS 0 one to ten", one_way(1, 10, 0, 0)),),
-    "ten": (("QoS 0 ten to ten", one_way(10, 10, 0, 0)),),
-    "q1": (("QoS 1, window 100", one_way(1, 1, 1, 100)), ("QoS 1, window 1,000", one_way(1, 1, 1, 1000))),
-    "q2": (("QoS 2, window 100", one_way(1, 1, 2, 100)), ("QoS 2, window 1,000", one_way(1, 1, 2, 1000))),
-    "names": (("20,000 names, 50 filters", many_names),),
-    "connects": (("connections", connects),),
-}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
-
-
-@contextmanager
-def mosquitto(folder: Path, *, nodelay: bool) -> Iterator[tuple[int, int]]:
-    port = free_port()
-    settings = [f"listener {port} 127.0.0.1", "allow_anonymous true", "max_inflight_messages 1000"]
-    settings += ["max_queued_messages 0", "persistence false", "log_type none"]
-    settings += ["set_tcp_nodelay true"] if nodelay else []
-    (folder / "mosquitto.conf").write_text("\n".join(settings) + "\n")
-    program = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin") or sys.exit("mosquitto is missing")
-    command = ["taskset", "-c", BROKER_CPU, program, "-c", str(folder / "mosquitto.conf")]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        wait_for(port)
-        try:
-            yield port, process.pid
-        finally:
-            process.terminate()
-
-
-@contextmanager
-def martlet(folder: Path, python: str, flush: str) -> Iterator[tuple[int, int]]:
-    port = free_port()
-    command = ["taskset", "-c", BROKER_CPU, python, "-m", "martlet", "run", "--data", str(folder / "data")]
-    for setting in ('plugins.enabled=["mqtt"]', f"mqtt.listen=127.0.0.1:{port}", f"store.flush={flush}"):
-        command += "--set", setting
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        wait_for(port)
-        try:
-            yield port, process.pid
-        finally:
-            process.terminate()
-
-
-def wait_for(port: int) -> None:
-    for _ in range(200):
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
+            loads.socket.create_connection(("127.0.0.1", port)).close()
             return
         except OSError:
             time.sleep(0.05)
     sys.exit(f"nothing listens on port {port}")
 
 
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+def free_port() -> int:
+    with loads.socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def program(name: str) -> str:
+    path = f"{os.environ['PATH']}:/usr/sbin"
+    return shutil.which(name, path=path) or sys.exit(f"{name} is missing; on Debian: apt-get install {name}")
+
+
+def mosquitto(folder: Path, port: int, *, nodelay: bool) -> list[str]:
+    """Return the command that starts it."""
+    settings = [f"listener {port} 127.0.0.1", "allow_anonymous true", "max_inflight_messages 1000"]
+    settings += ["max_queued_messages 0", "persistence false", "log_type none"]
+    settings += ["set_tcp_nodelay true"] if nodelay else []
+    (folder / "mosquitto.conf").write_text("\n".join(settings) + "\n")
+    return [program("mosquitto"), "-c", str(folder / "mosquitto.conf")]
+
+
+def martlet(folder: Path, port: int, python: str, flush: str) -> list[str]:
+    """Return the command that starts the Martlet of *python*."""
+    command = [python, "-m", "martlet", "run", "--data", str(folder / "data")]
+    settings = 'plugins.enabled=["mqtt"]', f"mqtt.listen=127.0.0.1:{port}", f"store.flush={flush}"
+    for setting in (*settings, "server.connections_max=15000"):
+        command += "--set", setting
+    return command
 
 
 @contextmanager
-def started(peer: str, options: argparse.Namespace) -> Iterator[tuple[int, int]]:
-    """Start *peer* on an empty folder; yield its port and its process id."""
+def started(peer: str, pythons: dict[str, str], flush: str) -> Iterator[loads.Target]:
+    """Start *peer* on an empty folder."""
+    port = free_port()
     with tempfile.TemporaryDirectory() as name:
-        if peer == "martlet":
-            python = python_with("compiled") if options.compiled else sys.executable
-            broker = martlet(Path(name), python, options.flush)
+        if peer in pythons:
+            command = martlet(Path(name), port, pythons[peer], flush)
         else:
-            broker = mosquitto(Path(name), nodelay=peer.endswith("nodelay"))
-        with broker as found:
-            yield found
+            command = mosquitto(Path(name), port, nodelay=peer == NODELAY)
+        command = [program("taskset"), "-c", BROKER_CPU, *command]
+        # Not in this folder: a Python with Martlet installed must not find the source.
+        with subprocess.Popen(command, cwd=name, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            wait_port(port)
+            try:
+                yield loads.Target(port, process.pid)
+            finally:
+                process.terminate()
 
 
-def measured(peer: str, scenario: Scenario, options: argparse.Namespace) -> tuple[float, float]:
-    """Return deliveries a second, and microseconds of the broker's processor time for each."""
-    with started(peer, options) as (port, pid):
-        before, began = cpu_s(pid), time.monotonic()
-        rate = scenario(port, options.bytes, options.seconds)
-        used = (cpu_s(pid) - before) / (time.monotonic() - began)
-    return rate, used / rate * 1e6
+def measured(row: Row, peer: str, pythons: dict[str, str], seconds: float) -> Run:
+    with started(peer, pythons, row.flush) as target:
+        before, began = (cpu_s(target.pid), time.process_time()), time.monotonic()
+        values = row.load(target, seconds)
+        took = time.monotonic() - began
+        return Run(values, (cpu_s(target.pid) - before[0]) / took, (time.process_time() - before[1]) / took)
 
 
-def show_latency(options: argparse.Namespace) -> None:
-    """Print a row with p50 and p99 of each peer; the ratio is that to Mosquitto with set_tcp_nodelay."""
-    found: dict[str, list[tuple[float, float]]] = {peer: [] for peer in PEERS}
-    for _ in range(options.runs):
-        for peer in PEERS:
-            with started(peer, options) as (port, _):
-                found[peer].append(latencies(port, options.bytes, options.seconds))
-    for index, name in enumerate(("p50", "p99")):
-        values = [statistics.median(run[index] for run in found[peer]) for peer in PEERS]
-        cells = " | ".join(f"{value:,.0f} µs" for value in values)
-        print(f"| {name} at {STEADY_RATE:,} a second | {cells} | {values[2] / values[1]:.2f} | |", flush=True)
+# the table
+
+
+class Progress:
+    """Says on stderr what was measured, and how long the rest will take."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done, self._began = total, 0, time.monotonic()
+
+    def note(self, name: str, peer: str, run: Run) -> None:
+        self._done += 1
+        took = time.monotonic() - self._began
+        left_min = took / self._done * (self._total - self._done) / 60
+        values = " / ".join(f"{value:,.1f}" for value in run.values)
+        print(f"[{self._done}/{self._total}, {left_min:.0f} min left] {name}, {peer}: {values}", file=sys.stderr)
+
+
+def shown(value: float, unit: str) -> str:
+    return f"{value:,.1f}{unit}" if unit == " KiB" else f"{value:,.0f}{unit}"
+
+
+def lines_of(row: Row, runs: dict[str, list[Run]], martlets: list[str]) -> Iterator[str]:
+    """Yield a line of the table for each figure of *row*."""
+    for index, (name, unit) in enumerate(row.figures):
+        values = {peer: statistics.median(run.values[index] for run in of_peer) for peer, of_peer in runs.items()}
+        if not unit:
+            best = max(values[DEFAULT], values[NODELAY])
+        else:
+            best = values[NODELAY] if unit == " µs" else min(values[DEFAULT], values[NODELAY])
+        cells = [name]
+        for peer, value in values.items():
+            is_limited = not unit and statistics.median(run.client_cpus for run in runs[peer]) > BUSY
+            cells.append(shown(value, unit) + ("*" if is_limited else ""))
+            if peer in martlets:
+                cells.append(f"{value / best:.2f}")
+        costs = (statistics.median(run.broker_cpus / run.values[index] for run in of_peer) for of_peer in runs.values())
+        cells.append("" if unit else " / ".join(f"{cost * 1e6:.1f}" for cost in costs))
+        yield f"| {' | '.join(cells)} |"
+
+
+def machine() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+    version = subprocess.run([program("mosquitto"), "-h"], capture_output=True, text=True, check=False).stdout
+    return f"{os.cpu_count()} x {model}, Linux {platform.release()}, {version.splitlines()[0]}"
+
+
+def pythons_of(options: argparse.Namespace) -> dict[str, str]:
+    """Return the Pythons whose Martlets are measured, by name."""
+    found = dict(each.partition("=")[::2] for each in options.python)
+    if options.wheels:
+        found |= {f"{wheel} wheel": python_with(wheel) for wheel in ("pure", "compiled")}
+    return found or {"martlet": sys.executable}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("loads", nargs="*", choices=[*ALL, []], metavar="LOAD", help="all if there is none")
+    parser.add_argument("--runs", type=int, default=5, help="of each load on each broker (default: 5)")
+    parser.add_argument("--seconds", type=float, default=3, help="of a run (default: 3)")
+    parser.add_argument("--bytes", type=int, nargs="+", default=[64, 256, 1024], help="sizes of payloads")
+    parser.add_argument(
+        "--python", action="append", default=[], metavar="NAME=PYTHON", help="measure the Martlet that it has installed"
+    )
+    parser.add_argument("--wheels", action="store_true", help="build the pure and the compiled wheel, measure both")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write each run to FILE, a line for each load")
+    return parser.parse_args()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenarios", nargs="*", choices=[*SCENARIOS, "latency", []])
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3)
-    parser.add_argument("--bytes", type=int, default=256)
-    parser.add_argument("--compiled", action="store_true")
-    parser.add_argument("--flush", default="async", choices=("async", "sync"))
-    options = parser.parse_args()
+    options = arguments()
+    pythons = pythons_of(options)
+    peers = [DEFAULT, NODELAY, *pythons]
+    raise_limit()
     os.sched_setaffinity(0, {CLIENT_CPU})
-    print("| | " + " | ".join(PEERS) + " | ratio | µs a delivery |\n|---|" + "---|" * (len(PEERS) + 2))
-    for each in options.scenarios or [*SCENARIOS, "latency"]:
-        if each == "latency":
-            show_latency(options)
-            continue
-        for name, scenario in SCENARIOS[each]:
-            found: dict[str, list[tuple[float, float]]] = {peer: [] for peer in PEERS}
-            for _ in range(options.runs):
-                for peer in PEERS:
-                    found[peer].append(measured(peer, scenario, options))
-            rates = {peer: statistics.median(rate for rate, _ in runs) for peer, runs in found.items()}
-            costs = " / ".join(f"{statistics.median(cost for _, cost in found[peer]):.1f}" for peer in PEERS)
-            best = max(rates[peer] for peer in PEERS[:2])
-            cells = " | ".join(f"{rates[peer]:,.0f}" for peer in PEERS)
-            print(f"| {name} | {cells} | {rates['martlet'] / best:.2f} | {costs} |", flush=True)
+    rows = [row for group in options.loads or ALL for row in rows_of(group, options.bytes)]
+    progress = Progress(len(rows) * len(peers) * options.runs)
+    print(f"{machine()}; load average {os.getloadavg()[0]:.1f}; medians of {options.runs} runs\n")
+    heads = [cell for peer in peers for cell in ((peer, "ratio") if peer in pythons else (peer,))]
+    print(f"| | {' | '.join(heads)} | µs of processor time |\n|---|{'---|' * (len(heads) + 1)}", flush=True)
+    for row in rows:
+        runs: dict[str, list[Run]] = {peer: [] for peer in peers}
+        for _ in range(options.runs):
+            for peer in peers:
+                run = measured(row, peer, pythons, options.seconds)
+                runs[peer].append(run)
+                progress.note(row.figures[0][0], peer, run)
+        for line in lines_of(row, runs, list(pythons)):
+            print(line, flush=True)
+        if options.json is not None:
+            with options.json.open("a") as out:
+                out.write(json.dumps({"figures": row.figures, "flush": row.flush, "runs": runs}) + "\n")
+    print(f"\nload average at the end {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

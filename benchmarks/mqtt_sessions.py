@@ -22,8 +22,8 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from idle import raise_limit, resident_kib
-from mqtt import cpu_s, packet, text
+from idle import cpu_s, raise_limit, resident_kib
+from mqtt_load import packet, text
 
 AT_ONCE = 200
 SETTLE_S = 20.0  # until the broker has returned what the connections used

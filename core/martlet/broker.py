@@ -100,6 +100,8 @@ class Broker:
         self.projections.add(OWN_STATE, self.shares.state)
         self.sessions = Sessions(store, self.journal("sessions"), self.turns, clock, delivery)
         self.projections.add(OWN_STATE, self.sessions.table)
+        self.sessions.is_current = lambda: self.projections.has_applied(self.sessions.table)
+        self.sessions.wait_current = lambda: self.projections.wait_applied(self.sessions.table)
         for table in (topics.table, groups.table, groups.offsets_table, groups.light_offsets_table):
             self.tables.register(table)
         stats.add("broker", self.statistics)
@@ -191,7 +193,7 @@ class Broker:
         *,
         atomic: bool = False,
         acknowledgements: Sequence[tuple[Journal, bytes]] = (),
-        own: Sequence[Message] = (),
+        own: Callable[[Message], Message] | None = None,
     ) -> RunResult:
         """Store the messages of *run* in queues from `find_queue`, without an object per message.
 
@@ -202,18 +204,18 @@ class Broker:
         Args:
           atomic: store all messages or none.
           acknowledgements: with *atomic*, notes that are stored with the messages, as by `publish_atomic`.
-          own: with *atomic*, records for topics of the plugin itself that are stored with the messages.
+          own: with *atomic*, makes from each `Message`, as the stages left it, a record for a topic of the plugin,
+            which is stored with the messages.
 
         Raises:
-          LocalProtocolError: a stage wants every message.
+          LocalProtocolError: a stage wants every message, and one of these is no `Message`.
           Refused: a body is longer than ``broker.message_bytes_max``; none was stored. With *atomic* also if any
             message is refused.
           StoreFailed: the disk failed.
         """
         limit = self.config.message_bytes_max
-        if self.stages.every_message:
-            raise self._cannot_be_in_run(0)
         items: list[RunItem] = []
+        records: list[Message] = []
         refused: dict[int, Refused] = {}
         for place, item in enumerate(run):
             if isinstance(item, Message):
@@ -224,15 +226,18 @@ class Broker:
                     if atomic:
                         raise
                     refused[place] = error
+                else:
+                    if own is not None:
+                        records.append(own(message))
                 continue
-            if len(item[1]) > limit:
+            if self.stages.every_message or len(item[1]) > limit:
                 raise self._cannot_be_in_run(len(item[1]))
             items.append(item)
-        notes = [*own, *self._records_of(acknowledgements)]
-        items += [self.store.run_item(record, 0) for record in notes]
+        records += self._records_of(acknowledgements)
+        items += [self.store.run_item(record, 0) for record in records]
         result = self.store.writer.append_run(items, atomic=atomic)
-        if notes:
-            result.forget_last(len(notes))
+        if records:
+            result.forget_last(len(records))
         if refused:
             result.add_refused(refused)
         return result

@@ -11,7 +11,7 @@ import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 from typing import Protocol as TypingProtocol
 
 from martlet.errors import Refused
@@ -20,6 +20,7 @@ from martlet.records.layout import Buffer, Condition, Dispatcher, Find, Predicat
 from martlet.steps import Steps
 
 __all__ = [
+    "ANONYMOUS",
     "Authenticator",
     "Authorizer",
     "Buffer",
@@ -78,6 +79,9 @@ class Identity:
     """Who a client has proved to be; ``name`` is empty for an anonymous one."""
 
     name: str = ""
+
+
+ANONYMOUS: Final = Identity()
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,9 +113,14 @@ class DeliveryConfig:
     )
     sessions_max: int = setting(100_000, "named sessions, which outlive their connections", low=1)
     session_bytes_max: int = setting(
-        1 << 20, "size of one session: its filters, plus 100 bytes for each", unit="bytes", low=1024
+        1 << 20, "size of one session: its filters, plus 100 bytes for each, and its will", unit="bytes", low=1024
     )
-    sessions_bytes_max: int = setting(256 << 20, "the same for all sessions together", unit="bytes", low=1024)
+    sessions_bytes_max: int = setting(
+        256 << 20,
+        "the same for all sessions together, also those that end with their connections",
+        unit="bytes",
+        low=1024,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,11 +60,13 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     # Looks up whether a session exists before the gate opens it.
     f"{MQTT}handler.py": frozenset(("sessions",)),
     # Reads what the gate's cursor allows: retained messages, and what a session has in flight.
+    f"{MQTT}due.py": frozenset(("store",)),
+    # Asks where the log ends.
     f"{MQTT}outgoing.py": frozenset(("store",)),
     # Keeps state, and appends again what retention is about to remove.
     f"{MQTT}retained.py": frozenset(("Store",)),
-    # Publishes wills of sessions without a client, through a gate for their owner; compares positions of the log.
-    f"{MQTT}wills.py": frozenset(("sessions", "store")),
+    # Publishes wills of sessions without a client, through a gate for their owner.
+    f"{MQTT}wills.py": frozenset(("sessions",)),
     # Counts and lists sessions; lists only after the gate allowed to manage the broker.
     f"{MQTT}sys_topics.py": frozenset(("sessions",)),
     f"{MQTT}control.py": frozenset(("sessions",)),

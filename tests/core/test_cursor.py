@@ -34,12 +34,13 @@ class Client:
         pending_bytes_max: int = 1 << 20,
         permit: Permit | None = None,
         droppable: Callable[[tuple[Hashable, ...]], bool] | None = None,
+        is_paused: bool = False,
     ) -> None:
         self.wakes = 0
         self.bodies: list[str] = []
         self.positions: list[int] = []
         wanted = {each: number for number, each in enumerate(filters)}
-        self.cursor: Cursor = feed.open(self._woken, wanted, position, pending_bytes_max, permit, droppable)
+        self.cursor: Cursor = feed.open(self._woken, wanted, position, pending_bytes_max, permit, droppable, is_paused)
 
     def _woken(self) -> None:
         self.wakes += 1
@@ -330,6 +331,26 @@ async def test_filters_can_be_changed_wherever_the_cursor_is() -> None:
         with pytest.raises(Refused) as refused:
             client.cursor.add_filter("c#")
         assert refused.value.reason is Reason.ILLEGAL
+
+
+async def test_filters_that_a_paused_cursor_gets_begin_where_it_is() -> None:
+    async with broker_in_memory(flush="sync") as broker:
+        feed = feed_of(broker)
+        positions = [send(broker, "abc"[number % 3], str(number)) for number in range(6)]
+        await settle(broker)
+        client, closed = (Client(feed, position=positions[2], is_paused=True) for _ in range(2))
+        for name in ("a", "b"):
+            client.cursor.add_filter(name)
+            await settle(broker)
+        assert (client.cursor.position, client.wakes, feed.sweeps) == (positions[2], 0, 0)
+        closed.cursor.close()
+        closed.cursor.resume()
+        assert closed.cursor.position == positions[2]
+        client.cursor.resume()
+        await settle(broker)
+        assert client.take() == ["3", "4"]
+        client.cursor.resume()
+        assert place(client) is Place.TAIL
 
 
 async def test_what_retention_removed_is_skipped() -> None:

@@ -2,12 +2,14 @@
 
 from collections import Counter
 from collections.abc import Hashable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from martlet.delivery.interest import FilterTrie, in_pieces
+from martlet.delivery import interest
+from martlet.delivery.interest import FREED_AT_ONCE, NAME_BYTES, STAMPED_LEVELS, FilterTrie, in_pieces
 from martlet.errors import Reason, Refused
 
 LEVELS = st.sampled_from(["", "a", "b", "$s", "c"])
@@ -62,10 +64,24 @@ def test_the_examples_of_the_specification(topic_filter: str, name: str, matches
     assert plain_match(topic_filter, name) is matches
 
 
-CHANGES = st.lists(
-    st.tuples(st.sampled_from(["add", "remove", "route"]), filters(), NAMES, st.integers(0, 3), st.integers(0, 2)),
-    max_size=60,
+def changes_of(each: st.SearchStrategy[str], names: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
+    what = st.sampled_from(["add", "remove", "route"])
+    return st.lists(st.tuples(what, each, names, st.integers(0, 3), st.integers(0, 2)), max_size=60)
+
+
+# Filters and names of many levels, nearly all alike.
+DEEP = st.builds(
+    lambda count, more: "/".join(["a"] * count + more),
+    st.integers(0, STAMPED_LEVELS + 3),
+    st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=3),
 )
+DEEP_FILTERS = st.builds(
+    lambda name, at, wildcard: "/".join([*name.split("/")[:at], wildcard, *name.split("/")[at + 1 :]]),
+    DEEP,
+    st.integers(0, STAMPED_LEVELS + 6),
+    st.just("+"),
+) | st.builds(lambda name: f"{name}/#", DEEP)
+CHANGES = changes_of(filters(), NAMES) | changes_of(DEEP_FILTERS | DEEP, DEEP)
 
 
 @given(CHANGES)
@@ -92,7 +108,8 @@ def test_routes_are_what_a_plain_matcher_finds_after_every_change(
             assert found == {holder: Counter(values) for holder, values in wanted.items()}
     for topic_filter, subscriber in model:
         assert trie.remove(topic_filter, subscriber)
-    assert trie._root.is_empty()
+    root = trie._tree._root
+    assert (root.children, root.one, root.here, root.rest) == (None,) * 4
 
 
 @pytest.mark.parametrize("topic_filter", ["a#", "#/a", "a/#/b", "a+", "a/+b/c", "++", "##"])
@@ -149,6 +166,61 @@ def test_cached_names_are_bounded() -> None:
         assert len(trie._cached) <= 50
         assert len(trie._stamps) <= 150
         assert len(trie._equal) <= 50
+
+
+def test_names_of_many_levels_have_few_stamps() -> None:
+    trie: FilterTrie[str] = FilterTrie()
+    for number in range(50):
+        trie.route(f"{number}/" + "a/" * 198 + "b")
+    assert len(trie._stamps) == 1 + 50 * STAMPED_LEVELS
+
+
+@pytest.mark.parametrize("depth", range(STAMPED_LEVELS + 4))
+def test_a_wildcard_at_any_depth_changes_cached_routes(depth: int) -> None:
+    trie: FilterTrie[str] = FilterTrie()
+    begin = "a/" * depth
+    for topic_filter, name in (
+        (begin + "+/y", begin + "x/y"),
+        (begin + "#", begin + "x/y"),
+        (begin + "x/#", begin + "x"),
+    ):
+        assert not trie.route(name).grants
+        trie.add(topic_filter, "s")
+        assert set(trie.route(name).grants) == {"s"}
+        trie.remove(topic_filter, "s")
+        assert not trie.route(name).grants
+
+
+def test_cached_routes_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interest, "ROUTES_BYTES_MAX", 100_000)
+    trie: FilterTrie[int] = FilterTrie()
+    for number in range(30):
+        trie.add("#", number)
+    most = 0
+    for number in range(1000):
+        trie.add(f"long/{number}", number)
+        trie.route(f"long/{number}")  # which has a route of its own
+        most = max(most, len(trie._cached))
+    assert 5 < most < 100_000 // (NAME_BYTES + 30 * interest.SUBSCRIBER_BYTES) + 2
+    for number in range(1000):
+        trie.route("x" * 3000 + str(number))
+        assert len(trie._cached) < 100_000 // 3000 + 2
+
+
+def test_dropped_routes_are_freed_a_few_at_a_time() -> None:
+    trie: FilterTrie[str] = FilterTrie()
+    trie.add("#", "s")
+    for number in range(1000):
+        trie.route(f"a/{number}")
+    trie.forget_routes()
+    before = sum(map(len, trie._dropped))
+    assert before > 1000
+    for number in range(before):
+        trie.route(f"b/{number}")
+        now = sum(map(len, trie._dropped))
+        assert before - now <= FREED_AT_ONCE
+        before = now
+    assert not trie._dropped
 
 
 def combined(trie: FilterTrie[int], name: str) -> dict[int, list[Hashable]]:

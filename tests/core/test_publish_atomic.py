@@ -66,15 +66,19 @@ async def test_a_group_may_have_notes_alone(broker: Broker) -> None:
 
 
 async def test_a_run_is_stored_with_notes_and_records_of_a_plugin(broker: Broker) -> None:
-    journal, own = broker.journal("j"), Message("martlet.toy", b"own", b"TAGS\x01a\x02")
+    journal = broker.journal("j")
+
+    def own(message: Message) -> Message:
+        return Message("martlet.toy", b"own of " + message.body, b"TAGS\x01a\x02")
+
     run: list[Message | RunItem] = [to("A", b"one", 1), broker.store.run_item(to("A", b"two", 2), 2)]
-    result = broker.publish_run(run, atomic=True, acknowledgements=[(journal, b"note")], own=[own])
+    result = broker.publish_run(run, atomic=True, acknowledgements=[(journal, b"note")], own=own)
     assert [body_at(broker, position) for position in result.positions] == [b"one", b"two"]
     assert (result.offsets, result.refused, len(result.ends)) == ([0, 0], {}, 2)
     assert result.end > result.ends[1]
     broker.store.commit()
     await broker.store.wait_flushed(broker.store.appended)
-    assert body_at(broker, result.ends[1]) == b"own"
+    assert body_at(broker, result.ends[1]) == b"own of one"
     noted = broker.store.find_queue(journal.topic, 0)
     assert noted is not None
     assert noted.next_offset == 1

@@ -97,6 +97,7 @@ async def test_an_answer_waits_for_no_acknowledgement_of_the_one_before(
         sockets = [each for each in gc.get_objects() if isinstance(each, socket.socket)]
         (its,) = [each for each in sockets if peer_of(each) == client.socket.getsockname()]
         assert its.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert its.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)  # else a lost client would stay forever
 
 
 def peer_of(connected: socket.socket) -> object:

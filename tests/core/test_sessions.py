@@ -31,7 +31,7 @@ from martlet.delivery.session_notes import (
     encode_whole,
 )
 from martlet.delivery.session_state import SessionTable
-from martlet.delivery.sessions import DISTANCE_BYTES, Session
+from martlet.delivery.sessions import DISTANCE_BYTES, JointChanges, Session
 from martlet.errors import Reason, Refused, StoreError
 from martlet.message import Message
 from martlet.records.layout import record_views
@@ -268,6 +268,32 @@ async def test_all_sessions_together_have_a_limit() -> None:
         await durable(broker)
         with pytest.raises(Refused, match=r"delivery\.sessions_bytes_max allows no more filters"):
             session.subscribe("more")
+
+
+async def test_sessions_that_are_not_stored_have_the_same_limits() -> None:
+    config = DeliveryConfig(session_bytes_max=1024, sessions_bytes_max=4096)
+    async with broker_in_memory(delivery=config) as broker:
+        sessions = [Client(broker, "").open() for _ in range(10)]
+        with pytest.raises(Refused, match=r"delivery\.session_bytes_max is 1024"):
+            subscribe_all(sessions[0], 100)
+        for session in sessions[1:4]:
+            subscribe_all(session, 7)
+        with pytest.raises(Refused, match=r"delivery\.sessions_bytes_max allows no more filters"):
+            subscribe_all(sessions[4], 7)
+        stored = Client(broker).open()
+        with pytest.raises(Refused, match=r"delivery\.sessions_bytes_max allows no more filters"):
+            subscribe_all(stored, 7)
+        sessions[0].unsubscribe("000")
+        stored.subscribe("000")
+        for session in sessions:
+            session.leave()
+            session.leave()
+        others = [Client(broker, "").open() for _ in range(3)]
+        for session in others:
+            subscribe_all(session, 7)
+            session.unsubscribe("003")
+            session.leave()
+        assert broker.sessions.statistics()["bytes"] == 0
 
 
 async def test_a_session_has_any_number_of_filters() -> None:
@@ -566,7 +592,12 @@ async def test_a_protocol_hears_of_a_session_before_it_ends_without_a_client(is_
         disk = disk.after_power_cut(disk_module.Cut.KILLED, Random(1))
     async with brokers(disk, clock) as broker:
         heard: list[bytes] = []
-        broker.sessions.ending["toy"] = lambda state: heard.append(state.data)
+
+        def note(changes: JointChanges) -> None:
+            heard.append(changes.state.data)
+            changes.store()
+
+        broker.sessions.ending["toy"] = note
         clock.ms += 11_000
         await sweep(broker)
         assert (heard, len(broker.sessions)) == ([b"will"], 0)

@@ -923,6 +923,7 @@ async def test_a_group_that_is_forgotten_takes_no_other_with_it(in_memory: bool)
         assert await known(broker, *groups) == [True] * 4
         for member in members:
             member.leave()
+        await wait_all_tasks_blocked()
         assert broker.shares.statistics()["shares"] == (4 if in_memory else 0)
         broker.shares.forget("t", "one", policy)
         assert await known(broker, *groups) == [False, True, True, True]
@@ -938,6 +939,7 @@ async def test_a_consumer_group_that_is_deleted_takes_its_state_along_and_no_oth
         assert await known(broker, *groups) == [True] * 6
         for member in members:
             member.leave()
+        await wait_all_tasks_blocked()
         assert broker.shares.statistics()["shares"] == (6 if in_memory else 0)
         broker.groups.delete("G", clean_offsets=True)
         assert await known(broker, *groups) == [False, True, True, True, True, True]

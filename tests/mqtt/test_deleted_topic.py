@@ -11,7 +11,7 @@ from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
 from martlet_mqtt.codes import ReasonCode
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Connack, Connect, Will
+from martlet_mqtt.packets import Connack, Connect, Disconnect, Subscribe, Subscription, Will
 
 DATA = Path("/data")
 RULES = MqttConfig(rules=["b/#=bees"], queues=2)
@@ -87,17 +87,28 @@ async def test_a_client_is_accepted_once_while_the_topics_are_deleted(tmp_path: 
         assert await talk.payloads(1) == [b"1"]
 
 
-async def test_a_client_that_cannot_begin_is_refused_without_its_will(tmp_path: Path) -> None:
+async def test_a_client_that_cannot_go_on_is_refused_without_its_will(tmp_path: Path) -> None:
     async with mqtt_broker(tmp_path) as mqtt:
-        watcher = await mqtt.connect("watcher")
-        await watcher.subscribe("#", qos=1)
-        await watcher.disconnect()
+        before = await mqtt.connect("me", expiry_s=1000)
+        await before.subscribe("#", qos=1)
+        await before.disconnect()
         mqtt.broker.topics.update("mqtt", 8, 8, perm=2)  # it can only be written
-        talk, answer = await mqtt.answer(Connect("me", will=Will("a", b"will", 1)))
+        talk, answer = await mqtt.answer(Connect("me", clean_start=False, will=Will("a", b"will", 1)))
         assert answer.reason == ReasonCode.NOT_AUTHORIZED
         assert not isinstance(await talk.closed(), Connack)
         assert not mqtt.context.clients
         assert mqtt.context.counters.wills == 0
+
+
+async def test_a_topic_that_can_only_be_written_takes_messages_of_clients_but_no_subscription(tmp_path: Path) -> None:
+    async with mqtt_broker(tmp_path) as mqtt:
+        mqtt.broker.topics.update("mqtt", 8, 8, perm=2)
+        talk = await mqtt.connect("me")
+        assert await talk.publish("a", b"1", 1) == ReasonCode.SUCCESS
+        await talk.send(Subscribe(1, (Subscription("a", 1),)))
+        last = await talk.closed()
+        assert isinstance(last, Disconnect)
+        assert last.reason == ReasonCode.NOT_AUTHORIZED
 
 
 @pytest.mark.parametrize("without_index", [False, True])

@@ -31,6 +31,7 @@ from martlet_mqtt.packets import (
 )
 from martlet_mqtt.plugin import MqttPlugin
 from martlet_mqtt.properties import PROPERTIES_BYTES_MAX, USER_PROPERTIES_MAX, Properties, Property
+from martlet_mqtt.scanner import RUN_PACKETS_MAX
 from martlet_mqtt.subscriptions import FILTERS_A_SLICE
 
 FILTERS = tuple(f"sensors/{number}/+" for number in range(1000))
@@ -99,6 +100,36 @@ async def test_a_read_from_a_socket_is_handled_over_many_turns(tmp_path: Path) -
             while received.count(b"\xd0\0") < count:
                 received += await stream.receive_some()
         assert max(changes) <= 2 * EVENTS_A_TURN
+
+
+@pytest.mark.parametrize("run", [1, 10, 100, RUN_PACKETS_MAX - 1, RUN_PACKETS_MAX, 5 * RUN_PACKETS_MAX])
+async def test_runs_of_acknowledgements_that_others_interrupt_are_handled_over_many_turns(
+    tmp_path: Path, run: int
+) -> None:
+    kinds, count = (0x40, 0x50, 0x62, 0x70), 20 * RUN_PACKETS_MAX
+    data = b"".join(b"%c\x02%b" % (kinds[at // run % 4], (at % 65_535 + 1).to_bytes(2)) for at in range(count))
+    async with mqtt_broker(tmp_path) as mqtt:
+        talk, counters = await accepted(large(mqtt)), mqtt.context.counters
+        async with most_a_turn(lambda: counters.packets_received) as changes:
+            await talk.wire.send(data + b"\xc0\x00")
+            while not isinstance(await talk.receive(), Pingresp):
+                pass
+        assert max(changes) <= 2 * RUN_PACKETS_MAX
+        assert sum(changes) == count + 1
+
+
+async def test_runs_of_messages_that_others_interrupt_are_handled_over_many_turns(tmp_path: Path) -> None:
+    count = 10 * (RUN_PACKETS_MAX - 1)
+    async with mqtt_broker(tmp_path) as mqtt:
+        talk, counters = await accepted(large(mqtt)), mqtt.context.counters
+        async with most_a_turn(lambda: counters.packets_received) as changes:
+            at_most_once = b"\x30\x04\x00\x01a\x00" * (RUN_PACKETS_MAX - 2)
+            await talk.wire.send((at_most_once + b"\x32\x06\x00\x01a\x00\x01\x00") * 10 + b"\xc0\x00")
+            await talk.expect(Ack)
+            while not isinstance(await talk.receive(), Pingresp):
+                pass
+        assert max(changes) <= 2 * RUN_PACKETS_MAX
+        assert sum(changes) == count + 1
 
 
 @pytest.mark.parametrize("version", [V4, V5])

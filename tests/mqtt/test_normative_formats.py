@@ -239,7 +239,7 @@ async def test_identifiers_begin_again_after_the_largest_one_without_0(tmp_path:
         await talk.subscribe("a", qos=1)
         outgoing = mqtt.context.clients["c"]._outgoing
         assert outgoing is not None
-        outgoing._next_id = 65_534  # otherwise the test would be a long one
+        outgoing.flight._next_id = 65_534  # otherwise the test would be a long one
         await talk.send(*(Publish("a", b"x", 0) for _ in range(2)))
         await talk.publish("a", b"y", 1)
         sent = [await talk.publish("a", b"%d" % number, 1) for number in range(4)]

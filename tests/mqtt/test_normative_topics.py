@@ -30,6 +30,7 @@ def publish_as_another_protocol(mqtt: Running, name: str) -> None:
 async def test_a_wildcard_at_the_beginning_does_not_match_names_with_a_dollar_sign(
     tmp_path: Path, version: int
 ) -> None:
+    """Neither does another filter match such names, unless they are of the broker."""
     async with mqtt_broker(tmp_path) as mqtt:
         publisher = await mqtt.connect("p", version)
         talks = []
@@ -38,8 +39,7 @@ async def test_a_wildcard_at_the_beginning_does_not_match_names_with_a_dollar_si
             ("+/y", []),
             ("+", []),
             ("+/#", [b"a/$x"]),
-            ("$x/#", [b"$x/y", b"$x"]),
-            ("$x/+", [b"$x/y"]),
+            ("$x/#", []),
             ("a/+", [b"a/$x"]),
         ):
             talk = await mqtt.connect("", version)

@@ -14,7 +14,7 @@ from tests.mqtt.users import closed_broker
 from martlet.delivery.interest import FilterTrie
 from martlet.delivery.session_notes import SENT, SessionState
 from martlet.delivery.sessions import Sessions
-from martlet.errors import Reason, Refused
+from martlet.errors import ConfigError, Reason, Refused
 from martlet.message import Message
 from martlet.records.layout import record_views
 from martlet.testing.disk import Cut, FakeDisk
@@ -183,7 +183,7 @@ NAMES += [f"$s/{name}" for name in NAMES[:30]] + ["$s"]
 
 @given(st.lists(FILTER, max_size=3), FILTER)
 def test_the_topics_of_a_filter_are_those_of_all_names_that_it_matches(rules: list[str], topic_filter: str) -> None:
-    made = Rules([f"{each}=t{number}" for number, each in enumerate(rules)], "mqtt")
+    made = Rules([f"{each}=t{number}" for number, each in enumerate(rules)], "mqtt", 8)
     trie: FilterTrie[None] = FilterTrie()
     trie.add(topic_filter, None)
     topics = {made.topic_of(name) for name in NAMES if trie.match(name)}
@@ -205,7 +205,7 @@ def test_the_topics_of_a_filter_are_those_of_all_names_that_it_matches(rules: li
     ],
 )
 def test_a_filter_needs_no_other_topics(topic_filter: str, topics: list[str]) -> None:
-    assert Rules(RULES, "mqtt").topics_of(topic_filter) == topics
+    assert Rules(RULES, "mqtt", 8).topics_of(topic_filter) == topics
 
 
 async def test_a_filter_needs_permission_only_where_its_names_are(tmp_path: Path) -> None:
@@ -221,3 +221,32 @@ async def test_a_filter_needs_permission_only_where_its_names_are(tmp_path: Path
             await a.publish(name, name.encode(), 1, packet_id=number + 1)
         assert await a.payloads(2) == [b"home/x"] * 2
         assert await b.payloads(2) == [b"b/x"] * 2
+
+
+async def test_a_rule_says_how_many_queues_its_topic_gets_also_when_it_is_created_again(tmp_path: Path) -> None:
+    config = MqttConfig(rules=["b/#=bees:3", "d/b/#=bees:3", "c/#=cats"], queues=5)
+    async with mqtt_broker(tmp_path, config) as mqtt:
+        topics = mqtt.broker.topics
+
+        def counts() -> list[int]:
+            found = [topics.get(name) for name in ("bees", "cats", "mqtt")]
+            return [each.write_queues if each is not None else 0 for each in found]
+
+        assert counts() == [3, 5, 5]
+        topics.delete("bees")
+        assert counts() == [0, 5, 5]
+        talk = await mqtt.connect("me")
+        await talk.send(Publish("b/1", b"again", 1, packet_id=1))
+        await talk.receive()
+        assert counts() == [3, 5, 5]
+
+
+@pytest.mark.parametrize("queues", ["", "0", "1025", "-1", "x", "1 ", "²", "9" * 5000])
+def test_a_rule_with_a_wrong_number_of_queues_is_refused(queues: str) -> None:
+    with pytest.raises(ConfigError, match="number of queues is not 1 to 1024; write FILTER=TOPIC:QUEUES"):
+        Rules([f"b/#=bees:{queues}"], "mqtt", 8)
+
+
+def test_rules_that_disagree_about_the_queues_of_a_topic_are_refused() -> None:
+    with pytest.raises(ConfigError, match="another rule creates 'bees' with other queues"):
+        Rules(["b/#=bees:3", "c/#=bees:4"], "mqtt", 8)

@@ -16,7 +16,8 @@ import trio
 from martlet import persistence
 from martlet.broker import Broker
 from martlet.contracts import HalfMessage
-from martlet.delivery.group_state import GroupNotes, Lane
+from martlet.delivery.group_notes import GroupNotes
+from martlet.delivery.group_state import Lane
 from martlet.delivery.leases import Leases
 from martlet.delivery.share import Share
 from martlet.message import Message, Placed

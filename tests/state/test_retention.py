@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from errno import ENOSPC
 from random import Random
 from typing import Any
 
@@ -117,6 +118,53 @@ async def test_nobody_holds_records_back_for_ever(autojump_clock: MockClock, cap
         await trio.sleep(5)
         assert running.store.first_position > 0
         assert "although a projection needs them; the disk is full" in caplog.text
+
+
+async def test_what_a_failed_commit_undid_is_appended_again_before_its_segment_goes(autojump_clock: MockClock) -> None:
+    """The commit of a round may fail between `roll` and the commit of retention, which then has nothing to do."""
+    failures = 2
+
+    def append(one: Message) -> None:
+        nonlocal failures
+        running.store.append(one, 0)
+        made.append(one.body)
+        if failures:
+            failures -= 1
+            disk.fail_next("write", ENOSPC)
+            with pytest.raises(Refused):
+                running.store.commit()
+
+    made: list[bytes] = []
+    disk, tally = FakeDisk(), Tally(append=append)
+    async with full(disk, tally) as running:
+        await trio.sleep(8)
+        assert running.store.first_position > 0
+        assert made == [b"precious"] * 3
+        assert "precious" in known(tally, running.store.first_position)
+
+
+async def test_a_failed_commit_of_retention_fails_that_of_the_round_as_well(autojump_clock: MockClock) -> None:
+    """What others appended in the round was not stored either, and their answers must not be sent."""
+
+    def append(one: Message) -> None:
+        running.store.append(one, 0)
+        if not refused:
+            disk.fail_next("write", ENOSPC)
+
+    def commit() -> None:
+        try:
+            running.store.commit()
+        except Refused as error:
+            refused.append(str(error))
+
+    refused: list[str] = []
+    disk, tally = FakeDisk(), Tally(append=append)
+    async with full(disk, tally) as running:
+        await trio.sleep(2.5)
+        commit()
+        assert len(refused) == 1
+        commit()
+        assert len(refused) == 1
 
 
 async def test_tries_are_counted_again_once_nothing_has_to_be_removed(autojump_clock: MockClock) -> None:

@@ -47,3 +47,17 @@ async def test_a_new_file_does_not_clear_its_slots_at_once(tmp_path: Path) -> No
     assert keys.active is not None
     assert most_bytes < 1 << 20
     await store.close()
+
+
+async def test_messages_without_keys_wait_for_the_index_only_behind_others(tmp_path: Path) -> None:
+    store = await Store.open(tmp_path, StoreConfig(segment_bytes=1 << 20), ManualClock())
+    keys = store.indexer.keys
+    assert keys is not None
+    for unique, waiting in (("", 0), ("K1", 1), ("", 2)):
+        store.append(message(b"x", unique=unique), 0)
+        store.commit()
+        assert len(keys.pending) == waiting
+        assert waiting or keys.position == store.written
+    store.indexer.drain_now()
+    assert keys.position == store.written
+    await store.close()

@@ -1,5 +1,6 @@
 """The next offset of a queue without records is in the log, so a rebuild does not start at 0 again."""
 
+from errno import ENOSPC
 from pathlib import Path
 from random import Random
 
@@ -7,6 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from martlet.errors import Refused
 from martlet.store import Store
 from martlet.store.notes import deletion, offset_notes, read_note
 from martlet.testing.disk import Cut, FakeDisk
@@ -165,3 +167,19 @@ def test_notes_are_split_and_read_back() -> None:
     assert read_note(deletion("T", HOST, 1).body) == ("T", [])
     assert read_note(b"\xc1") == ("", [])
     assert read_note(b"\x01") == ("", [])
+
+
+async def test_a_note_that_meets_a_full_disk_fails_the_commit_of_its_round() -> None:
+    """It commits what others appended before it, whose answers must not be sent."""
+    disk = FakeDisk()
+    store = await open_on(disk)
+    send(store, "Idle", 1)
+    store.append(message(b"of a client", "Busy"), 0)
+    disk.fail_next("write", ENOSPC)
+    with pytest.raises(Refused):
+        store.notes.note_offsets([store.queue("Idle", 0)])
+    with pytest.raises(Refused):
+        store.commit()
+    store.commit()
+    assert store.queue("Busy", 0).next_offset == 0
+    store.crash()

@@ -9,9 +9,11 @@ from random import Random
 
 import pytest
 from tests.tx.external_talk import OTHER, TOPIC, Sink, numbered, sink
+from trio.testing import MockClock
 
 from martlet.errors import Reason, Refused
 from martlet.testing.disk import Cut, FakeDisk
+from martlet_tx.external.transactions import RETRY_S
 
 # Two groups of messages, in two topics.
 STAGED = {TOPIC: numbered(0, 24), OTHER: numbered(24, 24, "n")}
@@ -110,7 +112,7 @@ async def end(found: Sink, step: str) -> None:
     assert len(found.state.deliveries) == 0
 
 
-async def fail_at(step: str, number: int, after: str, flush: str) -> int:
+async def fail_at(step: str, number: int, after: str, flush: str, clock: MockClock) -> int:
     """Let the disk be full from write *number* of *step* on; return how many writes had no space."""
     full = Full()
     found = await sink(full.disk, flush=flush)
@@ -118,7 +120,7 @@ async def fail_at(step: str, number: int, after: str, flush: str) -> int:
     full.fill(number)
     is_refused = False
     try:
-        await asked_while_full(found, full, work(found, step, epoch))
+        await asked_while_full(found, full, work(found, step, epoch), clock)
     except Refused as refused:
         is_refused = refused.reason in (Reason.UNAVAILABLE, Reason.NOT_FOUND)
         if not is_refused:
@@ -138,8 +140,8 @@ async def fail_at(step: str, number: int, after: str, flush: str) -> int:
     return full.hits
 
 
-async def asked_while_full(found: Sink, full: Full, asked: Callable[[], Awaitable[object]]) -> None:
-    """Ask; if it waits for space, as a delivery that is decided does, there is some after a while."""
+async def asked_while_full(found: Sink, full: Full, asked: Callable[[], Awaitable[object]], clock: MockClock) -> None:
+    """Ask; if it waits for space, as a delivery that is decided does, there is some when it tries again."""
     settle, turns = found.settle, 0
 
     async def settle_and_free() -> None:
@@ -147,6 +149,7 @@ async def asked_while_full(found: Sink, full: Full, asked: Callable[[], Awaitabl
         turns += full.hits > 0
         if turns > 3:
             full.free()
+            clock.jump(RETRY_S)
         await settle()
 
     found.settle = settle_and_free  # type: ignore[method-assign]
@@ -159,10 +162,12 @@ async def asked_while_full(found: Sink, full: Full, asked: Callable[[], Awaitabl
 @pytest.mark.parametrize("flush", ["sync", "async"])
 @pytest.mark.parametrize("after", ["space", "kill"])
 @pytest.mark.parametrize("step", STEPS)
-async def test_a_full_disk_loses_nothing_and_leaves_nothing_behind(step: str, after: str, flush: str) -> None:
+async def test_a_full_disk_loses_nothing_and_leaves_nothing_behind(
+    step: str, after: str, flush: str, mock_clock: MockClock
+) -> None:
     for number in range(WRITES_MAX):
         try:
-            if not await fail_at(step, number, after, flush):
+            if not await fail_at(step, number, after, flush, mock_clock):
                 break
         except BaseException as error:
             error.add_note(f"full from write {number} on")

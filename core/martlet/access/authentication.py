@@ -15,6 +15,7 @@ from typing import Final, final
 import trio
 
 from martlet.contracts import (
+    ANONYMOUS,
     Authenticator,
     Certificate,
     Challenge,
@@ -29,7 +30,6 @@ from martlet.errors import Reason, Refused
 
 __all__ = ["ANONYMOUS", "Authentication"]
 
-ANONYMOUS: Final = Identity()
 # One at a time: a password hash keeps one core busy, and the event loop needs another.
 PASSWORD_THREADS: Final = 2
 MECHANISM_SHOWN: Final = 40

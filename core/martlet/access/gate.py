@@ -96,7 +96,7 @@ class Behind(Protocol):
         *,
         atomic: bool = ...,
         acknowledgements: Sequence[tuple[Journal, bytes]] = ...,
-        own: Sequence[Message] = ...,
+        own: Callable[[Message], Message] | None = ...,
     ) -> RunResult: ...
 
     def publish_item(self, item: RunItem) -> Placed: ...
@@ -192,7 +192,7 @@ class Gate:
         *,
         atomic: bool = False,
         acknowledgements: Sequence[tuple[Journal, bytes]] = (),
-        own: Sequence[Message] = (),
+        own: Callable[[Message], Message] | None = None,
     ) -> RunResult:
         """Store the messages of *run* in queues from `find_queue`, like `Broker.publish_run`."""
         publishable = self.publishable
@@ -461,6 +461,8 @@ class Gate:
         filters: Mapping[str, Hashable],
         position: int | None = None,
         droppable: Callable[[tuple[Hashable, ...]], bool] | None = None,
+        *,
+        is_paused: bool = False,
     ) -> Cursor:
         """Return a new cursor of *feed*, like `Feed.open`; requires ``read`` on each filter in the feed's topics.
 
@@ -470,7 +472,7 @@ class Gate:
         permit = self._follow_permit(feed)
         for each in filters:
             permit.check(each)
-        return feed.open(wake, filters, position, permit=permit, droppable=droppable)
+        return feed.open(wake, filters, position, permit=permit, droppable=droppable, is_paused=is_paused)
 
     def may_follow(self, feed: Feed, topic_filter: str) -> bool:
         """Whether the identity may follow *topic_filter* of *feed*."""

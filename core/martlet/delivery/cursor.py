@@ -157,7 +157,7 @@ class Cursor:
 
     @property
     def reach(self) -> int:
-        """The log position from which on a filter that is added now brings messages."""
+        """The log position from which on a filter that is added now brings messages, or an earlier one."""
         if self.place is Place.TAIL:
             return self._feed.tail_position()
         return max(self._position, self._feed.swept_to) if self.place is Place.SWEPT else self._position
@@ -266,6 +266,11 @@ class Cursor:
         """Note that the feed has removed the cursor from a sweep or the tail; it continues from *position*."""
         self._position = position
 
+    def resume(self) -> None:
+        """Begin to receive, if the cursor was opened paused."""
+        if self.place is Place.FULL:
+            self._feed.resume(self)
+
     def add_filter(self, topic_filter: str, value: Hashable = None) -> None:
         """Deliver messages that match *topic_filter* from now on. Raises `Refused` like `check`."""
         self.check(topic_filter)
@@ -302,6 +307,7 @@ class Feed:
         topics: Sequence[str],
         make_trie: Callable[[], FilterTrie[Cursor]],
         topics_of: Callable[[str], Sequence[str]],
+        is_name: Callable[[str], bool],
     ) -> None:
         self.pending_bytes = 0
         self.viewed = 0
@@ -317,6 +323,7 @@ class Feed:
         for trie in (self._tail, self._sweep):
             trie.permits = _may_read
             trie.asks = lambda: owner.asks()  # the owner gets it later
+            trie.is_name = is_name
         self._behind: dict[Cursor, None] = {}
         self._swept: dict[Cursor, None] = {}
         self._cursors: dict[Cursor, None] = {}
@@ -339,6 +346,7 @@ class Feed:
         pending_bytes_max: int = PENDING_BYTES,
         permit: Permit | None = None,
         droppable: Callable[[tuple[Hashable, ...]], bool] | None = None,
+        is_paused: bool = False,
     ) -> Cursor:
         """Return the cursor of a new receiver; protocols call `Gate.follow`, which checks permissions.
 
@@ -352,6 +360,7 @@ class Feed:
           permit: decides what the receiver may follow and read; None allows everything.
           droppable: called with the values of the filters that match a run; at the tail, a full cursor drops those for
             which it returns True, and otherwise reads the log later.
+          is_paused: receive nothing before `Cursor.resume`, so that further filters begin at *position* too.
 
         Raises:
           Refused: a filter is invalid, or a topic of the feed is not readable.
@@ -365,6 +374,8 @@ class Feed:
         self._cursors[cursor] = None
         if position is None:
             self._join(cursor)
+        elif is_paused:
+            cursor.move_to(Place.FULL, 0)
         else:
             self.resume(cursor)
         return cursor
@@ -478,7 +489,9 @@ class Feed:
                 trie.remove(topic_filter, cursor)
 
     def _trie_of(self, cursor: Cursor) -> FilterTrie[Cursor] | None:
-        return {Place.TAIL: self._tail, Place.SWEPT: self._sweep}.get(cursor.place)
+        if cursor.place is Place.TAIL:
+            return self._tail
+        return self._sweep if cursor.place is Place.SWEPT else None
 
     def _take_out(self, cursor: Cursor) -> None:
         trie = self._trie_of(cursor)
@@ -671,6 +684,7 @@ class Cursors:
         topics: Iterable[str],
         make_trie: Callable[[], FilterTrie[Cursor]] = FilterTrie,
         topics_of: Callable[[str], Sequence[str]] | None = None,
+        is_name: Callable[[str], bool] = lambda name: True,
     ) -> Feed:
         """Return a feed of *topics*.
 
@@ -679,6 +693,8 @@ class Cursors:
           make_trie: returns an empty trie with the protocol's separator and wildcards.
           topics_of: returns those topics that have the names which a filter, or a name, matches, if each name belongs
             to one topic; the permission to read is required there. By default it is required in all of them.
+          is_name: returns whether the protocol allows a name, which is empty for messages without a tag; nobody gets
+            messages with another one. It is asked once for each name, as long as its route is cached.
 
         Raises:
           Refused: there is no such topic, or it is not readable.
@@ -686,7 +702,7 @@ class Cursors:
         names = list(topics)
         for name in names:
             readable(self._topics, name)
-        feed = Feed(self, names, make_trie, topics_of or (lambda topic_filter: names))
+        feed = Feed(self, names, make_trie, topics_of or (lambda topic_filter: names), is_name)
         self._feeds[feed] = None
         self.on_opened(names)
         return feed

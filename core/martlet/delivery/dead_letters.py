@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from martlet.errors import Reason, Refused, StoreFailed
+from martlet.errors import Reason
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, find_property, put_property
 from martlet.store import Store
 from martlet.tables.topics import Topics
@@ -37,12 +37,7 @@ def put_dead_letter(store: Store, topics: Topics, name: str, record: Record) -> 
         min(record.reconsume_times + 1, RECONSUME_TIMES_MAX),
     )
     end = store.append(message, 0).end
-    try:
-        store.commit()
-    except (Refused, StoreFailed) as error:
-        # Other appends of this round were not stored either; their answers must not be sent.
-        store.committer.fail_next(error)
-        raise
+    store.committer.commit_early()
     return end
 
 

@@ -4,25 +4,51 @@ The frames of one read of a publisher stay together: whether a run consists of t
 many at a time.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import islice
-from typing import NamedTuple, final
+from typing import final
 
 __all__ = ["HandedFrames"]
 
 
-class Chunk(NamedTuple):
-    """Messages that were handed on together; frame *i* of ``data`` ends before ``ends[i]``."""
+@final
+class Chunk:
+    """Messages that were handed on together; frame *i* is in ``data`` from ``bounds[i]`` to ``bounds[i + 1]``."""
 
-    positions: list[int]
-    data: bytes
-    ends: Sequence[int]
-    start: int  # of the first frame
+    __slots__ = ("bounds", "data", "positions")
+
+    def __init__(self, positions: list[int], data: bytes, ends: Sequence[int], start: int) -> None:
+        self.positions = positions
+        self.data = data
+        self.bounds = [start, *ends]
 
     @property
     def size(self) -> int:
-        return self.ends[-1] - self.start
+        return self.bounds[-1] - self.bounds[0]
+
+    def add_to(self, pieces: list[bytes], ends: list[int], wanted: list[int]) -> bool:
+        """Append the frames of the messages at *wanted* to *pieces*, and where each ends; False if some are missing.
+
+        *wanted* are at most the last position here. If they follow each other here, their frames are one piece.
+        """
+        positions, data, bounds = self.positions, self.data, self.bounds
+        size = ends[-1] if ends else 0
+        index = bisect_left(positions, wanted[0])
+        last = index + len(wanted)
+        if positions[index:last] == wanted:
+            begin, own_ends = bounds[index], bounds[index + 1 : last + 1]
+            pieces.append(data[begin : own_ends[-1]])
+            shift = size - begin
+            ends += [end + shift for end in own_ends] if shift else own_ends
+            return True
+        for position in wanted:
+            index = bisect_left(positions, position, index)
+            if positions[index] != position:
+                return False
+            pieces.append(data[bounds[index] : bounds[index + 1]])
+            size += bounds[index + 1] - bounds[index]
+            ends.append(size)
+        return True
 
 
 @final
@@ -53,22 +79,16 @@ class Chunks:
         """Return the frames of the messages at *positions*, and their ends; None if some are missing."""
         pieces: list[bytes] = []
         ends: list[int] = []
-        at, count, size, number = 0, len(positions), 0, 0
+        at, count, number = 0, len(positions), 0
         while at < count:
             number = bisect_left(self._lasts, positions[at], number)
             if number == len(self._chunks):
                 return None
-            own, data, own_ends, start = self._chunks[number]
-            first = bisect_left(own, positions[at])
-            if own[first] != positions[at]:
+            last = bisect_right(positions, self._lasts[number], at)
+            own = positions[at:last] if at or last < count else positions
+            if not self._chunks[number].add_to(pieces, ends, own):
                 return None
-            last = _equal_until(own, first, positions, at)
-            begin = own_ends[first - 1] if first else start
-            pieces.append(data[begin : own_ends[last - 1]])
-            shift = size - begin
-            ends += [end + shift for end in islice(own_ends, first, last)] if shift else own_ends[first:last]
-            size = ends[-1]
-            at += last - first
+            at = last
         return pieces[0] if len(pieces) == 1 else b"".join(pieces), ends
 
 
@@ -112,14 +132,3 @@ class HandedFrames:
         """Drop everything."""
         self._chunks.clear()
         self.size = 0
-
-
-def _equal_until(own: list[int], first: int, positions: list[int], at: int) -> int:
-    """Return up to which index *own*, from *first* on, has the same values as *positions* from *at* on."""
-    count = min(len(own) - first, len(positions) - at)
-    if own[first : first + count] == positions[at : at + count]:
-        return first + count
-    last = first + 1
-    while own[last] == positions[at + last - first]:
-        last += 1
-    return last

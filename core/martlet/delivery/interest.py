@@ -14,8 +14,9 @@ Precedents: NATS ``server/sublist.go``, mosquitto ``subs.c``. MQTT 3.1.1 section
 
 from collections.abc import Callable, Collection, Hashable, ItemsView, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Final, Generic, TypeAlias, TypeVar, final
+from typing import Any, Final, Generic, TypeAlias, TypeVar, final
 
+from martlet.delivery.filter_tree import FilterTree, Stored, Table, table_of
 from martlet.errors import Reason, Refused
 
 __all__ = ["FilterTrie", "Grants", "Route", "in_pieces"]
@@ -23,7 +24,6 @@ __all__ = ["FilterTrie", "Grants", "Route", "in_pieces"]
 T = TypeVar("T", bound=Hashable)
 
 Grants: TypeAlias = Mapping[T, tuple[Hashable, ...]]  # subscribers, with the values of their matching filters
-Table: TypeAlias = dict[T, Hashable]  # the subscribers of one filter, with their values
 # Some grants, and how many subscribers were looked at to find them.
 Piece: TypeAlias = tuple[int, Collection[tuple[T, tuple[Hashable, ...]]]]
 
@@ -31,6 +31,16 @@ Piece: TypeAlias = tuple[int, Collection[tuple[T, tuple[Hashable, ...]]]]
 # the tables of its filters 1 ms.
 COMBINED_MAX: Final = 1000
 NAMES_MAX: Final = 200_000
+# What cached routes may take in memory, about, which names of many levels and routes to many subscribers need.
+ROUTES_BYTES_MAX: Final = 1 << 27
+NAME_BYTES: Final = 300
+STAMP_BYTES: Final = 150
+ROUTE_BYTES: Final = 400
+SUBSCRIBER_BYTES: Final = 300
+# Prefixes of more levels share the stamp of their first ones, so that a name has few stamps.
+STAMPED_LEVELS: Final = 8
+# Entries of dropped tables that are freed when a route is made, which adds three at most.
+FREED_AT_ONCE: Final = 16
 ROOT: Final = None
 
 
@@ -150,24 +160,8 @@ def _cut(grants: Grants[T], size: int) -> Iterator[Piece[T]]:
 
 
 @final
-class _Node(Generic[T]):
-    """One level: *here* is the table of the filter that ends at it, *rest* that of the one with a final wildcard."""
-
-    __slots__ = ("children", "here", "one", "rest")
-
-    def __init__(self) -> None:
-        self.children: dict[str, _Node[T]] | None = None
-        self.one: _Node[T] | None = None
-        self.here: Table[T] | None = None
-        self.rest: Table[T] | None = None
-
-    def is_empty(self) -> bool:
-        return not (self.children or self.one or self.here or self.rest)
-
-
-@final
 class _Stamp:
-    """Counts the changes of filters with a certain prefix: the levels before their first wildcard."""
+    """Counts the changes of filters with a certain prefix: the first levels before their first wildcard."""
 
     __slots__ = ("count",)
 
@@ -206,18 +200,22 @@ class FilterTrie(Generic[T]):
         self._separator = separator
         self._one = one
         self._rest = rest
-        self._hidden = hidden
         self._names_max = names_max
-        self._root: _Node[T] = _Node()
+        self._tree: FilterTree[T] = FilterTree(separator, one, rest, hidden)
         self._count = 0
         self._changes = 0
         self._cached: dict[str, _Cached[T]] = {}
         self._stamps: dict[str | None, _Stamp] = {}
         self._equal: dict[Hashable, Route[T]] = {}
+        self._bytes = 0  # what these three have taken since they were empty
+        # Earlier contents of these three, freed a few at a time: 200,000 routes take 0.1 s.
+        self._dropped: list[dict[Any, Any]] = []
         self.found = 0  # routes that were not cached
         # Whether a subscriber may receive messages of a name. It is asked while ``asks`` returns True.
         self.permits: Callable[[str, T], bool] = lambda name, subscriber: True
         self.asks: Callable[[], bool] = lambda: False
+        # Whether the protocol allows a name; no filter matches one that it does not allow.
+        self.is_name: Callable[[str], bool] = lambda name: True
 
     def __len__(self) -> int:
         """The number of filters."""
@@ -251,70 +249,21 @@ class FilterTrie(Generic[T]):
           Refused: the filter is invalid.
         """
         levels = self.check(topic_filter)
-        node = self._root
-        for level in levels:
-            if level == self._rest:
-                break
-            node = self._next(node, level)
-        table = self._table(node, levels)
-        self._count += subscriber not in table
-        table[subscriber] = value
+        self._count += self._tree.add(levels, subscriber, value)
         self._changed(topic_filter, levels)
-
-    def _next(self, node: _Node[T], level: str) -> _Node[T]:
-        if level == self._one:
-            if node.one is None:
-                node.one = _Node()
-            return node.one
-        if node.children is None:
-            node.children = {}
-        found = node.children.get(level)
-        if found is None:
-            found = node.children[level] = _Node()
-        return found
-
-    def _table(self, node: _Node[T], levels: list[str]) -> Table[T]:
-        if levels[-1] == self._rest:
-            if node.rest is None:
-                node.rest = {}
-            return node.rest
-        if node.here is None:
-            node.here = {}
-        return node.here
 
     def remove(self, topic_filter: str, subscriber: T) -> bool:
         """Remove the filter of *subscriber*; return False if there was none."""
         levels = topic_filter.split(self._separator)
-        path: list[tuple[_Node[T], str]] = []
-        node: _Node[T] | None = self._root
-        for level in levels:
-            if level == self._rest or node is None:
-                break
-            path.append((node, level))
-            node = node.one if level == self._one else (node.children or {}).get(level)
-        table = None if node is None else node.rest if levels[-1] == self._rest else node.here
-        if table is None or subscriber not in table:
+        if not self._tree.remove(levels, subscriber):
             return False
-        del table[subscriber]
         self._count -= 1
-        self._prune(path)
         self._changed(topic_filter, levels)
         return True
 
-    def _prune(self, path: list[tuple[_Node[T], str]]) -> None:
-        """Remove empty nodes."""
-        for parent, level in reversed(path):
-            child = parent.one if level == self._one else (parent.children or {}).get(level)
-            if child is None or not child.is_empty():
-                return
-            if level == self._one:
-                parent.one = None
-            elif parent.children is not None:
-                del parent.children[level]
-
     def _changed(self, topic_filter: str, levels: list[str]) -> None:
         """Invalidate the cached routes that the change affects, and no others."""
-        self._equal.clear()
+        self._drop_equal()
         literal = len(levels)
         for index, level in enumerate(levels):
             if level in (self._one, self._rest):
@@ -323,19 +272,32 @@ class FilterTrie(Generic[T]):
         if literal == len(levels):
             self._cached.pop(topic_filter, None)
             return
-        prefix = self._separator.join(levels[:literal]) if literal else ROOT
-        if prefix is not None and levels[literal] == self._rest:
-            self._cached.pop(prefix, None)  # the wildcard for the rest also matches zero levels
-        stamp = self._stamps.get(prefix)
+        if literal and levels[literal] == self._rest:
+            # The wildcard for the rest also matches zero levels.
+            self._cached.pop(self._separator.join(levels[:literal]), None)
+        stamp = self._stamps.get(self._separator.join(levels[: min(literal, STAMPED_LEVELS)]) if literal else ROOT)
         if stamp is not None:
             stamp.count += 1
             self._changes += 1
 
     def forget_routes(self) -> None:
-        """Drop all cached routes, because permissions have changed."""
-        self._cached.clear()
-        self._equal.clear()
-        self._stamps.clear()
+        """Drop all cached routes, because permissions have changed or they take too much memory."""
+        self._dropped += [each for each in (self._cached, self._stamps) if each]
+        self._cached, self._stamps, self._bytes = {}, {}, 0
+        self._drop_equal()
+
+    def _drop_equal(self) -> None:
+        if self._equal:
+            self._dropped.append(self._equal)
+            self._equal = {}
+
+    def _free_some(self) -> None:
+        for _ in range(FREED_AT_ONCE):
+            self._dropped[-1].popitem()
+            if not self._dropped[-1]:
+                self._dropped.pop()
+                if not self._dropped:
+                    return
 
     # names
 
@@ -352,87 +314,89 @@ class FilterTrie(Generic[T]):
 
     def _find(self, name: str) -> Route[T]:
         self.found += 1
+        if len(self._cached) >= self._names_max or self._bytes >= ROUTES_BYTES_MAX:
+            self.forget_routes()
+        if self._dropped:
+            self._free_some()
         route = self._made(name)
-        if len(self._cached) >= self._names_max:
-            self._cached.clear()
-            self._stamps.clear()
+        stamps = len(self._stamps)
         self._cached[name] = _Cached(route, self._stamps_of(name), self._changes)
+        size = name.__sizeof__()
+        self._bytes += NAME_BYTES + size + (len(self._stamps) - stamps) * (STAMP_BYTES + size)
         return route
 
     def _made(self, name: str) -> Route[T]:
         """Return a new route, or an equal one."""
-        tables = self._tables(name)
+        found = self._tables(name)
         # Equal routes share a table for each filter, or have equal grants. Any change of filters empties `_equal`.
-        if sum(map(len, tables)) <= COMBINED_MAX:
-            grants = self._permitted(name, tables)
+        united = _united(found)
+        if united is not None:
+            grants = self._permitted(name, united)
             key: Hashable = frozenset(grants.items())
-            return self._equal.get(key) or self._keep(key, grants)
-        key = tuple(map(id, tables))
-        route = self._equal.get(key) or self._keep(key, _Combined(tables))
+            return self._equal.get(key) or self._keep(key, grants, len(grants))
+        key = tuple(map(id, found))
+        tables = list(map(table_of, found))
+        route = self._equal.get(key) or self._keep(key, _Combined(tables), sum(map(len, tables)))
         return Route(_Permitted(name, route.grants, self.permits)) if self.asks() else route
 
-    def _keep(self, key: Hashable, grants: Grants[T]) -> Route[T]:
-        """Return a new route that equal ones share."""
-        if len(self._equal) >= self._names_max:
-            self._equal.clear()
+    def _keep(self, key: Hashable, grants: Grants[T], count: int) -> Route[T]:
+        """Return a new route to *count* subscribers that equal ones share."""
+        self._bytes += ROUTE_BYTES + count * SUBSCRIBER_BYTES
         route = self._equal[key] = Route(grants)
         return route
 
-    def _permitted(self, name: str, tables: Sequence[Table[T]]) -> Grants[T]:
-        """Return the subscribers in *tables* that may receive messages of *name*."""
-        grants = _combine(tables)
+    def _permitted(self, name: str, grants: Grants[T]) -> Grants[T]:
+        """Return those of *grants* whose subscribers may receive messages of *name*."""
         if not self.asks():
             return grants
         permits = self.permits
         return {subscriber: values for subscriber, values in grants.items() if permits(name, subscriber)}
 
     def _stamps_of(self, name: str) -> tuple[_Stamp, ...]:
-        """Return the stamps of all proper prefixes of *name*, creating missing ones."""
+        """Return the stamps of the first proper prefixes of *name*, creating missing ones."""
         found: list[_Stamp] = []
         prefix: str | None = ROOT
         at = -1
-        while True:
+        for _ in range(STAMPED_LEVELS + 1):
             stamp = self._stamps.get(prefix)
             if stamp is None:
                 stamp = self._stamps[prefix] = _Stamp()
             found.append(stamp)
             at = name.find(self._separator, at + 1)
             if at < 0:
-                return tuple(found)
+                break
             prefix = name[:at]
+        return tuple(found)
 
     def match(self, name: str) -> Grants[T]:
         """Return the subscribers of *name* with the values of their matching filters, without using the cache."""
-        return self._permitted(name, self._tables(name))
+        return self._permitted(name, _combine(self._tables(name)))
 
-    def _tables(self, name: str) -> list[Table[T]]:
-        """Return the tables of the filters that match *name*."""
-        hidden = bool(self._hidden) and name.startswith(self._hidden)
-        nodes = [self._root]
-        tables: list[Table[T]] = []
-        for level in name.split(self._separator):
-            following: list[_Node[T]] = []
-            for node in nodes:
-                if node.rest and not hidden:
-                    tables.append(node.rest)
-                child = node.children.get(level) if node.children is not None else None
-                if child is not None:
-                    following.append(child)
-                if node.one is not None and not hidden:
-                    following.append(node.one)
-            nodes = following
-            hidden = False
-        for node in nodes:
-            tables += [table for table in (node.here, node.rest) if table]
-        return tables
+    def _tables(self, name: str) -> list[Stored[T]]:
+        """Return the subscribers of each filter that matches *name*."""
+        return self._tree.find(name) if self.is_name(name) else []
 
 
-def _combine(tables: Sequence[Table[T]]) -> Grants[T]:
-    """Return all subscribers in *tables*, each with its values."""
-    if sum(map(len, tables)) > COMBINED_MAX:
-        return _Combined(tables)
+def _combine(found: Sequence[Stored[T]]) -> Grants[T]:
+    """Return all subscribers in *found*, each with its values."""
+    united = _united(found)
+    return united if united is not None else _Combined(list(map(table_of, found)))
+
+
+def _united(found: Sequence[Stored[T]]) -> dict[T, tuple[Hashable, ...]] | None:
+    """Return all subscribers in *found*, each with its values, in one table; None if they are very many."""
     grants: dict[T, tuple[Hashable, ...]] = {}
-    for table in tables:
-        for subscriber, value in table.items():
-            grants[subscriber] = (*grants.get(subscriber, ()), value)
+    count = len(found)
+    for stored in found:
+        if not isinstance(stored, dict):
+            subscriber, value = stored
+            before = grants.get(subscriber)
+            grants[subscriber] = (value,) if before is None else (*before, value)
+            continue
+        count += len(stored)
+        if count > COMBINED_MAX:
+            return None
+        for subscriber, value in stored.items():
+            before = grants.get(subscriber)
+            grants[subscriber] = (value,) if before is None else (*before, value)
     return grants

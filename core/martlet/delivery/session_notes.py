@@ -191,9 +191,13 @@ class SessionState:
 
     def add(self, filters: Mapping[str, bytes], flight: Sequence[int]) -> None:
         """Add *filters*, and the ids in *flight* as encoded by `flat`."""
-        for topic_filter, options in filters.items():
-            self._drop_filter(topic_filter)
-            self._add_filter(topic_filter, options)
+        if not self.filters:
+            self.filters = dict(filters)
+            self.size += FILTER_BYTES * len(filters) + len("".join(filters).encode()) + len(b"".join(filters.values()))
+        else:
+            for topic_filter, options in filters.items():
+                self._drop_filter(topic_filter)
+                self._add_filter(topic_filter, options)
         before = len(self.flight)
         self.flight.update(_pairs(flight))
         self.size += (len(self.flight) - before) * FLIGHT_BYTES

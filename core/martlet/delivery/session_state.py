@@ -63,6 +63,8 @@ class SessionTable:
         self._count = 0
         self._counts: Counter[str] = Counter()  # by protocol
         self._edition = 0
+        # The session without a client that was looked at last: one that connects is looked at several times.
+        self._unpacked: tuple[bytes, SessionState] | None = None
         # No session needs a record before this position.
         self._oldest = NOTHING
 
@@ -82,8 +84,13 @@ class SessionTable:
         """Return a copy of the stored state of session *key*."""
         held = self._find(key)
         if isinstance(held, bytes):
-            return SessionState.unpack(key, held)
+            return self._unpack(key, held)
         return held.copy() if held is not None else None
+
+    def _unpack(self, key: str, packed: bytes) -> SessionState:
+        if self._unpacked is None or self._unpacked[0] is not packed:
+            self._unpacked = packed, SessionState.unpack(key, packed)
+        return self._unpacked[1].copy()
 
     def ends_ms(self, key: str) -> int:
         """Return when session *key* ends; 0 if a client uses it (or did when the broker was killed), -1 if unknown."""
@@ -187,7 +194,8 @@ class SessionTable:
     def _own(self, key: str, held: Held) -> SessionState:
         """Return a state of *key* that may be changed, because no unfinished snapshot uses it."""
         if isinstance(held, bytes):
-            state = SessionState.unpack(key, held)
+            state = self._unpack(key, held)
+            self._unpacked = None
         elif held.edition != self._edition:
             state = held.copy()
         else:

@@ -12,7 +12,8 @@ ignored.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, final
 
 import trio
@@ -77,13 +78,20 @@ class Session:
     the position of the client's cursor. When another connection opens the session, this object no longer changes it.
     """
 
-    __slots__ = ("_sessions", "_state", "is_ended", "lost", "where")
+    __slots__ = ("_all", "_counted", "_sessions", "_state", "is_ended", "lost", "where")
 
     def __init__(
-        self, state: SessionState, sessions: "Sessions | None", lost: Callable[[str], None] | None = None
+        self,
+        state: SessionState,
+        sessions: "Sessions",
+        lost: Callable[[str], None] | None = None,
+        *,
+        is_stored: bool = True,
     ) -> None:
         self._state = state
-        self._sessions = sessions  # None where nothing is stored
+        self._all = sessions
+        self._sessions = sessions if is_stored else None
+        self._counted = 0  # bytes of filters in `Sessions.unstored_bytes`
         self.lost = lost  # None once the client is gone
         self.is_ended = False
         self.where: Callable[[], int] = lambda: state.position
@@ -153,14 +161,24 @@ class Session:
         Raises:
           Refused: it is too long, the filters take too many bytes, or the store accepts no writes; nothing is changed.
         """
-        if self._sessions is not None:
-            self._sessions.check_room(self._state, topic_filter, options)
+        self._all.check_room(self._state, topic_filter, options)
         self._change(FILTER, topic_filter, options, self.reached())
+        self._count_filters()
 
     def unsubscribe(self, topic_filter: str) -> None:
         """Remove a filter. Raises `Refused`."""
         if topic_filter in self._state.filters:
             self._change(NO_FILTER, topic_filter)
+            self._count_filters()
+
+    def _count_filters(self) -> None:
+        """Count the size of a session that is not stored among that of all sessions."""
+        if self._sessions is None:
+            self._count(self._state.size if self._state.filters else 0)
+
+    def _count(self, size: int) -> None:
+        self._all.unstored_bytes += size - self._counted
+        self._counted = size
 
     def hand_out(self, first: int, positions: Sequence[int], end: int) -> None:
         """Note that messages at *positions* are sent with ids from *first* on; the next message is at *end* or later.
@@ -198,7 +216,7 @@ class Session:
     def keep(self, data: bytes) -> None:
         """Store *data*, a few bytes for the protocol itself. Raises `Refused`."""
         if self._sessions is not None:
-            self._sessions.check_data(data)
+            self._sessions.check_data(data, self._state)
         if data != self._state.data:
             self._change(DATA, data)
 
@@ -208,6 +226,7 @@ class Session:
 
     def leave(self) -> None:
         """Detach the client; the session stays until it expires. Call this in `Handler.closed`."""
+        self._count(0)
         if self._sessions is not None:
             self._sessions.leave(self)
 
@@ -232,7 +251,8 @@ class Session:
 class JointChanges:
     """Changes of a session that are stored in an atomic group with messages; made by `Session.changes`.
 
-    Pass ``notes`` to `Gate.publish_atomic` or `Gate.publish_run`, and call `apply` right after that.
+    Pass ``notes`` to `Gate.publish_atomic` or `Gate.publish_run`, and call `apply` right after that; without messages,
+    call `store`.
     """
 
     __slots__ = ("_done", "_number", "_sessions", "_state", "notes")
@@ -260,8 +280,21 @@ class JointChanges:
     def keep(self, data: bytes) -> None:
         """Store *data*, a few bytes for the protocol itself. Raises `Refused`."""
         if self._sessions is not None:
-            self._sessions.check_data(data)
+            self._sessions.check_data(data, self._state)
         self._add(DATA, data)
+
+    def leave(self, position: int, ends_ms: int) -> None:
+        """Detach the client, which has every matching message before *position*."""
+        self._add(LEFT, position, ends_ms)
+
+    def end(self) -> None:
+        """End the session; this is the last change."""
+        self._add(ENDED)
+
+    @property
+    def state(self) -> SessionState:
+        """The state before the changes; do not change it."""
+        return self._state
 
     def _add(self, kind: int, *arguments: Any) -> None:
         self._number = next_number(self._number)
@@ -275,7 +308,13 @@ class JointChanges:
         for kind, arguments in self._done:
             self._state.change(kind, arguments)
         if self._sessions is not None:
-            self._sessions.changed(self._state)
+            self._sessions.changed(self._state, is_ended=self._done[-1][0] == ENDED)
+
+    def store(self) -> None:
+        """Store the changes without messages, and apply them. Raises `Refused`."""
+        if self._sessions is not None:
+            self._sessions.note_all(self._state.key, self.notes)
+        self.apply()
 
 
 @final
@@ -288,6 +327,7 @@ class Sessions:
         self.table.on_lost = lambda key, is_rolled: self._lost(key, is_rolled=is_rolled)
         self.table.on_left = self._left
         self.table.note_again = self._note_again
+        self.unstored_bytes = 0  # the size of sessions that end with their connections
         self._store = store
         self._turns = turns
         self._clock = clock
@@ -300,8 +340,16 @@ class Sessions:
         self._waits = False
         # The end that the journal must have reached with the previous commit; if it is lower, that commit failed.
         self._expected = 0
-        # By protocol, a function that is called with the state of a session just before it ends without a client.
-        self.ending: dict[str, Callable[[SessionState], None]] = {}
+        # How often the store had undone appends before the first note of the current commit.
+        self._undone = 0
+        # Whether `table` has everything that is readable, and a function that waits for that; set by the broker.
+        self.is_current: Callable[[], bool] = lambda: True
+        self.wait_current: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+        # Sessions whose last notes were lost, with the log position that `table` must reach to know what remained.
+        self._restored: dict[str, int] = {}
+        # By protocol, a function that is called when a session ends because its client is gone: with the note of its
+        # end, which it must store, alone or together with messages. If it raises `Refused`, it is called again later.
+        self.ending: dict[str, Callable[[JointChanges], None]] = {}
         # Detached sessions found by a sweep, with the end of the log at that time.
         self._in_doubt: dict[str, int] = {}
         self._overdue = 0
@@ -342,18 +390,20 @@ class Sessions:
         if " " in protocol:
             raise ValueError(f"protocol {protocol!r} contains a space; use one word")
         if not name:
-            return Session(SessionState("", owner, position, expiry), None), False
+            return Session(SessionState("", owner, position, expiry), self, is_stored=False), False
         if len(name.encode()) > NAME_BYTES_MAX:
             text = f"the name of a session has {len(name.encode())} bytes; shorten it to {NAME_BYTES_MAX}"
             raise Refused(Reason.ILLEGAL, text)
         self.find_lost()
         key = f"{protocol} {name}"
+        self._check_settled(key)
         before, holder = self._find(key)
-        if before is None or (holder is not None and holder.is_ended) or self._is_over(before):
-            session = self._begin(key, owner, position, expiry, lost, before)
-            if before is not None and not (holder is not None and holder.is_ended) and protocol in self.ending:
-                self.ending[protocol](before)  # no sweep has seen that it expired
-            return session, False
+        is_ended = holder is not None and holder.is_ended
+        if before is not None and not is_ended and self._is_over(before, holder):
+            self._end(before)  # no sweep has seen that it expired
+            is_ended = True
+        if before is None or is_ended:
+            return self._begin(key, owner, position, expiry, lost, before), False
         if before.owner != owner:
             raise Refused(Reason.NO_PERMISSION, f"session {name!r} belongs to somebody else; choose another name")
         reached = holder.reached() if holder is not None and holder.lost is not None else before.position
@@ -377,13 +427,43 @@ class Sessions:
         state, has_client = self.find(protocol, name)
         return JointChanges(state, self) if state is not None and not has_client else None
 
+    def is_settled(self, protocol: str, name: str) -> bool:
+        """Return whether the state of a session is known; it is not for a moment after a failed commit."""
+        self.find_lost()
+        return self._is_settled(f"{protocol} {name}")
+
+    async def wait_settled(self, protocol: str, name: str) -> None:
+        """Wait until `is_settled`. Raises `StoreFailed`."""
+        while not self.is_settled(protocol, name):
+            await self._store.wait_flushed(self._store.written)
+            await self.wait_current()
+
+    def _is_settled(self, key: str) -> bool:
+        end = self._restored.get(key)
+        if end is None:
+            return True
+        if self._store.readable < end or not self.is_current():
+            return False
+        del self._restored[key]
+        return True
+
+    def _check_settled(self, key: str) -> None:
+        """Raise `Refused` (UNAVAILABLE) while the stored state of *key* is not known."""
+        if not self._is_settled(key):
+            name = key.partition(" ")[2]
+            raise Refused(
+                Reason.UNAVAILABLE, f"a disk failure lost the last changes of session {name!r}; connect again"
+            )
+
     def _find(self, key: str) -> tuple[SessionState | None, Session | None]:
         """Return the state of session *key*, and its live `Session` if there is one."""
         holder = self._live.get(key)
         return (self.table.get(key), None) if holder is None else (holder._state, holder)
 
-    def _is_over(self, state: SessionState) -> bool:
+    def _is_over(self, state: SessionState, holder: Session | None) -> bool:
         """Return whether a session has expired; False if it is so overdue that the clock may have jumped."""
+        if not state.expiry_s and (holder is None or holder.lost is None):
+            return True  # it should have ended with its connection
         late_ms = self._clock.now_ms() - state.ends_ms
         return state.ends_ms > 0 and 0 <= late_ms < OVERDUE_MS
 
@@ -421,15 +501,30 @@ class Sessions:
         if more > 0 and state.size + more > config.session_bytes_max:
             text = f"the session has too many filters; delivery.session_bytes_max is {config.session_bytes_max}"
             raise Refused(Reason.BUSY, text)
-        if more > 0 and self.table.bytes + more > config.sessions_bytes_max:
-            text = f"all sessions take {self.table.bytes} bytes; delivery.sessions_bytes_max allows no more filters"
+        total = self.table.bytes + self.unstored_bytes
+        if more > 0 and total + more > config.sessions_bytes_max:
+            text = f"all sessions take {total} bytes; delivery.sessions_bytes_max allows no more filters"
             raise Refused(Reason.BUSY, text)
 
-    def check_data(self, data: bytes) -> None:
-        """Raise `Refused` unless *data* may be stored."""
-        limit = self.journal.note_bytes_max // 4
+    @property
+    def data_bytes_max(self) -> int:
+        """The maximum size of the data of one session."""
+        return self.journal.note_bytes_max // 4
+
+    def check_data(self, data: bytes, state: SessionState | None) -> None:
+        """Raise `Refused` unless there is room for *data* in *state*, or in a new session if that is None."""
+        limit, config = self.data_bytes_max, self._config
         if len(data) > limit:
             raise Refused(Reason.ILLEGAL, f"the data of a session has {len(data)} bytes; shorten it to {limit}")
+        before, size = (state.data, state.size) if state is not None else (b"", 0)
+        more = len(data) - len(before)
+        if more > 0 and size + more > config.session_bytes_max:
+            text = f"the session has {size} bytes; delivery.session_bytes_max is {config.session_bytes_max}"
+            raise Refused(Reason.BUSY, f"{text}, which leaves no room for {len(data)} bytes of data")
+        total = self.table.bytes + self.unstored_bytes
+        if more > 0 and total + more > config.sessions_bytes_max:
+            text = f"all sessions take {total} bytes; delivery.sessions_bytes_max allows no more data"
+            raise Refused(Reason.BUSY, text)
 
     def note(self, state: SessionState, kind: int, *arguments: Any) -> None:
         """Note the next change of *state*; do not make the change if this raises `Refused`."""
@@ -440,15 +535,25 @@ class Sessions:
         self._noted[key] = None
         if not self._waits:
             self._waits = True
+            self._undone = self._store.committer.undone
             self._store.before_commit.append(self._write)
 
-    def changed(self, state: SessionState) -> None:
+    def changed(self, state: SessionState, *, is_ended: bool = False) -> None:
         """Record that notes in the current commit changed *state*; it counts until they are applied."""
         self.watch(state.key)
-        if state.key not in self._live:
-            self._live[state.key] = Session(state, self)
+        session = self._live.get(state.key)
+        if session is None:
+            session = self._live[state.key] = Session(state, self)
+        if is_ended:
+            session.is_ended, session.lost = True, None
+
+    def note_all(self, key: str, notes: Sequence[tuple[Journal, bytes]]) -> None:
+        """Note changes of session *key*, which were encoded before. Raises `Refused`."""
+        for _, note in notes:
+            self._note(key, note)
 
     def _note(self, key: str, note: bytes) -> None:
+        self._store.admission.check()  # a note that is refused here loses nothing
         self.watch(key)
         try:
             self.journal.note(note)
@@ -462,7 +567,7 @@ class Sessions:
         self._unsure, self._noted = self._noted, {}
         expected, self._expected = self._expected, NEVER
         self.journal.write()
-        if expected < NEVER:
+        if expected < NEVER and self._undone == self._store.committer.undone:
             self._expected = self._journal_end()
 
     def _journal_end(self) -> int:
@@ -482,22 +587,30 @@ class Sessions:
         """Detach the client of *session*."""
         if not self.has(session):
             return
-        state = session._state
-        if not state.expiry_s:
-            try:
-                self.end(session)
-            except (Refused, StoreError):
-                self._drop(state.key)  # as below
-            return
-        ends_ms = self._clock.now_ms() + state.expiry_s * 1000 if state.expiry_s > 0 else NEVER_MS
-        arguments = session.reached(), ends_ms
         session.lost = None
         try:
-            self.note(state, LEFT, *arguments)
-        except (Refused, StoreError):
-            self._drop(state.key)  # the stored state remains; a sweep notes that the client left
+            self._note_left(session)
+        except (Refused, StoreError) as error:
+            position = session.reached()
+            session.where = lambda: position  # the client and its cursor are gone
+            log.debug("a sweep will note that the client of session %r left; %s", session.name, error)
+
+    def _note_left(self, session: Session) -> None:
+        """Note that the client of *session* left, or end it if it expires at once. Raises `Refused`."""
+        state = session._state
+        if not state.expiry_s:
+            self._end(state)
             return
-        state.change(LEFT, arguments)
+        ends_ms = self._clock.now_ms() + state.expiry_s * 1000 if state.expiry_s > 0 else NEVER_MS
+        changes = JointChanges(state, self)
+        changes.leave(session.reached(), ends_ms)
+        changes.store()
+
+    def _end(self, state: SessionState) -> None:
+        """End a session whose client is gone; its protocol stores the note of that. Raises `Refused`."""
+        changes = JointChanges(state, self)
+        changes.end()
+        self.ending.get(state.key.partition(" ")[0], JointChanges.store)(changes)
 
     def end(self, session: Session) -> None:
         """End *session*. Raises `Refused`."""
@@ -513,6 +626,8 @@ class Sessions:
         session = self._drop(key)
         if session is None:
             return
+        if self._store.readable < self._store.written or not self.is_current():
+            self._restored[key] = self._store.written
         if is_rolled:
             self._note_again(key)  # the existing records about it may be removed next
         if session.lost is not None:
@@ -553,6 +668,9 @@ class Sessions:
         For a session whose client was connected when the broker was killed, the client counts as leaving now.
         """
         self.find_lost()
+        for key in list(self._restored):
+            self._is_settled(key)
+        refused: Counter[str] = Counter()
         pace = Pace(LOOKS_A_SLICE)
         now_ms = self._clock.now_ms()
         allowed, overdue = self._overdue_allowed(), 0
@@ -562,41 +680,50 @@ class Sessions:
                 is_overdue = 0 < ends_ms <= now_ms - OVERDUE_MS
                 overdue += is_overdue
                 if not is_overdue or overdue <= allowed:
-                    self._end_stored(key, ends_ms == 0)
+                    self._end_stored(key, refused)
                     pace.spend(LOOKS_A_NOTE)
             if pace.is_over():
                 yield
         self._note_overdue(overdue - min(allowed, overdue))
         for key, session in list(self._live.items()):
-            self._look_at(key, session)
+            self._look_at(key, session, refused)
             if pace.is_over():
                 yield
+        for reason, count in refused.items():
+            log.warning("%d sessions cannot be ended or moved on, retrying in %g s; %s", count, LOOK_S, reason)
 
-    def _end_stored(self, key: str, has_client: bool) -> None:
-        """End a session that no client uses, or note that its client left (*has_client*)."""
-        state = self.table.get(key)
-        if state is None:
+    def _end_stored(self, key: str, refused: Counter[str]) -> None:
+        """End a session that no client uses, or note that its client left if that is not stored."""
+        self.find_lost()
+        state = self.table.get(key) if self._is_settled(key) else None
+        if state is None or key in self._live:
             return
-        session = Session(state, self, _nobody)
-        ending = self.ending.get(key.partition(" ")[0])
-        if ending is not None and (not has_client or not state.expiry_s):
-            ending(state)
-        if has_client:
-            self._live[key] = session
-            self.leave(session)
-        else:
-            self.note(state, ENDED)
+        try:
+            if state.ends_ms:
+                self._end(state)
+            else:
+                self._note_left(Session(state, self))
+        except Refused as error:
+            refused[str(error)] += 1
 
-    def _look_at(self, key: str, session: Session) -> None:
-        """Note a position that has advanced far; drop a detached session whose last note was lost."""
-        if session.lost is not None:
-            position = session.reached()
-            if position - session.position > DISTANCE_BYTES:
-                session.move(position)
-        elif key not in self._in_doubt:
-            self._in_doubt[key] = self._store.appended
-        elif self._in_doubt[key] <= self._store.readable:
-            self._drop(key)
+    def _look_at(self, key: str, session: Session, refused: Counter[str]) -> None:
+        """Note how far a client got, or that it left; drop a detached session whose last note was lost."""
+        self.find_lost()
+        if self._live.get(key) is not session:
+            return  # in an earlier turn it was
+        try:
+            if session.lost is not None:
+                position = session.reached()
+                if position - session.position > DISTANCE_BYTES:
+                    session.move(position)
+            elif not (session.is_ended or session._state.ends_ms):
+                self._note_left(session)  # it was refused when the client left
+            elif key not in self._in_doubt:
+                self._in_doubt[key] = self._store.appended
+            elif self._in_doubt[key] <= self._store.readable and self.is_current():
+                self._drop(key)
+        except Refused as error:
+            refused[str(error)] += 1
 
     def _overdue_allowed(self) -> int:
         """Return how many overdue sessions may end now."""
@@ -624,8 +751,4 @@ class Sessions:
 
     def statistics(self) -> dict[str, object]:
         attached = sum(session.lost is not None for session in self._live.values())
-        return {"sessions": len(self.table), "attached": attached, "bytes": self.table.bytes}
-
-
-def _nobody(reason: str) -> None:
-    """Do nothing: the client was connected to an earlier run of the broker."""
+        return {"sessions": len(self.table), "attached": attached, "bytes": self.table.bytes + self.unstored_bytes}

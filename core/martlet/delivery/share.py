@@ -13,8 +13,9 @@ from martlet.clock import Clock
 from martlet.delivery.by_name import assign, may_get_all
 from martlet.delivery.dead_letters import NEVER_STORED, put_dead_letter
 from martlet.delivery.fanout import Batch, Encoding, encode_result
+from martlet.delivery.group_notes import GroupNotes
 from martlet.delivery.group_policy import GroupPolicy
-from martlet.delivery.group_state import GroupNotes, GroupState, Lane
+from martlet.delivery.group_state import GroupState, Lane
 from martlet.delivery.lease_notes import ACK, AGAIN, BACK, NEW, RENEW, Change, Key, LeaseState
 from martlet.delivery.leases import Leases
 from martlet.delivery.redelivery import pause_ms
@@ -29,7 +30,16 @@ from martlet.store import Queue, QueueReader, ReadResult, Store
 from martlet.tables.groups import Groups
 from martlet.tables.topics import DLQ_PREFIX, Topic, Topics
 
-__all__ = ["DEAD_LETTER_RETRY_S", "LAPSED_A_TURN", "Competitor", "MemberPeer", "Owner", "Share", "ShareLane"]
+__all__ = [
+    "DEAD_LETTER_RETRY_S",
+    "LAPSED_A_TURN",
+    "STORED_S",
+    "Competitor",
+    "MemberPeer",
+    "Owner",
+    "Share",
+    "ShareLane",
+]
 
 log = logging.getLogger("martlet.shares")
 
@@ -44,7 +54,7 @@ RUNS_AHEAD: Final = 4
 # The place of a lane's reader for messages never delivered; for a returned message it is the offset.
 UNREAD: Final = "unread"
 STALL_S: Final = 0.1
-STORED_S: Final = 1.0  # until a group without members is looked at again whose state could not be stored yet
+STORED_S: Final = 1.0  # until a group is looked at again whose state, or whose end, could not be stored yet
 # Leases that one turn of the event loop ends: a few milliseconds of work.
 LAPSED_A_TURN: Final = 4096
 LAPSED_AT_START: Final = 512
@@ -104,11 +114,9 @@ class Owner(Protocol):
     @property
     def room(self) -> int: ...
 
-    def alarm(self, at: float) -> None: ...
+    def alarm(self, share: "Share", at: float) -> None: ...
 
     def settled(self, count: int) -> None: ...
-
-    def forget_idle(self, share: "Share") -> None: ...
 
 
 @final
@@ -162,6 +170,10 @@ class ShareLane:
         """Drop what a thread has read: no member is left, or the selection has changed."""
         self.failure = None
         self.reader.forget_all()
+
+    def close(self) -> None:
+        """Drop what it has read, after its share has ended."""
+        self.reader.close()
 
     @property
     def is_active(self) -> bool:
@@ -222,6 +234,7 @@ class Share:
         "_turn",
         "_turn_left",
         "_unopened",
+        "alarm_at",
         "gone",
         "group",
         "policy",
@@ -248,6 +261,7 @@ class Share:
         self.selection = selection
         self.start = start
         self.gone = False
+        self.alarm_at = math.inf  # the earliest alarm that its owner knows
         self._members: dict[Competitor, None] = {}
         self._by_holder: dict[Hashable, Competitor] = {}
         self._lanes: dict[int, ShareLane] = {}
@@ -264,7 +278,7 @@ class Share:
         self._forget_at = owner.now() + owner.config.share_memory_s
         self._look_at = math.inf  # when to look again whether the state is stored
         # A queue added while the group was inactive is read from its beginning, as it is for an active group.
-        known = any(owner.state.get(self.key(queue_id)) for queue_id in range(topic.read_queues))
+        known = any(owner.notes.stored(self.key(queue_id)) for queue_id in range(topic.read_queues))
         self.follow(topic, new=not (known or (policy is None and owner.groups.committed(group, topic.name))))
         self._tail = owner.tails.of(topic)
         self._tail.listen(self)
@@ -301,11 +315,11 @@ class Share:
         for queue_id in range(topic.read_queues):
             if queue_id in self._lanes or queue_id in self._unopened:
                 continue
-            known = self._owner.state.get(self.key(queue_id))
+            known = self._owner.notes.stored(self.key(queue_id))
             if known is not None and known.leases:
                 if left <= 0:
                     self._unopened[queue_id] = None
-                    self._owner.alarm(-math.inf)
+                    self._owner.alarm(self, -math.inf)
                     continue
                 left -= len(known.leases)
             self._open_lane(queue_id, new)
@@ -324,7 +338,7 @@ class Share:
 
     def _make_leases(self, queue: Queue, key: Key, new: bool) -> Leases:
         owner = self._owner
-        known = owner.state.get(key)
+        known = owner.notes.stored(key)
         offset = -1
         if self.policy is None:
             groups = owner.groups
@@ -364,7 +378,7 @@ class Share:
         leases.skip_to(known.next)
         self._owner.unsettled += leases.size
         leases.lapse(now, most=LAPSED_AT_START)
-        self._owner.alarm(-math.inf)
+        self._owner.alarm(self, -math.inf)
 
     @property
     def _leaving_counts(self) -> bool:
@@ -439,9 +453,8 @@ class Share:
                 if not self._members:
                     lane.forget_read()
             self._forget_at = self._owner.now() + self._owner.config.share_memory_s
-            self._owner.alarm(-math.inf)
+            self._owner.alarm(self, -math.inf)
             self.wake()
-            self._owner.forget_idle(self)
 
     def _give_back(self, lane: ShareLane, member: Competitor) -> None:
         """Return what *member* held; its leaving does not count as a failure of the messages, earlier deliveries do.
@@ -473,7 +486,7 @@ class Share:
         if back:
             self.activate(lane)
             self._owner.notes.note(lane.key, Change(BACK, now_ms, round(wait_s * 1000), offsets=back))
-            self._owner.alarm(-math.inf if lane.leases.has_dead else at)
+            self._owner.alarm(self, -math.inf if lane.leases.has_dead else at)
         return back
 
     def wake(self) -> None:
@@ -491,25 +504,27 @@ class Share:
         next((each for each in ready if not each.lapsed), ready[0]).wake()
         if self._stalled_at == math.inf and len(members) > 1:
             self._stalled_at = self._owner.now() + STALL_S
-            self._owner.alarm(self._stalled_at)
+            self._owner.alarm(self, self._stalled_at)
 
-    def close(self, *, forget: bool = False) -> None:
-        """Close the share: members get no more messages. With *forget*, drop its stored state as well."""
-        self._tail.leave(self)
+    def close(self) -> None:
+        """Close the share: members get no more messages; its stored state remains."""
         for lane in self._lanes.values():
-            lane.reader.close()
-            self._owner.unflushed_lanes.pop(lane, None)
-            if forget:
-                self._owner.notes.drop(lane.key)
-            else:
-                self.account(lane)
-                self._owner.notes.close(lane.key)
-            self._owner.settled(lane.counted)
-        if forget:
-            for queue_id in self._unopened:
-                self._owner.notes.drop(self.key(queue_id))
+            self.account(lane)
+            self._owner.notes.close(lane.key)
+        for lane in self.end():
+            lane.close()
+
+    def end(self) -> list[ShareLane]:
+        """End the share, with its state: members get no more messages. Return its lanes, which must be closed."""
+        self._tail.leave(self)
+        lanes = list(self._lanes.values())
+        if self._owner.unflushed_lanes:
+            for lane in lanes:
+                self._owner.unflushed_lanes.pop(lane, None)
         for table in self._lanes, self._unopened, self._active, self._dead, self._timers:
             table.clear()
+        self._owner.settled(sum([lane.counted for lane in lanes]))
+        return lanes
 
     # messages to members
 
@@ -532,7 +547,7 @@ class Share:
                 if not lane.is_active:
                     self._active.pop(lane, None)
         if found:
-            self._owner.alarm(until)
+            self._owner.alarm(self, until)
             self._rest -= sum([delivery.count for delivery in found])
             if any(lane.due or lane.leases.waiting for lane in self._may_have(queue_id)):
                 self.wake()
@@ -738,7 +753,7 @@ class Share:
                 found.append(delivery)
             else:
                 receiver.keep(name, delivery)
-                self._owner.alarm(now + receiver.lease_s)
+                self._owner.alarm(self, now + receiver.lease_s)
         return used
 
     def is_held(self, holder: Hashable, delivery: Delivery) -> bool:
@@ -913,7 +928,7 @@ class Share:
         given = lane.leases.give_up(holder, offsets) if lane is not None else []
         if lane is not None and given:
             self.activate(lane)
-            self._owner.alarm(-math.inf)
+            self._owner.alarm(self, -math.inf)
             self._give_credit(holder, len(given))
         return given
 
@@ -926,7 +941,7 @@ class Share:
         self.activate(lane)
         generation = lane.leases.generation(offset)
         self._owner.notes.note(lane.key, Change(RENEW, generation, _in_ms(lease_s), offsets=(offset,)))
-        self._owner.alarm(now + lease_s)
+        self._owner.alarm(self, now + lease_s)
         return generation
 
     def ack(self, queue_id: int, offset: int, generation: int) -> bool:
@@ -989,7 +1004,7 @@ class Share:
         if lane is None or not begun:
             return []
         self.activate(lane)
-        self._owner.alarm(until)
+        self._owner.alarm(self, until)
         return self._owner.notes.settle(lane.key, begun, lane.began)
 
     def withdraw(self, queue_id: int, offset: int) -> None:
@@ -1074,7 +1089,7 @@ class Share:
             self._owner.notes.try_again()
         if self._unopened:
             most -= self._open_lane(next(iter(self._unopened))).leases.size
-            self._owner.alarm(-math.inf)
+            self._owner.alarm(self, -math.inf)
         for lane in self._take_due(now):
             before = lane.leases.looked_at
             back += lane.leases.lapse(now, lost, most)
@@ -1084,7 +1099,7 @@ class Share:
                 break
         for lane in list(self._dead):
             if most <= 0:
-                self._owner.alarm(-math.inf)
+                self._owner.alarm(self, -math.inf)
                 break
             most -= self._dead_letters(lane, max(most // DEAD_LETTER_TURNS, 1)) * DEAD_LETTER_TURNS
             if not lane.leases.has_dead:
@@ -1117,7 +1132,7 @@ class Share:
             if offset in lane.unflushed or (lane, offset) in owner.far_dead:
                 continue
             if count == most:
-                owner.alarm(-math.inf)
+                owner.alarm(self, -math.inf)
                 break
             count += 1
             if not self._dead_letter(lane, offset):
@@ -1179,7 +1194,7 @@ class Share:
         """Retry later; if the error is permanent, log it and settle the message without a dead letter."""
         owner = self._owner
         if not (isinstance(error, CorruptRecord) or (isinstance(error, Refused) and error.reason in NEVER_STORED)):
-            owner.alarm(owner.now() + DEAD_LETTER_RETRY_S)
+            owner.alarm(self, owner.now() + DEAD_LETTER_RETRY_S)
             return
         owner.dead_without_letter += 1
         log.error(

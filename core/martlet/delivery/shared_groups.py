@@ -13,9 +13,12 @@ When messages arrive, one member with credit is woken; if it leaves some, it wak
 not collect within `share.STALL_S`, because its client reads slowly, the next one is woken instead.
 """
 
+import heapq
 import logging
 import math
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Final, final
 
 import trio
@@ -24,16 +27,18 @@ from martlet.clock import Clock
 from martlet.delivery.by_name import NamePermit
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.group_members import Member
+from martlet.delivery.group_notes import GroupNotes
 from martlet.delivery.group_policy import GroupPolicy
-from martlet.delivery.group_state import GroupNotes, GroupState
+from martlet.delivery.group_state import GroupState
 from martlet.delivery.lease_notes import Key, LeaseState
 from martlet.delivery.selection import EVERYTHING, Selection
-from martlet.delivery.share import DEAD_LETTER_RETRY_S, LAPSED_A_TURN, MemberPeer, Share, ShareLane
+from martlet.delivery.share import DEAD_LETTER_RETRY_S, LAPSED_A_TURN, STORED_S, MemberPeer, Share, ShareLane
 from martlet.delivery.subscriptions import Start, from_tail, is_readable, readable
 from martlet.delivery.tail_reader import Tails
 from martlet.errors import Reason, Refused, StoreError
 from martlet.settings import DeliveryConfig
 from martlet.state.journal import Journal
+from martlet.steps import Pace, Steps
 from martlet.store import Queue, Store
 from martlet.tables.groups import Groups
 from martlet.tables.topics import Topic, Topics
@@ -42,6 +47,13 @@ __all__ = ["Shares"]
 
 log = logging.getLogger("martlet.shares")
 
+# Shares that one turn of the event loop looks at: 5 to 20 us each.
+SHARES_A_TURN: Final = 128
+# Groups on a topic that a slice forgets, each with a few lanes; lanes of ended shares that a turn closes: 3 us each.
+FORGOTTEN_A_SLICE: Final = 32
+LANES_CLOSED_A_TURN: Final = 256
+# Alarms of shares that are closed, or that have an earlier one, are dropped when there are more.
+STALE_ALARMS_MIN: Final = 64
 # Dead messages that one turn reads with `dead_letter_far` before it checks the clock again.
 DEAD_A_TURN: Final = 64
 # The limit on leases in `GroupState`, which include those of groups not in memory, in units of delivery.leases_max.
@@ -81,8 +93,11 @@ class Shares:
         self._log_moved = False
         self.topics = topics
         self._shares: dict[tuple[str, str, str], Share] = {}
-        self._turn = 0
-        self._wanted = math.inf
+        self._due: dict[Share, None] = {}  # those to look at in this turn or the next ones, the first one first
+        self._alarms: list[tuple[float, int, Share]] = []  # a heap: when to look at which share; the number orders them
+        self._number = 0
+        self._closing: deque[ShareLane] = deque()  # lanes of shares that ended
+        self._look_at = math.inf  # when to look whether dropped lanes are stored
         self._rung = trio.Event()
         topics.changed.append(self._topic_changed)
         groups.changed.append(self._group_changed)
@@ -160,9 +175,9 @@ class Shares:
         limit = self.config.shares_max
         if len(self._shares) >= limit:
             raise Refused(Reason.BUSY, f"{limit} shared groups are in use; delivery.shares_max is {limit}")
-        self.notes.check_room([Key(scope, group, topic, queue_id) for queue_id in range(found.read_queues)])
+        self.notes.check_room(scope, group, topic, found.read_queues)
         share = self._shares[topic, group, scope] = Share(self, found, group, selection, start, policy)
-        self.alarm(self.now() + self.config.share_memory_s)
+        self.alarm(share, -math.inf)
         return share
 
     def find(self, topic: str, group: str, policy: GroupPolicy | None = None) -> Share | None:
@@ -173,7 +188,7 @@ class Shares:
         """
         scope = policy.scope if policy is not None else ""
         share = self._shares.get((topic, group, scope))
-        if share is not None or self.state.get(Key(scope, group, topic, 0)) is None:
+        if share is not None or self.notes.stored(Key(scope, group, topic, 0)) is None:
             return share
         return self._open(topic, group, EVERYTHING, from_tail, policy)
 
@@ -203,7 +218,7 @@ class Shares:
 
     def _take_over(self, key: Key, committed: int, leases: Mapping[int, LeaseState], queue: Queue) -> None:
         """Replace the stored state below *committed*; what is known of later messages is still right."""
-        old = self.state.get(key)
+        old = self.notes.stored(key)
         if old is not None and old.next <= queue.next_offset:
             later = {offset: lease for offset, lease in old.leases.items() if offset >= committed}
             leases, committed = {**leases, **later}, max(committed, old.next)
@@ -211,30 +226,49 @@ class Shares:
 
     def forget(self, topic: str, group: str, policy: GroupPolicy) -> None:
         """Drop the state of *group*, which is not a consumer group, on *topic*; its members get no more messages."""
-        share = self._shares.pop((topic, group, policy.scope), None)
+        self._forget(topic, policy.scope, group)
+
+    def groups_of(self, scope: str) -> Iterator[str]:
+        """Yield the groups with this scope that have a state, once for each topic."""
+        known = self.state.known
+        for topic in known.topics():
+            for of, group in known.groups(topic):
+                if of == scope:
+                    yield group
+
+    def forget_groups(self, policy: GroupPolicy, groups: Iterable[str]) -> Steps[None]:
+        """Drop the state of *groups*, which are not consumer groups, on all topics where they have no members."""
+        pace, known = Pace(FORGOTTEN_A_SLICE), self.state.known
+        for group in groups:
+            for topic in known.topics():
+                share = self._shares.get((topic, group, policy.scope))
+                if share is None or not len(share):
+                    self._forget(topic, policy.scope, group)
+                if pace.is_over():
+                    yield
+
+    def _forget(self, topic: str, scope: str, group: str) -> None:
+        share = self._shares.pop((topic, group, scope), None)
         if share is not None:
-            share.close(forget=True)
-        self._drop(lambda key: key[:3] == (policy.scope, group, topic))
+            self._close(share)
+        self._drop(self.state.known.of(scope, group, topic))
 
-    def groups_of(self, scope: str) -> set[str]:
-        """Return the groups with this scope that have a state, on any topic."""
-        return {key.group for key in self.notes.known() if key.scope == scope} | {
-            group for _, group, of in self._shares if of == scope
-        }
+    def _drop(self, keys: Collection[Key]) -> None:
+        """Drop the stored state of *keys*, which are of no share in memory."""
+        if keys:
+            self.notes.drop(keys)
+            self._look_at_dropped()
 
-    def forget_groups(self, policy: GroupPolicy, groups: Collection[str]) -> None:
-        """Drop the state of *groups*, which are not consumer groups, on all topics, except of those with members."""
-        for key, share in list(self._shares.items()):
-            if key[2] == policy.scope and key[1] in groups and not len(share):
-                del self._shares[key]
-                share.close(forget=True)
-        self._drop(lambda key: key.scope == policy.scope and key.group in groups)
+    def _close(self, share: Share) -> None:
+        """Close a share whose state is dropped; its lanes follow in the next turns."""
+        self._closing.extend(share.end())
+        self._rung.set()
 
-    def _drop(self, wanted: Callable[[Key], bool]) -> None:
-        """Drop the stored state of *wanted* lanes that are not in memory."""
-        for key in [key for key in self.notes.known() if wanted(key)]:
-            if (key.topic, key.group, key.scope) not in self._shares:
-                self.notes.drop(key)
+    def _look_at_dropped(self) -> None:
+        """Have `run` look soon whether the notes about dropped lanes were stored; a failed commit loses them."""
+        if self.notes.is_dropping:
+            self._look_at = min(self._look_at, self.now() + STORED_S)
+            self._rung.set()
 
     def settled(self, count: int) -> None:
         """Stop counting *count* messages as unsettled."""
@@ -244,13 +278,15 @@ class Shares:
             for share in self._shares.values():
                 share.wake()
 
-    def forget_idle(self, share: Share) -> None:
+    def _forget_idle(self, share: Share) -> None:
         """Drop *share* from memory if it has no members, and either no unsettled messages or none for a long time."""
-        key = share.topic.name, share.group, share.key(0).scope
-        # The topic may have been deleted and created again, with a new share.
-        if self._shares.get(key) is share and share.idle(self.now()):
-            del self._shares[key]
+        if self._is_open(share) and share.idle(self.now()):
+            del self._shares[_place(share)]
             share.close()
+
+    def _is_open(self, share: Share) -> bool:
+        """Whether *share* is in use; its topic may have been deleted and created again, with a new share."""
+        return self._shares.get(_place(share)) is share
 
     def _topic_changed(self, topic: Topic | None) -> None:
         for key, share in list(self._shares.items()):
@@ -261,9 +297,15 @@ class Shares:
                 del self._shares[key]
                 share.gone = True
                 share.wake()
-                share.close(forget=True)
+                self._close(share)
         if topic is None:
-            self._drop(lambda key: self.topics.get(key.topic) is None)
+            self._drop_deleted_topics()
+
+    def _drop_deleted_topics(self) -> None:
+        known = self.state.known
+        for topic in known.topics():
+            if self.topics.get(topic) is None:
+                self._drop(known.on(topic))
 
     def _group_changed(self, group: str) -> None:
         deleted = self.groups.get(group) is None and not self.groups.topics_of(group)
@@ -273,9 +315,11 @@ class Shares:
                 self._look(share)
                 if deleted and not len(share):
                     del self._shares[key]
-                    share.close(forget=True)
+                    self._close(share)
         if deleted:
-            self._drop(lambda key: not key.scope and key.group == group)
+            for topic in self.state.known.topics():
+                if (topic, group, "") not in self._shares:
+                    self._drop(self.state.known.of("", group, topic))
 
     def _look(self, share: Share) -> None:
         """Check whether *share* may still be read; its state stays, because reading may be allowed again."""
@@ -303,41 +347,71 @@ class Shares:
         self._log_moved = False
         for lane in list(self.unflushed_lanes):
             lane.share.settle_flushed(lane)
-            self.forget_idle(lane.share)
+            self._forget_idle(lane.share)
 
-    def alarm(self, at: float) -> None:
-        """Make `run` check the shares no later than *at*."""
-        if at < self._wanted:
-            self._wanted = at
-            self._rung.set()
+    def alarm(self, share: Share, at: float) -> None:
+        """Make `run` look at *share* no later than *at*."""
+        if at == -math.inf:
+            self._due[share] = None
+        elif at < share.alarm_at:
+            share.alarm_at = at
+            self._number += 1
+            heapq.heappush(self._alarms, (at, self._number, share))
+            if len(self._alarms) > STALE_ALARMS_MIN + 2 * len(self._shares):
+                self._alarms = [each for each in self._alarms if self._is_open(each[2]) and each[2].alarm_at == each[0]]
+                heapq.heapify(self._alarms)
+        self._rung.set()
 
     async def run(self) -> None:
         """End leases on time and store dead letters, until cancelled."""
         # The broker may have been killed after a topic was deleted and before that was noted.
-        self._drop(lambda key: self.topics.get(key.topic) is None)
+        self._drop_deleted_topics()
         while True:
-            if self._wanted > self.now() and not (self._log_moved or self.far_dead):
-                with trio.move_on_at(self._wanted):
+            if not (self._has_work or self._log_moved or self.far_dead):
+                with trio.move_on_at(min(self._alarms[0][0] if self._alarms else math.inf, self._look_at)):
                     await self._rung.wait()
             self._rung = trio.Event()
             if self._log_moved:
                 self._settle_flushed()
             now = self.now()
-            if self._wanted <= now:
+            self._take_alarms(now)
+            if self._has_work or self._look_at <= now:
                 self._tick(now)
                 await trio.lowlevel.checkpoint()
             await self._dead_letter_far()
 
+    @property
+    def _has_work(self) -> bool:
+        """Whether there is something to do in this turn."""
+        return bool(self._due or self._closing or self.notes.has_undropped)
+
+    def _take_alarms(self, now: float) -> None:
+        """Note the shares to look at *now*."""
+        while self._alarms and self._alarms[0][0] <= now:
+            at, _, share = heapq.heappop(self._alarms)
+            if share.alarm_at == at:
+                share.alarm_at = math.inf
+                self._due[share] = None
+
     def _tick(self, now: float) -> None:
-        """End leases, at most those of a turn; the others of a turn are due at once."""
-        self._wanted = math.inf
+        """Look at the shares that are due, at a limited number of them and of their leases; others follow."""
         left = LAPSED_A_TURN
-        shares = list(self._shares.values())
-        self._turn = (self._turn + 1) % (len(shares) or 1)
-        for share in shares[self._turn :] + shares[: self._turn]:
-            left = share.tick(now, left)
-            self.forget_idle(share)
-        self.alarm(min((share.deadline() for share in self._shares.values()), default=math.inf))
+        for share in list(islice(self._due, SHARES_A_TURN)):
+            if left <= 0:
+                break
+            del self._due[share]
+            if self._is_open(share):
+                left = share.tick(now, left)
+                self._forget_idle(share)
+            if self._is_open(share):
+                self.alarm(share, share.deadline())
+        for _ in range(min(LANES_CLOSED_A_TURN, len(self._closing))):
+            self._closing.popleft().close()
+        self.notes.drop_some()
+        if self._look_at <= now:
+            self._look_at = math.inf
+            self.notes.try_again()
+            self._look_at_dropped()
 
     async def _dead_letter_far(self) -> None:
         """Store dead letters for messages far behind the tail, which may have to be read from disk in a thread."""
@@ -353,7 +427,7 @@ class Shares:
                     DEAD_LETTER_RETRY_S,
                     error,
                 )
-                self.alarm(self.now() + DEAD_LETTER_RETRY_S)
+                self.alarm(lane.share, self.now() + DEAD_LETTER_RETRY_S)
 
     def statistics(self) -> dict[str, object]:
         return {
@@ -366,3 +440,8 @@ class Shares:
             "dead_without_letter": self.dead_without_letter,
             "withheld": self.withheld,
         }
+
+
+def _place(share: Share) -> tuple[str, str, str]:
+    """Return the key of *share* among all shares."""
+    return share.topic.name, share.group, share.policy.scope if share.policy is not None else ""

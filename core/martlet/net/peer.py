@@ -13,7 +13,7 @@ from typing import Any, Final, final
 
 import trio
 
-from martlet.contracts import Buffer, Connection, Handler, Identity, Protocol
+from martlet.contracts import ANONYMOUS, Buffer, Connection, Handler, Protocol
 from martlet.errors import MartletError, Reason, Refused
 from martlet.net.origins import origin_of
 from martlet.net.pending import Pending
@@ -160,7 +160,7 @@ class ServerPeer:
         self.address = address
         self.host = host
         self.origin = origin_of(host)
-        self.identity = Identity()
+        self.identity = ANONYMOUS
         self.state = OPEN
         self.delivery = IDLE
         self.last = False  # woken by `wake_last` alone
@@ -333,6 +333,15 @@ class ServerPeer:
         self._batch_bytes = 0
         self._holds.clear()
         self._hold_position = 0
+        self._note_progress()
+
+    def cut_batch(self, written: int) -> None:
+        """Drop the answers of this round from the first on that acknowledges records beyond *written*."""
+        first = min(index for index, position in self._holds if position > written)
+        del self._batch[first:]
+        self._batch_bytes = sum(map(len, self._batch))
+        self._holds = [each for each in self._holds if each[0] < first]
+        self._hold_position = max((position for _, position in self._holds), default=0)
         self._note_progress()
 
     def refuse_batch(self, written: int, refused: Refused) -> bool:

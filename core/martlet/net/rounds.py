@@ -124,7 +124,7 @@ class Rounds:
             if isinstance(error, Refused) and peer.refuse_batch(written, error):
                 continue
             log.error("%s %s closed and its answers dropped; %s", peer.protocol.name, peer.address, error)
-            peer.discard_batch()
+            peer.cut_batch(written)
             if isinstance(error, Refused):
                 peer.send(peer.connection.farewell(error))
             peer.close(str(error))
@@ -155,8 +155,9 @@ class Rounds:
 
     def _collect_woken(self, woken: deque[ServerPeer], limit_s: float) -> None:
         """Call `Handler.collect` of *woken* peers, a limited number at a time; peers without room wait for it."""
-        ends, collected = self._clock() + limit_s, 0
-        for _ in range(min(COLLECTS_A_ROUND, len(woken))):
+        count, collected = min(COLLECTS_A_ROUND, len(woken)), 0
+        ends = self._clock() + limit_s if count > 1 else 0.0
+        for left in reversed(range(count)):
             peer = woken.popleft()
             if peer.state >= CLOSING:
                 peer.set_delivery(IDLE)
@@ -166,7 +167,7 @@ class Rounds:
                 before = peer.batch_bytes
                 self._collect(peer, collected)
                 collected += peer.batch_bytes - before
-                if self._clock() >= ends:
+                if left and self._clock() >= ends:
                     break
         self._commit()
         self._queue_output()

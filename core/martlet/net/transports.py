@@ -44,14 +44,12 @@ class Transport(Protocol):
 
 @final
 class SocketTransport:
-    """A connected, non-blocking TCP socket; `on_close` is called just before it closes."""
+    """A connected TCP socket, which becomes non-blocking; `on_close` is called just before it closes."""
 
     __slots__ = ("_socket", "_was_awaited", "on_close")
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._socket = connected
         self._was_awaited = False  # whether trio knows the socket
         self.on_close: Callable[[], None] | None = None

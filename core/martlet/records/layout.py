@@ -30,6 +30,7 @@ from struct import Struct
 from typing import Final, TypeAlias, final
 
 from martlet.errors import CorruptRecord
+from martlet.message import find_property
 
 __all__ = [
     "AFTER_BORN",
@@ -192,7 +193,7 @@ def part_offsets(data: Buffer, start: int, end: int, magic: int, sys_flag: int) 
 
 
 def names_of(data: bytes) -> list[tuple[int, int, int, str]]:
-    """Return log position, start and end in *data*, and tags (empty for none) of each record in *data*.
+    """Return log position, start and end in *data*, and tags of each record in *data*; empty for none that are UTF-8.
 
     In a third of the time that `RecordView` takes; the reader of a topic's tail does this for each message.
     """
@@ -211,12 +212,20 @@ def names_of(data: bytes) -> list[tuple[int, int, int, str]]:
                 name = ""
             elif tags_at == first or data[tags_at - 1] == 2:
                 stop = find(b"\x02", tags_at, end)
-                name = data[tags_at + 5 : stop if stop >= 0 else end].decode("utf-8", "replace")
+                name = _text(data[tags_at + 5 : stop if stop >= 0 else end])
         if name is None:
-            name = RecordView(data, start).property(b"TAGS") or ""
+            name = _text(find_property(RecordView(data, start).properties, b"TAGS"))
         found.append((position, start, end, name))
         start = end
     return found
+
+
+def _text(data: bytes) -> str:
+    """Return *data* as text; empty if it is not UTF-8."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return ""
 
 
 @final

@@ -13,7 +13,7 @@ from typing import Final, final
 import trio
 
 from martlet.checksum import crc32
-from martlet.errors import MartletError, PluginError, Refused, StoreError
+from martlet.errors import MartletError, PluginError, Reason, Refused, StoreError
 from martlet.records.layout import ENTRY, HEAD_BYTES
 from martlet.state.log_order import LogOrder, Run
 from martlet.state.projection import HoldsMessages, Projection
@@ -468,11 +468,7 @@ class Projections:
             return
         start = max(self.released, self._store.first_position)
         try:
-            for driven in live:
-                if driven.projection.floor() < end:
-                    await self._turns.finish(driven.projection.roll(start, end))
-            self._store.commit()
-            await self._store.flusher.wait_durable(self._store.written)
+            await self._roll(live, start, end)
         except Exception as error:
             self._roll_tries += 1
             if self._roll_tries <= ROLL_TRIES:
@@ -488,6 +484,23 @@ class Projections:
             log.error(text, start, end, error)
         self._roll_tries = 0
         self.released = end
+
+    async def _roll(self, live: Sequence[Driven], start: int, end: int) -> None:
+        """Call `roll` of the projections that need it, and wait until what they appended is durable.
+
+        Raises:
+          Refused: the disk is full, also if a commit of somebody else failed, which undid what they had appended.
+          StoreFailed: the disk failed.
+        """
+        committer = self._store.committer
+        undone = committer.undone
+        for driven in live:
+            if driven.projection.floor() < end:
+                await self._turns.finish(driven.projection.roll(start, end))
+        committer.commit_early()
+        if committer.undone != undone:
+            raise Refused(Reason.UNAVAILABLE, "a commit failed in the meantime")
+        await self._store.flusher.wait_durable(self._store.written)
 
     def statistics(self) -> dict[str, object]:
         """Return per projection: position, size of its snapshot, bytes applied since, and whether it failed."""

@@ -134,6 +134,17 @@ class Committer:
             raise self._admission.refuse(error) from error
         self._accept()
 
+    def commit_early(self) -> None:
+        """Like `commit`, before the server does at the end of the round.
+
+        If it fails, the server's commit fails as well: appends of others were undone, whose answers must not be sent.
+        """
+        try:
+            self.commit()
+        except (Refused, StoreFailed) as error:
+            self.fail_next(error)
+            raise
+
     def _append_last(self) -> None:
         """Call `before_commit`, whose functions append; if one fails, nothing of this commit is stored."""
         waiting, self.before_commit = self.before_commit, []
@@ -226,9 +237,9 @@ class Committer:
         self.appended_bytes += pending[-1][2] - pending[0][1]
         self.last_store_ms = pending[-1][3]
         # With sync flush, a watcher may be added before the records become readable.
-        for item in pending:
-            if self._sync or item[0].watchers:
-                self._readable.touch(item[0])
+        for queue in {item[0]: None for item in pending}:
+            if self._sync or queue.watchers:
+                self._readable.touch(queue)
         self.pending = []
         for queue, _ in self.light:
             self._readable.touch(queue)

@@ -99,7 +99,7 @@ class Indexer:
         """Accept the records of a commit."""
         keys = self.keys
         if keys is not None and self._follower is None:
-            keys.pending.extend(appended)
+            keys.accept(appended)
             if len(keys.pending) > UNINDEXED_MAX:
                 self._help(keys, len(appended))
         self._wakeup.set()

@@ -11,12 +11,12 @@ import mmap
 import sys
 from array import array
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from datetime import datetime
 from functools import partial
 from operator import mul
 from struct import Struct
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 from martlet.checksum import crc32
 from martlet.message import find_property
@@ -31,6 +31,9 @@ from martlet.store.segments import Segments
 __all__ = ["IndexFile", "KeyIndex"]
 
 logger = logging.getLogger("martlet.store")
+
+# Of a message: its queue, its log position and end, its store time, and its properties.
+Waiting: TypeAlias = tuple[Queue, int, int, int, bytes]
 
 HEADER: Final = Struct(">4q2i")  # begin and end ms, begin and end position, used slots, next entry number
 SLOT: Final = Struct(">i")
@@ -125,7 +128,7 @@ class KeyIndex:
         self.unchecked: list[tuple[str, int]] = []
         # A thread is writing the result of `take_slots`.
         self.saving = False
-        self.pending: deque[tuple[Queue, int, int, int, bytes]] = deque()
+        self.pending: deque[Waiting] = deque()
         # In native byte order.
         self._slots = memoryview(array("i"))
         self._dirty_pages = bytearray()
@@ -284,6 +287,14 @@ class KeyIndex:
         return gone
 
     # ---- keys
+
+    def accept(self, appended: Sequence[Waiting]) -> None:
+        """Take the messages of a commit, which then wait for `drain`; without keys there is nothing to wait for."""
+        if self.pending or b"KEY" in b"".join([properties for _, _, _, _, properties in appended]):
+            self.pending.extend(appended)
+        else:
+            _, _, self.position, store_ms, _ = appended[-1]
+            self.store_ms = max(self.store_ms, store_ms)
 
     def drain(self, count_max: int) -> bool:
         """Index up to *count_max* waiting messages; return whether more are waiting."""

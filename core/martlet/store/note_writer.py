@@ -3,7 +3,6 @@
 from typing import Final, final
 
 from martlet.clock import Clock
-from martlet.errors import Refused, StoreFailed
 from martlet.store.committer import Committer
 from martlet.store.config import StoreConfig
 from martlet.store.notes import NOTES_TOPIC, deletion, offset_notes
@@ -38,11 +37,7 @@ class NoteWriter:
         """
         # Twice, so that one damaged record cannot bring the topic back.
         note = deletion(topic, self._writer.store_host, self._clock.now_ms())
-        try:
-            self._committer.commit()
-        except (Refused, StoreFailed) as error:
-            self._committer.fail_next(error)
-            raise
+        self._committer.commit_early()
         self._writer.append_together((note, note), NOTES_TOPIC)
 
     def note_offsets(self, queues: list[Queue]) -> None:
@@ -52,7 +47,7 @@ class NoteWriter:
           Refused: the disk is full.
           StoreFailed: the disk failed.
         """
-        self._committer.commit()
+        self._committer.commit_early()
         ends = [(queue.topic, queue.queue_id, queue.next_offset) for queue in queues]
         position = self._writer.position
         host, now_ms = self._writer.store_host, self._clock.now_ms()

@@ -50,7 +50,7 @@ LENGTH_BYTES_MAX: Final = 4
 _NAMES: Final = {"MQIsdp": (V3,), "MQTT": (V4, V5)}
 BRIDGE: Final = 0x80
 # The lower four bits of the first byte (MQTT 5 section 2.1.3); those of PUBLISH have a meaning.
-_FLAGS: Final = {PacketType.PUBREL: 2, PacketType.SUBSCRIBE: 2, PacketType.UNSUBSCRIBE: 2}
+_FLAGS: Final[Mapping[int, int]] = {PacketType.PUBREL: 2, PacketType.SUBSCRIBE: 2, PacketType.UNSUBSCRIBE: 2}
 _WITH_WILL: Final = 0x04
 _WILL_FLAGS: Final = 0x3C
 _FAILURE: Final = 0x80
@@ -100,9 +100,9 @@ def decode_in_steps(first: int, data: bytes, version: int) -> Steps[Subscribe | 
 
 
 def _check_flags(first: int) -> None:
-    kind = PacketType(first >> 4)
+    kind = first >> 4
     if first & 15 != _FLAGS.get(kind, 0):
-        raise Malformed(f"{kind.name} has the flags {first & 15}, which are reserved")
+        raise Malformed(f"{PacketType(kind).name} has the flags {first & 15}, which are reserved")
 
 
 def connect_version(data: bytes) -> int:

@@ -7,7 +7,7 @@ and no packet longer than ``connect_bytes_max`` is received.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from enum import Enum, unique
+from enum import IntEnum, unique
 from typing import Final, NamedTuple, TypeAlias, final
 
 from martlet.steps import Steps
@@ -18,9 +18,9 @@ from .errors import MqttError, reason_of
 from .names import Names
 from .packets import Ack, Connack, Connect, Disconnect, Packet, Suback, Subscribe, Unsuback, Unsubscribe
 from .properties import Properties, Property
-from .scanner import PUBLISH_FIRST, AckRun, PublishRun, scan_acks, scan_publishes
+from .scanner import PUBLISH_FIRST, RUN_PACKETS_MAX, AckRun, PublishRun, scan_acks, scan_publishes
 
-__all__ = ["TRANSITIONS", "Limits", "LongPacket", "MqttConnection", "State"]
+__all__ = ["ANY_BYTES", "TRANSITIONS", "Limits", "LongPacket", "MqttConnection", "State"]
 
 # A client may be silent for one and a half times its keep alive [MQTT-3.1.2-22].
 GRACE: Final = 1.5
@@ -50,11 +50,11 @@ _TOLD_TO_NONE: Final = (ReasonCode.MALFORMED_PACKET, ReasonCode.PROTOCOL_ERROR, 
 
 
 @unique
-class State(Enum):
-    NEW = "new"  # CONNECT has to come
-    ACCEPTING = "accepting"  # CONNECT came, and the broker decides; AUTH may come
-    OPEN = "open"
-    ENDED = "ended"  # nothing is read any more
+class State(IntEnum):
+    NEW = 0  # CONNECT has to come
+    ACCEPTING = 1  # CONNECT came, and the broker decides; AUTH may come
+    OPEN = 2
+    ENDED = 3  # nothing is read any more
 
 
 _OPEN: Final = (
@@ -69,7 +69,7 @@ _OPEN: Final = (
     PacketType.AUTH,
 )
 # What a client may send when. Any other packet breaks the protocol.
-TRANSITIONS: Final[dict[tuple[State, PacketType], State]] = {
+TRANSITIONS: Final[dict[tuple[State, int], State]] = {
     (State.NEW, PacketType.CONNECT): State.ACCEPTING,
     (State.ACCEPTING, PacketType.AUTH): State.ACCEPTING,
     (State.ACCEPTING, PacketType.DISCONNECT): State.ENDED,
@@ -99,6 +99,7 @@ class MqttConnection:
         "_names",
         "_need",
         "_previous",
+        "_room",
         "_silence_s",
         "accepted_bytes_max",
         "explains",
@@ -111,6 +112,7 @@ class MqttConnection:
         self._names = names
         self._buffer = bytearray()
         self._need = 2  # bytes without which no packet is complete
+        self._room = RUN_PACKETS_MAX  # how many more packets of runs may come in this turn
         self._heard = now
         self._silence_s = limits.connect_s
         self.state = self._previous = State.NEW
@@ -124,6 +126,7 @@ class MqttConnection:
         return len(self._buffer)
 
     def receive_data(self, data: bytes, now: float) -> None:
+        self._room = RUN_PACKETS_MAX
         if self.state is State.OPEN:
             self._heard = now  # until then, every byte of a slow client would gain it time
         if self.state is not State.ENDED:
@@ -161,10 +164,23 @@ class MqttConnection:
 
     def _run_at(self, data: bytes, at: int) -> tuple[Event | None, int]:
         """Return the run of packets at *at*, and where it ends; None if the codec must decode the packet there."""
+        room = self._room or RUN_PACKETS_MAX
         if data[at] in PUBLISH_FIRST:
-            run = scan_publishes(data, at, self.version, self._names, self._limits.packet_bytes_max)
-            return (run, run.ends[-1]) if run is not None else (None, at)
-        return scan_acks(data, at) or (None, at)
+            run = scan_publishes(data, at, self.version, self._names, self._limits.packet_bytes_max, room)
+            if run is None:
+                return None, at
+            self._room = room - len(run.ends)
+            return run, run.ends[-1]
+        found = scan_acks(data, at, room)
+        if found is None:
+            return None, at
+        self._room = room - len(found[0].ids)
+        return found
+
+    @property
+    def is_turn_over(self) -> bool:
+        """Whether the runs of this read have so many packets that others must have their turn before the next event."""
+        return not self._room
 
     def _size_at(self, data: bytes, at: int) -> int:
         """Return the size of the packet at *at*; 0 if it is not known yet."""
@@ -181,9 +197,9 @@ class MqttConnection:
 
     def _packet(self, data: bytes, at: int, end: int) -> Packet | LongPacket:
         kind = data[at] >> 4
-        state = TRANSITIONS.get((self.state, PacketType(kind))) if kind else None
+        state = TRANSITIONS.get((self.state, kind))
         if state is None:
-            raise MqttError(f"packet type {kind} is not allowed in state {self.state.value!r}")
+            raise MqttError(f"packet type {kind} is not allowed in state {self.state.name.lower()!r}")
         head = at + 2
         while data[head - 1] > 127:
             head += 1

@@ -1,6 +1,7 @@
 """What all connections of the plugin share: the topic and its feed, names, shapes, clients, and what they did."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
@@ -54,6 +55,7 @@ class Context:
     feed: Feed
     names: Names
     retained: Retained
+    queues_of: Callable[[str], int]  # how many queues a topic of the feed gets when it is created
     shapes: Shapes = field(default_factory=Shapes)
     counters: Counters = field(default_factory=Counters)
     # Warnings about clients, limited in number.
@@ -68,7 +70,7 @@ class Context:
         topics = self.broker.topics
         for name in self.feed.topics:
             if topics.get(name) is None:
-                topics.ensure(name, self.config.queues)
+                topics.ensure(name, self.queues_of(name))
 
     def statistics(self) -> dict[str, object]:
         """Return the counters, with what connected clients have not got because they were too slow."""

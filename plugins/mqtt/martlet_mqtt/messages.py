@@ -22,13 +22,13 @@ from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from typing import Any, Final, final
 
-from martlet.message import CORRELATION_ID, PROPERTIES_BYTES_MAX, decode_properties
+from martlet.message import CORRELATION_ID, PROPERTIES_BYTES_MAX, decode_properties, find_property
 from martlet.records.compression import COMPRESSED, CompressionError, decompress
 from martlet.records.reserved import RESERVED
 
 from .codes import PacketType, ReasonCode
 from .errors import MqttError, NotAccepted
-from .names import Name, check_name
+from .names import Name
 from .packets import Publish
 from .properties import Properties, Property, encode_properties
 from .properties import decode_properties as decode_list
@@ -38,6 +38,7 @@ __all__ = ["DELAYING", "Arrived", "record_of", "to_deliver", "users_of"]
 
 # What of a record's properties may be added after these: the timer's, a transaction's and the position of a queue.
 SPARE_BYTES: Final = 1024
+DATA_BYTES_MAX: Final = 65_535
 _FORMATS: Final = {"0": 0, "1": 1}
 _UNFIT: Final = re.compile("[\x00-\x02]")
 # User properties of these names act as they do for clients of RocketMQ.
@@ -171,7 +172,10 @@ class Arrived:
 
 
 def to_deliver(sys_flag: int, body: bytes, properties: bytes) -> Arrived | None:
-    """Return the message in a record of any protocol; None if it has no name, or a body that cannot be decompressed."""
+    """Return the message in a record of any protocol; None if it has no name, or a body that cannot be decompressed.
+
+    The name may be any bytes: who delivers the message checks it (`Names`).
+    """
     if properties.startswith(b"TAGS\x01") and not sys_flag & COMPRESSED:
         end = properties.find(2, 5)
         rest = properties[end + 1 :]
@@ -181,15 +185,16 @@ def to_deliver(sys_flag: int, body: bytes, properties: bytes) -> Arrived | None:
             return Arrived(properties[5:end], body, 0)
         if rest == b"MQTT_QOS\x012\x02":
             return Arrived(properties[5:end], body, 2)
-    return _from_any(sys_flag, body, decode_properties(properties))
+    return _from_any(sys_flag, body, properties)
 
 
-def _from_any(sys_flag: int, body: bytes, found: dict[str, str]) -> Arrived | None:
-    name = found.get("TAGS", "")
+def _from_any(sys_flag: int, body: bytes, properties: bytes) -> Arrived | None:
+    name, found = find_property(properties, b"TAGS"), decode_properties(properties)
     try:
-        check_name(name)
         payload = decompress(body, sys_flag)
-    except (MqttError, CompressionError):
+    except CompressionError:
+        return None
+    if not name:
         return None
     qos = {"0": 0, "2": 2}.get(found.get("MQTT_QOS", ""), 1)
     size, block = _number(found.get("MQTT_PAYLOAD_BYTES", "")), b""
@@ -197,7 +202,7 @@ def _from_any(sys_flag: int, body: bytes, found: dict[str, str]) -> Arrived | No
         payload, block = payload[:size], payload[size:]
     elif "MQTT_BLOCK" in found:
         block = _decoded(found["MQTT_BLOCK"])
-    arrived = Arrived(name.encode(), payload, qos)
+    arrived = Arrived(name, payload, qos)
     arrived.retain = found.get("MQTT_RETAIN") == "1"
     arrived.client_id = found.get("MQTT_CLIENT", "")
     arrived.expires_ms = _number(found.get("EXPIRES_MS", "")) or 0
@@ -232,9 +237,17 @@ def _encoded(found: dict[str, str], block: bytes) -> bytes:
         (Property.RESPONSE_TOPIC, response_of(found)),
         (Property.CORRELATION_DATA, correlation_of(found)),
     ):
-        if value is not None:
+        if value is not None and _fits(value):
             values[which] = value
-    return _content(Properties(values, users_of(found)))
+    users = [(key, value) for key, value in users_of(found) if _fits(key) and _fits(value)]
+    return _content(Properties(values, users))
+
+
+def _fits(value: str | bytes) -> bool:
+    """Return whether MQTT can say *value*; another protocol's may be too long, or contain U+0000."""
+    if isinstance(value, bytes):
+        return len(value) <= DATA_BYTES_MAX
+    return "\0" not in value and (4 * len(value) <= DATA_BYTES_MAX or len(value.encode()) <= DATA_BYTES_MAX)
 
 
 def users_of(found: Mapping[str, str]) -> list[tuple[str, str]]:

@@ -42,7 +42,7 @@ SHARE: Final = "$share/"
 AUTOMATIC: Final = "auto-"
 _SHOWN: Final = 80
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_WILDCARD: Final = re.compile(r"[+#]")
+WILDCARD: Final = re.compile(r"[+#]")
 # A level with a wildcard and something else, or # before the last level.
 _MISPLACED: Final = re.compile(r"[^/][+#]|\+[^/]|#.")
 
@@ -58,7 +58,7 @@ def check_name(name: str) -> None:
     """Raise `MqttError` (TOPIC_NAME_INVALID) unless messages may be published to *name*."""
     if not name:
         raise MqttError("the topic name is empty; give at least one character", ReasonCode.TOPIC_NAME_INVALID)
-    if _WILDCARD.search(name):
+    if WILDCARD.search(name):
         raise _invalid("topic name", name, "contains a wildcard", ReasonCode.TOPIC_NAME_INVALID)
     _check_text("topic name", name, ReasonCode.TOPIC_NAME_INVALID)
 
@@ -103,7 +103,7 @@ def split_shared(topic_filter: str) -> SharedFilter | None:
     if not topic_filter.startswith(SHARE):
         return None
     group, _, inner = topic_filter[len(SHARE) :].partition("/")
-    if not group or not inner or _WILDCARD.search(group):
+    if not group or not inner or WILDCARD.search(group):
         text = "is no shared subscription; write $share/GROUP/FILTER, with a group without wildcards"
         raise _invalid("topic filter", topic_filter, text, ReasonCode.TOPIC_FILTER_INVALID)
     _check_text("group", group, ReasonCode.TOPIC_FILTER_INVALID)
@@ -113,7 +113,7 @@ def split_shared(topic_filter: str) -> SharedFilter | None:
 def check_client_id(client_id: str) -> None:
     """Raise `MqttError` (CLIENT_IDENTIFIER_NOT_VALID) if a client must not have the identifier *client_id*."""
     reason = ReasonCode.CLIENT_IDENTIFIER_NOT_VALID
-    if _WILDCARD.search(client_id):
+    if WILDCARD.search(client_id):
         raise _invalid("client identifier", client_id, "contains + or #", reason)
     _check_text("client identifier", client_id, reason)
 
@@ -121,7 +121,7 @@ def check_client_id(client_id: str) -> None:
 def check_user_name(user: str) -> None:
     """Raise `MqttError` (BAD_USER_NAME_OR_PASSWORD) if a client must not have the user name *user*."""
     reason = ReasonCode.BAD_USER_NAME_OR_PASSWORD
-    if _WILDCARD.search(user):
+    if WILDCARD.search(user):
         raise _invalid("user name", user, "contains + or #", reason)
     if _CONTROL.search(user):
         raise _invalid("user name", user, "contains a control character", reason)
@@ -176,15 +176,28 @@ class Names:
         raw = name.encode()
         found = self.table.get(raw)
         if found is None:
-            check_name(name)
-            if len(raw) > self._name_bytes_max:
-                text = f"has {len(raw)} bytes; mqtt.name_bytes_max is {self._name_bytes_max}"
-                raise NotAccepted(f"topic name {name[:_SHOWN]!r} {text}", ReasonCode.TOPIC_NAME_INVALID)
-            if name.startswith(HIDDEN):
-                text = f"topic name {name[:_SHOWN]!r} begins with {HIDDEN}; only the broker publishes to such names"
-                raise NotAccepted(text, ReasonCode.TOPIC_NAME_INVALID)
+            self._check(name, raw)
             found = self._keep(Name(name, self._topic_of(name)))
         return found
+
+    def is_valid(self, name: str) -> bool:
+        """Return whether messages may be published to *name*; the tag of another protocol's message may be any text."""
+        raw = name.encode()
+        try:
+            if raw not in self.table:
+                self._check(name, raw)
+        except MqttError:
+            return False
+        return True
+
+    def _check(self, name: str, raw: bytes) -> None:
+        check_name(name)
+        if len(raw) > self._name_bytes_max:
+            text = f"has {len(raw)} bytes; mqtt.name_bytes_max is {self._name_bytes_max}"
+            raise NotAccepted(f"topic name {name[:_SHOWN]!r} {text}", ReasonCode.TOPIC_NAME_INVALID)
+        if name.startswith(HIDDEN):
+            text = f"topic name {name[:_SHOWN]!r} begins with {HIDDEN}; only the broker publishes to such names"
+            raise NotAccepted(text, ReasonCode.TOPIC_NAME_INVALID)
 
     def find_raw(self, raw: bytes) -> Name:
         """Return the name with the UTF-8 *raw*. Raises `Malformed` as well."""

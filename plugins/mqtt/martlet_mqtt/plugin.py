@@ -42,7 +42,7 @@ class MqttPlugin(Hooks):
     def __init__(self, config: MqttConfig) -> None:
         super().__init__(config)
         check_address("mqtt.listen", config.listen)
-        Rules(config.rules, config.topic)  # so that `martlet check` finds an error
+        Rules(config.rules, config.topic, config.queues)  # so that `martlet check` finds an error
         check_prefix(config.response_prefix)
         self._context: Context | None = None
         self._wills: Wills | None = None
@@ -54,13 +54,13 @@ class MqttPlugin(Hooks):
         """Return what all connections share, the same for all hooks."""
         if self._context is None:
             config = self.config
-            rules = Rules(config.rules, config.topic)
+            rules = Rules(config.rules, config.topic, config.queues)
             for topic in rules.topics:
-                broker.topics.ensure(topic, config.queues)
+                broker.topics.ensure(topic, rules.queues_of(topic))
             names = Names(config.name_bytes_max, rules.topic_of)
-            feed = broker.cursors.open(rules.topics, topics_of=rules.topics_of)
+            feed = broker.cursors.open(rules.topics, topics_of=rules.topics_of, is_name=names.is_valid)
             retained = Retained(broker.store, broker.clock)
-            self._context = Context(config, broker, feed, names, retained)
+            self._context = Context(config, broker, feed, names, retained, rules.queues_of)
             take_replies(self._context)
         return self._context
 

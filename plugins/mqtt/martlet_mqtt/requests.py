@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 from martlet.message import CORRELATION_ID, REPLY_TO
 
 from .errors import MqttError
-from .names import HIDDEN, check_name
+from .names import HIDDEN, WILDCARD, check_name
 
 __all__ = ["REPLIES", "address_of", "correlation_of", "request_of", "requester_of", "response_of"]
 
@@ -77,7 +77,7 @@ def response_of(found: Mapping[str, str]) -> str | None:
     topic = found.get("REPLY_TO")
     if topic is None and found.get(REPLY_TO) and found.get(CORRELATION_ID):
         return REPLIES + quote(found[REPLY_TO], safe="@:.")
-    return topic
+    return None if topic is None or WILDCARD.search(topic) else topic  # [MQTT-3.3.2-14]
 
 
 def address_of(response: str) -> str:

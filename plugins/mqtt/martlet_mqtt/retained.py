@@ -5,11 +5,14 @@ A retained message is stored twice, in one atomic group: in its topic, where eve
 costs nothing for other messages, and retention copies records there without anybody receiving them again.
 An empty payload removes the retained message of its name (MQTT 5 section 3.3.1.3). One that has expired is removed by a
 sweep, and not copied by retention.
+
+A copy must neither replace a newer message nor bring back a removed one, so none is made while the log has a newer
+record of the name, whether applied or not. A copy stores as its prepared position where the message was published.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from functools import partial
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import trio
 
@@ -24,36 +27,40 @@ from martlet.store import Store
 from martlet.store.notes import OWN_PREFIX
 from martlet.turns import Turns
 
-from .names import HIDDEN
+from .retained_ahead import Ahead, Appended
+from .retained_names import SortedNames
 
 __all__ = ["RETAINED_TOPIC", "Retained", "size_of"]
 
 RETAINED_TOPIC: Final = OWN_PREFIX + "mqtt.retained"
-LOOKS_A_PAUSE: Final = 256
-FORMAT: Final = 3
+FORMAT: Final = 4
 SIZE_BITS: Final = 32
+POSITION_BITS: Final = 64
 SIZE_MASK: Final = (1 << SIZE_BITS) - 1
-POSITION_MASK: Final = (1 << 64) - 1
-EXPIRY_BITS: Final = 96
+POSITION_MASK: Final = (1 << POSITION_BITS) - 1
+ORIGIN_SHIFT: Final = SIZE_BITS + POSITION_BITS
+EXPIRY_SHIFT: Final = ORIGIN_SHIFT + POSITION_BITS
 # Seconds between two looks for messages that have expired.
 LOOK_S: Final = 60.0
 LOOKS_A_SLICE: Final = 2000
 DIGITS_MAX: Final = 19  # of a time in ms
 
 
-class _Node(dict[str, "_Node"]):
-    """The names below a level; ``is_name`` says whether the levels so far are a name."""
+class Entry(NamedTuple):
+    """A retained message: where it is, where its client published it, its size, and when it expires (ms, 0: never).
 
-    __slots__ = ("is_name",)
+    The size is that of body and properties.
+    """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_name = False
+    position: int
+    origin: int
+    size: int
+    expires_ms: int
 
 
 @final
 class Retained:
-    """The projection (martlet.state.Projection): positions by name, and the levels of names for wildcards."""
+    """The projection (martlet.state.Projection): the newest message of each name."""
 
     name = "mqtt-retained"
     topics = frozenset((RETAINED_TOPIC,))
@@ -61,18 +68,14 @@ class Retained:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        # By name, in the order of positions: when it expires in ms since 1970 (0 for never) shifted by EXPIRY_BITS, the
-        # position shifted by SIZE_BITS, and the size, which is that of body and properties.
-        self._entries: Pages[str, int] = Pages()
-        self._root = _Node()
+        self._entries: Pages[str, int] = Pages()  # by name, in the order of positions, each packed into one number
+        self._names = SortedNames()
         self.bytes = 0
         self._expiring = 0  # how many of them expire
-        self._copies: dict[int, int] = {}  # by the position of a copy that `roll` made, that of the message itself
-        # The sizes of messages that were appended and are not applied yet, 0 for one that removes; where the last one
-        # ends in the log; and how many messages and bytes are retained with these.
-        self._ahead: dict[str, int] = {}
-        self._ahead_end = 0
-        self._planned = 0, 0
+        # What is not applied yet, and how many messages and bytes are retained with that.
+        self._ahead = Ahead()
+        self._planned_count = 0
+        self._planned_bytes = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -81,63 +84,92 @@ class Retained:
 
     def check_room(self, name: str, size: int, count_max: int, bytes_max: int) -> None:
         """Raise `Refused` (BUSY) unless a message of *size* for *name* may be retained; a smaller one always may."""
-        text = self._excess(name, size, count_max, bytes_max)
-        if text and self._ahead and self._store.readable >= self._ahead_end:
-            self._ahead.clear()  # those that are left were never stored: a commit failed
-            text = self._excess(name, size, count_max, bytes_max)
-        if text:
-            raise Refused(Reason.BUSY, text)
-
-    def _excess(self, name: str, size: int, count_max: int, bytes_max: int) -> str:
-        """Return which limit a message of *size* for *name* exceeds; empty for none."""
-        before = self._size_of(name)
-        count, total = self._with(name, size)
-        if not before and count > count_max:
-            return f"{count - 1} messages are retained; mqtt.retained_max is {count_max}"
+        self._forget_undone(self._next_offset())
+        before = self._newest_size(name)
+        count, total = self._planned_count, self._planned_bytes + size - before
+        if not before and count >= count_max:
+            raise Refused(Reason.BUSY, f"{count} messages are retained; mqtt.retained_max is {count_max}")
         if size > before and total > bytes_max:
             text = f"the retained messages would take {total} bytes, {size} of them for {name[:80]!r}"
-            return f"{text}; mqtt.retained_bytes_max is {bytes_max}"
-        return ""
+            raise Refused(Reason.BUSY, f"{text}; mqtt.retained_bytes_max is {bytes_max}")
 
     def appended(self, name: str, size: int, end: int) -> None:
-        """Note that a message of *size* for *name* is appended, with all that belongs to it before *end*."""
-        self._planned = self._with(name, size)
-        self._ahead[name] = size
-        self._ahead_end = end
+        """Note that a message of *size* for *name* was just appended, with all that belongs to it before *end*."""
+        offset = self._next_offset() - 1
+        self._forget_undone(offset)
+        before = self._newest_size(name)
+        self._ahead.add(name, Appended(offset, end, size))
+        self._plan(name, before)
 
-    def _with(self, name: str, size: int) -> tuple[int, int]:
-        """Return how many messages and bytes are retained when one of *size* for *name* is."""
-        count, total = self._planned if self._ahead else (len(self._entries), self.bytes)
-        before = self._size_of(name)
-        return count + bool(size) - bool(before), total + size - before
+    def _next_offset(self) -> int:
+        """Return the offset after the newest message that was appended."""
+        queue = self._store.find_queue(RETAINED_TOPIC, 0)
+        return queue.next_offset if queue is not None else 0
+
+    def _forget_undone(self, offset: int) -> None:
+        """Forget messages from *offset* on that were appended before now: their commit failed."""
+        ahead = self._ahead
+        while ahead and ahead.newest_offset() >= offset:
+            name = ahead.last()
+            before = self._newest_size(name)
+            ahead.drop_last()
+            self._plan(name, before)
+
+    def _forget_applied(self, offset: int) -> None:
+        """Forget messages up to *offset*: they are applied, or were damaged."""
+        ahead = self._ahead
+        while ahead and ahead.oldest_offset() <= offset:
+            name = ahead.first()
+            before = self._newest_size(name)
+            ahead.drop_first()
+            self._plan(name, before)
+
+    def _plan(self, name: str, before: int) -> None:
+        """Count that the newest message of *name* had the size *before*, 0 for none, and may have another one now."""
+        size = self._newest_size(name)
+        self._planned_count += bool(size) - bool(before)
+        self._planned_bytes += size - before
+
+    def _newest_size(self, name: str) -> int:
+        """Return the size of the newest message of *name*, which may not be applied yet; 0 for none."""
+        newest = self._ahead.newest(name)
+        return self._entries.get(name, 0) & SIZE_MASK if newest is None else newest.size
+
+    # what is retained
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
+
+    def get(self, name: str) -> Entry | None:
+        """Return the retained message of *name*; None if there is none."""
+        entry = self._entries.get(name)
+        return None if entry is None else _unpacked(entry)
 
     def position(self, name: str) -> int:
         """Return the log position of the retained message of *name*; -1 if there is none."""
         entry = self._entries.get(name)
         return -1 if entry is None else _position(entry)
 
-    def origin(self, position: int) -> int:
-        """Return where the message at *position* was before retention copied it there without anybody receiving it."""
-        return self._copies.get(position, position)
+    def find_origins(self, origins: Container[int]) -> Steps[dict[int, str]]:
+        """Return the names of the messages that were published at one of *origins*, by that, in slices."""
+        found: dict[int, str] = {}
+        pace = Pace(LOOKS_A_SLICE)
+        for name in list(self._entries):
+            entry = self.get(name)
+            if entry is not None and entry.origin in origins:
+                found[entry.origin] = name
+            if pace.is_over():
+                yield
+        return found
 
     def matches(self, topic_filter: str) -> Iterator[str]:
         """Yield the names with a retained message that *topic_filter* matches, while messages come and go.
 
-        An empty text among them is no name: it gives the caller a chance to pause after `LOOKS_A_PAUSE` levels.
+        An empty text among them is no name: it gives the caller a chance to pause (`retained_names.py`).
         """
         if "+" not in topic_filter and "#" not in topic_filter:
-            if topic_filter in self._entries:
-                yield topic_filter
-            return
-        yield from _matches(self._root, topic_filter.split("/"))
-
-    def _size_of(self, name: str) -> int:
-        """Return the size of the newest message of *name*, 0 for none."""
-        size = self._ahead.get(name)
-        return self._entries.get(name, 0) & SIZE_MASK if size is None else size
+            return iter((topic_filter,) if topic_filter in self._entries else ())
+        return self._names.matches(topic_filter)
 
     # expiry
 
@@ -159,13 +191,11 @@ class Retained:
 
     def _drop_expired(self, name: str) -> bool:
         """Remove the message of *name* if it has expired; return whether it had."""
-        entry = self._entries.get(name, 0)
-        if not 0 < entry >> EXPIRY_BITS <= self._clock.now_ms():
+        if not 0 < self._entries.get(name, 0) >> EXPIRY_SHIFT <= self._clock.now_ms():
             return False
-        if self._ahead and name not in self._ahead:
-            count, total = self._planned
-            self._planned = count - 1, total - (entry & SIZE_MASK)
+        before = self._newest_size(name)
         self._remove(name)
+        self._plan(name, before)
         return True
 
     # the projection
@@ -173,65 +203,45 @@ class Retained:
     def apply(self, records: Sequence[RecordView]) -> None:
         for record in records:
             name = record.property("TAGS") or ""
-            is_message = record.body and record.property("MQTT_PAYLOAD_BYTES") != "0"
-            size = size_of(record.body, record.properties) if is_message else 0
-            if is_message:
-                self._put(name, record.position, size, _expires_ms(record))
+            self._forget_applied(record.queue_offset)
+            before = self._newest_size(name)
+            if record.body and record.property("MQTT_PAYLOAD_BYTES") != "0":
+                origin, size = record.prepared_position or record.position, size_of(record.body, record.properties)
+                self._put(name, Entry(record.position, origin, size, _expires_ms(record)))
             elif name in self._entries:
                 self._remove(name)
-            if self._ahead.get(name) == size:
-                del self._ahead[name]
+            self._plan(name, before)
 
-    def _put(self, name: str, position: int, size: int, expires_ms: int) -> None:
+    def _put(self, name: str, entry: Entry) -> None:
         before = self._entries.pop(name)  # so that it becomes the last one
         if before is None:
-            self._add_levels(name)
+            self._names.add(name)
         else:
             self._uncount(before)
-        self.bytes += size
-        self._expiring += expires_ms > 0
-        self._entries[name] = expires_ms << EXPIRY_BITS | position << SIZE_BITS | size
+        self.bytes += entry.size
+        self._expiring += entry.expires_ms > 0
+        self._entries[name] = _packed(entry)
 
     def _remove(self, name: str) -> None:
         self._uncount(self._entries[name])
         del self._entries[name]
-        self._drop_levels(name)
+        self._names.remove(name)
 
     def _uncount(self, entry: int) -> None:
         self.bytes -= entry & SIZE_MASK
-        self._copies.pop(_position(entry), None)
-        self._expiring -= entry >> EXPIRY_BITS > 0
-
-    def _add_levels(self, name: str) -> None:
-        node = self._root
-        for level in name.split("/"):
-            found = node.get(level)
-            if found is None:
-                found = node[level] = _Node()
-            node = found
-        node.is_name = True
-
-    def _drop_levels(self, name: str) -> None:
-        levels, path = name.split("/"), [self._root]
-        for level in levels:
-            path.append(path[-1][level])
-        path[-1].is_name = False
-        for depth in range(len(levels), 0, -1):
-            if path[depth] or path[depth].is_name:
-                return
-            del path[depth - 1][levels[depth - 1]]
+        self._expiring -= entry >> EXPIRY_SHIFT > 0
 
     def freeze(self) -> Steps[Sequence[bytes]]:
-        entries = self._entries.freeze()
-        rows = ((name, _position(entry), entry & SIZE_MASK, entry >> EXPIRY_BITS) for name, entry in entries)
-        return pack_rows(FORMAT, rows)
+        return pack_rows(FORMAT, ((name, *_unpacked(entry)) for name, entry in self._entries.freeze()))
 
     def restore(self, data: bytes, first_position: int) -> Steps[None]:
         self._clear()
         pace = Pace()
-        for name, at, size, expires_ms in unpack_rows(FORMAT, data):
-            if at >= first_position:
-                self._put(name, at, size, expires_ms)
+        for name, *values in unpack_rows(FORMAT, data):
+            entry = Entry(*values)
+            if entry.position >= first_position:
+                self._put(name, entry)
+                self._plan(name, 0)
             if pace.is_over():
                 yield
 
@@ -239,7 +249,10 @@ class Retained:
         self._clear()
 
     def _clear(self) -> None:
-        self._entries, self._root, self.bytes, self._expiring = Pages(), _Node(), 0, 0
+        self._entries, self._names, self._ahead = Pages(), SortedNames(), Ahead()
+        self.bytes = self._expiring = self._planned_count = self._planned_bytes = 0
+
+    # retention
 
     def floor(self) -> int:
         first = next(iter(self._entries), None)
@@ -250,14 +263,43 @@ class Retained:
         for name in list(self._entries):
             if pace.is_over():
                 yield None
-            if not start <= (at := self.position(name)) < end or self._drop_expired(name):
-                continue
-            data = yield from off_loop(partial(self._store.known_record, at))
-            if data is not None and self.position(name) == at:
-                record = decode_record(data)
-                copy = Message(RETAINED_TOPIC, record.body, record.properties, 0, record.flag)
-                copy.born_ms, copy.born_host = record.born_ms, record.born_host
-                self._copies[self._store.append(copy, 0).position] = self.origin(at)
+            while start <= (at := self.position(name)) < end and not self._drop_expired(name):
+                data = yield from off_loop(partial(self._store.known_record, at))
+                if self.position(name) == at:
+                    if data is not None and not self._is_replaced(name):
+                        self._copy(name, data)
+                    break
+
+    def _is_replaced(self, name: str) -> bool:
+        """Return whether the log has a newer message of *name* that is not applied yet: a copy must not follow it.
+
+        Raises:
+          Refused, StoreFailed: it cannot be known, because that message could not be committed.
+        """
+        self._forget_undone(self._next_offset())
+        newest = self._ahead.newest(name)
+        if newest is None:
+            return False
+        if newest.end > self._store.written:
+            self._store.committer.commit_early()
+        return True
+
+    def _copy(self, name: str, data: bytes) -> None:
+        entry = _unpacked(self._entries[name])
+        record = decode_record(data)
+        copy = Message(RETAINED_TOPIC, record.body, record.properties, 0, record.flag, record.sys_flag)
+        copy.born_ms, copy.born_host, copy.prepared_position = record.born_ms, record.born_host, entry.origin
+        self._store.append(copy, 0)
+
+
+def _packed(entry: Entry) -> int:
+    position, origin, size, expires_ms = entry
+    return expires_ms << EXPIRY_SHIFT | origin << ORIGIN_SHIFT | position << SIZE_BITS | size
+
+
+def _unpacked(entry: int) -> Entry:
+    origin = entry >> ORIGIN_SHIFT & POSITION_MASK
+    return Entry(_position(entry), origin, entry & SIZE_MASK, entry >> EXPIRY_SHIFT)
 
 
 def _position(entry: int) -> int:
@@ -272,36 +314,3 @@ def _expires_ms(record: RecordView) -> int:
 def size_of(body: Buffer, properties: Buffer) -> int:
     """Return how many bytes of ``mqtt.retained_bytes_max`` a message takes."""
     return len(body) + len(properties)
-
-
-def _matches(root: _Node, levels: Sequence[str]) -> Iterator[str]:
-    """Yield the names below *root* that *levels* of a filter match, and "" now and then."""
-    looked = 0
-    # Where it is at each level of the names: the node, the place in the filter, the levels below, and the name so far.
-    path = [(root, 0, _wanted(root, levels[0], is_root=True), "")]
-    while path:
-        node, place, below, prefix = path[-1]
-        level = next(below, None)
-        if level is None:
-            path.pop()
-            continue
-        looked += 1
-        if looked % LOOKS_A_PAUSE == 0:
-            yield ""
-        child = node.get(level)
-        if child is None:
-            continue  # it has gone meanwhile
-        following = place if levels[place] == "#" else place + 1
-        is_end = following == len(levels)
-        if child.is_name and (is_end or levels[following] == "#"):  # which matches no further level, too
-            yield prefix + level
-        if not is_end:
-            wanted = _wanted(child, levels[following], is_root=False)
-            path.append((child, following, wanted, f"{prefix}{level}/"))
-
-
-def _wanted(node: _Node, level: str, *, is_root: bool) -> Iterator[str]:
-    """Return the levels below *node* that *level* of a filter matches."""
-    if level not in ("+", "#"):
-        return iter((level,) if level in node else ())
-    return iter([each for each in node if not each.startswith(HIDDEN)] if is_root else list(node))

@@ -1,7 +1,10 @@
-"""Which platform topic has the messages of a name: rules of the configuration, else one topic for all."""
+"""Which platform topic has the messages of a name: rules of the configuration, else one topic for all.
+
+A rule is ``FILTER=TOPIC`` or ``FILTER=TOPIC:QUEUES``. A topic name has no colon.
+"""
 
 from collections.abc import Sequence
-from typing import final
+from typing import Final, final
 
 from martlet.delivery.interest import FilterTrie
 from martlet.errors import ConfigError, MartletError
@@ -10,32 +13,41 @@ from .names import HIDDEN, check_filter
 
 __all__ = ["Rules"]
 
+QUEUES_MAX: Final = 1024  # as of ``mqtt.queues``
+
 
 @final
 class Rules:
-    """The rules, each ``FILTER=TOPIC``; ``topics`` are all topics that may have messages.
+    """The rules; ``topics`` are all topics that may have messages.
+
+    Args:
+      rules: as in ``mqtt.rules``; the first one that matches counts.
+      otherwise: the topic for all other names.
+      queues: how many queues a topic gets when it is created, unless its rule says how many.
 
     Raises:
       ConfigError: a rule is invalid.
     """
 
-    def __init__(self, rules: Sequence[str], otherwise: str) -> None:
+    def __init__(self, rules: Sequence[str], otherwise: str, queues: int) -> None:
         self._otherwise = otherwise
+        self._queues = queues
+        self._own_queues: dict[str, int] = {}
         self._trie: FilterTrie[int] = FilterTrie(names_max=1)
         self._topics: list[str] = []
         self._filters: list[list[str]] = []
         for number, rule in enumerate(rules):
-            topic_filter, _, topic = rule.rpartition("=")
-            try:
-                check_filter(topic_filter)
-            except MartletError as error:
-                raise ConfigError(f"mqtt.rules has {rule!r}; {error}; write FILTER=TOPIC") from error
-            if not topic:
-                raise ConfigError(f"mqtt.rules has {rule!r}, which names no topic; write FILTER=TOPIC")
+            topic_filter, topic, own_queues = _parse(rule)
+            if own_queues != self._own_queues.setdefault(topic, own_queues):
+                raise ConfigError(f"mqtt.rules has {rule!r}, but another rule creates {topic!r} with other queues")
             self._trie.add(topic_filter, number)
             self._topics.append(topic)
             self._filters.append(topic_filter.split("/"))
         self.topics = list(dict.fromkeys([otherwise, *self._topics]))
+
+    def queues_of(self, topic: str) -> int:
+        """Return how many queues *topic* gets when it is created."""
+        return self._own_queues.get(topic) or self._queues
 
     def topics_of(self, topic_filter: str) -> list[str]:
         """Return the topics of the names that *topic_filter* matches; a name matches itself."""
@@ -53,6 +65,25 @@ class Rules:
         """Return the topic of *name*."""
         found = self._trie.match(name) if self._topics else ()
         return self._topics[min(found)] if found else self._otherwise
+
+
+def _parse(rule: str) -> tuple[str, str, int]:
+    """Return the filter, the topic and the number of queues of *rule*, 0 if it has none. Raises `ConfigError`."""
+    topic_filter, _, target = rule.rpartition("=")
+    topic, colon, queues = target.partition(":")
+    try:
+        check_filter(topic_filter)
+    except MartletError as error:
+        raise ConfigError(f"mqtt.rules has {rule!r}; {error}; write FILTER=TOPIC") from error
+    if not topic:
+        raise ConfigError(f"mqtt.rules has {rule!r}, which names no topic; write FILTER=TOPIC")
+    if not colon:
+        return topic_filter, topic, 0
+    is_number = queues.isascii() and queues.isdigit() and len(queues) <= len(str(QUEUES_MAX))
+    if not is_number or not 1 <= int(queues) <= QUEUES_MAX:
+        text = f"whose number of queues is not 1 to {QUEUES_MAX}; write FILTER=TOPIC:QUEUES"
+        raise ConfigError(f"mqtt.rules has {rule!r}, {text}")
+    return topic_filter, topic, int(queues)
 
 
 def _may_share_names(one: list[str], other: list[str]) -> bool:

@@ -23,6 +23,7 @@ _ACK_RUNS: Final = {
     for first in (0x40, 0x50, 0x62, 0x70)
 }
 ACK_BYTES: Final = 4
+# What one turn of the event loop handles takes 3 to 8 ms with this many.
 RUN_PACKETS_MAX: Final = 1024
 
 
@@ -51,11 +52,13 @@ class AckRun(NamedTuple):
     ids: tuple[int, ...]
 
 
-def scan_publishes(data: bytes, at: int, version: int, names: Names, bytes_max: int) -> PublishRun | None:
+def scan_publishes(
+    data: bytes, at: int, version: int, names: Names, bytes_max: int, packets_max: int = RUN_PACKETS_MAX
+) -> PublishRun | None:
     """Return the run of PUBLISH packets at *at*; None if the codec must decode the packet there.
 
     A run ends before a packet of another kind, one that is incomplete or not usual, one with a name that is not
-    allowed, one of more than *bytes_max*, and after `RUN_PACKETS_MAX` packets.
+    allowed, one of more than *bytes_max*, and after *packets_max* packets.
     """
     first = data[at]
     qos = first >> 1 & 3
@@ -67,7 +70,7 @@ def scan_publishes(data: bytes, at: int, version: int, names: Names, bytes_max: 
     prefix, size, name_end = b"\0", 0, 0  # fixed header and name of the previous packet, and their sizes
     name: Name | None = None
     table = names.table
-    while at < end and len(ends) < RUN_PACKETS_MAX:
+    while at < end and len(ends) < packets_max:
         if data.startswith(prefix, at):
             begin, stop = at + name_end, at + size
         else:
@@ -75,7 +78,10 @@ def scan_publishes(data: bytes, at: int, version: int, names: Names, bytes_max: 
                 break
             size, head = data[at + 1], at + 2
             if size > 127:
-                size, head = _long_size(data, at, end)
+                if 0 < data[head] < 128:  # a length of two bytes, as most packets have
+                    size, head = size & 127 | data[head] << 7, head + 1
+                else:
+                    size, head = _long_size(data, at, end)
             begin = head + 2 + (data[head] << 8 | data[head + 1]) if head + 2 <= end else end
             stop = head + size
             if stop > end or begin > stop or stop - at > bytes_max:
@@ -118,15 +124,15 @@ def _long_size(data: bytes, at: int, end: int) -> tuple[int, int]:
     return end, end
 
 
-def scan_acks(data: bytes, at: int) -> tuple[AckRun, int] | None:
+def scan_acks(data: bytes, at: int, packets_max: int = RUN_PACKETS_MAX) -> tuple[AckRun, int] | None:
     """Return the run of acknowledgements at *at*, and where it ends; None if the codec must decode the packet there.
 
-    It ends after `RUN_PACKETS_MAX` packets.
+    It ends after *packets_max* packets.
     """
-    match = _ACK_RUNS[data[at]].match(data, at) if data[at] in _ACK_RUNS else None
+    match = _ACK_RUNS[data[at]].match(data, at, at + ACK_BYTES * packets_max) if data[at] in _ACK_RUNS else None
     if match is None:
         return None
-    end = min(match.end(), at + ACK_BYTES * RUN_PACKETS_MAX)
+    end = match.end()
     found = data[at:end]
     pairs = bytearray(len(found) // 2)
     pairs[0::2] = found[2::ACK_BYTES]

@@ -16,7 +16,7 @@ from .codes import ReasonCode
 from .errors import NotAccepted
 from .frames import Grant
 from .properties import Properties
-from .subscribing import grant_of
+from .subscribing import SELECTS, grant_of
 
 __all__ = ["check_stored", "chooser", "selection_of", "selector_of"]
 
@@ -61,10 +61,9 @@ def chooser(broker: Broker, grants: tuple[Grant, ...]) -> Callable[[RecordView],
 def check_stored(broker: Broker, filters: Mapping[str, bytes]) -> None:
     """Raise `NotAccepted` if the selector of a session's subscription cannot be used: it would miss messages."""
     for topic_filter, options in filters.items():
-        selector = grant_of(topic_filter, options).selector
-        if selector:
+        if options[0] & SELECTS:
             try:
-                selection_of(broker, selector)
+                selection_of(broker, grant_of(topic_filter, options).selector)
             except Refused as refused:
                 text = f"the session has a subscription with a selector that cannot be used; {refused}"
                 raise NotAccepted(text, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR) from refused

@@ -26,13 +26,16 @@ from martlet.message import TAGS
 from .context import PROTOCOL, Context
 from .frames import Grant, Shape, encode_alone
 from .messages import to_deliver
-from .names import HIDDEN, SharedFilter, split_shared
+from .names import HIDDEN, Names, SharedFilter, split_shared
 from .selecting import selection_of
 
 __all__ = ["POLICY", "Leased", "SharedSubscriptions", "group_of", "select_names", "share_encoding"]
 
 POLICY: Final = GroupPolicy(PROTOCOL)
 TAGS_NAME: Final = TAGS.encode()
+# Characters of names, and of one level of names.
+_ANY: Final = r"[^+#\x00-\x1f\x7f-\x9f]"
+_ANY_IN_LEVEL: Final = r"[^/+#\x00-\x1f\x7f-\x9f]"
 MESSAGES_A_TURN: Final = 256  # of QoS 0, which no window limits
 
 
@@ -50,17 +53,22 @@ def group_of(shared: SharedFilter) -> str:
 
 
 def select_names(topic_filter: str) -> Selection:
-    """Return the selection of messages whose name *topic_filter* matches."""
+    """Return the selection of messages whose name *topic_filter* matches.
+
+    It leaves out nearly all invalid names of other protocols' messages; `share_encoding` leaves out the others.
+    """
     levels = topic_filter.split("/")
+    if topic_filter.startswith(HIDDEN):
+        return Selection(f"names {topic_filter}", frozenset(), lambda record: False)
     if not {"+", "#"} & set(levels):
         return select_tags((topic_filter,))
     pattern = f"(?!{re.escape(HIDDEN)})" if levels[0] in ("+", "#") else ""
     for index, level in enumerate(levels):
         if level == "#":
-            pattern += "(?:/.*)?" if index else ".*"
+            pattern += f"(?:/{_ANY}*)?" if index else f"{_ANY}*"
         else:
-            pattern += ("/" if index else "") + ("[^/]*" if level == "+" else re.escape(level))
-    matches = re.compile(pattern, re.DOTALL).fullmatch
+            pattern += ("/" if index else "") + (f"{_ANY_IN_LEVEL}*" if level == "+" else re.escape(level))
+    matches = re.compile(pattern).fullmatch
 
     def is_wanted(record: RecordView) -> bool:
         name = record.property(TAGS_NAME)
@@ -69,17 +77,20 @@ def select_names(topic_filter: str) -> Selection:
     return Selection(f"names {topic_filter}", None, is_wanted)
 
 
-def share_encoding(shape: Shape, clock: Clock) -> Encoding:
-    """Return the encoding of a group's messages; one that has expired is empty.
+def share_encoding(shape: Shape, clock: Clock, names: Names) -> Encoding:
+    """Return the encoding of a group's messages; one that has expired, or has an invalid name, is empty.
 
     They are encoded when they are handed out, so what is left of their expiry is known.
     """
 
     def encode(piece: Buffer) -> list[bytes]:
-        now_ms, frames = clock.now_ms(), list[bytes]()
+        now_ms, frames, table = clock.now_ms(), list[bytes](), names.table
         for _queue_id, _offset, sys_flag, body, properties in parts(piece):
             arrived = to_deliver(sys_flag, body, properties)
-            frames.append(encode_alone(arrived, shape, "", now_ms) if arrived is not None else b"")
+            if arrived is None or (arrived.name not in table and names.learn(arrived.name) is None):
+                frames.append(b"")
+            else:
+                frames.append(encode_alone(arrived, shape, "", now_ms))
         return frames
 
     return Encoding(f"shared {shape.keeps_retain:d} {shape.encoding.name}", encode)
@@ -130,7 +141,8 @@ class SharedSubscriptions:
         """Become a member of the group on each topic. Raises `Refused`."""
         context = self._context
         shape = context.shapes.of(self._version, (grant,))
-        encoding, selection = share_encoding(shape, context.broker.clock), select_names(shared.topic_filter)
+        encoding = share_encoding(shape, context.broker.clock, context.names)
+        selection = select_names(shared.topic_filter)
         if grant.selector:
             selection = selection.both(selection_of(context.broker, grant.selector))
         context.ensure_topics()

@@ -19,7 +19,7 @@ __all__ = ["check_response_topic", "check_retain", "queue_count", "store"]
 def queue_count(context: Context, gate: Gate, name: Name) -> int:
     """Return how many queues the topic of *name* has, at least 1. Raises `Refused`."""
     context.ensure_topics()
-    topic = gate.find_topic(name.topic, "publish", context.config.queues)
+    topic = gate.find_topic(name.topic, "publish", context.queues_of(name.topic))
     return topic.write_queues or 1 if topic is not None else 1
 
 
@@ -50,8 +50,8 @@ def store(
     message = Message(name.topic, body, properties, queue_id, 0, 0, now_ms, host)
     notes = changes.notes if changes is not None else ()
     if packet.retain:
-        copy, size = _retained(context, message, packet, name)
-        end = gate.publish_run([message], atomic=True, acknowledgements=notes, own=[copy]).end
+        size = _check_room(context, message, packet, name)
+        end = gate.publish_run([message], atomic=True, acknowledgements=notes, own=_retained).end
         context.retained.appended(name.text, size, end)
     elif notes:
         end = gate.publish_run([message], atomic=True, acknowledgements=notes).end
@@ -62,14 +62,21 @@ def store(
     return end
 
 
-def _retained(context: Context, message: Message, packet: Publish, name: Name) -> tuple[Message, int]:
-    """Return the copy of *message* that is kept as the retained one of its name, and its size. Raises `Refused`."""
+def _check_room(context: Context, message: Message, packet: Publish, name: Name) -> int:
+    """Return the size of *message* as a retained one, 0 if it removes that of its name. Raises `Refused`."""
     config = context.config
     size = size_of(message.body, message.properties) if packet.payload else 0
     if size:
         context.retained.check_room(name.text, size, config.retained_max, config.retained_bytes_max)
-    copy = Message(RETAINED_TOPIC, message.body, message.properties, 0, 0, 0, message.born_ms, message.born_host)
-    return copy, size
+    return size
+
+
+def _retained(message: Message) -> Message:
+    """Return the copy of *message* that is kept as the retained one of its name."""
+    flag, sys_flag = message.flag, message.sys_flag
+    return Message(
+        RETAINED_TOPIC, message.body, message.properties, 0, flag, sys_flag, message.born_ms, message.born_host
+    )
 
 
 def check_retain(packet: Publish) -> None:

@@ -6,7 +6,7 @@ from .frames import Grant
 from .packets import Subscription
 from .properties import decode_varint, encode_varint
 
-__all__ = ["grant_of", "options_of"]
+__all__ = ["SELECTS", "grant_of", "options_of"]
 
 # Added to the options if there is a selector.
 SELECTS: Final = 0x40

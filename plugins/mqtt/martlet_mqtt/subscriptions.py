@@ -28,6 +28,8 @@ __all__ = ["FILTERS_A_SLICE", "Subscriptions"]
 
 # Of SUBSCRIBE and UNSUBSCRIBE, about 2 ms.
 FILTERS_A_SLICE: Final = 64
+# Steps that one shared subscription counts as: its group may have to be opened.
+STEPS_A_SHARE: Final = 16
 
 
 @final
@@ -70,30 +72,49 @@ class Subscriptions:
         """Whether the client is gone, or its session was lost with a commit that failed."""
         return self._connection.state is State.ENDED
 
-    def resume(self, *, is_old: bool) -> None:
+    def begin(self, *, is_old: bool) -> None:
+        """Follow the log, for an old session from where that is. Raises `Refused`."""
+        is_durable = is_old and any(map(_is_durable, self._session.filters.items()))
+        self._outgoing.begin(self._session.position if is_durable else None)
+
+    def resume(self) -> Steps[None]:
         """Go on with the subscriptions of the session; one that may not be read any more stays, and brings nothing."""
-        gate, feed = self._gate, self._context.feed
-        grants = {each: grant_of(each, options) for each, options in self._session.filters.items()}
-        own = {each: grant for each, grant in grants.items() if not (is_shared(each) or is_sys(each))}
-        own = {each: grant for each, grant in own.items() if gate.may_follow(feed, each)}
-        self._incoming.marks = any(grant.subscription.no_local for grant in own.values())
-        self._outgoing.begin(own, is_old=is_old)
-        for topic_filter in grants.keys() - own.keys():
-            if is_sys(topic_filter) and gate.allows("read", topic_filter):
-                self._sys.subscribe(self._outgoing, grants[topic_filter], with_values=False)
-            shared = split_shared(topic_filter)
-            if shared is not None:
-                with suppress(Refused):
-                    self._outgoing.share(grants[topic_filter], shared)
+        pace = Pace(FILTERS_A_SLICE)
+        for topic_filter, options in list(self._session.filters.items()):
+            with suppress(Refused):
+                self._go_on(grant_of(topic_filter, options))
+            if pace.is_over(_steps_of(topic_filter)):
+                yield
+                if self._is_ended:
+                    return
+
+    def takes_slices(self) -> bool:
+        """Return whether `resume` takes so long that others must have their turn in between."""
+        filters = self._session.filters
+        return len(filters) > FILTERS_A_SLICE or sum(map(_steps_of, filters)) > FILTERS_A_SLICE
+
+    def _go_on(self, grant: Grant) -> None:
+        """Go on with one subscription of the session. Raises `Refused`."""
+        topic_filter = grant.subscription.topic_filter
+        shared = split_shared(topic_filter)
+        if shared is not None:
+            self._outgoing.share(grant, shared)
+        elif is_sys(topic_filter):
+            self._gate.check("read", topic_filter)
+            self._sys.subscribe(self._outgoing, grant, with_values=False)
+        else:
+            self._outgoing.go_on(grant)
+            self._incoming.marks |= grant.subscription.no_local
 
     def subscribe(self, packet: Subscribe) -> Awaitable[None] | None:
         """Act on SUBSCRIBE. Raises `Refused` and `MqttError`."""
         if not self._context.broker.projections.has_applied(self._context.retained):
             return self._subscribe_late(packet)
-        return self._in_slices(self._subscribe(packet), len(packet.subscriptions))
+        steps = sum([_steps_of(each.topic_filter) for each in packet.subscriptions])
+        return self._in_slices(self._subscribe(packet), steps)
 
     def _in_slices(self, steps: Steps[None], count: int) -> Awaitable[None] | None:
-        """Do *steps*, which are about *count* filters: now if these are few."""
+        """Do *steps*, which are worth *count* filters: now if these are few."""
         if count > FILTERS_A_SLICE:
             return self._context.broker.turns.finish(steps)
         finish_now(steps)
@@ -110,7 +131,7 @@ class Subscriptions:
         numbers = packet.properties.identifiers
         identifier = numbers[0] if numbers else 0
         codes: list[int] = []
-        begun: list[tuple[Grant, bool]] = []
+        begun: list[tuple[Grant, bool, int]] = []
         texts: list[str] = []
         for each in packet.subscriptions:
             try:
@@ -123,15 +144,15 @@ class Subscriptions:
             except Refused as refused:
                 codes.append(_reason_of(refused))
                 texts.append(str(refused))
-            if pace.is_over() and not self._is_ended:
+            if pace.is_over(_steps_of(each.topic_filter)) and not self._is_ended:
                 yield
             if self._is_ended:
                 return
         self._mark()
         self._peer.hold_until(self._session.until)
         self._send(Suback(packet.packet_id, tuple(codes)), texts[0] if texts else "")  # for the first that is refused
-        for grant, is_new in begun:
-            self._send_retained(grant, is_new)
+        for grant, is_new, end in begun:
+            self._send_retained(grant, is_new, end)
             if pace.is_over():
                 yield
                 if self._is_ended:
@@ -142,8 +163,11 @@ class Subscriptions:
         """Whether a user property of SUBSCRIBE can be a selector."""
         return self._context.config.selectors and self._connection.version == V5
 
-    def _begin(self, grant: Grant) -> tuple[Grant, bool]:
-        """Begin or change a subscription; return it, and whether it is new. Raises `Refused` and `MqttError`."""
+    def _begin(self, grant: Grant) -> tuple[Grant, bool, int]:
+        """Begin or change a subscription; return it, whether it is new, and where the log ends now.
+
+        Raises `Refused` and `MqttError`.
+        """
         topic_filter, config = grant.subscription.topic_filter, self._context.config
         try:
             shared = split_shared(topic_filter)
@@ -172,11 +196,11 @@ class Subscriptions:
             if shared is not None and is_new:
                 self._outgoing.unshare(topic_filter)
             raise
+        end = 0
         if shared is None and not is_sys(topic_filter):
-            self._outgoing.subscribe(grant)
-            if is_new and grant.subscription.no_local and not self._incoming.marks:
-                self._outgoing.leave_out_earlier(topic_filter)
-        return grant, is_new
+            is_unmarked = is_new and grant.subscription.no_local and not self._incoming.marks
+            end = self._outgoing.subscribe(grant, is_unmarked=is_unmarked)
+        return grant, is_new, end
 
     def _share(self, grant: Grant, shared: SharedFilter) -> None:
         """Take part in a shared subscription. Raises `Refused`, and `NotAccepted` if others have another selector."""
@@ -192,7 +216,7 @@ class Subscriptions:
         """Have messages of the client marked as its own if they must not come back to it."""
         self._incoming.marks = any(options[0] & 4 for options in self._session.filters.values())
 
-    def _send_retained(self, grant: Grant, is_new: bool) -> None:
+    def _send_retained(self, grant: Grant, is_new: bool, end: int) -> None:
         handling, retained = grant.subscription.retain_handling, self._context.retained
         if is_shared(grant.subscription.topic_filter):
             return  # nothing retained is sent for it (MQTT 5 section 4.8.2)
@@ -202,7 +226,7 @@ class Subscriptions:
             return
         if handling == 2 or (handling == 1 and not is_new) or not len(retained):
             return
-        self._outgoing.send_retained(retained.matches(grant.subscription.topic_filter), grant, is_new=is_new)
+        self._outgoing.send_retained(grant, end, is_new=is_new)
 
     def unsubscribe(self, packet: Unsubscribe) -> Awaitable[None] | None:
         """Act on UNSUBSCRIBE. Raises `Refused`."""
@@ -239,6 +263,16 @@ class Subscriptions:
             raise MqttError(text, ReasonCode.PACKET_TOO_LARGE)
         self._context.counters.answers += 1
         self._peer.send(data)
+
+
+def _is_durable(stored: tuple[str, bytes]) -> bool:
+    """Return whether a session gets messages for a filter from where it is: it has QoS 1 or 2, and is not shared."""
+    topic_filter, options = stored
+    return bool(options[0] & 3) and not is_shared(topic_filter) and not is_sys(topic_filter)
+
+
+def _steps_of(topic_filter: str) -> int:
+    return STEPS_A_SHARE if is_shared(topic_filter) else 1
 
 
 def _reason_of(refused: Refused) -> ReasonCode:

@@ -93,7 +93,7 @@ class SysTopics:
         alone.add(topic_filter, None)
         for name, value in self._values.items():
             if alone.match(name):
-                outgoing.send_figure(name, value, (grant,), retain=True)
+                outgoing.figures.add(name, value, (grant,), retain=True)
 
     def unsubscribe(self, outgoing: "Outgoing", topic_filter: str) -> None:
         """Send nothing more for *topic_filter*."""
@@ -126,7 +126,7 @@ class SysTopics:
             if before.get(name) == value:
                 continue
             for outgoing, grants in list(self._trie.match(name).items()):
-                outgoing.send_figure(name, value, cast("tuple[Grant, ...]", grants), retain=False)
+                outgoing.figures.add(name, value, cast("tuple[Grant, ...]", grants), retain=False)
                 if pace.is_over():
                     yield
 

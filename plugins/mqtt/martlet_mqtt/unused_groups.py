@@ -6,6 +6,7 @@ for ``shared_expiry_s``, for members that subscribe again. Then its state is dro
 with new messages. Nothing about this is stored: after a restart the time starts again.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import Final, final
 
 import trio
@@ -41,16 +42,24 @@ class UnusedGroups:
         for group in context.shared_lately:
             self._since.pop(group, None)
         context.shared_lately.clear()
-        used = yield from self._used()
-        known = context.broker.shares.groups_of(PROTOCOL)
-        # Those that somebody joined since the sweep began may have been missed.
-        unused = known - used - context.shared_lately
-        self._since = {group: self._since.get(group, now) for group in unused}
-        over = {group for group, since in self._since.items() if now - since >= context.config.shared_expiry_s}
-        if over:
-            context.broker.shares.forget_groups(POLICY, over)
-            for group in over:
-                del self._since[group]
+        used, before = (yield from self._used()), self._since
+        self._since = {}
+        over: dict[str, None] = {}
+        pace = Pace()
+        for group in context.broker.shares.groups_of(PROTOCOL):
+            # Those that somebody joined since the sweep began may have been missed.
+            if group not in used and group not in context.shared_lately:
+                since = self._since[group] = before.get(group, now)
+                if now - since >= context.config.shared_expiry_s:
+                    over[group] = None
+            if pace.is_over():
+                yield
+        yield from context.broker.shares.forget_groups(POLICY, (each for each in over if self._is_unused(each)))
+
+    def _is_unused(self, group: str) -> bool:
+        """Return whether nobody has joined *group* since the sweep began."""
+        del self._since[group]
+        return group not in self._context.shared_lately
 
     def _used(self) -> Steps[set[str]]:
         """Return the groups that a session has, connected or not."""
@@ -59,11 +68,19 @@ class UnusedGroups:
         for key in table:
             state = table.get(key) if key.startswith(prefix) else None
             if state is not None:
-                used.update(group_of(shared) for each in state.filters if (shared := split_shared(each)) is not None)
-            if pace.is_over():
+                used.update(_groups_in(state.filters))
+            if pace.is_over(1 + len(state.filters) if state is not None else 1):
                 yield
         for handler in list(self._context.clients.values()):
-            used.update(group_of(shared) for each in handler.filters if (shared := split_shared(each)) is not None)
-            if pace.is_over():
+            used.update(_groups_in(handler.filters))
+            if pace.is_over(1 + len(handler.filters)):
                 yield
         return used
+
+
+def _groups_in(filters: Iterable[str]) -> Iterator[str]:
+    """Yield the groups of the shared subscriptions among *filters*."""
+    for each in filters:
+        shared = split_shared(each)
+        if shared is not None:
+            yield group_of(shared)

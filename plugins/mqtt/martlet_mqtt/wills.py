@@ -19,7 +19,7 @@ from martlet.errors import Reason, Refused, StoreError
 from martlet.steps import Pace, Steps
 
 from .codec import decode_packet, encode_packet, packet_bytes
-from .codes import V5
+from .codes import V5, ReasonCode
 from .context import PROTOCOL, Context
 from .errors import MqttError
 from .messages import record_of
@@ -38,14 +38,24 @@ STEPS_A_LOOK: Final = 4
 SPARE: Final = 1000
 
 
-def check_will(context: Context, gate: Gate, will: Will) -> None:
-    """Raise `MqttError` or `Refused` unless the client of *gate* may publish *will* when it is gone."""
+def check_will(context: Context, gate: Gate, will: Will) -> bytes:
+    """Return what a session keeps for *will*.
+
+    Raises:
+      Refused: the client of *gate* may not publish it.
+      MqttError: it cannot be published, or is too large for a session.
+    """
     name = context.names.find(will.topic)
     gate.check_message(name.topic, name.properties[1])
     packet = _packet(will)
     check_response_topic(packet)
     check_retain(packet)
     record_of(packet, name, 0)
+    data, limit = encode_will(will), context.broker.sessions.data_bytes_max
+    if len(data) > limit:
+        text = f"the will takes {len(data)} bytes; a session has room for {limit}"
+        raise MqttError(text, ReasonCode.PACKET_TOO_LARGE)
+    return data
 
 
 def _packet(will: Will) -> Publish:
@@ -82,46 +92,33 @@ class Wills:
         self._latest: dict[str, float] = {}  # the time that counts, by identifier
         # Clients that said DISCONNECT lately: their sessions may still keep the will, if the disk was full.
         self._unwanted: set[str] = set()
-        # Clients whose will was published, with the end of the log then: the table of sessions may not know it yet.
-        self._published: dict[str, int] = {}
+        # Clients whose will should have been published by now, and whether it was, unless that commit fails: then
+        # their sessions still keep it.
+        self._overdue: dict[str, bool] = {}
         self._woken = trio.Event()
 
-    # a client is gone
+    # storing
 
-    def publish(self, identity: Identity, client_id: str, data: bytes, changes: JointChanges | None) -> None:
-        """Publish the will *data*, together with *changes*; a will that may not be published is dropped.
+    def _publish(self, client_id: str, owner: str, data: bytes, changes: JointChanges) -> None:
+        """Publish the will *data* of *owner*, together with *changes*; a will that may not be published is dropped.
 
         Raises:
           Refused: the store accepts nothing at the moment.
         """
-        gate = self._context.broker.gate(identity)
+        gate = self._context.broker.gate(Identity(owner))
         try:
             self._store(gate, client_id, data, changes)
         except (MqttError, Refused) as error:
             if isinstance(error, Refused) and error.reason in (Reason.BUSY, Reason.UNAVAILABLE):
                 raise
             self._context.complaints.warn("the will of client %r is not published; %s", client_id, error)
-            if changes is not None:
-                _note(gate, changes)
+            changes.store()
         else:
-            self._context.counters.wills += 1
-            self._note_published(client_id)
+            self._context.counters.wills += not self._overdue.get(client_id)
+            self._overdue[client_id] = True
+            self.publish_later(client_id, AGAIN_S)  # which sees whether the commit failed
 
-    def _note_published(self, client_id: str) -> None:
-        store = self._context.broker.store
-        if len(self._published) >= SPARE:
-            self._published = {each: end for each, end in self._published.items() if end > store.readable}
-        self._published[client_id] = store.appended
-
-    def _was_published(self, client_id: str) -> bool:
-        """Whether the will was published just now, so that the table of sessions may still have it."""
-        broker, end = self._context.broker, self._published.get(client_id, 0)
-        if broker.store.readable < end or (end and not broker.projections.has_applied(broker.sessions.table)):
-            return True
-        self._published.pop(client_id, None)
-        return False
-
-    def _store(self, gate: Gate, client_id: str, data: bytes, changes: JointChanges | None) -> None:
+    def _store(self, gate: Gate, client_id: str, data: bytes, changes: JointChanges) -> None:
         context, (_, packet) = self._context, decode_will(data)
         name = context.names.find(packet.topic)
         try:
@@ -133,41 +130,95 @@ class Wills:
             context.complaints.warn("the will of client %r is published but not retained; %s", client_id, refused)
             store(context, gate, replace(packet, retain=False), name, NO_HOST, client_id, changes)
 
-    def of_gone(self, session: Session, identity: Identity, *, is_wanted: bool, is_delayed: bool = True) -> None:
-        """Publish the will of the client that leaves *session*, now or after its delay; drop it unless *is_wanted*."""
-        if not session.data:
-            return
-        client_id, delay_s = session.name, capped(decode_will(session.data)[0], session.expiry_s)
-        delay_s = delay_s if is_delayed else 0
-        try:
-            if not is_wanted or client_id in self._unwanted:
-                self._unwanted.add(client_id)
-                self.publish_later(client_id, AGAIN_S)  # which sees whether the session keeps it no more
-                session.keep(b"")
-            elif delay_s <= 0:
-                changes = session.changes()
-                changes.keep(b"")
-                self.publish(identity, client_id, session.data, changes)
-            else:
-                self.publish_later(client_id, delay_s)
-        except (Refused, StoreError) as error:
-            self._try_again(client_id, error)
-
     def _try_again(self, client_id: str, error: Exception) -> None:
         what = "removed" if client_id in self._unwanted else "published"
         self._context.complaints.warn("the will of client %r is not %s yet, trying again; %s", client_id, what, error)
         self.publish_later(client_id, AGAIN_S)
 
-    def forget(self, client_id: str) -> None:
-        """Publish nothing for *client_id*, which is connected again and may have another will."""
-        self._latest.pop(client_id, None)
-        self._unwanted.discard(client_id)
-        self._published.pop(client_id, None)
+    # a client goes, or comes back
 
-    def of_ended(self, session: Session, identity: Identity) -> None:
-        """Publish the will that *session* still keeps, because it ends now (MQTT 5 section 3.1.3.2.2)."""
-        if session.data:
-            self.of_gone(session, identity, is_wanted=True, is_delayed=False)
+    def of_gone(self, session: Session, *, is_wanted: bool) -> None:
+        """Publish the will of the client that leaves *session*, now or after its delay; drop it unless *is_wanted*.
+
+        If the session ends now, `Session.leave` does the rest.
+        """
+        kept, client_id = self._stored(session), session.name
+        if not kept.data:
+            return
+        if kept is session:
+            self._overdue.pop(client_id, None)  # that was an earlier will
+        delay_s = _delay_of(kept)
+        try:
+            if not is_wanted or client_id in self._unwanted:
+                self._unwanted.add(client_id)
+                self.publish_later(client_id, AGAIN_S)  # which sees whether the session keeps it no more
+                if kept.expiry_s:
+                    session.keep(b"")
+            elif delay_s > 0 and client_id not in self._overdue:
+                self.publish_later(client_id, delay_s)
+            else:
+                self._overdue.setdefault(client_id, False)
+                self._publish_now(session)
+        except (Refused, StoreError) as error:
+            self._try_again(client_id, error)
+
+    def _publish_now(self, session: Session) -> None:
+        """Publish the will that *session* keeps, which ends if it expires at once. Raises `Refused`."""
+        changes, data = session.changes(), session.data
+        if session.expiry_s:
+            changes.keep(b"")
+        else:
+            changes.end()
+        self._publish(session.name, session.owner, data, changes)
+
+    def _stored(self, session: Session) -> Session | SessionState:
+        """Return *session*, or what is stored of it if its last changes were lost."""
+        sessions = self._context.broker.sessions
+        if not session.name or sessions.has(session) or not sessions.is_settled(PROTOCOL, session.name):
+            return session
+        state, _ = sessions.find(PROTOCOL, session.name)
+        return state if state is not None else SessionState("", "", 0, 0)
+
+    def of_returned(self, session: Session) -> None:
+        """Drop the will that *session* kept while its client was away; publish it if that is overdue.
+
+        Raises:
+          Refused: it cannot be published now.
+        """
+        client_id, data = session.name, session.data
+        is_wanted = data and client_id not in self._unwanted
+        if is_wanted and (client_id in self._overdue or not decode_will(data)[0]):
+            self._overdue.setdefault(client_id, False)
+            changes = session.changes()
+            changes.keep(b"")
+            self._publish(client_id, session.owner, data, changes)
+        elif data or client_id not in self._overdue:  # else it was published, unless the commit fails
+            self._latest.pop(client_id, None)
+            self._unwanted.discard(client_id)
+            self._overdue.pop(client_id, None)
+
+    def end(self, session: Session) -> None:
+        """End *session*, which the client does not want; publish the will that it keeps (MQTT 5 section 3.1.3.2.2).
+
+        Raises:
+          Refused: the store accepts nothing at the moment.
+        """
+        changes = session.changes()
+        changes.end()
+        self.ending(changes)
+
+    def ending(self, changes: JointChanges) -> None:
+        """Publish the will of a session that ends with *changes*. Raises `Refused`."""
+        state = changes.state
+        client_id, has_expired = state.key.partition(" ")[2], state.ends_ms > 0
+        if state.data and client_id not in self._unwanted:
+            self._overdue.setdefault(client_id, False)
+            self._publish(client_id, state.owner, state.data, changes)
+        else:
+            changes.store()
+        self._context.counters.expired_sessions += has_expired
+
+    # later
 
     def publish_later(self, client_id: str, delay_s: float) -> None:
         """Publish the will that the session of *client_id* keeps after *delay_s*, unless a client comes back."""
@@ -175,19 +226,6 @@ class Wills:
         heappush(self._due, (at, client_id))
         if self._due[0][1] == client_id or self._has_many_stale:
             self._woken.set()
-
-    def ending(self, state: SessionState) -> None:
-        """Publish the will of a session that ends."""
-        self._context.counters.expired_sessions += 1
-        client_id = state.key.partition(" ")[2]
-        if not state.data or client_id in self._unwanted or self._was_published(client_id):
-            return
-        try:
-            self.publish(Identity(state.owner), client_id, state.data, None)
-        except (Refused, StoreError) as error:
-            self._context.complaints.warn("the will of client %r is not published; %s", client_id, error)
-
-    # later
 
     async def run(self) -> None:
         """Publish delayed wills, until cancelled; those of before the start first."""
@@ -239,8 +277,7 @@ class Wills:
             if protocol == PROTOCOL and client_id not in self._latest and client_id not in self._context.clients:
                 state = table.get(key)
                 if state is not None and state.data:
-                    delay_s, _ = decode_will(state.data)
-                    at = self._latest[client_id] = now + capped(delay_s, state.expiry_s)
+                    at = self._latest[client_id] = now + _delay_of(state)
                     self._due.append((at, client_id))
             if pace.is_over(STEPS_A_LOOK):
                 yield
@@ -248,35 +285,32 @@ class Wills:
 
     def _publish_due(self, client_id: str) -> None:
         sessions = self._context.broker.sessions
-        sessions.find_lost()
-        state, has_client = sessions.find(PROTOCOL, client_id)
-        if self._was_published(client_id):
-            return
-        if state is None or has_client or not state.data:
-            stored = sessions.table.get(f"{PROTOCOL} {client_id}")
-            if has_client or stored is None or not stored.data:
-                self._unwanted.discard(client_id)
-            elif client_id in self._unwanted:
-                self.publish_later(client_id, AGAIN_S)  # that it is removed is not durable yet
+        if not sessions.is_settled(PROTOCOL, client_id):
+            self.publish_later(client_id, AGAIN_S)
             return
         changes = sessions.changes_without_client(PROTOCOL, client_id)
-        assert changes is not None
+        if changes is None or not changes.state.data:
+            self._unwanted.discard(client_id)
+            self._overdue.pop(client_id, None)
+            return
+        state, data = changes.state, changes.state.data
         try:
-            changes.keep(b"")
+            if state.expiry_s:
+                changes.keep(b"")
+            else:
+                changes.end()
             if client_id in self._unwanted:
-                _note(self._context.broker.gate(Identity(state.owner)), changes)
+                changes.store()
                 self.publish_later(client_id, AGAIN_S)  # see again: the commit may fail
             else:
-                self.publish(Identity(state.owner), client_id, state.data, changes)
+                self._overdue.setdefault(client_id, False)
+                self._publish(client_id, state.owner, data, changes)
         except (Refused, StoreError) as error:
             self._try_again(client_id, error)
 
 
-def _note(gate: Gate, changes: JointChanges) -> None:
-    """Store *changes* without a message. Raises `Refused`."""
-    if changes.notes:
-        gate.publish_atomic([], changes.notes)
-    changes.apply()
+def _delay_of(kept: Session | SessionState) -> float:
+    return capped(decode_will(kept.data)[0], kept.expiry_s)
 
 
 def capped(delay_s: float, expiry_s: int) -> float:

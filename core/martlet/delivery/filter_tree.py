@@ -1,0 +1,286 @@
+"""A tree of topic filters that finds those which match a name in one walk over its levels.
+
+Levels that no other filter shares are not nodes of their own: a node's *label* has all levels between it and the node
+above. So a filter adds at most two nodes, however many levels it has.
+
+    a/b/c/d/e, a/b/x/+/y        "a", label "b/"  ->  "c", label "d/e/"
+                                                     "x", label "+/y/"
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import Generic, TypeAlias, TypeVar, final
+
+__all__ = ["FilterTree", "Stored", "Table", "table_of"]
+
+T = TypeVar("T", bound=Hashable)
+
+Table: TypeAlias = dict[T, Hashable]  # the subscribers of one filter, with their values
+# A dict of one entry takes four times as many bytes as a pair.
+Stored: TypeAlias = Table[T] | tuple[T, Hashable]
+
+
+def table_of(stored: Stored[T]) -> Table[T]:
+    """Return *stored* as a table."""
+    return stored if isinstance(stored, dict) else {stored[0]: stored[1]}
+
+
+def _with(stored: Stored[T] | None, subscriber: T, value: Hashable) -> Stored[T]:
+    if isinstance(stored, dict):
+        stored[subscriber] = value
+        return stored
+    if stored is None or stored[0] == subscriber:
+        return subscriber, value
+    return {stored[0]: stored[1], subscriber: value}
+
+
+def _without(stored: Stored[T], subscriber: T) -> Stored[T] | None:
+    if not isinstance(stored, dict):
+        return None
+    del stored[subscriber]
+    return stored or None
+
+
+def _has(stored: Stored[T] | None, subscriber: T) -> bool:
+    if isinstance(stored, dict):
+        return subscriber in stored
+    return stored is not None and stored[0] == subscriber
+
+
+@final
+class _Node(Generic[T]):
+    """*here* are the subscribers of the filter that ends at it, *rest* those of the one with a final wildcard.
+
+    The first level of each child is its key in *children*, or the single-level wildcard for *one*; the others are its
+    *label*, with a separator after each.
+    """
+
+    __slots__ = ("children", "here", "label", "one", "rest")
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.children: dict[str, _Node[T]] | None = None
+        self.one: _Node[T] | None = None
+        self.here: Stored[T] | None = None
+        self.rest: Stored[T] | None = None
+
+    def only_child(self) -> "tuple[str | None, _Node[T]] | None":
+        """Return the first level, None for the wildcard, and the node of the only child; None if there is not one."""
+        if self.one is not None:
+            return None if self.children else (None, self.one)
+        if self.children is not None and len(self.children) == 1:
+            return next(iter(self.children.items()))
+        return None
+
+
+@final
+class FilterTree(Generic[T]):
+    """Filters with their subscribers; `interest.FilterTrie` says what the arguments mean.
+
+    The methods take a filter as its levels. A filter is always found at the same place among those that match, so equal
+    sets of filters are found in the same order for all names.
+    """
+
+    def __init__(self, separator: str, one: str, rest: str, hidden: str) -> None:
+        self._separator = separator
+        self._one = one
+        self._rest = rest
+        self._hidden = hidden
+        self._root: _Node[T] = _Node("")
+
+    # labels
+
+    def _label_of(self, levels: Sequence[str]) -> str:
+        return self._separator.join((*levels, ""))
+
+    def _levels_of(self, label: str) -> list[str]:
+        return label.split(self._separator)[:-1]
+
+    # filters
+
+    def add(self, levels: Sequence[str], subscriber: T, value: Hashable) -> bool:
+        """Subscribe *subscriber* with *value*; return whether it was not yet."""
+        has_rest = levels[-1] == self._rest
+        node = self._node_for(levels[:-1] if has_rest else levels)
+        stored = node.rest if has_rest else node.here
+        is_new = not _has(stored, subscriber)
+        if has_rest:
+            node.rest = _with(stored, subscriber, value)
+        else:
+            node.here = _with(stored, subscriber, value)
+        return is_new
+
+    def _node_for(self, levels: Sequence[str]) -> _Node[T]:
+        """Return the node at the end of *levels*, which is created if it is missing."""
+        node, at, count = self._root, 0, len(levels)
+        while at < count:
+            level = levels[at]
+            at += 1
+            child = self._child(node, level)
+            if child is None:
+                child = _Node(self._label_of(levels[at:]))
+                self._attach(node, level, child)
+                return child
+            if child.label:
+                own = self._levels_of(child.label)
+                common = _common(own, levels, at)
+                at += common
+                if common < len(own):
+                    child = self._split(node, level, child, own, common)
+            node = child
+        return node
+
+    def _child(self, node: _Node[T], level: str) -> _Node[T] | None:
+        if level == self._one:
+            return node.one
+        return node.children.get(level) if node.children is not None else None
+
+    def _attach(self, node: _Node[T], level: str, child: _Node[T]) -> None:
+        if level == self._one:
+            node.one = child
+        elif node.children is None:
+            node.children = {level: child}
+        else:
+            node.children[level] = child
+
+    def _detach(self, node: _Node[T], level: str) -> None:
+        if level == self._one:
+            node.one = None
+        elif node.children is not None:
+            del node.children[level]
+            if not node.children:
+                node.children = None
+
+    def _split(self, node: _Node[T], level: str, child: _Node[T], own: list[str], count: int) -> _Node[T]:
+        """Return a new node after *count* of the levels *own* of the label of *child*."""
+        middle: _Node[T] = _Node(self._label_of(own[:count]))
+        self._attach(node, level, middle)
+        child.label = self._label_of(own[count + 1 :])
+        self._attach(middle, own[count], child)
+        return middle
+
+    def remove(self, levels: Sequence[str], subscriber: T) -> bool:
+        """Remove *subscriber*; return False if it was not subscribed."""
+        has_rest = levels[-1] == self._rest
+        path: list[tuple[_Node[T], str]] = []
+        node = self._find(levels[:-1] if has_rest else levels, path)
+        if node is None:
+            return False
+        stored = node.rest if has_rest else node.here
+        if stored is None or not _has(stored, subscriber):
+            return False
+        if has_rest:
+            node.rest = _without(stored, subscriber)
+        else:
+            node.here = _without(stored, subscriber)
+        self._tidy(node, path)
+        return True
+
+    def _find(self, levels: Sequence[str], path: list[tuple[_Node[T], str]]) -> _Node[T] | None:
+        """Return the node at the end of *levels*; *path* gets the nodes above it, each with the level that follows."""
+        node, at, count = self._root, 0, len(levels)
+        while at < count:
+            level = levels[at]
+            at += 1
+            child = self._child(node, level)
+            if child is None:
+                return None
+            if child.label:
+                own = self._levels_of(child.label)
+                if _common(own, levels, at) < len(own):
+                    return None
+                at += len(own)
+            path.append((node, level))
+            node = child
+        return node
+
+    def _tidy(self, node: _Node[T], path: list[tuple[_Node[T], str]]) -> None:
+        """Remove *node* if it is empty, and join a node that only leads to another one with that."""
+        if node.here is None and node.rest is None and node.children is None and node.one is None and path:
+            parent, level = path.pop()
+            self._detach(parent, level)
+            node = parent
+        if not path or node.here is not None or node.rest is not None:
+            return
+        only = node.only_child()
+        if only is not None:
+            first, child = only
+            middle = self._one if first is None else first
+            child.label = self._label_of([*self._levels_of(node.label), middle, *self._levels_of(child.label)])
+            parent, level = path.pop()
+            self._attach(parent, level, child)
+
+    # names
+
+    def find(self, name: str) -> list[Stored[T]]:
+        """Return the subscribers of each filter that matches *name*."""
+        separator, node, at = self._separator, self._root, 0
+        text, step = name + separator, len(separator)  # so that each level ends with a separator
+        size = len(text)
+        found: list[Stored[T]] = []
+        if self._hidden and name.startswith(self._hidden):  # no wildcard matches the first level
+            stop = text.find(separator)
+            child = node.children.get(text[:stop]) if node.children is not None else None
+            if child is None or (at := self._after(child.label, text, stop + step)) < 0:
+                return found
+            node = child
+        others: list[tuple[_Node[T], int]] = []  # reached by a wildcard, each with where its label begins
+        while True:
+            if at == size:
+                if node.here is not None:
+                    found.append(node.here)
+                if node.rest is not None:
+                    found.append(node.rest)
+            else:
+                stop = text.find(separator, at)
+                if node.rest is not None:
+                    found.append(node.rest)
+                if node.one is not None:
+                    others.append((node.one, stop + step))
+                if node.children is not None and (child := node.children.get(text[at:stop])) is not None:
+                    at = stop + step
+                    label = child.label
+                    if not label:
+                        node = child
+                        continue
+                    if text.startswith(label, at):
+                        node = child
+                        at += len(label)
+                        continue
+                    at = self._after(label, text, at)
+                    if at >= 0:
+                        node = child
+                        continue
+            at = -1
+            while at < 0:
+                if not others:
+                    return found
+                node, at = others.pop()
+                if node.label:
+                    at = self._after(node.label, text, at)
+
+    def _after(self, label: str, text: str, at: int) -> int:
+        """Return the end of the levels of *text* from *at* on that *label* matches; -1 if it does not."""
+        if text.startswith(label, at):
+            return at + len(label)
+        if self._one not in label:
+            return -1
+        separator = self._separator
+        step = len(separator)
+        for number, literal in enumerate(label.split(self._one + separator)):
+            if number:
+                at = text.find(separator, at) + step
+                if at < step:
+                    return -1
+            if not text.startswith(literal, at):
+                return -1
+            at += len(literal)
+        return at
+
+
+def _common(own: Sequence[str], levels: Sequence[str], at: int) -> int:
+    """Return how many levels *own* has in common with *levels* from *at* on."""
+    count = min(len(own), len(levels) - at)
+    for index in range(count):
+        if own[index] != levels[at + index]:
+            return index
+    return count

@@ -1,0 +1,79 @@
+"""Which queues of which shared groups have a state, found by group and by topic."""
+
+from collections.abc import Iterator
+from typing import TypeAlias, final
+
+from martlet.delivery.lease_notes import Key
+
+__all__ = ["KnownLanes"]
+
+Name: TypeAlias = tuple[str, str]  # of a group: its scope and its name
+
+
+@final
+class KnownLanes:
+    """A set of lanes; the queues of a group on a topic are the bits of one number."""
+
+    def __init__(self) -> None:
+        self._topics: dict[str, dict[Name, int]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, key: Key) -> bool:
+        scope, group, topic, queue_id = key
+        return bool(self._topics.get(topic, {}).get((scope, group), 0) >> queue_id & 1)
+
+    def add(self, key: Key) -> None:
+        if key in self:
+            return
+        scope, group, topic, queue_id = key
+        groups = self._topics.setdefault(topic, {})
+        groups[scope, group] = groups.get((scope, group), 0) | 1 << queue_id
+        self._count += 1
+
+    def discard(self, key: Key) -> None:
+        if key not in self:
+            return
+        scope, group, topic, queue_id = key
+        groups = self._topics[topic]
+        left = groups[scope, group] & ~(1 << queue_id)
+        self._count -= 1
+        if left:
+            groups[scope, group] = left
+            return
+        del groups[scope, group]
+        if not groups:
+            del self._topics[topic]
+
+    def clear(self) -> None:
+        self._topics.clear()
+        self._count = 0
+
+    def topics(self) -> list[str]:
+        """Return the topics of the lanes."""
+        return list(self._topics)
+
+    def groups(self, topic: str) -> list[Name]:
+        """Return the groups with lanes on *topic*."""
+        return list(self._topics.get(topic, ()))
+
+    def count_of(self, scope: str, group: str, topic: str) -> int:
+        """Return how many lanes a group has on *topic*."""
+        return self._topics.get(topic, {}).get((scope, group), 0).bit_count()
+
+    def of(self, scope: str, group: str, topic: str) -> list[Key]:
+        """Return the lanes of a group on *topic*."""
+        return list(_keys((scope, group), topic, self._topics.get(topic, {}).get((scope, group), 0)))
+
+    def on(self, topic: str) -> list[Key]:
+        """Return all lanes on *topic*."""
+        return [key for name, bits in self._topics.get(topic, {}).items() for key in _keys(name, topic, bits)]
+
+
+def _keys(name: Name, topic: str, bits: int) -> Iterator[Key]:
+    scope, group = name
+    for queue_id, bit in enumerate(reversed(f"{bits:b}")):
+        if bit == "1":
+            yield Key(scope, group, topic, queue_id)

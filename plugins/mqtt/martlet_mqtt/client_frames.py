@@ -1,0 +1,124 @@
+"""The frames that one client gets of a run, where they are not those that all subscribers share (`frames.py`).
+
+That depends on the client: the largest packet that it accepts, its topic aliases and selectors, and which messages are
+its own; and on the time, for messages that expire.
+"""
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Final, final
+
+from martlet.contracts import RecordView
+from martlet.delivery.fanout import parts
+from martlet.delivery.tail_reader import Frames, Run
+
+from .aliases import Aliases
+from .context import Context
+from .frames import Grant, Shape, encode_alone, has_selector
+from .messages import to_deliver
+from .packets import Connect
+from .properties import Property
+from .selecting import chooser
+
+__all__ = ["ClientFrames"]
+
+# What an alias can add to a packet: itself, and a byte to each of two lengths.
+ALIAS_BYTES: Final = 5
+
+
+@final
+class ClientFrames:
+    """Encodes for one client."""
+
+    __slots__ = ("_aliases", "_context", "_last", "_packet_bytes_max", "client_id", "version")
+
+    def __init__(self, context: Context, connect: Connect) -> None:
+        properties = connect.properties
+        self._context = context
+        self.version = connect.version
+        self.client_id = connect.client_id
+        self._packet_bytes_max = properties.number(Property.MAXIMUM_PACKET_SIZE, 1 << 30)
+        alias_max = min(properties.number(Property.TOPIC_ALIAS_MAXIMUM, 0), context.config.alias_max)
+        self._aliases = Aliases(alias_max) if alias_max else None
+        self._last: tuple[tuple[Grant, ...], Shape] | None = None  # mostly the next ones too
+
+    def shape(self, grants: tuple[Grant, ...]) -> Shape:
+        """Return how the client gets messages that *grants* bring."""
+        if self._last is None or self._last[0] is not grants:
+            self._last = grants, self._context.shapes.of(self.version, grants)
+        return self._last[1]
+
+    def of_run(self, run: Run, grants: tuple[Grant, ...], shape: Shape) -> Frames:
+        """Return the frames of *run*, which *grants* bring; *shape* is theirs. Raises `Refused`."""
+        if shape.selects:
+            return self._selected(run, grants)
+        frames = run.frames(shape.encoding)
+        if not frames.is_whole or self._aliases is not None or len(frames.data) > self._packet_bytes_max:
+            return self._one_by_one(run, frames, grants, shape)
+        return frames
+
+    def fitting(self, frame: bytes) -> bytes:
+        """Return *frame*; empty if it is larger than the client accepts [MQTT-3.1.2-24, MQTT-3.1.2-25]."""
+        if len(frame) <= self._packet_bytes_max:
+            return frame
+        self._context.counters.oversize += 1
+        return b""
+
+    def chosen(self, grants: tuple[Grant, ...], record: RecordView) -> tuple[Grant, ...]:
+        """Return which of *grants* bring *record*. Raises `Refused`."""
+        return self._choose(grants)(record) if has_selector(grants) else grants
+
+    def _choose(self, grants: tuple[Grant, ...]) -> Callable[[RecordView], tuple[Grant, ...]]:
+        return chooser(self._context.broker, grants)
+
+    def _shortened(self, frame: bytes) -> bytes:
+        """Return *frame* with an alias, if aliases are in use and the client accepts what one may add."""
+        if not frame or self._aliases is None or len(frame) + ALIAS_BYTES > self._packet_bytes_max:
+            return frame
+        return self._aliases.shorten(frame)
+
+    def _one_by_one(self, run: Run, frames: Frames, grants: tuple[Grant, ...], shape: Shape) -> Frames:
+        """Return the frames of a run of which some are not the same for all subscribers."""
+        found: list[bytes] = []
+        ends: list[int] = []
+        records = parts(run.data) if not frames.is_whole else []
+        now_ms, size, start = self._context.broker.clock.now_ms(), 0, 0
+        for index, end in enumerate(frames.ends):
+            frame = frames.data[start:end]
+            if start == end:
+                _, _, sys_flag, body, properties = records[index]
+                frame = self._alone(sys_flag, body, properties, grants, shape, now_ms)
+            start = end
+            frame = self._shortened(self.fitting(frame))
+            found.append(frame)
+            size += len(frame)
+            ends.append(size)
+        return Frames(b"".join(found), ends, all(found))
+
+    def _selected(self, run: Run, grants: tuple[Grant, ...]) -> Frames:
+        """Return the frames of a run, which selectors leave out some messages of."""
+        found: list[bytes] = []
+        choose, now_ms = self._choose(grants), self._context.broker.clock.now_ms()
+        for record, (_, _, sys_flag, body, properties) in zip(run.records(), parts(run.data), strict=True):
+            own, frame = choose(record), b""
+            if own:
+                frame = self._alone(sys_flag, body, properties, own, self.shape(own), now_ms)
+                frame = self._shortened(self.fitting(frame))
+            found.append(frame)
+        return Frames(b"".join(found), list(accumulate(map(len, found))), all(found))
+
+    def _alone(
+        self, sys_flag: int, body: bytes, properties: bytes, grants: tuple[Grant, ...], shape: Shape, now_ms: int
+    ) -> bytes:
+        arrived = to_deliver(sys_flag, body, properties)
+        if arrived is None:
+            return b""
+        if arrived.client_id == self.client_id:
+            grants = tuple(grant for grant in grants if not grant.subscription.no_local)
+            if not grants:
+                return b""
+            shape = self.shape(grants)
+        if 0 < arrived.expires_ms <= now_ms:
+            self._context.counters.expired += 1
+            return b""
+        return encode_alone(arrived, shape, self.client_id, now_ms)
