@@ -169,7 +169,7 @@ class StompHandler:
         gate = self._gate = context.broker.gate(peer.identity)
         self._connect = connect
         self._sending = Sending(peer, context, gate)
-        self._subscriptions = Subscriptions(peer, context, gate, connect.version)
+        self._subscriptions = Subscriptions(peer, context, gate, connect, self._end)
         self._transactions = Transactions(peer, context, gate, self._sending, self._subscriptions)
         self.session = context.broker.ids.unique()
         beats = agreed_beats(connect, context.config.heartbeat_min_ms)
