@@ -35,6 +35,8 @@ from .transactions import Transactions
 
 __all__ = ["StompHandler"]
 
+# After a run with more different headers, others have their turn.
+HEADS_A_TURN: Final = 64
 _RECEIPT: Final = b"RECEIPT\nreceipt-id:"
 
 
@@ -89,6 +91,8 @@ class StompHandler:
                 sending.send_run(event)
             else:
                 transactions.send(event, event.transaction)
+            if len(event.headers) > HEADS_A_TURN and len(set(event.headers)) > HEADS_A_TURN:
+                return _give_turn()
         elif isinstance(event, AckRun):
             if event.transaction is None:
                 subscriptions.acknowledge(event)
@@ -223,3 +227,8 @@ class StompHandler:
         self._connection.end()
         self._sending = self._subscriptions = self._transactions = None
         self._context.clients.pop(self, None)
+
+
+async def _give_turn() -> None:
+    """Let other clients be served before the next event."""
+    await trio.lowlevel.checkpoint()
