@@ -160,6 +160,17 @@ def test_a_run_has_a_limited_number_of_frames() -> None:
     assert (len(run.bodies), end) == (scanner.RUN_FRAMES_MAX, scanner.RUN_FRAMES_MAX * len(frame))
 
 
+def test_a_run_has_a_limited_number_of_headers_that_were_never_seen() -> None:
+    heads, count = KnownHeads(V1_2, LIMITS), scanner.RUN_LEARNED_MAX
+    data = b"".join(b"SEND\ndestination:/queue/a\nid:%d\n\nx\0" % each for each in range(3 * count))
+    run, end = scan(data, heads=heads)
+    assert len(run.bodies) == count
+    run, end = scan(data[end:], heads=heads)
+    assert len(run.bodies) == count
+    run, end = scan(data, heads=heads)  # of which the first two thirds are known by now
+    assert len(run.bodies) == 3 * count
+
+
 def test_versions_read_the_same_bytes_in_their_own_way() -> None:
     data = b"SEND\ndestination:/queue/\\n\nfoo: \\c \n\n\0"
     for version, expected in ((V1_0, ("/queue/\\n", "\\c")), (V1_1, ("/queue/\n", " : "))):

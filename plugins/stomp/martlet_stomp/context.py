@@ -18,7 +18,9 @@ from .messages import Template
 from .packets import MessageHeaders
 
 if TYPE_CHECKING:
+    from .durable import Durable
     from .handler import StompHandler
+    from .subscriptions import Subscription
 
 __all__ = ["PROTOCOL", "Context", "Counters", "Templates", "make_context"]
 
@@ -89,6 +91,8 @@ class Context:
     counters: Counters = field(default_factory=Counters)
     # Warnings about clients, limited in number.
     complaints: Complaints = field(default_factory=lambda: Complaints(log))
+    # Durable subscriptions that a connection uses.
+    durable: "dict[Durable, Subscription]" = field(default_factory=dict)
     heartbeats: Heartbeats = field(default_factory=Heartbeats)
     transaction_bytes: int = 0  # of all clients
     clients: "dict[StompHandler, None]" = field(default_factory=dict)

@@ -35,6 +35,8 @@ from .transactions import Transactions
 
 __all__ = ["StompHandler"]
 
+# After a run with more different headers, others have their turn.
+HEADS_A_TURN: Final = 64
 _RECEIPT: Final = b"RECEIPT\nreceipt-id:"
 
 
@@ -89,6 +91,8 @@ class StompHandler:
                 sending.send_run(event)
             else:
                 transactions.send(event, event.transaction)
+            if len(event.headers) > HEADS_A_TURN and len(set(event.headers)) > HEADS_A_TURN:
+                return _give_turn()
         elif isinstance(event, AckRun):
             if event.transaction is None:
                 subscriptions.acknowledge(event)
@@ -169,7 +173,7 @@ class StompHandler:
         gate = self._gate = context.broker.gate(peer.identity)
         self._connect = connect
         self._sending = Sending(peer, context, gate)
-        self._subscriptions = Subscriptions(peer, context, gate, connect.version)
+        self._subscriptions = Subscriptions(peer, context, gate, connect, self._end)
         self._transactions = Transactions(peer, context, gate, self._sending, self._subscriptions)
         self.session = context.broker.ids.unique()
         beats = agreed_beats(connect, context.config.heartbeat_min_ms)
@@ -223,3 +227,8 @@ class StompHandler:
         self._connection.end()
         self._sending = self._subscriptions = self._transactions = None
         self._context.clients.pop(self, None)
+
+
+async def _give_turn() -> None:
+    """Let other clients be served before the next event."""
+    await trio.lowlevel.checkpoint()

@@ -1,7 +1,7 @@
 """SUBSCRIBE, UNSUBSCRIBE, ACK and NACK of one client, outside of transactions."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Final, final
 
@@ -15,8 +15,9 @@ from martlet.state.journal import NEXT_COMMIT
 from .codec import encode_receipts
 from .context import Context
 from .destinations import Destination, Kind, check_filter, parse_destination
+from .durable import Durable, durable_group
 from .errors import StompError, shown
-from .packets import AckRun, Nack, Subscribe, Unsubscribe, Version
+from .packets import AckRun, Connect, Nack, Subscribe, Unsubscribe
 from .subscriptions import UNLIMITED, Part, Source, Subscription
 
 __all__ = ["GROUP", "Subscriptions"]
@@ -30,13 +31,27 @@ LANGUAGE: Final = "SQL92"
 class Subscriptions:
     """The subscriptions of one client."""
 
-    __slots__ = ("_by_id", "_by_number", "_context", "_gate", "_last_number", "_peer", "_ready", "_version")
+    __slots__ = (
+        "_by_id",
+        "_by_number",
+        "_client_id",
+        "_context",
+        "_end",
+        "_gate",
+        "_last_number",
+        "_peer",
+        "_ready",
+        "_version",
+    )
 
-    def __init__(self, peer: Peer, context: Context, gate: Gate, version: Version) -> None:
+    def __init__(self, peer: Peer, context: Context, gate: Gate, connect: Connect, end: Callable[[str], None]) -> None:
+        """Begin without any; *end* closes the connection, with the reason."""
         self._peer = peer
         self._context = context
         self._gate = gate
-        self._version = version
+        self._end = end
+        self._version = connect.version
+        self._client_id = connect.client_id
         self._by_number: dict[int, Subscription] = {}
         self._by_id: dict[str, Subscription] = {}
         self._last_number = 0
@@ -66,7 +81,9 @@ class Subscriptions:
         self._by_number[subscription.number] = self._by_id[key] = subscription
 
     def _open(self, subscription: Subscription, request: Subscribe, destination: Destination) -> Source:
+        """Return what brings the messages of *subscription*. Raises `StompError` and `Refused`."""
         topic, context, acknowledges = destination.topic, self._context, subscription.acknowledges
+        group = durable_group(self._gate.identity.name, self._client_id, request, destination.kind)
         if self._gate.find_topic(topic, "read", context.config.queues) is None:
             text = f"topic[{topic}] does not exist; create it, or set broker.auto_create_topics"
             raise Refused(Reason.NO_TOPIC, text)
@@ -74,40 +91,78 @@ class Subscriptions:
         prefetch = context.config.prefetch if request.prefetch is None else request.prefetch
         credit = prefetch if acknowledges and prefetch else UNLIMITED
         selection = self._selection(request.selector)
-        if destination.kind is Kind.TOPIC:
+        if destination.kind is Kind.TOPIC and not group:
             return self._gate.subscribe(
                 subscription, topic, encoding, selection=selection, start=from_tail, credit=credit
             )
-        return self._gate.join(
+        if group:
+            self._take_over(Durable(topic, group))
+        member = self._gate.join(
             subscription,
             topic,
-            GROUP,
+            group or GROUP,
             encoding,
             lease_s=math.inf if acknowledges else 0,
             credit=credit,
             selection=selection,
-            start=from_earliest,
+            start=from_tail if group else from_earliest,
             policy=context.policy,
         )
+        if group:
+            subscription.durable = Durable(topic, group)
+            context.durable[subscription.durable] = subscription
+        return member
 
     def _selection(self, selector: str | None) -> Selection:
         return EVERYTHING if not selector else self._context.broker.selection(LANGUAGE, selector)
 
+    def _take_over(self, durable: Durable) -> None:
+        """End the use of *durable* by another connection: its client may have come back. Raises `StompError`."""
+        holder = self._context.durable.get(durable)
+        if holder is not None and self._by_number.get(holder.number) is holder:
+            raise StompError("the connection uses this durable subscription already; UNSUBSCRIBE from it first")
+        if holder is not None:
+            holder.lose("another connection uses its durable subscription")
+
+    def lose(self, subscription: Subscription, reason: str) -> None:
+        self._drop(subscription)
+        self._end(reason)
+
     def unsubscribe(self, request: Unsubscribe) -> None:
-        """End a subscription. Raises `StompError`."""
-        key = _key(request.id, request.destination or "")
-        subscription = self._by_id.pop(key, None)
-        if subscription is None:
+        """End a subscription; with its durable name, also what it has waiting. Raises `StompError`."""
+        subscription = self._by_id.get(_key(request.id, request.destination or ""))
+        group = durable_group(self._gate.identity.name, self._client_id, request, Kind.TOPIC)
+        if subscription is None and not group:
             what = f"id {shown(request.id)}" if request.id is not None else shown(request.destination or "")
             raise StompError(f"there is no subscription with {what}; use the id of SUBSCRIBE")
-        del self._by_number[subscription.number]
+        if subscription is not None:
+            self._drop(subscription)
+        if group:
+            self._forget(group)
+
+    def _forget(self, group: str) -> None:
+        """End a durable subscription, also if another connection uses it; its topic is not known."""
+        for durable, holder in list(self._context.durable.items()):
+            if durable.group == group:
+                holder.lose("another connection ended its durable subscription")
+        self._context.broker.shares.forget_groups(self._context.policy, {group})
+
+    def _drop(self, subscription: Subscription) -> None:
+        self._by_number.pop(subscription.number, None)
+        self._by_id.pop(_key(subscription.request.id, subscription.destination.text), None)
         self._ready.pop(subscription, None)
+        self._close(subscription)
+
+    def _close(self, subscription: Subscription) -> None:
         subscription.close()
+        durable, table = subscription.durable, self._context.durable
+        if durable is not None and table.get(durable) is subscription:
+            del table[durable]
 
     def close(self) -> None:
         """End all: the client is gone."""
         for subscription in self._by_number.values():
-            subscription.close()
+            self._close(subscription)
         for table in self._by_number, self._by_id, self._ready:
             table.clear()
 

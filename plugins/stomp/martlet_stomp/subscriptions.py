@@ -21,11 +21,12 @@ from martlet.state.journal import Journal
 
 from .context import Counters
 from .destinations import Destination
+from .durable import Durable
 from .encoding import message_head
 from .errors import shown
 from .packets import AckMode, Subscribe, Version
 
-__all__ = ["UNLIMITED", "Outstanding", "Part", "Ready", "Subscription"]
+__all__ = ["UNLIMITED", "Outstanding", "Owner", "Part", "Subscription"]
 
 UNLIMITED: Final = 1 << 60
 
@@ -34,11 +35,15 @@ Source: TypeAlias = Member | Reader
 Part: TypeAlias = tuple[int, Sequence[int]]
 
 
-class Ready(Protocol):
-    """Where subscriptions are that have something to deliver."""
+class Owner(Protocol):
+    """Who has a subscription: all those of its client."""
 
     def ready(self, subscription: "Subscription") -> None:
         """Have *subscription* deliver soon."""
+        ...
+
+    def lose(self, subscription: "Subscription", reason: str) -> None:
+        """End the connection of *subscription*, for *reason*."""
         ...
 
 
@@ -90,19 +95,20 @@ class Outstanding:
 class Subscription:
     """One subscription; it is the peer of its source (`martlet.delivery.subscriptions.MemberPeer`).
 
-    ``number`` is its own on this connection.
+    ``number`` is its own on this connection, and ``durable`` says what it is if it outlives that.
     """
 
     __slots__ = (
         "_counters",
         "_heads",
         "_ledger",
+        "_owner",
         "_peer",
-        "_ready",
         "_sent",
         "_source",
         "_version",
         "destination",
+        "durable",
         "number",
         "request",
     )
@@ -110,7 +116,7 @@ class Subscription:
     def __init__(
         self,
         peer: Peer,
-        ready: Ready,
+        owner: Owner,
         counters: Counters,
         request: Subscribe,
         destination: Destination,
@@ -118,12 +124,13 @@ class Subscription:
         version: Version,
     ) -> None:
         self._peer = peer
-        self._ready = ready
+        self._owner = owner
         self._counters = counters
         self._version = version
         self.request = request
         self.destination = destination
         self.number = number
+        self.durable: Durable | None = None
         self._heads: dict[int, bytes] = {}  # by the number of the delivery
         self._source: Source | None = None
         self._ledger: Ledger | None = None  # if the client acknowledges messages
@@ -148,7 +155,11 @@ class Subscription:
         return source.share.gone if isinstance(source, Member) else source is not None and source.gone
 
     def wake(self) -> None:
-        self._ready.ready(self)
+        self._owner.ready(self)
+
+    def lose(self, reason: str) -> None:
+        """End the connection, for *reason*."""
+        self._owner.lose(self, reason)
 
     def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
         self._peer.start(work, *args)
