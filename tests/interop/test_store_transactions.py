@@ -5,6 +5,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -79,17 +80,22 @@ class Seller:
 
 def stored(data: Path, topic: str) -> list[Record]:
     """Return the records of *topic* in the first segment of the log."""
-    raw = min((data / "commitlog").iterdir()).read_bytes()
     found: list[Record] = []
     at = 0
-    while True:
-        try:
-            record = decode_record(raw, at, at)
-        except CorruptRecord:
-            return found  # nothing was written there yet
-        at += record.size
-        if record.topic == topic:
-            found.append(record)
+    # Mapped, because most of its 64 MB are zeros.
+    with (
+        min((data / "commitlog").iterdir()).open("rb") as segment,
+        mmap(segment.fileno(), 0, access=ACCESS_READ) as mapped,
+        memoryview(mapped) as raw,
+    ):
+        while True:
+            try:
+                record = decode_record(raw, at, at)
+            except CorruptRecord:
+                return found  # nothing was written there yet
+            at += record.size
+            if record.topic == topic:
+                found.append(record)
 
 
 def bodies(seen: list[Received] | list[Record]) -> Counter[str]:

@@ -4,15 +4,23 @@ import java.lang.reflect.Field;
 import java.lang.reflect.Method;
 import java.util.Arrays;
 import java.util.List;
+import java.util.Map;
+import java.util.concurrent.atomic.AtomicInteger;
 
 /**
- * Shortens the stops of RocketMQ's clients and servers; run with a main class and its words, it starts that.
+ * Shortens the stops of RocketMQ's clients and servers, and ends a busy loop; run with a main class and its words, it
+ * starts that.
  *
  * <p>A thread that RocketMQ calls NettyEventExecutor polls for 3 s at a time, and whoever stops it waits for the end of its
  * poll: 3 s for each client, 9 s for a broker. This ends the poll of those that were told to stop, and of no others.
+ *
+ * <p>A broker's TransactionalOpBatchService, which writes that transactions have ended, does so an interval after it has
+ * last written. Once that has passed, it looks again and again whether there is something to write, without a pause. To
+ * those who wait for the next transaction to end, it is told here that the interval passes in a moment.
  */
 public final class QuickStop {
     private static final String SLOW = "NettyEventExecutor";
+    private static final String BUSY = "TransactionalOpBatchService";
     private static final long PAUSE_MS = 50;
 
     private QuickStop() {
@@ -37,11 +45,29 @@ public final class QuickStop {
                 for (Thread thread : threads()) {
                     if (thread != null && thread.getName().equals(SLOW) && isStopped(thread)) {
                         thread.interrupt();
+                    } else if (thread != null && thread.getName().equals(BUSY)) {
+                        pause(task(thread));
                     }
                 }
             }
         } catch (ReflectiveOperationException | RuntimeException | InterruptedException failure) {
             failure.printStackTrace(); // another JDK: stops take their time
+        }
+    }
+
+    /** Let a TransactionalOpBatchService without anything to write wait until the next look of this thread. */
+    private static void pause(Object service) throws ReflectiveOperationException {
+        if (service == null) {
+            return;
+        }
+        Object config = call("getBrokerConfig", field("brokerController", service));
+        long interval = (Integer) call("getTransactionOpBatchInterval", config);
+        Map<?, ?> queues = (Map<?, ?>) call("getDeleteContext", field("transactionalMessageService", service));
+        for (Object queue : queues.values()) {
+            if (((AtomicInteger) call("getTotalSize", queue)).get() == 0) {
+                long written = System.currentTimeMillis() - interval + PAUSE_MS;
+                queue.getClass().getMethod("setLastWriteTimestamp", long.class).invoke(queue, written);
+            }
         }
     }
 
@@ -57,9 +83,7 @@ public final class QuickStop {
         if (service == null) {
             return false;
         }
-        Method isStopped = service.getClass().getMethod("isStopped");
-        isStopped.setAccessible(true);
-        return (Boolean) isStopped.invoke(service);
+        return (Boolean) call("isStopped", service);
     }
 
     /** What a thread runs; null once it has ended. Since Java 19 a holder keeps it. */
@@ -73,6 +97,16 @@ public final class QuickStop {
             }
         }
         throw new NoSuchFieldException("target");
+    }
+
+    private static Object call(String method, Object owner) throws ReflectiveOperationException {
+        Method found = owner.getClass().getMethod(method);
+        found.setAccessible(true);
+        return found.invoke(owner);
+    }
+
+    private static Object field(String name, Object owner) throws ReflectiveOperationException {
+        return get(owner.getClass().getDeclaredField(name), owner);
     }
 
     private static Object get(Field field, Object owner) throws IllegalAccessException {
