@@ -501,6 +501,8 @@ class Gate:
         policy: GroupPolicy | None = None,
         holder: Hashable = None,
         topic_filter: str = "",
+        takes: Callable[[RecordView], bool] | None = None,
+        is_exclusive: bool = False,
     ) -> Member:
         """Return a new member of a shared group, like `Shares.join`; requires ``read`` on *topic* and *group*.
 
@@ -525,6 +527,8 @@ class Gate:
             policy=policy,
             holder=holder,
             names=permit if topic_filter else None,
+            takes=takes,
+            is_exclusive=is_exclusive,
         )
 
     def share(self, topic: str, group: str, policy: GroupPolicy | None = None) -> Share | None:

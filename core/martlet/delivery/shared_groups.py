@@ -35,7 +35,8 @@ from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.delivery.share import DEAD_LETTER_RETRY_S, LAPSED_A_TURN, STORED_S, MemberPeer, Share, ShareLane
 from martlet.delivery.subscriptions import Start, from_tail, is_readable, readable
 from martlet.delivery.tail_reader import Tails
-from martlet.errors import Reason, Refused, StoreError
+from martlet.errors import LocalProtocolError, Reason, Refused, StoreError
+from martlet.records.layout import RecordView
 from martlet.settings import DeliveryConfig
 from martlet.state.journal import Journal
 from martlet.steps import Pace, Steps
@@ -126,6 +127,8 @@ class Shares:
         policy: GroupPolicy | None = None,
         holder: Hashable = None,
         names: NamePermit | None = None,
+        takes: Callable[[RecordView], bool] | None = None,
+        is_exclusive: bool = False,
     ) -> Member:
         """Make *peer* a member of *group* on *topic*.
 
@@ -144,6 +147,11 @@ class Shares:
           holder: who holds the messages: any hashable except None; the member itself by default. If two members have
             the same holder, the newer one gets the credit of settled messages.
           names: decides which messages the member may get; None for all.
+          takes: returns whether the member takes a message that the group selects; None if it takes all. Others go to
+            another member, or wait for one that takes them. Up to `choosing.PARKED_MAX` messages of a queue wait: with
+            more, later ones are not looked at.
+          is_exclusive: whether other members get no new messages as long as this one is there; of several exclusive
+            ones, the first counts.
 
         Raises:
           Refused: the topic or group does not exist, there are too many groups or members, or the other members use
@@ -159,7 +167,9 @@ class Shares:
         limit = self.config.share_members_max
         if len(share) >= limit:
             raise Refused(Reason.BUSY, f"group {group!r} has {limit} members; delivery.share_members_max is {limit}")
-        member = Member(share, peer, encoding, lease_s, credit, permit, holder, names)
+        if takes is not None and names is not None:
+            raise LocalProtocolError("a member whose permissions depend on names cannot choose messages as well")
+        member = Member(share, peer, encoding, lease_s, credit, permit, holder, names, takes, is_exclusive=is_exclusive)
         share.join(member)
         return member
 
