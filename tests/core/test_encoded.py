@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from martlet.contracts import Buffer
 from martlet.delivery.fanout import Batch, Encoding, Encodings, encode_result, parts
 from martlet.delivery.selection import EVERYTHING, Selection
+from martlet.delivery.tail_reader import Frames
 from martlet.message import Message
 from martlet.records.codec import decode_records, encode_record
 from martlet.store import Queue, ReadResult, ReadStatus
@@ -152,3 +153,13 @@ def test_the_bound_holds_and_the_newest_stay(limit: int, batches: list[tuple[int
         assert all(len(tail.batches) <= 8 for tail in tails)
         if size <= limit:
             assert tails[which].find(number) is batch
+
+
+@given(st.lists(st.binary(max_size=3), max_size=9), st.integers(0, 9), st.integers(0, 9))
+def test_each_frame_of_a_run_can_be_taken_alone(each: list[bytes], first: int, last: int) -> None:
+    ends = [sum(map(len, each[: index + 1])) for index in range(len(each))]
+    frames = Frames(b"".join(each), ends)
+    assert frames.each == each
+    assert frames.each is frames.each
+    if first < last <= len(each):
+        assert frames.part(first, last).each == each[first:last]

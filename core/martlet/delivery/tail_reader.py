@@ -14,7 +14,7 @@ of exactly these messages, they are sent as they were received.
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from operator import itemgetter
 from struct import unpack
 from typing import Final, Protocol, final
@@ -82,12 +82,20 @@ class Frames:
     ``is_whole`` is False if the encoding left out some messages, whose frames are empty.
     """
 
-    __slots__ = ("data", "ends", "is_whole")
+    __slots__ = ("_each", "data", "ends", "is_whole")
 
     def __init__(self, data: bytes, ends: Sequence[int], is_whole: bool = True) -> None:
+        self._each: list[bytes] | None = None
         self.data = data
         self.ends = ends
         self.is_whole = is_whole
+
+    @property
+    def each(self) -> list[bytes]:
+        """The frame of each message, for protocols that put something before each."""
+        if self._each is None:
+            self._each = [self.data[begin:end] for begin, end in pairwise([0, *self.ends])]
+        return self._each
 
     def part(self, first: int, last: int) -> "Frames":
         """Return the frames of the messages from *first* up to *last*."""
