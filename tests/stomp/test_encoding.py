@@ -29,7 +29,7 @@ def test_a_head_ends_where_the_place_of_a_message_follows() -> None:
 
 
 def test_the_rest_of_a_message_is_the_same_for_all_subscribers() -> None:
-    encodings = Encodings(ManualClock())
+    encodings = Encodings(ManualClock(), ())
     data = record(4, b"body", b"CONTENT_TYPE\x01text/plain\x02a:b\x01c\x02") + record(5, b"")
     of_1_2 = encodings.of(V1_2, ORDERS, is_acknowledged=True)
     assert of_1_2.encode(data) == [
@@ -49,7 +49,7 @@ def test_the_rest_of_a_message_is_the_same_for_all_subscribers() -> None:
 
 
 def test_header_lines_are_remembered_up_to_a_bound() -> None:
-    lines = HeaderLines(V1_2)
+    lines = HeaderLines(V1_2, "")
     for number in range(2 * LINES_KEPT):
         assert lines.learn(b"n\x01%d\x02" % number) == b"n:%d\n" % number
         assert lines.table[b"n\x01%d\x02" % number] == b"n:%d\n" % number

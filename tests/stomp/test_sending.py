@@ -217,7 +217,10 @@ async def test_headers_become_properties_that_other_protocols_know(tmp_path: Pat
         assert properties_of(stomp) == {
             "CONTENT_TYPE": "text/plain",
             "CORRELATION_ID": "c 1",
-            "REPLY_TO": "/queue/b",
+            "STOMP_REPLY_TO": "/queue/b",
+            "REPLY_TO_CLIENT": "stomp:text:/queue/b",
+            "CLUSTER": "DefaultCluster",
+            "TTL": "86400000",
             "EXPIRES_MS": "4102444800000",
             "persistent": "true",
             "priority": "7",

@@ -5,12 +5,12 @@ from martlet_stomp.packets import MessageHeaders
 
 
 def test_equal_headers_have_one_template() -> None:
-    templates, headers = Templates(frozenset()), MessageHeaders("/queue/a", (("key", "value"),), 100)
+    templates, headers = Templates(frozenset(), ""), MessageHeaders("/queue/a", (("key", "value"),), 100)
     assert templates.find(headers) is templates.find(headers)
 
 
 def test_templates_are_remembered_within_limits() -> None:
-    templates = Templates(frozenset())
+    templates = Templates(frozenset(), "")
     for _ in range(TEMPLATES_KEPT + 10):
         templates.find(MessageHeaders("/queue/a", (), 30))
     assert 0 < len(templates.table) <= TEMPLATES_KEPT

@@ -31,6 +31,7 @@ class StompConfig:
         6, "after so many redeliveries a message that a client refuses (NACK) becomes a dead letter", low=0, high=1000
     )
     dead_letters: str = setting("stomp_dead_letters", "the topic of dead letters; empty to drop such messages")
+    temporary: str = setting("stomp_temp", "the topic with the messages to temporary queues and topics")
     transactions_max: int = setting(16, "transactions of one connection that have not ended", low=1, high=1000)
     transaction_frames_max: int = setting(
         900, "frames of a transaction; store.group_messages_max bounds them, too", low=1, high=100_000

@@ -13,9 +13,11 @@ from martlet.net.complaints import Complaints
 from .config import StompConfig
 from .destinations import check_name, parse_destination
 from .encoding import Encodings
+from .following import Feeds
 from .heartbeats import Heartbeats
 from .messages import Template
 from .packets import MessageHeaders
+from .temporary import Temporary
 
 if TYPE_CHECKING:
     from .durable import Durable
@@ -51,10 +53,11 @@ class Counters:
 class Templates:
     """Templates of messages, by their headers."""
 
-    __slots__ = ("_bytes", "_names", "table")
+    __slots__ = ("_bytes", "_cluster", "_names", "table")
 
-    def __init__(self, names: frozenset[str]) -> None:
+    def __init__(self, names: frozenset[str], cluster: str) -> None:
         self._names = names
+        self._cluster = cluster
         self._bytes = 0
         self.table: Final[dict[MessageHeaders, Template]] = {}
 
@@ -64,7 +67,7 @@ class Templates:
         if found is None:
             destination = parse_destination(headers.destination, self._names)
             check_name(destination)
-            found = Template(headers, destination)
+            found = Template(headers, destination, self._names, self._cluster)
             self._bytes += headers.size
             if len(self.table) >= TEMPLATES_KEPT or self._bytes > TEMPLATES_BYTES_KEPT:
                 self.table.clear()
@@ -83,6 +86,9 @@ class Context:
     names: frozenset[str]
     templates: Templates
     encodings: Encodings
+    # Of topics whose messages have names.
+    feeds: Feeds
+    temporary: Temporary
     # Of the groups that consume queues.
     policy: GroupPolicy
     # Returns the tag code of a record with given properties.
@@ -104,6 +110,7 @@ class Context:
             **asdict(self.counters),
             "expired": encodings.expired,
             "unreadable": encodings.unreadable,
+            "unanswered": self.temporary.unanswered,
             "clients": len(self.clients),
             "transaction_bytes": self.transaction_bytes,
             "heartbeats": self.heartbeats.sent,
@@ -112,8 +119,17 @@ class Context:
 
 def make_context(config: StompConfig, broker: Broker) -> Context:
     """Return the context of a broker's STOMP port."""
-    names = frozenset(config.names)
+    names, temporary = frozenset(config.names), Temporary(broker.topics, config.temporary)
     policy = GroupPolicy(PROTOCOL, config.redeliveries_max, config.dead_letters, leaving_counts=False, in_parts=True)
-    code_of = broker.store.writer.code_of
-    server = f"martlet/{installed_version()}"
-    return Context(config, broker, names, Templates(names), Encodings(broker.clock), policy, code_of, server)
+    return Context(
+        config,
+        broker,
+        names,
+        Templates(names, broker.config.cluster),
+        Encodings(broker.clock, config.names),
+        Feeds(broker, (*config.names, config.temporary)),
+        temporary,
+        policy,
+        broker.store.writer.code_of,
+        f"martlet/{installed_version()}",
+    )

@@ -1,6 +1,7 @@
-"""Destinations: ``/queue/NAME`` and ``/topic/NAME``, and the platform topics that have their messages; pure functions.
+"""Destinations, such as ``/queue/NAME``, and the platform topics that have their messages; pure functions.
 
-A platform topic has the messages of both: the prefix of a subscription says how it consumes them. A NAME that RocketMQ
+A platform topic has the messages of ``/queue/NAME`` and ``/topic/NAME``: the prefix of a subscription says how it
+consumes them. A NAME that RocketMQ
 allows is the name of the topic; of others, each character that is not allowed is percent-encoded (``orders.new`` is
 topic ``orders%2Enew``). As with ActiveMQ and RabbitMQ, a NAME without a prefix is a queue.
 
@@ -37,6 +38,21 @@ class Kind(Enum):
 
     QUEUE = "/queue/"  # each by one consumer
     TOPIC = "/topic/"  # each by all subscriptions
+    # Those of one connection, as it calls them, and as others do.
+    TEMP_QUEUE = "/temp-queue/"
+    TEMP_TOPIC = "/temp-topic/"
+    REMOTE_TEMP_QUEUE = "/remote-temp-queue/"
+    REMOTE_TEMP_TOPIC = "/remote-temp-topic/"
+    # Who waits for the reply to a request of another protocol.
+    REPLY = "/reply/"
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether its messages are in a platform topic of that name."""
+        return self in (Kind.QUEUE, Kind.TOPIC)
+
+
+_PREFIX: Final = re.compile(r"/[a-z-]+/")
 
 
 @final
@@ -45,14 +61,20 @@ class Destination(NamedTuple):
 
     Attributes:
       text: as the client wrote it.
-      topic: the platform topic.
-      name: of a message in a topic whose messages have names, or a filter of such names; empty for none.
+      topic: the platform topic; empty if `Kind.is_stored` is not.
+      name: of a message in a topic whose messages have names, or a filter of such names; empty for none. If
+        `Kind.is_stored` is not, what follows the prefix.
     """
 
     kind: Kind
     text: str
     topic: str
     name: str = ""
+
+    @property
+    def is_filter(self) -> bool:
+        """Whether ``name`` is that of messages in ``topic``, or a filter of such names."""
+        return bool(self.name) and self.kind.is_stored
 
 
 def parse_destination(text: str, named: Collection[str] = ()) -> Destination:
@@ -69,6 +91,10 @@ def parse_destination(text: str, named: Collection[str] = ()) -> Destination:
         raise StompError(f"destination {shown(text)} has no name; write {kind.value}NAME")
     if _CONTROL.search(name):
         raise StompError(f"destination {shown(text)} contains a control character")
+    if not kind.is_stored:
+        if len(name.encode()) > NAME_BYTES_MAX:
+            raise StompError(f"destination {shown(text)} is longer than {NAME_BYTES_MAX} bytes")
+        return Destination(kind, text, "", name)
     topic, slash, inner = name.partition("/")
     if slash and topic in named:
         if not inner:
@@ -85,8 +111,9 @@ def parse_destination(text: str, named: Collection[str] = ()) -> Destination:
 def _split(text: str) -> tuple[Kind, str]:
     if not text.startswith("/"):
         return Kind.QUEUE, text
+    prefix = _PREFIX.match(text)
     for kind in Kind:
-        if text.startswith(kind.value):
+        if prefix is not None and prefix[0] == kind.value:
             return kind, text.removeprefix(kind.value)
     known = ", ".join(kind.value for kind in Kind)
     raise StompError(f"destination {shown(text)} is unknown; it begins with one of {known}, or with no slash")
@@ -99,6 +126,8 @@ def _encoded(match: re.Match[str]) -> str:
 def check_name(destination: Destination) -> None:
     """Raise `StompError` unless messages may be sent to *destination*."""
     name, text = destination.name, destination.text
+    if not destination.kind.is_stored:
+        return
     if destination.topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
         raise StompError(f"destination {shown(text)} is written only by the broker; send to another one")
     if not name:
@@ -112,6 +141,8 @@ def check_name(destination: Destination) -> None:
 
 def check_filter(destination: Destination) -> None:
     """Raise `StompError` unless there may be a subscription to *destination*."""
+    if destination.kind in (Kind.REMOTE_TEMP_QUEUE, Kind.REMOTE_TEMP_TOPIC, Kind.REPLY):
+        raise StompError(f"destination {shown(destination.text)} is that of somebody else; only its owner reads it")
     if destination.name:
         _check_length(destination)
     elif destination.kind is Kind.TOPIC and _WILDCARD.search(destination.text.removeprefix(Kind.TOPIC.value)):

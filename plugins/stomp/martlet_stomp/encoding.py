@@ -9,7 +9,7 @@ repeated ones the first counts.
 STOMP 1.0 and 1.1 that acknowledge messages do so by ``message-id``, so that is their ack id (`packets.Place`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, final
 
 from martlet.clock import Clock
@@ -19,7 +19,7 @@ from martlet.records.compression import COMPRESSED
 
 from .codec import encode_header, escape
 from .destinations import Destination
-from .messages import OF_BROKER, arrived_from
+from .messages import OF_BROKER, Arrived, arrived_from
 from .packets import Version
 
 __all__ = ["Encodings", "HeaderLines", "message_head"]
@@ -60,11 +60,18 @@ class HeaderLines:
     Lines are None for messages that are not all delivered alike (`messages.Arrived.is_plain`).
     """
 
-    __slots__ = ("_bytes", "_prefix", "_version", "table")
+    __slots__ = ("_bytes", "_named", "_prefix", "_version", "table")
 
-    def __init__(self, version: Version, prefix: str = "") -> None:
-        """Begin to remember; with *prefix* the lines include the destination, which is that and the message's name."""
+    def __init__(self, version: Version, named: str, prefix: str | None = None) -> None:
+        """Begin to remember.
+
+        Args:
+          named: as for `messages.arrived_from`.
+          prefix: of messages with names; unless it is empty, the lines include the destination, which is that and
+            the name.
+        """
         self._version = version
+        self._named = named
         self._prefix = prefix
         self._bytes = 0
         self.table: Final[dict[bytes, bytes | None]] = {}
@@ -78,9 +85,13 @@ class HeaderLines:
                 lines.append(encode_header(key, value, self._version))
         return b"".join(lines)
 
+    def arrived(self, properties: bytes) -> Arrived:
+        """Return the message with *properties*."""
+        return arrived_from(properties, self._named, is_named=self._prefix is not None)
+
     def learn(self, properties: bytes) -> bytes | None:
         """Return the lines of messages with *properties*, and remember them."""
-        arrived = arrived_from(properties)
+        arrived = self.arrived(properties)
         lines = self.encode(arrived.headers, arrived.name) if arrived.is_plain else None
         self._bytes += len(properties) + len(lines or b"")
         if len(self.table) >= LINES_KEPT or self._bytes > LINES_BYTES_KEPT:
@@ -94,18 +105,26 @@ class HeaderLines:
 class Encodings:
     """The encodings of all subscriptions."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, names: Sequence[str]) -> None:
+        """Begin; *names* are the topics whose messages have names."""
         self._clock = clock
-        self._lines = [HeaderLines(version) for version in Version]
+        self._named = names[0] if names else ""
+        self._lines: dict[tuple[Version, str | None], HeaderLines] = {}
         self.expired = 0
         self.unreadable = 0  # messages with a body that cannot be decompressed
 
     def of(self, version: Version, destination: Destination, *, is_acknowledged: bool) -> Encoding:
-        """Return the encoding of messages for subscribers of *destination*."""
+        """Return the encoding of messages for subscribers of *destination*, whose topic is set."""
         with_id = is_acknowledged and version is Version.V1_2
-        line = b"destination:%b\n" % escape(destination.text, version)
-        name = f"stomp {version.text} {with_id:d} {destination.text}"
-        return Encoding(name, self._encoder(destination.topic, line, self._lines[version], with_id=with_id))
+        text, topic = destination.text, destination.topic
+        prefix = "" if not destination.kind.is_stored else None
+        if destination.is_filter:
+            text = prefix = f"{destination.kind.value}{topic}/"
+        lines = self._lines.get((version, prefix))
+        if lines is None:
+            lines = self._lines[version, prefix] = HeaderLines(version, self._named, prefix)
+        line = b"destination:%b\n" % escape(text, version) if not prefix else b""
+        return Encoding(f"stomp {version.text} {with_id:d} {text}", self._encoder(topic, line, lines, with_id=with_id))
 
     def _encoder(
         self, topic: str, line: bytes, lines: HeaderLines, *, with_id: bool
@@ -135,7 +154,7 @@ class Encodings:
 
     def _alone(self, sys_flag: int, body: bytes, properties: bytes, lines: HeaderLines) -> tuple[bytes, bytes] | None:
         """Return the header lines and the body of a message that is not like others; None if nobody gets it."""
-        arrived = arrived_from(properties)
+        arrived = lines.arrived(properties)
         if 0 < arrived.expires_ms <= self._clock.now_ms():
             self.expired += 1
             return None

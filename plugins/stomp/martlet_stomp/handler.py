@@ -1,6 +1,7 @@
 """Acts on the frames of one client (martlet.contracts.Handler)."""
 
 from collections.abc import Awaitable
+from secrets import token_hex
 from typing import Final, final
 
 import trio
@@ -182,10 +183,11 @@ class StompHandler:
         context, peer = self._context, self._peer
         gate = self._gate = context.broker.gate(peer.identity)
         self._connect = connect
-        self._sending = Sending(peer, context, gate)
-        self._subscriptions = Subscriptions(peer, context, gate, connect, self._end)
-        self._transactions = Transactions(peer, context, gate, self._sending, self._subscriptions)
-        self.session = context.broker.ids.unique()
+        self.session = token_hex(16)
+        context.temporary.begin(self.session, gate.identity.name)
+        subscriptions = self._subscriptions = Subscriptions(peer, context, gate, connect, self.session, self._end)
+        sending = self._sending = Sending(peer, context, gate, self.session, subscriptions.reply_to)
+        self._transactions = Transactions(peer, context, gate, sending, subscriptions)
         beats = agreed_beats(connect, context.config.heartbeat_min_ms)
         self._connection.open(beats[1], trio.current_time())
         if beats[0]:
@@ -234,6 +236,7 @@ class StompHandler:
             self._transactions.close()
         if self._subscriptions is not None:
             self._subscriptions.close()
+        self._context.temporary.end(self.session)
         self._connection.end()
         self._sending = self._subscriptions = self._transactions = None
         self._context.clients.pop(self, None)

@@ -2,7 +2,8 @@
 
 | header | property of the record |
 |---|---|
-| ``content-type``, ``correlation-id``, ``reply-to`` | ``CONTENT_TYPE``, ``CORRELATION_ID``, ``REPLY_TO`` |
+| ``content-type``, ``correlation-id`` | ``CONTENT_TYPE``, ``CORRELATION_ID`` |
+| ``reply-to`` | ``STOMP_REPLY_TO``, and those of a request (`requests.py`) |
 | ``expires``, and ``expiration`` as with RabbitMQ | ``EXPIRES_MS``: when the message expires, in ms since 1970 |
 | ``AMQ_SCHEDULED_DELAY``, ``x-delay`` | ``TIMER_DELAY_MS``: how long the plugin timer holds the message, in ms |
 | ``KEYS``, ``TAGS``, and those that delay, such as ``TIMER_DELIVER_MS`` | the same, with the meaning they have there |
@@ -14,7 +15,7 @@ headers are in such an object after the body, whose size is then in ``STOMP_BODY
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, final
 
 import orjson
@@ -23,10 +24,11 @@ from martlet.message import CORRELATION_ID, KEYS, PROPERTIES_BYTES_MAX, TAGS, de
 from martlet.records.compression import COMPRESSED, CompressionError, decompress
 from martlet.records.reserved import RESERVED
 
-from .destinations import Destination, Kind
+from .destinations import Destination, Kind, parse_destination
 from .errors import StompError, shown
 from .events import OF_FRAME
 from .packets import MessageHeaders
+from .requests import DESTINATION, correlation_of, reply_to_of, request_of
 
 __all__ = ["OF_BROKER", "Arrived", "Template", "arrived_from"]
 
@@ -52,14 +54,16 @@ _OWN: Final = frozenset(
         "REPLY_TO",
         "STOMP_BLOCK",
         "STOMP_BODY_BYTES",
+        DESTINATION,
     )
 )
 # Names that brokers and other clients use: a header of such a name is in the block alone.
 _TAKEN: Final = (RESERVED | _OWN) - _ACTING
 # Properties of a record that are no headers of their own.
-_HIDDEN: Final = (_TAKEN | _DELAYING) - {CORRELATION_ID}
-_PROPERTIES: Final = {"content-type": "CONTENT_TYPE", "correlation-id": CORRELATION_ID, "reply-to": "REPLY_TO"}
-_HEADERS: Final = {name: header for header, name in _PROPERTIES.items()} | {DLQ_ORIGIN: "original-destination"}
+_HIDDEN: Final = _TAKEN | _DELAYING
+_PROPERTIES: Final = {"content-type": "CONTENT_TYPE", "correlation-id": CORRELATION_ID}
+# Names of properties that come out as other headers.
+_HEADERS: Final = frozenset(("CONTENT_TYPE", CORRELATION_ID, DLQ_ORIGIN))
 _DELAYS: Final = ("AMQ_SCHEDULED_DELAY", "x-delay")
 _SCHEDULES: Final = ("AMQ_SCHEDULED_CRON", "AMQ_SCHEDULED_PERIOD", "AMQ_SCHEDULED_REPEAT")
 # Headers of MESSAGE that the broker sets.
@@ -77,18 +81,40 @@ class Template:
       destination: where they go.
       properties: what their records have at least; all if ``is_plain``.
       is_delayed: whether the plugin timer has to hold them.
+      reply: the temporary destination of the sender to which they are answered; None if they are not.
     """
 
-    __slots__ = ("_delay_ms", "_tail", "_ttl_ms", "destination", "is_delayed", "properties")
+    __slots__ = (
+        "_cluster",
+        "_correlation",
+        "_delay_ms",
+        "_tail",
+        "_ttl_ms",
+        "destination",
+        "is_delayed",
+        "properties",
+        "reply",
+    )
 
-    def __init__(self, headers: MessageHeaders, destination: Destination) -> None:
-        """Make the template of *headers*. Raises `StompError` if one of them cannot be understood."""
+    def __init__(
+        self, headers: MessageHeaders, destination: Destination, named: Collection[str] = (), cluster: str = ""
+    ) -> None:
+        """Make the template of *headers*.
+
+        Args:
+          named: topics whose messages have names.
+          cluster: of the broker, for clients of RocketMQ that answer.
+
+        Raises:
+          StompError: a header cannot be understood.
+        """
         self.destination = destination
         for name in _SCHEDULES:
             if headers.get(name) is not None:
                 raise StompError(f"header {name} is not supported; send the message each time, or use {_DELAYS[0]}")
         self._delay_ms = next(filter(None, (_number(headers, name) for name in _DELAYS)), 0)
         self._ttl_ms = _number(headers, "expiration")
+        self._cluster = cluster
         self._tail = b""
         own = _acting(headers, destination)
         if self._delay_ms:
@@ -97,24 +123,61 @@ class Template:
         expires_ms = _number(headers, "expires")
         if expires_ms and not self._ttl_ms:
             own["EXPIRES_MS"] = str(expires_ms)
-        users, block = _divided(headers)
+        users, block = _divided(headers, destination)
+        self._correlation = users.get(CORRELATION_ID, "")
+        self.reply = self._answered(users, own, named)
         if block:
             users["STOMP_BLOCK"] = _json(block)
+        self._make(own, users, headers)
+
+    def _answered(self, users: dict[str, str], own: dict[str, str], named: Collection[str]) -> Destination | None:
+        """Move what says where to answer from *users* to *own*; return the destination if it is temporary."""
+        text = users.pop("reply-to", None)
+        if text is None:
+            return None
+        users.pop(CORRELATION_ID, None)
+        try:
+            reply: Destination | None = parse_destination(text, named)
+        except StompError:
+            reply = None  # of another broker, and this one only passes it on
+        if reply is None or reply.kind is Kind.REPLY:
+            own[DESTINATION] = text
+            if self._correlation:
+                own[CORRELATION_ID] = self._correlation
+            return None
+        if reply.kind in (Kind.TEMP_QUEUE, Kind.TEMP_TOPIC):
+            return reply
+        own |= request_of(text, self._correlation, self._cluster)
+        if reply.kind is Kind.TOPIC and reply.name:
+            own["REPLY_TO"] = reply.name
+        return None
+
+    def _make(self, own: dict[str, str], users: dict[str, str], headers: MessageHeaders) -> None:
+        """Encode the properties. Raises `StompError` if they are too long."""
         self.properties = _encoded(own | users)
+        if len(self.properties) <= PROPERTIES_BYTES_MAX - SPARE_BYTES:
+            return
+        self.properties = _encoded(own)
+        left = {name: value for name, value in headers.pairs if _is_users(name) and name != "reply-to"}
+        self._tail = _json(left).encode()
         if len(self.properties) > PROPERTIES_BYTES_MAX - SPARE_BYTES:
-            self.properties = _encoded(own)
-            self._tail = _json({name: value for name, value in headers.pairs if _is_users(name)}).encode()
-            if len(self.properties) > PROPERTIES_BYTES_MAX - SPARE_BYTES:
-                raise StompError(f"headers {KEYS} and {TAGS} have {len(self.properties)} bytes; shorten them")
+            text = f"headers {KEYS}, {TAGS}, reply-to and correlation-id have {len(self.properties)} bytes"
+            raise StompError(f"{text}; shorten them")
 
     @property
     def is_plain(self) -> bool:
         """Whether ``properties`` are all that a record has, and its body is that of the message."""
-        return not (self._ttl_ms or self._tail)
+        return not (self._ttl_ms or self._tail or self.reply is not None)
 
-    def record_of(self, body: bytes, now_ms: int) -> tuple[bytes, bytes]:
-        """Return the body and the properties of the record for a message with *body*."""
+    def record_of(self, body: bytes, now_ms: int, reply_to: str = "") -> tuple[bytes, bytes]:
+        """Return the body and the properties of the record for a message with *body*.
+
+        Args:
+          reply_to: what others call ``reply``.
+        """
         properties = self.properties
+        if reply_to:
+            properties += _encoded(request_of(reply_to, self._correlation, self._cluster))
         if self._ttl_ms:
             properties += b"EXPIRES_MS\x01%d\x02" % (now_ms + self._delay_ms + self._ttl_ms)
         if self._tail:
@@ -134,11 +197,11 @@ def _number(headers: MessageHeaders, name: str) -> int:
 
 def _acting(headers: MessageHeaders, destination: Destination) -> dict[str, str]:
     """Return the properties that act on the message, and its name."""
-    found = {TAGS: destination.name} if destination.name else {}
+    found = {TAGS: destination.name} if destination.is_filter else {}
     for name in _ACTING:
         value = headers.get(name)
-        if value and not _UNFIT.search(value):
-            found.setdefault(name, value)
+        if value and not _UNFIT.search(value) and not (name == TAGS and destination.name):
+            found[name] = value
     return found
 
 
@@ -147,12 +210,14 @@ def _is_users(name: str) -> bool:
     return name not in _TIMES and name not in _SET and name not in _ACTING
 
 
-def _divided(headers: MessageHeaders) -> tuple[dict[str, str], dict[str, str]]:
+def _divided(headers: MessageHeaders, destination: Destination) -> tuple[dict[str, str], dict[str, str]]:
     """Return the properties for headers that are passed on, and those headers that cannot be properties."""
     found: dict[str, str] = {}
     block: dict[str, str] = {}
     for name, value in headers.pairs:
         if not _is_users(name):
+            if name == TAGS and destination.name:
+                block[name] = value
             continue
         key = _PROPERTIES.get(name, name)
         is_free = name in _PROPERTIES or (name not in _TAKEN and name not in _HEADERS)
@@ -203,15 +268,25 @@ class Arrived:
         return self.headers | _decoded(plain[self._body_bytes :]), plain[: self._body_bytes]
 
 
-def arrived_from(properties: bytes) -> Arrived:
-    """Return the message in a record of any protocol with *properties*."""
+def arrived_from(properties: bytes, named: str, *, is_named: bool = False) -> Arrived:
+    """Return the message in a record of any protocol with *properties*.
+
+    Args:
+      named: the topic with the names of MQTT, to which a message with a response topic alone is answered; empty for
+        none.
+      is_named: whether the tag of the message is its name, and no header.
+    """
     found = decode_properties(properties)
     headers = {name: value for name, value in found.items() if name not in _HIDDEN and name not in _HEADERS}
-    for name, header in _HEADERS.items():
-        if name in found:
-            headers[header] = found[name]
-    if DLQ_ORIGIN in found:
-        headers[_HEADERS[DLQ_ORIGIN]] = f"{Kind.QUEUE.value}{found[DLQ_ORIGIN]}"
+    if is_named:
+        headers.pop(TAGS, None)
+    others = {
+        "content-type": found.get("CONTENT_TYPE"),
+        "correlation-id": correlation_of(found),
+        "reply-to": reply_to_of(found, named),
+        "original-destination": f"{Kind.QUEUE.value}{found[DLQ_ORIGIN]}" if DLQ_ORIGIN in found else None,
+    }
+    headers |= {name: value for name, value in others.items() if value is not None}
     expires_ms = _plain_number(found.get("EXPIRES_MS", ""))
     if expires_ms > 0:
         headers["expires"] = str(expires_ms)

@@ -17,6 +17,7 @@ from .config import StompConfig
 from .connection import Heads, StompConnection
 from .context import PROTOCOL, Context, make_context
 from .handler import StompHandler
+from .replies import take_replies
 
 __all__ = ["StompPlugin"]
 
@@ -43,6 +44,7 @@ class StompPlugin(Hooks):
         """Return what all connections share, the same for all hooks."""
         if self._context is None:
             self._context = make_context(self.config, broker)
+            take_replies(self._context)
         return self._context
 
     def martlet_services(self, broker: Broker) -> Sequence[Service]:

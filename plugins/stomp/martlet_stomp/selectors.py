@@ -18,12 +18,12 @@ _NAMES: Final = {
     "JMSCorrelationID": CORRELATION_ID,
     "JMSExpiration": "EXPIRES_MS",
     "JMSPriority": "priority",
-    "JMSReplyTo": "REPLY_TO",
+    "JMSReplyTo": "STOMP_REPLY_TO",
     "JMSType": "type",
     "content-type": "CONTENT_TYPE",
     "correlation-id": CORRELATION_ID,
     "expires": "EXPIRES_MS",
-    "reply-to": "REPLY_TO",
+    "reply-to": "STOMP_REPLY_TO",
 }
 # A string, a name in quotes, or a plain name.
 _TOKEN: Final = re.compile(r"""'(?:[^']|'')*'|"((?:[^"]|"")*)"|([A-Za-z_$][A-Za-z0-9_$]*)""")

@@ -1,21 +1,25 @@
 """Messages from one client: SEND outside of transactions, and the receipts for it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, final
 from zlib import crc32
 
 from martlet.access import Gate
 from martlet.contracts import Peer, Timers
-from martlet.errors import Reason, Refused
-from martlet.message import Message
+from martlet.errors import Refused
+from martlet.message import TAGS, Message, encode_properties
 from martlet.store import Queue
 from martlet.store.writer import RunItem, RunResult
 
 from .codec import encode_receipts
 from .context import Context
+from .destinations import Destination, Kind
 from .errors import StompError, shown
 from .messages import Template
 from .packets import MessageHeaders, SendRun
+from .replies import send_reply
+from .storing import find_queue_id, queue_count
+from .temporary import is_temporary
 
 __all__ = ["Sending"]
 
@@ -26,12 +30,22 @@ TOPICS_REMEMBERED: Final = 1000
 class Sending:
     """Stores what one client sends."""
 
-    __slots__ = ("_context", "_gate", "_peer", "_queue_ids")
+    __slots__ = ("_context", "_gate", "_peer", "_queue_ids", "_reply_to", "_session")
 
-    def __init__(self, peer: Peer, context: Context, gate: Gate) -> None:
+    def __init__(
+        self, peer: Peer, context: Context, gate: Gate, session: str, reply_to: Callable[[Destination], str]
+    ) -> None:
+        """Begin.
+
+        Args:
+          session: of the client.
+          reply_to: returns what others call a temporary destination of the client, which then subscribes to it.
+        """
         self._peer = peer
         self._context = context
         self._gate = gate
+        self._session = session
+        self._reply_to = reply_to
         # A client's messages stay in order: its messages of one topic go to one queue.
         self._queue_ids: dict[str, int] = {}
 
@@ -71,16 +85,16 @@ class Sending:
                 properties, code = template.properties, self._context.code_of(template.properties)
                 items += [(queue, body, properties, code, 0, 0, now_ms, host, 0, 0) for body in run.bodies]
                 return items
-        places: dict[MessageHeaders, tuple[Template, Queue, bool]] = {}
+        places: dict[MessageHeaders, tuple[Template, Queue, bool, str]] = {}
         for each in dict.fromkeys(headers):
             template = find(each)
             queue = self._queue(template)
             if queue is None:
                 return None
-            places[each] = template, queue, self._is_wanted(template)
+            places[each] = template, queue, self._is_wanted(template), self._answered_at(template)
         for each, body in zip(headers, run.bodies, strict=True):
-            template, queue, is_wanted = places[each]
-            content, properties = template.record_of(body, now_ms)
+            template, queue, is_wanted, reply_to = places[each]
+            content, properties = template.record_of(body, now_ms, reply_to)
             if is_wanted:
                 items.append(Message(queue.topic, content, properties, queue.queue_id, 0, 0, now_ms, host))
             else:
@@ -92,15 +106,25 @@ class Sending:
         for index, body in enumerate(run.bodies):
             receipt = run.receipt_of(index)
             try:
-                placed = self._gate.publish(self.message(run.headers[index], body))
+                end = self._send_one(self._context.templates.find(run.headers[index]), body)
             except Refused as refused:
                 raise StompError(str(refused), receipt) from refused
             except StompError as error:
                 error.receipt = receipt
                 raise
-            self._context.counters.stored += 1
             if receipt is not None:
-                self._answer((receipt,), placed.end)
+                self._answer((receipt,), end)
+
+    def _send_one(self, template: Template, body: bytes) -> int:
+        """Store a message, or drop it if nobody can get it. Raises `StompError` and `Refused`."""
+        if template.destination.kind is Kind.REPLY:
+            return send_reply(self._context, self._gate, template, body, self._peer.host)
+        message = self._record(template, body)
+        if message is None:
+            return 0
+        placed = self._gate.publish(message)
+        self._context.counters.stored += 1
+        return placed.end
 
     def _answer(self, receipts: Sequence[bytes], end: int) -> None:
         if receipts:
@@ -110,12 +134,33 @@ class Sending:
 
     # one message
 
-    def message(self, headers: MessageHeaders, body: bytes) -> Message:
-        """Return the message to store. Raises `StompError`, and `Refused` if it may not be stored."""
-        template, now_ms = self._context.templates.find(headers), self._now_ms
-        queue_id = self._queue_id(template)
-        content, properties = template.record_of(body, now_ms)
-        return Message(template.destination.topic, content, properties, queue_id, 0, 0, now_ms, self._peer.host)
+    def message(self, headers: MessageHeaders, body: bytes) -> Message | None:
+        """Return the message to store; None if nobody can get it. Raises `StompError` and `Refused`."""
+        template = self._context.templates.find(headers)
+        if template.destination.kind is Kind.REPLY:
+            text = "is a reply to another protocol, which cannot be in a transaction; send it without one"
+            raise StompError(f"the message to {shown(template.destination.text)} {text}")
+        return self._record(template, body)
+
+    def _record(self, template: Template, body: bytes) -> Message | None:
+        self._check_delay(template)
+        destination, context, now_ms = template.destination, self._context, self._now_ms
+        content, properties = template.record_of(body, now_ms, self._answered_at(template))
+        if not is_temporary(destination.kind):
+            queue_id = self._queue_id(template)
+            return Message(destination.topic, content, properties, queue_id, 0, 0, now_ms, self._peer.host)
+        tag = context.temporary.tag_of(destination, self._session)
+        if tag is None:
+            context.temporary.unanswered += 1
+            return None
+        properties += encode_properties({TAGS: tag})
+        topic = context.temporary.topic
+        queue_id = find_queue_id(context, self._gate, topic, tag)
+        return Message(topic, content, properties, queue_id, 0, 0, now_ms, self._peer.host)
+
+    def _answered_at(self, template: Template) -> str:
+        """Return what others call the temporary destination where the client waits for an answer; empty for none."""
+        return self._reply_to(template.reply) if template.reply is not None else ""
 
     @property
     def _now_ms(self) -> int:
@@ -128,9 +173,13 @@ class Sending:
     def _queue(self, template: Template) -> Queue | None:
         """Return the queue for messages of *template*; None if they must be published one by one.
 
-        Raises as `_queue_id`.
+        Raises:
+          Refused: as for `_queue_id`.
+          StompError: no plugin holds delayed messages.
         """
         self._check_delay(template)
+        if not template.destination.kind.is_stored:
+            return None
         topic = template.destination.topic
         queue_id = self._queue_ids.get(topic, -1) if not template.destination.name else -1
         return self._gate.find_queue(topic, queue_id) or self._gate.find_queue(topic, self._queue_id(template))
@@ -138,17 +187,10 @@ class Sending:
     def _queue_id(self, template: Template) -> int:
         """Return the queue of the topic for messages of *template*; the topic is created if there is none.
 
-        Raises:
-          Refused: there is no such topic, and it may not be created.
-          StompError: no plugin holds delayed messages.
+        Raises `Refused` if there is no such topic, and it may not be created.
         """
-        self._check_delay(template)
         topic, name = template.destination.topic, template.destination.name
-        found = self._gate.find_topic(topic, "publish", self._context.config.queues)
-        if found is None:
-            text = f"topic[{topic}] does not exist; create it, or set broker.auto_create_topics"
-            raise Refused(Reason.NO_TOPIC, text)
-        count = found.write_queues or 1
+        count = queue_count(self._context, self._gate, topic)
         if name:
             return crc32(name.encode()) % count
         queue_id = self._queue_ids.get(topic, -1)

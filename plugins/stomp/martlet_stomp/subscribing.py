@@ -1,32 +1,26 @@
 """SUBSCRIBE, UNSUBSCRIBE, ACK and NACK of one client, outside of transactions."""
 
-import math
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import Final, final
+from typing import final
 
 from martlet.access import Gate
 from martlet.contracts import Peer
-from martlet.delivery.selection import EVERYTHING
-from martlet.delivery.subscriptions import from_earliest, from_tail
 from martlet.errors import Reason, Refused
 from martlet.state.journal import NEXT_COMMIT
 from martlet.steps import Steps
 
-from .browsing import Browse
 from .codec import encode_receipts
 from .context import Context
 from .destinations import Destination, Kind, check_filter, parse_destination
-from .durable import Durable, durable_group
+from .durable import Durable
 from .errors import StompError, shown
+from .opening import Opening
 from .packets import AckRun, Connect, Nack, Subscribe, Unsubscribe
-from .selectors import select
-from .subscriptions import UNLIMITED, Part, Source, Subscription
+from .subscriptions import Part, Subscription
+from .temporary import is_temporary, remote_text
 
-__all__ = ["GROUP", "Subscriptions"]
-
-# The group that consumes a queue; there is one on each topic.
-GROUP: Final = "queue"
+__all__ = ["Subscriptions"]
 
 
 @final
@@ -34,28 +28,40 @@ class Subscriptions:
     """The subscriptions of one client."""
 
     __slots__ = (
+        "_automatic",
         "_by_id",
         "_by_number",
-        "_client_id",
         "_context",
         "_end",
-        "_gate",
         "_last_number",
+        "_opening",
         "_peer",
         "_ready",
+        "_session",
+        "_temporary",
         "_version",
     )
 
-    def __init__(self, peer: Peer, context: Context, gate: Gate, connect: Connect, end: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        peer: Peer,
+        context: Context,
+        gate: Gate,
+        connect: Connect,
+        session: str,
+        end: Callable[[str], None],
+    ) -> None:
         """Begin without any; *end* closes the connection, with the reason."""
         self._peer = peer
         self._context = context
-        self._gate = gate
         self._end = end
         self._version = connect.version
-        self._client_id = connect.client_id
+        self._session = session
+        self._opening = Opening(context, gate, connect, session)
         self._by_number: dict[int, Subscription] = {}
         self._by_id: dict[str, Subscription] = {}
+        self._temporary: dict[str, dict[Subscription, None]] = {}  # those to temporary destinations, by these
+        self._automatic: dict[str, Subscription] = {}  # of those, what the client did not ask for
         self._last_number = 0
         self._ready: dict[Subscription, None] = {}  # those with something to deliver
 
@@ -66,77 +72,58 @@ class Subscriptions:
 
     def subscribe(self, request: Subscribe) -> None:
         """Begin a subscription. Raises `StompError` and `Refused`."""
-        limit = self._context.config.subscriptions_max
-        if len(self._by_number) >= limit:
-            raise StompError(f"the connection has {limit} subscriptions; stomp.subscriptions_max allows no more")
+        self._check_count()
         destination = parse_destination(request.destination, self._context.names)
         check_filter(destination)
         key = _key(request.id, destination.text)
         if key in self._by_id:
             what = f"id {shown(request.id)}" if request.id is not None else shown(destination.text)
             raise StompError(f"there is a subscription with {what} already; use another id, or UNSUBSCRIBE first")
+        if is_temporary(destination.kind):
+            self._make_way(destination)
+        self._begin(request, destination)
+
+    def _begin(self, request: Subscribe, destination: Destination) -> Subscription:
+        """Begin a subscription. Raises `StompError` and `Refused`."""
+        if is_temporary(destination.kind):
+            destination = destination._replace(topic=self._context.temporary.topic)
         self._last_number += 1
         subscription = Subscription(
             self._peer, self, self._context.counters, request, destination, self._last_number, self._version
         )
-        if request.is_browser:
-            self._browse(subscription, request, destination)
-        else:
-            subscription.begin(self._open(subscription, request, destination))
-        self._by_number[subscription.number] = self._by_id[key] = subscription
+        subscription.begin(*self._opening.open(subscription, self._take_over))
+        if subscription.durable is not None:
+            self._context.durable[subscription.durable] = subscription
+        self._by_number[subscription.number] = subscription
+        self._by_id[_key(request.id, destination.text)] = subscription
+        if is_temporary(destination.kind):
+            self._temporary.setdefault(destination.text, {})[subscription] = None
+        return subscription
 
-    def _open(self, subscription: Subscription, request: Subscribe, destination: Destination) -> Source:
-        """Return what brings the messages of *subscription*. Raises `StompError` and `Refused`."""
-        topic, context, acknowledges = destination.topic, self._context, subscription.acknowledges
-        group = durable_group(self._gate.identity.name, self._client_id, request, destination.kind)
-        self._find_topic(topic)
-        encoding = context.encodings.of(self._version, destination, is_acknowledged=acknowledges)
-        prefetch = context.config.prefetch if request.prefetch is None else request.prefetch
-        credit = prefetch if acknowledges and prefetch else UNLIMITED
-        selection = select(context.broker, request.selector)
-        if destination.kind is Kind.TOPIC and not group:
-            return self._gate.subscribe(
-                subscription, topic, encoding, selection=selection, start=from_tail, credit=credit
-            )
-        if group:
-            self._take_over(Durable(topic, group))
-        member = self._gate.join(
-            subscription,
-            topic,
-            group or GROUP,
-            encoding,
-            lease_s=math.inf if acknowledges else 0,
-            credit=credit,
-            start=from_tail if group else from_earliest,
-            policy=context.policy,
-            selection=selection if group else EVERYTHING,
-            takes=selection.predicate if not group else None,
-            is_exclusive=request.is_exclusive,
-        )
-        if group:
-            subscription.durable = Durable(topic, group)
-            context.durable[subscription.durable] = subscription
-        return member
+    def _make_way(self, destination: Destination) -> None:
+        """End the subscription for replies that the broker has made. Raises `StompError` if the client has made one."""
+        for other in list(self._temporary.get(destination.text, ())):
+            if other is self._automatic.get(destination.text):
+                self._drop(other)
+            elif destination.kind is Kind.TEMP_QUEUE:
+                raise StompError(f"there is a subscription to {shown(destination.text)} already; UNSUBSCRIBE first")
 
-    def _browse(self, subscription: Subscription, request: Subscribe, destination: Destination) -> None:
-        """Show what a queue has. Raises `StompError` and `Refused`."""
-        context, topic = self._context, destination.topic
-        if destination.kind is not Kind.QUEUE or destination.name:
-            raise StompError(f"{shown(destination.text)} cannot be browsed, because it is no queue; subscribe to it")
-        self._find_topic(topic)
-        browse = Browse(self._gate.share(topic, GROUP, context.policy))
-        encoding = context.encodings.of(self._version, destination, is_acknowledged=False)
-        selection = select(context.broker, request.selector)
-        reader = self._gate.subscribe(
-            subscription, topic, encoding, selection=selection, start=browse.start, credit=UNLIMITED
-        )
-        subscription.begin(reader, browse)
+    def reply_to(self, destination: Destination) -> str:
+        """Return what others call a temporary *destination* of the client, which subscribes to it if it has not.
 
-    def _find_topic(self, topic: str) -> None:
-        """Make sure that *topic* is there. Raises `Refused`."""
-        if self._gate.find_topic(topic, "read", self._context.config.queues) is None:
-            text = f"topic[{topic}] does not exist; create it, or set broker.auto_create_topics"
-            raise Refused(Reason.NO_TOPIC, text)
+        Raises `StompError` and `Refused`.
+        """
+        if destination.text not in self._temporary:
+            self._check_count()
+            # As with RabbitMQ, the id of the subscription is the destination.
+            request = Subscribe(destination.text, destination.text)
+            self._automatic[destination.text] = self._begin(request, destination)
+        return remote_text(self._session, destination)
+
+    def _check_count(self) -> None:
+        limit = self._context.config.subscriptions_max
+        if len(self._by_number) >= limit:
+            raise StompError(f"the connection has {limit} subscriptions; stomp.subscriptions_max allows no more")
 
     def _take_over(self, durable: Durable) -> None:
         """End the use of *durable* by another connection: its client may have come back. Raises `StompError`."""
@@ -156,7 +143,7 @@ class Subscriptions:
         Returns what is left to do, if that may take long.
         """
         subscription = self._by_id.get(_key(request.id, request.destination or ""))
-        group = durable_group(self._gate.identity.name, self._client_id, request, Kind.TOPIC)
+        group = self._opening.durable_group(request, Kind.TOPIC)
         if subscription is None and not group:
             what = f"id {shown(request.id)}" if request.id is not None else shown(request.destination or "")
             raise StompError(f"there is no subscription with {what}; use the id of SUBSCRIBE")
@@ -180,6 +167,13 @@ class Subscriptions:
         self._by_number.pop(subscription.number, None)
         self._by_id.pop(_key(subscription.request.id, subscription.destination.text), None)
         self._ready.pop(subscription, None)
+        text = subscription.destination.text
+        if self._automatic.get(text) is subscription:
+            del self._automatic[text]
+        others = self._temporary.get(text, {})
+        others.pop(subscription, None)
+        if not others:
+            self._temporary.pop(text, None)
         self._close(subscription)
 
     def _close(self, subscription: Subscription) -> None:
@@ -192,7 +186,7 @@ class Subscriptions:
         """End all: the client is gone."""
         for subscription in self._by_number.values():
             self._close(subscription)
-        for table in self._by_number, self._by_id, self._ready:
+        for table in self._by_number, self._by_id, self._ready, self._temporary, self._automatic:
             table.clear()
 
     # deliveries

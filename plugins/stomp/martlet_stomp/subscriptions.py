@@ -25,13 +25,14 @@ from .destinations import Destination
 from .durable import Durable
 from .encoding import message_head
 from .errors import shown
+from .following import Followed, Follower
 from .packets import AckMode, Subscribe, Version
 
 __all__ = ["UNLIMITED", "Outstanding", "Owner", "Part", "Subscription"]
 
 UNLIMITED: Final = 1 << 60
 
-Source: TypeAlias = Member | Reader
+Source: TypeAlias = Member | Reader | Follower
 # Messages of one queue.
 Part: TypeAlias = tuple[int, Sequence[int]]
 
@@ -66,7 +67,7 @@ class Outstanding:
 
     __slots__ = ("_held", "_reader")
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader | Follower) -> None:
         self._reader = reader
         self._held: dict[int, dict[int, None]] = {}
 
@@ -157,7 +158,7 @@ class Subscription:
     def gone(self) -> bool:
         """Whether the topic was deleted or closed to readers."""
         source = self._source
-        return source.share.gone if isinstance(source, Member) else source is not None and source.gone
+        return source.share.gone if isinstance(source, Member) else isinstance(source, Reader) and source.gone
 
     def wake(self) -> None:
         self._owner.ready(self)
@@ -193,7 +194,7 @@ class Subscription:
             self._end_if_over(self._browse)
         return size
 
-    def _show(self, delivery: Delivery, browse: Browse) -> None:
+    def _show(self, delivery: Delivery | Followed, browse: Browse) -> None:
         wanted = browse.wanted(delivery.queue_id, delivery.offsets)
         frames = [frame for frame in compress(delivery.frames, wanted) if frame]
         if frames:
@@ -207,7 +208,7 @@ class Subscription:
             self._peer.send(last_frame(self.request.id, self.number, self.destination.text, self._version))
             self.close()
 
-    def _send(self, delivery: Delivery) -> None:
+    def _send(self, delivery: Delivery | Followed) -> None:
         frames, offsets, ledger = delivery.frames, delivery.offsets, self._ledger
         if not all(frames):
             if ledger is not None:

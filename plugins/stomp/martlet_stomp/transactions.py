@@ -92,13 +92,15 @@ class Transactions:
             try:
                 transaction = self._find(name)
                 message = self._sending.message(headers, body)
-                self._count(transaction, len(message.body) + len(message.properties), receipt)
+                size = len(message.body) + len(message.properties) if message is not None else 0
+                self._count(transaction, size, receipt)
             except Refused as refused:
                 raise StompError(str(refused), receipt) from refused
             except StompError as error:
                 error.receipt = receipt
                 raise
-            transaction.messages.append(message)
+            if message is not None:
+                transaction.messages.append(message)
 
     def acknowledge(self, run: AckRun, name: str) -> None:
         """Keep the acknowledgements of *run* for COMMIT. Raises `StompError`."""

@@ -1,0 +1,159 @@
+"""Where the messages of a subscription come from: what the core opens for it."""
+
+import math
+from collections.abc import Callable
+from typing import Final, final
+
+from martlet.access import Gate
+from martlet.delivery.selection import EVERYTHING
+from martlet.delivery.subscriptions import from_earliest, from_tail
+from martlet.errors import Reason, Refused
+from martlet.message import TAGS
+
+from .browsing import Browse
+from .context import Context
+from .destinations import Destination, Kind
+from .durable import Durable, durable_group
+from .errors import StompError, shown
+from .following import Follower
+from .names import select_names
+from .packets import Connect, Subscribe, Unsubscribe
+from .selectors import select
+from .subscriptions import UNLIMITED, Source, Subscription
+
+__all__ = ["GROUP", "Opening", "queue_group"]
+
+# The group that consumes a queue; there is one on each topic, and one for each filter of names in a topic.
+GROUP: Final = "queue"
+
+
+def queue_group(destination: Destination) -> str:
+    """Return the group that consumes the queue *destination*."""
+    return f"{GROUP}/{destination.name}" if destination.name else GROUP
+
+
+@final
+class Opening:
+    """Opens the sources for subscriptions of one client."""
+
+    __slots__ = ("_client_id", "_context", "_gate", "_session", "_version")
+
+    def __init__(self, context: Context, gate: Gate, connect: Connect, session: str) -> None:
+        self._context = context
+        self._gate = gate
+        self._version = connect.version
+        self._client_id = connect.client_id
+        self._session = session
+
+    def durable_group(self, request: Subscribe | Unsubscribe, kind: Kind) -> str:
+        """Return the group of the durable subscription that *request* is about; empty for none. Raises `StompError`."""
+        return durable_group(self._gate.identity.name, self._client_id, request, kind)
+
+    def open(self, subscription: Subscription, take_over: Callable[[Durable], None]) -> tuple[Source, Browse | None]:
+        """Return what brings the messages of *subscription*, and what a browser wants of that.
+
+        If it is durable, ``durable`` of *subscription* is set; *take_over* ends the use of that by others.
+
+        Raises:
+          StompError: it cannot be opened as the client wants it.
+          Refused: it may not be opened, or its topic cannot be read.
+        """
+        request, destination = subscription.request, subscription.destination
+        group = self.durable_group(request, destination.kind)
+        if request.is_browser:
+            return self._browse(subscription)
+        if not destination.kind.is_stored or (destination.is_filter and destination.kind is Kind.TOPIC and not group):
+            return self._follow(subscription), None
+        self._find_topic(destination)
+        if destination.kind is Kind.QUEUE or group:
+            if group:
+                subscription.durable = Durable(destination.topic, group)
+                take_over(subscription.durable)
+            return self._join(subscription, group), None
+        return self._gate.subscribe(
+            subscription,
+            destination.topic,
+            self._context.encodings.of(self._version, destination, is_acknowledged=subscription.acknowledges),
+            selection=select(self._context.broker, request.selector),
+            start=from_tail,
+            credit=self._credit(subscription),
+        ), None
+
+    def _credit(self, subscription: Subscription) -> int:
+        """Return how many messages the client may hold."""
+        asked = subscription.request.prefetch
+        prefetch = self._context.config.prefetch if asked is None else asked
+        return prefetch if subscription.acknowledges and prefetch else UNLIMITED
+
+    def _join(self, subscription: Subscription, group: str) -> Source:
+        """Consume a queue, or the durable subscription that has *group*. Raises `StompError` and `Refused`."""
+        context, request, destination = self._context, subscription.request, subscription.destination
+        acknowledges, name = subscription.acknowledges, destination.name
+        names, wanted = EVERYTHING, select(context.broker, request.selector)
+        if name:
+            if not group and wanted is not EVERYTHING:
+                text = f"subscribe to {Kind.QUEUE.value}{destination.topic} with a selector on {TAGS}, the name"
+                raise StompError(f"queue {shown(destination.text)} has a topic filter, so it has no selectors; {text}")
+            context.feeds.of(destination.topic).check(name)
+            names = select_names(name)
+        return self._gate.join(
+            subscription,
+            destination.topic,
+            group or queue_group(destination),
+            context.encodings.of(self._version, destination, is_acknowledged=acknowledges),
+            lease_s=math.inf if acknowledges else 0,
+            credit=self._credit(subscription),
+            start=from_tail if group or name else from_earliest,
+            policy=context.policy,
+            selection=names.both(wanted) if group else names,
+            # Consumers of a queue may have different selectors.
+            takes=None if group else wanted.predicate,
+            topic_filter=name,
+            is_exclusive=request.is_exclusive,
+        )
+
+    def _follow(self, subscription: Subscription) -> Source:
+        """Follow names in a topic. Raises `StompError` and `Refused`."""
+        context, destination = self._context, subscription.destination
+        if destination.kind.is_stored:
+            self._find_topic(destination)
+            topic_filter: str | None = destination.name
+        else:
+            context.temporary.ensure_topic()
+            topic_filter = context.temporary.tag_of(destination, self._session)
+        return Follower(
+            self._gate,
+            context.feeds.of(destination.topic),
+            topic_filter or "",
+            subscription.wake,
+            context.encodings.of(self._version, destination, is_acknowledged=subscription.acknowledges),
+            self._credit(subscription),
+            has_places=subscription.acknowledges,
+            takes=select(context.broker, subscription.request.selector).predicate,
+        )
+
+    def _browse(self, subscription: Subscription) -> tuple[Source, Browse]:
+        """Show what a queue has. Raises `StompError` and `Refused`."""
+        context, destination = self._context, subscription.destination
+        if destination.kind is not Kind.QUEUE or destination.name:
+            raise StompError(f"{shown(destination.text)} cannot be browsed, because it is no queue; subscribe to it")
+        self._find_topic(destination)
+        browse = Browse(self._gate.share(destination.topic, GROUP, context.policy))
+        reader = self._gate.subscribe(
+            subscription,
+            destination.topic,
+            context.encodings.of(self._version, destination, is_acknowledged=False),
+            selection=select(context.broker, subscription.request.selector),
+            start=browse.start,
+            credit=UNLIMITED,
+        )
+        return reader, browse
+
+    def _find_topic(self, destination: Destination) -> None:
+        """Make sure that the topic is there. Raises `Refused`."""
+        topic, context = destination.topic, self._context
+        if destination.is_filter and context.broker.topics.get(topic) is not None:
+            return  # whoever reads names need not be allowed to read the whole topic
+        if self._gate.find_topic(topic, "read", context.config.queues) is None:
+            text = f"topic[{topic}] does not exist; create it, or set broker.auto_create_topics"
+            raise Refused(Reason.NO_TOPIC, text)
