@@ -16,6 +16,7 @@ from martlet.access import Gate
 from martlet.clock import Clock
 from martlet.contracts import Buffer, Peer, RecordView
 from martlet.delivery.fanout import Encoding, parts
+from martlet.delivery.finder import Names
 from martlet.delivery.group_members import Member
 from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.selection import Selection, select_tags
@@ -26,7 +27,8 @@ from martlet.message import TAGS
 from .context import PROTOCOL, Context
 from .frames import Grant, Shape, encode_alone
 from .messages import to_deliver
-from .names import HIDDEN, Names, SharedFilter, split_shared
+from .names import HIDDEN, SharedFilter, split_shared
+from .names import Names as TopicNames
 from .selecting import selection_of
 
 __all__ = ["POLICY", "Leased", "SharedSubscriptions", "group_of", "select_names", "share_encoding"]
@@ -62,22 +64,30 @@ def select_names(topic_filter: str) -> Selection:
         return Selection(f"names {topic_filter}", frozenset(), lambda record: False)
     if not {"+", "#"} & set(levels):
         return select_tags((topic_filter,))
-    pattern = f"(?!{re.escape(HIDDEN)})" if levels[0] in ("+", "#") else ""
-    for index, level in enumerate(levels):
-        if level == "#":
-            pattern += f"(?:/{_ANY}*)?" if index else f"{_ANY}*"
-        else:
-            pattern += ("/" if index else "") + (f"{_ANY_IN_LEVEL}*" if level == "+" else re.escape(level))
-    matches = re.compile(pattern).fullmatch
+    matches: Callable[[str], re.Match[str] | None] | None = None
 
     def is_wanted(record: RecordView) -> bool:
+        nonlocal matches
+        if matches is None:  # only messages that come again are asked about: most filters never are
+            matches = re.compile(_pattern(levels)).fullmatch
         name = record.property(TAGS_NAME)
         return name is not None and name != "" and matches(name) is not None
 
     return Selection(f"names {topic_filter}", None, is_wanted)
 
 
-def share_encoding(shape: Shape, clock: Clock, names: Names) -> Encoding:
+def _pattern(levels: Sequence[str]) -> str:
+    """Return the regular expression of the names that a filter of *levels* matches."""
+    pattern = f"(?!{re.escape(HIDDEN)})" if levels[0] in ("+", "#") else ""
+    for index, level in enumerate(levels):
+        if level == "#":
+            pattern += f"(?:/{_ANY}*)?" if index else f"{_ANY}*"
+        else:
+            pattern += ("/" if index else "") + (f"{_ANY_IN_LEVEL}*" if level == "+" else re.escape(level))
+    return pattern
+
+
+def share_encoding(shape: Shape, clock: Clock, names: TopicNames) -> Encoding:
     """Return the encoding of a group's messages; one that has expired, or has an invalid name, is empty.
 
     They are encoded when they are handed out, so what is left of their expiry is known.
@@ -142,9 +152,11 @@ class SharedSubscriptions:
         context = self._context
         shape = context.shapes.of(self._version, (grant,))
         encoding = share_encoding(shape, context.broker.clock, context.names)
-        selection = select_names(shared.topic_filter)
+        selection, condition = select_names(shared.topic_filter), None
         if grant.selector:
-            selection = selection.both(selection_of(context.broker, grant.selector))
+            chosen = selection_of(context.broker, grant.selector)
+            selection, condition = selection.both(chosen), chosen.predicate
+        names = Names(context.feed, shared.topic_filter, condition)
         context.ensure_topics()
         members: list[Member] = []
         needed = context.feed.topics_of(shared.topic_filter)
@@ -160,7 +172,7 @@ class SharedSubscriptions:
                         credit=1,
                         selection=selection,
                         policy=POLICY,
-                        topic_filter=shared.topic_filter,
+                        names=names,
                     )
                     members.append(member)
         except Refused:
