@@ -101,7 +101,7 @@ class Outgoing:
 
     def resend(self) -> None:
         """Send what is in flight, and then what the cursor brings."""
-        for number, position in self.flight.resume(self._frames.version):
+        for number, position in self.flight.resume():
             self._due.resend(number, position)
         for grant, rest in list(self._later.values()):
             if rest.start == BEGIN or rest.name:  # the others follow what the client missed
