@@ -248,6 +248,7 @@ class LeasesModel(RuleBasedStateMachine):
         self.until: dict[int, float] = {}
         self.delayed: dict[int, float] = {}
         self.waiting: set[int] = set()
+        self.parked: set[int] = set()
         self.dead: set[int] = set()
         self.deliveries: dict[int, int] = {}
         self.acked: set[int] = set()
@@ -289,6 +290,29 @@ class LeasesModel(RuleBasedStateMachine):
         self.leases.skip_to(self.next + count)
         self.gaps.update(range(self.next, self.next + count))
         self.next += count
+
+    @rule(count=st.integers(1, 3))
+    def park(self, count: int) -> None:
+        count = min(count, self.leases.room)
+        if count:
+            offsets = range(self.next, self.next + count)
+            self.leases.park(offsets)
+            self.next += count
+            self.parked.update(offsets)
+            self.deliveries.update(dict.fromkeys(offsets, 0))
+
+    @precondition(lambda self: self.waiting)
+    @rule()
+    def park_returned(self) -> None:
+        self.leases.park_returned()
+        self.parked.add(min(self.waiting))
+        self.waiting.remove(min(self.waiting))
+
+    @rule()
+    def unpark(self) -> None:
+        self.leases.unpark()
+        self.waiting |= self.parked
+        self.parked.clear()
 
     @rule(holder=st.sampled_from(HOLDERS), count=st.integers(0, 4), seconds=st.integers(1, 20))
     def hand_again(self, holder: str, count: int, seconds: int) -> None:
@@ -379,7 +403,8 @@ class LeasesModel(RuleBasedStateMachine):
         assert {offset: holder for holder in HOLDERS for offset in self.leases.held(holder)} == self.holder
         assert self.leases.waiting == len(self.waiting)
         assert self.leases.next == self.next
-        places = set(self.holder) | self.waiting | set(self.delayed) | self.dead
+        assert self.leases.parked == len(self.parked)
+        places = set(self.holder) | self.waiting | self.parked | set(self.delayed) | self.dead
         assert places == {offset for offset in range(5, self.next) if not self._settled(offset)}
 
     @invariant()

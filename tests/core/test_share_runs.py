@@ -225,3 +225,45 @@ async def test_a_delivery_has_each_frame_by_itself() -> None:
         assert delivery.frames == [b"0:0:0\n", b"0:1:1\n", b"0:2:2\n"]
         assert bytes(delivery.data) == b"".join(delivery.frames)
         assert delivery.size == len(delivery.data)
+
+
+async def test_an_exclusive_member_gets_everything_while_it_is_there() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        plain = join(broker, credit=2)
+        first, second = (
+            broker.shares.join(RecordingPeer(), "t", "G", LINES, lease_s=9, credit=3, policy=QUEUE, is_exclusive=True)
+            for _ in range(2)
+        )
+        publish(broker, "t", 0, *BODIES[:8])
+        assert (take(plain), take(second)) == ([], [])
+        assert take(first) == ["0:0:0", "0:1:1", "0:2:2"]
+        assert (take(plain), take(second)) == ([], [])
+        first.leave()
+        assert take(plain) == []
+        assert take(second) == ["0:0:0", "0:1:1", "0:2:2"]
+        assert [second.share.is_settled(0, offset) for offset in (0, 5)] == [False, False]
+        assert list(second.ack_all(0, range(2))) == [0, 1]
+        assert [second.share.is_settled(0, offset) for offset in (0, 2, 5)] == [True, False, False]
+        assert (second.share.first_unsettled(0), second.share.first_unsettled(7)) == (2, -1)
+        second.leave()
+        assert take(plain) == ["0:2:2", "0:3:3"]
+
+
+async def test_the_next_exclusive_member_is_woken() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        peers = [RecordingPeer() for _ in range(3)]
+        members = [
+            broker.shares.join(peer, "t", "G", LINES, lease_s=9, credit=3, policy=QUEUE, is_exclusive=place > 0)
+            for place, peer in enumerate(peers)
+        ]
+        for member in members:
+            take(member)
+        for peer in peers:
+            peer.wakes = 0
+        publish(broker, "t", 0, b"x")
+        assert [peer.wakes for peer in peers] == [0, 1, 0]
+        assert take(members[1]) == ["0:0:x"]
+        members[1].leave()
+        assert [peer.wakes > 0 for peer in peers] == [False, True, True]

@@ -321,3 +321,17 @@ async def test_a_slow_consumer_leaves_messages_to_others(tmp_path: Path) -> None
             came.append(message.body)
             await fast.ack(message)
         assert sorted([*came, *(message.body for message in held)]) == BODIES
+
+
+async def test_messages_that_arrive_together_are_shared_by_the_consumers(tmp_path: Path) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        consumers = [await stomp.connect() for _ in range(3)]
+        for talk in consumers:
+            await talk.subscribe(QUEUE, "client-individual")
+        sender = await stomp.connect()
+        await sender.publish(QUEUE, *(b"%d" % number for number in range(30)))
+        counts = [0, 0, 0]
+        while sum(counts) < 30:
+            for place, talk in enumerate(consumers):
+                counts[place] += len(await talk.rest())
+        assert min(counts) >= 5

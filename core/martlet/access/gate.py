@@ -502,6 +502,8 @@ class Gate:
         policy: GroupPolicy | None = None,
         holder: Hashable = None,
         names: Names | None = None,
+        takes: Callable[[RecordView], bool] | None = None,
+        is_exclusive: bool = False,
     ) -> Member:
         """Return a new member of a shared group, like `Shares.join`; requires ``read`` on *topic* and *group*.
 
@@ -527,6 +529,8 @@ class Gate:
             holder=holder,
             permits=permit if names is not None else None,
             names=names,
+            takes=takes,
+            is_exclusive=is_exclusive,
         )
 
     def share(self, topic: str, group: str, policy: GroupPolicy | None = None) -> Share | None:

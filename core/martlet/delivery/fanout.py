@@ -89,6 +89,15 @@ class Batch:
             self._records = b""
         return self._positions
 
+    def chosen(self, indexes: Sequence[int]) -> "Batch":
+        """Return the messages at *indexes* alone."""
+        frames, positions = self.frames, self.positions
+        found = Batch(
+            self.start, self.next, [frames[index] for index in indexes], [self.offsets[index] for index in indexes]
+        )
+        found._positions = [positions[index] for index in indexes]
+        return found
+
     def forget_records(self) -> None:
         """Keep no part of the log in memory any longer."""
         self._positions = self.positions

@@ -10,6 +10,7 @@ from martlet.delivery.fanout import Encoding
 from martlet.delivery.share import MemberPeer, Share
 from martlet.delivery.subscriptions import Delivery
 from martlet.errors import Refused
+from martlet.records.layout import RecordView
 from martlet.state.journal import Journal
 
 __all__ = ["Member"]
@@ -32,10 +33,12 @@ class Member:
         "credit",
         "encoding",
         "holder",
+        "is_exclusive",
         "lapsed",
         "lease_s",
         "peer",
         "share",
+        "takes",
         "woken",
     )
 
@@ -49,8 +52,13 @@ class Member:
         permit: Callable[[], None] | None,
         holder: Hashable = None,
         names: NamePermit | None = None,
+        takes: Callable[[RecordView], bool] | None = None,
+        *,
+        is_exclusive: bool = False,
     ) -> None:
+        self.is_exclusive = is_exclusive
         self._permit = permit
+        self.takes = takes  # which of the group's messages; None for all
         self._names = names
         # Messages that it holds and has not collected, with their names: another member read them.
         self._kept: deque[tuple[str, Delivery]] = deque()

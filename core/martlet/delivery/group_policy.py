@@ -20,12 +20,15 @@ class GroupPolicy:
       dead_letters: the topic for dead messages; if empty, they are dropped.
       leaving_counts: whether the redelivery of a message whose holder has left, or whose lease has ended, is a retry.
         If not, such a message is available again at once, and only `Member.nack` makes a message dead.
+      in_parts: whether all members with credit get a part of what has arrived. If not, one member gets all that it has
+        credit for, which costs less.
     """
 
     scope: str
     retries_max: int = -1
     dead_letters: str = ""
     leaving_counts: bool = True
+    in_parts: bool = False
 
     def __post_init__(self) -> None:
         if not self.scope or "/" in self.scope:

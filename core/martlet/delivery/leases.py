@@ -74,6 +74,7 @@ class Leases:
         "_dead",
         "_held",
         "_order",
+        "_parked",
         "_slots",
         "_timed",
         "_timers",
@@ -101,6 +102,7 @@ class Leases:
         self._timed = 0  # offsets in _timers
         self._waiting: list[int] = []  # a heap
         self._dead: dict[int, None] = {}
+        self._parked: dict[int, None] = {}  # waiting until `unpark`
         self.newest_returned = 0  # the highest generation of all messages that returned
         self.looked_at = 0  # ends of leases that `lapse` has looked at, some of them of settled messages
 
@@ -142,6 +144,11 @@ class Leases:
         return len(self._slots)
 
     @property
+    def parked(self) -> int:
+        """How many messages wait for a holder that takes them."""
+        return len(self._parked)
+
+    @property
     def waiting(self) -> int:
         """How many messages can be delivered again now."""
         return len(self._waiting)
@@ -180,6 +187,10 @@ class Leases:
     def held(self, holder: Hashable) -> list[int]:
         """Return the offsets that *holder* holds."""
         return list(self._held.get(holder, ()))
+
+    def is_settled(self, offset: int) -> bool:
+        """Return whether the message at *offset* is settled."""
+        return offset < self.next and offset not in self._slots
 
     def holds(self, holder: Hashable, offset: int) -> bool:
         """Return whether *holder* holds the message at *offset*, and may settle it."""
@@ -257,6 +268,28 @@ class Leases:
             self._wake_at(until, tuple(offsets))
         self._order.extend(offsets)
         self.low = self._order[0]
+
+    def park(self, offsets: Sequence[int], generation: int = 0) -> None:
+        """Pass over new messages that no holder takes, as `hand_out`; they are available after `unpark`."""
+        lease = _Lease(None, math.inf, generation, math.inf, shared=True)
+        lease.deliveries = 0
+        self.next = offsets[-1] + 1
+        self._slots.update(dict.fromkeys(offsets, lease))
+        self._parked.update(dict.fromkeys(offsets))
+        self._order.extend(offsets)
+        self.low = self._order[0]
+
+    def park_returned(self) -> None:
+        """Pass over the message that `hand_again` would return first."""
+        offset = heapq.heappop(self._waiting)
+        self._own(self._slots[offset], offset).until = math.inf
+        self._parked[offset] = None
+
+    def unpark(self) -> None:
+        """Make all parked messages available."""
+        parked, self._parked = self._parked, {}
+        for offset in parked:
+            self._offer(self._own(self._slots[offset], offset), offset)
 
     def skip_to(self, offset: int) -> None:
         """Count everything from `next` up to *offset* as settled: nothing there is for anybody."""
@@ -417,6 +450,7 @@ class Leases:
             if holder is not None:
                 self._release(holder, each)
             self._dead.pop(each, None)
+            self._parked.pop(each, None)
             del self._slots[each]
         self._waiting = [each for each in self._waiting if each >= offset]
         heapq.heapify(self._waiting)

@@ -7,17 +7,19 @@ from bisect import bisect_left
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
+from operator import itemgetter
 from typing import Final, Protocol, final
 
 from martlet.clock import Clock
 from martlet.delivery.by_name import assign, may_get_all
+from martlet.delivery.choosing import CHOICES_A_READ, PARKED_MAX, takers_of
 from martlet.delivery.dead_letters import NEVER_STORED, put_dead_letter
 from martlet.delivery.fanout import Batch, Encoding, encode_result
 from martlet.delivery.finder import FOUND_MAX, Finder, Names, choose
 from martlet.delivery.group_notes import GroupNotes
 from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.group_state import GroupState, Lane
-from martlet.delivery.lease_notes import ACK, AGAIN, BACK, NEW, REACH, RENEW, Change, Key, LeaseState
+from martlet.delivery.lease_notes import ACK, AGAIN, BACK, KEEP, NEW, REACH, RENEW, Change, Key, LeaseState
 from martlet.delivery.leases import Leases
 from martlet.delivery.redelivery import pause_ms
 from martlet.delivery.selection import Selection
@@ -25,6 +27,7 @@ from martlet.delivery.subscriptions import Delivery, MemberPeer, Start
 from martlet.delivery.tail_reader import TailReader, Tails
 from martlet.errors import CorruptRecord, Reason, Refused, StoreError
 from martlet.records.codec import decode_record
+from martlet.records.layout import RecordView
 from martlet.settings import DeliveryConfig
 from martlet.state.journal import Journal
 from martlet.store import Queue, QueueReader, ReadResult, Store
@@ -88,7 +91,13 @@ class Competitor(Protocol):
     woken: bool
 
     @property
+    def is_exclusive(self) -> bool: ...
+
+    @property
     def asks(self) -> bool: ...
+
+    @property
+    def takes(self) -> Callable[[RecordView], bool] | None: ...
 
     def may_get(self, name: str) -> bool: ...
 
@@ -257,7 +266,9 @@ class Share:
     __slots__ = (
         "_active",
         "_by_holder",
+        "_choosing",
         "_dead",
+        "_exclusive",
         "_forget_at",
         "_lanes",
         "_look_at",
@@ -308,6 +319,8 @@ class Share:
         self.gone = False
         self.alarm_at = math.inf  # the earliest alarm that its owner knows
         self._members: dict[Competitor, None] = {}
+        self._choosing = 0  # members that take only some messages
+        self._exclusive: dict[Competitor, None] = {}  # the first one gets everything
         self._by_holder: dict[Hashable, Competitor] = {}
         self._lanes: dict[int, ShareLane] = {}
         self._unopened: dict[int, None] = {}  # queues with many stored leases, which `tick` restores one by one
@@ -514,10 +527,19 @@ class Share:
     def join(self, member: Competitor) -> None:
         self._members[member] = None
         self._by_holder[member.holder] = member
+        self._choosing += member.takes is not None
+        if member.is_exclusive:
+            self._exclusive[member] = None
+        for lane in self._lanes.values():
+            if lane.leases.parked:
+                lane.leases.unpark()
+                self.activate(lane)
         member.wake()
 
     def leave(self, member: Competitor, *, keep: bool) -> None:
         if self._members.pop(member, self) is None:
+            self._choosing -= member.takes is not None
+            self._exclusive.pop(member, None)
             last = self._by_holder.get(member.holder) is member
             if last:
                 del self._by_holder[member.holder]
@@ -569,9 +591,9 @@ class Share:
             for member in list(self._members):
                 member.wake()
             return
-        members = list(self._members)
-        self._turn = (self._turn + 1) % (len(members) or 1)
-        ready = [each for each in members[self._turn :] + members[: self._turn] if each.credit > 0 and not each.woken]
+        self._turn = (self._turn + 1) % (len(self._members) or 1)
+        members = self._in_turn()
+        ready = [each for each in members if each.credit > 0 and not each.woken]
         if not ready:
             return
         # A member that lost a lease and has been silent since may be dead.
@@ -648,6 +670,8 @@ class Share:
         All get the same generation. With *queue_id* they are of that queue only. With *in_order* a queue is left out
         until its earlier messages are settled or can be delivered again.
         """
+        if self._exclusive and member is not next(iter(self._exclusive)):
+            return []
         until = self._owner.now() + member.lease_s
         found: list[Delivery] = []
         visited: list[ShareLane] = []
@@ -763,6 +787,16 @@ class Share:
         lane = self._lane(queue_id)
         return lane.leases.next if lane is not None else -1
 
+    def first_unsettled(self, queue_id: int) -> int:
+        """Return the first offset of the queue that is not settled; -1 if there is no such queue."""
+        lane = self._lane(queue_id)
+        return lane.leases.low if lane is not None else -1
+
+    def is_settled(self, queue_id: int, offset: int) -> bool:
+        """Return whether a message is settled."""
+        lane = self._lane(queue_id)
+        return lane is not None and lane.leases.is_settled(offset)
+
     def rest(self, queue_id: int = -1) -> int:
         """Return how many messages can be delivered now or have not been looked at yet; about, if queues are many."""
         if queue_id < 0 and self._rest_calls > 0:
@@ -800,6 +834,9 @@ class Share:
             end = min(max(result.next_offset, first + 1), first + count)
             if member.asks and not may_get_all(member, result):
                 used += self._again_by_name(lane, member, result, range(first, end), generation, found)
+                continue
+            if self._choosing:
+                used += self._again_by_choice(lane, member, result, range(first, end), generation, found)
                 continue
             deliveries = leases.hand_again(member.holder, end - first, until, generation, member.lease_s)[0][1]
             member.credit -= end - first
@@ -840,13 +877,41 @@ class Share:
             self._owner.notes.note(lane.key, change)
         return self._give(lane, member, receivers, batch, result, deliveries, generation, found)
 
+    def _again_by_choice(
+        self,
+        lane: ShareLane,
+        member: Competitor,
+        result: ReadResult,
+        run: range,
+        generation: int,
+        found: list[Delivery],
+    ) -> int:
+        """As `_again` for the returned messages of *run*, each for a member that takes it, or parked again."""
+        batch = encode_result(result, run.start, member.encoding)
+        count = bisect_left(batch.offsets, run.stop)
+        takers = takers_of(result, member, self._in_turn())[:count]
+        by_offset, now, deliveries = dict(zip(batch.offsets, takers, strict=False)), self._owner.now(), 1
+        for offset in run:
+            taker = by_offset.get(offset, member)
+            if taker is None:
+                lane.leases.park_returned()
+                continue
+            given = lane.leases.hand_again(taker.holder, 1, now + taker.lease_s, generation, taker.lease_s)
+            deliveries = given[0][1]
+            if offset not in by_offset:  # it is gone
+                member.credit -= 1  # which `_settle` gives back
+                self._settle(lane, member.holder, offset)
+        if taken := [offset for offset, taker in by_offset.items() if taker is not None]:
+            self._owner.notes.note(lane.key, Change(AGAIN, generation, _in_ms(member.lease_s), offsets=taken))
+        return self._give_chosen(lane, member, takers, batch, result, deliveries, generation, found)
+
     def _receivers(
         self, result: ReadResult, member: Competitor, offsets: Sequence[int]
     ) -> dict[int, tuple[Competitor, str]]:
         """Return by offset who gets the messages of *result*, and their names; without those that are for nobody."""
-        members, turn, at = list(self._members), self._turn, 0
+        at = 0
         found: dict[int, tuple[Competitor, str]] = {}
-        for receiver, names in assign(result, member, members[turn:] + members[:turn]):
+        for receiver, names in assign(result, member, self._in_turn()):
             for name, offset in zip(names, offsets[at : at + len(names)], strict=False):
                 if receiver is not None:
                     found[offset] = receiver, name
@@ -941,6 +1006,10 @@ class Share:
         self._reset_if_wanted(lane)
         leases, owner = lane.leases, self._owner
         room = min(leases.room, owner.room, member.credit, MESSAGES_A_READ)
+        if self.policy is not None and self.policy.in_parts:
+            room = min(room, self._part(lane))
+        if self._choosing:
+            room = min(room, max(CHOICES_A_READ // len(self._members), 1), PARKED_MAX - leases.parked)
         if room <= 0 or not lane.due:
             return 0
         self._reads_left -= 1
@@ -951,6 +1020,8 @@ class Share:
         batch = encode_result(result, start, member.encoding)
         if member.asks and not may_get_all(member, result):
             return self._new_by_name(lane, member, result, batch, generation, found)
+        if self._choosing and result.count:
+            return self._new_by_choice(lane, member, result, batch, generation, found)
         leased = batch.offsets if member.acknowledges else ()
         leases.hand_out(member.holder, leased, until, generation, member.lease_s)
         leases.skip_to(result.next_offset)
@@ -991,6 +1062,78 @@ class Share:
         if lane.due:
             self.wake()
         return self._give(lane, member, receivers, batch, result, 1, generation, found)
+
+    def _new_by_choice(
+        self,
+        lane: ShareLane,
+        member: Competitor,
+        result: ReadResult,
+        batch: Batch,
+        generation: int,
+        found: list[Delivery],
+    ) -> int:
+        """As `_new`, for messages of which each goes to a member that takes it; those that nobody takes are parked."""
+        leases, owner = lane.leases, self._owner
+        takers, now = takers_of(result, member, self._in_turn()), owner.now()
+        parked: list[int] = []
+        for taker, run in groupby(zip(takers, batch.offsets, strict=True), itemgetter(0)):
+            offsets = [offset for _, offset in run]
+            if taker is None:
+                leases.park(offsets, generation)
+                parked += offsets
+            else:
+                leases.hand_out(taker.holder, offsets, now + taker.lease_s, generation, taker.lease_s)
+        leases.skip_to(result.next_offset)
+        lease_ms, left = _in_ms(member.lease_s), frozenset(parked)
+        taken = [offset for offset in batch.offsets if offset not in left]
+        owner.notes.note(lane.key, Change(NEW, generation, lease_ms, leases.next, taken, lane.noted_next))
+        if parked:
+            owner.notes.note(lane.key, Change(KEEP, generation, 0, 0, parked))
+        lane.noted_next = leases.next
+        self.account(lane)
+        if lane.due:
+            self.wake()
+        return self._give_chosen(lane, member, takers, batch, result, 1, generation, found)
+
+    def _give_chosen(
+        self,
+        lane: ShareLane,
+        member: Competitor,
+        takers: Sequence[Competitor | None],
+        batch: Batch,
+        result: ReadResult,
+        deliveries: int,
+        generation: int,
+        found: list[Delivery],
+    ) -> int:
+        """Add what *member* takes to *found* as one delivery, and keep the rest for its takers; return their size."""
+        own = [index for index, taker in enumerate(takers) if taker is member]
+        others = {
+            offset: (taker, "")
+            for taker, offset in zip(takers, batch.offsets, strict=False)
+            if taker is not None and taker is not member
+        }
+        used = self._give(lane, member, others, batch, result, deliveries, generation, found)
+        if own:
+            chosen = batch.chosen(own)
+            member.credit -= len(own)
+            queue_id, first = lane.queue.queue_id, chosen.offsets[0]
+            found.append(Delivery(queue_id, first, batch.next, len(own), chosen, deliveries, generation))
+            used += chosen.size
+        return used
+
+    def _part(self, lane: ShareLane) -> int:
+        """Return how many new messages one member may take, so that all with credit get some of them."""
+        several = len(self._members) > 1 and not self._exclusive
+        ready = sum([member.credit > 0 for member in self._members]) if several else 1
+        return max(-((lane.leases.next - lane.queue.next_offset) // max(ready, 1)), 1)
+
+    def _in_turn(self) -> list[Competitor]:
+        """Return those that may get messages, another one first each time."""
+        if self._exclusive:
+            return [next(iter(self._exclusive))]
+        members = list(self._members)
+        return members[self._turn :] + members[: self._turn]
 
     def _read(self, lane: ShareLane, member: Competitor, count: int, budget_bytes: int) -> ReadResult | None:
         """Read *count* messages that were never looked at; None if a thread must do that, or there are none."""

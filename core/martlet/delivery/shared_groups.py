@@ -36,7 +36,8 @@ from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.delivery.share import DEAD_LETTER_RETRY_S, LAPSED_A_TURN, STORED_S, MemberPeer, Share, ShareLane
 from martlet.delivery.subscriptions import Start, from_tail, is_readable, readable
 from martlet.delivery.tail_reader import Tails
-from martlet.errors import Reason, Refused, StoreError
+from martlet.errors import LocalProtocolError, Reason, Refused, StoreError
+from martlet.records.layout import RecordView
 from martlet.settings import DeliveryConfig
 from martlet.state.journal import Journal
 from martlet.steps import Pace, Steps
@@ -132,6 +133,8 @@ class Shares:
         holder: Hashable = None,
         permits: NamePermit | None = None,
         names: Names | None = None,
+        takes: Callable[[RecordView], bool] | None = None,
+        is_exclusive: bool = False,
     ) -> Member:
         """Make *peer* a member of *group* on *topic*.
 
@@ -152,6 +155,11 @@ class Shares:
           permits: decides which messages the member may get; None for all.
           names: finds the messages of *selection* by their names, of which each group has one topic filter; only for
             groups with a *policy*. A new group begins with messages published from now on.
+          takes: returns whether the member takes a message that the group selects; None if it takes all. Others go to
+            another member, or wait for one that takes them. Up to `choosing.PARKED_MAX` messages of a queue wait: with
+            more, later ones are not looked at.
+          is_exclusive: whether other members get no new messages as long as this one is there; of several exclusive
+            ones, the first counts.
 
         Raises:
           Refused: the topic or group does not exist, there are too many groups or members, or the other members use
@@ -167,7 +175,11 @@ class Shares:
         limit = self.config.share_members_max
         if len(share) >= limit:
             raise Refused(Reason.BUSY, f"group {group!r} has {limit} members; delivery.share_members_max is {limit}")
-        member = Member(share, peer, encoding, lease_s, credit, permit, holder, permits)
+        if takes is not None and permits is not None:
+            raise LocalProtocolError("a member whose permissions depend on names cannot choose messages as well")
+        member = Member(
+            share, peer, encoding, lease_s, credit, permit, holder, permits, takes, is_exclusive=is_exclusive
+        )
         share.join(member)
         return member
 

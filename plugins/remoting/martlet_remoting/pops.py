@@ -79,6 +79,14 @@ class _Taker:
         self.woken = False
 
     @property
+    def is_exclusive(self) -> bool:
+        return False
+
+    @property
+    def takes(self) -> None:
+        return None  # it takes all
+
+    @property
     def asks(self) -> bool:
         return False  # who may read a whole topic may read all its names
 

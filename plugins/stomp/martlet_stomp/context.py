@@ -113,7 +113,7 @@ class Context:
 def make_context(config: StompConfig, broker: Broker) -> Context:
     """Return the context of a broker's STOMP port."""
     names = frozenset(config.names)
-    policy = GroupPolicy(PROTOCOL, config.redeliveries_max, config.dead_letters, leaving_counts=False)
+    policy = GroupPolicy(PROTOCOL, config.redeliveries_max, config.dead_letters, leaving_counts=False, in_parts=True)
     code_of = broker.store.writer.code_of
     server = f"martlet/{installed_version()}"
     return Context(config, broker, names, Templates(names), Encodings(broker.clock), policy, code_of, server)

@@ -9,6 +9,7 @@ from martlet.access import Gate
 from martlet.contracts import Buffer, Password, Peer
 from martlet.errors import Refused
 from martlet.state.journal import NEXT_COMMIT
+from martlet.steps import Steps
 
 from .codec import encode_connected, encode_error, encode_receipts
 from .connection import State, StompConnection, agreed_beats
@@ -99,7 +100,7 @@ class StompHandler:
             else:
                 transactions.acknowledge(event, event.transaction)
         else:
-            self._act(event, subscriptions, transactions)
+            return self._act(event, subscriptions, transactions)
         return None
 
     def _act(
@@ -107,19 +108,20 @@ class StompHandler:
         event: Nack | Subscribe | Unsubscribe | Begin | Commit | Abort | Disconnect,
         subscriptions: Subscriptions,
         transactions: Transactions,
-    ) -> None:
+    ) -> Awaitable[None] | None:
         """Act on a frame that is rare. Raises `StompError`."""
+        rest: Steps[None] | None = None
         try:
             match event:
                 case Subscribe():
                     subscriptions.subscribe(event)
                 case Unsubscribe():
-                    subscriptions.unsubscribe(event)
+                    rest = subscriptions.unsubscribe(event)
                 case Nack(transaction=None):
                     subscriptions.refuse(event)
                 case Nack(transaction=str(name)):
                     transactions.refuse(event, name)
-                    return
+                    return None
                 case Begin(name):
                     transactions.begin(name)
                 case Commit(name):
@@ -128,14 +130,22 @@ class StompHandler:
                     transactions.abort(name)
                 case Disconnect():
                     self._disconnect(event)
-                    return
+                    return None
         except Refused as refused:
             raise StompError(str(refused), event.receipt) from refused
         except StompError as error:
             error.receipt = event.receipt
             raise
+        if rest is not None:
+            return self._finish(rest, event.receipt)
         if event.receipt is not None:
             self._answer(event.receipt)
+        return None
+
+    async def _finish(self, rest: Steps[None], receipt: bytes | None) -> None:
+        await self._context.broker.turns.finish(rest)
+        if receipt is not None:
+            self._answer(receipt)
 
     def _answer(self, receipt: bytes) -> None:
         """Answer *receipt* once everything of this round is durable."""

@@ -7,24 +7,26 @@ from typing import Final, final
 
 from martlet.access import Gate
 from martlet.contracts import Peer
-from martlet.delivery.selection import EVERYTHING, Selection
+from martlet.delivery.selection import EVERYTHING
 from martlet.delivery.subscriptions import from_earliest, from_tail
 from martlet.errors import Reason, Refused
 from martlet.state.journal import NEXT_COMMIT
+from martlet.steps import Steps
 
+from .browsing import Browse
 from .codec import encode_receipts
 from .context import Context
 from .destinations import Destination, Kind, check_filter, parse_destination
 from .durable import Durable, durable_group
 from .errors import StompError, shown
 from .packets import AckRun, Connect, Nack, Subscribe, Unsubscribe
+from .selectors import select
 from .subscriptions import UNLIMITED, Part, Source, Subscription
 
 __all__ = ["GROUP", "Subscriptions"]
 
 # The group that consumes a queue; there is one on each topic.
 GROUP: Final = "queue"
-LANGUAGE: Final = "SQL92"
 
 
 @final
@@ -77,20 +79,21 @@ class Subscriptions:
         subscription = Subscription(
             self._peer, self, self._context.counters, request, destination, self._last_number, self._version
         )
-        subscription.begin(self._open(subscription, request, destination))
+        if request.is_browser:
+            self._browse(subscription, request, destination)
+        else:
+            subscription.begin(self._open(subscription, request, destination))
         self._by_number[subscription.number] = self._by_id[key] = subscription
 
     def _open(self, subscription: Subscription, request: Subscribe, destination: Destination) -> Source:
         """Return what brings the messages of *subscription*. Raises `StompError` and `Refused`."""
         topic, context, acknowledges = destination.topic, self._context, subscription.acknowledges
         group = durable_group(self._gate.identity.name, self._client_id, request, destination.kind)
-        if self._gate.find_topic(topic, "read", context.config.queues) is None:
-            text = f"topic[{topic}] does not exist; create it, or set broker.auto_create_topics"
-            raise Refused(Reason.NO_TOPIC, text)
+        self._find_topic(topic)
         encoding = context.encodings.of(self._version, destination, is_acknowledged=acknowledges)
         prefetch = context.config.prefetch if request.prefetch is None else request.prefetch
         credit = prefetch if acknowledges and prefetch else UNLIMITED
-        selection = self._selection(request.selector)
+        selection = select(context.broker, request.selector)
         if destination.kind is Kind.TOPIC and not group:
             return self._gate.subscribe(
                 subscription, topic, encoding, selection=selection, start=from_tail, credit=credit
@@ -104,17 +107,36 @@ class Subscriptions:
             encoding,
             lease_s=math.inf if acknowledges else 0,
             credit=credit,
-            selection=selection,
             start=from_tail if group else from_earliest,
             policy=context.policy,
+            selection=selection if group else EVERYTHING,
+            takes=selection.predicate if not group else None,
+            is_exclusive=request.is_exclusive,
         )
         if group:
             subscription.durable = Durable(topic, group)
             context.durable[subscription.durable] = subscription
         return member
 
-    def _selection(self, selector: str | None) -> Selection:
-        return EVERYTHING if not selector else self._context.broker.selection(LANGUAGE, selector)
+    def _browse(self, subscription: Subscription, request: Subscribe, destination: Destination) -> None:
+        """Show what a queue has. Raises `StompError` and `Refused`."""
+        context, topic = self._context, destination.topic
+        if destination.kind is not Kind.QUEUE or destination.name:
+            raise StompError(f"{shown(destination.text)} cannot be browsed, because it is no queue; subscribe to it")
+        self._find_topic(topic)
+        browse = Browse(self._gate.share(topic, GROUP, context.policy))
+        encoding = context.encodings.of(self._version, destination, is_acknowledged=False)
+        selection = select(context.broker, request.selector)
+        reader = self._gate.subscribe(
+            subscription, topic, encoding, selection=selection, start=browse.start, credit=UNLIMITED
+        )
+        subscription.begin(reader, browse)
+
+    def _find_topic(self, topic: str) -> None:
+        """Make sure that *topic* is there. Raises `Refused`."""
+        if self._gate.find_topic(topic, "read", self._context.config.queues) is None:
+            text = f"topic[{topic}] does not exist; create it, or set broker.auto_create_topics"
+            raise Refused(Reason.NO_TOPIC, text)
 
     def _take_over(self, durable: Durable) -> None:
         """End the use of *durable* by another connection: its client may have come back. Raises `StompError`."""
@@ -128,24 +150,31 @@ class Subscriptions:
         self._drop(subscription)
         self._end(reason)
 
-    def unsubscribe(self, request: Unsubscribe) -> None:
-        """End a subscription; with its durable name, also what it has waiting. Raises `StompError`."""
+    def unsubscribe(self, request: Unsubscribe) -> Steps[None] | None:
+        """End a subscription; with its durable name, also what it has waiting. Raises `StompError`.
+
+        Returns what is left to do, if that may take long.
+        """
         subscription = self._by_id.get(_key(request.id, request.destination or ""))
         group = durable_group(self._gate.identity.name, self._client_id, request, Kind.TOPIC)
         if subscription is None and not group:
             what = f"id {shown(request.id)}" if request.id is not None else shown(request.destination or "")
             raise StompError(f"there is no subscription with {what}; use the id of SUBSCRIBE")
+        durable = subscription.durable if subscription is not None else None
         if subscription is not None:
             self._drop(subscription)
-        if group:
-            self._forget(group)
+        return self._forget(group, durable) if group else None
 
-    def _forget(self, group: str) -> None:
-        """End a durable subscription, also if another connection uses it; its topic is not known."""
-        for durable, holder in list(self._context.durable.items()):
-            if durable.group == group:
+    def _forget(self, group: str, durable: Durable | None) -> Steps[None] | None:
+        """End the durable subscription *group*, also if another connection uses it."""
+        shares, policy = self._context.broker.shares, self._context.policy
+        if durable is not None and durable.group == group:
+            shares.forget(durable.topic, group, policy)
+            return None
+        for each, holder in list(self._context.durable.items()):
+            if each.group == group:
                 holder.lose("another connection ended its durable subscription")
-        self._context.broker.shares.forget_groups(self._context.policy, {group})
+        return shares.forget_groups(policy, (group,))  # its topic is not known
 
     def _drop(self, subscription: Subscription) -> None:
         self._by_number.pop(subscription.number, None)

@@ -19,6 +19,7 @@ from martlet.delivery.subscriptions import Subscription as Reader
 from martlet.errors import Reason, Refused
 from martlet.state.journal import Journal
 
+from .browsing import Browse, last_frame
 from .context import Counters
 from .destinations import Destination
 from .durable import Durable
@@ -99,6 +100,7 @@ class Subscription:
     """
 
     __slots__ = (
+        "_browse",
         "_counters",
         "_heads",
         "_ledger",
@@ -133,20 +135,23 @@ class Subscription:
         self.durable: Durable | None = None
         self._heads: dict[int, bytes] = {}  # by the number of the delivery
         self._source: Source | None = None
+        self._browse: Browse | None = None
         self._ledger: Ledger | None = None  # if the client acknowledges messages
         # With cumulative acknowledgements: what was sent and is not acknowledged, in that order.
         self._sent: deque[Part] = deque()
 
-    def begin(self, source: Source) -> None:
-        """Deliver what *source* brings."""
-        self._source = source
+    def begin(self, source: Source, browse: Browse | None = None) -> None:
+        """Deliver what *source* brings; with *browse*, what it wants of that."""
+        self._source, self._browse = source, browse
+        if browse is not None:
+            self.wake()  # there may be nothing to show
         if self.acknowledges:
             self._ledger = source if isinstance(source, Member) else Outstanding(source)
 
     @property
     def acknowledges(self) -> bool:
         """Whether the client acknowledges messages."""
-        return self.request.ack is not AckMode.AUTO
+        return self.request.ack is not AckMode.AUTO and not self.request.is_browser
 
     @property
     def gone(self) -> bool:
@@ -180,8 +185,27 @@ class Subscription:
         if self._source is not None:
             for delivery in self._source.collect(budget_bytes):
                 size += delivery.size
-                self._send(delivery)
+                if self._browse is None:
+                    self._send(delivery)
+                else:
+                    self._show(delivery, self._browse)
+        if self._browse is not None:
+            self._end_if_over(self._browse)
         return size
+
+    def _show(self, delivery: Delivery, browse: Browse) -> None:
+        wanted = browse.wanted(delivery.queue_id, delivery.offsets)
+        frames = [frame for frame in compress(delivery.frames, wanted) if frame]
+        if frames:
+            head = self._heads.get(1) or self._head(1)
+            self._counters.delivered += len(frames)
+            self._peer.send(head, head.join(frames))
+
+    def _end_if_over(self, browse: Browse) -> None:
+        source = self._source
+        if isinstance(source, Reader) and browse.is_over(source):
+            self._peer.send(last_frame(self.request.id, self.number, self.destination.text, self._version))
+            self.close()
 
     def _send(self, delivery: Delivery) -> None:
         frames, offsets, ledger = delivery.frames, delivery.offsets, self._ledger

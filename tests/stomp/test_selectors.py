@@ -1,0 +1,129 @@
+"""Selectors: a subscription gets the messages whose headers match."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from tests.stomp.stomp_talk import Running, Talk, stomp_broker
+
+from martlet_filter_sql92.plugin import Sql92Config, Sql92Plugin
+from martlet_stomp.selectors import translated
+
+QUEUE, TOPIC = "/queue/cars", "/topic/cars"
+
+
+@asynccontextmanager
+async def selecting(directory: Path) -> AsyncIterator[Running]:
+    async with stomp_broker(directory) as stomp:
+        stomp.broker.filters = dict(Sql92Plugin(Sql92Config()).martlet_filters(stomp.broker))
+        yield stomp
+
+
+async def publish(talk: Talk, destination: str, *colours: str) -> None:
+    for number, colour in enumerate(colours):
+        await talk.publish(destination, colour.encode(), colour=colour, number=str(number))
+
+
+async def test_a_topic_brings_what_matches(tmp_path: Path) -> None:
+    async with selecting(tmp_path) as stomp:
+        talk = await stomp.connect()
+        await talk.subscribe(TOPIC, selector="colour = 'red'", name="red")
+        await talk.subscribe(TOPIC, selector="number > 0 AND colour <> 'red'", name="later")
+        await publish(talk, TOPIC, "red", "blue", "red", "green")
+        came = sorted((message["subscription"], message.body) for message in await talk.rest())
+        assert came == [("later", b"blue"), ("later", b"green"), ("red", b"red"), ("red", b"red")]
+
+
+@pytest.mark.parametrize("ack", ["auto", "client", "client-individual"])
+async def test_each_consumer_of_a_queue_has_its_own_selector(tmp_path: Path, ack: str) -> None:
+    async with selecting(tmp_path) as stomp:
+        red, others = await stomp.connect(), await stomp.connect()
+        await red.subscribe(QUEUE, ack, selector="colour = 'red'")
+        await others.subscribe(QUEUE, ack, selector="colour <> 'red'")
+        await publish(red, QUEUE, "red", "blue", "red", "green", "blue")
+        messages = await red.messages(2)
+        assert [message.body for message in messages] == [b"red"] * 2
+        assert await others.bodies(3) == [b"blue", b"green", b"blue"]
+        if ack == "client":
+            await red.ack(messages[1])
+
+
+async def test_messages_that_no_consumer_selects_wait_for_one_that_does(tmp_path: Path) -> None:
+    async with selecting(tmp_path) as stomp:
+        red = await stomp.connect()
+        await red.subscribe(QUEUE, selector="colour = 'red'")
+        await publish(red, QUEUE, "blue", "red", "green", "red")
+        assert await red.bodies(2) == [b"red"] * 2
+        await red.disconnect()
+        green = await stomp.connect()
+        await green.subscribe(QUEUE, "client", selector="colour = 'green'")
+        (message,) = await green.messages(1)
+        assert (message.body, message.headers.get("redelivered")) == (b"green", None)
+        last = await stomp.connect()
+        await last.subscribe(QUEUE, "client")
+        assert await last.bodies(1) == [b"blue"]
+        assert await last.rest() == []
+
+
+async def test_a_durable_subscription_keeps_what_matches(tmp_path: Path) -> None:
+    async with selecting(tmp_path) as stomp:
+        more = {"selector": "colour = 'red'", "activemq.subscriptionName": "s"}
+        talk = await stomp.connect(client_id="ann")
+        await talk.subscribe(TOPIC, **more)
+        await talk.disconnect()
+        talk = await stomp.connect(client_id="ann")
+        await publish(talk, TOPIC, "blue", "red")
+        await talk.subscribe(TOPIC, **more)
+        assert [message.body for message in await talk.rest()] == [b"red"]
+
+
+@pytest.mark.parametrize("destination", [QUEUE, TOPIC])
+async def test_a_selector_that_cannot_be_compiled_is_an_error(tmp_path: Path, destination: str) -> None:
+    async with selecting(tmp_path) as stomp:
+        talk = await stomp.connect()
+        headers = {"id": "0", "destination": destination, "receipt": "r"}
+        await talk.send(talk.frame("SUBSCRIBE", selector="colour =", **headers))
+        error = await talk.error()
+        assert (error["receipt-id"], "expected a value" in error.body.decode()) == ("r", True)
+
+
+async def test_without_a_plugin_for_the_language_it_is_an_error(tmp_path: Path) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        talk = await stomp.connect()
+        await talk.send(talk.frame("SUBSCRIBE", id="0", destination=QUEUE, selector="colour = 'red'"))
+        assert "'SQL92' is not installed" in (await talk.error())["message"]
+
+
+async def test_an_empty_selector_selects_everything(tmp_path: Path) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        talk = await stomp.connect()
+        await talk.subscribe(QUEUE, selector=" ")
+        await talk.publish(QUEUE, b"x")
+        assert await talk.bodies(1) == [b"x"]
+
+
+async def test_headers_are_selected_by_their_own_names_and_those_of_jms(tmp_path: Path) -> None:
+    selectors = (
+        "\"content-type\" = 'text/plain'",
+        "JMSType = 'order' AND JMSPriority > 3",
+        "JMSCorrelationID = 'c'",
+        "\"reply-to\" = '/queue/b'",
+    )
+    async with selecting(tmp_path) as stomp:
+        talk = await stomp.connect()
+        for number, selector in enumerate(selectors):
+            await talk.subscribe(TOPIC, selector=selector, name=str(number))
+        headers = {"content_type": "text/plain", "type": "order", "priority": "4", "correlation_id": "c"}
+        await talk.publish(TOPIC, b"x", reply_to="/queue/b", **headers)
+        await talk.publish(TOPIC, b"y", priority="4")
+        assert [(message["subscription"], message.body) for message in await talk.messages(4)] == [
+            (str(number), b"x") for number in range(4)
+        ]
+        assert await talk.rest() == []
+
+
+def test_only_names_are_translated() -> None:
+    text = """JMSType = 'JMSType' AND "JMSType" = '''JMSType' OR xJMSType = JMSTypes"""
+    assert translated(text) == """type = 'JMSType' AND type = '''JMSType' OR xJMSType = JMSTypes"""
+    assert translated('"content-type" LIKE \'a%\' OR "own name" = 1') == "CONTENT_TYPE LIKE 'a%' OR \"own name\" = 1"
