@@ -284,7 +284,6 @@ class Share:
         "_start",
         "_tail",
         "_timers",
-        "_turn",
         "_turn_left",
         "_unopened",
         "alarm_at",
@@ -319,7 +318,7 @@ class Share:
         self.start = start
         self.gone = False
         self.alarm_at = math.inf  # the earliest alarm that its owner knows
-        self._members: dict[Competitor, None] = {}
+        self._members: OrderedDict[Competitor, None] = OrderedDict()  # the one whose turn it is first
         self._by_holder: dict[Hashable, Competitor] = {}
         self._lanes: dict[int, ShareLane] = {}
         self._unopened: dict[int, None] = {}  # queues with many stored leases, which `tick` restores one by one
@@ -329,7 +328,6 @@ class Share:
         self._dead: dict[ShareLane, None] = {}  # lanes with dead messages
         self._timers: list[tuple[float, int]] = []  # a heap: when to look at the leases of which queue
         self._rest = self._rest_calls = 0  # the last result of `rest`, and how many calls it serves
-        self._turn = 0  # of members
         self._turn_left = MESSAGES_A_TURN  # of the next lane
         self._stalled_at = math.inf
         self._forget_at = owner.now() + owner.config.share_memory_s
@@ -557,16 +555,26 @@ class Share:
             for member in list(self._members):
                 member.wake()
             return
-        members = list(self._members)
-        self._turn = (self._turn + 1) % (len(members) or 1)
-        ready = [each for each in members[self._turn :] + members[: self._turn] if each.credit > 0 and not each.woken]
-        if not ready:
+        ready = self._next_ready()
+        if ready is None:
             return
-        # A member that lost a lease and has been silent since may be dead.
-        next((each for each in ready if not each.lapsed), ready[0]).wake()
-        if self._stalled_at == math.inf and len(members) > 1:
+        ready.wake()
+        if self._stalled_at == math.inf and len(self._members) > 1:
             self._stalled_at = self._owner.now() + STALL_S
             self._owner.alarm(self, self._stalled_at)
+
+    def _next_ready(self) -> Competitor | None:
+        """Return the next member that has credit and is not woken; its turn comes after all others again."""
+        members, lapsed = self._members, None
+        for _ in range(len(members)):
+            member = next(iter(members))
+            members.move_to_end(member)
+            if member.credit > 0 and not member.woken:
+                if not member.lapsed:
+                    return member
+                # One that lost a lease and has been silent since may be dead.
+                lapsed = lapsed or member
+        return lapsed
 
     def close(self) -> None:
         """Close the share: members get no more messages; its stored state remains."""
@@ -833,9 +841,9 @@ class Share:
         self, result: ReadResult, member: Competitor, offsets: Sequence[int]
     ) -> dict[int, tuple[Competitor, str]]:
         """Return by offset who gets the messages of *result*, and their names; without those that are for nobody."""
-        members, turn, at = list(self._members), self._turn, 0
+        members, at = list(self._members), 0
         found: dict[int, tuple[Competitor, str]] = {}
-        for receiver, names in assign(result, member, members[turn:] + members[:turn]):
+        for receiver, names in assign(result, member, members):
             for name, offset in zip(names, offsets[at : at + len(names)], strict=False):
                 if receiver is not None:
                     found[offset] = receiver, name
