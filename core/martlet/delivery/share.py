@@ -283,7 +283,6 @@ class Share:
         "_start",
         "_tail",
         "_timers",
-        "_turn",
         "_turn_left",
         "_unopened",
         "alarm_at",
@@ -318,7 +317,7 @@ class Share:
         self.start = start
         self.gone = False
         self.alarm_at = math.inf  # the earliest alarm that its owner knows
-        self._members: dict[Competitor, None] = {}
+        self._members: OrderedDict[Competitor, None] = OrderedDict()  # the one whose turn it is first
         self._choosing = 0  # members that take only some messages
         self._exclusive: dict[Competitor, None] = {}  # the first one gets everything
         self._by_holder: dict[Hashable, Competitor] = {}
@@ -330,7 +329,6 @@ class Share:
         self._dead: dict[ShareLane, None] = {}  # lanes with dead messages
         self._timers: list[tuple[float, int]] = []  # a heap: when to look at the leases of which queue
         self._rest = self._rest_calls = 0  # the last result of `rest`, and how many calls it serves
-        self._turn = 0  # of members
         self._turn_left = MESSAGES_A_TURN  # of the next lane
         self._stalled_at = math.inf
         self._forget_at = owner.now() + owner.config.share_memory_s
@@ -591,16 +589,29 @@ class Share:
             for member in list(self._members):
                 member.wake()
             return
-        self._turn = (self._turn + 1) % (len(self._members) or 1)
-        members = self._in_turn()
-        ready = [each for each in members if each.credit > 0 and not each.woken]
-        if not ready:
+        ready = self._next_ready()
+        if ready is None:
             return
-        # A member that lost a lease and has been silent since may be dead.
-        next((each for each in ready if not each.lapsed), ready[0]).wake()
-        if self._stalled_at == math.inf and len(members) > 1:
+        ready.wake()
+        if self._stalled_at == math.inf and len(self._members) > 1:
             self._stalled_at = self._owner.now() + STALL_S
             self._owner.alarm(self, self._stalled_at)
+
+    def _next_ready(self) -> Competitor | None:
+        """Return the next member that has credit and is not woken; its turn comes after all others again."""
+        members, lapsed = self._members, None
+        if self._exclusive:
+            first = next(iter(self._exclusive))
+            return first if first.credit > 0 and not first.woken else None
+        for _ in range(len(members)):
+            member = next(iter(members))
+            members.move_to_end(member)
+            if member.credit > 0 and not member.woken:
+                if not member.lapsed:
+                    return member
+                # One that lost a lease and has been silent since may be dead.
+                lapsed = lapsed or member
+        return lapsed
 
     def close(self) -> None:
         """Close the share: members get no more messages; its stored state remains."""
@@ -1129,11 +1140,8 @@ class Share:
         return max(-((lane.leases.next - lane.queue.next_offset) // max(ready, 1)), 1)
 
     def _in_turn(self) -> list[Competitor]:
-        """Return those that may get messages, another one first each time."""
-        if self._exclusive:
-            return [next(iter(self._exclusive))]
-        members = list(self._members)
-        return members[self._turn :] + members[: self._turn]
+        """Return those that may get messages, the one whose turn it is first."""
+        return [next(iter(self._exclusive))] if self._exclusive else list(self._members)
 
     def _read(self, lane: ShareLane, member: Competitor, count: int, budget_bytes: int) -> ReadResult | None:
         """Read *count* messages that were never looked at; None if a thread must do that, or there are none."""

@@ -29,7 +29,7 @@ __all__ = ["FILTERS_A_SLICE", "Subscriptions"]
 # Of SUBSCRIBE and UNSUBSCRIBE, about 2 ms.
 FILTERS_A_SLICE: Final = 64
 # Steps that one shared subscription counts as: its group may have to be opened.
-STEPS_A_SHARE: Final = 16
+STEPS_A_SHARE: Final = 8
 
 
 @final
