@@ -101,6 +101,18 @@ async def test_wildcards_of_other_brokers_are_an_error(tmp_path: Path, destinati
         assert "has a wildcard" in (await talk.error())["message"]
 
 
+@pytest.mark.parametrize("destination", ["/topic/mqtt/home/door", "/queue/mqtt/home/door", "/topic/mqtt/home/#"])
+async def test_a_subscription_to_a_name_is_an_error_that_says_how_to_select_it(
+    tmp_path: Path, destination: str
+) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        talk = await stomp.connect()
+        await talk.send(talk.frame("SUBSCRIBE", id="s", destination=destination))
+        error = await talk.error()
+        assert "is a name in topic mqtt" in error["message"]
+        assert b"with a selector such as TAGS = 'home/door'" in error.body
+
+
 async def test_a_deleted_topic_ends_the_connection_with_an_error(tmp_path: Path) -> None:
     async with stomp_broker(tmp_path) as stomp:
         for destination in ("/topic/a", "/queue/a"):

@@ -5,8 +5,8 @@ allows is the name of the topic; of others, each character that is not allowed i
 topic ``orders%2Enew``). As with ActiveMQ and RabbitMQ, a NAME without a prefix is a queue.
 
 In some topics each message has a name, which is its tag, such as in that of the plugin mqtt (`StompConfig.names`).
-There ``/topic/mqtt/home/door`` is the name ``home/door`` in topic ``mqtt``, and a subscription may have wildcards as in
-MQTT.
+There ``/topic/mqtt/home/door`` is the name ``home/door`` in topic ``mqtt``. Messages can be sent to a name; a
+subscription is to the whole topic.
 """
 
 import re
@@ -18,7 +18,7 @@ from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX
 
 from .errors import StompError, shown
 
-__all__ = ["Destination", "Kind", "check_filter", "check_name", "parse_destination"]
+__all__ = ["Destination", "Kind", "check_name", "check_whole", "parse_destination"]
 
 TOPIC_CHARS_MAX: Final = 127
 NAME_BYTES_MAX: Final = 4096
@@ -46,7 +46,7 @@ class Destination(NamedTuple):
     Attributes:
       text: as the client wrote it.
       topic: the platform topic.
-      name: of a message in a topic whose messages have names, or a filter of such names; empty for none.
+      name: of a message in a topic whose messages have names; empty for none.
     """
 
     kind: Kind
@@ -107,19 +107,17 @@ def check_name(destination: Destination) -> None:
         raise StompError(f"destination {shown(text)} has a name that begins with {HIDDEN}; only the broker sends there")
     if "+" in name or "#" in name:
         raise StompError(f"destination {shown(text)} has a wildcard; only a subscription may have one")
-    _check_length(destination)
+    if name.count("/") >= LEVELS_MAX or len(name.encode()) > NAME_BYTES_MAX:
+        limit = f"has a name of more than {LEVELS_MAX} levels or {NAME_BYTES_MAX} bytes"
+        raise StompError(f"destination {shown(text)} {limit}")
 
 
-def check_filter(destination: Destination) -> None:
-    """Raise `StompError` unless there may be a subscription to *destination*."""
+def check_whole(destination: Destination) -> None:
+    """Raise `StompError` unless there may be a subscription to *destination*, which is to a whole topic."""
     if destination.name:
-        _check_length(destination)
-    elif destination.kind is Kind.TOPIC and _WILDCARD.search(destination.text.removeprefix(Kind.TOPIC.value)):
-        text = "has a wildcard, which only topics with names understand (stomp.names); subscribe to each topic"
+        kind, topic = destination.kind.value, destination.topic
+        text = f"is a name in topic {topic}; subscribe to {kind}{topic}, with a selector such as TAGS = 'home/door'"
         raise StompError(f"destination {shown(destination.text)} {text}")
-
-
-def _check_length(destination: Destination) -> None:
-    if destination.name.count("/") >= LEVELS_MAX or len(destination.name.encode()) > NAME_BYTES_MAX:
-        text = f"has a name of more than {LEVELS_MAX} levels or {NAME_BYTES_MAX} bytes"
+    if destination.kind is Kind.TOPIC and _WILDCARD.search(destination.text.removeprefix(Kind.TOPIC.value)):
+        text = "has a wildcard, which is not supported; subscribe to each topic"
         raise StompError(f"destination {shown(destination.text)} {text}")

@@ -16,7 +16,7 @@ from martlet.steps import Steps
 from .browsing import Browse
 from .codec import encode_receipts
 from .context import Context
-from .destinations import Destination, Kind, check_filter, parse_destination
+from .destinations import Destination, Kind, check_whole, parse_destination
 from .durable import Durable, durable_group
 from .errors import StompError, shown
 from .packets import AckRun, Connect, Nack, Subscribe, Unsubscribe
@@ -70,7 +70,7 @@ class Subscriptions:
         if len(self._by_number) >= limit:
             raise StompError(f"the connection has {limit} subscriptions; stomp.subscriptions_max allows no more")
         destination = parse_destination(request.destination, self._context.names)
-        check_filter(destination)
+        check_whole(destination)
         key = _key(request.id, destination.text)
         if key in self._by_id:
             what = f"id {shown(request.id)}" if request.id is not None else shown(destination.text)
