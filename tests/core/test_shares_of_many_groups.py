@@ -1,10 +1,7 @@
 """Many shared groups: what happens in one of them costs the same, however many others there are."""
 
-import sys
-from types import FrameType
-from typing import Self
-
 import pytest
+from tests.core.calls import Calls
 from tests.core.pushing import LINES, publish, told
 from tests.core.test_shares import Competitor, broker_in_memory
 from trio.lowlevel import checkpoint
@@ -24,21 +21,9 @@ from martlet.testing.peers import RecordingPeer
 POLICY = GroupPolicy("tested")
 
 
-class Calls:
-    """Counts the calls of functions of the broker's delivery in its block."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __enter__(self) -> Self:
-        sys.setprofile(self._note)
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        sys.setprofile(None)
-
-    def _note(self, frame: FrameType, event: str, argument: object) -> None:
-        self.count += event == "call" and "/martlet/delivery/" in frame.f_code.co_filename
+def counted_calls() -> Calls:
+    """Return a counter of calls of functions of the broker's delivery."""
+    return Calls(lambda code: "/martlet/delivery/" in code.co_filename)
 
 
 def noted(broker: Broker) -> int:
@@ -96,7 +81,7 @@ async def calls_of_a_return(groups: int) -> int:
         one = members[groups // 2]
         assert one.turn() == ["0:0:a"]
         await wait_all_tasks_blocked()
-        with Calls() as calls:
+        with counted_calls() as calls:
             assert one.member.nack(0, 0)
             one.member.leave()
             await wait_all_tasks_blocked()
@@ -125,7 +110,7 @@ async def calls_of_a_publish(groups: int, *, is_wanted: bool) -> int:
             peer.wakes = 0
         name = f"a{groups // 2}/x" if is_wanted else "other"
         for properties in (b"TAGS\x01a0/x\x02", f"TAGS\x01{name}\x02".encode()):  # the first one fills caches
-            with Calls() as calls:
+            with counted_calls() as calls:
                 publish(broker, "t", 3, b"x", properties=properties)
         assert sum(peer.wakes for peer in peers) == 1 + is_wanted
         assert told(members[groups // 2].collect(1 << 20)) == (["3:1:x"] if is_wanted else [])

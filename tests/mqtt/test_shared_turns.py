@@ -1,13 +1,11 @@
 """Shared subscriptions take turns: what one client does for them in a turn of the event loop is limited."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import Self
 
 import pytest
 import trio
+from tests.core.calls import Calls
 from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
 from trio.testing import MockClock
 
@@ -21,23 +19,9 @@ from martlet_mqtt.shares import STEPS_A_GROUP, STEPS_A_TURN, STEPS_OF
 FEW, MANY = 3, 300
 
 
-class Calls:
-    """Counts the calls of functions that look for messages of groups."""
-
-    NAMES = frozenset(("hand_out", "collect", "room"))
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __enter__(self) -> Self:
-        sys.setprofile(self._note)
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        sys.setprofile(None)
-
-    def _note(self, frame: FrameType, event: str, argument: object) -> None:
-        self.count += event == "call" and frame.f_code.co_name in self.NAMES
+def counted_calls() -> Calls:
+    """Return a counter of calls of functions that look for messages of groups."""
+    return Calls(lambda code: code.co_name in ("hand_out", "collect", "room"))
 
 
 def sent_in_turns(mqtt: Running, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -61,7 +45,7 @@ async def calls_of_a_message(directory: Path, filters: int) -> int:
         for number in range(filters):
             await member.subscribe(f"$share/g{number}/{number}/#", qos=1)
         await member.rest()
-        with Calls() as calls:
+        with counted_calls() as calls:
             await publisher.publish("2/x", b"one", 1)
             (one,) = await member.messages(1)
             await member.acknowledge(one)
