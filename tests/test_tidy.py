@@ -12,7 +12,15 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = ("martlet", "martlet_filter_sql92", "martlet_mqtt", "martlet_remoting", "martlet_timer", "martlet_tx")
+PACKAGES = (
+    "martlet",
+    "martlet_filter_sql92",
+    "martlet_mqtt",
+    "martlet_remoting",
+    "martlet_stomp",
+    "martlet_timer",
+    "martlet_tx",
+)
 LINES_MAX = 70
 LINES_USUAL = 45
 ROOT = Path(__file__).parent.parent

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from tests.stomp.stomp_talk import V1_2, Frame, Talk, stomp_broker
 
-from martlet.settings import DeliveryConfig
 from martlet_stomp.config import StompConfig
 from martlet_stomp.packets import Version
 
@@ -50,8 +49,10 @@ async def test_a_message_goes_to_one_consumer(tmp_path: Path) -> None:
         await two.subscribe(QUEUE)
         sender = await stomp.connect()
         await sender.publish(QUEUE, *BODIES)
-        came = [*await one.rest(), *await two.rest()]
-        assert sorted(message.body for message in came) == BODIES
+        came: list[bytes] = []
+        while len(came) < len(BODIES):
+            came += [message.body for talk in (one, two) for message in await talk.rest()]
+        assert sorted(came) == BODIES
 
 
 @every_version
@@ -308,7 +309,7 @@ async def test_acknowledgements_of_several_subscriptions_in_one_read_all_count(t
 
 
 async def test_a_slow_consumer_leaves_messages_to_others(tmp_path: Path) -> None:
-    async with stomp_broker(tmp_path, delivery=DeliveryConfig(lease_window=4)) as stomp:
+    async with stomp_broker(tmp_path) as stomp:
         slow, fast = await stomp.connect(), await stomp.connect()
         await slow.subscribe(QUEUE, "client-individual", prefetch_count="2")
         await fast.subscribe(QUEUE, "client-individual", prefetch_count="2")
@@ -316,7 +317,7 @@ async def test_a_slow_consumer_leaves_messages_to_others(tmp_path: Path) -> None
         await sender.publish(QUEUE, *BODIES)
         held = await slow.messages(2)
         came: list[bytes] = []
-        while len(came) < 4:
+        while len(came) < len(BODIES) - len(held):
             (message,) = await fast.messages(1)
             came.append(message.body)
             await fast.ack(message)
