@@ -60,6 +60,7 @@ async def test_a_message_and_its_acknowledgement_cost_the_same_beside_many_share
     assert 0 < await calls_of_a_message(tmp_path, MANY) <= few + 4
 
 
+@pytest.mark.plain
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @pytest.mark.parametrize("filters", [1, 40])
 async def test_a_turn_sends_a_limited_number_of_messages_and_the_next_ones_the_rest(

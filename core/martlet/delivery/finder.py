@@ -18,7 +18,7 @@ __all__ = ["FOUND_MAX", "Finder", "Found", "Names", "choose"]
 
 # Messages of a group that were found and could not be delivered, because too many of their queue are unsettled.
 FOUND_MAX: Final = 1024
-# Of messages that the cursor has found and no member has taken; it then waits until one does.
+# Size of the messages that the cursor has found and no member has taken; at this size it waits.
 PENDING_BYTES: Final = 1 << 18
 TAKEN_BYTES: Final = 1 << 18
 

@@ -183,10 +183,10 @@ class GroupNotes:
         self._undropped.pop(key, None)
 
     def reach(self, key: Key, position: int) -> None:
-        """Have it noted that a group finds no more messages before *position* of the log that are not noted now.
+        """Note later that a group has found all its messages before log position *position*.
 
-        If a power failure could lose one of those notes and not this one, messages would be lost. So `note_reached`
-        notes it once they are durable.
+        The notes about these messages must be durable first: if a power failure lost one of them and kept the position,
+        its message would be lost. So `note_reached` writes the position once they are.
         """
         self._reaching[key] = position
         self._commit_soon()
@@ -334,7 +334,7 @@ class GroupNotes:
         for key in list(islice(self._dropped, DROPS_A_TURN)):
             del self._dropped[key]
             if key in self._undropped or not self.is_applied(key):
-                self._dropped[key] = None  # behind those that were not looked at yet
+                self._dropped[key] = None  # after those that were not looked at yet
         if self._pending:
             self._store.commit_soon()
 

@@ -657,7 +657,7 @@ class Share:
         return min([self.finder.position, *[lane.found[0][1] for lane in self._lanes.values() if lane.found]])
 
     def reach(self) -> None:
-        """Have it noted how far the group is, if that is far from where it was; `Shares` calls this now and then."""
+        """Note the position of the group if it has moved far; `Shares` calls this now and then."""
         if self.finder is not None and self.finder.position - self._lanes[0].reached > REACH_BYTES:
             self._owner.notes.reach(self._lanes[0].key, self._reached)
 

@@ -295,7 +295,7 @@ class Shares:
         self._rung.set()
 
     def _look_at_dropped(self) -> None:
-        """Have `run` look soon whether the notes about dropped lanes were stored; a failed commit loses them."""
+        """Make `run` check soon whether the notes about dropped lanes were stored; a failed commit loses them."""
         if self.notes.is_dropping:
             self._look_at = min(self._look_at, self.now() + STORED_S)
             self._rung.set()
