@@ -49,9 +49,7 @@ async def test_a_message_goes_to_one_consumer(tmp_path: Path) -> None:
         await two.subscribe(QUEUE)
         sender = await stomp.connect()
         await sender.publish(QUEUE, *BODIES)
-        came: list[bytes] = []
-        while len(came) < len(BODIES):
-            came += [message.body for talk in (one, two) for message in await talk.rest()]
+        came = [message.body for talk in (one, two) for message in await talk.rest()]
         assert sorted(came) == BODIES
 
 
@@ -94,8 +92,7 @@ async def test_a_cumulative_acknowledgement_is_about_one_subscription(tmp_path: 
         await talk.publish(QUEUE, b"1")
         await talk.publish("/queue/others", b"2")
         messages = await talk.messages(2)
-        assert [message["subscription"] for message in messages] == ["a", "b"]
-        await talk.ack(messages[1])
+        await talk.ack(*(message for message in messages if message["subscription"] == "b"))
         await talk.disconnect()
         other = await stomp.connect()
         await other.subscribe(QUEUE, name="a")
@@ -331,8 +328,6 @@ async def test_messages_that_arrive_together_are_shared_by_the_consumers(tmp_pat
             await talk.subscribe(QUEUE, "client-individual")
         sender = await stomp.connect()
         await sender.publish(QUEUE, *(b"%d" % number for number in range(30)))
-        counts = [0, 0, 0]
-        while sum(counts) < 30:
-            for place, talk in enumerate(consumers):
-                counts[place] += len(await talk.rest())
+        counts = [len(await talk.rest()) for talk in consumers]
+        assert sum(counts) == 30
         assert min(counts) >= 5
