@@ -39,7 +39,7 @@ class Broker:
     def _started(self) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "martlet", "run", "--data", str(self.folder / "data")]
         settings = 'plugins.enabled=["mqtt"]', "mqtt.listen=127.0.0.1:0", "store.flush=async"
-        for setting in (*settings, "server.connections_max=15000"):
+        for setting in (*settings, "server.connections_max=15000", "delivery.sessions_max=1000000"):
             command += "--set", setting
         began = time.monotonic()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)

@@ -12,7 +12,15 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = ("martlet", "martlet_filter_sql92", "martlet_remoting", "martlet_timer", "martlet_tx")
+PACKAGES = (
+    "martlet",
+    "martlet_filter_sql92",
+    "martlet_mqtt",
+    "martlet_remoting",
+    "martlet_stomp",
+    "martlet_timer",
+    "martlet_tx",
+)
 LINES_MAX = 70
 LINES_USUAL = 45
 ROOT = Path(__file__).parent.parent
@@ -62,6 +70,7 @@ EFFECTS = {
         | {"trio.open_tcp_listeners", "trio.serve_tcp", "trio.socket.socket", "asyncio.start_server"},
         {
             "martlet/net/server.py": "the one place that listens",
+            "martlet_mqtt/commands/client.py": "connects the commands to a broker",
             "martlet_remoting/client/": "is the other side: it runs in its user's process, not in the broker's",
             "martlet_remoting/dialing.py": "reaches name servers elsewhere, to register there",
             "martlet/run.py": "tells systemd that it accepts",

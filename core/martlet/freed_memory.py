@@ -15,7 +15,7 @@ from typing import Final, final
 
 import trio
 
-__all__ = ["FreedMemory"]
+__all__ = ["FreedMemory", "resident_bytes"]
 
 # Parameters of mallopt(3). By default both grow with the largest block ever freed: after one frame of 16 MiB, 32 MiB
 # would stay allocated.
@@ -55,7 +55,7 @@ class FreedMemory:
         if mallopt is not None:
             mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
             mallopt(M_TRIM_THRESHOLD, LARGE_BYTES)
-            self._trimmed_bytes = _resident_bytes()
+            self._trimmed_bytes = resident_bytes()
 
     async def run(self) -> None:
         """Trim the heap whenever the process is idle and enough memory is free, until cancelled."""
@@ -67,15 +67,15 @@ class FreedMemory:
             before = self._used_s()
             await trio.sleep(LOOK_S)
             idle = self._used_s() - before < IDLE_S
-            resident = _resident_bytes()
+            resident = resident_bytes()
             if idle and resident - self._trimmed_bytes >= WORTH_BYTES and mallinfo().free_bytes >= WORTH_BYTES:
                 await trio.to_thread.run_sync(self._library.malloc_trim, 0)
-                self._trimmed_bytes = _resident_bytes()
+                self._trimmed_bytes = resident_bytes()
                 self.trims += 1
             else:
                 self._trimmed_bytes = min(self._trimmed_bytes, resident)
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
     """Return the resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

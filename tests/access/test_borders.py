@@ -18,6 +18,7 @@ CLASSES: Final = frozenset(("Groups", "Sessions", "Shares", "Store", "Subscripti
 # Modules that need no gate, and why: they act for the broker, or only pass on what a gate granted.
 MQTT: Final = "plugins/mqtt/martlet_mqtt/"
 REMOTING: Final = "plugins/remoting/martlet_remoting/"
+STOMP: Final = "plugins/stomp/martlet_stomp/"
 TIMER: Final = "plugins/timer/martlet_timer/"
 TX: Final = "plugins/tx/martlet_tx/"
 ALLOWED: Final[Mapping[str, frozenset[str]]] = {
@@ -74,6 +75,10 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     f"{MQTT}context.py": frozenset(("topics",)),
     # Forgets the groups that no session has.
     f"{MQTT}unused_groups.py": frozenset(("sessions", "shares")),
+    # Asks which tag codes records have.
+    f"{STOMP}context.py": frozenset(("store",)),
+    # Forgets durable subscriptions, whose names begin with their user.
+    f"{STOMP}subscribing.py": frozenset(("shares",)),
     # Keeps its own file in the store's directory.
     f"{REMOTING}nameserver/plugin.py": frozenset(("store",)),
 }

@@ -169,7 +169,7 @@ async def test_names_and_choices_exclude_each_other() -> None:
         broker.topics.ensure("t", 1)
         join_with = partial(broker.shares.join, RecordingPeer(), "t", "G", LINES, lease_s=1, policy=QUEUE)
         with pytest.raises(LocalProtocolError):
-            join_with(names=Names("a"), takes=of_colour("red"))
+            join_with(permits=Names("a"), takes=of_colour("red"))
 
 
 @pytest.mark.parametrize("seed", range(20))

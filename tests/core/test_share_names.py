@@ -29,7 +29,7 @@ class Reader:
         self.peer = RecordingPeer()
         self.names = Names(*names)
         self.member: Member = broker.shares.join(
-            self.peer, "t", "G", LINES, lease_s=lease_s, credit=credit, start=from_earliest, names=self.names
+            self.peer, "t", "G", LINES, lease_s=lease_s, credit=credit, start=from_earliest, permits=self.names
         )
 
     def turn(self) -> list[str]:

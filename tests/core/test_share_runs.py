@@ -33,7 +33,7 @@ def join(
         credit=credit,
         start=from_earliest,
         policy=policy,
-        names=Names(*names.split()) if names else None,
+        permits=Names(*names.split()) if names else None,
     )
 
 

@@ -20,7 +20,7 @@ from martlet.delivery.group_members import Member
 from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.redelivery import LONGEST_MS, pause_ms
 from martlet.delivery.selection import EVERYTHING, Selection
-from martlet.delivery.share import Share
+from martlet.delivery.share import READS_A_CALL, Share
 from martlet.delivery.subscriptions import Start, from_earliest, from_tail
 from martlet.errors import Reason, Refused
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, decode_properties, encode_properties
@@ -164,6 +164,20 @@ async def test_messages_of_a_leaving_member_go_to_another_at_once() -> None:
         assert two.turn() == ["0:1:b"]
         assert two.deliveries == [2]
         one.member.leave()
+        assert two.turn() == []
+
+
+async def test_returned_messages_far_from_each_other_come_in_several_turns() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        publish(broker, "t", 0, *[b"x"] * (4 * READS_A_CALL))
+        one, two = Competitor(broker, credit=4 * READS_A_CALL), Competitor(broker, credit=1000)
+        assert len(await one.drain()) == 4 * READS_A_CALL
+        for offset in range(0, 4 * READS_A_CALL, 2):
+            assert one.member.ack(0, offset)
+        one.member.leave()
+        assert len(two.turn()) == READS_A_CALL
+        assert len(two.turn()) == READS_A_CALL
         assert two.turn() == []
 
 

@@ -14,10 +14,10 @@ from martlet_mqtt.storing import store
 HOST = bytes(8)
 
 
-def append(mqtt: Running, name: str, payload: bytes, *, retain: bool = True) -> None:
+def append(mqtt: Running, name: str, payload: bytes, *, retain: bool = True, qos: int = 1) -> None:
     """Append a message as if a client had published it; nothing is committed."""
     context = mqtt.context
-    packet = Publish(name, payload, 1, retain, packet_id=1)
+    packet = Publish(name, payload, qos, retain, packet_id=1)
     store(context, mqtt.broker.gate(Identity()), packet, context.names.find(name), HOST, "publisher")
 
 

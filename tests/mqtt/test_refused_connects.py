@@ -1,4 +1,4 @@
-"""CONNECT that is refused: the client is told why, and nothing stays behind, neither of it nor of its session."""
+"""Refused CONNECT: the client gets the reason, and neither its connection nor its session leaves anything behind."""
 
 from errno import ENOSPC
 from pathlib import Path

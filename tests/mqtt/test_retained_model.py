@@ -18,7 +18,19 @@ DATA = Path("/data")
 SNAPSHOT = "/data/config/mqtt-retained.snapshot"
 NAMES = "abcdef"
 STEPS = 120
-ENDS = ("stop", "kill", "kill", "stop without snapshot", "kill without snapshot", "stop with an older snapshot")
+DERIVED = ("/data/consumequeue/", "/data/index/", "/data/checkpoint", "/data/queues.")
+ENDS = (
+    "stop",
+    "kill",
+    "kill",
+    "stop without snapshot",
+    "kill without snapshot",
+    "stop with an older snapshot",
+    "stop with a damaged snapshot",
+    "stop without derived files",
+    "kill without derived files",
+    "kill without derived files and snapshot",
+)
 
 
 @dataclass
@@ -99,9 +111,16 @@ class Model:
 
 
 def after(disk: FakeDisk, end: str) -> FakeDisk:
+    """Return *disk* as it is found after *end*."""
     for path in [path for path in disk.files if path.startswith(SNAPSHOT)]:
-        if "without" in end or ("older" in end and path == SNAPSHOT):
+        if end.endswith(("without snapshot", "and snapshot")) or ("older" in end and path == SNAPSHOT):
             disk.unlink(path)
+        elif "damaged" in end and path == SNAPSHOT:
+            fd = disk.open(path)
+            disk.write(fd, b"\xff", 40)
+            disk.close(fd)
+    for path in [path for path in disk.files if path.startswith(DERIVED)] if "derived" in end else ():
+        disk.unlink(path)
     return disk
 
 

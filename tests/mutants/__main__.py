@@ -24,7 +24,7 @@ from .processes import PACKAGES, package_folder, source_of
 from .trial import Fate, Plan, plan, try_out
 from .workers import Workers
 
-SHELVES = ("core/", "plugins/remoting/", "plugins/timer/")
+SHELVES = ("core/", "plugins/remoting/", "plugins/stomp/", "plugins/timer/")
 Outcomes = dict[Mutant, Fate]
 
 

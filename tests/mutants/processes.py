@@ -18,7 +18,7 @@ import pytest
 __all__ = ["OUTPUT", "PACKAGES", "ROOT", "package_folder", "run_pytest", "source_of"]
 
 ROOT: Final = Path(__file__).parents[2]
-PACKAGES: Final = ("martlet", "martlet_remoting", "martlet_timer")
+PACKAGES: Final = ("martlet", "martlet_remoting", "martlet_stomp", "martlet_timer")
 OUTPUT: Final = "output.txt"
 MEMORY_MAX: Final = 8 << 30  # of address space: a mutated loop may never end
 FILE_MAX: Final = 4 << 30

@@ -33,6 +33,7 @@ NEAR: Final = (
     ("martlet_remoting/client/", ("tests/client",)),
     ("martlet_remoting/commands/", ("tests/cli",)),
     ("martlet_remoting/", ("tests/remoting",)),
+    ("martlet_stomp/", ("tests/stomp",)),
     ("martlet_timer/", ("tests/timer",)),
 )
 

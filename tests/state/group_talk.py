@@ -6,10 +6,12 @@ from collections.abc import Iterable
 from tests.core.pushing import LINES, told
 
 from martlet.broker import Broker
+from martlet.delivery.finder import Names
 from martlet.delivery.group_members import Member
 from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.group_state import GroupState
 from martlet.delivery.lease_notes import Key, LeaseState
+from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.delivery.subscriptions import Delivery, from_earliest
 from martlet.testing.peers import RecordingPeer
 
@@ -19,7 +21,16 @@ Handles = dict[int, int]
 POLICY = GroupPolicy("tested")
 
 
-def join(broker: Broker, *, credit: int = 100, lease_s: float = 30, group: str = "gruppe ä", keep: str = "") -> Member:
+def join(
+    broker: Broker,
+    selection: Selection = EVERYTHING,
+    names: Names | None = None,
+    *,
+    credit: int = 100,
+    lease_s: float = 30,
+    group: str = "gruppe ä",
+    keep: str = "",
+) -> Member:
     """A member of a group that is no consumer group."""
     return broker.shares.join(
         RecordingPeer(),
@@ -31,6 +42,8 @@ def join(broker: Broker, *, credit: int = 100, lease_s: float = 30, group: str =
         start=from_earliest,
         policy=POLICY,
         holder=keep or None,
+        selection=selection,
+        names=names,
     )
 
 

@@ -1,10 +1,13 @@
 """A scripted client for the tests, and brokers in memory that serve it."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
+
+import trio
+from trio.testing import wait_all_tasks_blocked
 
 from martlet.broker import Broker
 from martlet.contracts import Credentials, Identity, Password
@@ -36,6 +39,9 @@ class Frame:
         return self.headers[name]
 
 
+Idle = Callable[[], Awaitable[None]]
+
+
 class Wire(Protocol):
     """The client's end of a connection."""
 
@@ -55,9 +61,10 @@ def frame(command: str, body: bytes = b"", version: Version = V1_2, /, **headers
 class Talk:
     """One connection; keeps MESSAGE frames until they are asked for."""
 
-    def __init__(self, wire: Wire, version: Version = V1_2) -> None:
+    def __init__(self, wire: Wire, version: Version = V1_2, idle: Idle = trio.lowlevel.checkpoint) -> None:
         self.wire = wire
         self.version = version
+        self._idle = idle
         self._data = b""
         self._came: list[Frame] = []
         self._probes = 0
@@ -112,7 +119,8 @@ class Talk:
         return [each.body for each in await self.messages(count)]
 
     async def rest(self) -> list[Frame]:
-        """Return the MESSAGE frames that came until the broker has done everything so far."""
+        """Return the MESSAGE frames that came until the broker, which is in memory, has nothing left to do."""
+        await self._idle()
         self._probes += 1
         probe = f"probe {self._probes}"
         await self.send(self.frame("SUBSCRIBE", id=probe, destination="/topic/probe"))
@@ -193,7 +201,7 @@ class Running:
 
     def open(self, version: Version = V1_2) -> Talk:
         """Return a connection on which nothing was said."""
-        return Talk(self.running.connect(self.protocol), version)
+        return Talk(self.running.connect(self.protocol), version, self.idle)
 
     async def answer(self, version: Version = V1_2, **headers: str) -> tuple[Talk, Frame]:
         """Return a connection, and the answer to CONNECT."""
@@ -218,6 +226,14 @@ class Running:
         """Wait until everything appended is readable."""
         self.broker.store.commit()
         await self.broker.store.wait_flushed(self.broker.store.appended)
+
+    async def idle(self) -> None:
+        """Wait until the broker has sent all that it can send: every task waits, and nothing more was appended."""
+        end = -1
+        while end != self.broker.store.appended:
+            end = self.broker.store.appended
+            await self.settle()
+            await wait_all_tasks_blocked()
 
     def records(self, topic: str) -> list[Record]:
         """Return the stored messages of *topic*, queue by queue."""

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from tests.stomp.stomp_talk import V1_2, Frame, Talk, stomp_broker
 
-from martlet.settings import DeliveryConfig
 from martlet_stomp.config import StompConfig
 from martlet_stomp.packets import Version
 
@@ -50,8 +49,8 @@ async def test_a_message_goes_to_one_consumer(tmp_path: Path) -> None:
         await two.subscribe(QUEUE)
         sender = await stomp.connect()
         await sender.publish(QUEUE, *BODIES)
-        came = [*await one.rest(), *await two.rest()]
-        assert sorted(message.body for message in came) == BODIES
+        came = [message.body for talk in (one, two) for message in await talk.rest()]
+        assert sorted(came) == BODIES
 
 
 @every_version
@@ -93,8 +92,7 @@ async def test_a_cumulative_acknowledgement_is_about_one_subscription(tmp_path: 
         await talk.publish(QUEUE, b"1")
         await talk.publish("/queue/others", b"2")
         messages = await talk.messages(2)
-        assert [message["subscription"] for message in messages] == ["a", "b"]
-        await talk.ack(messages[1])
+        await talk.ack(*(message for message in messages if message["subscription"] == "b"))
         await talk.disconnect()
         other = await stomp.connect()
         await other.subscribe(QUEUE, name="a")
@@ -308,7 +306,7 @@ async def test_acknowledgements_of_several_subscriptions_in_one_read_all_count(t
 
 
 async def test_a_slow_consumer_leaves_messages_to_others(tmp_path: Path) -> None:
-    async with stomp_broker(tmp_path, delivery=DeliveryConfig(lease_window=4)) as stomp:
+    async with stomp_broker(tmp_path) as stomp:
         slow, fast = await stomp.connect(), await stomp.connect()
         await slow.subscribe(QUEUE, "client-individual", prefetch_count="2")
         await fast.subscribe(QUEUE, "client-individual", prefetch_count="2")
@@ -316,7 +314,7 @@ async def test_a_slow_consumer_leaves_messages_to_others(tmp_path: Path) -> None
         await sender.publish(QUEUE, *BODIES)
         held = await slow.messages(2)
         came: list[bytes] = []
-        while len(came) < 4:
+        while len(came) < len(BODIES) - len(held):
             (message,) = await fast.messages(1)
             came.append(message.body)
             await fast.ack(message)
@@ -330,8 +328,6 @@ async def test_messages_that_arrive_together_are_shared_by_the_consumers(tmp_pat
             await talk.subscribe(QUEUE, "client-individual")
         sender = await stomp.connect()
         await sender.publish(QUEUE, *(b"%d" % number for number in range(30)))
-        counts = [0, 0, 0]
-        while sum(counts) < 30:
-            for place, talk in enumerate(consumers):
-                counts[place] += len(await talk.rest())
+        counts = [len(await talk.rest()) for talk in consumers]
+        assert sum(counts) == 30
         assert min(counts) >= 5

@@ -119,6 +119,7 @@ def test_a_run_ends_where_the_transaction_changes() -> None:
     [
         b"SEND\ndestination:/queue/a\ncontent-length:1\n\nxy\0",  # too short
         b"SEND\ndestination:/queue/a\ncontent-length:1\n\nx",  # incomplete
+        b"SEND\ndestination:/queue/a\ncontent-length:0\n\nx\0",
         b"SEND\ndestination:/queue/a\n\nx",
         b"SEND\ndestination:/queue/a\ncontent-length:-1\n\nx\0",
         b"SEND\ndestination:/queue/a\ncontent-length:99999999999\n\nx\0",

@@ -117,10 +117,8 @@ async def test_headers_are_selected_by_their_own_names_and_those_of_jms(tmp_path
         headers = {"content_type": "text/plain", "type": "order", "priority": "4", "correlation_id": "c"}
         await talk.publish(TOPIC, b"x", reply_to="/queue/b", **headers)
         await talk.publish(TOPIC, b"y", priority="4")
-        assert [(message["subscription"], message.body) for message in await talk.messages(4)] == [
-            (str(number), b"x") for number in range(4)
-        ]
-        assert await talk.rest() == []
+        came = sorted((message["subscription"], message.body) for message in await talk.rest())
+        assert came == [(str(number), b"x") for number in range(4)]
 
 
 def test_only_names_are_translated() -> None:

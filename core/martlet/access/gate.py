@@ -43,6 +43,7 @@ from martlet.contracts import (
 )
 from martlet.delivery.cursor import Cursor, Feed
 from martlet.delivery.fanout import Encoding
+from martlet.delivery.finder import Names
 from martlet.delivery.group_members import Member
 from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.selection import EVERYTHING, Selection
@@ -500,20 +501,20 @@ class Gate:
         start: Start = from_tail,
         policy: GroupPolicy | None = None,
         holder: Hashable = None,
-        topic_filter: str = "",
+        names: Names | None = None,
         takes: Callable[[RecordView], bool] | None = None,
         is_exclusive: bool = False,
     ) -> Member:
         """Return a new member of a shared group, like `Shares.join`; requires ``read`` on *topic* and *group*.
 
-        With *topic_filter*, which says what *selection* selects in a topic whose messages have names, it requires
-        ``read`` on that filter instead of the whole topic, and the member gets only messages whose names it may read.
+        With *names* it requires ``read`` on their topic filter instead of the whole topic, and the member gets only
+        messages whose names it may read.
         Others go to other members, or to nobody if none of those that are connected may read them.
 
         Authorizers know a group with a *policy*, which is not a consumer group, as ``$share/<scope>/<group>``. The
         permission is checked again at each `Member.collect`, which then may raise `Refused`.
         """
-        permit = self._may_share(topic, group, policy, topic_filter)
+        permit = self._may_share(topic, group, policy, names.topic_filter if names is not None else "")
         return self._behind.shares.join(
             peer,
             topic,
@@ -526,7 +527,8 @@ class Gate:
             permit=permit.check,
             policy=policy,
             holder=holder,
-            names=permit if topic_filter else None,
+            permits=permit if names is not None else None,
+            names=names,
             takes=takes,
             is_exclusive=is_exclusive,
         )

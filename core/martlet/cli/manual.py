@@ -312,6 +312,7 @@ PLUGIN_CHAPTERS: Final = (
         ("Tails: of", "TailReader: attach detach hand_on", "Run", "Frames", "Receiver", "Interest"),
     ),
     Chapter("Rules of shared groups", "martlet.delivery.group_policy", ("GroupPolicy",)),
+    Chapter("Shared groups that take some names", "martlet.delivery.finder", ("Names",)),
     Chapter(
         "Shared groups", "martlet.delivery.group_members", ("Member: add_credit collect ack nack extend touch leave",)
     ),

@@ -11,7 +11,7 @@ from typing import Final, Protocol, TypeVar
 from martlet.records.layout import RecordView, record_views
 from martlet.store import ReadResult
 
-__all__ = ["CHOICES_A_READ", "PARKED_MAX", "Taker", "choose"]
+__all__ = ["CHOICES_A_READ", "PARKED_MAX", "Taker", "takers_of"]
 
 # Calls of predicates for the messages that are read at once, 1 to 5 us each: one for each message and member.
 CHOICES_A_READ: Final = 1024
@@ -21,7 +21,7 @@ PARKED_MAX: Final = 1000
 
 
 class Taker(Protocol):
-    """A member, as `choose` uses it."""
+    """A member, as `takers_of` uses it."""
 
     @property
     def takes(self) -> Callable[[RecordView], bool] | None:
@@ -32,7 +32,7 @@ class Taker(Protocol):
 T = TypeVar("T", bound=Taker)
 
 
-def choose(result: ReadResult, first: T, others: Sequence[T]) -> list[T | None]:
+def takers_of(result: ReadResult, first: T, others: Sequence[T]) -> list[T | None]:
     """Return for each message of *result* the member that takes it, None if nobody does.
 
     Args:

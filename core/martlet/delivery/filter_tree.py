@@ -98,7 +98,7 @@ class FilterTree(Generic[T]):
     # filters
 
     def add(self, levels: Sequence[str], subscriber: T, value: Hashable) -> bool:
-        """Subscribe *subscriber* with *value*; return whether it was not yet."""
+        """Subscribe *subscriber* with *value*; return whether it is new."""
         has_rest = levels[-1] == self._rest
         node = self._node_for(levels[:-1] if has_rest else levels)
         stored = node.rest if has_rest else node.here

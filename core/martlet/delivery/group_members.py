@@ -82,6 +82,13 @@ class Member:
         self.woken = True
         self.peer.wake()
 
+    def pass_on(self) -> None:
+        """Let another member have what this one was woken for, because its client can hold no more now."""
+        self.credit = 0
+        if self.woken:
+            self.woken = False
+            self.share.wake()
+
     def collect(self, budget_bytes: int) -> list[Delivery]:
         """Lease and return messages: at most ``credit``, and about *budget_bytes*.
 

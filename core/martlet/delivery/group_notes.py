@@ -7,6 +7,7 @@ A failed commit loses its notes. After that, and after times when the store acce
 the affected queues is noted before anything else.
 """
 
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final, Protocol, final
@@ -17,6 +18,7 @@ from martlet.delivery.lease_notes import (
     BEGIN,
     DROP,
     NEW,
+    REACH,
     SETTLE,
     Change,
     Key,
@@ -37,15 +39,17 @@ DROPS_A_TURN: Final = 512
 
 
 class Source(Protocol):
-    """The live state of a lane."""
+    """The live state of a lane; ``reached`` is the position that was noted last (`GroupNotes.reach`), or -1."""
+
+    reached: int
 
     @property
     def is_settling(self) -> bool:
         """Return whether an acknowledgement in an atomic group has no result yet."""
         ...
 
-    def state(self) -> tuple[int, list[tuple[int, LeaseState]]]:
-        """Return the next offset, and every unsettled message."""
+    def state(self) -> tuple[int, list[tuple[int, LeaseState]], int]:
+        """Return the next offset, every unsettled message, and ``reached``."""
         ...
 
     def account(self) -> None:
@@ -107,6 +111,10 @@ class GroupNotes:
         # Lanes that were dropped, until the projection has dropped them too; those of them that are not noted yet.
         self._dropped: dict[Key, None] = {}
         self._undropped: dict[Key, None] = {}
+        # Positions that groups have reached, until all notes before are written, and then until these are durable: with
+        # the end of those notes in the log.
+        self._reaching: dict[Key, int] = {}
+        self._reached: deque[tuple[int, dict[Key, int]]] = deque()
         # The minimum offset that the journal should have, unless a commit failed.
         self._expected = 0
         # Lanes whose complete state was noted while an acknowledgement in an atomic group was in progress.
@@ -159,9 +167,9 @@ class GroupNotes:
             self._store.commit_soon()
         acked.extend(offsets)
 
-    def begin(self, key: Key, offset: int) -> None:
-        """Note that the lane begins at *offset*, and has no other state."""
-        self._get(key).replace([Change(BEGIN, number=offset)])
+    def begin(self, key: Key, offset: int, reached: int = -1) -> None:
+        """Note that the lane begins at *offset*, and has no other state; its group has *reached* that position."""
+        self._get(key).replace(whole(offset, (), reached))
         self._know(key)
 
     def begin_with(self, key: Key, next_offset: int, leases: Mapping[int, LeaseState]) -> None:
@@ -173,6 +181,29 @@ class GroupNotes:
         self._state.known.add(key)
         self._dropped.pop(key, None)
         self._undropped.pop(key, None)
+
+    def reach(self, key: Key, position: int) -> None:
+        """Note later that a group has found all its messages before log position *position*.
+
+        The notes about these messages must be durable first: if a power failure lost one of them and kept the position,
+        its message would be lost. So `note_reached` writes the position once they are.
+        """
+        self._reaching[key] = position
+        self._commit_soon()
+
+    def note_reached(self) -> None:
+        """Note the positions of `reach` whose turn it is."""
+        self._find_lost()
+        while self._reached and self._reached[0][0] <= self._store.flusher.durable:
+            for key, position in self._reached.popleft()[1].items():
+                source = self._sources.get(key)
+                if source is not None and source.reached < position:
+                    source.reached = position
+                    self.note(key, Change(REACH, number=position))
+
+    def is_durable(self, key: Key) -> bool:
+        """Return whether everything that was noted of *key* is applied and durable."""
+        return self.is_applied(key) and self._state.applied <= self._store.flusher.durable
 
     def drop(self, keys: Collection[Key]) -> None:
         """Drop the state of *keys*; what begins again before that is applied has none of it.
@@ -257,17 +288,19 @@ class GroupNotes:
             return
         self._find_lost()
         pending, self._pending = self._pending, {}
-        if not pending:
-            return
-        self._expected = NEVER  # until everything below is appended
-        self._unsure.update(dict.fromkeys(pending, NEVER))
-        for each in pending.values():
-            for note in self._encode(each):
-                self.journal.note(note)
-        self.journal.write()
-        queue = self._store.queue(self.journal.topic, 0)
-        self._expected = queue.next_offset
-        self._unsure.update(dict.fromkeys(pending, queue.last_end))
+        if pending:
+            self._expected = NEVER  # until everything below is appended
+            self._unsure.update(dict.fromkeys(pending, NEVER))
+            for each in pending.values():
+                for note in self._encode(each):
+                    self.journal.note(note)
+            self.journal.write()
+            queue = self._store.queue(self.journal.topic, 0)
+            self._expected = queue.next_offset
+            self._unsure.update(dict.fromkeys(pending, queue.last_end))
+        if self._reaching:
+            self._reached.append((max(self._unsure.values(), default=self._state.applied), self._reaching))
+            self._reaching = {}
 
     def _encode(self, pending: _Pending) -> list[bytes]:
         number, key = pending.number, pending.key
@@ -290,6 +323,8 @@ class GroupNotes:
         self._unsure = {key: end for key, end in self._unsure.items() if end > applied}
         queue = self._store.find_queue(self.journal.topic, 0)
         if queue is None or queue.next_offset < self._expected:
+            self._reaching.clear()
+            self._reached.clear()
             for key in self._unsure:
                 self._again(key)
 
@@ -299,7 +334,7 @@ class GroupNotes:
         for key in list(islice(self._dropped, DROPS_A_TURN)):
             del self._dropped[key]
             if key in self._undropped or not self.is_applied(key):
-                self._dropped[key] = None  # behind those that were not looked at yet
+                self._dropped[key] = None  # after those that were not looked at yet
         if self._pending:
             self._store.commit_soon()
 
@@ -340,5 +375,5 @@ class GroupNotes:
         elif not self.is_applied(lane.key):
             return False
         else:
-            self._get(lane.key).replace(whole(lane.next, lane.leases.items()))
+            self._get(lane.key).replace(whole(lane.next, lane.leases.items(), lane.reached))
         return True

@@ -17,6 +17,7 @@ from martlet.delivery.lease_notes import (
     DROP,
     KEEP,
     NEW,
+    REACH,
     SETTLE,
     Change,
     Key,
@@ -50,10 +51,11 @@ class Lane:
     """One queue as shared by one group, according to the log.
 
     Messages below ``next`` that are not in ``leases`` are settled. ``since`` is the position of the oldest record that
-    contributes to the present state.
+    contributes to the present state. ``reached`` is the log position from which on the group looks for messages, if it
+    finds them by their names; the lane of the first queue has it, others -1.
     """
 
-    __slots__ = ("edition", "key", "leases", "next", "number", "since")
+    __slots__ = ("edition", "key", "leases", "next", "number", "reached", "since")
 
     def __init__(self, number: int, key: Key, since: int, edition: int) -> None:
         self.number = number
@@ -61,6 +63,7 @@ class Lane:
         self.since = since
         self.edition = edition
         self.next = -1  # unknown
+        self.reached = -1
         self.leases: dict[int, LeaseState] = {}
 
     @property
@@ -70,7 +73,7 @@ class Lane:
 
     def copy(self, edition: int) -> "Lane":
         lane = Lane(self.number, self.key, self.since, edition)
-        lane.next, lane.leases = self.next, self.leases.copy()
+        lane.next, lane.reached, lane.leases = self.next, self.reached, self.leases.copy()
         return lane
 
     def apply(self, change: Change) -> None:
@@ -92,7 +95,9 @@ class Lane:
                 self.next = max(self.next, change.number)
         elif kind == BEGIN:
             leases.clear()
-            self.next = change.number
+            self.next, self.reached = change.number, -1
+        elif kind == REACH:
+            self.reached = max(self.reached, change.number)
         else:
             self._hand_again(change, 1 if kind == AGAIN else 0)
 
@@ -116,13 +121,14 @@ class Lane:
                 self.leases[offset] = state
 
 
-def whole(next_offset: int, leases: Iterable[tuple[int, LeaseState]]) -> list[Change]:
+def whole(next_offset: int, leases: Iterable[tuple[int, LeaseState]], reached: int = -1) -> list[Change]:
     """Return the changes that recreate *leases* from nothing; messages with equal leases are combined."""
     alike: dict[LeaseState, list[int]] = {}
     for offset, state in leases:
         alike.setdefault(state, []).append(offset)
     keep = [Change(KEEP, state.generation, state.duration_ms, state.deliveries, o) for state, o in alike.items()]
-    return [Change(BEGIN, number=next_offset), *keep]
+    reach = [Change(REACH, number=reached)] if reached >= 0 else []
+    return [Change(BEGIN, number=next_offset), *reach, *keep]
 
 
 @final
@@ -242,5 +248,5 @@ class GroupState:
 def _rows(lanes: dict[int, Lane], number_max: int) -> Iterator[object]:
     yield number_max
     for lane in lanes.values():
-        changes = whole(lane.next, lane.leases.items())
+        changes = whole(lane.next, lane.leases.items(), lane.reached)
         yield lane.since, encode_changes(head(lane.number, lane.key), changes, SNAPSHOT_NOTE_BYTES, b"")[0]

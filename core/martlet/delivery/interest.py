@@ -31,7 +31,7 @@ Piece: TypeAlias = tuple[int, Collection[tuple[T, tuple[Hashable, ...]]]]
 # the tables of its filters 1 ms.
 COMBINED_MAX: Final = 1000
 NAMES_MAX: Final = 200_000
-# What cached routes may take in memory, about, which names of many levels and routes to many subscribers need.
+# Approximate memory limit of cached routes. Long names and routes to many subscribers take most of it.
 ROUTES_BYTES_MAX: Final = 1 << 27
 NAME_BYTES: Final = 300
 STAMP_BYTES: Final = 150

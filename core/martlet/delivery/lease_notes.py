@@ -21,6 +21,7 @@ __all__ = [
     "DROP",
     "KEEP",
     "NEW",
+    "REACH",
     "RENEW",
     "SETTLE",
     "Change",
@@ -46,6 +47,8 @@ BACK: Final[Kind] = 8
 RENEW: Final[Kind] = 9
 # An acknowledgement in an atomic group, which takes effect when the group is readable.
 SETTLE: Final[Kind] = 10
+# All messages of the topic before a position of the log were found that the group wants (`finder.py`).
+REACH: Final[Kind] = 11
 
 # The maximum size of a change per offset: a run of one message at any offset.
 OFFSET_BYTES_MAX: Final = 10
@@ -79,7 +82,7 @@ class Change(NamedTuple):
     generation: int = 0
     duration_ms: int = 0
     # For BEGIN and NEW: the next offset. For KEEP: the number of deliveries. For SETTLE: where the lane began, in case
-    # the log has no earlier notes.
+    # the log has no earlier notes. For REACH: the position.
     number: int = 0
     offsets: Sequence[int] = ()
     # For NEW: the previous next offset. If a power failure lost earlier notes, the restored lane ends before it.
@@ -97,6 +100,7 @@ CHANGES: Final[dict[Kind, tuple[bool, bool, bool, bool]]] = {
     BACK: (True, True, False, True),
     RENEW: (True, True, False, True),
     SETTLE: (False, False, True, True),
+    REACH: (False, False, True, False),
 }
 
 

@@ -710,7 +710,7 @@ class Sessions:
         """Note how far a client got, or that it left; drop a detached session whose last note was lost."""
         self.find_lost()
         if self._live.get(key) is not session:
-            return  # in an earlier turn it was
+            return  # it was noted in an earlier turn
         try:
             if session.lost is not None:
                 position = session.reached()

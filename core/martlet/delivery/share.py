@@ -4,26 +4,27 @@ import heapq
 import logging
 import math
 from bisect import bisect_left
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from operator import itemgetter
 from typing import Final, Protocol, final
 
 from martlet.clock import Clock
 from martlet.delivery.by_name import assign, may_get_all
-from martlet.delivery.choosing import CHOICES_A_READ, PARKED_MAX, choose
+from martlet.delivery.choosing import CHOICES_A_READ, PARKED_MAX, takers_of
 from martlet.delivery.dead_letters import NEVER_STORED, put_dead_letter
 from martlet.delivery.fanout import Batch, Encoding, encode_result
+from martlet.delivery.finder import FOUND_MAX, Finder, Names, choose
 from martlet.delivery.group_notes import GroupNotes
 from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.group_state import GroupState, Lane
-from martlet.delivery.lease_notes import ACK, AGAIN, BACK, KEEP, NEW, RENEW, Change, Key, LeaseState
+from martlet.delivery.lease_notes import ACK, AGAIN, BACK, KEEP, NEW, REACH, RENEW, Change, Key, LeaseState
 from martlet.delivery.leases import Leases
 from martlet.delivery.redelivery import pause_ms
 from martlet.delivery.selection import Selection
 from martlet.delivery.subscriptions import Delivery, MemberPeer, Start
-from martlet.delivery.tail_reader import Tails
+from martlet.delivery.tail_reader import TailReader, Tails
 from martlet.errors import CorruptRecord, Reason, Refused, StoreError
 from martlet.records.codec import decode_record
 from martlet.records.layout import RecordView
@@ -48,6 +49,7 @@ log = logging.getLogger("martlet.shares")
 
 MESSAGES_A_READ: Final = 256
 LANES_A_CALL: Final = 256  # queues that one `Share.hand_out` looks at
+READS_A_CALL: Final = 128  # and how often it reads: 20 to 40 us each, as returned messages may be far apart
 # Messages of one queue before those of the next: notes about few queues are shorter.
 MESSAGES_A_TURN: Final = 512
 RESTS_EXACT: Final = 64  # queues with messages up to which `Share.rest` counts each time
@@ -67,6 +69,11 @@ RESTORED_A_TURN: Final = 4096
 DEAD_LETTER_TURNS: Final = 64
 SETTLING_S: Final = 60.0  # how long to wait for the outcome of an acknowledgement in an atomic group
 RESTORED: Final = "an earlier run"  # the holder of messages leased before the broker started
+# Messages that were found are read together if no more than so many others are between two of them.
+NEAR: Final = 4
+# How much of the log a group may look at again after the broker was killed, and after its last member left.
+REACH_BYTES: Final = 64 << 20
+REACH_BYTES_AT_END: Final = 1 << 20
 UNNOTED_MAX: Final = 4096  # skipped messages that may be read again after a restart
 DEAD_LETTER_RETRY_S: Final = 5.0  # pause before a failed dead letter is tried again
 
@@ -137,12 +144,14 @@ class ShareLane:
         "counted",
         "due",
         "failure",
+        "found",
         "in_order",
         "key",
         "leases",
         "low",
         "noted_next",
         "queue",
+        "reached",
         "reader",
         "share",
         "timer_at",
@@ -153,6 +162,9 @@ class ShareLane:
         self.share = share
         self.queue = queue
         self.key = key
+        # Messages that the group's finder has found and that were never delivered: offset and log position, ascending.
+        self.found: deque[tuple[int, int]] = deque()
+        self.reached = -1
         self.timer_at = math.inf  # the earliest of its timers in the share
         self.use(leases)
         self.in_order = False  # somebody takes its messages in order
@@ -169,7 +181,7 @@ class ShareLane:
         # What the broker counts of this lane, and the offset committed last.
         self.counted = leases.size
         self.low = leases.low
-        self.due = True
+        self.due = self.share.finder is None
         self.share.activate(self)
 
     def _was_read(self, place: Hashable) -> None:
@@ -179,6 +191,32 @@ class ShareLane:
         """Drop what a thread has read: no member is left, or the selection has changed."""
         self.failure = None
         self.reader.forget_all()
+
+    def find(self, offset: int, position: int) -> bool:
+        """Note that the group wants the message at *offset*; return False if it had it before."""
+        last = self.found[-1][0] if self.found else self.leases.next - 1
+        if offset <= last:
+            return False
+        self.found.append((offset, position))
+        self.due = True
+        return True
+
+    def next_found(self, most: int) -> list[int]:
+        """Return the offsets of the next messages that were found, up to *most* that are close to each other."""
+        found: list[int] = []
+        for offset, _ in islice(self.found, most):
+            if found and offset > found[-1] + NEAR:
+                break
+            found.append(offset)
+        return found
+
+    def forget_found(self, offset: int) -> int:
+        """Drop what was found before *offset*; return how many messages that are."""
+        count = 0
+        while self.found and self.found[0][0] < offset:
+            self.found.popleft()
+            count += 1
+        return count
 
     def close(self) -> None:
         """Drop what it has read, after its share has ended."""
@@ -201,8 +239,8 @@ class ShareLane:
     def account(self) -> None:
         self.share.account(self)
 
-    def state(self) -> tuple[int, list[tuple[int, LeaseState]]]:
-        """Return the next offset and every unsettled message, in the form of notes."""
+    def state(self) -> tuple[int, list[tuple[int, LeaseState]], int]:
+        """Return the next offset and every unsettled message, in the form of notes, and what the group has reached."""
         now, now_ms = self.share.times()
         found: list[tuple[int, LeaseState]] = []
         for offset, until, deliveries, generation, length_s in self.leases.unsettled_leases():
@@ -213,7 +251,7 @@ class ShareLane:
                 duration_ms = max(round((until - now) * 1000), 0) if abs(until) < math.inf else 0
             found.append((offset, LeaseState(generation, duration_ms, deliveries)))
         self.noted_next = self.leases.next
-        return self.leases.next, found
+        return self.leases.next, found, self.reached
 
 
 @final
@@ -237,17 +275,21 @@ class Share:
         "_members",
         "_newest",
         "_owner",
+        "_parked",
+        "_reads_left",
         "_rest",
         "_rest_calls",
         "_stalled_at",
+        "_start",
         "_tail",
         "_timers",
-        "_turn",
         "_turn_left",
         "_unopened",
         "alarm_at",
+        "finder",
         "gone",
         "group",
+        "names",
         "policy",
         "selection",
         "start",
@@ -263,7 +305,9 @@ class Share:
         selection: Selection,
         start: Start,
         policy: GroupPolicy | None = None,
+        names: Names | None = None,
     ) -> None:
+        self.names = names
         self._owner = owner
         self.store = owner.store
         self.topic = topic
@@ -273,7 +317,7 @@ class Share:
         self.start = start
         self.gone = False
         self.alarm_at = math.inf  # the earliest alarm that its owner knows
-        self._members: dict[Competitor, None] = {}
+        self._members: OrderedDict[Competitor, None] = OrderedDict()  # the one whose turn it is first
         self._choosing = 0  # members that take only some messages
         self._exclusive: dict[Competitor, None] = {}  # the first one gets everything
         self._by_holder: dict[Hashable, Competitor] = {}
@@ -285,16 +329,41 @@ class Share:
         self._dead: dict[ShareLane, None] = {}  # lanes with dead messages
         self._timers: list[tuple[float, int]] = []  # a heap: when to look at the leases of which queue
         self._rest = self._rest_calls = 0  # the last result of `rest`, and how many calls it serves
-        self._turn = 0  # of members
         self._turn_left = MESSAGES_A_TURN  # of the next lane
         self._stalled_at = math.inf
         self._forget_at = owner.now() + owner.config.share_memory_s
         self._look_at = math.inf  # when to look again whether the state is stored
+        self._start = -1  # where the finder began
+        self._parked = 0  # messages in `ShareLane.found`
+        self._reads_left = 0  # of one `hand_out`
+        self.finder: Finder | None = None
+        self._tail: TailReader | None = None
+        if names is not None:
+            self._find_by(names)
+            return
         # A queue added while the group was inactive is read from its beginning, as it is for an active group.
         known = any(owner.notes.stored(self.key(queue_id)) for queue_id in range(topic.read_queues))
         self.follow(topic, new=not (known or (policy is None and owner.groups.committed(group, topic.name))))
-        self._tail = owner.tails.of(topic)
+        self._listen()
+
+    def _listen(self) -> None:
+        """Be woken for new messages that the selection may match."""
+        self._tail = self._owner.tails.of(self.topic)
         self._tail.listen(self)
+
+    def _find_by(self, names: Names) -> None:
+        """Find messages by their names, from where the group is; a new group begins with those published from now on.
+
+        A lane is opened when a message is found for it; that of the first queue says how far the group is.
+        """
+        known, store = self._owner.notes.stored(self.key(0)), self.store
+        # After a power cut the log may end earlier.
+        self._start = store.appended if known is None else min(max(known.reached, 0), store.appended)
+        self.finder = Finder(names, self.topic.name, self._start, store.readable, self.wake)
+        if known is None:
+            self._open_lane(0, new=True)
+        self.follow(self.topic)
+        self._lanes[0].reached = self._start
 
     def __len__(self) -> int:
         return len(self._members)
@@ -329,6 +398,8 @@ class Share:
             if queue_id in self._lanes or queue_id in self._unopened:
                 continue
             known = self._owner.notes.stored(self.key(queue_id))
+            if known is None and self.finder is not None:
+                continue
             if known is not None and known.leases:
                 if left <= 0:
                     self._unopened[queue_id] = None
@@ -337,11 +408,11 @@ class Share:
                 left -= len(known.leases)
             self._open_lane(queue_id, new)
 
-    def _open_lane(self, queue_id: int, new: bool = False) -> ShareLane:
-        """Share a queue, and restore its stored leases."""
+    def _open_lane(self, queue_id: int, new: bool = False, first: int = -1) -> ShareLane:
+        """Share a queue, and restore its stored leases; without any, it begins at offset *first* if that is given."""
         self._unopened.pop(queue_id, None)
         queue, key = self.topic.queue(queue_id), self.key(queue_id)
-        lane = self._lanes[queue_id] = ShareLane(self, queue, key, self._make_leases(queue, key, new))
+        lane = self._lanes[queue_id] = ShareLane(self, queue, key, self._make_leases(queue, key, new, first))
         self._owner.notes.open(key, lane)
         self.wake()
         return lane
@@ -349,10 +420,9 @@ class Share:
     def _lane(self, queue_id: int) -> ShareLane | None:
         return self._open_lane(queue_id) if queue_id in self._unopened else self._lanes.get(queue_id)
 
-    def _make_leases(self, queue: Queue, key: Key, new: bool) -> Leases:
+    def _make_leases(self, queue: Queue, key: Key, new: bool, first: int = -1) -> Leases:
         owner = self._owner
-        known = owner.notes.stored(key)
-        offset = -1
+        known, offset = owner.notes.stored(key), first
         if self.policy is None:
             groups = owner.groups
             if groups.take_reset(self.group, key.topic, queue.queue_id) >= 0:
@@ -361,7 +431,7 @@ class Share:
         if known is not None and known.next > queue.next_offset:
             known = None  # the state is of a deleted topic
         if known is not None:
-            offset = max(offset, known.low)
+            offset = known.low if first >= 0 else max(offset, known.low)
         elif offset < 0:
             offset = self.start(queue) if new else queue.first_offset
         # A power cut can lose messages whose offsets were committed; later messages get these offsets again.
@@ -375,7 +445,7 @@ class Share:
         if known is not None:
             self._restore(leases, known, offset)
         else:
-            owner.notes.begin(key, offset)
+            owner.notes.begin(key, offset, self._start if queue.queue_id == 0 else -1)
         self._commit_offset(queue.queue_id, leases.low)
         return leases
 
@@ -439,15 +509,17 @@ class Share:
             self.activate(lane)
             self.wake()
 
-    def select(self, selection: Selection) -> None:
-        """Use *selection* from now on."""
-        self._tail.leave(self)
-        self.selection = selection
-        self._tail = self._owner.tails.of(self.topic)
-        self._tail.listen(self)
+    def select(self, selection: Selection, names: Names | None = None) -> None:
+        """Use *selection* from now on, and *names* with the same topic filter."""
+        if self._tail is not None:
+            self._tail.leave(self)
+        self.selection, self.names = selection, names
+        if self.finder is None:
+            self._listen()
         for lane in self._lanes.values():
             lane.forget_read()
-            lane.due = True  # the old selection may not have been woken by what the new one wants
+            if self.finder is None:
+                lane.due = True  # the old selection may not have been woken by what the new one wants
             self.activate(lane)
 
     def join(self, member: Competitor) -> None:
@@ -517,19 +589,33 @@ class Share:
             for member in list(self._members):
                 member.wake()
             return
-        self._turn = (self._turn + 1) % (len(self._members) or 1)
-        members = self._in_turn()
-        ready = [each for each in members if each.credit > 0 and not each.woken]
-        if not ready:
+        ready = self._next_ready()
+        if ready is None:
             return
-        # A member that lost a lease and has been silent since may be dead.
-        next((each for each in ready if not each.lapsed), ready[0]).wake()
-        if self._stalled_at == math.inf and len(members) > 1:
+        ready.wake()
+        if self._stalled_at == math.inf and len(self._members) > 1:
             self._stalled_at = self._owner.now() + STALL_S
             self._owner.alarm(self, self._stalled_at)
 
+    def _next_ready(self) -> Competitor | None:
+        """Return the next member that has credit and is not woken; its turn comes after all others again."""
+        members, lapsed = self._members, None
+        if self._exclusive:
+            first = next(iter(self._exclusive))
+            return first if first.credit > 0 and not first.woken else None
+        for _ in range(len(members)):
+            member = next(iter(members))
+            members.move_to_end(member)
+            if member.credit > 0 and not member.woken:
+                if not member.lapsed:
+                    return member
+                # One that lost a lease and has been silent since may be dead.
+                lapsed = lapsed or member
+        return lapsed
+
     def close(self) -> None:
         """Close the share: members get no more messages; its stored state remains."""
+        self._note_end()
         for lane in self._lanes.values():
             self.account(lane)
             self._owner.notes.close(lane.key)
@@ -538,7 +624,10 @@ class Share:
 
     def end(self) -> list[ShareLane]:
         """End the share, with its state: members get no more messages. Return its lanes, which must be closed."""
-        self._tail.leave(self)
+        if self._tail is not None:
+            self._tail.leave(self)
+        if self.finder is not None:
+            self.finder.close()
         lanes = list(self._lanes.values())
         if self._owner.unflushed_lanes:
             for lane in lanes:
@@ -547,6 +636,40 @@ class Share:
             table.clear()
         self._owner.settled(sum([lane.counted for lane in lanes]))
         return lanes
+
+    # messages that are found by their names
+
+    def _find(self, finder: Finder, count: int) -> None:
+        """Take up to *count* messages that were found, to the lanes of their queues."""
+        count = min(count, FOUND_MAX - self._parked)
+        if count <= 0 or not finder.has_found:
+            return
+        for queue_id, offset, position in finder.take(count):
+            lane = self._lane(queue_id) or self._open_lane(queue_id, first=offset)
+            if lane.find(offset, position):
+                self._parked += 1
+                self.activate(lane)
+
+    @property
+    def _reached(self) -> int:
+        """The log position before which everything was found and delivered."""
+        assert self.finder is not None
+        return min([self.finder.position, *[lane.found[0][1] for lane in self._lanes.values() if lane.found]])
+
+    def reach(self) -> None:
+        """Note the position of the group if it has moved far; `Shares` calls this now and then."""
+        if self.finder is not None and self.finder.position - self._lanes[0].reached > REACH_BYTES:
+            self._owner.notes.reach(self._lanes[0].key, self._reached)
+
+    def _note_end(self) -> None:
+        """Note how far the group is, so that the next member need not look at what was published before."""
+        notes = self._owner.notes
+        if self.finder is None or not all(notes.is_durable(lane.key) for lane in self._lanes.values()):
+            return
+        reached, lane = self._reached, self._lanes[0]
+        if reached - lane.reached > REACH_BYTES_AT_END:
+            lane.reached = reached
+            notes.note(lane.key, Change(REACH, number=reached))
 
     # messages to members
 
@@ -563,6 +686,9 @@ class Share:
         until = self._owner.now() + member.lease_s
         found: list[Delivery] = []
         visited: list[ShareLane] = []
+        if self.finder is not None:
+            self._find(self.finder, member.credit)
+        parked, self._reads_left = self._parked, READS_A_CALL
         try:
             self._visit(member, budget_bytes, queue_id, in_order, until, found, visited)
         finally:
@@ -573,9 +699,15 @@ class Share:
         if found:
             self._owner.alarm(self, until)
             self._rest -= sum([delivery.count for delivery in found])
-            if any(lane.due or lane.leases.waiting for lane in self._may_have(queue_id)):
-                self.wake()
+        if (found or self._parked < parked or self._reads_left <= 0) and self._has_more(queue_id):
+            self.wake()
         return found
+
+    def _has_more(self, queue_id: int = -1) -> bool:
+        """Return whether there are messages to deliver, or to look at."""
+        if self.finder is not None and self.finder.has_found:
+            return True
+        return any(lane.due or lane.leases.waiting for lane in self._may_have(queue_id))
 
     def _visit(
         self,
@@ -590,7 +722,7 @@ class Share:
         """Add messages to *found*, and every lane that was looked at to *visited*."""
         generation = max(self._owner.clock.now_ms(), self._newest + 1)
         for lane in self._next_lanes(queue_id):
-            if member.credit <= 0 or budget_bytes <= 0:
+            if member.credit <= 0 or budget_bytes <= 0 or self._reads_left <= 0:
                 break
             visited.append(lane)
             if in_order:
@@ -603,8 +735,11 @@ class Share:
                     self._fail(lane)
                 if lane.leases.waiting:
                     budget_bytes -= self._again(lane, member, budget_bytes, until, generation, found)
-                if member.credit > 0 and budget_bytes > 0:
+                is_moving = True
+                while is_moving and member.credit > 0 and budget_bytes > 0 and self._reads_left > 0:
+                    before = len(lane.found)
                     budget_bytes -= self._new(lane, member, budget_bytes, until, generation, found)
+                    is_moving = 0 < len(lane.found) < before
             except Refused as refused:
                 if not found:
                     self._end_turn(lane)
@@ -701,7 +836,8 @@ class Share:
     ) -> int:
         """Lease messages that were returned, and add them to *found*; return their size."""
         leases, used = lane.leases, 0
-        while leases.waiting and member.credit > 0 and used < budget_bytes:
+        while leases.waiting and member.credit > 0 and used < budget_bytes and self._reads_left > 0:
+            self._reads_left -= 1
             first, count = leases.returned_run(min(member.credit, MESSAGES_A_READ))
             result = self._read_again(lane, member, first, count, budget_bytes - used)
             if result is None:
@@ -764,7 +900,7 @@ class Share:
         """As `_again` for the returned messages of *run*, each for a member that takes it, or parked again."""
         batch = encode_result(result, run.start, member.encoding)
         count = bisect_left(batch.offsets, run.stop)
-        takers = choose(result, member, self._in_turn())[:count]
+        takers = takers_of(result, member, self._in_turn())[:count]
         by_offset, now, deliveries = dict(zip(batch.offsets, takers, strict=False)), self._owner.now(), 1
         for offset in run:
             taker = by_offset.get(offset, member)
@@ -880,21 +1016,18 @@ class Share:
         """Lease messages that were never delivered, and add them to *found*; return their size."""
         self._reset_if_wanted(lane)
         leases, owner = lane.leases, self._owner
-        if not lane.due:
-            return 0
         room = min(leases.room, owner.room, member.credit, MESSAGES_A_READ)
         if self.policy is not None and self.policy.in_parts:
             room = min(room, self._part(lane))
         if self._choosing:
             room = min(room, max(CHOICES_A_READ // len(self._members), 1), PARKED_MAX - leases.parked)
-        start = leases.next
-        result = self._read(lane, member, room, budget_bytes) if room > 0 else None
-        if result is None:
+        if room <= 0 or not lane.due:
             return 0
-        if result.next_offset <= start:
-            lane.due = False
+        self._reads_left -= 1
+        start, read = (lane.found[0][0], self._read_found) if lane.found else (leases.next, self._read)
+        result = read(lane, member, room, budget_bytes)
+        if result is None or result.next_offset <= start:
             return 0
-        lane.due = result.next_offset < lane.queue.next_offset
         batch = encode_result(result, start, member.encoding)
         if member.asks and not may_get_all(member, result):
             return self._new_by_name(lane, member, result, batch, generation, found)
@@ -952,7 +1085,7 @@ class Share:
     ) -> int:
         """As `_new`, for messages of which each goes to a member that takes it; those that nobody takes are parked."""
         leases, owner = lane.leases, self._owner
-        takers, now = choose(result, member, self._in_turn()), owner.now()
+        takers, now = takers_of(result, member, self._in_turn()), owner.now()
         parked: list[int] = []
         for taker, run in groupby(zip(takers, batch.offsets, strict=True), itemgetter(0)):
             offsets = [offset for _, offset in run]
@@ -1007,18 +1140,30 @@ class Share:
         return max(-((lane.leases.next - lane.queue.next_offset) // max(ready, 1)), 1)
 
     def _in_turn(self) -> list[Competitor]:
-        """Return those that may get messages, another one first each time."""
-        if self._exclusive:
-            return [next(iter(self._exclusive))]
-        members = list(self._members)
-        return members[self._turn :] + members[: self._turn]
+        """Return those that may get messages, the one whose turn it is first."""
+        return [next(iter(self._exclusive))] if self._exclusive else list(self._members)
 
     def _read(self, lane: ShareLane, member: Competitor, count: int, budget_bytes: int) -> ReadResult | None:
-        selection, start = self.selection, member.peer.start
-        offset = lane.leases.next
-        return lane.reader.read(
-            start, UNREAD, lane.queue, offset, count, budget_bytes, selection.codes, selection.predicate
+        """Read *count* messages that were never looked at; None if a thread must do that, or there are none."""
+        selection, start = self.selection, lane.leases.next
+        result = lane.reader.read(
+            member.peer.start, UNREAD, lane.queue, start, count, budget_bytes, selection.codes, selection.predicate
         )
+        if result is not None:
+            lane.due = start < result.next_offset < lane.queue.next_offset
+        return result
+
+    def _read_found(self, lane: ShareLane, member: Competitor, count: int, budget_bytes: int) -> ReadResult | None:
+        """Read up to *count* messages that were found; None if a thread must do that, or they are gone."""
+        assert self.names is not None
+        offsets = lane.next_found(count)
+        first, end = offsets[0], offsets[-1] + 1
+        result = lane.reader.read(member.peer.start, UNREAD, lane.queue, first, end - first, budget_bytes)
+        if result is not None:
+            self._parked -= lane.forget_found(max(result.next_offset, first + 1))
+            lane.due = bool(lane.found)
+            choose(result, offsets, self.names.condition)
+        return result
 
     def _reset_if_wanted(self, lane: ShareLane) -> None:
         """Begin anew where an administrator's reset of the group wants it."""
@@ -1254,7 +1399,7 @@ class Share:
         if now >= self._stalled_at:
             self._stalled_at = math.inf
             if any(member.woken for member in self._members):
-                back += any(lane.due or lane.leases.waiting for lane in self._active)
+                back += self._has_more()
         if back:
             self.wake()
         return most

@@ -26,6 +26,7 @@ import trio
 from martlet.clock import Clock
 from martlet.delivery.by_name import NamePermit
 from martlet.delivery.fanout import Encoding
+from martlet.delivery.finder import Names
 from martlet.delivery.group_members import Member
 from martlet.delivery.group_notes import GroupNotes
 from martlet.delivery.group_policy import GroupPolicy
@@ -50,6 +51,8 @@ log = logging.getLogger("martlet.shares")
 
 # Shares that one turn of the event loop looks at: 5 to 20 us each.
 SHARES_A_TURN: Final = 128
+# How often to look how far groups are that find their messages by names.
+REACH_S: Final = 10.0
 # Groups on a topic that a slice forgets, each with a few lanes; lanes of ended shares that a turn closes: 3 us each.
 FORGOTTEN_A_SLICE: Final = 32
 LANES_CLOSED_A_TURN: Final = 256
@@ -98,6 +101,8 @@ class Shares:
         self._alarms: list[tuple[float, int, Share]] = []  # a heap: when to look at which share; the number orders them
         self._number = 0
         self._closing: deque[ShareLane] = deque()  # lanes of shares that ended
+        self._reach_at = math.inf  # when to look how far groups are, and those not looked at yet
+        self._to_reach: list[Share] = []
         self._look_at = math.inf  # when to look whether dropped lanes are stored
         self._rung = trio.Event()
         topics.changed.append(self._topic_changed)
@@ -126,7 +131,8 @@ class Shares:
         permit: Callable[[], None] | None = None,
         policy: GroupPolicy | None = None,
         holder: Hashable = None,
-        names: NamePermit | None = None,
+        permits: NamePermit | None = None,
+        names: Names | None = None,
         takes: Callable[[RecordView], bool] | None = None,
         is_exclusive: bool = False,
     ) -> Member:
@@ -146,7 +152,9 @@ class Shares:
           policy: for a group that is not a consumer group.
           holder: who holds the messages: any hashable except None; the member itself by default. If two members have
             the same holder, the newer one gets the credit of settled messages.
-          names: decides which messages the member may get; None for all.
+          permits: decides which messages the member may get; None for all.
+          names: finds the messages of *selection* by their names, of which each group has one topic filter; only for
+            groups with a *policy*. A new group begins with messages published from now on.
           takes: returns whether the member takes a message that the group selects; None if it takes all. Others go to
             another member, or wait for one that takes them. Up to `choosing.PARKED_MAX` messages of a queue wait: with
             more, later ones are not looked at.
@@ -157,23 +165,33 @@ class Shares:
           Refused: the topic or group does not exist, there are too many groups or members, or the other members use
             another selection.
         """
-        share = self._open(topic, group, selection, start, policy)
+        share = self._open(topic, group, selection, start, policy, names)
         if share.selection.name != selection.name:
             if len(share):
                 text = f"group {group!r} selects {share.selection.name!r} of topic {topic!r}; use the same selection"
                 raise Refused(Reason.ILLEGAL, text)
-            share.select(selection)
+            share.select(selection, names)
         share.gone = False
         limit = self.config.share_members_max
         if len(share) >= limit:
             raise Refused(Reason.BUSY, f"group {group!r} has {limit} members; delivery.share_members_max is {limit}")
-        if takes is not None and names is not None:
+        if takes is not None and permits is not None:
             raise LocalProtocolError("a member whose permissions depend on names cannot choose messages as well")
-        member = Member(share, peer, encoding, lease_s, credit, permit, holder, names, takes, is_exclusive=is_exclusive)
+        member = Member(
+            share, peer, encoding, lease_s, credit, permit, holder, permits, takes, is_exclusive=is_exclusive
+        )
         share.join(member)
         return member
 
-    def _open(self, topic: str, group: str, selection: Selection, start: Start, policy: GroupPolicy | None) -> Share:
+    def _open(
+        self,
+        topic: str,
+        group: str,
+        selection: Selection,
+        start: Start,
+        policy: GroupPolicy | None,
+        names: Names | None = None,
+    ) -> Share:
         found = readable(self.topics, topic)
         if policy is None:
             self.groups.reader(group, topic)
@@ -186,7 +204,9 @@ class Shares:
         if len(self._shares) >= limit:
             raise Refused(Reason.BUSY, f"{limit} shared groups are in use; delivery.shares_max is {limit}")
         self.notes.check_room(scope, group, topic, found.read_queues)
-        share = self._shares[topic, group, scope] = Share(self, found, group, selection, start, policy)
+        share = self._shares[topic, group, scope] = Share(self, found, group, selection, start, policy, names)
+        if names is not None:
+            self._reach_at = min(self._reach_at, self.now() + REACH_S)
         self.alarm(share, -math.inf)
         return share
 
@@ -275,7 +295,7 @@ class Shares:
         self._rung.set()
 
     def _look_at_dropped(self) -> None:
-        """Have `run` look soon whether the notes about dropped lanes were stored; a failed commit loses them."""
+        """Make `run` check soon whether the notes about dropped lanes were stored; a failed commit loses them."""
         if self.notes.is_dropping:
             self._look_at = min(self._look_at, self.now() + STORED_S)
             self._rung.set()
@@ -378,14 +398,15 @@ class Shares:
         self._drop_deleted_topics()
         while True:
             if not (self._has_work or self._log_moved or self.far_dead):
-                with trio.move_on_at(min(self._alarms[0][0] if self._alarms else math.inf, self._look_at)):
+                alarm = self._alarms[0][0] if self._alarms else math.inf
+                with trio.move_on_at(min(alarm, self._look_at, self._reach_at)):
                     await self._rung.wait()
             self._rung = trio.Event()
             if self._log_moved:
                 self._settle_flushed()
             now = self.now()
             self._take_alarms(now)
-            if self._has_work or self._look_at <= now:
+            if self._has_work or min(self._look_at, self._reach_at) <= now:
                 self._tick(now)
                 await trio.lowlevel.checkpoint()
             await self._dead_letter_far()
@@ -393,7 +414,7 @@ class Shares:
     @property
     def _has_work(self) -> bool:
         """Whether there is something to do in this turn."""
-        return bool(self._due or self._closing or self.notes.has_undropped)
+        return bool(self._due or self._closing or self._to_reach or self.notes.has_undropped)
 
     def _take_alarms(self, now: float) -> None:
         """Note the shares to look at *now*."""
@@ -418,6 +439,14 @@ class Shares:
         for _ in range(min(LANES_CLOSED_A_TURN, len(self._closing))):
             self._closing.popleft().close()
         self.notes.drop_some()
+        if self._reach_at <= now:
+            self.notes.note_reached()
+            self._to_reach = [share for share in self._shares.values() if share.finder is not None]
+            self._reach_at = now + REACH_S if self._to_reach else math.inf
+        for share in self._to_reach[-SHARES_A_TURN:]:
+            if self._is_open(share):
+                share.reach()
+        del self._to_reach[-SHARES_A_TURN:]
         if self._look_at <= now:
             self._look_at = math.inf
             self.notes.try_again()

@@ -352,6 +352,8 @@ class TailReader:
         if len(self._touched) > 1:
             return []
         (queue,) = self._touched
+        if queue.light:  # its records belong to other queues; reading them replaces queue and offset
+            return []
         offset = self._routed[queue]
         view = self._store.readers.view_now(queue, offset) if self._store.end_offset(queue) == offset + 1 else None
         if view is None:

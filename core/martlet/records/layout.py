@@ -193,7 +193,9 @@ def part_offsets(data: Buffer, start: int, end: int, magic: int, sys_flag: int) 
 
 
 def names_of(data: bytes) -> list[tuple[int, int, int, str]]:
-    """Return log position, start and end in *data*, and tags of each record in *data*; empty for none that are UTF-8.
+    """Return log position, start and end in *data*, and tags of each record in *data*.
+
+    The tags are empty if the record has none, or if they are not UTF-8.
 
     In a third of the time that `RecordView` takes; the reader of a topic's tail does this for each message.
     """

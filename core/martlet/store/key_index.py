@@ -32,7 +32,7 @@ __all__ = ["IndexFile", "KeyIndex"]
 
 logger = logging.getLogger("martlet.store")
 
-# Of a message: its queue, its log position and end, its store time, and its properties.
+# A message to index: its queue, log position, end, store time and properties.
 Waiting: TypeAlias = tuple[Queue, int, int, int, bytes]
 
 HEADER: Final = Struct(">4q2i")  # begin and end ms, begin and end position, used slots, next entry number

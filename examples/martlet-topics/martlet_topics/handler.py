@@ -176,7 +176,7 @@ class TopicsHandler:
         )
         self._session = session
         self._ids = PacketIds(session)
-        self._groups = SharedFilters(self._peer, gate, shared.config, self._ids)
+        self._groups = SharedFilters(self._peer, gate, shared.config, shared.feed, self._ids)
         # A filter that may not be followed any more stays in the session, and brings nothing.
         own = {each: options for each, options in session.filters.items() if not is_shared(each)}
         allowed = {each: options for each, options in own.items() if gate.may_follow(shared.feed, each)}

@@ -10,6 +10,8 @@ from typing import Final, NamedTuple, final
 
 from martlet.access import Gate
 from martlet.contracts import Peer
+from martlet.delivery.cursor import Feed
+from martlet.delivery.finder import Names
 from martlet.delivery.group_members import Member
 from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.selection import Selection, select_tags
@@ -97,10 +99,11 @@ class PacketIds:
 class SharedFilters:
     """The shared subscriptions of one client."""
 
-    __slots__ = ("_config", "_gate", "_ids", "_members", "_peer")
+    __slots__ = ("_config", "_feed", "_gate", "_ids", "_members", "_peer")
 
-    def __init__(self, peer: Peer, gate: Gate, config: TopicsConfig, ids: PacketIds) -> None:
+    def __init__(self, peer: Peer, gate: Gate, config: TopicsConfig, feed: Feed, ids: PacketIds) -> None:
         self._peer = peer
+        self._feed = feed
         self._gate = gate
         self._config = config
         self._ids = ids
@@ -125,7 +128,7 @@ class SharedFilters:
             credit=self._config.window,
             selection=select_names(inner),
             policy=POLICY,
-            topic_filter=inner,
+            names=Names(self._feed, inner),
         )
         self._members[topic_filter] = member, qos
 

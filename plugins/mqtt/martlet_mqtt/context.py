@@ -11,6 +11,7 @@ from martlet.net.complaints import Complaints
 
 from .config import MqttConfig
 from .frames import Shapes
+from .leaving import Leaving
 from .names import Names
 from .retained import Retained
 
@@ -62,6 +63,8 @@ class Context:
     complaints: Complaints = field(default_factory=lambda: Complaints(log))
     # Connected clients by their identifier.
     clients: dict[str, "MqttHandler"] = field(default_factory=dict)
+    # Members of shared subscriptions whose clients are gone.
+    leaving: Leaving = field(default_factory=Leaving)
     # Groups of shared subscriptions that somebody joined lately, so that they are not taken for unused ones.
     shared_lately: set[str] = field(default_factory=set)
 

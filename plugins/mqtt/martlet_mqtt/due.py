@@ -1,7 +1,8 @@
 """What a client gets before its cursor goes on: messages sent again and retained messages, read from the log.
 
 When a client comes back, what is in flight is sent first, with DUP and the identifiers of before (MQTT 5 section 4.4);
-then the cursor continues where the session is. Retained messages are due when a subscription begins.
+then the cursor continues where the session is. Retained messages are due when a subscription begins. A session knows
+how far they were sent, so that the rest follows on another connection.
 """
 
 from collections import deque
@@ -15,6 +16,7 @@ from martlet.contracts import Peer, RecordView
 from martlet.delivery.fanout import parts
 from martlet.delivery.interest import FilterTrie
 from martlet.delivery.sessions import Session
+from martlet.errors import Reason, Refused
 
 from .client_frames import ClientFrames
 from .context import Context
@@ -24,28 +26,30 @@ from .messages import to_deliver
 from .names import split_shared
 from .packets import Subscription
 from .retained import Entry
-from .subscribing import grant_of
+from .subscribing import Rest, grant_of, options_of, rest_of
 
 __all__ = ["DueMessages"]
 
 # Records that are read at once for a client.
 READ_MESSAGES: Final = 64
 READ_BYTES: Final = 1 << 18
+# The session has no room for the name up to which retained messages were sent; it may get some of them again.
+NO_ROOM: Final = frozenset((Reason.ILLEGAL, Reason.BUSY))
 
 
 class Wanted(NamedTuple):
-    """Retained messages that are due for ``grant``: those published from log position ``start`` up to ``end``."""
+    """Retained messages that are due for ``grant``: the first part of ``rest``."""
 
     grant: Grant
-    start: int
-    end: int
+    rest: Rest
 
 
 class Due(NamedTuple):
     """A message to read from the log and send before the cursor goes on.
 
     It is in flight already as ``number``; or it is what is ``wanted`` of the retained message of ``name``, and number
-    and position are 0 until it is read. The position of a retained message is where it was published.
+    and position are 0 until it is read. The position of a retained message is where it was published. After all that is
+    wanted, one follows without a name.
     """
 
     position: int
@@ -106,10 +110,10 @@ class DueMessages:
         """Send the message at *position* again, which is in flight as *number*."""
         self._due.append(Due(position, number))
 
-    def add_retained(self, grant: Grant, start: int, end: int) -> None:
-        """Send the retained messages that *grant* wants and that were published from position *start* up to *end*."""
+    def add_retained(self, grant: Grant, rest: Rest) -> None:
+        """Send the first part of *rest* for *grant*."""
         topic_filter = grant.subscription.topic_filter
-        self._retained[topic_filter] = self._context.retained.matches(topic_filter), Wanted(grant, start, end)
+        self._retained[topic_filter] = self._context.retained.matches(topic_filter, rest.name), Wanted(grant, rest)
         self._peer.wake()
 
     def forget_retained(self, topic_filter: str) -> None:
@@ -120,10 +124,14 @@ class DueMessages:
 
     def collect(self, budget_bytes: int) -> int:
         """Send about *budget_bytes* of what was read, and read more; return how many bytes."""
-        size = 0
+        size, sent = 0, dict[str, Due]()
         while self._ready and size < budget_bytes and self._flight.room() > 0:
             due, record = self._ready.popleft()
             size += self._send(due, record)
+            if due.wanted is not None:
+                sent[due.wanted.grant.subscription.topic_filter] = due
+        for topic_filter, due in sent.items():
+            self._note_sent(topic_filter, due)
         if not self:
             self._resent = None
         elif not self._ready and not self._is_reading:
@@ -152,10 +160,10 @@ class DueMessages:
             if record is None and self._entry_of(due) != entry:
                 continue  # retention has moved it meanwhile
             self._due.popleft()
-            if due.wanted is None:
-                self._ready.append((due, record))
-            elif entry is not None:
+            if entry is not None:
                 self._ready.append((due._replace(position=entry.origin), record))
+            elif due.wanted is None or not due.name:
+                self._ready.append((due, record))
             size += len(record or b"")
         self._is_reading = False
         self._peer.wake()
@@ -183,6 +191,7 @@ class DueMessages:
             name = next(matches, None)
             if name is None:
                 del self._retained[topic_filter]
+                self._due.append(Due(0, 0, "", wanted))
             if not name:
                 return
             self._due.append(Due(0, 0, name, wanted))
@@ -192,12 +201,14 @@ class DueMessages:
         wanted, entry = due.wanted, self._context.retained.get(due.name)
         if wanted is None or entry is None:
             return None
-        # It was published right before its record among the retained ones, so if *end* is between them, it is due.
-        return entry if wanted.start < entry.origin <= wanted.end else None
+        # It was published right before its record among the retained ones, so if the end is between them, it is due.
+        return entry if wanted.rest.start < entry.origin <= wanted.rest.end else None
 
     def _send(self, due: Due, record: bytes | None) -> int:
         """Send one message that is due; return its size."""
         number = due.number
+        if due.wanted is not None and not due.name:
+            return 0
         if number and not self._flight.is_due(number, due.position):
             return 0  # it was acknowledged meanwhile
         frame = b""
@@ -210,6 +221,21 @@ class DueMessages:
         elif frame:
             self._flight.number_and_send(bytearray(frame), [0], [due.position], self._session.position, RETAINED)
         return len(frame)
+
+    def _note_sent(self, topic_filter: str, due: Due) -> None:
+        """Note how far retained messages were sent: up to *due*, which may be the last one."""
+        stored, wanted = self._session.filters.get(topic_filter, b""), due.wanted
+        if wanted is None or rest_of(stored) is None:
+            return  # the session does not outlive the connection, or need not know
+        rest: Rest | None = wanted.rest._replace(name=due.name)
+        if not due.name:
+            _, end, last, _ = wanted.rest
+            rest = Rest(end, last, last) if last > end else None
+        try:
+            self._session.subscribe(topic_filter, options_of(grant_of(topic_filter, stored), rest))
+        except Refused as refused:
+            if refused.reason not in NO_ROOM:
+                raise
 
     def _send_again(self, number: int, frame: bytes) -> None:
         if not frame:

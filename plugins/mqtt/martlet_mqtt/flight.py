@@ -13,18 +13,16 @@ is in flight, so that its identifier means the same after any crash. The identif
 group leases to the client (`shares.py`) is not in the session.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, final
 
 from martlet.contracts import Peer
 from martlet.delivery.session_notes import NO_MESSAGE
 from martlet.delivery.sessions import Session
 
-from .codec import encode_packet
 from .codes import PacketType, ReasonCode
 from .context import Counters
 from .frames import number_frames
-from .packets import Ack
 from .shares import SharedSubscriptions
 
 __all__ = ["IDS_MAX", "INCOMING", "RETAINED", "TWICE", "Flight", "ranges_of"]
@@ -76,14 +74,18 @@ class Flight:
 
     # an earlier connection's
 
-    def resume(self, version: int) -> Iterator[tuple[int, int]]:
-        """Send PUBREL again where only that is in flight; yield the numbers of messages, each with its position."""
-        for number, position in self._session.flight.items():
-            if position == NO_MESSAGE and number & TWICE:
-                self._peer.send(encode_packet(Ack(PacketType.PUBREL, number & IDS_MAX), version))
-            elif position != NO_MESSAGE:
-                self._unsent.add(number & IDS_MAX)
-                yield number, position
+    def resume(self) -> list[tuple[int, int]]:
+        """Send PUBREL again where only that is in flight; return the numbers of messages, each with its position."""
+        flight = self._session.flight.items()
+        self._send_releases([number for number, position in flight if position == NO_MESSAGE and number & TWICE])
+        found = [(number, position) for number, position in flight if position != NO_MESSAGE]
+        self._unsent.update([number & IDS_MAX for number, _ in found])
+        return found
+
+    def _send_releases(self, numbers: Sequence[int]) -> None:
+        if numbers:
+            self._counters.answers += len(numbers)
+            self._peer.send(b"".join([b"\x62\x02" + (number & IDS_MAX).to_bytes(2) for number in numbers]))
 
     def is_due(self, number: int, position: int) -> bool:
         """Return whether the message with *number* is still in flight; from now on it counts as sent."""
@@ -91,9 +93,18 @@ class Flight:
         return self._session.flight.get(number) == position
 
     def drop(self, number: int) -> None:
-        """Free the identifier of a message that cannot be sent again. Raises `Refused`."""
-        self._session.acknowledge(number)
-        self._used.discard(number & IDS_MAX)
+        """Free the identifier of a message that cannot be sent again. Raises `Refused`.
+
+        With QoS 2 the client may have the message, and would take another one with its identifier for this one. PUBREL
+        makes it forget that [MQTT-4.3.3-11], and PUBCOMP frees the identifier.
+        """
+        if number & TWICE:
+            self._session.hold(number)
+            self._peer.hold_until(self._session.until)
+            self._send_releases([number])
+        else:
+            self._session.acknowledge(number)
+            self._used.discard(number & IDS_MAX)
 
     # new messages
 
@@ -170,24 +181,21 @@ class Flight:
         """
         session, numbers, unknown = self._session, self._session.flight, list[int]()
         known: list[int] = []
-        answers: list[bytes] = []
         for packet_id in ids:
             number = TWICE + packet_id if TWICE + packet_id in numbers else TWICE + RETAINED + packet_id
             if number not in numbers:
                 unknown.append(packet_id)
                 continue
             known.append(number)
-            answers.append(b"\x62\x02" + packet_id.to_bytes(2))
         self._unsent.difference_update([number & IDS_MAX for number in known])
         if reason >= ReasonCode.UNSPECIFIED_ERROR:
             self._end(dict.fromkeys(known))
-        elif answers:
+        elif known:
             for first, count in ranges_of([number for number in dict.fromkeys(known) if numbers[number] != NO_MESSAGE]):
                 session.hold(first, count)
             if not self._is_closed:  # else the session was lost with a failed commit
                 self._peer.hold_until(session.until)
-                self._counters.answers += len(answers)
-                self._peer.send(b"".join(answers))
+                self._send_releases(known)
         self._peer.wake()
         return unknown
 

@@ -557,6 +557,7 @@ class MqttHandler:
     def refuse(self, answer: Buffer, refused: Refused) -> bytes | None:
         if answer[0] == _CONNACK:
             self._connection.state = State.ACCEPTING  # so that the last packet is a CONNACK again
+            self._has_ended = False  # DISCONNECT after it means nothing
         return replaced(answer, refused, self._connection.version)
 
     def collect(self, budget_bytes: int) -> None:

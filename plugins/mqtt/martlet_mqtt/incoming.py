@@ -120,7 +120,7 @@ class Incoming:
                 self._answer(packet, ReasonCode.SUCCESS if end else ReasonCode.NO_MATCHING_SUBSCRIBERS, "")
 
     def _is_repeated(self, packet: Publish) -> bool:
-        """Answer *packet* and return True if it is a message of QoS 2 that was taken already, perhaps just now."""
+        """Answer *packet* and return True if it is a message of QoS 2 that was taken before, even in this commit."""
         if packet.qos != 2 or INCOMING + packet.packet_id not in self._session.flight:
             return False
         self._peer.hold_until(NEXT_COMMIT)

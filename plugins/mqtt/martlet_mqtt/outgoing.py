@@ -33,6 +33,7 @@ from .names import SharedFilter
 from .packets import Connect
 from .properties import Property
 from .shares import Leased, SharedSubscriptions
+from .subscribing import Rest
 
 __all__ = ["Outgoing"]
 
@@ -77,7 +78,7 @@ class Outgoing:
         self._beginnings = Beginnings()
         # By filter, retained messages to send once the cursor has brought what the client missed: they are among that,
         # and would come before older ones of their names.
-        self._later: dict[str, tuple[Grant, int, int]] = {}
+        self._later: dict[str, tuple[Grant, Rest]] = {}
 
     # the beginning
 
@@ -87,19 +88,24 @@ class Outgoing:
         cursor = self._gate.follow(feed, wake, {}, start, _is_droppable, is_paused=start is not None)
         self._cursor, self._session.where = cursor, lambda: cursor.position
 
-    def go_on(self, grant: Grant) -> None:
-        """Send messages for *grant*, which the session has, from where it is. Raises `Refused`."""
+    def go_on(self, grant: Grant, rest: Rest | None) -> None:
+        """Send messages for *grant*, which the session has, from where it is, and *rest*. Raises `Refused`."""
         cursor, topic_filter = self._the_cursor, grant.subscription.topic_filter
         if grant.subscription.qos or cursor.place is Place.TAIL:
             cursor.add_filter(topic_filter, grant)
         else:
             cursor.check(topic_filter)
             self._waiting[topic_filter] = grant
+        if rest is not None:
+            self._later[topic_filter] = grant, rest
 
     def resend(self) -> None:
         """Send what is in flight, and then what the cursor brings."""
-        for number, position in self.flight.resume(self._frames.version):
+        for number, position in self.flight.resume():
             self._due.resend(number, position)
+        for grant, rest in list(self._later.values()):
+            if rest.start == BEGIN or rest.name:  # the others follow what the client missed
+                self.send_retained(grant, rest)
         self._the_cursor.resume()
         self._peer.wake()
 
@@ -138,8 +144,20 @@ class Outgoing:
         """Take no part in a shared subscription any more."""
         self._shares.remove(topic_filter)
 
-    def subscribe(self, grant: Grant, *, is_unmarked: bool = False) -> int:
-        """Send messages for *grant* that are published from now on, and return where in the log that is.
+    def rest_of_new(self, grant: Grant) -> Rest:
+        """Return the retained messages to send if *grant* is subscribed to now, and in which order.
+
+        If the client has the subscription already and is behind, those that are among what it missed come after that.
+        """
+        cursor, now = self._the_cursor, self._context.broker.store.readable
+        if grant.subscription.topic_filter in cursor.filters:
+            is_at_end = cursor.place is Place.TAIL and not cursor.has_pending
+            return Rest(BEGIN, now if is_at_end else min(cursor.position, now), now)
+        end = now if grant.subscription.qos or cursor.place is Place.TAIL else NEVER
+        return Rest(BEGIN, end, end)
+
+    def subscribe(self, grant: Grant, *, is_unmarked: bool = False) -> None:
+        """Send messages for *grant* that are published from now on.
 
         Args:
           is_unmarked: messages of the client itself, which must not come back to it, are not marked as such until now.
@@ -149,17 +167,15 @@ class Outgoing:
         """
         cursor, topic_filter, store = self._the_cursor, grant.subscription.topic_filter, self._context.broker.store
         self._waiting.pop(topic_filter, None)
-        self._later.pop(topic_filter, None)
-        now = store.readable
         is_replaced = topic_filter in cursor.filters  # what waits for it must not be lost (MQTT 5 section 3.8.4)
-        if not is_replaced and (is_unmarked or cursor.reach < now):
+        if not is_replaced and (is_unmarked or cursor.reach < store.readable):
+            now = store.readable
             self._beginnings.add(topic_filter, now, store.appended if is_unmarked else now)
         if grant.subscription.qos or is_replaced or cursor.place is Place.TAIL:
             cursor.add_filter(topic_filter, grant)
         else:
             cursor.remove_filter(topic_filter)
             self._waiting[topic_filter] = grant
-        return now
 
     def unsubscribe(self, topic_filter: str) -> None:
         """Send nothing more for *topic_filter*, except what is in flight."""
@@ -171,18 +187,14 @@ class Outgoing:
         self.figures.forget(topic_filter)
         self._due.forget_retained(topic_filter)
 
-    def send_retained(self, grant: Grant, end: int, *, is_new: bool) -> None:
-        """Send the retained messages for *grant*, which was subscribed to when the log ended at *end*."""
-        topic_filter, cursor = grant.subscription.topic_filter, self._the_cursor
-        if topic_filter in self._waiting:
-            end = NEVER
-        elif not is_new:
-            self._due.forget_retained(topic_filter)
-            is_at_end = cursor.place is Place.TAIL and not cursor.has_pending
-            if not is_at_end and cursor.position < end:
-                self._later[topic_filter] = grant, cursor.position, end
-                end = cursor.position
-        self._due.add_retained(grant, BEGIN, end)
+    def send_retained(self, grant: Grant, rest: Rest) -> None:
+        """Send *rest* for *grant*, instead of what is due for it of an earlier SUBSCRIBE."""
+        topic_filter = grant.subscription.topic_filter
+        self._due.forget_retained(topic_filter)
+        self._later.pop(topic_filter, None)
+        if rest.last > rest.end:
+            self._later[topic_filter] = grant, Rest(rest.end, rest.last, rest.last)
+        self._due.add_retained(grant, rest)
 
     # delivery
 
@@ -225,8 +237,8 @@ class Outgoing:
         for topic_filter, grant in waiting.items():
             cursor.add_filter(topic_filter, grant)
         later, self._later = self._later, {}
-        for grant, start, end in later.values():
-            self._due.add_retained(grant, start, end)
+        for grant, rest in later.values():
+            self._due.add_retained(grant, rest)
 
     def _deliver(self, run: Run, grants: tuple[Grant, ...]) -> None:
         shape = self._frames.shape(grants)

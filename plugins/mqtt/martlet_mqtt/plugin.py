@@ -77,8 +77,14 @@ class MqttPlugin(Hooks):
 
     def martlet_services(self, broker: Broker) -> Sequence[Service]:
         context = self.context(broker)
-        look_at_retained = partial(context.retained.run, broker.turns)
-        return (self._wills_of(broker).run, self._sys_of(broker).run, UnusedGroups(context).run, look_at_retained)
+        turns = broker.turns
+        return (
+            self._wills_of(broker).run,
+            self._sys_of(broker).run,
+            UnusedGroups(context).run,
+            partial(context.retained.run, turns),
+            partial(context.leaving.run, turns),
+        )
 
     def martlet_commands(self) -> Sequence[Command]:
         from .commands.command import COMMAND  # a broker does not need it

@@ -162,14 +162,20 @@ class Retained:
                 yield
         return found
 
-    def matches(self, topic_filter: str) -> Iterator[str]:
-        """Yield the names with a retained message that *topic_filter* matches, while messages come and go.
+    def may_match(self, topic_filter: str) -> bool:
+        """Return False if *topic_filter* matches no name with a retained message."""
+        return topic_filter in self._entries or (_has_wildcards(topic_filter) and len(self._entries) > 0)
 
-        An empty text among them is no name: it gives the caller a chance to pause (`retained_names.py`).
+    def matches(self, topic_filter: str, after: str = "") -> Iterator[str]:
+        """Yield the names with a retained message that *topic_filter* matches, in order, while messages come and go.
+
+        It begins with those that come after the name *after*. An empty text among them is no name: it gives the caller
+        a chance to pause (`retained_names.py`).
         """
-        if "+" not in topic_filter and "#" not in topic_filter:
-            return iter((topic_filter,) if topic_filter in self._entries else ())
-        return self._names.matches(topic_filter)
+        if _has_wildcards(topic_filter):
+            yield from self._names.matches(topic_filter, after)
+        elif topic_filter in self._entries and topic_filter > after:
+            yield topic_filter
 
     # expiry
 
@@ -290,6 +296,10 @@ class Retained:
         copy = Message(RETAINED_TOPIC, record.body, record.properties, 0, record.flag, record.sys_flag)
         copy.born_ms, copy.born_host, copy.prepared_position = record.born_ms, record.born_host, entry.origin
         self._store.append(copy, 0)
+
+
+def _has_wildcards(topic_filter: str) -> bool:
+    return "+" in topic_filter or "#" in topic_filter
 
 
 def _packed(entry: Entry) -> int:

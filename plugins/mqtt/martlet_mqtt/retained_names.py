@@ -70,13 +70,13 @@ class SortedNames:
                 return block[place]
         return self._firsts[at] if at < len(self._firsts) else None
 
-    def matches(self, topic_filter: str) -> Iterator[str]:
-        """Yield the names that *topic_filter* matches, in order, while names come and go.
+    def matches(self, topic_filter: str, after: str = "") -> Iterator[str]:
+        """Yield the names after *after* that *topic_filter* matches, in order, while names come and go.
 
         An empty text among them is no name: it gives the caller a chance to pause after `LOOKS_A_PAUSE` looks.
         """
         search = _Search(topic_filter)
-        name, looked = self.first_from(search.start), 0
+        name, looked = self.first_from(max(search.start, after + "\0" if after else "")), 0
         while name is not None:
             looked += search.cost
             if looked >= LOOKS_A_PAUSE:

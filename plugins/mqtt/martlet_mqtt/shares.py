@@ -8,14 +8,15 @@ even if the session ends [MQTT-4.8.2-5, MQTT-4.8.2-6]. A message of QoS 0 is set
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 
 from martlet.access import Gate
 from martlet.clock import Clock
 from martlet.contracts import Buffer, Peer, RecordView
 from martlet.delivery.fanout import Encoding, parts
+from martlet.delivery.finder import Names
 from martlet.delivery.group_members import Member
 from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.selection import Selection, select_tags
@@ -26,7 +27,8 @@ from martlet.message import TAGS
 from .context import PROTOCOL, Context
 from .frames import Grant, Shape, encode_alone
 from .messages import to_deliver
-from .names import HIDDEN, Names, SharedFilter, split_shared
+from .names import HIDDEN, SharedFilter, split_shared
+from .names import Names as TopicNames
 from .selecting import selection_of
 
 __all__ = ["POLICY", "Leased", "SharedSubscriptions", "group_of", "select_names", "share_encoding"]
@@ -37,6 +39,10 @@ TAGS_NAME: Final = TAGS.encode()
 _ANY: Final = r"[^+#\x00-\x1f\x7f-\x9f]"
 _ANY_IN_LEVEL: Final = r"[^/+#\x00-\x1f\x7f-\x9f]"
 MESSAGES_A_TURN: Final = 256  # of QoS 0, which no window limits
+# What one turn of the event loop does for a client, in steps of 10 us: groups to look at, and messages, by QoS.
+STEPS_A_TURN: Final = 256
+STEPS_A_GROUP: Final = 2
+STEPS_OF: Final = 1, 2, 12
 
 
 class Leased(NamedTuple):
@@ -62,22 +68,30 @@ def select_names(topic_filter: str) -> Selection:
         return Selection(f"names {topic_filter}", frozenset(), lambda record: False)
     if not {"+", "#"} & set(levels):
         return select_tags((topic_filter,))
-    pattern = f"(?!{re.escape(HIDDEN)})" if levels[0] in ("+", "#") else ""
-    for index, level in enumerate(levels):
-        if level == "#":
-            pattern += f"(?:/{_ANY}*)?" if index else f"{_ANY}*"
-        else:
-            pattern += ("/" if index else "") + (f"{_ANY_IN_LEVEL}*" if level == "+" else re.escape(level))
-    matches = re.compile(pattern).fullmatch
+    matches: Callable[[str], re.Match[str] | None] | None = None
 
     def is_wanted(record: RecordView) -> bool:
+        nonlocal matches
+        if matches is None:  # only messages that come again are asked about: most filters never are
+            matches = re.compile(_pattern(levels)).fullmatch
         name = record.property(TAGS_NAME)
         return name is not None and name != "" and matches(name) is not None
 
     return Selection(f"names {topic_filter}", None, is_wanted)
 
 
-def share_encoding(shape: Shape, clock: Clock, names: Names) -> Encoding:
+def _pattern(levels: Sequence[str]) -> str:
+    """Return the regular expression of the names that a filter of *levels* matches."""
+    pattern = f"(?!{re.escape(HIDDEN)})" if levels[0] in ("+", "#") else ""
+    for index, level in enumerate(levels):
+        if level == "#":
+            pattern += f"(?:/{_ANY}*)?" if index else f"{_ANY}*"
+        else:
+            pattern += ("/" if index else "") + (f"{_ANY_IN_LEVEL}*" if level == "+" else re.escape(level))
+    return pattern
+
+
+def share_encoding(shape: Shape, clock: Clock, names: TopicNames) -> Encoding:
     """Return the encoding of a group's messages; one that has expired, or has an invalid name, is empty.
 
     They are encoded when they are handed out, so what is left of their expiry is known.
@@ -97,10 +111,29 @@ def share_encoding(shape: Shape, clock: Clock, names: Names) -> Encoding:
 
 
 @final
+class _Waker:
+    """Wakes the peer of a client for one of its filters (martlet.delivery.share.MemberPeer)."""
+
+    __slots__ = ("_peer", "_subscriptions", "_topic_filter")
+
+    def __init__(self, subscriptions: "SharedSubscriptions", peer: Peer, topic_filter: str) -> None:
+        self._subscriptions = subscriptions
+        self._peer = peer
+        self._topic_filter = topic_filter
+
+    def wake(self) -> None:
+        self._subscriptions.woken(self._topic_filter)
+        self._peer.wake()
+
+    def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
+        self._peer.start(work, *args)
+
+
+@final
 class SharedSubscriptions:
     """Those of one client."""
 
-    __slots__ = ("_context", "_gate", "_leased", "_leaving", "_members", "_peer", "_version")
+    __slots__ = ("_context", "_due", "_gate", "_leased", "_leaving", "_members", "_peer", "_version")
 
     def __init__(self, peer: Peer, context: Context, gate: Gate, version: int) -> None:
         self._peer = peer
@@ -109,6 +142,8 @@ class SharedSubscriptions:
         self._version = version
         # By filter: a member of the group on each topic.
         self._members: dict[str, tuple[list[Member], Grant]] = {}
+        # The filters whose groups may have something for the client, the next one first.
+        self._due: dict[str, None] = {}
         # Messages of QoS 1 that are not acknowledged, by packet identifier.
         self._leased: dict[int, Leased] = {}
         # Members that get nothing more, and leave when what they hold is acknowledged [MQTT-3.10.4-3].
@@ -142,17 +177,20 @@ class SharedSubscriptions:
         context = self._context
         shape = context.shapes.of(self._version, (grant,))
         encoding = share_encoding(shape, context.broker.clock, context.names)
-        selection = select_names(shared.topic_filter)
+        selection, condition = select_names(shared.topic_filter), None
         if grant.selector:
-            selection = selection.both(selection_of(context.broker, grant.selector))
+            chosen = selection_of(context.broker, grant.selector)
+            selection, condition = selection.both(chosen), chosen.predicate
+        names = Names(context.feed, shared.topic_filter, condition)
         context.ensure_topics()
+        peer = _Waker(self, self._peer, grant.subscription.topic_filter)
         members: list[Member] = []
         needed = context.feed.topics_of(shared.topic_filter)
         try:
             for topic in context.feed.topics:
                 with _passing_over_denied() if topic not in needed else nullcontext():
                     member = self._gate.join(
-                        self._peer,
+                        peer,
                         topic,
                         group_of(shared),
                         encoding,
@@ -160,7 +198,7 @@ class SharedSubscriptions:
                         credit=1,
                         selection=selection,
                         policy=POLICY,
-                        topic_filter=shared.topic_filter,
+                        names=names,
                     )
                     members.append(member)
         except Refused:
@@ -182,9 +220,8 @@ class SharedSubscriptions:
     def leave(self) -> None:
         """The client is gone: what it holds goes to others."""
         members = [member for found, _ in self._members.values() for member in found]
-        for member in (*members, *self._leaving):
-            member.leave()
-        self._members, self._leaving, self._leased = {}, set(), {}
+        self._context.leaving.leave((*members, *self._leaving))
+        self._members, self._due, self._leaving, self._leased = {}, {}, set(), {}
 
     # acknowledgements
 
@@ -224,16 +261,41 @@ class SharedSubscriptions:
         self.add(grant, shared)
         return self._members[topic_filter][0]
 
+    def woken(self, topic_filter: str) -> None:
+        """Note that the group of *topic_filter* may have something for the client."""
+        self._due[topic_filter] = None
+
     def collect(self, budget_bytes: int, room: Callable[[], int]) -> Iterator[tuple[Member, Grant, Delivery]]:
-        """Yield what the groups have for this client, as long as *room* is left in its window. Raises `Refused`."""
-        for members, grant in list(self._members.values()):
+        """Yield what the groups have for this client, as long as *room* is left in its window. Raises `Refused`.
+
+        One call looks at a limited number of groups and messages; the peer is woken for the others.
+        """
+        left, full = STEPS_A_TURN, dict[str, None]()
+        while self._due and left > 0 and budget_bytes > 0:
+            topic_filter = next(iter(self._due))
+            del self._due[topic_filter]
+            members, grant = self._members.get(topic_filter, ([], None))
+            if grant is None:
+                continue
             if any(member.share.gone for member in members):
                 members = self._join_again(grant)
             for member in members:
-                member.credit = room() if grant.subscription.qos else MESSAGES_A_TURN
-                if member.credit > 0:
-                    for delivery in member.collect(budget_bytes):
-                        yield member, grant, delivery
+                left -= STEPS_A_GROUP
+                free = room() if grant.subscription.qos else MESSAGES_A_TURN
+                member.credit = min(free, max(left // STEPS_OF[grant.subscription.qos], 1))
+                if free <= 0:
+                    member.pass_on()
+                    full[topic_filter] = None
+                    continue
+                for delivery in member.collect(budget_bytes):
+                    left -= delivery.count * STEPS_OF[grant.subscription.qos]
+                    budget_bytes -= len(delivery.data)
+                    yield member, grant, delivery
+                if member.credit <= 0:
+                    self._due[topic_filter] = None  # it may have more
+        if self._due:
+            self._peer.wake()
+        self._due.update(full)  # an acknowledgement makes room, and wakes the peer
 
 
 @contextmanager

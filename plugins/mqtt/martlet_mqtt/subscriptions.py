@@ -21,7 +21,7 @@ from .names import SharedFilter, check_filter, is_shared, split_shared
 from .outgoing import Outgoing
 from .packets import Suback, Subscribe, Unsuback, Unsubscribe
 from .selecting import selector_of
-from .subscribing import grant_of, options_of
+from .subscribing import Rest, grant_of, options_of, rest_of
 from .sys_topics import SysTopics, is_sys
 
 __all__ = ["FILTERS_A_SLICE", "Subscriptions"]
@@ -29,7 +29,7 @@ __all__ = ["FILTERS_A_SLICE", "Subscriptions"]
 # Of SUBSCRIBE and UNSUBSCRIBE, about 2 ms.
 FILTERS_A_SLICE: Final = 64
 # Steps that one shared subscription counts as: its group may have to be opened.
-STEPS_A_SHARE: Final = 16
+STEPS_A_SHARE: Final = 8
 
 
 @final
@@ -82,7 +82,7 @@ class Subscriptions:
         pace = Pace(FILTERS_A_SLICE)
         for topic_filter, options in list(self._session.filters.items()):
             with suppress(Refused):
-                self._go_on(grant_of(topic_filter, options))
+                self._go_on(grant_of(topic_filter, options), rest_of(options))
             if pace.is_over(_steps_of(topic_filter)):
                 yield
                 if self._is_ended:
@@ -93,8 +93,8 @@ class Subscriptions:
         filters = self._session.filters
         return len(filters) > FILTERS_A_SLICE or sum(map(_steps_of, filters)) > FILTERS_A_SLICE
 
-    def _go_on(self, grant: Grant) -> None:
-        """Go on with one subscription of the session. Raises `Refused`."""
+    def _go_on(self, grant: Grant, rest: Rest | None) -> None:
+        """Go on with one subscription of the session, which has not brought *rest*. Raises `Refused`."""
         topic_filter = grant.subscription.topic_filter
         shared = split_shared(topic_filter)
         if shared is not None:
@@ -103,7 +103,7 @@ class Subscriptions:
             self._gate.check("read", topic_filter)
             self._sys.subscribe(self._outgoing, grant, with_values=False)
         else:
-            self._outgoing.go_on(grant)
+            self._outgoing.go_on(grant, rest)
             self._incoming.marks |= grant.subscription.no_local
 
     def subscribe(self, packet: Subscribe) -> Awaitable[None] | None:
@@ -131,7 +131,7 @@ class Subscriptions:
         numbers = packet.properties.identifiers
         identifier = numbers[0] if numbers else 0
         codes: list[int] = []
-        begun: list[tuple[Grant, bool, int]] = []
+        begun: list[tuple[Grant, bool, Rest | None]] = []
         texts: list[str] = []
         for each in packet.subscriptions:
             try:
@@ -151,8 +151,8 @@ class Subscriptions:
         self._mark()
         self._peer.hold_until(self._session.until)
         self._send(Suback(packet.packet_id, tuple(codes)), texts[0] if texts else "")  # for the first that is refused
-        for grant, is_new, end in begun:
-            self._send_retained(grant, is_new, end)
+        for grant, is_new, rest in begun:
+            self._send_retained(grant, is_new, rest)
             if pace.is_over():
                 yield
                 if self._is_ended:
@@ -163,8 +163,8 @@ class Subscriptions:
         """Whether a user property of SUBSCRIBE can be a selector."""
         return self._context.config.selectors and self._connection.version == V5
 
-    def _begin(self, grant: Grant) -> tuple[Grant, bool, int]:
-        """Begin or change a subscription; return it, whether it is new, and where the log ends now.
+    def _begin(self, grant: Grant) -> tuple[Grant, bool, Rest | None]:
+        """Begin or change a subscription; return it, whether it is new, and the retained messages to send for it.
 
         Raises `Refused` and `MqttError`.
         """
@@ -190,17 +190,38 @@ class Subscriptions:
             raise NotAccepted(text, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)
         if shared is not None:
             self._share(grant, shared)
+        rest = self._outgoing.rest_of_new(grant) if self._wants_retained(grant, is_new) else None
         try:
-            self._session.subscribe(topic_filter, options_of(grant))
+            self._session.subscribe(topic_filter, self._stored(grant, rest))
         except Refused:
             if shared is not None and is_new:
                 self._outgoing.unshare(topic_filter)
             raise
-        end = 0
         if shared is None and not is_sys(topic_filter):
             is_unmarked = is_new and grant.subscription.no_local and not self._incoming.marks
-            end = self._outgoing.subscribe(grant, is_unmarked=is_unmarked)
-        return grant, is_new, end
+            self._outgoing.subscribe(grant, is_unmarked=is_unmarked)
+        return grant, is_new, rest
+
+    def _wants_retained(self, grant: Grant, is_new: bool) -> bool:
+        """Return whether retained messages are to be sent for *grant*, and there may be some."""
+        topic_filter, handling, retained = (
+            grant.subscription.topic_filter,
+            grant.subscription.retain_handling,
+            self._context.retained,
+        )
+        if is_shared(topic_filter) or is_sys(topic_filter):
+            return False  # nothing retained is sent for shared subscriptions (MQTT 5 section 4.8.2)
+        return retained.may_match(topic_filter) and (handling == 0 or (handling == 1 and is_new))
+
+    def _stored(self, grant: Grant, rest: Rest | None) -> bytes:
+        """Return what the session stores of *grant*, for which *rest* is to be sent.
+
+        What is still to be sent for an earlier SUBSCRIBE stays if this one asks for nothing.
+        """
+        if not self._session.is_stored or not grant.subscription.qos:
+            return options_of(grant)
+        before = self._session.filters.get(grant.subscription.topic_filter, b"")
+        return options_of(grant, rest if rest is not None else rest_of(before))
 
     def _share(self, grant: Grant, shared: SharedFilter) -> None:
         """Take part in a shared subscription. Raises `Refused`, and `NotAccepted` if others have another selector."""
@@ -216,17 +237,13 @@ class Subscriptions:
         """Have messages of the client marked as its own if they must not come back to it."""
         self._incoming.marks = any(options[0] & 4 for options in self._session.filters.values())
 
-    def _send_retained(self, grant: Grant, is_new: bool, end: int) -> None:
-        handling, retained = grant.subscription.retain_handling, self._context.retained
-        if is_shared(grant.subscription.topic_filter):
-            return  # nothing retained is sent for it (MQTT 5 section 4.8.2)
+    def _send_retained(self, grant: Grant, is_new: bool, rest: Rest | None) -> None:
+        handling = grant.subscription.retain_handling
         if is_sys(grant.subscription.topic_filter):
             with_values = handling == 0 or (handling == 1 and is_new)
             self._sys.subscribe(self._outgoing, grant, with_values=with_values)
-            return
-        if handling == 2 or (handling == 1 and not is_new) or not len(retained):
-            return
-        self._outgoing.send_retained(grant, end, is_new=is_new)
+        elif rest is not None:
+            self._outgoing.send_retained(grant, rest)
 
     def unsubscribe(self, packet: Unsubscribe) -> Awaitable[None] | None:
         """Act on UNSUBSCRIBE. Raises `Refused`."""

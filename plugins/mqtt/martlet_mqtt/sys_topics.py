@@ -1,7 +1,6 @@
 """``$SYS``: figures of the broker under Mosquitto's names, published at an interval; never stored in the log."""
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 from resource import RUSAGE_SELF, getrusage
 from typing import TYPE_CHECKING, Final, NamedTuple, cast, final
@@ -11,6 +10,7 @@ import trio
 from martlet.cli.version import installed_version
 from martlet.contracts import Traffic
 from martlet.delivery.interest import FilterTrie
+from martlet.freed_memory import resident_bytes
 from martlet.steps import Pace, Steps
 
 from .context import PROTOCOL, Context
@@ -24,7 +24,6 @@ __all__ = ["SYS", "SysTopics", "is_sys"]
 
 SYS: Final = "$SYS/"
 PREFIX: Final = "$SYS/broker/"
-PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 # The averages that are published: over so many minutes.
 MINUTES: Final = (1, 5, 15)
 
@@ -178,7 +177,7 @@ class SysTopics:
         for name in "messages/stored", "store/messages/count":
             yield name, len(context.retained)
         yield "store/messages/bytes", context.retained.bytes
-        yield "heap/current", _resident_bytes()
+        yield "heap/current", resident_bytes()
         yield "heap/maximum", getrusage(RUSAGE_SELF).ru_maxrss * 1024
         for name, count in (
             ("messages/received", counters.packets_received),
@@ -193,11 +192,3 @@ class SysTopics:
             averages = self._loads.setdefault(name, Load()).add(count, interval_s)
             for minutes, average in zip(MINUTES, averages, strict=True):
                 yield f"load/{name}/{minutes}min", f"{average:.2f}"
-
-
-def _resident_bytes() -> int:
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * PAGE_BYTES
-    except OSError:
-        return 0

@@ -115,8 +115,13 @@ class Wills:
             changes.store()
         else:
             self._context.counters.wills += not self._overdue.get(client_id)
-            self._overdue[client_id] = True
-            self.publish_later(client_id, AGAIN_S)  # which sees whether the commit failed
+
+    def _publish_overdue(self, client_id: str, owner: str, data: bytes, changes: JointChanges) -> None:
+        """Like `_publish`, for a will that is due now, whether the commit fails or not. Raises `Refused`."""
+        self._overdue.setdefault(client_id, False)
+        self._publish(client_id, owner, data, changes)
+        self._overdue[client_id] = True
+        self.publish_later(client_id, AGAIN_S)  # which sees whether the commit failed
 
     def _store(self, gate: Gate, client_id: str, data: bytes, changes: JointChanges) -> None:
         context, (_, packet) = self._context, decode_will(data)
@@ -145,8 +150,9 @@ class Wills:
         kept, client_id = self._stored(session), session.name
         if not kept.data:
             return
-        if kept is session:
-            self._overdue.pop(client_id, None)  # that was an earlier will
+        if self._context.broker.sessions.has(session):
+            self._unwanted.discard(client_id)  # that was an earlier will
+            self._overdue.pop(client_id, None)
         delay_s = _delay_of(kept)
         try:
             if not is_wanted or client_id in self._unwanted:
@@ -157,7 +163,6 @@ class Wills:
             elif delay_s > 0 and client_id not in self._overdue:
                 self.publish_later(client_id, delay_s)
             else:
-                self._overdue.setdefault(client_id, False)
                 self._publish_now(session)
         except (Refused, StoreError) as error:
             self._try_again(client_id, error)
@@ -169,7 +174,7 @@ class Wills:
             changes.keep(b"")
         else:
             changes.end()
-        self._publish(session.name, session.owner, data, changes)
+        self._publish_overdue(session.name, session.owner, data, changes)
 
     def _stored(self, session: Session) -> Session | SessionState:
         """Return *session*, or what is stored of it if its last changes were lost."""
@@ -186,16 +191,14 @@ class Wills:
           Refused: it cannot be published now.
         """
         client_id, data = session.name, session.data
-        is_wanted = data and client_id not in self._unwanted
-        if is_wanted and (client_id in self._overdue or not decode_will(data)[0]):
-            self._overdue.setdefault(client_id, False)
+        if client_id in self._unwanted or (client_id in self._overdue and not data):
+            return  # it was removed or published; somebody looks soon whether that commit failed
+        if data and (client_id in self._overdue or not _delay_in(data)):
             changes = session.changes()
             changes.keep(b"")
-            self._publish(client_id, session.owner, data, changes)
-        elif data or client_id not in self._overdue:  # else it was published, unless the commit fails
+            self._publish_overdue(client_id, session.owner, data, changes)
+        else:
             self._latest.pop(client_id, None)
-            self._unwanted.discard(client_id)
-            self._overdue.pop(client_id, None)
 
     def end(self, session: Session) -> None:
         """End *session*, which the client does not want; publish the will that it keeps (MQTT 5 section 3.1.3.2.2).
@@ -205,15 +208,17 @@ class Wills:
         """
         changes = session.changes()
         changes.end()
-        self.ending(changes)
+        if session.data and session.name not in self._unwanted:
+            self._publish(session.name, session.owner, session.data, changes)
+        else:
+            changes.store()
 
     def ending(self, changes: JointChanges) -> None:
         """Publish the will of a session that ends with *changes*. Raises `Refused`."""
         state = changes.state
         client_id, has_expired = state.key.partition(" ")[2], state.ends_ms > 0
         if state.data and client_id not in self._unwanted:
-            self._overdue.setdefault(client_id, False)
-            self._publish(client_id, state.owner, state.data, changes)
+            self._publish_overdue(client_id, state.owner, state.data, changes)
         else:
             changes.store()
         self._context.counters.expired_sessions += has_expired
@@ -303,14 +308,21 @@ class Wills:
                 changes.store()
                 self.publish_later(client_id, AGAIN_S)  # see again: the commit may fail
             else:
-                self._overdue.setdefault(client_id, False)
-                self._publish(client_id, state.owner, data, changes)
+                self._publish_overdue(client_id, state.owner, data, changes)
         except (Refused, StoreError) as error:
             self._try_again(client_id, error)
 
 
 def _delay_of(kept: Session | SessionState) -> float:
-    return capped(decode_will(kept.data)[0], kept.expiry_s)
+    """Return after which time the will that a session keeps is published, or dropped if it is damaged."""
+    return capped(_delay_in(kept.data), kept.expiry_s)
+
+
+def _delay_in(data: bytes) -> int:
+    try:
+        return decode_will(data)[0]
+    except MqttError:
+        return 0
 
 
 def capped(delay_s: float, expiry_s: int) -> float:

@@ -197,7 +197,9 @@ class StompConnection:
         size = len(data)
         found = head_end(data, at, self._known_version)
         if found is None:
-            self._need = 2 if data[at] == CARRIAGE_RETURN and at + 1 == size else 1
+            if data[at] == CARRIAGE_RETURN and at + 1 == size:
+                self._need = 2  # it may be half a line end
+                return None
             self._lack, self._seen = _Lack.HEAD, size - at
             self._check_unfinished(data[at : at + self._limits.head_bytes_max + 1], 0)
             return None

@@ -1,9 +1,9 @@
 """Destinations, such as ``/queue/NAME``, and the platform topics that have their messages; pure functions.
 
 A platform topic has the messages of ``/queue/NAME`` and ``/topic/NAME``: the prefix of a subscription says how it
-consumes them. A NAME that RocketMQ
-allows is the name of the topic; of others, each character that is not allowed is percent-encoded (``orders.new`` is
-topic ``orders%2Enew``). As with ActiveMQ and RabbitMQ, a NAME without a prefix is a queue.
+consumes them. A NAME that RocketMQ allows is the name of the topic; of others, each character that is not allowed is
+percent-encoded (``orders.new`` is topic ``orders%2Enew``). As with ActiveMQ and RabbitMQ, a NAME without a prefix is a
+queue.
 
 In some topics each message has a name, which is its tag, such as in that of the plugin mqtt (`StompConfig.names`).
 There ``/topic/mqtt/home/door`` is the name ``home/door`` in topic ``mqtt``, and a subscription may have wildcards as in

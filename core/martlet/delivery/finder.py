@@ -1,0 +1,93 @@
+"""Finds the messages of a shared group by their names.
+
+A group that takes only some names of a topic does not read its queues: it would look at the messages of all names, and
+each message would cost as much as there are groups. Instead it has a cursor in the feed of its protocol, which brings
+those messages that the group's topic filter matches, at the tail and behind it, for all groups and sessions in one pass
+over the log. The group takes only their places from the cursor, when a member has room, and reads what it delivers.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, final
+
+from martlet.contracts import Buffer, Predicate
+from martlet.delivery.cursor import Feed
+from martlet.records.layout import record_views
+from martlet.store import ReadResult
+
+__all__ = ["FOUND_MAX", "Finder", "Found", "Names", "choose"]
+
+# Messages of a group that were found and could not be delivered, because too many of their queue are unsettled.
+FOUND_MAX: Final = 1024
+# Size of the messages that the cursor has found and no member has taken; at this size it waits.
+PENDING_BYTES: Final = 1 << 18
+TAKEN_BYTES: Final = 1 << 18
+
+
+class Names(NamedTuple):
+    """Which messages a group takes: those of *feed* that *topic_filter* matches and for which *condition* holds."""
+
+    feed: Feed
+    topic_filter: str
+    condition: Predicate | None = None
+
+
+class Found(NamedTuple):
+    """The place of a message."""
+
+    queue_id: int
+    offset: int
+    position: int
+
+
+@final
+class Finder:
+    """Finds messages of *topic* by their *names*, from *start* on, a position in the log.
+
+    *readable* is the present end of what can be read. *wake* is called when there may be something to take.
+    """
+
+    __slots__ = ("_cursor", "_start", "_topic", "topic_filter")
+
+    def __init__(self, names: Names, topic: str, start: int, readable: int, wake: Callable[[], None]) -> None:
+        feed, self.topic_filter, _ = names
+        self._start = start
+        self._topic = topic.encode() if len(feed.topics) > 1 else b""
+        position = None if start >= readable else start
+        self._cursor = feed.open(wake, {self.topic_filter: None}, position, PENDING_BYTES)
+
+    @property
+    def has_found(self) -> bool:
+        """Whether there is something to take."""
+        return self._cursor.has_pending
+
+    @property
+    def position(self) -> int:
+        """The log position before which everything was taken."""
+        return max(self._cursor.position, self._start)
+
+    def take(self, count: int) -> list[Found]:
+        """Return the next *count* messages at most, in log order."""
+        found: list[Found] = []
+        for run, _ in self._cursor.collect(TAKEN_BYTES, count):
+            records = (each for each in run.records() if each.position >= self._start)
+            if self._topic:
+                records = (each for each in records if each.topic_bytes == self._topic)
+            found += [Found(each.queue_id, each.queue_offset, each.position) for each in records]
+        return found
+
+    def close(self) -> None:
+        """Find nothing more."""
+        self._cursor.close()
+
+
+def choose(result: ReadResult, offsets: Sequence[int], condition: Predicate | None) -> None:
+    """Leave in *result* only the messages at *offsets*, which ascend, for which *condition* holds."""
+    if condition is None and offsets[-1] - offsets[0] == len(offsets) - 1:
+        return
+    wanted = frozenset(offsets)
+    pieces: list[Buffer] = []
+    for piece in result.pieces:
+        found = (each for each in record_views(piece) if each.queue_offset in wanted)
+        chosen = [each for each in found if condition is None or condition(each)]
+        pieces += [piece[each.start : each.start + each.size] for each in chosen]
+    result.pieces, result.count, result.size = pieces, len(pieces), sum(map(len, pieces))

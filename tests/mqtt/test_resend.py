@@ -1,0 +1,81 @@
+"""What was in flight and cannot be sent again: its identifier means nothing else before the client has forgotten it."""
+
+from pathlib import Path
+
+import pytest
+from tests.mqtt.mqtt_talk import Running, mqtt_broker
+
+from martlet.store import Store
+from martlet_mqtt.codes import V4, V5, PacketType
+from martlet_mqtt.flight import Flight
+from martlet_mqtt.packets import Ack
+from martlet_mqtt.properties import Property
+
+
+def flight_of(mqtt: Running) -> Flight:
+    outgoing = mqtt.context.clients["c"]._outgoing
+    assert outgoing is not None
+    return outgoing.flight
+
+
+@pytest.mark.plain
+@pytest.mark.parametrize("version", [V4, V5])
+@pytest.mark.parametrize("retained", [False, True])
+async def test_an_identifier_of_qos_2_is_released_before_it_means_another_message(
+    tmp_path: Path, version: int, retained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client may have the message, and would take the next one of this identifier for it [MQTT-4.3.3-10]."""
+    async with mqtt_broker(tmp_path) as mqtt:
+        publisher = await mqtt.connect("p", version)
+        talk = await mqtt.connect("c", version, clean=False, expiry_s=100)
+        if retained:
+            await publisher.publish("a", b"gone", 2, retain=True)
+        await talk.subscribe("a", qos=2)
+        if not retained:
+            await publisher.publish("a", b"gone", 2)
+        (gone,) = await talk.messages(1)
+        talk.hang_up()
+
+        async def read_nothing(store: Store, position: int) -> bytes | None:
+            return None  # retention has removed it
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "known_record_far", read_nothing)
+            talk = await mqtt.connect("c", version, clean=False, expiry_s=100, present=True)
+            released = await talk.expect(Ack)
+        assert (released.kind, released.packet_id) == (PacketType.PUBREL, gone.packet_id)
+        flight_of(mqtt)._next_id = gone.packet_id
+        await publisher.publish("a", b"new", 2)
+        (new,) = await talk.messages(1)
+        assert new.packet_id == gone.packet_id + 1
+        talk.hang_up()
+        talk = await mqtt.connect("c", version, clean=False, expiry_s=100, present=True)
+        released = await talk.expect(Ack)
+        assert (released.kind, released.packet_id) == (PacketType.PUBREL, gone.packet_id)
+        await talk.send(Ack(PacketType.PUBCOMP, gone.packet_id))
+        flight_of(mqtt)._next_id = gone.packet_id
+        await publisher.publish("a", b"newer", 2)
+        found = await talk.messages(2)
+        assert [(each.payload, each.packet_id, each.is_duplicate) for each in found] == [
+            (b"new", new.packet_id, True),
+            (b"newer", gone.packet_id, False),
+        ]
+
+
+async def test_a_message_of_qos_2_that_became_too_large_for_the_client_is_released(tmp_path: Path) -> None:
+    async with mqtt_broker(tmp_path) as mqtt:
+        publisher = await mqtt.connect("p")
+        talk = await mqtt.connect("c", clean=False, expiry_s=100)
+        await talk.subscribe("a", qos=2)
+        await publisher.publish("a", b"x" * 100, 2)
+        (large,) = await talk.messages(1)
+        talk.hang_up()
+        values = {Property.MAXIMUM_PACKET_SIZE: 50}
+        talk = await mqtt.connect("c", clean=False, expiry_s=100, present=True, values=values)
+        released = await talk.expect(Ack)
+        assert (released.kind, released.packet_id) == (PacketType.PUBREL, large.packet_id)
+        await talk.send(Ack(PacketType.PUBCOMP, large.packet_id))
+        assert await talk.rest() == []
+        session = mqtt.context.clients["c"]._session
+        assert session is not None
+        assert session.flight == {}

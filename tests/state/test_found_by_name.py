@@ -1,0 +1,242 @@
+"""Groups that find messages by their names get each of theirs until it is acknowledged, whatever happens meanwhile.
+
+``MARTLET_FOUND_SEEDS`` runs more random stories.
+"""
+
+import math
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from random import Random
+
+import pytest
+import trio
+from tests.core.pushing import LINES, broker_in_memory, told
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from martlet.broker import Broker
+from martlet.delivery import finder, share
+from martlet.delivery.cursor import Feed
+from martlet.delivery.finder import Names
+from martlet.delivery.group_members import Member
+from martlet.delivery.group_policy import GroupPolicy
+from martlet.delivery.selection import Selection
+from martlet.delivery.subscriptions import Delivery
+from martlet.errors import Refused
+from martlet.message import Message
+from martlet.settings import DeliveryConfig
+from martlet.steps import finish_now
+from martlet.testing.disk import Cut, FakeDisk
+from martlet.testing.peers import RecordingPeer
+from martlet.testing.stores import ManualClock
+
+SEEDS = range(int(os.environ.get("MARTLET_FOUND_SEEDS", "12")))
+POLICY = GroupPolicy("named")
+QUEUES = 3
+NAMES = {
+    "a/#": ("a", "a/x", "a/y/z"),
+    "+/x": ("a/x", "b/x"),
+    "b/x": ("b/x",),
+    "none/+": (),
+}
+ALL_NAMES = sorted({"c", "", *(name for names in NAMES.values() for name in names)})
+ACTIONS = (
+    "publish",
+    "gap",
+    "join",
+    "leave",
+    "collect",
+    "ack",
+    "nack",
+    "forget",
+    "look",
+    "save",
+    "roll",
+    "stop",
+    "kill",
+)
+WEIGHTS = (14, 8, 4, 3, 10, 8, 3, 1, 2, 1, 1, 1, 1)
+
+
+def selection(topic_filter: str) -> Selection:
+    return Selection(topic_filter, None, lambda record: (record.property("TAGS") or "") in NAMES[topic_filter])
+
+
+class Group:
+    """What a group has to get: by its body, whether a message is held by which member."""
+
+    def __init__(self) -> None:
+        self.wanted: dict[str, Member | None] | None = None
+        self.members: list[Member] = []
+        # Where the messages are that members hold.
+        self.places: dict[str, tuple[int, int]] = {}
+
+
+class Story:
+    """A broker that is stopped and killed, and what its groups must get."""
+
+    def __init__(self, seed: int, flush: str) -> None:
+        self.random = Random(seed)
+        self.flush = flush
+        self.disk = FakeDisk()
+        self.groups = {topic_filter: Group() for topic_filter in NAMES}
+        self.published = 0
+        self.seen = 0
+
+    @asynccontextmanager
+    async def life(self) -> AsyncIterator[tuple[Broker, Feed]]:
+        self.disk.cached = self.random.random() < 0.5
+        config = DeliveryConfig(lease_window=4, share_memory_s=self.random.choice((0, 600)))
+        sizes = {"segment_bytes": 1 << 14, "page_bytes": 512, "cache_bytes": 1 << 12}
+        async with broker_in_memory(self.disk, config, ManualClock(), flush=self.flush, **sizes) as broker:
+            for topic in ("t", "u"):
+                broker.topics.ensure(topic, QUEUES)
+            yield broker, broker.cursors.open(["t", "u"])
+
+    async def live(self) -> None:
+        """Do random things until the broker stops."""
+        async with self.life() as (broker, feed):
+            while True:
+                (action,) = self.random.choices(ACTIONS, WEIGHTS)
+                if action == "stop":
+                    await self.settle(broker)
+                    killed = self.disk.after_power_cut(Cut.KILLED, self.random)
+                    break
+                await self.act(broker, feed, action)
+        self.disk = self.random.choice((killed, self.disk))
+        for group in self.groups.values():
+            group.members, group.places = [], {}
+            group.wanted = dict.fromkeys(group.wanted) if group.wanted is not None else None
+
+    async def settle(self, broker: Broker) -> None:
+        broker.store.commit()
+        await broker.store.flusher.flush()
+        await wait_all_tasks_blocked()
+
+    async def act(self, broker: Broker, feed: Feed, action: str) -> None:
+        topic_filter = self.random.choice(list(NAMES))
+        group = self.groups[topic_filter]
+        if action == "publish":
+            self.publish(broker)
+        elif action == "gap":
+            await self.settle(broker)
+        elif action == "join":
+            group.members.append(self.join(broker, feed, topic_filter))
+            group.wanted = {} if group.wanted is None else group.wanted
+        elif action == "look":
+            broker.shares._reach_at = -math.inf
+            broker.shares._rung.set()
+            await wait_all_tasks_blocked()
+        elif action == "save":
+            await broker.projections._save(broker.projections._driven[0])
+        elif action == "roll":
+            with suppress(Refused):  # while notes are not applied
+                finish_now(broker.shares.state.roll(0, broker.store.readable))
+        elif action == "forget":
+            finish_now(broker.shares.forget_groups(POLICY, [topic_filter]))
+            if not group.members:
+                group.wanted = None
+        elif group.members:
+            await self.use(group, action, self.random.choice(group.members))
+
+    def join(self, broker: Broker, feed: Feed, topic_filter: str) -> Member:
+        return broker.shares.join(
+            RecordingPeer(),
+            "t",
+            topic_filter,
+            LINES,
+            lease_s=math.inf,
+            credit=self.random.choice((0, 1, 3, 100)),
+            selection=selection(topic_filter),
+            policy=POLICY,
+            names=Names(feed, topic_filter),
+        )
+
+    def publish(self, broker: Broker) -> None:
+        for _ in range(self.random.randrange(1, 6)):
+            self.published += 1
+            name, body = self.random.choice(ALL_NAMES), f"{self.published}"
+            properties = f"TAGS\x01{name}\x02".encode() if name else b""
+            topic = self.random.choice("ttu")
+            broker.publish(Message(topic, body.encode(), properties, self.random.randrange(QUEUES)))
+            for topic_filter, group in self.groups.items():
+                if topic == "t" and name in NAMES[topic_filter] and group.wanted is not None:
+                    group.wanted[body] = None
+
+    async def use(self, group: Group, action: str, member: Member) -> None:
+        assert group.wanted is not None
+        if action == "collect":
+            if self.random.random() < 0.3:
+                member.credit += 2
+            await self.collect(group, member)
+        elif action == "leave":
+            group.members.remove(member)
+            member.leave()
+            group.wanted = {body: None if holder is member else holder for body, holder in group.wanted.items()}
+        held = [body for body, holder in group.wanted.items() if holder is member]
+        for body in self.random.sample(held, min(len(held), 2)):
+            if action == "ack":
+                assert member.ack(*group.places[body])
+                del group.wanted[body]
+            elif action == "nack":
+                assert member.nack(*group.places[body])
+                group.wanted[body] = None
+
+    async def collect(self, group: Group, member: Member) -> int:
+        """Collect what there is, and return how many messages came."""
+        peer, came = member.peer, 0
+        assert isinstance(peer, RecordingPeer)
+        assert group.wanted is not None
+        peer.wakes = 1
+        while peer.wakes or peer.started:
+            await peer.run_started()
+            peer.wakes = 0
+            came += sum(self.note(group, member, delivery) for delivery in member.collect(200))
+            await wait_all_tasks_blocked()
+        return came
+
+    def note(self, group: Group, member: Member, delivery: Delivery) -> int:
+        assert group.wanted is not None
+        for line in told([delivery]):
+            queue_id, offset, body = line.split(":")
+            assert body in group.wanted, "it was acknowledged, or is for others"
+            assert group.wanted[body] is None, "another member holds it"
+            group.wanted[body] = member
+            group.places[body] = int(queue_id), int(offset)
+        return delivery.count
+
+    async def end(self) -> None:
+        """Let a new member of each group get what is left."""
+        async with self.life() as (broker, feed):
+            await self.settle(broker)
+            for topic_filter, group in self.groups.items():
+                expected = set(group.wanted or ())
+                group.wanted = dict.fromkeys(expected)
+                member = self.join(broker, feed, topic_filter)
+                while group.wanted:
+                    member.credit = 100
+                    await trio.sleep(10)  # the longest pause after a failure is over
+                    await self.collect(group, member)
+                    held = [body for body, holder in group.wanted.items() if holder is not None]
+                    assert held, f"{topic_filter} misses {sorted(group.wanted, key=int)}"
+                    self.seen += len(held)
+                    for body in held:
+                        assert member.ack(*group.places[body])
+                        del group.wanted[body]
+                    await self.settle(broker)
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_group_gets_all_messages_of_its_names_until_they_are_acknowledged(
+    seed: int, flush: str, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    monkeypatch.setattr(finder, "PENDING_BYTES", 300)
+    monkeypatch.setattr(share, "FOUND_MAX", 3)
+    monkeypatch.setattr(share, "REACH_BYTES", 100)
+    monkeypatch.setattr(share, "REACH_BYTES_AT_END", 100)
+    story = Story(seed, flush)
+    for _ in range(4):
+        await story.live()
+    await story.end()
+    assert story.published > 0
