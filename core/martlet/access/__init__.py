@@ -13,11 +13,12 @@ from martlet.access.grant import (
     TopicFigures,
     TopicGrant,
 )
-from martlet.access.replies import Replies
+from martlet.access.replies import NO_CORRELATION, Replies, is_uncorrelated
 from martlet.access.rules import Rules
 
 __all__ = [
     "ANONYMOUS",
+    "NO_CORRELATION",
     "Authentication",
     "BrokerAdminGrant",
     "BrokerGrant",
@@ -31,4 +32,5 @@ __all__ = [
     "TopicAdminGrant",
     "TopicFigures",
     "TopicGrant",
+    "is_uncorrelated",
 ]

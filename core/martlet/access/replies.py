@@ -3,10 +3,13 @@
 A request is a message with the properties ``CORRELATION_ID`` and ``REPLY_TO_CLIENT``, the address. An address begins
 with the name of a protocol and a colon, as in ``mqtt:text:a/b``; one without the name of a protocol that takes replies
 is the client identifier of a RocketMQ client. So consumers of one protocol answer requests of another one.
+
+Some clients of RocketMQ want ``CORRELATION_ID`` to have a value. A request without one has `NO_CORRELATION` there, and
+its address is ``PROTOCOL:none:...``.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias, final
+from typing import TYPE_CHECKING, Final, TypeAlias, final
 
 from martlet.errors import Reason, Refused
 from martlet.message import Message, Placed
@@ -14,11 +17,18 @@ from martlet.message import Message, Placed
 if TYPE_CHECKING:
     from martlet.access.gate import Gate
 
-__all__ = ["Replies", "TakeReply"]
+__all__ = ["NO_CORRELATION", "Replies", "TakeReply", "is_uncorrelated"]
+
+NO_CORRELATION: Final = "="
 
 # Called with the gate of who replies, the address without the name of the protocol, and the reply, with its
 # ``CORRELATION_ID``; its topic is not set. Stores it for the requester. Raises `Refused`: NOT_FOUND if nobody waits.
 TakeReply: TypeAlias = Callable[["Gate", str, Message], Placed]
+
+
+def is_uncorrelated(address: str) -> bool:
+    """Return whether a request with *address* has no correlation id."""
+    return address.split(":", 2)[1:2] == ["none"]
 
 
 @final

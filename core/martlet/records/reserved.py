@@ -2,7 +2,7 @@
 
 from typing import Final
 
-__all__ = ["PAST", "PAST_PREFIXES", "RESERVED"]
+__all__ = ["BODY_BYTES", "OF_PROTOCOLS", "PAST", "PAST_PREFIXES", "RESERVED"]
 
 # Properties that brokers and clients write; a user's property of that name would change what they do.
 RESERVED: Final = frozenset(
@@ -71,3 +71,23 @@ PAST: Final = frozenset(
     )
 )
 PAST_PREFIXES: Final = ("TIMER_", "TRANSACTION_", "TRAN_PREPARED_")
+# Properties for what messages of MQTT and STOMP have besides a body and properties of users. Each of these protocols
+# understands some of them, and shows none of them to users.
+OF_PROTOCOLS: Final = frozenset(
+    (
+        "CONTENT_TYPE",
+        "EXPIRES_MS",
+        "REPLY_TO",
+        "MQTT_BLOCK",
+        "MQTT_CLIENT",
+        "MQTT_PAYLOAD_BYTES",
+        "MQTT_QOS",
+        "MQTT_RETAIN",
+        "MQTT_UTF8",
+        "STOMP_BLOCK",
+        "STOMP_BODY_BYTES",
+        "STOMP_REPLY_TO",
+    )
+)
+# Those with the size of the body, if the protocol stored more after it because that was too long for properties.
+BODY_BYTES: Final = ("MQTT_PAYLOAD_BYTES", "STOMP_BODY_BYTES")

@@ -24,7 +24,7 @@ from typing import Any, Final, final
 
 from martlet.message import CORRELATION_ID, PROPERTIES_BYTES_MAX, decode_properties, find_property
 from martlet.records.compression import COMPRESSED, CompressionError, decompress
-from martlet.records.reserved import RESERVED
+from martlet.records.reserved import BODY_BYTES, OF_PROTOCOLS, RESERVED
 
 from .codes import PacketType, ReasonCode
 from .errors import MqttError, NotAccepted
@@ -44,21 +44,8 @@ _UNFIT: Final = re.compile("[\x00-\x02]")
 # User properties of these names act as they do for clients of RocketMQ.
 DELAYING: Final = frozenset(("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"))
 _ACTING: Final = DELAYING | {"KEYS"}
-_OWN: Final = frozenset(
-    (
-        "CONTENT_TYPE",
-        "EXPIRES_MS",
-        "MQTT_BLOCK",
-        "MQTT_CLIENT",
-        "MQTT_PAYLOAD_BYTES",
-        "MQTT_QOS",
-        "MQTT_RETAIN",
-        "MQTT_UTF8",
-        "REPLY_TO",
-    )
-)
 # Names that brokers and other clients use: a user property of such a name is in the block alone.
-_TAKEN: Final = (RESERVED | _OWN | {"INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET"}) - _ACTING
+_TAKEN: Final = (RESERVED | OF_PROTOCOLS | {"INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET"}) - _ACTING
 # Properties of a record that are not for users.
 _HIDDEN: Final = _TAKEN | (_ACTING - {"KEYS"})
 _IN_BLOCK: Final = (Property.CONTENT_TYPE, Property.RESPONSE_TOPIC, Property.CORRELATION_DATA)
@@ -197,17 +184,22 @@ def _from_any(sys_flag: int, body: bytes, properties: bytes) -> Arrived | None:
     if not name:
         return None
     qos = {"0": 0, "2": 2}.get(found.get("MQTT_QOS", ""), 1)
-    size, block = _number(found.get("MQTT_PAYLOAD_BYTES", "")), b""
-    if size is not None:
-        payload, block = payload[:size], payload[size:]
-    elif "MQTT_BLOCK" in found:
-        block = _decoded(found["MQTT_BLOCK"])
+    payload, block = _divided(found, payload)
     arrived = Arrived(name, payload, qos)
     arrived.retain = found.get("MQTT_RETAIN") == "1"
     arrived.client_id = found.get("MQTT_CLIENT", "")
     arrived.expires_ms = _number(found.get("EXPIRES_MS", "")) or 0
     arrived.properties = _encoded(found, block)
     return arrived
+
+
+def _divided(found: Mapping[str, str], body: bytes) -> tuple[bytes, bytes]:
+    """Return the payload in *body*, and the block; empty if there is none."""
+    for name in BODY_BYTES:
+        size = _number(found.get(name, ""))
+        if size is not None:
+            return body[:size], body[size:] if name == "MQTT_PAYLOAD_BYTES" else b""
+    return body, _decoded(found.get("MQTT_BLOCK", ""))
 
 
 def _number(text: str) -> int | None:

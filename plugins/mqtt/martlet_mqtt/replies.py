@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Final
 
-from martlet.access import Gate
+from martlet.access import NO_CORRELATION, Gate, is_uncorrelated
 from martlet.errors import Reason, Refused
 from martlet.message import CORRELATION_ID, Message, Placed, decode_properties, encode_properties
 from martlet.records.compression import CompressionError, decompress
@@ -42,8 +42,10 @@ def send_reply(context: Context, gate: Gate, packet: Publish, name: Name, host: 
       Refused: the client may not reply, or the reply cannot be stored.
       NotAccepted: it has no correlation data that a property can hold, or is to be retained.
     """
+    address = address_of(name.text)
+    data = packet.properties.data(Property.CORRELATION_DATA)
     try:
-        correlation = (packet.properties.data(Property.CORRELATION_DATA) or b"").decode()
+        correlation = NO_CORRELATION if data is None and is_uncorrelated(address) else (data or b"").decode()
     except UnicodeDecodeError:
         correlation = ""
     if not correlation or packet.retain:
@@ -62,7 +64,7 @@ def send_reply(context: Context, gate: Gate, packet: Publish, name: Name, host: 
         raise NotAccepted(str(error), ReasonCode.TOPIC_NAME_INVALID) from error
     reply = Message("", body, encoded, 0, 0, 0, now_ms, host)
     try:
-        return gate.reply(address_of(name.text), reply).end
+        return gate.reply(address, reply).end
     except Refused as refused:
         if refused.reason is Reason.NOT_FOUND:
             return 0

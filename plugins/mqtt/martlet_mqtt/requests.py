@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import quote, unquote
 
+from martlet.access import NO_CORRELATION, is_uncorrelated
 from martlet.message import CORRELATION_ID, REPLY_TO
 
 from .errors import MqttError
@@ -25,8 +26,6 @@ REPLIES: Final = "$REPLY/"
 SCHEME: Final = "mqtt:"
 # RocketMQ's clients copy it; how long the requester waits is not known.
 TTL_MS: Final = 86_400_000
-# Stands for no correlation data, and for that of no bytes: some clients want a value.
-NOTHING: Final = "="
 
 
 def request_of(response: str, correlation: bytes | None, text: str | None, cluster: str) -> dict[str, str]:
@@ -38,11 +37,11 @@ def request_of(response: str, correlation: bytes | None, text: str | None, clust
     if response.startswith(HIDDEN):
         return {}
     if correlation is None:
-        kind, found = "none", NOTHING
+        kind, found = "none", NO_CORRELATION
     elif text:
         kind, found = "text", text
     else:
-        kind, found = "base64", b64encode(correlation).decode() or NOTHING
+        kind, found = "base64", b64encode(correlation).decode() or NO_CORRELATION
     address = f"{SCHEME}{kind}:{response}"
     return {REPLY_TO: address, CORRELATION_ID: found, "CLUSTER": cluster, "TTL": str(TTL_MS)}
 
@@ -67,7 +66,7 @@ def _correlation(kind: str, correlation_id: str) -> bytes | None:
 def correlation_of(found: Mapping[str, str]) -> bytes | None:
     """Return the correlation data of the message whose record has the properties *found*."""
     value, address = found.get(CORRELATION_ID), found.get(REPLY_TO, "")
-    if value is None:
+    if value is None or (value == NO_CORRELATION and is_uncorrelated(address)):
         return None
     return _correlation(address.split(":", 2)[1] if address.startswith(SCHEME) else "text", value)
 

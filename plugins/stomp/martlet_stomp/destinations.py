@@ -23,6 +23,8 @@ __all__ = ["Destination", "Kind", "check_filter", "check_name", "parse_destinati
 
 TOPIC_CHARS_MAX: Final = 127
 NAME_BYTES_MAX: Final = 4096
+# Of temporary destinations, which are up to three times as long in the reply-to of a message.
+TEMP_NAME_BYTES_MAX: Final = 255
 LEVELS_MAX: Final = 200
 # Names that only the broker publishes to begin with it.
 HIDDEN: Final = "$"
@@ -92,8 +94,9 @@ def parse_destination(text: str, named: Collection[str] = ()) -> Destination:
     if _CONTROL.search(name):
         raise StompError(f"destination {shown(text)} contains a control character")
     if not kind.is_stored:
-        if len(name.encode()) > NAME_BYTES_MAX:
-            raise StompError(f"destination {shown(text)} is longer than {NAME_BYTES_MAX} bytes")
+        limit = TEMP_NAME_BYTES_MAX if kind in (Kind.TEMP_QUEUE, Kind.TEMP_TOPIC) else NAME_BYTES_MAX
+        if len(name.encode()) > limit:
+            raise StompError(f"destination {shown(text)} has a name of {len(name.encode())} bytes; use at most {limit}")
         return Destination(kind, text, "", name)
     topic, slash, inner = name.partition("/")
     if slash and topic in named:

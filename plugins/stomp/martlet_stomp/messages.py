@@ -22,7 +22,7 @@ import orjson
 
 from martlet.message import CORRELATION_ID, KEYS, PROPERTIES_BYTES_MAX, TAGS, decode_properties
 from martlet.records.compression import COMPRESSED, CompressionError, decompress
-from martlet.records.reserved import RESERVED
+from martlet.records.reserved import BODY_BYTES, OF_PROTOCOLS, RESERVED
 
 from .destinations import Destination, Kind, parse_destination
 from .errors import StompError, shown
@@ -34,36 +34,21 @@ __all__ = ["OF_BROKER", "Arrived", "Template", "arrived_from"]
 
 # What of a record's properties may be added after these: the timer's, a transaction's and the position of a queue.
 SPARE_BYTES: Final = 1024
+# And what `Template.record_of` adds with a temporary destination as the reply-to.
+REPLY_BYTES: Final = 4096
 DLQ_ORIGIN: Final = "DLQ_ORIGIN_TOPIC"
 _NUMBER: Final = re.compile(r"[0-9]{1,15}")
 _UNFIT: Final = re.compile("[\x00-\x02]")
 _DELAYING: Final = frozenset(("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"))
 _ACTING: Final = _DELAYING | {KEYS, TAGS}
-_OWN: Final = frozenset(
-    (
-        "CONTENT_TYPE",
-        "EXPIRES_MS",
-        "INNER_MULTI_DISPATCH",
-        "INNER_MULTI_QUEUE_OFFSET",
-        "MQTT_BLOCK",
-        "MQTT_CLIENT",
-        "MQTT_PAYLOAD_BYTES",
-        "MQTT_QOS",
-        "MQTT_RETAIN",
-        "MQTT_UTF8",
-        "REPLY_TO",
-        "STOMP_BLOCK",
-        "STOMP_BODY_BYTES",
-        DESTINATION,
-    )
-)
 # Names that brokers and other clients use: a header of such a name is in the block alone.
-_TAKEN: Final = (RESERVED | _OWN) - _ACTING
+_TAKEN: Final = (RESERVED | OF_PROTOCOLS | {"INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET"}) - _ACTING
 # Properties of a record that are no headers of their own.
 _HIDDEN: Final = _TAKEN | _DELAYING
 _PROPERTIES: Final = {"content-type": "CONTENT_TYPE", "correlation-id": CORRELATION_ID}
 # Names of properties that come out as other headers.
 _HEADERS: Final = frozenset(("CONTENT_TYPE", CORRELATION_ID, DLQ_ORIGIN))
+_TEMPORARY: Final = (Kind.TEMP_QUEUE.value, Kind.TEMP_TOPIC.value)
 _DELAYS: Final = ("AMQ_SCHEDULED_DELAY", "x-delay")
 _SCHEDULES: Final = ("AMQ_SCHEDULED_CRON", "AMQ_SCHEDULED_PERIOD", "AMQ_SCHEDULED_REPEAT")
 # Headers of MESSAGE that the broker sets.
@@ -79,6 +64,7 @@ class Template:
 
     Attributes:
       destination: where they go.
+      correlation: their ``correlation-id``; empty for none.
       properties: what their records have at least; all if ``is_plain``.
       is_delayed: whether the plugin timer has to hold them.
       reply: the temporary destination of the sender to which they are answered; None if they are not.
@@ -86,10 +72,10 @@ class Template:
 
     __slots__ = (
         "_cluster",
-        "_correlation",
         "_delay_ms",
         "_tail",
         "_ttl_ms",
+        "correlation",
         "destination",
         "is_delayed",
         "properties",
@@ -124,14 +110,17 @@ class Template:
         if expires_ms and not self._ttl_ms:
             own["EXPIRES_MS"] = str(expires_ms)
         users, block = _divided(headers, destination)
-        self._correlation = users.get(CORRELATION_ID, "")
+        self.correlation = users.get(CORRELATION_ID, "")
         self.reply = self._answered(users, own, named)
         if block:
             users["STOMP_BLOCK"] = _json(block)
         self._make(own, users, headers)
 
     def _answered(self, users: dict[str, str], own: dict[str, str], named: Collection[str]) -> Destination | None:
-        """Move what says where to answer from *users* to *own*; return the destination if it is temporary."""
+        """Move what says where to answer from *users* to *own*; return the destination if it is temporary.
+
+        Raises `StompError` if there is no such temporary destination.
+        """
         text = users.pop("reply-to", None)
         if text is None:
             return None
@@ -139,28 +128,31 @@ class Template:
         try:
             reply: Destination | None = parse_destination(text, named)
         except StompError:
+            if text.startswith(_TEMPORARY):
+                raise
             reply = None  # of another broker, and this one only passes it on
         if reply is None or reply.kind is Kind.REPLY:
             own[DESTINATION] = text
-            if self._correlation:
-                own[CORRELATION_ID] = self._correlation
+            if self.correlation:
+                own[CORRELATION_ID] = self.correlation
             return None
-        if reply.kind in (Kind.TEMP_QUEUE, Kind.TEMP_TOPIC):
+        if text.startswith(_TEMPORARY):
             return reply
-        own |= request_of(text, self._correlation, self._cluster)
+        own |= request_of(text, self.correlation, self._cluster)
         if reply.kind is Kind.TOPIC and reply.name:
             own["REPLY_TO"] = reply.name
         return None
 
     def _make(self, own: dict[str, str], users: dict[str, str], headers: MessageHeaders) -> None:
         """Encode the properties. Raises `StompError` if they are too long."""
+        bytes_max = PROPERTIES_BYTES_MAX - SPARE_BYTES - (REPLY_BYTES if self.reply is not None else 0)
         self.properties = _encoded(own | users)
-        if len(self.properties) <= PROPERTIES_BYTES_MAX - SPARE_BYTES:
+        if len(self.properties) <= bytes_max:
             return
         self.properties = _encoded(own)
         left = {name: value for name, value in headers.pairs if _is_users(name) and name != "reply-to"}
         self._tail = _json(left).encode()
-        if len(self.properties) > PROPERTIES_BYTES_MAX - SPARE_BYTES:
+        if len(self.properties) > bytes_max:
             text = f"headers {KEYS}, {TAGS}, reply-to and correlation-id have {len(self.properties)} bytes"
             raise StompError(f"{text}; shorten them")
 
@@ -177,7 +169,7 @@ class Template:
         """
         properties = self.properties
         if reply_to:
-            properties += _encoded(request_of(reply_to, self._correlation, self._cluster))
+            properties += _encoded(request_of(reply_to, self.correlation, self._cluster))
         if self._ttl_ms:
             properties += b"EXPIRES_MS\x01%d\x02" % (now_ms + self._delay_ms + self._ttl_ms)
         if self._tail:
@@ -291,7 +283,7 @@ def arrived_from(properties: bytes, named: str, *, is_named: bool = False) -> Ar
     if expires_ms > 0:
         headers["expires"] = str(expires_ms)
     headers |= _decoded(found.get("STOMP_BLOCK", ""))
-    body_bytes = _plain_number(found.get("STOMP_BODY_BYTES", found.get("MQTT_PAYLOAD_BYTES", "")))
+    body_bytes = max(_plain_number(found.get(name, "")) for name in BODY_BYTES)
     return Arrived(headers, found.get(TAGS, ""), max(expires_ms, 0), body_bytes)
 
 

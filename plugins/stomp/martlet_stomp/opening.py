@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Final, final
 
 from martlet.access import Gate
+from martlet.delivery.finder import Names
 from martlet.delivery.selection import EVERYTHING
 from martlet.delivery.subscriptions import from_earliest, from_tail
 from martlet.errors import Reason, Refused
@@ -89,13 +90,14 @@ class Opening:
         """Consume a queue, or the durable subscription that has *group*. Raises `StompError` and `Refused`."""
         context, request, destination = self._context, subscription.request, subscription.destination
         acknowledges, name = subscription.acknowledges, destination.name
-        names, wanted = EVERYTHING, select(context.broker, request.selector)
+        selection, wanted = EVERYTHING, select(context.broker, request.selector)
+        names: Names | None = None
         if name:
             if not group and wanted is not EVERYTHING:
                 text = f"subscribe to {Kind.QUEUE.value}{destination.topic} with a selector on {TAGS}, the name"
                 raise StompError(f"queue {shown(destination.text)} has a topic filter, so it has no selectors; {text}")
-            context.feeds.of(destination.topic).check(name)
-            names = select_names(name)
+            selection = select_names(name)
+            names = Names(context.feeds.of(destination.topic), name, wanted.predicate if group else None)
         return self._gate.join(
             subscription,
             destination.topic,
@@ -105,10 +107,10 @@ class Opening:
             credit=self._credit(subscription),
             start=from_tail if group or name else from_earliest,
             policy=context.policy,
-            selection=names.both(wanted) if group else names,
+            selection=selection.both(wanted) if group else selection,
             # Consumers of a queue may have different selectors.
             takes=None if group else wanted.predicate,
-            topic_filter=name,
+            names=names,
             is_exclusive=request.is_exclusive,
         )
 

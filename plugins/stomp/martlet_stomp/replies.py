@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from martlet.access import Gate
+from martlet.access import NO_CORRELATION, Gate, is_uncorrelated
 from martlet.errors import Reason, Refused
 from martlet.message import CORRELATION_ID, KEYS, Message, Placed, decode_properties, encode_properties
 from martlet.records.compression import CompressionError, decompress
@@ -22,26 +22,28 @@ __all__ = ["send_reply", "take_replies"]
 KEPT = frozenset((KEYS, "CONTENT_TYPE"))
 
 
-def send_reply(context: Context, gate: Gate, template: Template, body: bytes, host: bytes) -> int:
+def send_reply(context: Context, gate: Gate, template: Template, body: bytes, reply_to: str, host: bytes) -> int:
     """Send a message for ``/reply/...`` to the one client of another protocol that waits for it.
 
     Returns what to pass to `Peer.hold_until`; 0 if that client does not wait any more.
+
+    Args:
+      reply_to: as for `Template.record_of`.
 
     Raises:
       Refused: the client may not reply, or the reply cannot be stored.
       StompError: the message is no reply.
     """
-    text = shown(template.destination.text)
+    text, address = shown(template.destination.text), address_of(template.destination.name)
     now_ms = context.broker.clock.now_ms()
-    content, properties = template.record_of(body, now_ms)
-    if not decode_properties(properties).get(CORRELATION_ID):
+    content, properties = template.record_of(body, now_ms, reply_to)
+    if not template.correlation and not is_uncorrelated(address):
         raise StompError(f"the message to {text} has no correlation-id; send that of the request")
     if len(content) != len(body):
         raise StompError(f"the message to {text} has too long headers for a reply; shorten them")
+    found = {**decode_properties(properties), CORRELATION_ID: template.correlation or NO_CORRELATION}
     try:
-        return gate.reply(
-            address_of(template.destination.name), Message("", body, properties, 0, 0, 0, now_ms, host)
-        ).end
+        return gate.reply(address, Message("", body, encode_properties(found), 0, 0, 0, now_ms, host)).end
     except Refused as refused:
         if refused.reason is Reason.NOT_FOUND:
             context.temporary.unanswered += 1

@@ -10,18 +10,24 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import quote, unquote
 
+from martlet.access import NO_CORRELATION, is_uncorrelated
 from martlet.message import CORRELATION_ID, REPLY_TO
 
 from .destinations import Kind
 
-__all__ = ["DESTINATION", "address_of", "correlation_of", "reply_to_of", "request_of", "requester_of"]
+__all__ = [
+    "DESTINATION",
+    "address_of",
+    "correlation_of",
+    "reply_to_of",
+    "request_of",
+    "requester_of",
+]
 
 DESTINATION: Final = "STOMP_REPLY_TO"
 SCHEME: Final = "stomp:"
 # RocketMQ's clients copy it; how long the requester waits is not known.
 TTL_MS: Final = 86_400_000
-# Stands for no correlation id: some clients want a value.
-NOTHING: Final = "="
 
 
 def request_of(destination: str, correlation: str, cluster: str) -> dict[str, str]:
@@ -30,7 +36,7 @@ def request_of(destination: str, correlation: str, cluster: str) -> dict[str, st
     return {
         DESTINATION: destination,
         REPLY_TO: address,
-        CORRELATION_ID: correlation or NOTHING,
+        CORRELATION_ID: correlation or NO_CORRELATION,
         "CLUSTER": cluster,
         "TTL": str(TTL_MS),
     }
@@ -57,8 +63,8 @@ def reply_to_of(found: Mapping[str, str], named: str) -> str | None:
 
 def correlation_of(found: Mapping[str, str]) -> str | None:
     """Return the ``correlation-id`` of the message whose record has the properties *found*."""
-    value, kind = found.get(CORRELATION_ID), found.get(REPLY_TO, "").split(":", 2)[1:2]
-    return None if value == NOTHING and kind == ["none"] else value
+    value = found.get(CORRELATION_ID)
+    return None if value == NO_CORRELATION and is_uncorrelated(found.get(REPLY_TO, "")) else value
 
 
 def address_of(name: str) -> str:

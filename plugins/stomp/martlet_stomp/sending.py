@@ -118,7 +118,8 @@ class Sending:
     def _send_one(self, template: Template, body: bytes) -> int:
         """Store a message, or drop it if nobody can get it. Raises `StompError` and `Refused`."""
         if template.destination.kind is Kind.REPLY:
-            return send_reply(self._context, self._gate, template, body, self._peer.host)
+            reply_to = self._answered_at(template)
+            return send_reply(self._context, self._gate, template, body, reply_to, self._peer.host)
         message = self._record(template, body)
         if message is None:
             return 0
