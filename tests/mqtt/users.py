@@ -21,9 +21,9 @@ SALT = b"salt" * 4
 class Users:
     """The file of users; `write` is followed by what SIGHUP does."""
 
-    def __init__(self, directory: Path, running: Running | None = None) -> None:
+    def __init__(self, directory: Path) -> None:
         self._path = directory / "users.toml"
-        self._running = running
+        self._broker: Broker | None = None
         self._plugin: UsersPlugin | None = None
 
     def write(self, **users: str) -> None:
@@ -39,19 +39,19 @@ class Users:
                 text += f'scram = "{make_secret(name, SALT, ITERATIONS_MIN)}"\ncertificate = true\n'
             text += f"rules = {[each.strip() for each in rules.split(';') if each.strip()]}\n"
         self._path.write_text(text)
-        if self._plugin is not None and self._running is not None:
+        if self._plugin is not None and self._broker is not None:
             self._plugin.martlet_reload()
-            self._running.broker.rules.changed()
+            self._broker.rules.changed()
 
     def install(self, running: Running) -> None:
         """Have *running* ask the plugin."""
-        self._running = running
         self.install_in(running.broker)
 
     def install_in(self, broker: Broker) -> None:
         """Have *broker* ask the plugin."""
         from martlet_users import UsersConfig, UsersPlugin
 
+        self._broker = broker
         self._plugin = plugin = UsersPlugin(UsersConfig(str(self._path)))
         broker.authentication.authenticators = tuple(plugin.martlet_authenticators(broker))
         broker.authentication.mechanisms = plugin.martlet_mechanisms(broker)
