@@ -112,7 +112,7 @@ async def drain(producer: Producer, worker: Worker, consumer: Consumer, working:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(worker.run, working, 1)
         nursery.start_soon(consumer.run, consuming, 1)
-        while not producer.stored | worker.committed <= consumer.settled:
+        while not producer.stored | worker.committed <= set(consumer.received):
             await consumer.came.wait()
         nursery.cancel_scope.cancel()
 

@@ -1,7 +1,7 @@
 """SUBSCRIBE, UNSUBSCRIBE, ACK and NACK of one client, outside of transactions."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Final, final
 
@@ -62,6 +62,11 @@ class Subscriptions:
     def __len__(self) -> int:
         return len(self._by_number)
 
+    def described(self) -> Iterator[dict[str, object]]:
+        """Yield what a list of subscriptions says about each."""
+        for subscription in list(self._by_number.values()):
+            yield subscription.described()
+
     # begin and end
 
     def subscribe(self, request: Subscribe) -> None:
@@ -92,7 +97,7 @@ class Subscriptions:
         self._find_topic(topic)
         encoding = context.encodings.of(self._version, destination, is_acknowledged=acknowledges)
         prefetch = context.config.prefetch if request.prefetch is None else request.prefetch
-        credit = prefetch if acknowledges and prefetch else UNLIMITED
+        credit = subscription.prefetch = prefetch if acknowledges and prefetch else UNLIMITED
         selection = select(context.broker, request.selector)
         if destination.kind is Kind.TOPIC and not group:
             return self._gate.subscribe(
