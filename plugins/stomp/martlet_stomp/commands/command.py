@@ -35,9 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         inner.set_defaults(work=work)
 
     add("connections", "list clients", show_connections)
-    add(
-        "subscriptions", "list subscriptions, and how many messages each has not acknowledged", show_all
-    )
+    add("subscriptions", "list subscriptions, and how many messages each has not acknowledged", show_all)
 
 
 def run(arguments: Any) -> int:
