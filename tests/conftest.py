@@ -1,5 +1,6 @@
 """Options and fixtures of the whole suite."""
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from xdist.remote import Producer
 from xdist.scheduler.loadfile import LoadFileScheduling
 
 from martlet.store.files import RealDisk
+from martlet_timer.timers import wheel_files
 
 from . import at_most, mock_clock, time_limits
 
@@ -93,6 +95,21 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         default="martlet",
         help="the broker that the interop tests run against (rocketmq: the real one, which proves the tests right)",
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_wheels() -> Iterator[None]:
+    """Write 1 MB instead of 140 MB of zeros where RocketMQ would look for timers; `whole_wheel` writes them all."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(wheel_files, "LOG_BYTES", wheel_files.LOG_BYTES // 200)
+        patched.setattr(wheel_files, "SLOTS", wheel_files.SLOTS // 100)
+        yield
+
+
+@pytest.fixture
+def whole_wheel(monkeypatch: pytest.MonkeyPatch, small_wheels: None) -> None:
+    monkeypatch.setattr(wheel_files, "LOG_BYTES", wheel_files.LOG_BYTES * 200)
+    monkeypatch.setattr(wheel_files, "SLOTS", wheel_files.SLOTS * 100)
 
 
 @pytest.fixture

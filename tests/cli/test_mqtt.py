@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from martlet.cli.server import ServerSettings
 from martlet.net.addresses import split_address
-from martlet_mqtt.commands.client import MqttClient, MqttFailed, ServerSettings
+from martlet_mqtt.commands.client import MqttClient, MqttFailed
 from martlet_mqtt.packets import Publish, Subscription
 
 Run = Callable[..., tuple[int, str, str]]
@@ -29,7 +30,7 @@ def device(addresses: dict[str, str]) -> Iterator[MqttClient]:
 
 def connected(addresses: dict[str, str], client_id: str) -> MqttClient:
     host, port = split_address(addresses["mqtt"])
-    return MqttClient(ServerSettings(host, port, 60.0), client_id)
+    return MqttClient(ServerSettings("MQTT", host, port, 60.0), client_id)
 
 
 def from_json(answer: tuple[int, str, str]) -> Any:

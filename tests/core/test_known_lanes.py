@@ -27,6 +27,8 @@ def test_known_lanes_are_a_set(operations: list[tuple[bool, Key]]) -> None:
     for topic in "tu":
         assert set(known.on(topic)) == {key for key in expected if key.topic == topic}
         assert set(known.groups(topic)) == {key[:2] for key in expected if key.topic == topic}
+        lanes, groups = len(known.on(topic)), len(known.groups(topic))
+        assert known.count_with(topic, 4) == len(expected) - lanes + 4 * groups
         for name in (("", "g"), ("mqtt", "h")):
             of = {key for key in expected if key[:3] == (*name, topic)}
             assert set(known.of(*name, topic)) == of

@@ -14,6 +14,8 @@ from martlet.delivery.group_members import Member
 from martlet.delivery.group_notes import DROPS_A_TURN
 from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.subscriptions import from_earliest
+from martlet.errors import Refused
+from martlet.settings import DeliveryConfig
 from martlet.steps import finish_now
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import RecordingPeer
@@ -148,3 +150,56 @@ async def test_groups_that_come_back_together_read_the_log_once() -> None:
         for member in members:
             member.credit = 100
             assert len(told(member.collect(1 << 20))) == 1000 // groups
+
+
+async def test_a_group_without_members_holds_no_messages_and_finds_them_for_the_next_member() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        feed = broker.cursors.open(["t"])
+
+        def join() -> Member:
+            return broker.shares.join(
+                RecordingPeer(), "t", "g", LINES, lease_s=30, credit=9, policy=POLICY, names=Names(feed, "a/+")
+            )
+
+        one = join()
+        publish(broker, "t", 0, b"held", properties=b"TAGS\x01a/1\x02")
+        assert told(one.collect(1 << 20)) == ["0:0:held"]
+        one.leave()
+        publish(broker, "t", 0, b"later", properties=b"TAGS\x01a/2\x02")
+        assert (len(feed), feed.pending_bytes) == (0, 0)
+        two = join()
+        await wait_all_tasks_blocked()
+        assert broker.shares.statistics()["shares"] == 1
+        assert told(two.collect(1 << 20)) == ["0:0:held", "0:1:later"]
+
+
+async def test_a_group_without_members_makes_room_for_another_one() -> None:
+    async with broker_in_memory(delivery=DeliveryConfig(shares_max=2)) as broker:
+        broker.topics.ensure("t", 1)
+        publish(broker, "t", 0, b"a", b"b")
+        one, two = Competitor(broker, group="one", credit=1), Competitor(broker, group="two")
+        assert one.turn() == ["0:0:a"]
+        with pytest.raises(Refused, match="2 shared groups are in use"):
+            Competitor(broker, group="three")
+        one.member.leave()
+        broker.store.commit()
+        assert Competitor(broker, group="three").turn() == ["0:0:a", "0:1:b"]
+        two.member.leave()
+        broker.store.commit()
+        assert Competitor(broker, group="one").turn() == ["0:0:a", "0:1:b"]
+
+
+async def test_a_group_that_takes_some_names_counts_with_all_queues() -> None:
+    async with broker_in_memory(delivery=DeliveryConfig(share_queues_max=20)) as broker:
+        broker.topics.ensure("t", 8)
+        feed = broker.cursors.open(["t"])
+
+        def join(group: str) -> Member:
+            names = Names(feed, "#")
+            return broker.shares.join(RecordingPeer(), "t", group, LINES, lease_s=30, policy=POLICY, names=names)
+
+        for group in ("one", "two", "one"):
+            join(group)
+        with pytest.raises(Refused, match="16 queues of shared groups are in use"):
+            join("three")

@@ -296,3 +296,53 @@ async def test_a_subscribe_that_loses_its_session_leaves_no_member_behind(autoju
         assert last.reason == ReasonCode.QUOTA_EXCEEDED
         await trio.sleep(10)
         assert mqtt.broker.shares.statistics()["members"] == 0
+
+
+@pytest.mark.plain
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("space", SPACE)
+async def test_a_message_of_a_group_that_could_not_be_handed_over_comes_again(
+    autojump_clock: MockClock, qos: int, space: str
+) -> None:
+    """The commit with the message works, and the one that says who has it does not."""
+    full = FullDisk("log")
+    async with broker(full.disk) as mqtt:
+        member, publisher = await mqtt.connect("m", expiry_s=1000), await mqtt.connect("p")
+        await member.subscribe("$share/g/a", qos=qos)
+        await member.rest()
+        commit, commits = mqtt.broker.store.committer.commit, list[int]()
+
+        def filled() -> None:
+            commits.append(len(mqtt.broker.store.committer.pending))
+            if len(commits) == 2:
+                full.fill(mqtt)
+            commit()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(mqtt.broker.store.committer), "commit", lambda committer: filled())
+            await publisher.send(Publish("a", b"one", 2, packet_id=1))
+            with suppress(*GONE):
+                await trio.sleep(1)
+        assert mqtt.broker.store.admission.refusal
+        full.free()
+        if space == "again":
+            await serve_again(mqtt)
+            with suppress(*GONE):
+                member.hang_up()
+            await trio.sleep(70)
+            await check_handed_over(mqtt, qos)
+        after = full.disk.after_power_cut(Cut.KILLED, Random(1))
+    if space != "again":
+        async with broker(after) as mqtt:
+            await check_handed_over(mqtt, qos)
+
+
+async def check_handed_over(mqtt: Running, qos: int) -> None:
+    """See that the member gets the message once."""
+    member = await mqtt.connect("m", clean=False, expiry_s=1000, present=True)
+    await trio.sleep(1)
+    (one,) = await member.messages(1)
+    assert (one.payload, one.qos) == (b"one", qos)
+    await member.acknowledge(one)
+    await trio.sleep(100)
+    assert await member.rest() == []

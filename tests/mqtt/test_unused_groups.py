@@ -2,12 +2,14 @@
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import trio
 from tests.mqtt.mqtt_talk import Running, mqtt_broker
 from trio.testing import MockClock
 
+from martlet.state.log_order import LogOrder
 from martlet.testing.clock import TrioClock
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
@@ -107,6 +109,31 @@ async def test_a_connected_member_and_its_message_in_flight_keep_a_group(
         member.hang_up()
         assert await other.payloads(1) == [b"one"]
         assert one.payload == b"one"
+
+
+async def test_a_group_whose_session_is_not_known_yet_is_kept(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After very many changes, what is known of sessions is behind."""
+    config, next_run = MqttConfig(shared_expiry_s=0), LogOrder.next_run
+
+    async def late(order: LogOrder) -> Any:
+        await trio.sleep(90)
+        return await next_run(order)
+
+    async with mqtt_broker(tmp_path, config, clock=TrioClock()) as mqtt:
+        with monkeypatch.context() as patch:
+            patch.setattr(LogOrder, "next_run_nowait", lambda order: None)
+            patch.setattr(LogOrder, "next_run", late)
+            member = await mqtt.connect("member", expiry_s=1_000_000)
+            await member.subscribe(FILTER, qos=1)
+            member.hang_up()
+            await trio.sleep(80)
+        await trio.sleep(WHOLE_SWEEPS_S)
+        assert groups(mqtt) == {"g/a/#"}
+        await publish(mqtt, b"one")
+        member = await mqtt.connect("member", clean=False, expiry_s=1_000_000, present=True)
+        assert await member.payloads(1) == [b"one"]
 
 
 async def test_many_groups_go_together_and_others_stay(tmp_path: Path, autojump_clock: MockClock) -> None:

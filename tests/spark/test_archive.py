@@ -182,7 +182,9 @@ def test_ctrl_c_ends_with_the_report(
     assert "py4j" not in said
     assert 0 < archived < 400
     assert main([*words, "1m", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["messages"] == 400 - archived
+    rest = json.loads(capsys.readouterr().out)["messages"]
+    # The batch that is written during the interrupt can be completed after the report, and then the next run skips it.
+    assert 0 <= 400 - archived - rest <= archived
     assert read_parquet(spark, target) == sorted(topic.bodies)
 
 

@@ -95,7 +95,7 @@ async def test_rocketmq_changes_a_marked_file(autojump_clock: MockClock) -> None
         assert made.bodies() == [b"pending"]
 
 
-async def test_a_shutdown_writes_rocketmqs_files(autojump_clock: MockClock) -> None:
+async def test_a_shutdown_writes_rocketmqs_files(whole_wheel: None, autojump_clock: MockClock) -> None:
     disk, clock = FakeDisk(), TrioClock()
     async with timed(disk, clock) as made:
         placed = [made.publish(TIMER_DELIVER_MS=START_MS + after) for after in (500, 5500, 5700, 6000, 250_000_000)]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, final
 
 from martlet.contracts import Buffer, Predicate
-from martlet.delivery.cursor import Feed
+from martlet.delivery.cursor import Cursor, Feed
 from martlet.records.layout import record_views
 from martlet.store import ReadResult
 
@@ -43,41 +43,55 @@ class Found(NamedTuple):
 class Finder:
     """Finds messages of *topic* by their *names*, from *start* on, a position in the log.
 
-    *readable* is the present end of what can be read. *wake* is called when there may be something to take.
+    It does so between `go_on` and `pause`; *wake* is called when there may be something to take.
     """
 
-    __slots__ = ("_cursor", "_start", "_topic", "topic_filter")
+    __slots__ = ("_cursor", "_names", "_start", "_topic", "_wake")
 
-    def __init__(self, names: Names, topic: str, start: int, readable: int, wake: Callable[[], None]) -> None:
-        feed, self.topic_filter, _ = names
+    def __init__(self, names: Names, topic: str, start: int, wake: Callable[[], None]) -> None:
+        self._names = names
         self._start = start
-        self._topic = topic.encode() if len(feed.topics) > 1 else b""
-        position = None if start >= readable else start
-        self._cursor = feed.open(wake, {self.topic_filter: None}, position, PENDING_BYTES)
+        self._topic = topic.encode() if len(names.feed.topics) > 1 else b""
+        self._wake = wake
+        self._cursor: Cursor | None = None
+
+    def go_on(self, readable: int) -> None:
+        """Find messages; *readable* is the present end of what can be read.
+
+        Raises:
+          Refused: the feed may not be read.
+        """
+        if self._cursor is None:
+            feed, topic_filter, _ = self._names
+            position = None if self._start >= readable else self._start
+            self._cursor = feed.open(self._wake, {topic_filter: None}, position, PENDING_BYTES)
+
+    def pause(self) -> None:
+        """Hold nothing, and find nothing more until `go_on`."""
+        if self._cursor is not None:
+            self._start = self.position
+            self._cursor.close()
+            self._cursor = None
 
     @property
     def has_found(self) -> bool:
         """Whether there is something to take."""
-        return self._cursor.has_pending
+        return self._cursor is not None and self._cursor.has_pending
 
     @property
     def position(self) -> int:
         """The log position before which everything was taken."""
-        return max(self._cursor.position, self._start)
+        return max(self._cursor.position, self._start) if self._cursor is not None else self._start
 
     def take(self, count: int) -> list[Found]:
         """Return the next *count* messages at most, in log order."""
         found: list[Found] = []
-        for run, _ in self._cursor.collect(TAKEN_BYTES, count):
+        for run, _ in self._cursor.collect(TAKEN_BYTES, count) if self._cursor is not None else ():
             records = (each for each in run.records() if each.position >= self._start)
             if self._topic:
                 records = (each for each in records if each.topic_bytes == self._topic)
             found += [Found(each.queue_id, each.queue_offset, each.position) for each in records]
         return found
-
-    def close(self) -> None:
-        """Find nothing more."""
-        self._cursor.close()
 
 
 def choose(result: ReadResult, offsets: Sequence[int], condition: Predicate | None) -> None:

@@ -125,11 +125,16 @@ class GroupNotes:
         state.was_dropped = self._was_dropped
 
     def check_room(self, scope: str, group: str, topic: str, queues: int) -> None:
-        """Raise `Refused` (BUSY) unless there is room for the *queues* of a group on *topic*."""
+        """Raise `Refused` (BUSY) unless there is room for the *queues* of a group on *topic*.
+
+        Each group there counts with all queues: one that finds messages by their names opens a queue when it needs it.
+        """
         known = self._state.known
-        new = queues - known.count_of(scope, group, topic)
-        if new > 0 and len(known) + new > self._lanes_max:
-            text = f"{len(known)} queues of shared groups are in use; delivery.share_queues_max is {self._lanes_max}"
+        if known.count_of(scope, group, topic):
+            return  # its other queues count already
+        used = known.count_with(topic, queues)
+        if used + queues > self._lanes_max:
+            text = f"{used} queues of shared groups are in use; delivery.share_queues_max is {self._lanes_max}"
             raise Refused(Reason.BUSY, f"{text}, delete unused groups or topics")
 
     def stored(self, key: Key) -> Lane | None:

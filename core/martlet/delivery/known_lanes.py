@@ -16,6 +16,7 @@ class KnownLanes:
 
     def __init__(self) -> None:
         self._topics: dict[str, dict[Name, int]] = {}
+        self._counts: dict[str, int] = {}  # of lanes, by topic
         self._count = 0
 
     def __len__(self) -> int:
@@ -31,6 +32,7 @@ class KnownLanes:
         scope, group, topic, queue_id = key
         groups = self._topics.setdefault(topic, {})
         groups[scope, group] = groups.get((scope, group), 0) | 1 << queue_id
+        self._counts[topic] = self._counts.get(topic, 0) + 1
         self._count += 1
 
     def discard(self, key: Key) -> None:
@@ -39,16 +41,18 @@ class KnownLanes:
         scope, group, topic, queue_id = key
         groups = self._topics[topic]
         left = groups[scope, group] & ~(1 << queue_id)
+        self._counts[topic] -= 1
         self._count -= 1
         if left:
             groups[scope, group] = left
             return
         del groups[scope, group]
         if not groups:
-            del self._topics[topic]
+            del self._topics[topic], self._counts[topic]
 
     def clear(self) -> None:
         self._topics.clear()
+        self._counts.clear()
         self._count = 0
 
     def topics(self) -> list[str]:
@@ -58,6 +62,11 @@ class KnownLanes:
     def groups(self, topic: str) -> list[Name]:
         """Return the groups with lanes on *topic*."""
         return list(self._topics.get(topic, ()))
+
+    def count_with(self, topic: str, queues: int) -> int:
+        """Return how many lanes there are if each group on *topic* had *queues*."""
+        groups = len(self._topics.get(topic, ()))
+        return self._count + max(groups * queues - self._counts.get(topic, 0), 0)
 
     def count_of(self, scope: str, group: str, topic: str) -> int:
         """Return how many lanes a group has on *topic*."""

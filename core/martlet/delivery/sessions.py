@@ -215,9 +215,9 @@ class Session:
 
     def keep(self, data: bytes) -> None:
         """Store *data*, a few bytes for the protocol itself. Raises `Refused`."""
-        if self._sessions is not None:
-            self._sessions.check_data(data, self._state)
         if data != self._state.data:
+            if self._sessions is not None:
+                self._sessions.check_data(data, self._state)
             self._change(DATA, data)
 
     def expire_after(self, expiry_s: int | None) -> None:
@@ -396,7 +396,8 @@ class Sessions:
             raise Refused(Reason.ILLEGAL, text)
         self.find_lost()
         key = f"{protocol} {name}"
-        self._check_settled(key)
+        if self._restored:
+            self._check_settled(key)
         before, holder = self._find(key)
         is_ended = holder is not None and holder.is_ended
         if before is not None and not is_ended and self._is_over(before, holder):
@@ -430,7 +431,7 @@ class Sessions:
     def is_settled(self, protocol: str, name: str) -> bool:
         """Return whether the state of a session is known; it is not for a moment after a failed commit."""
         self.find_lost()
-        return self._is_settled(f"{protocol} {name}")
+        return not self._restored or self._is_settled(f"{protocol} {name}")
 
     async def wait_settled(self, protocol: str, name: str) -> None:
         """Wait until `is_settled`. Raises `StoreFailed`."""
@@ -553,7 +554,9 @@ class Sessions:
             self._note(key, note)
 
     def _note(self, key: str, note: bytes) -> None:
-        self._store.admission.check()  # a note that is refused here loses nothing
+        store = self._store
+        if store.admission.refusal or store.flusher.failed is not None:
+            store.admission.check()  # a note that is refused here loses nothing
         self.watch(key)
         try:
             self.journal.note(note)
@@ -576,7 +579,9 @@ class Sessions:
 
     def find_lost(self) -> None:
         """After a failed commit, end the use of sessions whose notes it lost."""
-        if self._waits or self._journal_end() >= self._expected:
+        if self._waits or (self._expected < NEVER and self._undone == self._store.committer.undone):
+            return
+        if self._journal_end() >= self._expected:
             return
         self._expected = 0
         unsure, self._unsure = self._unsure, {}

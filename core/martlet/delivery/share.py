@@ -359,7 +359,7 @@ class Share:
         known, store = self._owner.notes.stored(self.key(0)), self.store
         # After a power cut the log may end earlier.
         self._start = store.appended if known is None else min(max(known.reached, 0), store.appended)
-        self.finder = Finder(names, self.topic.name, self._start, store.readable, self.wake)
+        self.finder = Finder(names, self.topic.name, self._start, self.wake)
         if known is None:
             self._open_lane(0, new=True)
         self.follow(self.topic)
@@ -381,9 +381,14 @@ class Share:
 
         A group that comes back continues as it is stored, so everything must be stored.
         """
-        if self._members or not self._is_stored:
+        if not self.is_unused:
             return False
         return now >= self._forget_at or not (self._unopened or any(lane.leases.size for lane in self._lanes.values()))
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether it can be dropped: nobody is a member, and its state is stored."""
+        return not self._members and self._is_stored
 
     @property
     def _is_stored(self) -> bool:
@@ -523,6 +528,9 @@ class Share:
             self.activate(lane)
 
     def join(self, member: Competitor) -> None:
+        """Take *member* in. Raises `Refused` if the topic may not be read."""
+        if self.finder is not None:
+            self.finder.go_on(self.store.readable)
         self._members[member] = None
         self._by_holder[member.holder] = member
         self._choosing += member.takes is not None
@@ -546,6 +554,8 @@ class Share:
                     self._give_back(lane, member)
                 if not self._members:
                     lane.forget_read()
+            if self.finder is not None and not self._members:
+                self.finder.pause()
             self._forget_at = self._owner.now() + self._owner.config.share_memory_s
             self._owner.alarm(self, -math.inf)
             self.wake()
@@ -627,7 +637,7 @@ class Share:
         if self._tail is not None:
             self._tail.leave(self)
         if self.finder is not None:
-            self.finder.close()
+            self.finder.pause()
         lanes = list(self._lanes.values())
         if self._owner.unflushed_lanes:
             for lane in lanes:

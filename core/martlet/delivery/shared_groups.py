@@ -201,7 +201,7 @@ class Shares:
         if share is not None:
             return share
         limit = self.config.shares_max
-        if len(self._shares) >= limit:
+        if len(self._shares) >= limit and not self._close_unused():
             raise Refused(Reason.BUSY, f"{limit} shared groups are in use; delivery.shares_max is {limit}")
         self.notes.check_room(scope, group, topic, found.read_queues)
         share = self._shares[topic, group, scope] = Share(self, found, group, selection, start, policy, names)
@@ -209,6 +209,15 @@ class Shares:
             self._reach_at = min(self._reach_at, self.now() + REACH_S)
         self.alarm(share, -math.inf)
         return share
+
+    def _close_unused(self) -> bool:
+        """Drop one share without members from memory before its time; return False if there is none."""
+        share = next((share for share in self._shares.values() if share.is_unused), None)
+        if share is None:
+            return False
+        del self._shares[_place(share)]
+        share.close()
+        return True
 
     def find(self, topic: str, group: str, policy: GroupPolicy | None = None) -> Share | None:
         """Return *group* on *topic*, to settle messages by handle; None if it has never consumed the topic.

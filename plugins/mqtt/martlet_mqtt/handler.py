@@ -313,7 +313,8 @@ class MqttHandler:
         properties = connack_properties(connect, context.config, keep_alive_s, expiry_s, final, is_assigned)
         self._check_fits(Connack(False, ReasonCode.SUCCESS, properties))
         stored, _ = context.broker.sessions.find(PROTOCOL, client_id)
-        context.broker.sessions.check_data(will, stored)
+        if will:
+            context.broker.sessions.check_data(will, stored)
         if not connect.clean_start:
             check_stored(context.broker, stored.filters if stored is not None else {})
         self._connect = connect

@@ -50,7 +50,8 @@ class UnusedGroups:
             # Those that somebody joined since the sweep began may have been missed.
             if group not in used and group not in context.shared_lately:
                 since = self._since[group] = before.get(group, now)
-                if now - since >= context.config.shared_expiry_s:
+                # Two sweeps must see it: the session of a new member may not be known yet.
+                if group in before and now - since >= context.config.shared_expiry_s:
                     over[group] = None
             if pace.is_over():
                 yield

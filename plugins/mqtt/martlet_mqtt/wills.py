@@ -147,10 +147,13 @@ class Wills:
 
         If the session ends now, `Session.leave` does the rest.
         """
-        kept, client_id = self._stored(session), session.name
+        has_session = self._context.broker.sessions.has(session)
+        if has_session and not session.data:
+            return
+        kept, client_id = session if has_session else self._stored(session), session.name
         if not kept.data:
             return
-        if self._context.broker.sessions.has(session):
+        if has_session:
             self._unwanted.discard(client_id)  # that was an earlier will
             self._overdue.pop(client_id, None)
         delay_s = _delay_of(kept)
@@ -177,9 +180,9 @@ class Wills:
         self._publish_overdue(session.name, session.owner, data, changes)
 
     def _stored(self, session: Session) -> Session | SessionState:
-        """Return *session*, or what is stored of it if its last changes were lost."""
+        """Return what is stored of *session*, whose last changes were lost, or *session* if that is not known."""
         sessions = self._context.broker.sessions
-        if not session.name or sessions.has(session) or not sessions.is_settled(PROTOCOL, session.name):
+        if not session.name or not sessions.is_settled(PROTOCOL, session.name):
             return session
         state, _ = sessions.find(PROTOCOL, session.name)
         return state if state is not None else SessionState("", "", 0, 0)
@@ -191,6 +194,8 @@ class Wills:
           Refused: it cannot be published now.
         """
         client_id, data = session.name, session.data
+        if not (data or self._latest):
+            return
         if client_id in self._unwanted or (client_id in self._overdue and not data):
             return  # it was removed or published; somebody looks soon whether that commit failed
         if data and (client_id in self._overdue or not _delay_in(data)):

@@ -1,6 +1,6 @@
 """Acts on the frames of one client (martlet.contracts.Handler)."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from secrets import token_hex
 from typing import Final, final
 
@@ -10,11 +10,12 @@ from martlet.access import Gate
 from martlet.contracts import Buffer, Password, Peer
 from martlet.errors import Refused
 from martlet.state.journal import NEXT_COMMIT
-from martlet.steps import Steps
+from martlet.steps import Steps, begin
 
 from .codec import encode_connected, encode_error, encode_receipts
 from .connection import State, StompConnection, agreed_beats
 from .context import Context
+from .control import PREFIX, answer_request
 from .errors import StompError
 from .heartbeats import Beat
 from .logins import check_user_name, needs_password_check
@@ -114,6 +115,8 @@ class StompHandler:
         rest: Steps[None] | None = None
         try:
             match event:
+                case Subscribe() if event.destination.startswith(PREFIX):
+                    rest = begin(self._answer_request(event))
                 case Subscribe():
                     subscriptions.subscribe(event)
                 case Unsubscribe():
@@ -147,6 +150,11 @@ class StompHandler:
         await self._context.broker.turns.finish(rest)
         if receipt is not None:
             self._answer(receipt)
+
+    def _answer_request(self, request: Subscribe) -> Steps[None]:
+        """Answer a request of an administrator. Raises `StompError` and `Refused`."""
+        assert self._gate is not None
+        return answer_request(self._context, self._gate, self._peer, request, self._connection.version)
 
     def _answer(self, receipt: bytes) -> None:
         """Answer *receipt* once everything of this round is durable."""
@@ -228,6 +236,25 @@ class StompHandler:
     def say_goodbye(self) -> None:
         """Tell the client that the broker stops."""
         self._end("the broker stops; connect again later")
+
+    def described(self) -> dict[str, object]:
+        """Return what a list of connections says about it."""
+        connect, beat, transactions = self._connect, self._beat, self._transactions
+        return {
+            "session": self.session,
+            "user": self._peer.identity.name,
+            "address": self._peer.address,
+            "version": self._connection.version.text,
+            "client_id": connect.client_id if connect is not None else None,
+            "heart_beat_s": beat.interval_s if beat is not None else None,
+            "subscriptions": len(self._subscriptions) if self._subscriptions is not None else 0,
+            "transactions": len(transactions) if transactions is not None else 0,
+        }
+
+    def described_subscriptions(self) -> Iterator[dict[str, object]]:
+        """Yield what a list of subscriptions says about each."""
+        if self._subscriptions is not None:
+            yield from self._subscriptions.described()
 
     def closed(self, reason: str) -> None:
         if self._beat is not None:

@@ -84,7 +84,8 @@ class Opening:
         """Return how many messages the client may hold."""
         asked = subscription.request.prefetch
         prefetch = self._context.config.prefetch if asked is None else asked
-        return prefetch if subscription.acknowledges and prefetch else UNLIMITED
+        subscription.prefetch = prefetch if subscription.acknowledges and prefetch else UNLIMITED
+        return subscription.prefetch
 
     def _join(self, subscription: Subscription, group: str) -> Source:
         """Consume a queue, or the durable subscription that has *group*. Raises `StompError` and `Refused`."""

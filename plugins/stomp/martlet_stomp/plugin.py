@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import trio
 
 from martlet.broker import Broker
-from martlet.contracts import Handler, Peer, Protocol, Service, Traffic, WebSocket
+from martlet.contracts import Command, Handler, Peer, Protocol, Service, Traffic, WebSocket
 from martlet.net.addresses import check_address
 from martlet.net.tls import Tls
 from martlet.plugins.hooks import Hooks
@@ -49,6 +49,11 @@ class StompPlugin(Hooks):
 
     def martlet_services(self, broker: Broker) -> Sequence[Service]:
         return (self.context(broker).heartbeats.run,)
+
+    def martlet_commands(self) -> Sequence[Command]:
+        from .commands.command import COMMAND  # a broker does not need it
+
+        return (COMMAND,)
 
     def martlet_reload(self) -> None:
         if self._tls is not None:

@@ -1,6 +1,6 @@
 """SUBSCRIBE, UNSUBSCRIBE, ACK and NACK of one client, outside of transactions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import final
 
@@ -67,6 +67,11 @@ class Subscriptions:
 
     def __len__(self) -> int:
         return len(self._by_number)
+
+    def described(self) -> Iterator[dict[str, object]]:
+        """Yield what a list of subscriptions says about each."""
+        for subscription in list(self._by_number.values()):
+            yield subscription.described()
 
     # begin and end
 

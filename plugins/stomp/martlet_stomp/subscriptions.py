@@ -97,7 +97,8 @@ class Outstanding:
 class Subscription:
     """One subscription; it is the peer of its source (`martlet.delivery.subscriptions.MemberPeer`).
 
-    ``number`` is its own on this connection, and ``durable`` says what it is if it outlives that.
+    ``number`` is its own on this connection, and ``durable`` says what it is if it outlives that. The client may hold
+    ``prefetch`` messages.
     """
 
     __slots__ = (
@@ -113,6 +114,7 @@ class Subscription:
         "destination",
         "durable",
         "number",
+        "prefetch",
         "request",
     )
 
@@ -134,6 +136,7 @@ class Subscription:
         self.destination = destination
         self.number = number
         self.durable: Durable | None = None
+        self.prefetch = UNLIMITED
         self._heads: dict[int, bytes] = {}  # by the number of the delivery
         self._source: Source | None = None
         self._browse: Browse | None = None
@@ -159,6 +162,21 @@ class Subscription:
         """Whether the topic was deleted or closed to readers."""
         source = self._source
         return source.share.gone if isinstance(source, Member) else isinstance(source, Reader) and source.gone
+
+    def described(self) -> dict[str, object]:
+        """Return what a list of subscriptions says about it; ``held`` is what is not acknowledged yet."""
+        request, source, durable = self.request, self._source, self.durable
+        is_bounded = self.acknowledges and source is not None and self.prefetch < UNLIMITED
+        return {
+            "id": request.id,
+            "destination": self.destination.text,
+            "ack": request.ack.name.lower().replace("_", "-"),
+            "held": self.prefetch - source.credit if is_bounded and source is not None else None,
+            "prefetch": self.prefetch if is_bounded else None,
+            "selector": request.selector,
+            "durable": durable.group if durable is not None else None,
+            "exclusive": request.is_exclusive,
+        }
 
     def wake(self) -> None:
         self._owner.ready(self)

@@ -67,6 +67,9 @@ class Transactions:
         self._subscriptions = subscriptions
         self._open: dict[str, _Transaction] = {}
 
+    def __len__(self) -> int:
+        return len(self._open)
+
     def begin(self, name: str) -> None:
         """Begin transaction *name*. Raises `StompError`."""
         if name in self._open:

@@ -69,7 +69,10 @@ def _total(offsets: object) -> int:
 
 @final
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C ended a query; what it had completed is in ``report``, and stays."""
+    """Ctrl-C ended a query; what it had completed is in ``report``, and stays.
+
+    A batch that was being completed at that moment may stay too, and is in no report.
+    """
 
     def __init__(self, report: StreamReport) -> None:
         super().__init__()

@@ -1,13 +1,12 @@
 """A client of MQTT 5 with blocking calls, for the commands: one connection, no reconnect, no session that stays."""
 
-import socket
-import ssl
 import time
 from collections import deque
 from types import TracebackType
 from typing import Final, Self, TypeVar, final
 
 from martlet.cli.outcome import Unreachable
+from martlet.cli.server import ServerSettings, connect
 from martlet.errors import MartletError
 from martlet_mqtt.codec import decode_packet, encode_packet, packet_bytes
 from martlet_mqtt.codes import V5, PacketType, ReasonCode
@@ -26,7 +25,7 @@ from martlet_mqtt.packets import (
 )
 from martlet_mqtt.properties import Properties, Property
 
-__all__ = ["MqttClient", "MqttFailed", "ServerSettings"]
+__all__ = ["MqttClient", "MqttFailed"]
 
 KEEP_ALIVE_S: Final = 60
 RECEIVE_BYTES: Final = 65_536
@@ -35,27 +34,6 @@ P = TypeVar("P", bound=Packet)
 
 class MqttFailed(MartletError):
     """The broker refused a request; the text has its reason."""
-
-
-@final
-class ServerSettings:
-    """Where to connect, and as whom."""
-
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        timeout_s: float,
-        tls: ssl.SSLContext | None = None,
-        user: str | None = None,
-        password: bytes | None = None,
-    ) -> None:
-        self.host = host
-        self.port = port
-        self.timeout_s = timeout_s
-        self.tls = tls
-        self.user = user
-        self.password = password
 
 
 @final
@@ -70,8 +48,8 @@ class MqttClient:
           MqttFailed: the broker refused the client.
         """
         self._settings = settings
-        self._where = f"{settings.host}:{settings.port}"
-        self._socket = self._connected()
+        self._where = settings.where
+        self._socket = connect(settings)
         self._buffer = bytearray()
         self._came: deque[Publish] = deque()
         self._packet_id = 0
@@ -80,18 +58,6 @@ class MqttClient:
         if answer.reason:
             self.close()
             raise MqttFailed(f"broker {self._where} refused the connection; {_explained(answer.reason, answer)}")
-
-    def _connected(self) -> socket.socket:
-        settings = self._settings
-        try:
-            plain = socket.create_connection((settings.host, settings.port), settings.timeout_s)
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if settings.tls is None:
-                return plain
-            return settings.tls.wrap_socket(plain, server_hostname=settings.host)
-        except OSError as error:
-            text = f"MQTT broker {self._where} cannot be reached"
-            raise Unreachable(f"{text}; {error.strerror or error}; start one with `martlet run`") from error
 
     def __enter__(self) -> Self:
         return self

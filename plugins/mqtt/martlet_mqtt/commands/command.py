@@ -1,7 +1,6 @@
 """``martlet mqtt``: publish, subscribe, clients, subscriptions, retained, kick."""
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -10,21 +9,18 @@ from typing import Any, Final
 import orjson
 
 from martlet.cli.outcome import Exit, UsageError, guarded
+from martlet.cli.server import add_server_options, server_settings
 from martlet.cli.terminal import body_fields, print_json, print_json_line, table
-from martlet.config import read_secret
 from martlet.contracts import Command
-from martlet.net.addresses import split_address
-from martlet.net.tls import client_context
 from martlet_mqtt.control import PREFIX
 from martlet_mqtt.packets import Publish, Subscription
 from martlet_mqtt.properties import Property
 
-from .client import MqttClient, MqttFailed, ServerSettings, request_properties
+from .client import MqttClient, MqttFailed, request_properties
 
 __all__ = ["COMMAND"]
 
 ADDRESS: Final = "127.0.0.1:1883"
-TIMEOUT_S: Final = 30.0
 EPILOG: Final = """\
 examples:
   martlet mqtt publish home/door open --qos 1 --retain
@@ -52,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        _add_connection(inner)
+        add_server_options(inner, "MQTT", ADDRESS)
         inner.add_argument("--json", action="store_true", help="print JSON")
         inner.set_defaults(work=work)
         return inner
@@ -82,37 +78,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     kick.add_argument("client", help="client identifier")
 
 
-def _add_connection(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("connection options").add_argument
-    add("--address", metavar="HOST:PORT", help=f"MQTT port. Default: $MARTLET_MQTT, else {ADDRESS}")
-    add("--timeout", type=float, default=TIMEOUT_S, metavar="SECONDS", help="for each request; default %(default)g")
-    add("--user", metavar="NAME", help="user name. Default: $MARTLET_MQTT_USER, else none")
-    add(
-        "--password-file",
-        metavar="FILE",
-        help="file with the password. Default: the password itself is $MARTLET_MQTT_PASSWORD",
-    )
-    add("--tls", action="store_true", help="encrypt the connection; implied by the other TLS options")
-    add("--tls-ca", metavar="FILE", default="", help="trusted authorities (PEM). Default: the system's")
-    add("--tls-cert", metavar="FILE", default="", help="client certificate (PEM)")
-    add("--tls-key", metavar="FILE", default="", help="its private key (PEM). Default: in the same file")
-    add("--tls-insecure", action="store_true", help="accept any server certificate")
-
-
-def settings_of(arguments: Any) -> ServerSettings:
-    """Return where to connect, from options and environment. Raises `ConfigError`."""
-    host, port = split_address(arguments.address or os.environ.get("MARTLET_MQTT") or ADDRESS)
-    user = arguments.user or os.environ.get("MARTLET_MQTT_USER")
-    password = os.environ.get("MARTLET_MQTT_PASSWORD")
-    if arguments.password_file:
-        password = read_secret(arguments.password_file)
-    tls = None
-    if arguments.tls or arguments.tls_ca or arguments.tls_cert or arguments.tls_insecure:
-        tls = client_context(arguments.tls_ca, arguments.tls_cert, arguments.tls_key, verify=not arguments.tls_insecure)
-    data = password.encode() if user and password is not None else None
-    return ServerSettings(host, port, arguments.timeout, tls, user, data)
-
-
 def run(arguments: Any) -> int:
     """Run the subcommand; return the exit code."""
     work: Callable[[Any], int] = arguments.work
@@ -125,7 +90,7 @@ def do_publish(arguments: Any) -> int:
     properties = request_properties(
         user, {Property.MESSAGE_EXPIRY: arguments.expiry, Property.CONTENT_TYPE: arguments.content_type}
     )
-    with MqttClient(settings_of(arguments)) as client:
+    with MqttClient(server_settings(arguments)) as client:
         client.publish(Publish(arguments.topic, payload, arguments.qos, arguments.retain, properties=properties))
     if arguments.json:
         print_json({"topic": arguments.topic, "bytes": len(payload), "qos": arguments.qos})
@@ -145,7 +110,7 @@ def do_subscribe(arguments: Any) -> int:
     deadline = time.monotonic() + arguments.for_s if arguments.for_s is not None else None
     left = arguments.count
     handling = 2 if arguments.no_retained else 0
-    with MqttClient(settings_of(arguments)) as client:
+    with MqttClient(server_settings(arguments)) as client:
         client.subscribe(*(Subscription(each, arguments.qos, retain_handling=handling) for each in arguments.filter))
         while left is None or left > 0:
             message = client.next_message(deadline)
@@ -170,7 +135,7 @@ def _show(message: Publish, *, as_json: bool) -> None:
 def _rows(arguments: Any, command: str, **request: object) -> Iterator[dict[str, Any]]:
     """Yield the rows of the answer to a request of administrators. Raises `MqttFailed`."""
     asked = {name: value for name, value in request.items() if value is not None}
-    with MqttClient(settings_of(arguments)) as client:
+    with MqttClient(server_settings(arguments)) as client:
         client.publish(Publish(f"{PREFIX}{command}", orjson.dumps(asked)))
         is_done = False
         while not is_done:

@@ -1,4 +1,4 @@
-"""Groups that find messages by their names get each of theirs until it is acknowledged, whatever happens meanwhile.
+"""Shared groups, most of which find messages by name, get each message until it is acknowledged, whatever happens.
 
 ``MARTLET_FOUND_SEEDS`` runs more random stories.
 """
@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from errno import ENOSPC
 from random import Random
 
 import pytest
@@ -38,8 +39,8 @@ NAMES = {
     "+/x": ("a/x", "b/x"),
     "b/x": ("b/x",),
     "none/+": (),
+    "all": ("a", "a/x", "a/y/z", "b/x", "c", ""),  # a group that reads its queues
 }
-ALL_NAMES = sorted({"c", "", *(name for names in NAMES.values() for name in names)})
 ACTIONS = (
     "publish",
     "gap",
@@ -82,6 +83,8 @@ class Story:
         self.groups = {topic_filter: Group() for topic_filter in NAMES}
         self.published = 0
         self.seen = 0
+        self.unwritten: list[str] = []  # published since the last commit
+        self.written: dict[str, set[str] | None] = dict.fromkeys(NAMES)  # what each group had to get at that time
 
     @asynccontextmanager
     async def life(self) -> AsyncIterator[tuple[Broker, Feed]]:
@@ -95,23 +98,55 @@ class Story:
 
     async def live(self) -> None:
         """Do random things until the broker stops."""
+        killed: FakeDisk | None = None
         async with self.life() as (broker, feed):
             while True:
                 (action,) = self.random.choices(ACTIONS, WEIGHTS)
+                if action == "full" and await self.fail(broker):
+                    killed = self.disk.after_power_cut(Cut.KILLED, self.random)
+                    found = self.written
+                    break
                 if action == "stop":
                     await self.settle(broker)
-                    killed = self.disk.after_power_cut(Cut.KILLED, self.random)
+                    if self.random.random() < 0.5:
+                        killed = self.disk.after_power_cut(Cut.KILLED, self.random)
+                    found = self.written
                     break
-                await self.act(broker, feed, action)
-        self.disk = self.random.choice((killed, self.disk))
-        for group in self.groups.values():
+                if action != "full":
+                    await self.act(broker, feed, action)
+        self.disk = killed if killed is not None else self.disk
+        for topic_filter, group in self.groups.items():
+            wanted = found[topic_filter]
             group.members, group.places = [], {}
-            group.wanted = dict.fromkeys(group.wanted) if group.wanted is not None else None
+            group.wanted = dict.fromkeys(wanted) if wanted is not None else None
 
     async def settle(self, broker: Broker) -> None:
         broker.store.commit()
+        self.unwritten.clear()
+        self.written = {
+            topic_filter: set(group.wanted) if group.wanted is not None else None
+            for topic_filter, group in self.groups.items()
+        }
         await broker.store.flusher.flush()
         await wait_all_tasks_blocked()
+
+    async def fail(self, broker: Broker) -> bool:
+        """Let a commit fail because the disk is full; return whether the broker is killed then."""
+        self.publish(broker)
+        self.disk.free_bytes = 0
+        self.disk.fail_next("write", ENOSPC)
+        with pytest.raises(Refused):
+            broker.store.commit()
+        for group in self.groups.values():
+            if group.wanted is not None:
+                group.wanted = {body: held for body, held in group.wanted.items() if body not in self.unwritten}
+        self.unwritten.clear()
+        self.disk.free_bytes = None
+        if self.random.random() < 0.5:
+            return True
+        await trio.sleep(100)  # until the store accepts writes again
+        await self.settle(broker)
+        return False
 
     async def act(self, broker: Broker, feed: Feed, action: str) -> None:
         topic_filter = self.random.choice(list(NAMES))
@@ -132,12 +167,27 @@ class Story:
         elif action == "roll":
             with suppress(Refused):  # while notes are not applied
                 finish_now(broker.shares.state.roll(0, broker.store.readable))
+        elif action == "delete":
+            await self.delete(broker)
         elif action == "forget":
             finish_now(broker.shares.forget_groups(POLICY, [topic_filter]))
             if not group.members:
                 group.wanted = None
         elif group.members:
             await self.use(group, action, self.random.choice(group.members))
+
+    async def delete(self, broker: Broker) -> None:
+        """Delete the topic, and create it again."""
+        await self.settle(broker)
+        broker.topics.delete("t")
+        for group in self.groups.values():
+            assert all(member.share.gone for member in group.members)
+            if self.random.random() < 0.5:
+                for member in group.members:
+                    member.leave()
+            group.members, group.wanted = [], None
+        broker.topics.ensure("t", QUEUES)
+        await self.settle(broker)
 
     def join(self, broker: Broker, feed: Feed, topic_filter: str) -> Member:
         return broker.shares.join(
@@ -149,16 +199,17 @@ class Story:
             credit=self.random.choice((0, 1, 3, 100)),
             selection=selection(topic_filter),
             policy=POLICY,
-            names=Names(feed, topic_filter),
+            names=Names(feed, topic_filter) if topic_filter != "all" else None,
         )
 
     def publish(self, broker: Broker) -> None:
         for _ in range(self.random.randrange(1, 6)):
             self.published += 1
-            name, body = self.random.choice(ALL_NAMES), f"{self.published}"
+            name, body = self.random.choice(NAMES["all"]), f"{self.published}"
             properties = f"TAGS\x01{name}\x02".encode() if name else b""
             topic = self.random.choice("ttu")
             broker.publish(Message(topic, body.encode(), properties, self.random.randrange(QUEUES)))
+            self.unwritten.append(body)
             for topic_filter, group in self.groups.items():
                 if topic == "t" and name in NAMES[topic_filter] and group.wanted is not None:
                     group.wanted[body] = None
