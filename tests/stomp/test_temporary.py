@@ -6,6 +6,7 @@ import pytest
 from tests.stomp.stomp_talk import V1_0, V1_2, stomp_broker
 
 from martlet.contracts import Identity
+from martlet_stomp.config import StompConfig
 from martlet_stomp.packets import Version
 
 MINE = "/temp-queue/answers"
@@ -59,6 +60,83 @@ async def test_a_subscription_replaces_the_one_that_reply_to_made(tmp_path: Path
         await client.publish("/queue/work", b"question", reply_to=MINE)
         await client.publish(MINE, b"answer")
         assert [message["subscription"] for message in await client.rest()] == ["own"]
+
+
+async def test_no_reply_is_lost_when_a_subscription_replaces_the_one_that_reply_to_made(tmp_path: Path) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        client, server = await stomp.connect(), await stomp.connect()
+        await server.subscribe("/queue/work")
+        await client.publish("/queue/work", b"question", reply_to=MINE)
+        (question,) = await server.messages(1)
+        replies = [b"%d" % number + b"x" * 4000 for number in range(300)]
+        await server.publish(question["reply-to"], *replies[:200])
+        await stomp.idle()  # the client takes some of them, and reads nothing more
+        await client.send(client.frame("SUBSCRIBE", id="own", destination=MINE))
+        await server.publish(question["reply-to"], *replies[200:])
+        messages = await client.messages(len(replies))
+        assert [message.body for message in messages] == replies
+        assert {message["subscription"] for message in messages} == {MINE, "own"}
+
+
+async def test_the_id_of_the_subscription_that_reply_to_makes_must_be_free(tmp_path: Path) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        client = await stomp.connect()
+        await client.subscribe("/queue/other", name=MINE)
+        await client.send(client.frame("SEND", b"x", destination="/queue/work", reply_to=MINE, receipt="r"))
+        error = await client.error()
+        assert error["receipt-id"] == "r"
+        assert b"use another id" in error.body
+        assert stomp.records("work") == []
+
+
+@pytest.mark.parametrize("topic", ["stomp_temp", "mqtt"])
+async def test_they_go_on_after_an_administrator_deleted_their_topic(tmp_path: Path, topic: str) -> None:
+    destination = MINE if topic == "stomp_temp" else "/topic/mqtt/a"
+    async with stomp_broker(tmp_path) as stomp:
+        client = await stomp.connect()
+        await client.subscribe(destination)
+        await client.publish(destination, b"1")
+        assert await client.bodies(1) == [b"1"]
+        for body in (b"2", b"3"):
+            stomp.broker.topics.delete(topic)
+            await client.publish(destination, body)
+            assert await client.bodies(1) == [body]
+
+
+@pytest.mark.parametrize("prefix", ["/temp-queue/", "/temp-topic/"])
+async def test_their_names_are_limited(tmp_path: Path, prefix: str) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        longest = prefix + "ä" * 127
+        client, server = await stomp.connect(), await stomp.connect()
+        await server.subscribe("/queue/work")
+        headers = {f"header{number}": "x" * 3900 for number in range(8)}
+        await client.publish("/queue/work", b"question", reply_to=longest, correlation_id="1", **headers)
+        (question,) = await server.messages(1)
+        assert {name: question[name] for name in headers} == headers
+        await server.publish(question["reply-to"], b"answer", correlation_id="1")
+        assert (await client.messages(1))[0]["destination"] == longest
+        for frame in (
+            client.frame("SUBSCRIBE", id="0", destination=f"{longest}ö", receipt="r"),
+            client.frame("SEND", destination=f"{longest}ö", receipt="r"),
+            client.frame("SEND", destination="/queue/work", reply_to=f"{longest}ö", receipt="r"),
+        ):
+            client = await stomp.connect()
+            await client.send(frame)
+            error = await client.error()
+            assert error["receipt-id"] == "r"
+            assert b"use at most 255" in error.body
+
+
+async def test_subscriptions_for_replies_count_like_others(tmp_path: Path) -> None:
+    async with stomp_broker(tmp_path, StompConfig(subscriptions_max=2)) as stomp:
+        client = await stomp.connect()
+        await client.publish("/queue/work", b"x", reply_to=MINE)
+        await client.publish("/queue/work", b"x", reply_to=MINE)
+        await client.subscribe("/queue/other")
+        await client.send(client.frame("SEND", b"x", destination="/queue/work", reply_to="/temp-topic/a", receipt="r"))
+        error = await client.error()
+        assert error["receipt-id"] == "r"
+        assert b"stomp.subscriptions_max" in error.body
 
 
 async def test_a_temporary_queue_has_one_subscription(tmp_path: Path) -> None:

@@ -66,8 +66,9 @@ class Follower:
         *,
         has_places: bool,
         takes: Predicate | None = None,
+        position: int | None = None,
     ) -> None:
-        """Begin at the end of the topic.
+        """Begin at the log position *position*; None for the end of the topic.
 
         Args:
           has_places: whether the client acknowledges messages, by their places.
@@ -81,7 +82,12 @@ class Follower:
         self._takes = takes
         self._wake = wake
         self.credit = credit
-        self._cursor = gate.follow(feed, wake, {topic_filter: None})
+        self._cursor = gate.follow(feed, wake, {topic_filter: None}, position)
+
+    @property
+    def position(self) -> int:
+        """The log position before which everything was collected."""
+        return self._cursor.position
 
     def add_credit(self, count: int) -> None:
         """Allow *count* more messages."""

@@ -50,10 +50,16 @@ class Opening:
         """Return the group of the durable subscription that *request* is about; empty for none. Raises `StompError`."""
         return durable_group(self._gate.identity.name, self._client_id, request, kind)
 
-    def open(self, subscription: Subscription, take_over: Callable[[Durable], None]) -> tuple[Source, Browse | None]:
+    def open(
+        self, subscription: Subscription, take_over: Callable[[Durable], None], position: int | None = None
+    ) -> tuple[Source, Browse | None]:
         """Return what brings the messages of *subscription*, and what a browser wants of that.
 
-        If it is durable, ``durable`` of *subscription* is set; *take_over* ends the use of that by others.
+        If it is durable, ``durable`` of *subscription* is set.
+
+        Args:
+          take_over: ends the use of a durable subscription by others.
+          position: where one to a temporary destination begins in the log; None for the end.
 
         Raises:
           StompError: it cannot be opened as the client wants it.
@@ -64,7 +70,7 @@ class Opening:
         if request.is_browser:
             return self._browse(subscription)
         if not destination.kind.is_stored or (destination.is_filter and destination.kind is Kind.TOPIC and not group):
-            return self._follow(subscription), None
+            return self._follow(subscription, position), None
         self._find_topic(destination)
         if destination.kind is Kind.QUEUE or group:
             if group:
@@ -115,7 +121,7 @@ class Opening:
             is_exclusive=request.is_exclusive,
         )
 
-    def _follow(self, subscription: Subscription) -> Source:
+    def _follow(self, subscription: Subscription, position: int | None) -> Source:
         """Follow names in a topic. Raises `StompError` and `Refused`."""
         context, destination = self._context, subscription.destination
         if destination.kind.is_stored:
@@ -133,6 +139,7 @@ class Opening:
             self._credit(subscription),
             has_places=subscription.acknowledges,
             takes=select(context.broker, subscription.request.selector).predicate,
+            position=position,
         )
 
     def _browse(self, subscription: Subscription) -> tuple[Source, Browse]:

@@ -84,19 +84,18 @@ class Subscriptions:
         if key in self._by_id:
             what = f"id {shown(request.id)}" if request.id is not None else shown(destination.text)
             raise StompError(f"there is a subscription with {what} already; use another id, or UNSUBSCRIBE first")
-        if is_temporary(destination.kind):
-            self._make_way(destination)
-        self._begin(request, destination)
+        position = self._make_way(destination) if is_temporary(destination.kind) else None
+        self._begin(request, destination, position)
 
-    def _begin(self, request: Subscribe, destination: Destination) -> Subscription:
-        """Begin a subscription. Raises `StompError` and `Refused`."""
+    def _begin(self, request: Subscribe, destination: Destination, position: int | None = None) -> Subscription:
+        """Begin a subscription; *position* is as for `Opening.open`. Raises `StompError` and `Refused`."""
         if is_temporary(destination.kind):
             destination = destination._replace(topic=self._context.temporary.topic)
         self._last_number += 1
         subscription = Subscription(
             self._peer, self, self._context.counters, request, destination, self._last_number, self._version
         )
-        subscription.begin(*self._opening.open(subscription, self._take_over))
+        subscription.begin(*self._opening.open(subscription, self._take_over, position))
         if subscription.durable is not None:
             self._context.durable[subscription.durable] = subscription
         self._by_number[subscription.number] = subscription
@@ -105,13 +104,19 @@ class Subscriptions:
             self._temporary.setdefault(destination.text, {})[subscription] = None
         return subscription
 
-    def _make_way(self, destination: Destination) -> None:
-        """End the subscription for replies that the broker has made. Raises `StompError` if the client has made one."""
-        for other in list(self._temporary.get(destination.text, ())):
-            if other is self._automatic.get(destination.text):
-                self._drop(other)
-            elif destination.kind is Kind.TEMP_QUEUE:
-                raise StompError(f"there is a subscription to {shown(destination.text)} already; UNSUBSCRIBE first")
+    def _make_way(self, destination: Destination) -> int | None:
+        """End the subscription for replies that the broker has made; return where it was in the log.
+
+        Raises `StompError` if the client has made one to the same temporary queue.
+        """
+        made = self._automatic.get(destination.text)
+        if made is not None:
+            position = made.position
+            self._drop(made)
+            return position
+        if destination.kind is Kind.TEMP_QUEUE and destination.text in self._temporary:
+            raise StompError(f"there is a subscription to {shown(destination.text)} already; UNSUBSCRIBE first")
+        return None
 
     def reply_to(self, destination: Destination) -> str:
         """Return what others call a temporary *destination* of the client, which subscribes to it if it has not.
@@ -120,6 +125,9 @@ class Subscriptions:
         """
         if destination.text not in self._temporary:
             self._check_count()
+            if _key(destination.text, "") in self._by_id:
+                text = "is the id of a subscription to something else, but that to the reply-to is called so"
+                raise StompError(f"{shown(destination.text)} {text}; use another id")
             # As with RabbitMQ, the id of the subscription is the destination.
             request = Subscribe(destination.text, destination.text)
             self._automatic[destination.text] = self._begin(request, destination)

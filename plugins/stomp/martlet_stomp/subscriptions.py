@@ -178,6 +178,11 @@ class Subscription:
             "exclusive": request.is_exclusive,
         }
 
+    @property
+    def position(self) -> int | None:
+        """The log position before which it has brought everything; None unless it follows names."""
+        return self._source.position if isinstance(self._source, Follower) else None
+
     def wake(self) -> None:
         self._owner.ready(self)
 
