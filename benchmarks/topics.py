@@ -289,7 +289,7 @@ async def stay_away() -> None:
                 del copy
                 await pauses.take()
                 clock.ahead_ms = (plugin.config.session_expiry_s + 600) * 1000
-                await served.broker.turns.finish(sessions.sweep())
+                await served.broker.turns.finish(sessions.expiry.sweep())
                 served.broker.store.commit()
                 await applied(served)
                 assert not len(sessions)

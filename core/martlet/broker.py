@@ -100,8 +100,8 @@ class Broker:
         self.projections.add(OWN_STATE, self.shares.state)
         self.sessions = Sessions(store, self.journal("sessions"), self.turns, clock, delivery)
         self.projections.add(OWN_STATE, self.sessions.table)
-        self.sessions.is_current = lambda: self.projections.has_applied(self.sessions.table)
-        self.sessions.wait_current = lambda: self.projections.wait_applied(self.sessions.table)
+        self.sessions.writer.is_current = lambda: self.projections.has_applied(self.sessions.table)
+        self.sessions.writer.wait_current = lambda: self.projections.wait_applied(self.sessions.table)
         for table in (topics.table, groups.table, groups.offsets_table, groups.light_offsets_table):
             self.tables.register(table)
         stats.add("broker", self.statistics)

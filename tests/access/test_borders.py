@@ -166,7 +166,7 @@ def test_what_is_allowed_is_used() -> None:
         ("self._gate._behind.publish(message)", "_behind"),
         ("shared.feed.open(wake, {'#': 0})", "open"),
         ("shared.feed._tail.add('#', self)", "_tail"),
-        ("from martlet.delivery.sessions import Session, Sessions", "Sessions"),
+        ("from martlet.delivery.sessions import Sessions", "Sessions"),
     ],
 )
 def test_a_planted_reach_around_the_gate_is_found(planted: str, what: str) -> None:

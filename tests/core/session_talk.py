@@ -6,8 +6,8 @@ from typing import Any
 import trio
 
 from martlet.broker import Broker
+from martlet.delivery.session import Session
 from martlet.delivery.session_notes import SessionState
-from martlet.delivery.sessions import Session
 from martlet.steps import finish_now
 
 
@@ -53,5 +53,5 @@ async def durable(broker: Broker) -> None:
 
 async def sweep(broker: Broker) -> None:
     """Look at all sessions once."""
-    finish_now(broker.sessions.sweep())
+    finish_now(broker.sessions.expiry.sweep())
     await durable(broker)

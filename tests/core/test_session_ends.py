@@ -11,7 +11,7 @@ from tests.core.session_talk import Client, durable, said, sweep
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.broker import Broker
-from martlet.delivery.sessions import JointChanges
+from martlet.delivery.session import JointChanges
 from martlet.errors import Reason, Refused
 from martlet.message import Message
 from martlet.settings import DeliveryConfig
@@ -31,7 +31,7 @@ async def telling(disk: FakeDisk, clock: ManualClock, delivery: DeliveryConfig |
             broker.publish_atomic([Message("t", changes.state.data, queue_id=0)], changes.notes)
             changes.apply()
 
-        broker.sessions.ending["toy"] = tell
+        broker.sessions.expiry.ending["toy"] = tell
         await wait_all_tasks_blocked()  # the sweep at the start
         yield broker
 
@@ -64,7 +64,7 @@ async def test_a_session_whose_end_was_lost_ends_again() -> None:
     disk, clock = FakeDisk(), ManualClock()
     async with telling(disk, clock) as broker:
         client = await away(broker, clock)
-        steps = broker.sessions.sweep()
+        steps = broker.sessions.expiry.sweep()
         assert list(steps) == []
         assert count(broker) == 1
         lose_commit(broker, disk)
@@ -80,7 +80,7 @@ async def test_a_session_is_not_ended_twice_before_its_end_is_stored() -> None:
     async with telling(disk, clock) as broker:
         client = await away(broker, clock)
         for _ in range(2):
-            assert list(broker.sessions.sweep()) == []
+            assert list(broker.sessions.expiry.sweep()) == []
         assert broker.sessions.find("toy", client.name) == (None, False)
         _, existed = client.attach()
         assert (existed, count(broker)) == (False, 1)
@@ -106,7 +106,7 @@ async def test_who_opens_a_session_that_has_expired_ends_it_first() -> None:
 async def test_a_session_that_cannot_end_yet_keeps_what_it_has(is_opened: bool) -> None:
     disk, clock = FakeDisk(), ManualClock()
     async with telling(disk, clock) as broker:
-        client, tell = await away(broker, clock), broker.sessions.ending["toy"]
+        client, tell = await away(broker, clock), broker.sessions.expiry.ending["toy"]
         other = Client(broker, "other")
         other.open(expiry_s=1).leave()
         await durable(broker)
@@ -117,7 +117,7 @@ async def test_a_session_that_cannot_end_yet_keeps_what_it_has(is_opened: bool) 
                 raise Refused(Reason.BUSY, "not now")
             tell(changes)
 
-        broker.sessions.ending["toy"] = refuse
+        broker.sessions.expiry.ending["toy"] = refuse
         if is_opened:
             with pytest.raises(Refused, match="not now"):
                 client.attach()
@@ -126,7 +126,7 @@ async def test_a_session_that_cannot_end_yet_keeps_what_it_has(is_opened: bool) 
         assert stored is not None
         assert stored.data == b"will"
         assert other.stored() is None, "others end all the same"
-        broker.sessions.ending["toy"] = tell
+        broker.sessions.expiry.ending["toy"] = tell
         await sweep(broker)
         assert (count(broker), client.stored()) == (2, None)
 
@@ -200,7 +200,7 @@ async def test_changes_lost_with_a_segment_that_could_not_begin_are_noticed() ->
         with pytest.raises(Refused):
             broker.store.commit()
         broker.store.retention.look()
-        broker.sessions.find_lost()
+        broker.sessions.writer.find_lost()
         state, _ = broker.sessions.find("toy", client.name)
         assert state is not None
         assert state.data == b"will"
@@ -226,7 +226,7 @@ async def test_a_session_is_not_opened_before_it_is_known_what_a_failed_commit_l
         await durable(broker)
         assert broker.sessions.is_settled("toy", client.name)
         assert client.open().data == b"written"
-        assert broker.sessions._restored == {}
+        assert broker.sessions.writer.restored == {}
 
 
 @pytest.mark.parametrize(

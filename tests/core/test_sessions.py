@@ -19,6 +19,8 @@ from tests.core.session_talk import Client, durable, said, sweep
 from trio.testing import MockClock
 
 from martlet.broker import Broker
+from martlet.delivery.session import JointChanges, Session
+from martlet.delivery.session_expiry import DISTANCE_BYTES
 from martlet.delivery.session_notes import (
     BEGIN,
     NEVER_MS,
@@ -31,7 +33,6 @@ from martlet.delivery.session_notes import (
     encode_whole,
 )
 from martlet.delivery.session_state import SessionTable
-from martlet.delivery.sessions import DISTANCE_BYTES, JointChanges, Session
 from martlet.errors import Reason, Refused, StoreError
 from martlet.message import Message
 from martlet.records.layout import record_views
@@ -312,7 +313,7 @@ async def test_a_session_has_any_number_of_filters() -> None:
         assert broker.sessions.table.floor() >= end
         assert said(Client(broker).stored()) == before
         table = SessionTable(broker.sessions.journal.topic)
-        notes = [note for state in [session._state] for note in encode_whole(state, 1 << 16)]
+        notes = [note for state in [session.state] for note in encode_whole(state, 1 << 16)]
         assert len(notes) > 10
         assert max(map(len, notes)) <= 1 << 16
         for note in notes:
@@ -597,7 +598,7 @@ async def test_a_protocol_hears_of_a_session_before_it_ends_without_a_client(is_
             heard.append(changes.state.data)
             changes.store()
 
-        broker.sessions.ending["toy"] = note
+        broker.sessions.expiry.ending["toy"] = note
         clock.ms += 11_000
         await sweep(broker)
         assert (heard, len(broker.sessions)) == ([b"will"], 0)

@@ -10,7 +10,7 @@ from tests.mqtt.mqtt_talk import V4, V5, Running, Talk
 from tests.mqtt.users import Users, closed_broker
 
 from martlet.contracts import Identity
-from martlet.delivery.sessions import Session
+from martlet.delivery.session import Session
 from martlet_mqtt.codes import PacketType, ReasonCode
 from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.packets import Ack, Connack, Connect, Disconnect, Packet, Publish, Subscription, Will

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.mqtt.mqtt_talk import mqtt_broker
 
-from martlet.delivery.sessions import Session
+from martlet.delivery.session import Session
 from martlet.errors import Reason, Refused
 from martlet_mqtt.codec import encode_packet
 from martlet_mqtt.codes import V3, V4, V5, PacketType, ReasonCode

@@ -7,7 +7,7 @@ import pytest
 from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
 
 from martlet.contracts import RecordView
-from martlet.delivery.sessions import Session
+from martlet.delivery.session import Session
 from martlet.message import Message
 from martlet.records.compression import compress
 from martlet_mqtt.codes import V4, V5

@@ -275,7 +275,7 @@ async def test_a_client_waits_while_it_is_not_known_what_a_failed_commit_left_of
         with pytest.raises(Refused):
             store.commit()
         store.retention.look()
-        mqtt.broker.sessions.find_lost()
+        mqtt.broker.sessions.writer.find_lost()
         assert isinstance(await talk.closed(), Disconnect)
         again = mqtt.open()
         await again.send(Connect("c", V5, False, properties=Properties({Property.SESSION_EXPIRY: LONG_S})))

@@ -42,7 +42,7 @@ def connect_of(version: int, will: Will | None, client_id: str = "c", *, clean: 
 def holds(mqtt: Running) -> tuple[object, ...]:
     """What the broker holds for clients."""
     sessions, cursors = mqtt.broker.sessions.statistics(), mqtt.broker.cursors.statistics()
-    return sessions["attached"], len(mqtt.context.clients), cursors["cursors"], len(mqtt.broker.sessions._live)
+    return sessions["attached"], len(mqtt.context.clients), cursors["cursors"], len(mqtt.broker.sessions.live.by_key)
 
 
 @pytest.mark.parametrize("version", [V4, V5])

@@ -13,7 +13,7 @@ from tests.mqtt.users import closed_broker
 
 from martlet.delivery.interest import FilterTrie
 from martlet.delivery.session_notes import SENT, SessionState
-from martlet.delivery.sessions import Sessions
+from martlet.delivery.session_writer import SessionWriter
 from martlet.errors import ConfigError, Reason, Refused
 from martlet.message import Message
 from martlet.records.layout import record_views
@@ -149,20 +149,20 @@ async def test_a_session_continues_where_its_delivery_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
 ) -> None:
     """Messages that could not be noted as in flight are not passed over when the client leaves because of that."""
-    note, notes = Sessions.note, 0
+    note, notes = SessionWriter.note, 0
 
-    def refusing(sessions: Sessions, state: SessionState, kind: int, *arguments: Any) -> None:
+    def refusing(writer: SessionWriter, state: SessionState, kind: int, *arguments: Any) -> None:
         nonlocal notes
         notes += kind == SENT
         if kind == SENT and notes == fails:
             raise Refused(Reason.UNAVAILABLE, "the disk is full")
-        note(sessions, state, kind, *arguments)
+        note(writer, state, kind, *arguments)
 
     async with mqtt_broker(tmp_path, MqttConfig(rules=RULES)) as mqtt:
         talk = await mqtt.connect("me", expiry_s=1000)
         await talk.subscribe("a/#", qos=1, identifier=1)
         await talk.subscribe("b/#", qos=1, identifier=2)
-        monkeypatch.setattr(Sessions, "note", refusing)
+        monkeypatch.setattr(SessionWriter, "note", refusing)
         publisher = await mqtt.connect("publisher")
         await publisher.send(*[Publish(f"{name}/x", name.encode(), 1, packet_id=9) for name in "aba"])
         assert isinstance(await talk.closed(), Disconnect)

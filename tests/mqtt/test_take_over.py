@@ -71,7 +71,7 @@ async def payloads(watcher: Talk) -> list[bytes]:
 def left_of(mqtt: Running) -> tuple[object, ...]:
     """What is left of clients other than the watcher."""
     attached, cursors = mqtt.broker.sessions.statistics()["attached"], mqtt.broker.cursors.statistics()["cursors"]
-    return attached, cursors, sorted(mqtt.context.clients), dict(mqtt.broker.sessions._live)
+    return attached, cursors, sorted(mqtt.context.clients), dict(mqtt.broker.sessions.live.by_key)
 
 
 NOTHING: tuple[object, ...] = (0, 1, ["watcher"], {})

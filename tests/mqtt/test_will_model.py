@@ -232,7 +232,7 @@ async def find_wrong(world: World, mqtt: Running) -> list[Life]:
     await trio.sleep(EXPIRIES_S[-1] + 1000)
     world.is_over()
     assert len(mqtt.broker.sessions) == 0
-    assert mqtt.broker.sessions._live == {}
+    assert mqtt.broker.sessions.live.by_key == {}
     wills = mqtt.wills
     assert (wills._latest, wills._overdue, wills._unwanted) == ({}, {}, set())
     found = published(mqtt)

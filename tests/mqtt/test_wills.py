@@ -214,9 +214,9 @@ async def test_a_will_is_published_once_when_its_session_ends_at_the_same_moment
         await leave(mqtt, talk, "c")
         await mqtt.settle()
         sessions = mqtt.context.broker.sessions
-        owner: wills.Wills = sessions.ending["mqtt"].__self__  # type: ignore[attr-defined]
+        owner: wills.Wills = sessions.expiry.ending["mqtt"].__self__  # type: ignore[attr-defined]
         mock_clock.jump(21)
-        steps = [sessions.sweep, owner._publish_all_due]
+        steps = [sessions.expiry.sweep, owner._publish_all_due]
         for each in steps if is_sweep_first else reversed(steps):
             finish_now(each())
         await mqtt.settle()

@@ -13,7 +13,7 @@ from tests.core.session_talk import Client, said
 from tests.state.power_cuts import count_changes, cut_at, cut_of, opened
 
 from martlet.broker import Broker
-from martlet.delivery.sessions import Session
+from martlet.delivery.session import Session
 from martlet.message import Message
 from martlet.steps import finish_now
 from martlet.testing.disk import FakeDisk
@@ -112,7 +112,7 @@ class Workload:
 
     async def store(self, broker: Broker, action: str) -> None:
         if action == "sweep":
-            finish_now(broker.sessions.sweep())
+            finish_now(broker.sessions.expiry.sweep())
         elif action == "roll":
             finish_now(broker.sessions.table.roll(0, broker.store.appended))
         broker.store.commit()

@@ -47,7 +47,8 @@ from martlet.delivery.finder import Names
 from martlet.delivery.group_members import Member
 from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.selection import EVERYTHING, Selection
-from martlet.delivery.sessions import Session, Sessions
+from martlet.delivery.session import Session
+from martlet.delivery.sessions import Sessions
 from martlet.delivery.share import Share
 from martlet.delivery.shared_groups import Shares
 from martlet.delivery.subscriptions import MemberPeer, Start, Subscription, Subscriptions, from_tail

@@ -323,13 +323,17 @@ PLUGIN_CHAPTERS: Final = (
     ),
     Chapter(
         "Sessions",
-        "martlet.delivery.sessions",
+        "martlet.delivery.session",
         (
             "Session: name owner is_stored start position filters flight next_id data expiry_s until subscribe "
             "unsubscribe hand_out acknowledge hold changes move keep expire_after leave end",
             "JointChanges: acknowledge hold keep end apply store",
-            "Sessions: find is_settled wait_settled changes_without_client",
         ),
+    ),
+    Chapter(
+        "All sessions",
+        "martlet.delivery.sessions",
+        ("Sessions: find is_settled wait_settled changes_without_client",),
     ),
     Chapter("Groups", "martlet.tables.groups", ("Groups: get ensure reader offset commit", "check_group_name")),
     Chapter(

@@ -1,6 +1,6 @@
 """The durable state of sessions: a projection over notes in a journal.
 
-`sessions.py` changes the session of a connected client immediately and notes each change. `SessionTable` applies the
+`session.py` changes the session of a connected client immediately and notes each change. `SessionTable` applies the
 notes when they are readable, and is all that remains after a restart. A session without a client is stored packed, in
 about a hundred bytes; one with a client is an object.
 """

@@ -297,7 +297,7 @@ async def serving(
             nursery.start_soon(made.tails.run)
             nursery.start_soon(made.cursors.run)
             nursery.start_soon(made.shares.run)
-            nursery.start_soon(made.sessions.run)
+            nursery.start_soon(made.sessions.expiry.run)
             for service in services(made):
                 nursery.start_soon(service)
             yield Serving(made, serves, nursery)

@@ -15,7 +15,7 @@ from martlet.contracts import Buffer, Identity, Password, Peer
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.group_members import Member
 from martlet.delivery.selection import Selection, select_tags
-from martlet.delivery.sessions import Session
+from martlet.delivery.session import Session
 from martlet.delivery.subscriptions import (
     Delivery,
     Start,

@@ -17,7 +17,7 @@ from martlet.access import Gate
 from martlet.clock import Clock
 from martlet.contracts import Buffer, Identity, Peer
 from martlet.delivery.cursor import Cursor, Feed, Place
-from martlet.delivery.sessions import Session
+from martlet.delivery.session import Session
 from martlet.delivery.tail_reader import Run
 from martlet.errors import Reason, Refused, RemoteProtocolError
 from martlet.message import Message, Placed

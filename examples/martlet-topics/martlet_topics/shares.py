@@ -15,7 +15,7 @@ from martlet.delivery.finder import Names
 from martlet.delivery.group_members import Member
 from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.selection import Selection, select_tags
-from martlet.delivery.sessions import Session
+from martlet.delivery.session import Session
 from martlet.delivery.subscriptions import Delivery
 from martlet.errors import Reason, Refused
 from martlet.message import TAGS

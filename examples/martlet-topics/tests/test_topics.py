@@ -406,7 +406,7 @@ async def test_a_session_that_slept_while_retention_went_by_is_told_of_the_gap(t
         numbers = [int(each.body[:4]) for each in came]
         assert numbers == list(range(numbers[0], 40))
         assert numbers[0] > 0
-        assert 1 not in topics.sessions._live["topics me"].flight
+        assert 1 not in topics.sessions.live.by_key["topics me"].flight
         await talk.say(f"ACK {came[0].packet_id} {len(came)}")
         assert await talk.rest() == []
         talk.hang_up()

@@ -15,7 +15,7 @@ import trio
 from martlet.contracts import Peer, RecordView
 from martlet.delivery.fanout import parts
 from martlet.delivery.interest import FilterTrie
-from martlet.delivery.sessions import Session
+from martlet.delivery.session import Session
 from martlet.errors import Reason, Refused
 
 from .client_frames import ClientFrames

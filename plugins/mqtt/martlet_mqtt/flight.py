@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Final, final
 
 from martlet.contracts import Peer
+from martlet.delivery.session import Session
 from martlet.delivery.session_notes import NO_MESSAGE
-from martlet.delivery.sessions import Session
 
 from .codes import PacketType, ReasonCode
 from .context import Counters

@@ -9,7 +9,7 @@ import trio
 
 from martlet.access import Gate
 from martlet.contracts import Buffer, Identity, Password, Peer
-from martlet.delivery.sessions import Session
+from martlet.delivery.session import Session
 from martlet.errors import Refused
 from martlet.steps import Steps, finish_now
 
@@ -314,7 +314,7 @@ class MqttHandler:
         self._check_fits(Connack(False, ReasonCode.SUCCESS, properties))
         stored, _ = context.broker.sessions.find(PROTOCOL, client_id)
         if will:
-            context.broker.sessions.check_data(will, stored)
+            context.broker.sessions.quota.check_data(will, stored)
         if not connect.clean_start:
             check_stored(context.broker, stored.filters if stored is not None else {})
         self._connect = connect
@@ -348,7 +348,7 @@ class MqttHandler:
         broker = self._context.broker
         with self._turning_away(connect):
             await broker.turns.finish(steps)
-            if broker.sessions.has(session) and self._greeting is not None:
+            if broker.sessions.live.has(session) and self._greeting is not None:
                 self._begin_delivery(session)
 
     def _begin_delivery(self, session: Session) -> None:

@@ -9,7 +9,7 @@ from typing import Final, final
 
 from martlet.access import Gate
 from martlet.contracts import Buffer, Peer
-from martlet.delivery.sessions import JointChanges, Session
+from martlet.delivery.session import JointChanges, Session
 from martlet.errors import Refused
 from martlet.state.journal import NEXT_COMMIT
 from martlet.store import Queue

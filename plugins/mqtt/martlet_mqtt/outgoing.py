@@ -16,7 +16,7 @@ from martlet.access import Gate
 from martlet.contracts import Peer
 from martlet.delivery.cursor import Cursor, Place
 from martlet.delivery.group_members import Member
-from martlet.delivery.sessions import Session
+from martlet.delivery.session import Session
 from martlet.delivery.subscriptions import Delivery
 from martlet.delivery.tail_reader import Run
 from martlet.errors import Refused

@@ -67,7 +67,7 @@ class MqttPlugin(Hooks):
     def _wills_of(self, broker: Broker) -> Wills:
         if self._wills is None:
             self._wills = Wills(self.context(broker))
-            broker.sessions.ending[PROTOCOL] = self._wills.ending
+            broker.sessions.expiry.ending[PROTOCOL] = self._wills.ending
         return self._wills
 
     def _sys_of(self, broker: Broker) -> SysTopics:

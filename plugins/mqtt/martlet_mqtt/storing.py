@@ -1,7 +1,7 @@
 """Stores one message of a client or a will, with everything that belongs to it, all or nothing."""
 
 from martlet.access import Gate
-from martlet.delivery.sessions import JointChanges
+from martlet.delivery.session import JointChanges
 from martlet.message import Message
 
 from .codes import ReasonCode

@@ -6,7 +6,7 @@ from typing import Final, final
 
 from martlet.access import Gate
 from martlet.contracts import Peer
-from martlet.delivery.sessions import Session
+from martlet.delivery.session import Session
 from martlet.errors import Reason, Refused
 from martlet.steps import Pace, Steps, finish_now
 

@@ -13,8 +13,8 @@ import trio
 
 from martlet.access import Gate
 from martlet.contracts import Identity
+from martlet.delivery.session import JointChanges, Session
 from martlet.delivery.session_notes import SessionState
-from martlet.delivery.sessions import JointChanges, Session
 from martlet.errors import Reason, Refused, StoreError
 from martlet.steps import Pace, Steps
 
@@ -51,7 +51,7 @@ def check_will(context: Context, gate: Gate, will: Will) -> bytes:
     check_response_topic(packet)
     check_retain(packet)
     record_of(packet, name, 0)
-    data, limit = encode_will(will), context.broker.sessions.data_bytes_max
+    data, limit = encode_will(will), context.broker.sessions.quota.data_bytes_max
     if len(data) > limit:
         text = f"the will takes {len(data)} bytes; a session has room for {limit}"
         raise MqttError(text, ReasonCode.PACKET_TOO_LARGE)
@@ -147,7 +147,7 @@ class Wills:
 
         If the session ends now, `Session.leave` does the rest.
         """
-        has_session = self._context.broker.sessions.has(session)
+        has_session = self._context.broker.sessions.live.has(session)
         if has_session and not session.data:
             return
         kept, client_id = session if has_session else self._stored(session), session.name
