@@ -159,7 +159,15 @@ async def test_who_answers_needs_the_permission_to_send_there(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "address", ["stomp:", "stomp:text:", "stomp:text:/queue/", "stomp:text:/reply/a", "stomp:x:/y"]
+    "address",
+    [
+        "stomp:",
+        "stomp:text:",
+        "stomp:text:/queue/",
+        "stomp:text:/reply/a",
+        "stomp:text:/queue/stomp_temp",
+        "stomp:x:/y",
+    ],
 )
 async def test_an_address_that_the_broker_did_not_make_is_refused(tmp_path: Path, address: str) -> None:
     async with stomp_broker(tmp_path) as stomp:

@@ -1,16 +1,21 @@
 """Templates of messages are remembered within limits, however clients vary their headers."""
 
 from martlet_stomp.context import TEMPLATES_BYTES_KEPT, TEMPLATES_KEPT, Templates
+from martlet_stomp.destinations import Destination
 from martlet_stomp.packets import MessageHeaders
 
 
+def anywhere(destination: Destination) -> None:
+    """Clients may send to any destination."""
+
+
 def test_equal_headers_have_one_template() -> None:
-    templates, headers = Templates(frozenset(), ""), MessageHeaders("/queue/a", (("key", "value"),), 100)
+    templates, headers = Templates(frozenset(), "", anywhere), MessageHeaders("/queue/a", (("key", "value"),), 100)
     assert templates.find(headers) is templates.find(headers)
 
 
 def test_templates_are_remembered_within_limits() -> None:
-    templates = Templates(frozenset(), "")
+    templates = Templates(frozenset(), "", anywhere)
     for _ in range(TEMPLATES_KEPT + 10):
         templates.find(MessageHeaders("/queue/a", (), 30))
     assert 0 < len(templates.table) <= TEMPLATES_KEPT

@@ -258,6 +258,22 @@ async def test_only_its_connection_reads_it(tmp_path: Path) -> None:
         assert b"only its owner reads it" in (await server.error()).body
 
 
+@pytest.mark.parametrize("destination", ["/topic/stomp_temp", "/queue/stomp_temp", "stomp_temp"])
+async def test_the_topic_with_all_of_them_is_out_of_reach(tmp_path: Path, destination: str) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        for command, headers in (
+            ("SUBSCRIBE", {"id": "0"}),
+            ("SUBSCRIBE", {"id": "0", "browser": "true"}),
+            ("SEND", {}),
+        ):
+            client = await stomp.connect()
+            await client.subscribe(MINE, name="mine")
+            await client.send(client.frame(command, destination=destination, receipt="r", **headers))
+            error = await client.error()
+            assert error["receipt-id"] == "r"
+            assert b"use /temp-queue/NAME" in error.body
+
+
 @pytest.mark.parametrize("name", ["a", "a/", "/a", "a/b/c", "a/+", "a/#"])
 async def test_an_address_that_the_broker_did_not_make_is_an_error(tmp_path: Path, name: str) -> None:
     async with stomp_broker(tmp_path) as stomp:
@@ -308,7 +324,7 @@ async def test_their_messages_do_not_come_after_a_restart(tmp_path: Path) -> Non
         client = await stomp.connect()
         await client.publish("/queue/work", b"question", reply_to=MINE)
         await client.publish(MINE, b"old")
-    async with stomp_broker(tmp_path) as stomp:
+    async with stomp_broker(tmp_path, seed=1) as stomp:  # with other sessions
         client, server = await stomp.connect(V1_2), await stomp.connect()
         await client.subscribe(MINE)
         await server.subscribe("/queue/work")

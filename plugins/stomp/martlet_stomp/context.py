@@ -11,7 +11,7 @@ from martlet.delivery.group_policy import GroupPolicy
 from martlet.net.complaints import Complaints
 
 from .config import StompConfig
-from .destinations import check_name, parse_destination
+from .destinations import Destination, check_name, parse_destination
 from .encoding import Encodings
 from .following import Feeds
 from .heartbeats import Heartbeats
@@ -53,11 +53,13 @@ class Counters:
 class Templates:
     """Templates of messages, by their headers."""
 
-    __slots__ = ("_bytes", "_cluster", "_names", "table")
+    __slots__ = ("_bytes", "_check", "_cluster", "_names", "table")
 
-    def __init__(self, names: frozenset[str], cluster: str) -> None:
+    def __init__(self, names: frozenset[str], cluster: str, check: Callable[[Destination], None]) -> None:
+        """Begin; *check* raises `StompError` if clients may not send to a destination."""
         self._names = names
         self._cluster = cluster
+        self._check = check
         self._bytes = 0
         self.table: Final[dict[MessageHeaders, Template]] = {}
 
@@ -67,6 +69,7 @@ class Templates:
         if found is None:
             destination = parse_destination(headers.destination, self._names)
             check_name(destination)
+            self._check(destination)
             found = Template(headers, destination, self._names, self._cluster)
             self._bytes += headers.size
             if len(self.table) >= TEMPLATES_KEPT or self._bytes > TEMPLATES_BYTES_KEPT:
@@ -125,7 +128,7 @@ def make_context(config: StompConfig, broker: Broker) -> Context:
         config,
         broker,
         names,
-        Templates(names, broker.config.cluster),
+        Templates(names, broker.config.cluster, temporary.check),
         Encodings(broker.clock, config.names),
         Feeds(broker, (*config.names, config.temporary)),
         temporary,

@@ -1,7 +1,6 @@
 """Acts on the frames of one client (martlet.contracts.Handler)."""
 
 from collections.abc import Awaitable, Iterator
-from secrets import token_hex
 from typing import Final, final
 
 import trio
@@ -191,7 +190,7 @@ class StompHandler:
         context, peer = self._context, self._peer
         gate = self._gate = context.broker.gate(peer.identity)
         self._connect = connect
-        self.session = token_hex(16)
+        self.session = context.broker.ids.unique()
         context.temporary.begin(self.session, gate.identity.name)
         subscriptions = self._subscriptions = Subscriptions(peer, context, gate, connect, self.session, self._end)
         sending = self._sending = Sending(peer, context, gate, self.session, subscriptions.reply_to)

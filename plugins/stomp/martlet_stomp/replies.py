@@ -66,6 +66,7 @@ def _take(context: Context, gate: Gate, address: str, reply: Message) -> Placed:
     try:
         destination = parse_destination(text, context.names)
         check_name(destination)
+        context.temporary.check(destination)
         if destination.kind is Kind.REPLY:
             raise StompError(f"the reply for {shown(text)} is one for another client; answer that one")
         topic, tag = destination.topic, destination.name

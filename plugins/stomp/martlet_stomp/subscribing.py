@@ -80,6 +80,7 @@ class Subscriptions:
         self._check_count()
         destination = parse_destination(request.destination, self._context.names)
         check_filter(destination)
+        self._context.temporary.check(destination)
         key = _key(request.id, destination.text)
         if key in self._by_id:
             what = f"id {shown(request.id)}" if request.id is not None else shown(destination.text)

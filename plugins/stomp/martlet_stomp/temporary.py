@@ -2,7 +2,7 @@
 
 Their messages are in one platform topic, and the name (tag) of each says whose it is: ``USER/SESSION/KIND/NAME``. Only
 the connection itself can subscribe, with ``/temp-queue/NAME``. Others get ``/remote-temp-queue/SESSION/NAME`` as the
-``reply-to`` of its messages; the session is a random number, so nobody else knows it.
+``reply-to`` of its messages; the session is a random number that nobody else is told.
 """
 
 from typing import Final, final
@@ -48,6 +48,12 @@ class Temporary:
     def ensure_topic(self) -> None:
         """Create the topic if there is none. Raises `Refused`."""
         self._topics.ensure(self.topic, 1)
+
+    def check(self, destination: Destination) -> None:
+        """Raise `StompError` if *destination* is the topic itself, which has the messages of all connections."""
+        if destination.topic == self.topic:
+            text = f"is the topic of temporary destinations; use {Kind.TEMP_QUEUE.value}NAME"
+            raise StompError(f"destination {shown(destination.text)} {text}")
 
     def begin(self, session: str, user: str) -> None:
         """Note that a connection is there."""
