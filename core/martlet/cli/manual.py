@@ -297,14 +297,14 @@ PLUGIN_CHAPTERS: Final = (
     Chapter("Selections", "martlet.delivery.selection", ("Selection", "EVERYTHING", "select_tags", "split_tags")),
     Chapter("Topic filters", "martlet.delivery.interest", ("FilterTrie", "Route")),
     Chapter(
+        "Feeds",
+        "martlet.delivery.feed",
+        ("Cursors: open", "Feed: open tail_position hand_on close"),
+    ),
+    Chapter(
         "Cursors",
         "martlet.delivery.cursor",
-        (
-            "Cursors: open",
-            "Feed: open tail_position hand_on close",
-            "Cursor: position has_pending collect check add_filter remove_filter skip_to_tail close",
-            "Place",
-        ),
+        ("Cursor: position has_pending collect check add_filter remove_filter skip_to_tail close", "Place"),
     ),
     Chapter(
         "The tail of a topic",

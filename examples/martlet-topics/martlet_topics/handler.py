@@ -16,7 +16,8 @@ from zlib import crc32
 from martlet.access import Gate
 from martlet.clock import Clock
 from martlet.contracts import Buffer, Identity, Peer
-from martlet.delivery.cursor import Cursor, Feed, Place
+from martlet.delivery.cursor import Cursor, Place
+from martlet.delivery.feed import Feed
 from martlet.delivery.session import Session
 from martlet.delivery.tail_reader import Run
 from martlet.errors import Reason, Refused, RemoteProtocolError
