@@ -26,7 +26,7 @@ from martlet.broker import Broker
 from martlet.delivery.cursor import Place
 from martlet.delivery.fanout import Encoding, parts
 from martlet.delivery.interest import FilterTrie
-from martlet.delivery.tail_reader import Run
+from martlet.delivery.runs import Run
 from martlet.message import Message
 from martlet.store import StoreConfig
 from martlet.testing.peers import serving

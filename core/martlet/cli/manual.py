@@ -309,8 +309,10 @@ PLUGIN_CHAPTERS: Final = (
     Chapter(
         "The tail of a topic",
         "martlet.delivery.tail_reader",
-        ("Tails: of", "TailReader: attach detach hand_on", "Run", "Frames", "Receiver", "Interest"),
+        ("Tails: of", "TailReader: attach detach hand_on"),
     ),
+    Chapter("What an interest finds", "martlet.delivery.routing", ("Interest",)),
+    Chapter("Runs of messages", "martlet.delivery.runs", ("Run", "Frames", "Receiver")),
     Chapter("Rules of shared groups", "martlet.delivery.group_policy", ("GroupPolicy",)),
     Chapter("Shared groups that take some names", "martlet.delivery.finder", ("Names",)),
     Chapter(

@@ -13,7 +13,10 @@ from typing import Final, final
 
 from martlet.delivery.cursor import Cursor, Place
 from martlet.delivery.interest import FilterTrie, Grants, Route, in_pieces
-from martlet.delivery.tail_reader import RECEIVERS_A_SLICE, RECEIVERS_COUNTED, Found, TailReader, make_run, merge
+from martlet.delivery.merge import merge
+from martlet.delivery.routing import Found
+from martlet.delivery.runs import make_run
+from martlet.delivery.tail_reader import RECEIVERS_A_SLICE, RECEIVERS_COUNTED, TailReader
 from martlet.records.codec import tags_code
 from martlet.steps import Pace, Steps
 from martlet.store import Queue, ReadResult, Store

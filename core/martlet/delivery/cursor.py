@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Mapping
 from enum import Enum, unique
 from typing import Final, Protocol, final
 
-from martlet.delivery.tail_reader import Run
+from martlet.delivery.runs import Run
 from martlet.errors import Refused
 
 __all__ = ["Cursor", "Permit", "Place", "Source"]
