@@ -26,7 +26,7 @@ from martlet.broker import Broker
 from martlet.delivery.cursor import Place
 from martlet.delivery.fanout import Encoding, parts
 from martlet.delivery.interest import FilterTrie
-from martlet.delivery.tail_reader import Run
+from martlet.delivery.runs import Run
 from martlet.message import Message
 from martlet.store import StoreConfig
 from martlet.testing.peers import serving
@@ -119,7 +119,7 @@ async def come_back(messages: int) -> None:
             nursery.start_soon(watch_pauses, pauses)
             began = time.process_time()
             with trio.fail_after(60):
-                while feed.is_sweeping:
+                while feed.catch_up.is_sweeping:
                     await trio.lowlevel.checkpoint()
             assert all(cursor.place is Place.TAIL for cursor in joined)
             seconds = time.process_time() - began
@@ -127,7 +127,7 @@ async def come_back(messages: int) -> None:
             found = sum(run.count for cursor in joined for run, _ in cursor.collect(1 << 30))
             print(
                 f"return   {CLIENTS} clients, {messages} messages: {seconds:.2f} s of processor time, "
-                f"{feed.sweeps} sweep, {feed.viewed} viewed, {found} delivered, "
+                f"{feed.catch_up.sweeps} sweep, {feed.catch_up.viewed} viewed, {found} delivered, "
                 f"longest pause {max(pauses) * 1e3:.1f} ms"
             )
 

@@ -191,14 +191,14 @@ async def come_back(messages: int) -> None:
             longest = 0.0
             for number in range(CLIENTS):
                 clients.append(Client(protocol, f"client-{number}"))
-            while feed.is_sweeping or WOKEN:
+            while feed.catch_up.is_sweeping or WOKEN:
                 slice_began = time.thread_time()
                 await trio.lowlevel.checkpoint()
                 end_round(served)
                 longest = max(longest, time.thread_time() - slice_began)
             print(
                 f"return   {CLIENTS} sessions, {messages} messages: {time.process_time() - began:.2f} s of processor "
-                f"time, {time.monotonic() - wall:.2f} s, {feed.sweeps} sweeps, {feed.viewed} viewed, "
+                f"time, {time.monotonic() - wall:.2f} s, {feed.catch_up.sweeps} sweeps, {feed.catch_up.viewed} viewed, "
                 f"{handler.shared.delivered - before} delivered, longest turn {longest * 1e3:.0f} ms"
             )
 

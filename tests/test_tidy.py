@@ -70,7 +70,7 @@ EFFECTS = {
         | {"trio.open_tcp_listeners", "trio.serve_tcp", "trio.socket.socket", "asyncio.start_server"},
         {
             "martlet/net/server.py": "the one place that listens",
-            "martlet_mqtt/commands/client.py": "connects the commands to a broker",
+            "martlet/cli/server.py": "connects the commands of protocols to a broker",
             "martlet_remoting/client/": "is the other side: it runs in its user's process, not in the broker's",
             "martlet_remoting/dialing.py": "reaches name servers elsewhere, to register there",
             "martlet/run.py": "tells systemd that it accepts",

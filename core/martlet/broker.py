@@ -10,7 +10,7 @@ from typing import Final, TypeVar, final
 from martlet.access import Authentication, Gate, Replies, Rules
 from martlet.clock import Clock
 from martlet.contracts import Authorizer, Compile, Identity, Router, Stage
-from martlet.delivery.cursor import Cursors
+from martlet.delivery.feed import Cursors
 from martlet.delivery.selection import Selection, Selections
 from martlet.delivery.sessions import Sessions
 from martlet.delivery.shared_groups import Shares

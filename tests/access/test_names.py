@@ -10,7 +10,8 @@ from tests.core.pushing import broker_in_memory
 from martlet.access import Gate
 from martlet.broker import Broker
 from martlet.contracts import Identity
-from martlet.delivery.cursor import Cursor, Feed, Place
+from martlet.delivery.cursor import Cursor, Place
+from martlet.delivery.feed import Feed
 from martlet.errors import Refused
 from martlet.message import Message, Placed
 from martlet.plugins.loader import guarded_authorizer

@@ -13,9 +13,12 @@ from tests.core.pushing import broker_in_memory
 
 from martlet.broker import Broker
 from martlet.contracts import Identity
+from martlet.delivery import catch_up_reader
 from martlet.delivery import cursor as cursor_module
-from martlet.delivery.cursor import Cursor, Feed, Permit, Place
+from martlet.delivery.catch_up_reader import CatchUpReader
+from martlet.delivery.cursor import Cursor, Permit, Place
 from martlet.delivery.fanout import Encoding, parts
+from martlet.delivery.feed import Feed
 from martlet.delivery.interest import FilterTrie
 from martlet.delivery.tail_reader import RECEIVERS_A_SLICE, RECEIVERS_COUNTED
 from martlet.errors import Reason, Refused
@@ -91,7 +94,7 @@ async def test_a_cursor_goes_from_its_position_over_to_the_tail() -> None:
         assert client.wakes == 1
         assert client.take() == ["live"]
         assert client.cursor.position == broker.store.readable
-        assert feed.sweeps == 1
+        assert feed.catch_up.sweeps == 1
 
 
 async def test_several_topics_are_swept_in_log_order() -> None:
@@ -131,7 +134,7 @@ async def test_cursors_that_return_together_share_one_pass() -> None:
         await settle(broker)
         clients = [Client(feed, f"device/{number}/#", position=0) for number in range(100)]
         await settle(broker)
-        assert (feed.sweeps, feed.viewed) == (1, 400)
+        assert (feed.catch_up.sweeps, feed.catch_up.viewed) == (1, 400)
         for number, client in enumerate(clients):
             assert client.take() == [str(number + 100 * turn) for turn in range(4)]
 
@@ -144,14 +147,14 @@ async def test_names_without_wildcards_are_found_by_their_codes_alone() -> None:
         await settle(broker)
         clients = [Client(feed, f"n{number}", position=0) for number in (3, 7)]
         await settle(broker)
-        assert feed.viewed == 20
+        assert feed.catch_up.viewed == 20
         assert [client.take()[:2] for client in clients] == [["3", "103"], ["7", "107"]]
 
 
 async def test_a_cursor_that_comes_while_others_are_swept_begins_at_its_own_position(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cursor_module, "MESSAGES_A_SLICE", 8)
+    monkeypatch.setattr(catch_up_reader, "MESSAGES_A_SLICE", 8)
     async with broker_in_memory(flush="sync") as broker:
         feed = feed_of(broker)
         positions = [send(broker, "a", str(n)) for n in range(64)]
@@ -163,11 +166,11 @@ async def test_a_cursor_that_comes_while_others_are_swept_begins_at_its_own_posi
         assert early.take() == [str(n) for n in range(64)]
         assert late.take() == [str(n) for n in range(37, 64)]
         assert latest.take() == ["63"]
-        assert (feed.sweeps, feed.viewed) == (1, 64)
+        assert (feed.catch_up.sweeps, feed.catch_up.viewed) == (1, 64)
 
 
 async def test_cursors_with_many_filters_change_places_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cursor_module, "FILTERS_A_SLICE", 10)
+    monkeypatch.setattr(catch_up_reader, "FILTERS_A_SLICE", 10)
     added: list[int] = []
     add = FilterTrie[Cursor].add
 
@@ -176,14 +179,14 @@ async def test_cursors_with_many_filters_change_places_a_few_at_a_time(monkeypat
         add(trie, topic_filter, subscriber, value)
 
     monkeypatch.setattr(FilterTrie, "add", counted)
-    for step in ("_take_along", "_join_some"):
-        original = getattr(Feed, step)
+    for kind, step in ((CatchUpReader, "_take_along"), (Feed, "_join_some")):
+        original = getattr(kind, step)
 
-        def noted(feed: Feed, original: Callable[[Feed], object] = original) -> object:
+        def noted(owner: object, original: Callable[[object], object] = original) -> object:
             added.append(0)
-            return original(feed)
+            return original(owner)
 
-        monkeypatch.setattr(Feed, step, noted)
+        monkeypatch.setattr(kind, step, noted)
     async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:
         feed = feed_of(broker)
         send(broker, "name 3", "x")
@@ -342,7 +345,7 @@ async def test_filters_that_a_paused_cursor_gets_begin_where_it_is() -> None:
         for name in ("a", "b"):
             client.cursor.add_filter(name)
             await settle(broker)
-        assert (client.cursor.position, client.wakes, feed.sweeps) == (positions[2], 0, 0)
+        assert (client.cursor.position, client.wakes, feed.catch_up.sweeps) == (positions[2], 0, 0)
         closed.cursor.close()
         closed.cursor.resume()
         assert closed.cursor.position == positions[2]
@@ -439,7 +442,7 @@ def test_every_cursor_gets_what_it_wants_once_and_in_order_whatever_happens(
                 assert client.positions == wanted
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(cursor_module, "MESSAGES_A_SLICE", slice_messages)
+        patched.setattr(catch_up_reader, "MESSAGES_A_SLICE", slice_messages)
         trio.run(scenario)
 
 
@@ -505,7 +508,7 @@ async def test_a_cursor_that_is_closed_leaves_the_others_and_the_last_one_the_ta
 async def test_a_filter_that_is_added_during_a_sweep_gets_its_messages_from_there_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cursor_module, "MESSAGES_A_SLICE", 8)
+    monkeypatch.setattr(catch_up_reader, "MESSAGES_A_SLICE", 8)
     async with broker_in_memory(flush="sync") as broker:
         feed = feed_of(broker)
         for number in range(64):
@@ -558,7 +561,7 @@ async def test_a_filter_that_the_receiver_may_not_follow_is_not_added() -> None:
 
 
 async def test_a_feed_reads_each_slice_of_a_queue_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cursor_module, "MESSAGES_A_SLICE", 8)
+    monkeypatch.setattr(catch_up_reader, "MESSAGES_A_SLICE", 8)
     async with broker_in_memory(flush="sync") as broker:
         feed = feed_of(broker)
         for number in range(64):
@@ -566,7 +569,7 @@ async def test_a_feed_reads_each_slice_of_a_queue_once(monkeypatch: pytest.Monke
         await settle(broker)
         client = Client(feed, "#", position=0)
         await settle(broker)
-        assert (len(client.take()), feed.reads, feed.viewed) == (64, 8, 64)
+        assert (len(client.take()), feed.catch_up.reads, feed.catch_up.viewed) == (64, 8, 64)
 
 
 def having(clients: list[Client], *bodies: str) -> int:
@@ -711,7 +714,7 @@ async def test_a_collect_of_exactly_a_run_leaves_nothing_pending() -> None:
 async def test_a_cursor_that_was_full_gets_new_messages_after_those_that_it_missed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cursor_module, "MESSAGES_A_SLICE", 1)
+    monkeypatch.setattr(catch_up_reader, "MESSAGES_A_SLICE", 1)
     async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:
         feed = feed_of(broker)
         client = Client(feed, "a", pending_bytes_max=2000)

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from tests.core.pushing import LINES, broker_in_memory, publish, subscribe
 
 from martlet.broker import Broker
-from martlet.delivery import tail_reader
+from martlet.delivery import listeners, merge, tail_reader
 from martlet.delivery.fanout import Encoding, parts
 from martlet.delivery.interest import FilterTrie
+from martlet.delivery.runs import Run
 from martlet.delivery.selection import EVERYTHING, select_tags
-from martlet.delivery.tail_reader import Run, TailReader
+from martlet.delivery.tail_reader import TailReader
 from martlet.errors import Refused
 from martlet.message import Message
 from martlet.records import layout
@@ -121,7 +122,7 @@ async def test_a_commit_of_many_entries_wakes_every_tag_rather_than_look_at_each
     async with broker_in_memory(segment_bytes=1 << 22) as broker:
         broker.topics.ensure("t", 1)
         collector = subscribe(broker, "t", selection=select_tags(("B",)))
-        for _ in range(tail_reader.MESSAGES_A_SLICE + 1):
+        for _ in range(listeners.CODES_MAX + 1):
             broker.publish(Message("t", b"x", tag("A"), 0))
         broker.store.commit()
         assert collector.peer.wakes == 1
@@ -280,7 +281,8 @@ async def test_a_slice_reads_the_first_messages_in_log_order_and_hardly_any_twic
         read.extend(each[0] for each in found)
         return found
 
-    monkeypatch.setattr(tail_reader, "names_of", counted)
+    for module in (merge, tail_reader):
+        monkeypatch.setattr(module, "names_of", counted)
     async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:
         reader, trie = follow(broker, 4)
         receiver = Listening()

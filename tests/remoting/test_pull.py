@@ -6,8 +6,8 @@ import trio
 from trio.testing import MockClock
 
 from martlet.contracts import Identity, Predicate, RecordView
+from martlet.delivery.listeners import CODES_MAX
 from martlet.delivery.selection import EVERYTHING
-from martlet.delivery.tail_reader import MESSAGES_A_SLICE
 from martlet.errors import Reason, Refused, StoreError
 from martlet.message import Message, encode_properties
 from martlet.plugins.loader import guarded_filter
@@ -539,14 +539,14 @@ async def test_many_new_messages_at_once_wake_every_pull(waiting: Harness) -> No
     topic = waiting.topic("T")
     client, other = waiting.client(), waiting.client()
     numbers = [each.send(PULL, wait_ext(topic, 0, subscription=tag)) for each, tag in ((client, "B"), (other, "C"))]
-    for tag in ["A"] * (MESSAGES_A_SLICE - 1) + ["B", "A"]:
+    for tag in ["A"] * (CODES_MAX - 1) + ["B", "A"]:
         properties = encode_properties({"TAGS": tag})
         waiting.broker.publish(Message(topic, b"x", properties, queue_id=0))
     waiting.store.commit()
     assert (client.peer.woken, other.peer.woken) == (True, True)
     await waiting.step()
     answer = client.answers.pop(numbers[0])
-    assert [record.queue_offset for record in decode_records(answer.body)] == [MESSAGES_A_SLICE - 1]
+    assert [record.queue_offset for record in decode_records(answer.body)] == [CODES_MAX - 1]
     assert (other.answers, parked(other)) == ({}, 1)
     await fill(waiting, topic, "C")
     await waiting.step()
@@ -762,7 +762,7 @@ async def test_messages_that_come_while_very_many_pulls_look_again_are_not_misse
 async def test_very_many_pulls_that_want_nothing_of_it_wait_on(harness: Harness) -> None:
     topic = harness.topic("T")
     clients = await very_many(harness, topic, "B", "C")
-    await fill(harness, topic, *["A"] * (MESSAGES_A_SLICE + 1))
+    await fill(harness, topic, *["A"] * (CODES_MAX + 1))
     await release_all(harness)
     assert [(client.answers, parked(client)) for client in clients] == [({}, 1000)] * 2
     await fill(harness, topic, "B", "C")

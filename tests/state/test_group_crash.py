@@ -15,7 +15,7 @@ from tests.state.power_cuts import count_changes, cut_at, cut_of, opened
 
 from martlet.broker import Broker
 from martlet.delivery import share
-from martlet.delivery.cursor import Feed
+from martlet.delivery.feed import Feed
 from martlet.delivery.finder import Names
 from martlet.delivery.group_members import Member
 from martlet.delivery.selection import Selection
@@ -78,11 +78,11 @@ class Workload:
     async def collect(self, broker: Broker, member: Member) -> Handles:
         found: Handles = {}
         while True:
-            while feed_of(broker).is_sweeping:
+            while feed_of(broker).catch_up.is_sweeping:
                 await feed_of(broker).sweep()
             more = handles((await drain(member))[1])
             found |= more
-            if not (more or feed_of(broker).is_sweeping):
+            if not (more or feed_of(broker).catch_up.is_sweeping):
                 return found
 
     async def store(self, broker: Broker, action: str) -> None:

@@ -17,7 +17,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.broker import Broker
 from martlet.delivery import finder, share
-from martlet.delivery.cursor import Feed
+from martlet.delivery.feed import Feed
 from martlet.delivery.finder import Names
 from martlet.delivery.group_members import Member
 from martlet.delivery.group_policy import GroupPolicy

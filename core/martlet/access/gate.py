@@ -41,8 +41,9 @@ from martlet.contracts import (
     StagedBatch,
     Transactions,
 )
-from martlet.delivery.cursor import Cursor, Feed
+from martlet.delivery.cursor import Cursor
 from martlet.delivery.fanout import Encoding
+from martlet.delivery.feed import Feed
 from martlet.delivery.finder import Names
 from martlet.delivery.group_members import Member
 from martlet.delivery.group_policy import GroupPolicy

@@ -297,20 +297,22 @@ PLUGIN_CHAPTERS: Final = (
     Chapter("Selections", "martlet.delivery.selection", ("Selection", "EVERYTHING", "select_tags", "split_tags")),
     Chapter("Topic filters", "martlet.delivery.interest", ("FilterTrie", "Route")),
     Chapter(
+        "Feeds",
+        "martlet.delivery.feed",
+        ("Cursors: open", "Feed: open tail_position hand_on close"),
+    ),
+    Chapter(
         "Cursors",
         "martlet.delivery.cursor",
-        (
-            "Cursors: open",
-            "Feed: open tail_position hand_on close",
-            "Cursor: position has_pending collect check add_filter remove_filter skip_to_tail close",
-            "Place",
-        ),
+        ("Cursor: position has_pending collect check add_filter remove_filter skip_to_tail close", "Place"),
     ),
     Chapter(
         "The tail of a topic",
         "martlet.delivery.tail_reader",
-        ("Tails: of", "TailReader: attach detach hand_on", "Run", "Frames", "Receiver", "Interest"),
+        ("Tails: of", "TailReader: attach detach hand_on"),
     ),
+    Chapter("What an interest finds", "martlet.delivery.routing", ("Interest",)),
+    Chapter("Runs of messages", "martlet.delivery.runs", ("Run", "Frames", "Receiver")),
     Chapter("Rules of shared groups", "martlet.delivery.group_policy", ("GroupPolicy",)),
     Chapter("Shared groups that take some names", "martlet.delivery.finder", ("Names",)),
     Chapter(

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, final
 
 from martlet.contracts import Buffer, Predicate
-from martlet.delivery.cursor import Cursor, Feed
+from martlet.delivery.cursor import Cursor
+from martlet.delivery.feed import Feed
 from martlet.records.layout import record_views
 from martlet.store import ReadResult
 

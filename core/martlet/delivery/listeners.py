@@ -5,18 +5,21 @@ which it became readable, its queue waits in `Wakes`, which wakes some in each t
 read by those that are not woken yet; the others are woken again when it is the queue's turn.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import chain, islice
 from typing import Final, Protocol, TypeAlias, final
 
 import trio
 
 from martlet.delivery.selection import Selection
-from martlet.store import Queue
+from martlet.records.layout import ENTRY
+from martlet.store import Queue, Store
 
-__all__ = ["WAKES_A_TURN", "Codes", "Listener", "Listeners", "Wakes"]
+__all__ = ["WAKES_A_TURN", "Codes", "Listener", "Listeners", "Wakes", "codes_between", "unwatch", "watch"]
 
 WAKES_A_TURN: Final = 1024  # 0.4 to 1.5 us each
+# If more messages became readable together, to look at the tag of each would take longer than to wake everybody.
+CODES_MAX: Final = 512
 
 # Codes of tags; None for any.
 Codes: TypeAlias = set[int] | None
@@ -155,3 +158,26 @@ def _count(tables: Collection[Collection[Listener]], enough: int) -> int:
         if count > enough:
             break
     return count
+
+
+def codes_between(store: Store, queue: Queue, start: int, end: int) -> Codes:
+    """Return the tag codes of the messages from *start* up to *end*; None if that would take long."""
+    if end - start > CODES_MAX or start < queue.tail_offset:
+        return None
+    return {entry[2] for entry in ENTRY.iter_unpack(store.queues.entries(queue, start, end - start))}
+
+
+def watch(queue: Queue, watcher: Callable[[Queue], None]) -> None:
+    """Call *watcher* whenever records of *queue* become readable."""
+    if queue.watchers is None:
+        queue.watchers = [watcher]
+    else:
+        queue.watchers.append(watcher)
+
+
+def unwatch(queue: Queue, watcher: Callable[[Queue], None]) -> None:
+    """Stop calling *watcher*."""
+    if queue.watchers is not None and watcher in queue.watchers:
+        queue.watchers.remove(watcher)
+        if not queue.watchers:
+            queue.watchers = None

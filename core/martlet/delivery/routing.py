@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from martlet.store import Queue
 
-__all__ = ["Found", "Matched", "Route", "divide"]
+__all__ = ["Found", "Interest", "Matched", "Route", "divide"]
 
 # Above this many pairs of receivers and routes, and of receivers in several routes and changes of the route, the
 # division would take longer than what it saves.
@@ -30,6 +30,14 @@ class Route(Protocol):
     @property
     def grants(self) -> Matched:
         """The receivers, and for each the values of its matching filters."""
+        ...
+
+
+class Interest(Protocol):
+    """Maps names to receivers; implemented by `martlet.delivery.interest.FilterTrie`."""
+
+    def route(self, name: str) -> Route:
+        """Return the route of *name*, the same object for equal routes; a message without a tag has the name ""."""
         ...
 
 

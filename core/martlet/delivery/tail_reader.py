@@ -6,46 +6,27 @@ reader knows whom to wake without reading a record. Protocols with names and fil
 `FilterTrie`. Then the reader reads each new range once, in log order over all its queues, takes the name of each
 message once (its tag), asks the interest for the route of the name, and passes each receiver of the route the `Run` of
 its messages. Receivers without a match cost nothing.
-
-Receivers share a run and its frames in each encoding. A publisher may hand on its frames (`hand_on`): if a run consists
-of exactly these messages, they are sent as they were received.
 """
 
 import logging
-from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from itertools import accumulate, chain, pairwise
-from operator import itemgetter
-from struct import unpack
-from typing import Final, Protocol, final
+from collections.abc import Sequence
+from typing import Final, final
 
 import trio
 
-from martlet.delivery.fanout import Encoding, places
 from martlet.delivery.handed import HandedFrames
 from martlet.delivery.interest import in_pieces
-from martlet.delivery.listeners import Codes, Listener, Listeners, Wakes
-from martlet.delivery.routing import Found, Matched, Route, divide
+from martlet.delivery.listeners import Codes, Listener, Listeners, Wakes, codes_between, unwatch, watch
+from martlet.delivery.merge import first_counts, merge
+from martlet.delivery.routing import Found, Interest, Matched, divide
+from martlet.delivery.runs import Frames, Run, make_run
 from martlet.errors import Refused, StoreError
-from martlet.records.layout import ENTRY, ENTRY_BYTES, I32, RecordView, names_of, record_views
+from martlet.records.layout import names_of
 from martlet.steps import Pace, Steps
 from martlet.store import Queue, ReadResult, Store
 from martlet.tables.topics import Topic, Topics
 
-__all__ = [
-    "Found",
-    "Frames",
-    "Interest",
-    "Receiver",
-    "Run",
-    "TailReader",
-    "Tails",
-    "codes_between",
-    "make_run",
-    "merge",
-    "unwatch",
-    "watch",
-]
+__all__ = ["TailReader", "Tails"]
 
 log = logging.getLogger("martlet.delivery")
 
@@ -56,112 +37,6 @@ BYTES_A_SLICE: Final = 1 << 20
 RECEIVERS_A_SLICE: Final = 4096
 RECEIVERS_COUNTED: Final = 1024
 READ_AGAIN_S: Final = 5.0
-POSITION_OF: Final = itemgetter(0)
-
-
-class Receiver(Protocol):
-    """Receives runs at the tail; any hashable object."""
-
-    def matched(self, run: "Run", grants: tuple[Hashable, ...]) -> None:
-        """Take *run*; *grants* are the values of the matching filters. It must not raise or wait."""
-        ...
-
-
-class Interest(Protocol):
-    """Maps names to receivers; implemented by `martlet.delivery.interest.FilterTrie`."""
-
-    def route(self, name: str) -> Route:
-        """Return the route of *name*, the same object for equal routes; a message without a tag has the name ""."""
-        ...
-
-
-@final
-class Frames:
-    """The messages of a run in one encoding: ``data``, in which message *i* ends before ``ends[i]``.
-
-    ``is_whole`` is False if the encoding left out some messages, whose frames are empty.
-    """
-
-    __slots__ = ("_each", "data", "ends", "is_whole")
-
-    def __init__(self, data: bytes, ends: Sequence[int], is_whole: bool = True) -> None:
-        self._each: list[bytes] | None = None
-        self.data = data
-        self.ends = ends
-        self.is_whole = is_whole
-
-    @property
-    def each(self) -> list[bytes]:
-        """The frame of each message, for protocols that put something before each."""
-        if self._each is None:
-            self._each = [self.data[begin:end] for begin, end in pairwise([0, *self.ends])]
-        return self._each
-
-    def part(self, first: int, last: int) -> "Frames":
-        """Return the frames of the messages from *first* up to *last*."""
-        begin = self.ends[first - 1] if first else 0
-        ends = [end - begin for end in self.ends[first:last]]
-        return Frames(self.data[begin : begin + ends[-1]], ends, self.is_whole)
-
-
-@final
-class Run:
-    """Messages of a topic that the same receivers get for the same filters.
-
-    ``data`` has their records, whole and in log order; ``position`` is that of the first, ``end`` the end of the last.
-    Messages for others may be between them in the log.
-    """
-
-    __slots__ = ("_first", "_frames", "_positions", "_whole", "count", "data", "end", "position")
-
-    def __init__(self, data: bytes, count: int, position: int, end: int) -> None:
-        self.data = data
-        self.count = count
-        self.position = position
-        self.end = end
-        self._frames: dict[str, Frames] | None = None
-        self._positions: list[int] | None = None
-        self._whole: Run | None = None  # the run of which this is a part, and
-        self._first = 0  # the index of the first message there
-
-    def records(self) -> Iterator[RecordView]:
-        """Yield each record: queue id, queue offset, position, properties, body."""
-        return record_views(self.data)
-
-    def positions(self) -> list[int]:
-        """Return the log position of each message."""
-        if self._positions is None:
-            self._positions = places(self.data)[1] if self.count > 1 else [self.position]
-        return self._positions
-
-    def frames(self, encoding: Encoding) -> Frames:
-        """Return the frames of the messages in *encoding*; they are encoded once for all receivers."""
-        if self._whole is not None:
-            return self._whole.frames(encoding).part(self._first, self._first + self.count)
-        found = self._frames.get(encoding.name) if self._frames is not None else None
-        if found is None:
-            each = encoding.encode(self.data)
-            found = Frames(b"".join(each), list(accumulate(map(len, each))), all(each))
-            self.keep(encoding.name, found)
-        return found
-
-    def split(self, count: int) -> tuple["Run", "Run"]:
-        """Return the first *count* messages, at least one and not all, and the others; both share the frames."""
-        at = last = 0
-        for _ in range(count):
-            last, at = at, at + I32.unpack_from(self.data, at)[0]
-        end = RecordView(self.data, last).position + at - last
-        head = Run(self.data[:at], count, self.position, end)
-        tail = Run(self.data[at:], self.count - count, RecordView(self.data, at).position, self.end)
-        head._whole = tail._whole = self._whole or self
-        head._first, tail._first = self._first, self._first + count
-        return head, tail
-
-    def keep(self, encoding: str, frames: Frames) -> None:
-        """Use *frames*, which a publisher handed on, for *encoding*."""
-        if self._frames is None:
-            self._frames = {}
-        self._frames[encoding] = frames
 
 
 @final
@@ -449,102 +324,6 @@ class TailReader:
         if undone != self._undone:
             self._undone = undone
             self._handed.clear()
-
-
-def codes_between(store: Store, queue: Queue, start: int, end: int) -> set[int] | None:
-    """Return the tag codes of the messages from *start* up to *end*; None if that would take long."""
-    if end - start > MESSAGES_A_SLICE or start < queue.tail_offset:
-        return None
-    return {entry[2] for entry in ENTRY.iter_unpack(store.queues.entries(queue, start, end - start))}
-
-
-def first_counts(store: Store, starts: Sequence[tuple[Queue, int]], count: int) -> list[int]:
-    """Return how many of the first *count* messages from *starts* on, in log order, are in each queue.
-
-    Publishers write many messages to one queue at a time, so equal shares would read messages that others precede. They
-    are used if some of the entries are on disk.
-    """
-    left = [store.end_offset(queue) - start for queue, start in starts]
-    if sum(left) <= count:
-        return left
-    if len(left) == 1:
-        return [count]
-    columns: list[Sequence[int]] = []
-    for (queue, start), each in zip(starts, left, strict=True):
-        column = _positions(store, queue, start, min(each, count))
-        if column is None:
-            return [min(each, max(count // len(left), 1)) for each in left]
-        columns.append(column)
-    last = sorted(chain.from_iterable(columns))[count - 1]
-    return [bisect_right(column, last) for column in columns]
-
-
-def _positions(store: Store, queue: Queue, start: int, count: int) -> Sequence[int] | None:
-    """Return the log positions of *count* messages from offset *start* on; None if they are on disk or have holes."""
-    if start < queue.tail_offset:
-        return None
-    data = store.queues.entries(queue, start, count)
-    found: tuple[int, ...] = unpack(">" + "q12x" * (len(data) // ENTRY_BYTES), data)
-    return found if len(found) == count and list(found) == sorted(found) else None
-
-
-def merge(store: Store, results: dict[Queue, ReadResult], offsets: dict[Queue, int], readable: int) -> list[Found]:
-    """Return the records of *results* in log order, and advance *offsets* over them.
-
-    If a queue was not read to its end, later records of other queues are left for the next time. So are records that
-    were not *readable* when the reads began, because another queue may have got records since.
-    """
-    found: list[Found] = []
-    limit = readable - 1
-    for queue, result in results.items():
-        before = len(found)
-        found += _records(queue, result)
-        offsets[queue] = max(offsets[queue], result.next_offset)
-        if result.next_offset < store.end_offset(queue):
-            following = store.queues.position_now(queue, result.next_offset)  # -1 for a hole, or if it is on disk
-            last = found[-1][0] if len(found) > before else 0
-            limit = min(limit, following - 1 if following >= 0 else last)
-    if len(results) > 1:
-        found.sort(key=POSITION_OF)
-    while found and found[-1][0] > limit:
-        _, data, at, _, _, queue = found.pop()
-        offsets[queue] = RecordView(data, at).queue_offset
-    return found
-
-
-def _records(queue: Queue, result: ReadResult) -> list[Found]:
-    data = b"".join(result.pieces)  # with many names, each record is a piece
-    return [(position, data, at, end, name, queue) for position, at, end, name in names_of(data)]
-
-
-def make_run(found: Sequence[Found]) -> Run:
-    """Return the run of the records that `merge` found."""
-    position, data, at, end, _, _ = found[0]
-    if len(found) == 1:
-        return Run(data[at:end], 1, position, position + end - at)
-    last_position, _, last_at, last_end, _, _ = found[-1]
-    sizes = [each[3] - each[2] for each in found if each[1] is data]
-    if len(sizes) == len(found) and last_end - at == sum(sizes):
-        whole = data[at:last_end]  # nothing else is between them
-    else:
-        whole = b"".join([each[1][each[2] : each[3]] for each in found])
-    return Run(whole, len(found), position, last_position + last_end - last_at)
-
-
-def watch(queue: Queue, watcher: Callable[[Queue], None]) -> None:
-    """Call *watcher* whenever records of *queue* become readable."""
-    if queue.watchers is None:
-        queue.watchers = [watcher]
-    else:
-        queue.watchers.append(watcher)
-
-
-def unwatch(queue: Queue, watcher: Callable[[Queue], None]) -> None:
-    """Stop calling *watcher*."""
-    if queue.watchers is not None and watcher in queue.watchers:
-        queue.watchers.remove(watcher)
-        if not queue.watchers:
-            queue.watchers = None
 
 
 @final

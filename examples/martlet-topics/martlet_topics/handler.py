@@ -16,9 +16,10 @@ from zlib import crc32
 from martlet.access import Gate
 from martlet.clock import Clock
 from martlet.contracts import Buffer, Identity, Peer
-from martlet.delivery.cursor import Cursor, Feed, Place
+from martlet.delivery.cursor import Cursor, Place
+from martlet.delivery.feed import Feed
+from martlet.delivery.runs import Run
 from martlet.delivery.session import Session
-from martlet.delivery.tail_reader import Run
 from martlet.errors import Reason, Refused, RemoteProtocolError
 from martlet.message import Message, Placed
 from martlet_topics.codec import ENCODING, decode_name, encode_error, encode_run

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, final
 
 from martlet.access import Gate
 from martlet.contracts import Peer
-from martlet.delivery.cursor import Feed
+from martlet.delivery.feed import Feed
 from martlet.delivery.finder import Names
 from martlet.delivery.group_members import Member
 from martlet.delivery.group_policy import GroupPolicy

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple, final
 
 from martlet.contracts import RecordView
-from martlet.delivery.tail_reader import Run
+from martlet.delivery.runs import Run
 
 from .frames import Grant
 

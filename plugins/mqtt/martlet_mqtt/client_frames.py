@@ -10,7 +10,7 @@ from typing import Final, final
 
 from martlet.contracts import RecordView
 from martlet.delivery.fanout import parts
-from martlet.delivery.tail_reader import Frames, Run
+from martlet.delivery.runs import Frames, Run
 
 from .aliases import Aliases
 from .context import Context

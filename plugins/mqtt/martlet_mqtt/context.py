@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
 from martlet.broker import Broker
-from martlet.delivery.cursor import Feed
+from martlet.delivery.feed import Feed
 from martlet.net.complaints import Complaints
 
 from .config import MqttConfig

@@ -16,9 +16,9 @@ from martlet.access import Gate
 from martlet.contracts import Peer
 from martlet.delivery.cursor import Cursor, Place
 from martlet.delivery.group_members import Member
+from martlet.delivery.runs import Run
 from martlet.delivery.session import Session
 from martlet.delivery.subscriptions import Delivery
-from martlet.delivery.tail_reader import Run
 from martlet.errors import Refused
 from martlet.state.journal import NEXT_COMMIT
 

@@ -10,8 +10,8 @@ from typing import Final, final
 
 from martlet.access import Gate
 from martlet.contracts import Peer
+from martlet.delivery.listeners import unwatch, watch
 from martlet.delivery.selection import Selection
-from martlet.delivery.tail_reader import unwatch, watch
 from martlet.errors import Reason, Refused
 from martlet.store import Care, Queue, QueueReader, Store
 

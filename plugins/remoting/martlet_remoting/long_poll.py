@@ -24,8 +24,8 @@ import trio
 
 from martlet.access import ConsumeGrant, Gate
 from martlet.contracts import Peer
+from martlet.delivery.listeners import codes_between, unwatch, watch
 from martlet.delivery.selection import Selection
-from martlet.delivery.tail_reader import codes_between, unwatch, watch
 from martlet.errors import Reason, Refused
 from martlet.net.origins import origin_of
 from martlet.store import Queue, QueueReader, Store

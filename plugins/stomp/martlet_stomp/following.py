@@ -9,7 +9,7 @@ from martlet.access import Gate
 from martlet.broker import Broker
 from martlet.delivery.cursor import Feed
 from martlet.delivery.fanout import Encoding
-from martlet.delivery.tail_reader import Run
+from martlet.delivery.runs import Run
 from martlet.records.layout import Predicate
 
 from .names import is_name

@@ -1,0 +1,345 @@
+"""Feeds: what one protocol follows, some topics and the topic filters of its receivers.
+
+Each receiver has a `Cursor`. At the tail, the cursor's filters are in a trie that the topics' tail reader queries.
+Cursors behind the tail are swept (`catch_up_reader.py`). When the sweep reaches the tail, its cursors join the tail
+reader, and get each record exactly once.
+"""
+
+import logging
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import final
+
+import trio
+
+from martlet.delivery.catch_up_reader import CURSORS_A_SLICE, CatchUpReader
+from martlet.delivery.cursor import PENDING_BYTES, Cursor, Permit, Place
+from martlet.delivery.interest import FilterTrie
+from martlet.delivery.subscriptions import readable
+from martlet.delivery.tail_reader import READ_AGAIN_S, TailReader, Tails
+from martlet.errors import Refused, StoreError
+from martlet.store import Store
+from martlet.tables.topics import Topics
+
+__all__ = ["Cursors", "Feed"]
+
+log = logging.getLogger("martlet.delivery")
+
+
+@final
+class Feed:
+    """What one protocol follows; created by `Cursors.open`.
+
+    ``pending_bytes`` is the size of what the cursors have not yet collected; what several of them share counts for
+    each.
+    """
+
+    def __init__(
+        self,
+        owner: "Cursors",
+        topics: Sequence[str],
+        make_trie: Callable[[], FilterTrie[Cursor]],
+        topics_of: Callable[[str], Sequence[str]],
+        is_name: Callable[[str], bool],
+    ) -> None:
+        self.pending_bytes = 0
+        self._owner = owner
+        self.topics = topics
+        self.topics_of = topics_of
+        self._reader: TailReader | None = None  # of all topics; None while there are no cursors
+        self._tail: FilterTrie[Cursor] = make_trie()
+        swept: FilterTrie[Cursor] = make_trie()
+        for trie in (self._tail, swept):
+            trie.permits = _may_read
+            trie.asks = lambda: owner.asks()  # the owner gets it later
+            trie.is_name = is_name
+        self.catch_up = CatchUpReader(owner.store, swept)  # for the cursors behind the tail
+        self._cursors: dict[Cursor, None] = {}
+
+    def __len__(self) -> int:
+        """The number of open cursors."""
+        return len(self._cursors)
+
+    def open(
+        self,
+        wake: Callable[[], None],
+        filters: Mapping[str, Hashable],
+        position: int | None = None,
+        pending_bytes_max: int = PENDING_BYTES,
+        permit: Permit | None = None,
+        droppable: Callable[[tuple[Hashable, ...]], bool] | None = None,
+        is_paused: bool = False,
+    ) -> Cursor:
+        """Return the cursor of a new receiver; protocols call `Gate.follow`, which checks permissions.
+
+        Args:
+          wake: called when there is something to collect; must not collect itself.
+          filters: topic filters, each with a value that is returned with the runs that it matches.
+          position: start with the first record at or after this log position; None for the tail. A position beyond the
+            end, which a power failure can cause, means the tail too.
+          pending_bytes_max: limit for uncollected records; a single run always fits. When all cursors of the feed
+            together have 64 MiB, it is at most 256 KiB.
+          permit: decides what the receiver may follow and read; None allows everything.
+          droppable: called with the values of the filters that match a run; at the tail, a full cursor drops those for
+            which it returns True, and otherwise reads the log later.
+          is_paused: receive nothing before `Cursor.resume`, so that further filters begin at *position* too.
+
+        Raises:
+          Refused: a filter is invalid, or a topic of the feed is not readable.
+        """
+        for each in filters:
+            self._tail.check(each)
+        if not self._cursors:
+            self._attach()
+        start = 0 if position is None else min(position, self._owner.store.readable)
+        cursor = Cursor(self, wake, filters, start, pending_bytes_max, permit, droppable)
+        self._cursors[cursor] = None
+        if position is None:
+            self._join(cursor)
+        elif is_paused:
+            cursor.move_to(Place.FULL, 0)
+        else:
+            self.resume(cursor)
+        return cursor
+
+    def check(self, topic_filter: str) -> None:
+        """Raise `Refused` (ILLEGAL) unless *topic_filter* is valid."""
+        self._tail.check(topic_filter)
+
+    def hand_on(
+        self, topic: str, encoding: str, positions: Sequence[int], data: bytes, ends: Sequence[int], start: int = 0
+    ) -> None:
+        """Use the given frames for messages just published to *topic*, like `TailReader.hand_on`."""
+        if self._reader is not None and topic in self.topics:
+            self._reader.hand_on(encoding, positions, data, ends, start)
+
+    def cursors(self) -> Iterable[Cursor]:
+        """All open cursors."""
+        return self._cursors
+
+    def forget_routes(self) -> None:
+        """Drop all cached routes, because the rules have changed; what is being routed continues by the new ones."""
+        if self._reader is not None:
+            self._reader.rules_changed()
+        self._tail.forget_routes()
+        self.catch_up.forget_routes()
+
+    def close(self) -> None:
+        """Stop following the topics."""
+        for cursor in list(self._cursors):
+            cursor.close()
+        self._owner.forget(self)
+
+    def _attach(self) -> None:
+        """Follow the topics at their tails."""
+        self._reader = self.catch_up.reader = self._owner.reader(self.topics)
+        self._reader.attach(self._tail)
+
+    def _detach(self) -> None:
+        reader, self._reader = self._reader, None
+        self.catch_up.reader = None
+        if reader is not None:
+            reader.detach(self._tail)
+
+    # requests of cursors
+
+    @property
+    def swept_to(self) -> int:
+        """The log position before which everything was routed to the cursors that are swept."""
+        return self.catch_up.swept_to
+
+    def tail_position(self, taken: int = 0) -> int:
+        """The log position before which everything was delivered to the cursors at the tail.
+
+        *taken* is the end of the last run that one of them took: runs come in log order over all topics.
+        """
+        reader = self._reader
+        if reader is None or not reader.is_behind:
+            return self._owner.store.readable
+        return max(reader.position, taken)
+
+    def first_position(self) -> int:
+        """The log position before which retention has removed all messages."""
+        return self._owner.store.first_position
+
+    def resume(self, cursor: Cursor) -> None:
+        """Add *cursor* to the sweep when it passes the cursor's position."""
+        cursor.move_to(Place.BEHIND, 0)
+        self.catch_up.add(cursor)
+        self._owner.ring(self)
+
+    def go_back(self, cursor: Cursor, position: int) -> None:
+        """Sweep *cursor* again from *position* on."""
+        self._take_out(cursor)
+        cursor.restart(position)
+        self.resume(cursor)
+
+    def pause(self, cursor: Cursor) -> None:
+        """Stop delivering to *cursor*, which is full."""
+        self._take_out(cursor)
+        cursor.move_to(Place.FULL, 0)
+
+    def close_cursor(self, cursor: Cursor) -> None:
+        """Remove *cursor*."""
+        if cursor.place is not Place.CLOSED:
+            self._take_out(cursor)
+            cursor.move_to(Place.CLOSED, 0)
+            del self._cursors[cursor]
+            if not self._cursors:
+                self._detach()
+
+    def skip_to_tail(self, cursor: Cursor) -> None:
+        """Move *cursor* to the tail, skipping everything before."""
+        if cursor.place is not Place.CLOSED:
+            self._take_out(cursor)
+            self._join(cursor)
+
+    def add_filter(self, cursor: Cursor, topic_filter: str, value: Hashable) -> None:
+        """Add a filter of *cursor*."""
+        self._tail.check(topic_filter)
+        cursor.filters[topic_filter] = value
+        if cursor.place is Place.TAIL:
+            self._tail.add(topic_filter, cursor, value)
+        else:
+            self.catch_up.add_filter(cursor, topic_filter, value)
+
+    def remove_filter(self, cursor: Cursor, topic_filter: str) -> None:
+        """Remove a filter of *cursor*."""
+        if cursor.filters.pop(topic_filter, self) is not self:
+            if cursor.place is Place.TAIL:
+                self._tail.remove(topic_filter, cursor)
+            else:
+                self.catch_up.remove_filter(cursor, topic_filter)
+
+    def _take_out(self, cursor: Cursor) -> None:
+        """Remove *cursor* from where it is: the tail, or a sweep."""
+        if cursor.place is Place.TAIL:
+            for each in cursor.filters:
+                self._tail.remove(each, cursor)
+        else:
+            self.catch_up.remove(cursor)
+
+    def _join(self, cursor: Cursor) -> None:
+        cursor.move_to(Place.TAIL, self.tail_position())
+        for each, value in cursor.filters.items():
+            self._tail.add(each, cursor, value)
+
+    # the sweep
+
+    async def sweep(self) -> None:
+        """Do one slice of a sweep, and move cursors to the tail when it is reached."""
+        if await self.catch_up.sweep():
+            self._join_some()
+
+    def _join_some(self) -> None:
+        """Move some cursors to the tail, in the turn in which the sweep reached it; the others follow later."""
+        for cursor in self.catch_up.next_at_tail():
+            self._take_out(cursor)
+            self._join(cursor)
+            cursor.wake()
+
+
+def _may_read(name: str, cursor: Cursor) -> bool:
+    return cursor.may_read(name)
+
+
+@final
+class Cursors:
+    """All feeds of a broker; `run` does their sweeps."""
+
+    def __init__(self, store: Store, topics: Topics, tails: Tails) -> None:
+        # Return whether permissions depend on the names of messages.
+        self.asks: Callable[[], bool] = lambda: False
+        # Called with the topics of a new feed, whose messages have names.
+        self.on_opened: Callable[[Sequence[str]], None] = lambda topics: None
+        self.store = store
+        self._topics = topics
+        self._tails = tails
+        self._feeds: dict[Feed, None] = {}
+        self._sweeping: dict[Feed, None] = {}
+        self._asking: list[Cursor] = []  # to wake, because the rules have changed
+        self._rung = trio.Event()
+
+    def open(
+        self,
+        topics: Iterable[str],
+        make_trie: Callable[[], FilterTrie[Cursor]] = FilterTrie,
+        topics_of: Callable[[str], Sequence[str]] | None = None,
+        is_name: Callable[[str], bool] = lambda name: True,
+    ) -> Feed:
+        """Return a feed of *topics*.
+
+        Args:
+          topics: their names; they must exist.
+          make_trie: returns an empty trie with the protocol's separator and wildcards.
+          topics_of: returns those topics that have the names which a filter, or a name, matches, if each name belongs
+            to one topic; the permission to read is required there. By default it is required in all of them.
+          is_name: returns whether the protocol allows a name, which is empty for messages without a tag; nobody gets
+            messages with another one. It is asked once for each name, as long as its route is cached.
+
+        Raises:
+          Refused: there is no such topic, or it is not readable.
+        """
+        names = list(topics)
+        for name in names:
+            readable(self._topics, name)
+        feed = Feed(self, names, make_trie, topics_of or (lambda topic_filter: names), is_name)
+        self._feeds[feed] = None
+        self.on_opened(names)
+        return feed
+
+    def forget_routes(self) -> None:
+        """Drop all cached routes and have each cursor check its filters, because permissions have changed."""
+        for feed in self._feeds:
+            feed.forget_routes()
+        self._asking = [cursor for feed in self._feeds for cursor in feed.cursors()]
+        self._rung.set()
+
+    def reader(self, topics: Sequence[str]) -> TailReader:
+        """Return the tail reader of *topics*, of which some may be deleted. Raises `Refused` if one is not readable."""
+        for name in topics:
+            if self._topics.get(name) is not None:
+                readable(self._topics, name)
+        return self._tails.of_all(topics)
+
+    def forget(self, feed: Feed) -> None:
+        """Remove *feed*, which was closed."""
+        self._feeds.pop(feed, None)
+        self._sweeping.pop(feed, None)
+
+    def ring(self, feed: Feed) -> None:
+        """Wake the sweeper for *feed*: one of its cursors is behind."""
+        self._sweeping[feed] = None
+        self._rung.set()
+
+    async def run(self) -> None:
+        """Sweep until cancelled."""
+        while True:
+            await self._rung.wait()
+            self._rung = trio.Event()
+            while self._sweeping or self._asking:
+                self._wake_some()
+                await trio.lowlevel.checkpoint()
+                for feed in list(self._sweeping):
+                    try:
+                        await feed.sweep()
+                    except (Refused, StoreError, OSError) as error:
+                        log.error("cursors behind the tail cannot read, retrying in 5 s; %s", error)
+                        await trio.sleep(READ_AGAIN_S)
+                    await trio.lowlevel.checkpoint()
+                    if not feed.catch_up.is_sweeping:
+                        self._sweeping.pop(feed, None)
+
+    def _wake_some(self) -> None:
+        for cursor in self._asking[:CURSORS_A_SLICE]:
+            if cursor.place is not Place.CLOSED:
+                cursor.wake()
+        del self._asking[:CURSORS_A_SLICE]
+
+    def statistics(self) -> dict[str, object]:
+        feeds = self._feeds
+        return {
+            "feeds": len(feeds),
+            "cursors": sum(map(len, feeds)),
+            "sweeps": sum(feed.catch_up.sweeps for feed in feeds),
+            "viewed": sum(feed.catch_up.viewed for feed in feeds),
+        }

@@ -1,0 +1,126 @@
+"""Runs: messages that the same receivers get together, and their frames in each encoding.
+
+Receivers share a run, and each encoding of it is made once. A publisher may hand on its frames: if a run consists of
+exactly these messages, they are sent as they were received.
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Protocol, final
+
+from martlet.delivery.fanout import Encoding, places
+from martlet.delivery.routing import Found
+from martlet.records.layout import I32, RecordView, record_views
+
+__all__ = ["Frames", "Receiver", "Run", "make_run"]
+
+
+class Receiver(Protocol):
+    """Receives runs at the tail; any hashable object."""
+
+    def matched(self, run: "Run", grants: tuple[Hashable, ...]) -> None:
+        """Take *run*; *grants* are the values of the matching filters. It must not raise or wait."""
+        ...
+
+
+@final
+class Frames:
+    """The messages of a run in one encoding: ``data``, in which message *i* ends before ``ends[i]``.
+
+    ``is_whole`` is False if the encoding left out some messages, whose frames are empty.
+    """
+
+    __slots__ = ("_each", "data", "ends", "is_whole")
+
+    def __init__(self, data: bytes, ends: Sequence[int], is_whole: bool = True) -> None:
+        self._each: list[bytes] | None = None
+        self.data = data
+        self.ends = ends
+        self.is_whole = is_whole
+
+    @property
+    def each(self) -> list[bytes]:
+        """The frame of each message, for protocols that put something before each."""
+        if self._each is None:
+            self._each = [self.data[begin:end] for begin, end in pairwise([0, *self.ends])]
+        return self._each
+
+    def part(self, first: int, last: int) -> "Frames":
+        """Return the frames of the messages from *first* up to *last*."""
+        begin = self.ends[first - 1] if first else 0
+        ends = [end - begin for end in self.ends[first:last]]
+        return Frames(self.data[begin : begin + ends[-1]], ends, self.is_whole)
+
+
+@final
+class Run:
+    """Messages of a topic that the same receivers get for the same filters.
+
+    ``data`` has their records, whole and in log order; ``position`` is that of the first, ``end`` the end of the last.
+    Messages for others may be between them in the log.
+    """
+
+    __slots__ = ("_first", "_frames", "_positions", "_whole", "count", "data", "end", "position")
+
+    def __init__(self, data: bytes, count: int, position: int, end: int) -> None:
+        self.data = data
+        self.count = count
+        self.position = position
+        self.end = end
+        self._frames: dict[str, Frames] | None = None
+        self._positions: list[int] | None = None
+        self._whole: Run | None = None  # the run of which this is a part, and
+        self._first = 0  # the index of the first message there
+
+    def records(self) -> Iterator[RecordView]:
+        """Yield each record: queue id, queue offset, position, properties, body."""
+        return record_views(self.data)
+
+    def positions(self) -> list[int]:
+        """Return the log position of each message."""
+        if self._positions is None:
+            self._positions = places(self.data)[1] if self.count > 1 else [self.position]
+        return self._positions
+
+    def frames(self, encoding: Encoding) -> Frames:
+        """Return the frames of the messages in *encoding*; they are encoded once for all receivers."""
+        if self._whole is not None:
+            return self._whole.frames(encoding).part(self._first, self._first + self.count)
+        found = self._frames.get(encoding.name) if self._frames is not None else None
+        if found is None:
+            each = encoding.encode(self.data)
+            found = Frames(b"".join(each), list(accumulate(map(len, each))), all(each))
+            self.keep(encoding.name, found)
+        return found
+
+    def split(self, count: int) -> tuple["Run", "Run"]:
+        """Return the first *count* messages, at least one and not all, and the others; both share the frames."""
+        at = last = 0
+        for _ in range(count):
+            last, at = at, at + I32.unpack_from(self.data, at)[0]
+        end = RecordView(self.data, last).position + at - last
+        head = Run(self.data[:at], count, self.position, end)
+        tail = Run(self.data[at:], self.count - count, RecordView(self.data, at).position, self.end)
+        head._whole = tail._whole = self._whole or self
+        head._first, tail._first = self._first, self._first + count
+        return head, tail
+
+    def keep(self, encoding: str, frames: Frames) -> None:
+        """Use *frames*, which a publisher handed on, for *encoding*."""
+        if self._frames is None:
+            self._frames = {}
+        self._frames[encoding] = frames
+
+
+def make_run(found: Sequence[Found]) -> Run:
+    """Return the run of the records that `merge` found."""
+    position, data, at, end, _, _ = found[0]
+    if len(found) == 1:
+        return Run(data[at:end], 1, position, position + end - at)
+    last_position, _, last_at, last_end, _, _ = found[-1]
+    sizes = [each[3] - each[2] for each in found if each[1] is data]
+    if len(sizes) == len(found) and last_end - at == sum(sizes):
+        whole = data[at:last_end]  # nothing else is between them
+    else:
+        whole = b"".join([each[1][each[2] : each[3]] for each in found])
+    return Run(whole, len(found), position, last_position + last_end - last_at)
