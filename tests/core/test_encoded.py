@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from martlet.contracts import Buffer
 from martlet.delivery.fanout import Batch, Encoding, Encodings, encode_result, parts
-from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.delivery.runs import Frames
+from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.message import Message
 from martlet.records.codec import decode_records, encode_record
 from martlet.store import Queue, ReadResult, ReadStatus

@@ -7,8 +7,8 @@ from typing import Final, NamedTuple, final
 
 from martlet.access import Gate
 from martlet.broker import Broker
-from martlet.delivery.cursor import Feed
 from martlet.delivery.fanout import Encoding
+from martlet.delivery.feed import Feed
 from martlet.delivery.runs import Run
 from martlet.records.layout import Predicate
 
