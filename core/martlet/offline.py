@@ -185,7 +185,7 @@ async def verify(
 
         def take(record: Record) -> None:
             if record.topic == NOTES_TOPIC:
-                deleted, _ = read_note(record.body)
+                deleted = read_note(record.body).deleted
                 served.forget_topic(deleted)
                 if keyed is not None:
                     keyed.forget_topic(deleted)

@@ -53,6 +53,7 @@ __all__ = ["Config", "PluginsConfig", "build", "read_config", "run"]
 log = logging.getLogger("martlet")
 
 STOP_TIMEOUT_S: Final = 10.0
+EXPIRY_TIMEOUT_S: Final = 5.0  # for what expired while the broker was stopped
 GOODBYE_TIMEOUT_S: Final = 4.0  # for each plugin, so that pending answers are still sent if one hangs
 RESTART_FIRST_S: Final = 1.0
 RESTART_MOST_S: Final = 30.0
@@ -277,6 +278,8 @@ async def _run_with_store(
         await nursery.start(store.run)
         if await _replayed(broker, stop):
             live.check()
+            with trio.move_on_after(EXPIRY_TIMEOUT_S):  # the rest expires while the broker runs
+                await store.topic_retention.sweep()
             bound = live.bind()
             # So that topics which a hook created survive a crash with the same queues.
             with _usable(config.data):

@@ -57,7 +57,7 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     f"{TX}external/delivery.py": frozenset(("store", "topics")),
     f"{TX}external/transactions.py": frozenset(("store", "topics")),
     # Creates the topics of its rules and the feed that all gates follow, and finds out when sessions end.
-    f"{MQTT}plugin.py": frozenset(("cursors", "sessions", "store", "topics")),
+    f"{MQTT}plugin.py": frozenset(("cursors", "sessions", "store")),
     # Looks up whether a session exists before the gate opens it.
     f"{MQTT}handler.py": frozenset(("sessions",)),
     # Reads what the gate's cursor allows: retained messages, and what a session has in flight.

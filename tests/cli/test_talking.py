@@ -61,10 +61,24 @@ def test_a_topic_lives_from_create_to_delete(to: Run) -> None:
         "",
     )
     listed = {row["topic"]: row for row in from_json(to("topic", "list", "--json"))}
-    assert listed["Born"] == {"topic": "Born", "brokers": 1, "queues": 3, "perm": "r"}
+    assert listed["Born"] == {"topic": "Born", "brokers": 1, "queues": 3, "perm": "r", "retention": "log"}
     assert "TBW102" not in listed
     assert to("topic", "delete", "Born", "--yes") == (0, "topic Born is deleted\n", "")
     assert "Born" not in {row["topic"] for row in from_json(to("topic", "list", "--json"))}
+
+
+def test_a_topic_gets_a_retention_of_its_own_and_loses_it(to: Run) -> None:
+    def retention() -> object:
+        return {row["topic"]: row["retention"] for row in from_json(to("topic", "list", "--json"))}["Alarms"]
+
+    assert to("topic", "create", "Alarms", "--retention", "24")[0] == 0
+    assert retention() == "24 h"
+    to("topic", "create", "Alarms", "--queues", "4")
+    assert retention() == "24 h"
+    code, _, err = to("topic", "create", "Alarms", "--retention", "73")
+    assert (code, "all topics share one log, which keeps them for 72" in err) == (1, True)
+    to("topic", "create", "Alarms", "--retention", "0")
+    assert retention() == "log"
 
 
 def test_the_systems_topics_are_shown_on_demand(to: Run) -> None:

@@ -221,6 +221,17 @@ async def test_what_retention_removed_is_skipped() -> None:
         assert await collector.drain() == ["0:6:6", "0:7:7", "0:8:8"]
 
 
+async def test_messages_in_memory_that_have_expired_are_skipped() -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        fast, slow = subscribe(broker, "t"), subscribe(broker, "t", credit=0)
+        publish(broker, "t", 0, *(b"%d" % n for n in range(9)))
+        assert len(await fast.drain()) == 9
+        broker.store.queue("t", 0).expire_to(6)
+        slow.subscription.add_credit(100)
+        assert await slow.drain() == ["0:6:6", "0:7:7", "0:8:8"]
+
+
 async def test_new_queues_of_a_topic_are_followed_from_their_beginning() -> None:
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)

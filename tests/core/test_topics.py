@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from martlet.errors import Reason, Refused, StoreError
 from martlet.steps import finish_now
 from martlet.store import Queue, Store
-from martlet.tables.topics import INHERIT, READ, TEMPLATE_TOPIC, WRITE, Topic, Topics, check_name
+from martlet.tables.topics import INHERIT, READ, TEMPLATE_TOPIC, WRITE, Topic, Topics, check_name, reserve_hours
 from martlet.testing.stores import ManualClock
 
 # As RocketMQ 5.x writes it (pretty-printed, keys in alphabetical order), with what only a real one has.
@@ -50,10 +50,26 @@ WRITTEN_4X = (
 )
 
 
+class Kept:
+    """As much of a store's retention of topics as a topic table needs."""
+
+    hours_max = 72
+
+    def __init__(self) -> None:
+        self.hours: dict[str, int] = {}
+
+    def set_hours(self, topic: str, hours: int, *, loaded: bool = False) -> None:
+        self.hours[topic] = hours
+
+    def deleted(self, topic: str) -> None:
+        self.hours.pop(topic, None)
+
+
 class NoStore:
     """As much of a store as a topic table needs."""
 
     def __init__(self) -> None:
+        self.topic_retention = Kept()
         self.deleted: list[str] = []
         self.full = False
 
@@ -200,6 +216,38 @@ def test_a_topic_that_the_store_cannot_delete_now_stays_whole() -> None:
     store.full = False
     assert topics.delete("T")
     assert (topics.get("T"), told, store.deleted) == (None, [None], ["T"])
+
+
+def test_the_store_knows_which_topics_keep_messages_for_how_long() -> None:
+    store = NoStore()
+    topics = Topics(cast(Store, store), ManualClock(), auto_create=True, auto_create_queues=8)
+    hours = store.topic_retention.hours
+    topics.load(WRITTEN.replace(b'"message.type":"FIFO"', b'"reserve.time":"5"'))
+    assert hours == {"Orders": 5}
+    topics.update("T", attributes={"reserve.time": "72"})
+    topics.update("U", attributes={"reserve.time": "-1"})
+    topics.update("rmq_sys_own", attributes={"reserve.time": "1"})
+    assert hours == {"Orders": 5, "T": 72}
+    topics.update("Orders")
+    topics.delete("T")
+    assert hours == {"Orders": 0}
+
+
+def test_no_topic_can_keep_messages_longer_than_the_log() -> None:
+    topics = make()
+    with pytest.raises(Refused, match=r"cannot keep messages for 73 hours .* share one log, which keeps them for 72;"):
+        topics.update("T", attributes={"reserve.time": "73"})
+    assert topics.get("T") is None
+    topics.load(WRITTEN.replace(b'"message.type":"FIFO"', b'"reserve.time":"73"'))
+    topics.update("Orders", 9, 9, attributes={"reserve.time": "73"})  # RocketMQ has set it, and it does not change
+
+
+@pytest.mark.parametrize(
+    ("value", "hours"), [("1", 1), ("072", 72), ("0", 0), ("-1", 0), ("", 0), ("x", 0), ("1.5", 0), ("²", 0)]
+)
+def test_hours_that_are_no_positive_number_mean_those_of_the_log(value: str, hours: int) -> None:
+    assert reserve_hours({"reserve.time": value}) == hours
+    assert reserve_hours({}) == 0
 
 
 def test_a_changed_topic_keeps_its_queues() -> None:

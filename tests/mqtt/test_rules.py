@@ -243,7 +243,7 @@ async def test_a_rule_says_how_many_queues_its_topic_gets_also_when_it_is_create
 
 @pytest.mark.parametrize("queues", ["", "0", "1025", "-1", "x", "1 ", "²", "9" * 5000])
 def test_a_rule_with_a_wrong_number_of_queues_is_refused(queues: str) -> None:
-    with pytest.raises(ConfigError, match="number of queues is not 1 to 1024; write FILTER=TOPIC:QUEUES"):
+    with pytest.raises(ConfigError, match="number of queues is not 1 to 1024; write FILTER=TOPIC, FILTER=TOPIC:QUE"):
         Rules([f"b/#=bees:{queues}"], "mqtt", 8)
 
 

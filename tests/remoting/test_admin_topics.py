@@ -3,13 +3,14 @@
 import orjson
 import pytest
 
+from martlet.message import Message
 from martlet.tables.groups import Group
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Declined
 from martlet_remoting.handlers.admin.topics import alter_attributes, parse_attributes
 from martlet_remoting.packets import Command
 
-from .conftest import FakeClient, Harness, send_ext
+from .conftest import FakeClient, Harness, pull_ext, send_ext
 
 CREATE = RequestCode.UPDATE_AND_CREATE_TOPIC
 
@@ -79,6 +80,9 @@ BAD_ATTRIBUTES = [
     ("+message.type=WRONG", "value is not in set: ["),
     ("+message.type=NORMAL,+message.type=FIFO", "key duplication: +message.type"),
     ("+reserve.time=soon", ""),
+    ("+reserve.time=1.5", ""),
+    ("+reserve.time=-2", "value is not in range(-1, 9223372036854775807)"),
+    ("+reserve.time=9223372036854775808", "value is not in range(-1, 9223372036854775807)"),
     ("+queue.type=BatchCQ", ""),
 ]
 
@@ -106,6 +110,37 @@ async def test_an_attribute_that_cannot_be_changes_nothing(harness: Harness, att
     answer = await client.ask(CREATE, topic_ext("T", attributes=attributes) | {"readQueueNums": "9"})
     assert (answer.code, str(answer.remark)[: len(remark)]) == (ResponseCode.SYSTEM_ERROR, remark)
     assert harness.broker.topics.get("T") == before
+
+
+async def test_messages_of_a_topic_expire_after_its_reserve_time(harness: Harness) -> None:
+    client, broker = harness.client(), harness.broker
+    assert (await client.ask(CREATE, topic_ext("T", attributes="+reserve.time=2"))).code == 0
+    assert (await client.ask(CREATE, topic_ext("U", attributes="+reserve.time=-1"))).code == 0
+    queue_of = {name: harness.store.queue(name, 0) for name in "TU"}
+    for _ in range(2):
+        for name in "TU":
+            broker.publish(Message(name, b"x", queue_id=0))
+        harness.store.commit()
+        await harness.store.flusher.flush()
+        harness.clock.ms += 3 * 3_600_000
+        await harness.store.topic_retention.sweep()
+    assert (queue_of["T"].first_offset, queue_of["U"].first_offset) == (2, 0)
+    answer = await client.ask(RequestCode.PULL_MESSAGE, pull_ext("T", 0))
+    assert answer.code == ResponseCode.PULL_OFFSET_MOVED
+    assert answer.ext["nextBeginOffset"] == answer.ext["minOffset"] == "2"
+    answer = await client.ask(RequestCode.GET_MIN_OFFSET, {"topic": "T", "queueId": "0"})
+    assert answer.ext["offset"] == "2"
+
+
+async def test_a_reserve_time_beyond_the_retention_of_the_log_is_refused(harness: Harness) -> None:
+    client = harness.client()
+    answer = await client.ask(CREATE, topic_ext("T", attributes="+reserve.time=73"))
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+    assert "share one log, which keeps them for 72; set store.file_reserved_hours higher" in str(answer.remark)
+    assert harness.broker.topics.get("T") is None
+    assert (await client.ask(CREATE, topic_ext("T", attributes="+reserve.time=72"))).code == 0
+    assert (await client.ask(CREATE, topic_ext("T", attributes="-reserve.time"))).code == 0
+    assert dict(harness.store.topic_retention.topics) == {}
 
 
 def test_attributes_are_set_and_removed_by_sign() -> None:

@@ -56,10 +56,10 @@ async def test_what_retention_removed_before_it_was_read_is_left_out() -> None:
     store = await open_store()
     send(store, "A", *(f"a{number}" for number in range(9)))
     order = follow(store, "A")
-    store.queue("A", 0).first_offset = 5
+    store.queue("A", 0).store_from(5)
     assert bodies(order.next_run_nowait()) == ["a5", "a6", "a7", "a8"]
     assert order.at_end
-    store.queue("A", 0).first_offset = 9
+    store.queue("A", 0).store_from(9)
     behind = follow(store, "A")
     assert bodies(behind.next_run_nowait()) == []
     store.crash()

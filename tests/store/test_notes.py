@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from martlet.errors import Refused
 from martlet.store import Store
-from martlet.store.notes import deletion, offset_notes, read_note
+from martlet.store.notes import Note, deletion, offset_notes, read_note
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, drain, message, small_config
 
@@ -163,10 +163,10 @@ def test_notes_are_split_and_read_back() -> None:
     notes = list(offset_notes(ends, 2000, HOST, 1))
     assert len(notes) > 5
     assert all(len(note.body) <= 2000 for note in notes)
-    assert [end for note in notes for end in read_note(note.body)[1]] == ends
-    assert read_note(deletion("T", HOST, 1).body) == ("T", [])
-    assert read_note(b"\xc1") == ("", [])
-    assert read_note(b"\x01") == ("", [])
+    assert [end for note in notes for end in read_note(note.body).ends] == ends
+    assert read_note(deletion("T", HOST, 1).body) == Note("T", [], [])
+    assert read_note(b"\xc1") == Note()
+    assert read_note(b"\x01") == Note()
 
 
 async def test_a_note_that_meets_a_full_disk_fails_the_commit_of_its_round() -> None:

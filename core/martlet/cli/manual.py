@@ -277,6 +277,7 @@ PLUGIN_CHAPTERS: Final = (
             "BROKER_TOPICS",
             "READ",
             "WRITE",
+            "RESERVE_TIME",
             "RETRY_PREFIX",
             "DLQ_PREFIX",
         ),
@@ -299,7 +300,7 @@ PLUGIN_CHAPTERS: Final = (
     Chapter(
         "Feeds",
         "martlet.delivery.feed",
-        ("Cursors: open", "Feed: open tail_position hand_on close"),
+        ("Cursors: open", "Feed: open tail_position has_removed hand_on close"),
     ),
     Chapter(
         "Cursors",

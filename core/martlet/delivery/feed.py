@@ -157,9 +157,13 @@ class Feed:
             return self._owner.store.readable
         return max(reader.position, taken)
 
-    def first_position(self) -> int:
-        """The log position before which retention has removed all messages."""
-        return self._owner.store.first_position
+    def has_removed(self, position: int, filters: Iterable[str]) -> bool:
+        """Return whether retention removed messages from log position *position* on that *filters* may match."""
+        store = self._owner.store
+        if position < store.first_position:
+            return True
+        topics = {topic for topic in self.topics if position < store.topic_retention.removed_to(topic)}
+        return bool(topics) and any(not topics.isdisjoint(self.topics_of(each)) for each in filters)
 
     def resume(self, cursor: Cursor) -> None:
         """Add *cursor* to the sweep when it passes the cursor's position."""

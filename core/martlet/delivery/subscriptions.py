@@ -284,6 +284,7 @@ class Subscription:
 
     def _take(self, lane: _Lane, budget_bytes: int) -> Delivery | None:
         """Advance the cursor of *lane* over the messages that fit; ``lane.due`` tells whether there may be more."""
+        lane.cursor = max(lane.cursor, lane.queue.first_offset)  # a batch in memory may have expired
         batch = lane.tail.find(lane.cursor)
         if batch is None:
             batch = self._read(lane, budget_bytes)

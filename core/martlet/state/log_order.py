@@ -61,7 +61,7 @@ class Cursor:
         self.queue = queue
         self.number = number
         self.byte = JOURNAL_BYTE if queue.topic.startswith(PREFIX) else 1  # what a byte counts
-        self.offset = queue.first_offset
+        self.offset = queue.stored_from
         self.position = -1
         self.ahead: list[Entry] = []
         # The offset after the newest readable record, at the last check.
@@ -257,8 +257,8 @@ class LogOrder:
         queue = cursor.queue
         cursor.end = self.store.end_offset(queue)
         if not cursor.ahead:
-            if cursor.offset < queue.first_offset:
-                cursor.offset = queue.first_offset  # retention removed the entries before
+            if cursor.offset < queue.stored_from:
+                cursor.offset = queue.stored_from  # retention removed the entries before
             if cursor.offset >= cursor.end:
                 del self.behind[cursor.number]
                 return True

@@ -225,7 +225,7 @@ class Projections:
             queue = self._store.find_queue(mark.topic, mark.queue_id)
             if not mark.offset or (queue is not None and await self._fits(queue, mark)):
                 continue  # a queue without records may be missing: it is created when somebody asks for it
-            if queue is not None and -1 < await self._position_at(queue, queue.first_offset) < snapshot.end:
+            if queue is not None and -1 < await self._position_at(queue, queue.stored_from) < snapshot.end:
                 raise StoreError(f"consume queue {mark.topic}/{mark.queue_id} is not the one it was made from")
             deleted.add(mark.topic)
         return deleted
@@ -234,7 +234,7 @@ class Projections:
         """Return whether *queue* is the one that *mark* describes."""
         if queue.next_offset < mark.offset:
             return False
-        removed = mark.offset <= queue.first_offset  # by retention, or the queue is empty
+        removed = mark.offset <= queue.stored_from  # by retention, or the queue is empty
         return removed or await self._position_at(queue, mark.offset - 1) == mark.position
 
     async def _position_at(self, queue: Queue, offset: int) -> int:
@@ -263,7 +263,7 @@ class Projections:
             cursor = order.add(queue)
             mark = marks.get((queue.topic, queue.queue_id))
             if mark is not None:
-                cursor.offset, cursor.position = max(mark.offset, queue.first_offset), mark.position
+                cursor.offset, cursor.position = max(mark.offset, queue.stored_from), mark.position
 
     async def _catch_up(self, driven: Driven) -> None:
         """Apply every readable record; log the progress from time to time.

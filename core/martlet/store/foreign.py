@@ -86,7 +86,7 @@ class ForeignQueues:
 
     def _add_up(self, queue: Queue) -> bool:
         """Add the entries of *queue* to the sums of their segments; return False if they are out of order."""
-        offset, before = queue.first_offset, -1
+        offset, before = queue.stored_from, -1
         if offset == queue.next_offset:
             return True
         while offset < queue.next_offset:
@@ -105,9 +105,7 @@ class ForeignQueues:
             if starts and (starts[0] <= before or starts != sorted(starts) or not self._add_all(starts, sizes)):
                 return False
             before = starts[-1] if starts else before
-        return self._names_its_record(queue, queue.first_offset) and self._names_its_record(
-            queue, queue.next_offset - 1
-        )
+        return self._names_its_record(queue, queue.stored_from) and self._names_its_record(queue, queue.next_offset - 1)
 
     def _add_all(self, starts: list[int], sizes: list[int]) -> bool:
         at = 0
@@ -153,9 +151,9 @@ class ForeignQueues:
         queue.begin_at(end)
         # Blocks that RocketMQ started have no CRC; the next whole block has one.
         queue.begins = end == low
-        queue.first_offset = self.queues.first_behind(queue, low, end, self.segments.start)
+        queue.store_from(self.queues.first_behind(queue, low, end, self.segments.start))
         queue.unsure_names = self.limit != NOWHERE
-        if end > queue.first_offset:
+        if end > queue.stored_from:
             position, size = self._entry(queue, end - 1)
             queue.last_end = queue.saved_end = position + size if size != BLANK_SIZE else 0
         return True

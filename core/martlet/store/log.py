@@ -44,6 +44,7 @@ from martlet.store.repairs import Repairs
 from martlet.store.retention import Retention
 from martlet.store.segments import Segments
 from martlet.store.statistics import Recovered, StoreStatistics
+from martlet.store.topic_retention import TopicRetention
 from martlet.store.wakeup import Wakeup
 from martlet.store.writer import RunItem, RunResult, Writer
 
@@ -84,6 +85,7 @@ class Store:
         "retention",
         "segments",
         "tail",
+        "topic_retention",
         "writer",
     )
 
@@ -162,6 +164,18 @@ class Store:
             self.first_offsets,
             self.checkpointer,
             self.complete_start,
+            clock,
+        )
+        self.topic_retention = TopicRetention(
+            config,
+            self.disk,
+            queues,
+            self.readers,
+            self.lookup,
+            self.notes,
+            tail,
+            flusher,
+            self.retention,
             clock,
         )
 
@@ -655,6 +669,7 @@ class Store:
                 nursery.start_soon(self.checkpointer.maintain)
                 nursery.start_soon(self.indexer.follow)
                 nursery.start_soon(self.retention.run)
+                nursery.start_soon(self.topic_retention.run)
                 task_status.started()
         except BaseExceptionGroup as group:
             # Not `except*`, which mypyc cannot compile.
@@ -678,6 +693,7 @@ class Store:
             self.tail,
             self.queues,
             self.retention,
+            self.topic_retention,
             self.keys,
             self.recovered,
         )

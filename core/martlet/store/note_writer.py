@@ -1,11 +1,12 @@
 """Writes the store's internal records (`notes.py`) into the log."""
 
+from collections.abc import Sequence
 from typing import Final, final
 
 from martlet.clock import Clock
 from martlet.store.committer import Committer
 from martlet.store.config import StoreConfig
-from martlet.store.notes import NOTES_TOPIC, deletion, offset_notes
+from martlet.store.notes import NOTES_TOPIC, QueueEnd, deletion, expiry_notes, offset_notes
 from martlet.store.queues import Queue, Queues
 from martlet.store.writer import Writer
 
@@ -56,3 +57,15 @@ class NoteWriter:
         for queue in queues:
             queue.noted = position
             self._queues.note_change(queue)
+
+    def note_expiries(self, firsts: Sequence[QueueEnd]) -> None:
+        """Write that consumers get no message of the queues in *firsts* (topic, queue id, offset) before these offsets.
+
+        Raises:
+          Refused: the disk is full.
+          StoreFailed: the disk failed.
+        """
+        self._committer.commit_early()
+        host, now_ms = self._writer.store_host, self._clock.now_ms()
+        for note in expiry_notes(firsts, self._body_bytes_max, host, now_ms):
+            self._writer.append_together((note,), NOTES_TOPIC)

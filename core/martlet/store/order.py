@@ -116,12 +116,12 @@ class Order:
 
     def _believe(self, queue: Queue, suspect: _Suspect) -> None:
         """Accept two records that agree with each other but not with earlier ones."""
-        alone = queue in self._guessed and queue.next_offset - queue.first_offset == 1
+        alone = queue in self._guessed and queue.next_offset - queue.stored_from == 1
         gap = suspect.offset - queue.next_offset
         if alone and not (gap > 0 and self._damage_hides(queue, gap)):
             self._lose(queue.last_end)
             self._begin_at(queue, suspect.offset)
-        elif gap < 0 and suspect.offset > queue.first_offset:
+        elif gap < 0 and suspect.offset > queue.stored_from:
             # A damaged earlier record had set the next offset too high.
             self._lose(queue.last_end)
             self.queues.rewind(queue, suspect.offset)
@@ -137,6 +137,8 @@ class Order:
 
     def _begin_at(self, queue: Queue, offset: int) -> None:
         self.queues.forget_blocks(queue)
+        if offset < queue.expired_to:
+            queue.expired_to = 0  # RocketMQ deleted the topic and created it again
         queue.begin_at(offset)
 
     def _damage_hides(self, queue: Queue, count: int) -> bool:

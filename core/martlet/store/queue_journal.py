@@ -25,6 +25,7 @@ logger = logging.getLogger("martlet.store")
 PREFIX: Final = "queues."
 KIND_QUEUE: Final = 1
 KIND_DELETION: Final = 2
+KIND_EXPIRY: Final = 3
 # A file is kept while it has less than twice its content, or at most this much more.
 SLACK_BYTES: Final = 1024 * 1024
 
@@ -32,15 +33,18 @@ HEAD: Final = Struct(">BH")  # kind, size of the topic's name, which follows
 # Queue id; first offset and the log start for which it is valid; next offset; log position after its last record; CRC
 # of the last, incomplete block; number of the first block that follows, and their number.
 STATE: Final = Struct(">iqqqqIqI")
+# Queue id; the offset before which consumers get no message.
+EXPIRY: Final = Struct(">iq")
 
 
 @final
 class QueueState:
     """One queue at a checkpoint; ``crcs`` are those of its blocks from number ``base`` on."""
 
-    __slots__ = ("base", "crcs", "first_offset", "first_start", "last_end", "next_offset", "running")
+    __slots__ = ("base", "crcs", "expired_to", "first_offset", "first_start", "last_end", "next_offset", "running")
 
     def __init__(self) -> None:
+        self.expired_to = 0
         self.first_offset = 0
         self.first_start = 0
         self.next_offset = 0
@@ -67,7 +71,7 @@ def encode_queue(queue: Queue, log_start: int, *, whole: bool) -> bytes:
     queue.journaled = base + len(crcs)
     state = STATE.pack(
         queue.queue_id,
-        queue.first_offset,
+        queue.stored_from,
         log_start,
         queue.saved,
         queue.saved_end,
@@ -75,7 +79,11 @@ def encode_queue(queue: Queue, log_start: int, *, whole: bool) -> bytes:
         begin,
         len(part),
     )
-    return b"".join((HEAD.pack(KIND_QUEUE, len(queue.topic_bytes)), queue.topic_bytes, state, _turned(part).tobytes()))
+    name = queue.topic_bytes
+    pieces = [HEAD.pack(KIND_QUEUE, len(name)), name, state, _turned(part).tobytes()]
+    if queue.expired_to:
+        pieces += HEAD.pack(KIND_EXPIRY, len(name)), name, EXPIRY.pack(queue.queue_id, queue.expired_to)
+    return b"".join(pieces)
 
 
 def _turned(crcs: "array[int]") -> "array[int]":
@@ -107,6 +115,11 @@ def replay(data: bytes) -> dict[str, dict[int, QueueState]]:
             if kind == KIND_DELETION:
                 topics.pop(name, None)
                 continue
+            if kind == KIND_EXPIRY:
+                queue_id, expired_to = EXPIRY.unpack_from(data, at)
+                at += EXPIRY.size
+                topics[name][queue_id].expired_to = expired_to
+                continue
             if kind != KIND_QUEUE:
                 raise ValueError(f"the journal of queues has an entry of unknown kind {kind}")
             queue_id, first, start, following, last_end, running, base, count = STATE.unpack_from(data, at)
@@ -122,6 +135,8 @@ def replay(data: bytes) -> dict[str, dict[int, QueueState]]:
             state.take(base, crcs)
     except error as reason:
         raise ValueError("the journal of queues is truncated") from reason
+    except KeyError as reason:
+        raise ValueError("the journal of queues names an unknown queue") from reason
     return topics
 
 

@@ -65,8 +65,9 @@ class BlockDamaged(Exception):
 class Queue:
     """One queue of one topic; offsets count its messages.
 
-    ``next_offset`` is the first free offset (lower ones may not be readable yet), ``first_offset`` the oldest one
-    stored. Each of ``watchers`` is called when records become readable.
+    ``next_offset`` is the first free offset (lower ones may not be readable yet), ``first_offset`` the oldest one that
+    consumers may read: the oldest one stored (``stored_from``), or a later one if the topic's own retention expired
+    messages (``expired_to``). Each of ``watchers`` is called when records become readable.
     """
 
     __slots__ = (
@@ -76,6 +77,7 @@ class Queue:
         "deleted",
         "dirty",
         "dispatcher",
+        "expired_to",
         "first_offset",
         "journaled",
         "last_end",
@@ -89,6 +91,7 @@ class Queue:
         "queue_id",
         "saved",
         "saved_end",
+        "stored_from",
         "tail",
         "tail_offset",
         "topic",
@@ -103,6 +106,9 @@ class Queue:
         self.topic = topic
         self.queue_id = queue_id
         self.first_offset = 0
+        self.stored_from = 0
+        # Consumers get no message before this offset, though the log may have it until its own retention.
+        self.expired_to = 0
         self.next_offset = 0
         self.watchers: list[Callable[[Queue], None]] | None = None
         # Entries [tail_offset, next_offset) are in memory, [.., saved) are in files.
@@ -152,11 +158,22 @@ class Queue:
 
     def begin_at(self, offset: int) -> None:
         """Start from scratch: empty, with *offset* as the first free one."""
-        self.first_offset = self.next_offset = self.tail_offset = self.saved = offset
+        self.next_offset = self.tail_offset = self.saved = offset
+        self.store_from(offset)
         self.tail = bytearray()
         self.last_end = self.saved_end = 0
         self.blocks, self.mark, self.journaled = (0, NO_CRCS), (offset, UNKNOWN), 0
         self.begins = True
+
+    def store_from(self, offset: int) -> None:
+        """Note that *offset* is the first one whose message the log has, or the next one."""
+        self.stored_from = offset
+        self.first_offset = max(offset, self.expired_to)
+
+    def expire_to(self, offset: int) -> None:
+        """Note that consumers get no message before *offset* any more."""
+        self.expired_to = max(self.expired_to, offset)
+        self.first_offset = max(self.stored_from, self.expired_to)
 
     def add(self, position: int, size: int, code: int) -> None:
         """Append the entry of the record at *position*."""
@@ -337,8 +354,8 @@ class QueueFiles:
         self.new_directories.update((directory, f"{self.directory}/{queue.topic}", self.directory))
 
     def whole(self, queue: Queue) -> bool:
-        """Return whether all files with entries from the first offset on exist, and are long enough."""
-        start = queue.first_offset * ENTRY_BYTES
+        """Return whether all files with entries of stored messages exist, and are long enough."""
+        start = queue.stored_from * ENTRY_BYTES
         start -= start % self.file_bytes
         for at in range(start, queue.saved * ENTRY_BYTES, self.file_bytes):
             if self.files.disk.path_size(self.path_of(queue, at)) != self.file_bytes:
@@ -565,7 +582,7 @@ class Queues:
         if data is None:
             return None
         if crc != UNKNOWN and (len(data) != count * ENTRY_BYTES or crc32(data) != crc):
-            if (block + 1) * entries <= queue.first_offset:
+            if (block + 1) * entries <= queue.stored_from:
                 return b""  # retention removed it in the meantime
             raise BlockDamaged(queue)
         return data
@@ -656,18 +673,18 @@ class Queues:
     # ---- retention and deletion
 
     def advance_first(self, queue: Queue, start: int) -> bool:
-        """Move the first offset to the first record at or after log position *start*; old files are removed whole.
+        """Let the queue begin with the first record at or after log position *start*; old files are removed whole.
 
         Returns False if that offset is in a damaged block.
         """
         try:
-            first = self.first_behind(queue, queue.first_offset, queue.next_offset, start)
+            first = self.first_behind(queue, queue.stored_from, queue.next_offset, start)
         except BlockDamaged:
             if self.on_damage is not None:
                 self.on_damage(queue)
             return False
-        if first != queue.first_offset:
-            queue.first_offset = first
+        if first != queue.stored_from:
+            queue.store_from(first)
             base, crcs = queue.blocks
             gone = min(first // self.files.block_entries - base, len(crcs))
             if gone > 0:

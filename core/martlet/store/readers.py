@@ -106,7 +106,7 @@ class Readers:
         """Return the oldest offset of *queue* that `read_far` can read."""
         if self.cold is None:
             return queue.first_offset
-        return min(self.cold.first_offset(queue), queue.first_offset)
+        return max(min(self.cold.first_offset(queue), queue.first_offset), queue.expired_to)
 
     def end_offset(self, queue: Queue) -> int:
         """Return the offset after the newest readable message of *queue*."""
@@ -241,7 +241,9 @@ class Readers:
 
     def _cold_for(self, queue: Queue, offset: int) -> ColdReader | None:
         """Return the cold reader if it is needed for message *offset* of *queue*."""
-        if self.cold is None or not self.cold.first_offset(queue) <= offset < queue.first_offset:
+        if self.cold is None or not queue.expired_to <= offset < queue.first_offset:
+            return None
+        if offset < self.cold.first_offset(queue):
             return None
         return self.cold
 

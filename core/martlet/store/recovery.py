@@ -20,6 +20,7 @@ from martlet.records.layout import ENTRY_BYTES
 from martlet.store.atomic import NOWHERE
 from martlet.store.checkpoint import Checkpoint
 from martlet.store.foreign import ForeignQueues
+from martlet.store.notes import Note
 from martlet.store.queue_journal import Journal, QueueState
 from martlet.store.queues import BlockDamaged, Queue, Queues, queue_ids
 from martlet.store.repair import Repair
@@ -117,6 +118,9 @@ class Recovery:
         self._scan.groups_from = NOWHERE if self._scan.order.foreign else self._scan.torn_from
         await self._read_log(self.start)
         self._scan.order.settle()
+        # Where damage lost the newest messages of a queue, all of which had expired.
+        for queue in self.queues.all():
+            self._continue_at(queue, queue.expired_to)
         await self._mend()
         if self._scan.order.foreign and self._torn:
             self._cut_queues()
@@ -171,7 +175,8 @@ class Recovery:
             for queue_id, state in of_topic.items():
                 queue = self.queues.get(topic, queue_id)
                 queue.begin_at(state.next_offset)
-                queue.first_offset = min(state.first_offset, state.next_offset)
+                queue.store_from(min(state.first_offset, state.next_offset))
+                queue.expire_to(state.expired_to)
                 queue.last_end = queue.saved_end = state.last_end
                 queue.blocks = (state.base, state.crcs)
                 queue.mark = (state.next_offset, state.running)
@@ -185,7 +190,7 @@ class Recovery:
                     if not self._find_first(queue, start):
                         logger.warning("consume queue %s/%d is missing or damaged at its beginning", topic, queue_id)
                         return False
-                if queue.first_offset == queue.saved:
+                if queue.stored_from == queue.saved:
                     self._see_files(queue)
                 elif not self.queues.files.whole(queue):
                     self._broken[queue] = None
@@ -206,13 +211,13 @@ class Recovery:
         Returns False if the remaining files do not tell it.
         """
         if queue.saved_end <= start:
-            queue.first_offset = queue.saved
+            queue.store_from(queue.saved)
             return True
         starts = self.queues.files.starts(queue)
-        known = queue.first_offset
+        known = queue.stored_from
         low = min(max(known, starts[0] // ENTRY_BYTES if starts else 0), queue.saved)
         try:
-            queue.first_offset = self.queues.first_behind(queue, low, queue.saved, start)
+            queue.store_from(self.queues.first_behind(queue, low, queue.saved, start))
             # Retention keeps the file in which the queue begins; if only newer ones are left, others are missing.
             return low == known or 0 <= self.queues.checked_position(queue, low) < start
         except BlockDamaged:
@@ -256,8 +261,9 @@ class Recovery:
             files.remove_topic(topic)
         return names
 
-    def _note(self, deleted: str, ends: list[tuple[str, int, int]], position: int) -> None:
-        """Apply an internal record: a deleted topic, or next offsets of queues."""
+    def _note(self, note: Note, position: int) -> None:
+        """Apply an internal record."""
+        deleted = note.deleted
         if deleted:
             gone = self.queues.forget_topic(deleted)
             for queue in gone:
@@ -267,18 +273,26 @@ class Recovery:
             self._scan.forget_topic(deleted)
             self.queues.files.remove_topic(deleted)
             self.deleted.append(deleted)
-        for topic, queue_id, offset in ends:
+        for topic, queue_id, offset in note.expired:
+            queue = self.queues.get(topic, queue_id)
+            queue.expire_to(offset)
+            self.queues.note_change(queue)
+        for topic, queue_id, offset in note.ends:
             queue = self.queues.get(topic, queue_id)
             self._scan.order.settle_queue(queue, offset)
             queue.noted = position
             self.queues.note_change(queue)
-            if queue.next_offset >= offset:
-                continue
-            if queue.next_offset == queue.first_offset and not queue.tail:
-                queue.begin_at(offset)
-            else:
-                self.queues.touch(queue)
-                queue.add_holes(offset - queue.next_offset, queue.last_end)
+            self._continue_at(queue, offset)
+
+    def _continue_at(self, queue: Queue, offset: int) -> None:
+        """Ensure that the next message of *queue* gets *offset* or a later one."""
+        if queue.next_offset >= offset:
+            return
+        if queue.next_offset == queue.stored_from and not queue.tail:
+            queue.begin_at(offset)
+        else:
+            self.queues.touch(queue)
+            queue.add_holes(offset - queue.next_offset, queue.last_end)
 
     # ---- the log
 

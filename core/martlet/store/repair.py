@@ -11,6 +11,7 @@ from typing import Final, final
 from martlet.records.layout import BLANK_SIZE, ENTRY, ENTRY_BYTES
 from martlet.store.dry_disk import DryDisk
 from martlet.store.files import Files
+from martlet.store.notes import Note
 from martlet.store.queues import BlockDamaged, Queue, QueueFiles, Queues
 from martlet.store.scan import BLOCK_BYTES, NOWHERE, UNSAVED_RECORDS_MAX, Scan
 from martlet.store.segments import Segments
@@ -91,7 +92,7 @@ class Repair:
     def _part_of(self, queue: Queue) -> _Part | None:
         mark = queue.mark
         entries = self.queues.files.block_entries
-        first = queue.first_offset
+        first = queue.stored_from
         numbers = range(first // entries, -(-mark[0] // entries)) if mark[0] > first else range(0)
         bad = [number for number in numbers if not self._holds(queue, number)]
         if not bad:
@@ -204,12 +205,12 @@ class Repair:
         """The log position that was reached, and the one where the repair ends."""
         return self._at, self.scan.limit
 
-    def _note(self, deleted: str, ends: list[tuple[str, int, int]], position: int) -> None:
-        """Note that *deleted* restarts at 0 here. Offset notes add nothing: the ends of these queues are known."""
-        again = [part for part in self.parts if part.queue.topic == deleted]
+    def _note(self, note: Note, position: int) -> None:
+        """Restart a deleted topic at 0. Other notes add nothing: the bounds of these queues are known."""
+        again = [part for part in self.parts if part.queue.topic == note.deleted]
         if again:
-            self.scan.order.forget(deleted, [part.scratch for part in again])
-            self.scan.forget_topic(deleted)
+            self.scan.order.forget(note.deleted, [part.scratch for part in again])
+            self.scan.forget_topic(note.deleted)
         for part in again:
             part.scratch.begin_at(0)
             part.scratch.begins = False

@@ -33,7 +33,7 @@ from martlet.store.page_cache import LogWriter, PageCache
 from martlet.store.queues import Queue, Queues
 from martlet.store.segments import Segments
 
-__all__ = ["Keeper", "Retention"]
+__all__ = ["HOUR_MS", "OVERDUE_HOURS", "Keeper", "Retention", "span"]
 
 logger = logging.getLogger("martlet.store")
 
@@ -199,7 +199,7 @@ class Retention:
         elif not self.clock_behind_ms:
             logger.warning(
                 "the clock is %s behind the newest record in %s; newer records than the clock are not removed by age",
-                _span(behind_ms),
+                span(behind_ms),
                 self._directory,
             )
         self.clock_behind_ms = behind_ms
@@ -212,8 +212,8 @@ class Retention:
                 "segment %s is %s past store.file_reserved_hours: the clock jumped ahead or the broker was stopped for "
                 "long; such segments are removed %s apart; if the clock is wrong, correct it",
                 self._segments.items[0].path,
-                _span(past_due_ms),
-                _span(self._pause_s() * 1000),
+                span(past_due_ms),
+                span(self._pause_s() * 1000),
             )
         self.overdue_ms = past_due_ms
 
@@ -329,6 +329,11 @@ class Retention:
             datetime.fromtimestamp(stored_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
         )
 
+    @property
+    def is_by_age(self) -> bool:
+        """Whether segments are removed when they are old enough, and not only when the disk is too full."""
+        return bool(self._hours())
+
     def _is_the_hour(self) -> bool:
         return datetime.fromtimestamp(self._clock.now_ms() / 1000).hour in self._hours()
 
@@ -426,7 +431,7 @@ class Retention:
             self._files.unlink(path)
 
 
-def _span(ms: float) -> str:
+def span(ms: float) -> str:
     """Format *ms* for people: ``3.5 days``, ``2.0 hours`` or ``90 seconds``."""
     if ms >= 48 * HOUR_MS:
         return f"{ms / HOUR_MS / 24:.1f} days"

@@ -32,7 +32,7 @@ from martlet.store.atomic import FIRST, LAST, MARK_AT, NOWHERE, lacks_magic, val
 from martlet.store.files import is_full
 from martlet.store.key_index import KeyIndex
 from martlet.store.light import MULTI, light_places
-from martlet.store.notes import is_note, read_note
+from martlet.store.notes import Note, is_note, read_note
 from martlet.store.order import Order
 from martlet.store.queues import Queue, Queues
 from martlet.store.segments import Segment, Segments
@@ -53,8 +53,8 @@ UNUSUAL_FLAGS: Final = WIDE_HOSTS | TRANSACTION_MASK
 
 # Finds or creates the queue of a record; returns None to skip the record.
 Find = Callable[[str, int], Queue | None]
-# Called with a topic that was deleted at this place of the log, and with next offsets of queues.
-OnNote = Callable[[str, list[tuple[str, int, int]], int], None]
+# Called with each of the store's notes and its log position.
+OnNote = Callable[[Note, int], None]
 
 
 @final
@@ -285,7 +285,7 @@ class Scan:
             self.last_store_ms = store_ms
         if is_note(topic):
             if self._on_note is not None:
-                self._on_note(*read_note(body), position)
+                self._on_note(read_note(body), position)
             return
         kind = sys_flag & TRANSACTION_MASK
         if kind == ROLLBACK or (kind == PREPARED and self.keys is None):

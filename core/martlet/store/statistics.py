@@ -12,6 +12,7 @@ from martlet.store.readable import ReadableEnd
 from martlet.store.readers import Readers
 from martlet.store.retention import Retention
 from martlet.store.segments import Segments
+from martlet.store.topic_retention import TopicRetention
 
 __all__ = ["Recovered", "StoreStatistics"]
 
@@ -43,6 +44,7 @@ class StoreStatistics:
         "damaged_records",
         "disk_used_ratio",
         "durable",
+        "expired_messages",
         "fsync_seconds",
         "fsync_seconds_max",
         "fsyncs",
@@ -50,6 +52,7 @@ class StoreStatistics:
         "log_start",
         "open_files",
         "overdue_hours",
+        "overdue_topics",
         "queues",
         "readable",
         "recovered_records",
@@ -57,6 +60,7 @@ class StoreStatistics:
         "refused",
         "segments",
         "segments_removed_early",
+        "topics_with_retention",
         "unindexed_bytes",
         "unindexed_messages",
         "written",
@@ -73,6 +77,7 @@ class StoreStatistics:
         tail: LogWriter,
         queues: Queues,
         retention: Retention,
+        topic_retention: TopicRetention,
         keys: KeyIndex | None,
         recovered: Recovered,
     ) -> None:
@@ -97,6 +102,9 @@ class StoreStatistics:
         self.open_files = len(segments.files)
         self.overdue_hours = retention.overdue_ms / 3_600_000
         self.clock_behind_hours = retention.clock_behind_ms / 3_600_000
+        self.topics_with_retention = len(topic_retention.topics)
+        self.overdue_topics = topic_retention.overdue_topics
+        self.expired_messages = topic_retention.expired_messages
         self.disk_used_ratio = retention.used_ratio
         self.segments_removed_early = retention.removed_early
         self.unindexed_messages = len(keys.pending) if keys else 0

@@ -45,9 +45,9 @@ def offsets_at_checkpoint(directory: str, disk: Disk) -> dict[tuple[str, int], i
 def gone_since_checkpoint(store: Store, before: dict[tuple[str, int], int]) -> Iterator[str]:
     """Return a sentence if queues of *store* begin later than in *before*, a result of `offsets_at_checkpoint`."""
     gone = {
-        queue: queue.first_offset - before[queue.topic, queue.queue_id]
+        queue: queue.stored_from - before[queue.topic, queue.queue_id]
         for queue in store.queues.all()
-        if queue.first_offset > before.get((queue.topic, queue.queue_id), queue.first_offset)
+        if queue.stored_from > before.get((queue.topic, queue.queue_id), queue.stored_from)
     }
     if gone:
         yield (
@@ -82,7 +82,7 @@ class Served:
 
     def _entry(self, queue: Queue, offset: int) -> tuple[int, int]:
         """Return log position and size in *queue*'s entry for message *offset*; zeros if there is none."""
-        if not queue.first_offset <= offset < queue.next_offset:
+        if not queue.stored_from <= offset < queue.next_offset:
             return 0, 0
         base, data = self._entries.get(queue, (0, b""))
         if not base <= offset < base + len(data) // ENTRY_BYTES:
@@ -109,11 +109,11 @@ class Served:
                 f"(the first at position {positions[0]}) cannot be read through it; a start does not repair this"
             )
         for queue in sorted(self._store.queues.all(), key=lambda queue: (queue.topic, queue.queue_id)):
-            lost = queue.next_offset - queue.first_offset - self._matched.get(queue, 0)
+            lost = queue.next_offset - queue.stored_from - self._matched.get(queue, 0)
             if lost:
                 yield (
                     f"queue {queue.topic}/{queue.queue_id}: {_many(lost, 'message')} between offset "
-                    f"{queue.first_offset} and {queue.next_offset} "
+                    f"{queue.stored_from} and {queue.next_offset} "
                     "have no record in the log; they are lost, and consumers skip them"
                 )
 

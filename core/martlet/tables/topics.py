@@ -4,7 +4,7 @@ The rules for names, permissions and automatic creation are those of RocketMQ To
 and TopicConfigManager.createTopicInSendMessageMethod.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, final
 
 from martlet.clock import Clock
@@ -22,6 +22,7 @@ __all__ = [
     "EVENT_TOPIC",
     "INHERIT",
     "READ",
+    "RESERVE_TIME",
     "RETRY_PREFIX",
     "REVIVE_PREFIX",
     "SYSTEM_TOPICS",
@@ -32,6 +33,7 @@ __all__ = [
     "Topics",
     "check_name",
     "is_reserved",
+    "reserve_hours",
 ]
 
 READ: Final = 4
@@ -75,9 +77,13 @@ SYSTEM_TOPICS: Final = (
 )
 SYSTEM_PREFIX: Final = "rmq_sys_"
 
+# The attribute with a topic's own retention in hours (TopicAttributes; FlatMessageFile.getFileReservedHours).
+RESERVE_TIME: Final = "reserve.time"
+
 TOPIC_CHARS_MAX: Final = 127
 RETRY_TOPIC_CHARS_MAX: Final = 255
 QUEUES_MAX: Final = 16384
+HOURS_DIGITS_MAX: Final = 19  # of RocketMQ's longest, in a Java long
 # A registration with a name server is one frame of at most 16 MiB, which has room for about 90,000 topics.
 TOPICS_MAX: Final = 80_000
 
@@ -95,6 +101,17 @@ def check_name(name: str) -> None:
 def is_reserved(name: str) -> bool:
     """Return whether only the broker may create topic *name*: a system, retry or dead-letter topic."""
     return name.startswith((SYSTEM_PREFIX, RETRY_PREFIX, DLQ_PREFIX)) or name in SYSTEM_TOPICS
+
+
+def _is_system(name: str) -> bool:
+    """Return whether topic *name* is the broker's own, whose messages other parts of it need."""
+    return name.startswith(SYSTEM_PREFIX) or name in SYSTEM_TOPICS or name in BROKER_TOPICS
+
+
+def reserve_hours(attributes: Mapping[str, str]) -> int:
+    """Return for how many hours a topic with *attributes* keeps messages; 0 for as long as the log, as in RocketMQ."""
+    value = attributes.get(RESERVE_TIME, "")
+    return int(value) if value.isascii() and value.isdecimal() and len(value) <= HOURS_DIGITS_MAX else 0
 
 
 @final
@@ -215,6 +232,11 @@ class Topics:
             topic.queues[0] = queues[0]
         return topic
 
+    @property
+    def hours_max(self) -> int:
+        """The longest retention of a topic's own, that of the log; 0 if there is no limit."""
+        return self._store.topic_retention.hours_max
+
     def has_queue(self, name: str, queue_id: int) -> bool:
         """Return whether topic *name* has queue *queue_id*, for reading or writing."""
         topic = self.get(name)
@@ -242,14 +264,7 @@ class Topics:
         Raises:
           Refused: the name or a number is invalid (Reason.PARAMETER).
         """
-        check_name(name)
-        for what, count in (("readQueueNums", read_queues), ("writeQueueNums", write_queues)):
-            if not 0 <= count <= QUEUES_MAX:
-                raise Refused(Reason.PARAMETER, f"{what} {count} is out of range; it must be 0 to {QUEUES_MAX}")
-        if not 0 <= perm <= 15:
-            raise Refused(
-                Reason.PARAMETER, f"perm {perm} is unknown; it is 2 (write), 4 (read) or 6 (both), and 1 (inherit)"
-            )
+        self._check(name, read_queues, write_queues, perm)
         old = self._table.get(name)
         topic = Topic(
             self._store, name, read_queues, write_queues, perm, sys_flag, order, dict(attributes or {}), filter_type
@@ -260,12 +275,45 @@ class Topics:
             if old.as_json() == topic.as_json():
                 return old
             topic.queues = old.queues
+        self._keep_for_hours(topic, reserve_hours(old.attributes) if old is not None else 0)
         self._table[name] = topic
         self._moved(topic)
         return topic
 
-    def ensure(self, name: str, queues: int, perm: int = READ | WRITE, sys_flag: int = 0) -> Topic:
-        """Return topic *name*; create it with *queues* queues if there is none. A light topic has one.
+    def _keep_for_hours(self, topic: Topic, before: int) -> None:
+        """Apply the retention of *topic*, which was *before* until now. Raises `Refused` if it is too long."""
+        hours, limit = reserve_hours(topic.attributes), self.hours_max
+        if hours == before or _is_system(topic.name):
+            return
+        if 0 < limit < hours:
+            text = f"topic[{topic.name}] cannot keep messages for {hours} hours (attribute {RESERVE_TIME})"
+            why = f"all topics share one log, which keeps them for {limit}; set store.file_reserved_hours higher"
+            raise Refused(Reason.PARAMETER, f"{text}; {why}")
+        self._store.topic_retention.set_hours(topic.name, hours)
+
+    @staticmethod
+    def _check(name: str, read_queues: int, write_queues: int, perm: int) -> None:
+        """Raise `Refused` (PARAMETER) unless there can be such a topic."""
+        check_name(name)
+        for what, count in (("readQueueNums", read_queues), ("writeQueueNums", write_queues)):
+            if not 0 <= count <= QUEUES_MAX:
+                raise Refused(Reason.PARAMETER, f"{what} {count} is out of range; it must be 0 to {QUEUES_MAX}")
+        if not 0 <= perm <= 15:
+            raise Refused(
+                Reason.PARAMETER, f"perm {perm} is unknown; it is 2 (write), 4 (read) or 6 (both), and 1 (inherit)"
+            )
+
+    def ensure(
+        self,
+        name: str,
+        queues: int,
+        perm: int = READ | WRITE,
+        sys_flag: int = 0,
+        attributes: dict[str, str] | None = None,
+    ) -> Topic:
+        """Return topic *name*; create it with *queues* queues and *attributes* if there is none.
+
+        A light topic has one queue and no attributes.
 
         Raises:
           Refused: the name or a number is invalid (Reason.PARAMETER), or there are too many topics.
@@ -273,7 +321,9 @@ class Topics:
         topic = self._table.get(name)
         if topic is None and is_light(name):
             return self._ensure_light(name)
-        return topic if topic is not None else self.update(name, queues, queues, perm, sys_flag)
+        if topic is not None:
+            return topic
+        return self.update(name, queues, queues, perm, sys_flag, attributes=attributes)
 
     def _ensure_light(self, name: str) -> Topic:
         if self._light(name) is None and not self._store.writer.light_queues:
@@ -301,6 +351,7 @@ class Topics:
         if self.get(name) is None:
             return False
         self._store.delete_topic(name)
+        self._store.topic_retention.deleted(name)
         self._table.pop(name, None)
         self._moved(None)
         return True
@@ -332,6 +383,10 @@ class Topics:
             found = {name: self._from_json(name, e) for name, e in table["topicConfigTable"].items()}
         self.version.load(table.get("dataVersion"))
         self._table.update(found)
+        for topic in found.values():
+            hours = reserve_hours(topic.attributes)
+            if hours and not _is_system(topic.name):
+                self._store.topic_retention.set_hours(topic.name, hours, loaded=True)
 
     def _from_json(self, name: str, entry: dict[str, Any]) -> Topic:
         return Topic(

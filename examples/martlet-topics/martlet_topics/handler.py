@@ -194,7 +194,7 @@ class TopicsHandler:
                 self._groups.add(each, int(session.filters[each] == AT_LEAST_ONCE))
         session.where = lambda: cursor.position
         self._peer.hold_until(session.until)
-        has_gap = is_old and session.start < shared.feed.first_position()
+        has_gap = is_old and shared.feed.has_removed(session.start, durable)
         self._peer.send(b"OK gap\n" if has_gap else b"OK old\n" if is_old else b"OK new\n")
         self._peer.wake()
 

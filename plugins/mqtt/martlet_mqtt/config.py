@@ -23,8 +23,9 @@ class MqttConfig:
     )
     rules: list[str] = setting(
         [],
-        "FILTER=TOPIC or FILTER=TOPIC:QUEUES: names that a topic filter matches are stored in that topic; the first "
-        "rule that matches counts",
+        "FILTER=TOPIC, FILTER=TOPIC:QUEUES or FILTER=TOPIC:QUEUES:HOURS: names that a topic filter matches are stored "
+        "in that topic, which is created with so many queues and keeps messages for so many hours; the first rule that "
+        "matches counts",
     )
     origins: list[str] = setting(
         [],

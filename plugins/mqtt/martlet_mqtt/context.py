@@ -1,7 +1,6 @@
 """What all connections of the plugin share: the topic and its feed, names, shapes, clients, and what they did."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
@@ -14,11 +13,12 @@ from .frames import Shapes
 from .leaving import Leaving
 from .names import Names
 from .retained import Retained
+from .rules import Rules
 
 if TYPE_CHECKING:
     from .handler import MqttHandler
 
-__all__ = ["PROTOCOL", "Context", "Counters"]
+__all__ = ["PROTOCOL", "Context", "Counters", "create_topics"]
 
 log = logging.getLogger("martlet.mqtt")
 
@@ -46,6 +46,14 @@ class Counters:
     expired_sessions: int = 0
 
 
+def create_topics(broker: Broker, rules: Rules) -> None:
+    """Create the topics of *rules* that do not exist. Raises `Refused` if a name is invalid, or there are too many."""
+    topics = broker.topics
+    for name in rules.topics:
+        if topics.get(name) is None:
+            topics.ensure(name, rules.queues_of(name), attributes=rules.attributes_of(name, topics.hours_max))
+
+
 @final
 @dataclass(slots=True)
 class Context:
@@ -56,7 +64,7 @@ class Context:
     feed: Feed
     names: Names
     retained: Retained
-    queues_of: Callable[[str], int]  # how many queues a topic of the feed gets when it is created
+    rules: Rules
     shapes: Shapes = field(default_factory=Shapes)
     counters: Counters = field(default_factory=Counters)
     # Warnings about clients, limited in number.
@@ -70,10 +78,7 @@ class Context:
 
     def ensure_topics(self) -> None:
         """Create those topics of the feed again that were deleted. Raises `Refused` if there are too many topics."""
-        topics = self.broker.topics
-        for name in self.feed.topics:
-            if topics.get(name) is None:
-                topics.ensure(name, self.queues_of(name))
+        create_topics(self.broker, self.rules)
 
     def statistics(self) -> dict[str, object]:
         """Return the counters, with what connected clients have not got because they were too slow."""

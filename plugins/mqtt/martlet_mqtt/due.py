@@ -174,6 +174,8 @@ class DueMessages:
         if due.wanted is not None:
             return await store.known_record_far(entry.position) if entry is not None else None
         record = await store.known_record_far(due.position)
+        if record is not None and not due.number & RETAINED and store.topic_retention.has_expired(record):
+            return None
         if record is not None or not due.number & RETAINED:
             return record
         if self._moved is None:

@@ -355,7 +355,7 @@ class MqttHandler:
         assert self._greeting is not None
         self._greet(self._greeting)
         self._the_outgoing.resend()
-        self._context.counters.missed += session.start < self._context.feed.first_position()
+        self._context.counters.missed += self._the_outgoing.has_missed
 
     def _greet(self, greeting: Connack) -> None:
         """Tell the client that it is accepted."""

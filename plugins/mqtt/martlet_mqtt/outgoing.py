@@ -110,6 +110,11 @@ class Outgoing:
         self._peer.wake()
 
     @property
+    def has_missed(self) -> bool:
+        """Whether retention removed messages before the client returned that its subscriptions may match."""
+        return self._context.feed.has_removed(self._session.start, self._the_cursor.filters)
+
+    @property
     def dropped(self) -> int:
         """How many messages of QoS 0 the client did not get because it was too slow."""
         return self._cursor.dropped if self._cursor is not None else 0

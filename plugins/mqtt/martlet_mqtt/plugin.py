@@ -16,7 +16,7 @@ from martlet.state import Projection
 
 from .config import MqttConfig
 from .connection import Limits, MqttConnection
-from .context import PROTOCOL, Context
+from .context import PROTOCOL, Context, create_topics
 from .handler import MqttHandler
 from .names import Names, check_prefix
 from .replies import take_replies
@@ -55,12 +55,11 @@ class MqttPlugin(Hooks):
         if self._context is None:
             config = self.config
             rules = Rules(config.rules, config.topic, config.queues)
-            for topic in rules.topics:
-                broker.topics.ensure(topic, rules.queues_of(topic))
+            create_topics(broker, rules)
             names = Names(config.name_bytes_max, rules.topic_of)
             feed = broker.cursors.open(rules.topics, topics_of=rules.topics_of, is_name=names.is_valid)
             retained = Retained(broker.store, broker.clock)
-            self._context = Context(config, broker, feed, names, retained, rules.queues_of)
+            self._context = Context(config, broker, feed, names, retained, rules)
             take_replies(self._context)
         return self._context
 

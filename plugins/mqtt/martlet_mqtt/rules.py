@@ -1,19 +1,34 @@
 """Which platform topic has the messages of a name: rules of the configuration, else one topic for all.
 
-A rule is ``FILTER=TOPIC`` or ``FILTER=TOPIC:QUEUES``. A topic name has no colon.
+A rule is ``FILTER=TOPIC``, ``FILTER=TOPIC:QUEUES`` or ``FILTER=TOPIC:QUEUES:HOURS``, with QUEUES empty for the usual
+number. A topic name has no colon.
 """
 
+import logging
 from collections.abc import Sequence
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 from martlet.delivery.interest import FilterTrie
 from martlet.errors import ConfigError, MartletError
+from martlet.tables.topics import RESERVE_TIME
 
 from .names import HIDDEN, check_filter
 
 __all__ = ["Rules"]
 
+log = logging.getLogger("martlet.mqtt")
+
 QUEUES_MAX: Final = 1024  # as of ``mqtt.queues``
+HOURS_MAX: Final = 1_000_000
+SHAPE: Final = "write FILTER=TOPIC, FILTER=TOPIC:QUEUES or FILTER=TOPIC:QUEUES:HOURS"
+
+
+class Target(NamedTuple):
+    """A topic, and with how many queues and for how many hours of messages it is created; 0 for the usual."""
+
+    topic: str
+    queues: int
+    hours: int
 
 
 @final
@@ -32,22 +47,40 @@ class Rules:
     def __init__(self, rules: Sequence[str], otherwise: str, queues: int) -> None:
         self._otherwise = otherwise
         self._queues = queues
-        self._own_queues: dict[str, int] = {}
+        self._targets: dict[str, Target] = {}
         self._trie: FilterTrie[int] = FilterTrie(names_max=1)
         self._topics: list[str] = []
         self._filters: list[list[str]] = []
         for number, rule in enumerate(rules):
-            topic_filter, topic, own_queues = _parse(rule)
-            if own_queues != self._own_queues.setdefault(topic, own_queues):
-                raise ConfigError(f"mqtt.rules has {rule!r}, but another rule creates {topic!r} with other queues")
+            topic_filter, target = _parse(rule)
+            other = self._targets.setdefault(target.topic, target)
+            if target != other:
+                what = "queues" if target.queues != other.queues else "hours"
+                text = f"but another rule creates {target.topic!r} with other {what}"
+                raise ConfigError(f"mqtt.rules has {rule!r}, {text}")
             self._trie.add(topic_filter, number)
-            self._topics.append(topic)
+            self._topics.append(target.topic)
             self._filters.append(topic_filter.split("/"))
         self.topics = list(dict.fromkeys([otherwise, *self._topics]))
 
     def queues_of(self, topic: str) -> int:
         """Return how many queues *topic* gets when it is created."""
-        return self._own_queues.get(topic) or self._queues
+        return self._target(topic).queues or self._queues
+
+    def _target(self, topic: str) -> Target:
+        return self._targets.get(topic) or Target(topic, 0, 0)
+
+    def attributes_of(self, topic: str, hours_max: int) -> dict[str, str]:
+        """Return the attributes that *topic* gets when it is created.
+
+        With hours over *hours_max*, 0 for no limit, it keeps messages as long as the log does.
+        """
+        hours = self._target(topic).hours
+        if 0 < hours_max < hours:
+            text = "mqtt.rules keeps messages of topic %r for %d hours, but store.file_reserved_hours is %d"
+            log.warning(text + "; all topics share one log, so they are kept for that time", topic, hours, hours_max)
+            return {}
+        return {RESERVE_TIME: str(hours)} if hours else {}
 
     def topics_of(self, topic_filter: str) -> list[str]:
         """Return the topics of the names that *topic_filter* matches; a name matches itself."""
@@ -67,23 +100,32 @@ class Rules:
         return self._topics[min(found)] if found else self._otherwise
 
 
-def _parse(rule: str) -> tuple[str, str, int]:
-    """Return the filter, the topic and the number of queues of *rule*, 0 if it has none. Raises `ConfigError`."""
+def _parse(rule: str) -> tuple[str, Target]:
+    """Return the filter and the target of *rule*. Raises `ConfigError`."""
     topic_filter, _, target = rule.rpartition("=")
-    topic, colon, queues = target.partition(":")
+    topic, *numbers = target.split(":")
     try:
         check_filter(topic_filter)
     except MartletError as error:
-        raise ConfigError(f"mqtt.rules has {rule!r}; {error}; write FILTER=TOPIC") from error
+        raise ConfigError(f"mqtt.rules has {rule!r}; {error}; {SHAPE}") from error
     if not topic:
-        raise ConfigError(f"mqtt.rules has {rule!r}, which names no topic; write FILTER=TOPIC")
-    if not colon:
-        return topic_filter, topic, 0
-    is_number = queues.isascii() and queues.isdigit() and len(queues) <= len(str(QUEUES_MAX))
-    if not is_number or not 1 <= int(queues) <= QUEUES_MAX:
-        text = f"whose number of queues is not 1 to {QUEUES_MAX}; write FILTER=TOPIC:QUEUES"
-        raise ConfigError(f"mqtt.rules has {rule!r}, {text}")
-    return topic_filter, topic, int(queues)
+        raise ConfigError(f"mqtt.rules has {rule!r}, which names no topic; {SHAPE}")
+    if len(numbers) > 2:
+        raise ConfigError(f"mqtt.rules has {rule!r}, which has too many colons; {SHAPE}")
+    queues = hours = 0
+    if numbers and (numbers[0] or len(numbers) == 1):
+        queues = _number(rule, "queues", numbers[0], QUEUES_MAX)
+    if len(numbers) == 2:
+        hours = _number(rule, "hours", numbers[1], HOURS_MAX)
+    return topic_filter, Target(topic, queues, hours)
+
+
+def _number(rule: str, what: str, text: str, most: int) -> int:
+    """Return the number that *text* in *rule* is. Raises `ConfigError`."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(most))
+    if not is_number or not 1 <= int(text) <= most:
+        raise ConfigError(f"mqtt.rules has {rule!r}, whose number of {what} is not 1 to {most}; {SHAPE}")
+    return int(text)
 
 
 def _may_share_names(one: list[str], other: list[str]) -> bool:

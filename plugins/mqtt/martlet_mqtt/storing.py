@@ -19,7 +19,7 @@ __all__ = ["check_response_topic", "check_retain", "queue_count", "store"]
 def queue_count(context: Context, gate: Gate, name: Name) -> int:
     """Return how many queues the topic of *name* has, at least 1. Raises `Refused`."""
     context.ensure_topics()
-    topic = gate.find_topic(name.topic, "publish", context.queues_of(name.topic))
+    topic = gate.find_topic(name.topic, "publish", context.rules.queues_of(name.topic))
     return topic.write_queues or 1 if topic is not None else 1
 
 

@@ -22,11 +22,14 @@ examples:
   martlet topic list                          all topics except system topics
   martlet topic list --all --json
   martlet topic create orders --queues 16
+  martlet topic create alarms --retention 24  messages expire after a day
   martlet topic stats orders                  messages in each queue, and the time of the last one
   martlet topic delete orders                 asks first, unless --yes is given
 """
 
 QUEUES_MAX: Final = 16384  # the broker's limit, in martlet.tables.topics
+HOURS_MAX: Final = 1_000_000
+RESERVE_TIME: Final = "reserve.time"
 PERMS: Final = {"rw": 6, "r": 4, "w": 2}
 # RocketMQ's own topics (TopicValidator); retry and dead-letter topics belong to groups.
 SYSTEM: Final = frozenset({"TBW102", "SELF_TEST_TOPIC", "BenchmarkTest", "OFFSET_MOVED_EVENT", "SCHEDULE_TOPIC_XXXX"})
@@ -47,6 +50,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="number of queues on each broker; default %(default)s",
     )
     create.add_argument("--perm", choices=tuple(PERMS), default="rw", help="read, write or both; default %(default)s")
+    create.add_argument(
+        "--retention",
+        type=whole("--retention", 0, HOURS_MAX),
+        metavar="HOURS",
+        help="let messages expire after this time, which cannot be longer than store.file_reserved_hours; 0: keep them "
+        "as long as the log does; default for a new topic 0, else as it is (attribute reserve.time)",
+    )
     create.add_argument("--cluster", help="use only the brokers of this cluster")
     delete = add("delete", "delete a topic from every broker and name server", do_delete)
     delete.add_argument("topic", help="name of the topic")
@@ -63,6 +73,7 @@ class Listed:
     brokers: int
     queues: int
     perm: int
+    hours: set[str]
 
 
 async def show_list(arguments: Any) -> int:
@@ -74,14 +85,19 @@ async def show_list(arguments: Any) -> int:
             answer = await admin.network.ask(address, RequestCode.GET_ALL_TOPIC_CONFIG, {})
             for name, fields in mapping(load_object(answer.body), "topicConfigTable").items():
                 if isinstance(fields, dict):
-                    listed = found.setdefault(str(name), Listed(0, 0, 0))
+                    listed = found.setdefault(str(name), Listed(0, 0, 0, set()))
                     listed.brokers += 1
                     listed.queues += max(integer(fields, "readQueueNums", 0), integer(fields, "writeQueueNums", 0))
                     listed.perm |= integer(fields, "perm", 0)
+                    hours = str(mapping(fields, "attributes").get(RESERVE_TIME, "-1"))
+                    listed.hours.add("log" if hours in ("-1", "0") else f"{hours} h")
     if not arguments.all:
         found = {name: listed for name, listed in found.items() if not _is_system(name, own)}
-    rows = [(name, found[name].brokers, found[name].queues, _perm(found[name].perm)) for name in sorted(found)]
-    heads = ("topic", "brokers", "queues", "perm")
+    rows = [
+        (name, listed.brokers, listed.queues, _perm(listed.perm), ", ".join(sorted(listed.hours)))
+        for name, listed in sorted(found.items())
+    ]
+    heads = ("topic", "brokers", "queues", "perm", "retention")
     print_rows(heads, rows, as_json=arguments.json)
     return Exit.OK
 
@@ -95,9 +111,14 @@ def _perm(bits: int) -> str:
 
 
 async def do_create(arguments: Any) -> int:
+    attributes = "" if arguments.retention is None else f"+{RESERVE_TIME}={arguments.retention or -1}"
     async with Admin(arguments.settings) as admin:
         brokers = await admin.create_topic(
-            arguments.topic, queues=arguments.queues, perm=PERMS[arguments.perm], cluster=arguments.cluster
+            arguments.topic,
+            queues=arguments.queues,
+            perm=PERMS[arguments.perm],
+            cluster=arguments.cluster,
+            attributes=attributes,
         )
     if arguments.json:
         print_json({"topic": arguments.topic, "brokers": brokers})

@@ -10,7 +10,7 @@ from martlet.broker import Broker
 from martlet.contracts import Timers
 from martlet.errors import Reason, Refused
 from martlet.steps import Pace, Steps
-from martlet.tables.topics import SYSTEM_PREFIX, SYSTEM_TOPICS, TIMER_TOPIC, Topic, check_name
+from martlet.tables.topics import RESERVE_TIME, SYSTEM_PREFIX, SYSTEM_TOPICS, TIMER_TOPIC, Topic, check_name
 from martlet_remoting.bodies import boolean, integer, items, read_body
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, reply, reply_in_pieces
@@ -35,7 +35,7 @@ ATTRIBUTES: Final[Mapping[str, Allowed]] = {
     "queue.type": ("BatchCQ", "SimpleCQ", "RocksDBCQ"),
     "cleanup.policy": ("DELETE", "COMPACTION"),
     "message.type": ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY"),
-    "reserve.time": range(1 << 63),
+    RESERVE_TIME: range(-1, 1 << 63),  # hours; those of the log with -1 and 0
 }
 # Attributes that determine how a topic is stored cannot be changed later.
 FIXED: Final = frozenset(("queue.type", "cleanup.policy"))
@@ -100,7 +100,8 @@ def _bad_attribute(remark: str) -> Declined:
 
 def _checked_attribute(name: str, value: str, allowed: Allowed) -> str:
     if isinstance(allowed, range):
-        if not (value.isascii() and value.isdecimal() and len(value) < DIGITS_MAX):
+        digits = value.removeprefix("-")
+        if not (digits.isascii() and digits.isdecimal() and len(digits) < DIGITS_MAX):
             raise _bad_attribute(f"attribute {name} is {value!r:.80}; it must be a number")
         if int(value) not in allowed:
             text = f"value is not in range({allowed.start}, {allowed.stop - 1})"
