@@ -20,6 +20,8 @@ from .properties import U16, encode_varint
 __all__ = ["Grant", "Shape", "Shapes", "encode_alone", "has_selector", "number_frames", "publish_frame"]
 
 SHAPES_KEPT: Final = 10_000
+# A client may have many filters that match the same message, and each subset of them has a shape of its own.
+GRANTS_KEPT: Final = 100_000
 DUPLICATE: Final = 0x08
 _FIRST: Final = [bytes((0x30 | flags,)) for flags in range(16)]
 _EXPIRY: Final = b"\x02"
@@ -62,16 +64,22 @@ class Shapes:
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, tuple[Grant, ...]], Shape] = {}
+        self._grants = 0  # in those
         # The names of encodings that subscribers have had.
         self.encodings: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._found)
 
     def of(self, version: int, grants: tuple[Grant, ...]) -> Shape:
         """Return the shape for a client of *version*, of whose subscriptions *grants* match."""
         found = self._found.get((version, grants))
         if found is None:
-            if len(self._found) >= SHAPES_KEPT:
+            self._grants += len(grants)
+            if len(self._found) >= SHAPES_KEPT or self._grants > GRANTS_KEPT:
                 self._found.clear()
                 self.encodings.clear()
+                self._grants = len(grants)
             found = self._found[version, grants] = self._make(version, grants)
             self.encodings.add(found.encoding.name)
         return found
