@@ -75,8 +75,13 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     f"{MQTT}context.py": frozenset(("topics",)),
     # Forgets the groups that no session has.
     f"{MQTT}unused_groups.py": frozenset(("sessions", "shares")),
-    # Asks which tag codes records have.
-    f"{STOMP}context.py": frozenset(("store",)),
+    # Asks which tag codes records have, and hands the topics to `temporary.py`, which creates its own.
+    f"{STOMP}context.py": frozenset(("store", "topics")),
+    f"{STOMP}temporary.py": frozenset(("Topics",)),
+    # Opens the feeds that all gates follow, and says before which topics have names.
+    f"{STOMP}following.py": frozenset(("cursors", "rules")),
+    # Asks whether a topic exists: whoever reads names in it need not be allowed to read all of it.
+    f"{STOMP}opening.py": frozenset(("topics",)),
     # Forgets durable subscriptions, whose names begin with their user.
     f"{STOMP}subscribing.py": frozenset(("shares",)),
     # Keeps its own file in the store's directory.
