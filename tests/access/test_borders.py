@@ -59,7 +59,7 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     # Creates the topics of its rules and the feed that all gates follow, and finds out when sessions end.
     f"{MQTT}plugin.py": frozenset(("cursors", "sessions", "store")),
     # Looks up whether a session exists before the gate opens it.
-    f"{MQTT}handler.py": frozenset(("sessions",)),
+    f"{MQTT}handshake.py": frozenset(("sessions",)),
     # Reads what the gate's cursor allows: retained messages, and what a session has in flight.
     f"{MQTT}due.py": frozenset(("store",)),
     # Asks where the log ends.

@@ -13,8 +13,8 @@ from trio.testing import MockClock
 from martlet.testing.clock import TrioClock
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import small_config
+from martlet_mqtt.client import Client
 from martlet_mqtt.codes import V4, V5, ReasonCode
-from martlet_mqtt.handler import MqttHandler
 from martlet_mqtt.packets import Connack, Connect, Disconnect, Pingreq, Pingresp, Publish, Subscription, Will
 from martlet_mqtt.properties import NO_PROPERTIES, Properties, Property
 from martlet_mqtt.subscriptions import FILTERS_A_SLICE, STEPS_A_SHARE
@@ -63,15 +63,15 @@ async def greeted(talk: Talk) -> Connack:
     return packet
 
 
-async def in_slices(mqtt: Running, talk: Talk, connect: Connect) -> MqttHandler:
+async def in_slices(mqtt: Running, talk: Talk, connect: Connect) -> Client:
     """Send *connect*, and return when a part of it is done."""
     before = mqtt.broker.turns.slices
     await talk.send(connect)
     while "c" not in mqtt.context.clients or mqtt.broker.turns.slices < before + 3:
         await trio.lowlevel.checkpoint()
-    handler = mqtt.context.clients["c"]
-    assert handler._greeting is not None
-    return handler
+    client = mqtt.context.clients["c"]
+    assert client.greeting is not None
+    return client
 
 
 async def watching(mqtt: Running) -> Talk:
@@ -83,10 +83,10 @@ async def watching(mqtt: Running) -> Talk:
 async def test_others_have_their_turn_while_a_session_is_resumed(autojump_clock: MockClock) -> None:
     async with away(own()) as mqtt:
         other, talk = await mqtt.connect("another"), mqtt.open()
-        handler = await in_slices(mqtt, talk, connect_of())
+        client = await in_slices(mqtt, talk, connect_of())
         await other.send(Pingreq())
         await other.expect(Pingresp)
-        assert handler._greeting is not None
+        assert client.greeting is not None
         answer = await greeted(talk)
         assert (answer.reason, answer.session_present) == (0, True)
         assert mqtt.broker.turns.slices >= COUNT // FILTERS_A_SLICE
@@ -180,11 +180,11 @@ async def test_a_clean_start_meanwhile_ends_the_session(autojump_clock: MockCloc
 async def test_a_client_that_goes_meanwhile_misses_nothing(autojump_clock: MockClock, how: str) -> None:
     async with away(own()) as mqtt:
         watcher, talk = await watching(mqtt), mqtt.open()
-        handler = await in_slices(mqtt, talk, connect_of())
+        client = await in_slices(mqtt, talk, connect_of())
         if how == "hangs up":
             talk.hang_up()
         else:
-            handler.kick() if how == "is kicked" else handler.say_goodbye()
+            client.kick() if how == "is kicked" else client.say_goodbye()
             answer = await greeted(talk)
             assert (answer.reason, answer.session_present) == (0, True)
             last = await talk.closed()
@@ -211,10 +211,10 @@ async def test_a_client_whose_commit_fails_meanwhile_is_refused(
         watcher, talk, store = await watching(mqtt), mqtt.open(version), mqtt.broker.store
         if is_own:
             store.before_commit.append(lambda: disk.fail_next("write", ENOSPC))
-        handler = await in_slices(mqtt, talk, connect_of(version))
+        client = await in_slices(mqtt, talk, connect_of(version))
         if not is_own:
-            assert handler._session is not None
-            handler._session.expire_after(20_000)
+            assert client.session is not None
+            client.session.expire_after(20_000)
             store.before_commit.append(lambda: disk.fail_next("write", ENOSPC))
         answer = await greeted(talk)
         assert answer.reason == (ReasonCode.QUOTA_EXCEEDED if version == V5 else 3)

@@ -155,11 +155,11 @@ class Client:
 
     async def finish(self) -> None:
         """Take and answer everything."""
-        handler = self.mqtt.context.clients["c"]
-        assert handler._outgoing is not None
-        assert handler._session is not None
-        cursor = handler._outgoing._the_cursor
-        while self.held or handler._session.flight or cursor.place is not Place.TAIL or cursor.has_pending:
+        client = self.mqtt.context.clients["c"]
+        assert client.outgoing is not None
+        assert client.session is not None
+        cursor = client.outgoing._the_cursor
+        while self.held or client.session.flight or cursor.place is not Place.TAIL or cursor.has_pending:
             await self.answer()
             await self.take()
 
@@ -173,7 +173,7 @@ async def connected(mqtt: Running, limit: int, chance: random.Random, *, present
     talk, answer = await mqtt.answer(Connect("c", clean_start=False, properties=Properties(values)))
     assert isinstance(answer, Connack)
     assert (answer.reason, answer.session_present) == (0, present)
-    outgoing = mqtt.context.clients["c"]._outgoing
+    outgoing = mqtt.context.clients["c"].outgoing
     if outgoing is not None:
         outgoing.flight._next_id = chance.choice(FIRST_IDS)
     return talk
@@ -222,7 +222,7 @@ async def test_whatever_a_client_does_it_gets_each_message_once_and_in_order(tmp
         await client.finish()
         assert [payload for name, payload in client.came if name.startswith("a/")] == wanted
         assert [int(payload) for _, payload in client.came] == sorted({int(payload) for _, payload in client.came})
-        flight = mqtt.context.clients["c"]._session
+        flight = mqtt.context.clients["c"].session
         assert flight is not None
         assert flight.flight == {}
 

@@ -5,6 +5,7 @@ The product of (kind of stop) x (damaged derived file) x (kind of reader), then 
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import cast
@@ -25,6 +26,7 @@ from martlet.steps import finish_now
 from martlet.store import Queue, ReadStatus, Store
 from martlet.store.order import Order
 from martlet.store.queues import QueueFiles, Queues
+from martlet.store.topic_retention import QUEUES_A_TURN
 from martlet.tables.topics import RESERVE_TIME
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, bodies, drain, message, small_config
@@ -307,6 +309,36 @@ async def test_no_topic_with_a_retention_costs_no_sweep_and_no_note() -> None:
     store.topic_retention.set_hours("T", 2000)
     await sweep(store)
     assert store.appended == before, "nor does one that has nothing to expire"
+    store.crash()
+
+
+async def test_a_sweep_of_many_queues_gives_others_their_turns() -> None:
+    clock, count = ManualClock(), 4 * QUEUES_A_TURN
+    store = await Store.open(Path("/many"), replace(CONFIG, segment_bytes=1 << 22, flush="async"), clock, FakeDisk())
+    store.store_host = HOST
+    store.topic_retention.set_hours("T", 2)
+    for queue_id in range(count):
+        store.append(message("old", "T"), queue_id)
+    store.commit()
+    store.flusher.flush_now()
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    clock.ms += 3 * HOUR_MS
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take_turns)
+        await sweep(store)
+        assert turns > count  # to look into the log
+        assert store.statistics().expired_messages == count
+        turns = 0
+        await sweep(store)
+        assert 4 <= turns < 100
+        nursery.cancel_scope.cancel()
     store.crash()
 
 

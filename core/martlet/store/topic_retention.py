@@ -12,7 +12,7 @@ hours as the topic keeps messages. A retention that was just set is not judged: 
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, final
 
 import trio
@@ -20,11 +20,11 @@ import trio
 from martlet.clock import Clock
 from martlet.errors import NotReady, Refused
 from martlet.records.layout import BLANK_SIZE, ENTRY_BYTES, POSITION_SIZE, RecordView
-from martlet.steps import Steps
+from martlet.steps import Pace, Steps
 from martlet.store.config import StoreConfig
 from martlet.store.files import Disk
 from martlet.store.flusher import Flusher
-from martlet.store.lookup import Lookup
+from martlet.store.lookup import LOOKS_AT_ONCE, Lookup
 from martlet.store.note_writer import NoteWriter
 from martlet.store.page_cache import LogWriter
 from martlet.store.queues import Queue, Queues
@@ -39,6 +39,8 @@ logger = logging.getLogger("martlet.store")
 SWEEP_S: Final = 60.0
 # Between log lines about one topic.
 SAID_S: Final = 3600.0
+# Queues to look at, to note or to advance in one turn of the event loop, up to 4 us each.
+QUEUES_A_TURN: Final = 500
 NOTHING_KNOWN: Final = (-1, 1)  # no offset, and the earliest time
 
 
@@ -215,7 +217,9 @@ class TopicRetention:
         found: list[Expiry] = []
         knows_end = topic in self._removed_to
         self._removed_to.setdefault(topic, 0)
-        for queue in list(self._queues.topics.get(topic, {}).values()):
+        for number, queue in enumerate(list(self._queues.topics.get(topic, {}).values()), 1):
+            if not number % QUEUES_A_TURN:
+                await trio.lowlevel.checkpoint()
             if not knows_end and queue.expired_to > queue.stored_from:
                 found.append(await self._expiry(queue, queue.expired_to))
             if queue.first_offset < self._readers.end_offset(queue):
@@ -251,6 +255,7 @@ class TopicRetention:
 
     async def _finish(self, steps: Steps[int]) -> int:
         """Run *steps*, one slice a turn of the event loop; return -1 if a damaged block must be rebuilt first."""
+        await trio.lowlevel.checkpoint()
         try:
             while True:
                 blocking = next(steps)
@@ -278,11 +283,13 @@ class TopicRetention:
 
         A message whose time is not plausible is as old as a later one whose time is.
         """
-        low, high = queue.first_offset, self._readers.end_offset(queue)
+        low, high, pace = queue.first_offset, self._readers.end_offset(queue), Pace(LOOKS_AT_ONCE)
         _, since_ms = self._oldest.get(queue, NOTHING_KNOWN)
         while low < high:
             middle = (low + high) // 2
             stored_ms = yield from self._time_from(queue, middle, high, since_ms, now_ms)
+            if pace.is_over():
+                yield
             if 0 <= stored_ms < cutoff_ms:
                 low, since_ms = middle + 1, stored_ms
             else:
@@ -325,29 +332,41 @@ class TopicRetention:
 
     # ---- expiry
 
-    async def _expire(self, found: Iterable[Expiry]) -> None:
+    async def _expire(self, found: Sequence[Expiry]) -> None:
         """Write *found* into the log, and advance the queues once that is durable."""
         wanted = {**self._unnoted, **{each.queue: each.first for each in found if each.first > each.queue.expired_to}}
-        alive = {queue: first for queue, first in wanted.items() if self._is_alive(queue)}
-        self._unnoted = {}
-        if alive:
-            try:
-                self._notes.note_expiries([(queue.topic, queue.queue_id, first) for queue, first in alive.items()])
-                await self._flusher.wait_durable(self._tail.written)
-            except Refused as refused:
-                # They expire anyway, and again after a rebuild.
-                self._unnoted = alive
-                logger.warning("that messages of %d queues have expired is noted later; %s", len(alive), refused)
+        try:
+            await self._note(list(wanted.items()))
+            self._unnoted = {}
+        except Refused as refused:
+            # They expire anyway, and again after a rebuild.
+            self._unnoted = wanted
+            logger.warning("that messages of %d queues have expired is noted later; %s", len(wanted), refused)
         counts: dict[str, int] = {}
-        for queue, first, end in found:
+        for number, (queue, first, end) in enumerate(found, 1):
             if self._is_alive(queue):
                 counts[queue.topic] = counts.get(queue.topic, 0) + max(first - queue.first_offset, 0)
                 queue.expire_to(first)
                 self._queues.note_change(queue)
                 self._removed_to[queue.topic] = max(self._removed_to.get(queue.topic, 0), end)
+            if not number % QUEUES_A_TURN:
+                await trio.lowlevel.checkpoint()
         for topic, count in counts.items():
             self.expired_messages += count
             self._say(topic, count)
+
+    async def _note(self, firsts: Sequence[tuple[Queue, int]]) -> None:
+        """Write the first offsets of queues into the log, and wait until that is durable.
+
+        Raises:
+          Refused: the disk is full.
+        """
+        for at in range(0, len(firsts), QUEUES_A_TURN):
+            alive = [each for each in firsts[at : at + QUEUES_A_TURN] if self._is_alive(each[0])]
+            self._notes.note_expiries([(queue.topic, queue.queue_id, first) for queue, first in alive])
+            await trio.lowlevel.checkpoint()
+        if firsts:
+            await self._flusher.wait_durable(self._tail.written)
 
     def _is_alive(self, queue: Queue) -> bool:
         return self._queues.find(queue.topic, queue.queue_id) is queue

@@ -16,7 +16,7 @@ from .retained import Retained
 from .rules import Rules
 
 if TYPE_CHECKING:
-    from .handler import MqttHandler
+    from .client import Client
 
 __all__ = ["PROTOCOL", "Context", "Counters", "create_topics"]
 
@@ -70,7 +70,7 @@ class Context:
     # Warnings about clients, limited in number.
     complaints: Complaints = field(default_factory=lambda: Complaints(log))
     # Connected clients by their identifier.
-    clients: dict[str, "MqttHandler"] = field(default_factory=dict)
+    clients: dict[str, "Client"] = field(default_factory=dict)
     # Members of shared subscriptions whose clients are gone.
     leaving: Leaving = field(default_factory=Leaving)
     # Groups of shared subscriptions that somebody joined lately, so that they are not taken for unused ones.
@@ -82,5 +82,5 @@ class Context:
 
     def statistics(self) -> dict[str, object]:
         """Return the counters, with what connected clients have not got because they were too slow."""
-        dropped = self.counters.dropped + sum(handler.dropped for handler in self.clients.values())
+        dropped = self.counters.dropped + sum(client.dropped for client in self.clients.values())
         return {**asdict(self.counters), "dropped": dropped, "clients": len(self.clients)}

@@ -31,7 +31,7 @@ from .packets import Publish
 from .subscribing import grant_of
 
 if TYPE_CHECKING:
-    from .handler import MqttHandler
+    from .client import Client
 
 __all__ = ["PREFIX", "RESPONSE", "answer_request"]
 
@@ -107,10 +107,10 @@ def _sessions(context: Context) -> Iterator[tuple[str, SessionState | None]]:
 
 def _clients(context: Context, request: Row) -> Iterator[Row]:
     for client_id, state in _sessions(context):
-        handler = context.clients.get(client_id)
-        row: Row = {"client": client_id, "connected": handler is not None}
-        if handler is not None:
-            row |= handler.described()
+        client = context.clients.get(client_id)
+        row: Row = {"client": client_id, "connected": client is not None}
+        if client is not None:
+            row |= client.described()
         elif state is not None:
             ends_ms = state.ends_ms
             row |= {
@@ -128,8 +128,8 @@ def _subscriptions(context: Context, request: Row) -> Iterator[Row]:
         if wanted is not None and client_id != wanted:
             yield {}
             continue
-        handler = context.clients.get(client_id)
-        filters = handler.filters if handler is not None else state.filters if state is not None else {}
+        client = context.clients.get(client_id)
+        filters = client.filters if client is not None else state.filters if state is not None else {}
         for topic_filter, options in list(filters.items()):
             grant = grant_of(topic_filter, options)
             each = grant.subscription
@@ -152,10 +152,10 @@ def _retained(context: Context, request: Row) -> Iterator[Row]:
 
 
 def _kick(context: Context, request: Row) -> Iterator[Row]:
-    handler: MqttHandler | None = context.clients.get(str(request.get("client", "")))
-    if handler is not None:
-        handler.kick()
-    yield {"client": request.get("client"), "kicked": handler is not None}
+    client: Client | None = context.clients.get(str(request.get("client", "")))
+    if client is not None:
+        client.kick()
+    yield {"client": request.get("client"), "kicked": client is not None}
 
 
 _COMMANDS: Final[dict[str, Callable[[Context, Row], Iterator[Row]]]] = {

@@ -103,8 +103,8 @@ class MqttPlugin(Hooks):
     def _say_goodbye(self) -> None:
         """Tell all clients that the broker stops. Their wills are published when their connections close."""
         if self._context is not None:
-            for handler in list(self._context.clients.values()):
-                handler.say_goodbye()
+            for client in list(self._context.clients.values()):
+                client.say_goodbye()
 
     def martlet_projections(self, broker: Broker) -> Sequence[Projection]:
         return (self.context(broker).retained,)

@@ -133,13 +133,13 @@ class SysTopics:
         """Find the totals, in slices."""
         dropped = filters = shared = not_stored = 0
         pace = Pace()
-        for handler in list(self._context.clients.values()):
-            dropped += handler.dropped
-            not_stored += not handler.is_stored
-            for topic_filter in handler.filters:
+        for client in list(self._context.clients.values()):
+            dropped += client.dropped
+            not_stored += not client.is_stored
+            for topic_filter in client.filters:
                 filters += 1
                 shared += is_shared(topic_filter)
-            if pace.is_over(1 + len(handler.filters)):
+            if pace.is_over(1 + len(client.filters)):
                 yield
         self._totals = Totals(dropped, filters, shared, not_stored)
 

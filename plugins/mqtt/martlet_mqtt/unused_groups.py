@@ -72,9 +72,9 @@ class UnusedGroups:
                 used.update(_groups_in(state.filters))
             if pace.is_over(1 + len(state.filters) if state is not None else 1):
                 yield
-        for handler in list(self._context.clients.values()):
-            used.update(_groups_in(handler.filters))
-            if pace.is_over(1 + len(handler.filters)):
+        for client in list(self._context.clients.values()):
+            used.update(_groups_in(client.filters))
+            if pace.is_over(1 + len(client.filters)):
                 yield
         return used
 

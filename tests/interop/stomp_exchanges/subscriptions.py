@@ -1,0 +1,91 @@
+"""Durable subscriptions, selectors, browsers and messages that expire or come later."""
+
+import time
+
+from tests.interop.process import eventually
+from tests.interop.stomp_wire import Wire
+
+from .place import END, Place, exchange, texts
+
+
+@exchange("durable subscription by `client-id` and `activemq.subscriptionName`: 1 sent while it was away")
+def durable_of_activemq(place: Place) -> str:
+    return _kept(place, {"client_id": place.name}, {"activemq.subscriptionName": "s"})
+
+
+@exchange("durable subscription by `durable:true`, `auto-delete:false` and `id`: 1 sent while it was away")
+def durable_of_rabbitmq(place: Place) -> str:
+    return _kept(place, {"client_id": place.name}, {"durable": "true", "auto_delete": "false"})
+
+
+def _kept(place: Place, connect: dict[str, str], subscribe: dict[str, str]) -> str:
+    wire = place.wire(**connect)
+    wire.subscribe(place.topic, number=place.name, **subscribe)
+    wire.leave()
+    other = place.wire()
+    other.publish(place.topic, "1")
+    wire = eventually(lambda: _connected(place, connect))
+    wire.subscribe(place.topic, number=place.name, **subscribe)
+    other.publish(place.topic, END)
+    return "kept" if wire.until(END) else "lost"
+
+
+def _connected(place: Place, connect: dict[str, str]) -> Wire | None:
+    """Return a connection, None while the client's last one is not forgotten yet."""
+    wire = place.wire(**connect)
+    return wire if wire.connected.command == "CONNECTED" else None
+
+
+@exchange("`selector:colour = 'red'`: what comes of one red and one blue message")
+def selector(place: Place) -> str:
+    wire = place.wire()
+    wire.subscribe(place.queue, selector="colour = 'red'")
+    for colour in ("blue", "red"):
+        wire.publish(place.queue, colour, colour=colour)
+    wire.publish(place.queue, END, colour="red")
+    return " ".join(wire.until(END))
+
+
+@exchange("`browser:true`: what remains of 1 2")
+def browser(place: Place) -> str:
+    wire = place.wire()
+    wire.publish(place.queue, "1", "2")
+    wire.subscribe(place.queue, browser="true")
+    wire.messages(2)
+    wire.leave()
+    return texts(place.rest())
+
+
+@exchange("a browser is told the end of the queue by `browser:end`")
+def end_of_browsing(place: Place) -> str:
+    wire = place.wire()
+    wire.publish(place.queue, "1")
+    wire.subscribe(place.queue, browser="true")
+    wire.messages(1)
+    wire.publish(place.queue, "2")  # the answer of a broker without browsers
+    return "yes" if wire.message().headers.get("browser") == "end" else "no"
+
+
+@exchange("`expires` in the past: the message comes")
+def expires(place: Place) -> str:
+    wire = place.wire()
+    wire.publish(place.queue, "1", expires=str(int(time.time() * 1000) - 1000))
+    return "no" if texts(place.rest()) == "nothing" else "yes"
+
+
+@exchange("`expiration:1` and 100 ms later: the message comes")
+def expiration(place: Place) -> str:
+    wire = place.wire()
+    wire.publish(place.queue, "1", expiration="1")
+    sent = time.monotonic()
+    eventually(lambda: time.monotonic() - sent > 0.1 or None)
+    return "no" if texts(place.rest()) == "nothing" else "yes"
+
+
+@exchange("`AMQ_SCHEDULED_DELAY:1000` of 1, then 2: the order")
+def scheduled(place: Place) -> str:
+    wire = place.wire()
+    wire.subscribe(place.queue)
+    wire.send("SEND", "1", destination=place.queue, AMQ_SCHEDULED_DELAY="1000")
+    wire.send("SEND", "2", destination=place.queue)
+    return texts(wire.messages(2))
