@@ -9,7 +9,7 @@ does to the broker is atomic. The server owns the socket and gives the handler a
 
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 from typing import Protocol as TypingProtocol
@@ -583,10 +583,6 @@ class Handler(TypingProtocol):
         ...
 
 
-def _any_origin(origin: str) -> bool:
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class WebSocket:
     """A protocol over WebSocket: the payloads of all frames form one stream of bytes.
@@ -594,13 +590,13 @@ class WebSocket:
     Args:
       subprotocols: a client must offer at least one of these, such as ``("mqtt",)``.
       text: whether text frames are accepted as well as binary ones. Frames sent are always binary.
-      origin_allowed: whether a web page of an origin may connect; called with the Origin header, empty if there is
-        none, as is usual for clients other than browsers.
+      origins: web pages that may connect, such as ``https://example.org``, or ``*`` for all; those of this machine, and
+        clients that send no Origin header, such as those that are no browsers, may always.
     """
 
     subprotocols: tuple[str, ...]
     text: bool = False
-    origin_allowed: Callable[[str], bool] = _any_origin
+    origins: Collection[str] = ("*",)
 
 
 @dataclass(slots=True, eq=False)

@@ -6,38 +6,9 @@ import pytest
 from tests.mqtt.mqtt_talk import V4, mqtt_broker
 
 from martlet_mqtt.codes import PacketType, ReasonCode
-from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.packets import Ack, Connect, Publish
 from martlet_mqtt.properties import Properties
 from martlet_mqtt.scanner import RUN_PACKETS_MAX, scan_acks
-
-ORIGINS = [
-    ("", True),
-    ("http://localhost:8080", True),
-    ("https://127.0.0.1", True),
-    ("http://[::1]:80", True),
-    ("https://dashboard.example.org", True),
-    ("https://evil.example.org", False),
-    ("https://localhost.evil.example.org", False),
-    ("http://[", False),
-    ("null", False),
-]
-
-
-@pytest.mark.parametrize(("origin", "is_allowed"), ORIGINS)
-async def test_a_web_page_from_elsewhere_may_not_connect(tmp_path: Path, origin: str, is_allowed: bool) -> None:
-    config = MqttConfig(origins=["https://dashboard.example.org"])
-    async with mqtt_broker(tmp_path, config) as mqtt:
-        websocket = mqtt._protocol.websocket
-        assert websocket is not None
-        assert websocket.origin_allowed(origin) is is_allowed
-
-
-async def test_all_web_pages_may_connect_if_the_operator_wants_that(tmp_path: Path) -> None:
-    async with mqtt_broker(tmp_path, MqttConfig(origins=["*"])) as mqtt:
-        websocket = mqtt._protocol.websocket
-        assert websocket is not None
-        assert websocket.origin_allowed("https://evil.example.org")
 
 
 @pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "KEYS"])

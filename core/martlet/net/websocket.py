@@ -27,6 +27,7 @@ from wsproto.utilities import RemoteProtocolError as Rejected
 from martlet.contracts import Buffer, WebSocket
 from martlet.errors import RemoteProtocolError
 from martlet.net.transports import Transport
+from martlet.net.web_origins import may_connect
 
 __all__ = ["WebSocketTransport"]
 
@@ -140,7 +141,7 @@ class WebSocketTransport:
         origin = next((value for name, value in request.extra_headers if name == b"origin"), b"").decode("latin-1")
         if subprotocol is None:
             self._reject(f"no subprotocol of {list(known)} among {request.subprotocols}", 400)
-        elif not self._settings.origin_allowed(origin):
+        elif not may_connect(self._settings.origins, origin):
             self._reject(f"origin {origin!r} is not allowed", 403)
         else:
             self._unsent += handshake.send(AcceptConnection(subprotocol=subprotocol))

@@ -1,9 +1,8 @@
 """The entry point: the port, and the topic with the messages."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar, Final
-from urllib.parse import urlsplit
+from typing import Any, ClassVar
 
 import trio
 
@@ -27,10 +26,6 @@ from .unused_groups import UnusedGroups
 from .wills import Wills
 
 __all__ = ["MqttPlugin"]
-
-# Hosts of web pages that this machine serves itself. A page from elsewhere could use a broker that only this machine
-# should reach.
-LOCAL: Final = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
 class MqttPlugin(Hooks):
@@ -134,16 +129,6 @@ class MqttPlugin(Hooks):
             tls=tls.context,
             tls_required=tls.required,
             bound=bound,
-            websocket=WebSocket(("mqtt", "mqttv3.1"), origin_allowed=partial(may_connect, frozenset(config.origins))),
+            websocket=WebSocket(("mqtt", "mqttv3.1"), origins=frozenset(config.origins)),
             traffic=self._traffic,
         )
-
-
-def may_connect(origins: Collection[str], origin: str) -> bool:
-    """Return whether a web page of *origin*, empty for none, may connect, if *origins* are allowed."""
-    if not origin or "*" in origins or origin in origins:
-        return True
-    try:
-        return urlsplit(origin).hostname in LOCAL
-    except ValueError:
-        return False

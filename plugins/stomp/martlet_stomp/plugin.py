@@ -1,9 +1,7 @@
 """The entry point: the STOMP port."""
 
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final
-from urllib.parse import urlsplit
 
 import trio
 
@@ -22,9 +20,6 @@ from .replies import take_replies
 __all__ = ["StompPlugin"]
 
 SUBPROTOCOLS: Final = ("v12.stomp", "v11.stomp", "v10.stomp")
-# Hosts of web pages that this machine serves itself. A page from elsewhere could use a broker that only this machine
-# should reach.
-LOCAL: Final = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
 class StompPlugin(Hooks):
@@ -94,18 +89,6 @@ class StompPlugin(Hooks):
             tls=tls.context,
             tls_required=tls.required,
             bound=bound,
-            websocket=WebSocket(
-                SUBPROTOCOLS, text=True, origin_allowed=partial(may_connect, frozenset(config.origins))
-            ),
+            websocket=WebSocket(SUBPROTOCOLS, text=True, origins=frozenset(config.origins)),
             traffic=self._traffic,
         )
-
-
-def may_connect(origins: Collection[str], origin: str) -> bool:
-    """Return whether a web page of *origin*, empty for none, may connect, if *origins* are allowed."""
-    if not origin or "*" in origins or origin in origins:
-        return True
-    try:
-        return urlsplit(origin).hostname in LOCAL
-    except ValueError:
-        return False
