@@ -25,6 +25,7 @@ from martlet.stats import Stats
 from martlet.steps import finish_now
 from martlet.store import Queue, ReadStatus, Store
 from martlet.store.order import Order
+from martlet.store.queue_journal import EXPIRY, HEAD, KIND_EXPIRY, encode_queue, replay
 from martlet.store.queues import QueueFiles, Queues
 from martlet.store.topic_retention import QUEUES_A_TURN
 from martlet.tables.topics import RESERVE_TIME
@@ -257,6 +258,20 @@ def test_a_topic_that_rocketmq_created_again_begins_with_its_first_message() -> 
     for offset in range(3):
         order.take(queue, offset, 1000 + 100 * offset, 100, 0)
     assert (queue.first_offset, queue.next_offset) == (0, 3)
+
+
+def test_the_journal_of_queues_has_the_newest_offset_before_which_messages_have_expired() -> None:
+    queue, other = Queue("T", 1), Queue("T", 2)
+    entries = [encode_queue(other, 0, whole=True)]
+    for expired_to in (5, 9, 0):
+        queue.expired_to = expired_to
+        entries.append(encode_queue(queue, 0, whole=False))
+        states = replay(b"".join(entries))["T"]
+        assert (states[1].expired_to, states[2].expired_to) == (expired_to, 0)
+    lost = HEAD.pack(KIND_EXPIRY, 1) + b"T" + EXPIRY.pack(7, 1)
+    for damaged in (b"".join([*entries, lost]), lost, (entries[1])[:-1]):
+        with pytest.raises(ValueError, match="the journal of queues"):
+            replay(damaged)
 
 
 async def test_a_topic_that_is_created_again_begins_with_its_first_message() -> None:

@@ -128,7 +128,7 @@ def replay(data: bytes) -> dict[str, dict[int, QueueState]]:
             state = of_topic.get(queue_id)
             if state is None:
                 state = of_topic[queue_id] = QueueState()
-            state.first_offset, state.first_start = first, start
+            state.first_offset, state.first_start, state.expired_to = first, start, 0
             state.next_offset, state.last_end, state.running = following, last_end, running
             crcs = _turned(array("I", data[at : at + 4 * count]))
             at += 4 * count
