@@ -148,3 +148,21 @@ async def test_a_compressed_body_is_decompressed_and_a_damaged_one_is_left_out(t
         await talk.ack(messages[1])
         await stomp.settle()
         assert stomp.broker.shares.unsettled == 0
+
+
+@pytest.mark.parametrize("header", ["activemq.noLocal", "no-local"])
+@pytest.mark.parametrize("destination", [TOPIC, "/topic/mqtt/news/#"])
+async def test_a_subscription_may_leave_out_what_its_connection_sends(
+    tmp_path: Path, header: str, destination: str
+) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        one, two = await stomp.connect(), await stomp.connect()
+        for talk in (one, two):
+            await talk.subscribe(destination, **{header: "true"})
+        await two.subscribe(destination, name="all")
+        place = destination.replace("#", "today")
+        await one.publish(place, b"1")
+        await two.publish(place, b"2")
+        assert [message.body for message in await one.rest()] == [b"2"]
+        came = sorted((message["subscription"], message.body) for message in await two.rest())
+        assert came == [("0", b"1"), ("all", b"1"), ("all", b"2")]

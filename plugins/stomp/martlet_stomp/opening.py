@@ -6,7 +6,7 @@ from typing import Final, final
 
 from martlet.access import Gate
 from martlet.delivery.finder import Names
-from martlet.delivery.selection import EVERYTHING
+from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.delivery.subscriptions import from_earliest, from_tail
 from martlet.errors import Reason, Refused
 from martlet.message import TAGS
@@ -19,7 +19,7 @@ from .errors import StompError, shown
 from .following import Follower
 from .names import select_names
 from .packets import Connect, Subscribe, Unsubscribe
-from .selectors import select
+from .selectors import not_from, select
 from .subscriptions import UNLIMITED, Source, Subscription
 
 __all__ = ["GROUP", "Opening", "queue_group"]
@@ -37,14 +37,16 @@ def queue_group(destination: Destination) -> str:
 class Opening:
     """Opens the sources for subscriptions of one client."""
 
-    __slots__ = ("_client_id", "_context", "_gate", "_session", "_version")
+    __slots__ = ("_client_id", "_context", "_gate", "_host", "_session", "_version")
 
-    def __init__(self, context: Context, gate: Gate, connect: Connect, session: str) -> None:
+    def __init__(self, context: Context, gate: Gate, connect: Connect, session: str, host: bytes) -> None:
+        """Open for the client with *session*, which is connected from *host*."""
         self._context = context
         self._gate = gate
         self._version = connect.version
         self._client_id = connect.client_id
         self._session = session
+        self._host = host
 
     def durable_group(self, request: Subscribe | Unsubscribe, kind: Kind) -> str:
         """Return the group of the durable subscription that *request* is about; empty for none. Raises `StompError`."""
@@ -81,10 +83,15 @@ class Opening:
             subscription,
             destination.topic,
             self._context.encodings.of(self._version, destination, is_acknowledged=subscription.acknowledges),
-            selection=select(self._context.broker, request.selector),
+            selection=self._select(request),
             start=from_tail,
             credit=self._credit(subscription),
         ), None
+
+    def _select(self, request: Subscribe) -> Selection:
+        """Return which messages of a topic *request* wants. Raises `Refused`."""
+        wanted = select(self._context.broker, request.selector)
+        return wanted.both(not_from(self._host)) if request.no_local else wanted
 
     def _credit(self, subscription: Subscription) -> int:
         """Return how many messages the client may hold."""
@@ -138,7 +145,7 @@ class Opening:
             context.encodings.of(self._version, destination, is_acknowledged=subscription.acknowledges),
             self._credit(subscription),
             has_places=subscription.acknowledges,
-            takes=select(context.broker, subscription.request.selector).predicate,
+            takes=self._select(subscription.request).predicate,
             position=position,
         )
 

@@ -197,7 +197,7 @@ class Subscribe:
       auto_delete: ``auto-delete``; None if it is absent.
       is_exclusive: ``activemq.exclusive:true`` or ``exclusive:true``.
       is_browser: ``browser:true``: read the queue, and leave it as it is.
-      no_local: ``activemq.noLocal:true`` or ``no-local:true``: without the messages of this connection.
+      no_local: ``activemq.noLocal:true`` or ``no-local:true``: a topic without the messages of this connection.
     """
 
     destination: str

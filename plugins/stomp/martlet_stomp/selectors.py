@@ -11,7 +11,7 @@ from martlet.broker import Broker
 from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.message import CORRELATION_ID
 
-__all__ = ["select", "translated"]
+__all__ = ["not_from", "select", "translated"]
 
 LANGUAGE: Final = "SQL92"
 _NAMES: Final = {
@@ -41,3 +41,8 @@ def translated(selector: str) -> str:
 def select(broker: Broker, selector: str | None) -> Selection:
     """Return the selection of messages with *selector*. Raises `Refused` if it cannot be compiled."""
     return broker.selection(LANGUAGE, translated(selector)) if selector and selector.strip() else EVERYTHING
+
+
+def not_from(host: bytes) -> Selection:
+    """Return the selection of messages that the connection from *host* did not send, as records hold it."""
+    return Selection(f"not from {host.hex()}", None, lambda record: record.born_host != host)

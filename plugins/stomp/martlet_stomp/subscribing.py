@@ -57,7 +57,7 @@ class Subscriptions:
         self._end = end
         self._version = connect.version
         self._session = session
-        self._opening = Opening(context, gate, connect, session)
+        self._opening = Opening(context, gate, connect, session, peer.host)
         self._by_number: dict[int, Subscription] = {}
         self._by_id: dict[str, Subscription] = {}
         self._temporary: dict[str, dict[Subscription, None]] = {}  # those to temporary destinations, by these
