@@ -122,7 +122,7 @@ async def test_a_returned_message_goes_to_a_member_that_takes_it(autojump_clock:
         other.leave()
         last = join(broker, "blue")
         assert take(last) == ["0:2:blue"]
-        assert [last.share._lanes[0].leases.parked, last.share._lanes[0].leases.waiting] == [2, 0]
+        assert [last.share.lanes.by_queue[0].leases.parked, last.share.lanes.by_queue[0].leases.waiting] == [2, 0]
         assert take(join(broker, "red")) == ["0:0:red", "0:1:red"]
 
 

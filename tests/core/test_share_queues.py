@@ -24,14 +24,14 @@ async def test_messages_of_one_queue_can_be_taken() -> None:
         member = join(broker)
         for queue_id in range(3):
             publish(broker, "t", queue_id, b"a", b"b")
-        assert member.share.rest() == 6
-        assert told(member.share.hand_out(member, 1 << 20, 1)) == ["1:0:a", "1:1:b"]
-        assert (member.share.rest(1), member.share.rest()) == (0, 4)
-        assert not member.share.is_ready(1)
-        assert member.share.is_ready(2)
-        assert member.share.hand_out(member, 1 << 20, 7) == []
-        assert sorted(told(member.share.hand_out(member, 1 << 20))) == ["0:0:a", "0:1:b", "2:0:a", "2:1:b"]
-        assert not member.share.is_ready()
+        assert member.share.distribution.rest() == 6
+        assert told(member.share.distribution.hand_out(member, 1 << 20, 1)) == ["1:0:a", "1:1:b"]
+        assert (member.share.distribution.rest(1), member.share.distribution.rest()) == (0, 4)
+        assert not member.share.distribution.is_ready(1)
+        assert member.share.distribution.is_ready(2)
+        assert member.share.distribution.hand_out(member, 1 << 20, 7) == []
+        assert sorted(told(member.share.distribution.hand_out(member, 1 << 20))) == ["0:0:a", "0:1:b", "2:0:a", "2:1:b"]
+        assert not member.share.distribution.is_ready()
 
 
 async def test_in_order_a_queue_waits_for_its_earlier_messages() -> None:
@@ -40,19 +40,19 @@ async def test_in_order_a_queue_waits_for_its_earlier_messages() -> None:
         member, share = join(broker, credit=2), join(broker, credit=2).share
         publish(broker, "t", 0, b"a", b"b", b"c")
         publish(broker, "t", 1, b"x")
-        first = share.hand_out(member, 1 << 20, 0, in_order=True)
+        first = share.distribution.hand_out(member, 1 << 20, 0, in_order=True)
         assert told(first) == ["0:0:a", "0:1:b"]
         member.credit = 5
-        assert not share.is_ready(0, in_order=True)
-        assert share.is_ready(in_order=True)
-        assert told(share.hand_out(member, 1 << 20, in_order=True)) == ["1:0:x"]
+        assert not share.distribution.is_ready(0, in_order=True)
+        assert share.distribution.is_ready(in_order=True)
+        assert told(share.distribution.hand_out(member, 1 << 20, in_order=True)) == ["1:0:x"]
         woken = []
         for offset in (0, 1):
             member.woken = False
             assert share.ack(0, offset, first[0].generation)
             woken.append(member.woken)
         assert woken == [False, True]
-        assert told(share.hand_out(member, 1 << 20, in_order=True)) == ["0:2:c"]
+        assert told(share.distribution.hand_out(member, 1 << 20, in_order=True)) == ["0:2:c"]
 
 
 async def test_in_order_returned_messages_come_first() -> None:
@@ -60,15 +60,15 @@ async def test_in_order_returned_messages_come_first() -> None:
         broker.topics.ensure("t", 1)
         member = join(broker, credit=3)
         publish(broker, "t", 0, b"a", b"b", b"c", b"d")
-        (first,) = member.share.hand_out(member, 1 << 20, in_order=True)
+        (first,) = member.share.distribution.hand_out(member, 1 << 20, in_order=True)
         assert member.share.ack(0, 1, first.generation)
         assert member.share.renew(0, 2, first.generation, 0.0)
         member.credit = 9
         member.share.tick(broker.shares.now())
-        assert member.share.hand_out(member, 1 << 20, in_order=True) == []
+        assert member.share.distribution.hand_out(member, 1 << 20, in_order=True) == []
         assert member.share.renew(0, 0, first.generation, 0.0)
         member.share.tick(broker.shares.now())
-        assert told(member.share.hand_out(member, 1 << 20, in_order=True)) == ["0:0:a", "0:2:c", "0:3:d"]
+        assert told(member.share.distribution.hand_out(member, 1 << 20, in_order=True)) == ["0:0:a", "0:2:c", "0:3:d"]
 
 
 async def test_all_messages_of_one_hand_out_get_one_generation_that_is_newer_than_their_last() -> None:
@@ -77,13 +77,13 @@ async def test_all_messages_of_one_hand_out_get_one_generation_that_is_newer_tha
         broker.topics.ensure("t", 1)
         member = join(broker, credit=1)
         publish(broker, "t", 0, b"a", b"b")
-        (first,) = member.share.hand_out(member, 1 << 20)
+        (first,) = member.share.distribution.hand_out(member, 1 << 20)
         later = member.share.renew(0, 0, first.generation, 0.0)
         assert later > first.generation
         member.share.tick(broker.shares.now())
         clock.ms -= 5000
         member.credit = 5
-        found = member.share.hand_out(member, 1 << 20)
+        found = member.share.distribution.hand_out(member, 1 << 20)
         assert told(found) == ["0:0:a", "0:1:b"]
         assert {delivery.generation for delivery in found} == {later + 1}
         assert not member.share.ack(0, 0, later)
@@ -114,6 +114,6 @@ async def test_a_group_that_changes_its_selection_looks_at_what_came_before() ->
         assert one.turn() == []
         publish(broker, "t", 0, b"b", properties=b"TAGS\x01B\x02")
         share = one.member.share
-        share.select(EVERYTHING)
-        assert share.is_ready()
-        assert told(share.hand_out(one.member, 1 << 20)) == ["0:0:b"]
+        share.source.select(EVERYTHING)
+        assert share.distribution.is_ready()
+        assert told(share.distribution.hand_out(one.member, 1 << 20)) == ["0:0:b"]

@@ -49,7 +49,7 @@ def take(member: Member) -> list[str]:
 
 
 def unsettled(share: Share) -> int:
-    return share._lanes[0].leases.unsettled
+    return share.lanes.by_queue[0].leases.unsettled
 
 
 async def test_a_run_is_acknowledged_at_once_and_gives_its_credit_back() -> None:
@@ -116,7 +116,7 @@ async def test_what_a_member_leaves_comes_again_at_once_in_order_however_often()
         last = join(broker)
         assert len(take(last)) == 10
         assert last.nack(0, 3)
-        assert last.share._lanes[0].leases.dead() == [3]
+        assert last.share.lanes.by_queue[0].leases.dead() == [3]
 
 
 async def test_a_restart_buries_nothing_for_which_leaving_does_not_count() -> None:

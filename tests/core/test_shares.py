@@ -16,11 +16,12 @@ from tests.core.pushing import LINES, publish, told
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.broker import Broker
+from martlet.delivery.collection import READS_A_CALL
 from martlet.delivery.group_members import Member
 from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.redelivery import LONGEST_MS, pause_ms
 from martlet.delivery.selection import EVERYTHING, Selection
-from martlet.delivery.share import READS_A_CALL, Share
+from martlet.delivery.share import Share
 from martlet.delivery.subscriptions import Start, from_earliest, from_tail
 from martlet.errors import Reason, Refused
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, decode_properties, encode_properties
@@ -528,12 +529,12 @@ async def test_a_flush_looks_only_at_queues_whose_dead_letters_wait_for_it() -> 
         assert watched.walks == 0
         one.turn()
         one.member.nack(0, 0)
-        while not shares.unflushed_lanes:
+        while not shares.dead_letters.unflushed:
             await trio.lowlevel.checkpoint()
         walks = watched.walks
         while committed(broker) == 0:
             await trio.lowlevel.checkpoint()
-        assert (watched.walks, shares.unflushed_lanes, shares.dead_letters) == (walks, {}, 1)
+        assert (watched.walks, shares.dead_letters.unflushed, shares.dead_letters.stored) == (walks, {}, 1)
 
 
 async def test_a_group_whose_name_is_too_long_for_a_dead_letter_topic_continues(autojump_clock: MockClock) -> None:
@@ -630,7 +631,7 @@ async def test_results_of_a_thread_are_dropped_with_the_last_member(
         one.member.leave()
         await trio.sleep(1)
         await one.peer.run_started()
-        (lane,) = one.member.share._lanes.values()
+        (lane,) = one.member.share.lanes.by_queue.values()
         assert (lane.reader._found, lane.reader._line, lane.reader.working) == ({}, {}, False)
         assert sorted(await Competitor(broker, credit=60).drain()) == sorted(came)
 

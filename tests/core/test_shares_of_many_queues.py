@@ -9,7 +9,8 @@ from tests.core.pushing import publish
 from tests.core.test_shares import Competitor, broker_in_memory
 from trio.testing import MockClock
 
-from martlet.delivery.share import MESSAGES_A_TURN, RESTORED_A_TURN, RESTS_EXACT
+from martlet.delivery.distribution import MESSAGES_A_TURN, RESTS_EXACT
+from martlet.delivery.share_lanes import RESTORED_A_TURN
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import ManualClock
 
@@ -37,8 +38,8 @@ async def calls_of_a_delivery(queues: int) -> int:
         sys.setprofile(count)
         try:
             came = one.turn()
-            one.member.share.rest()
-            one.member.share.is_ready()
+            one.member.share.distribution.rest()
+            one.member.share.distribution.is_ready()
             one.member.share.deadline()
             one.member.share.tick(broker.shares.now())
         finally:
@@ -91,10 +92,10 @@ async def test_what_is_left_of_many_queues_is_counted_now_and_then() -> None:
             publish(broker, "t", queue_id, b"x", b"y")
         one = Competitor(broker, credit=queues)
         share = one.member.share
-        assert share.rest() == 2 * queues
+        assert share.distribution.rest() == 2 * queues
         assert len(one.turn()) == queues
-        assert [share.rest() for _ in range(5)] == [queues] * 5
-        assert share.rest(queue_id=queues - 1) == 2
+        assert [share.distribution.rest() for _ in range(5)] == [queues] * 5
+        assert share.distribution.rest(queue_id=queues - 1) == 2
 
 
 async def test_a_reset_of_a_queue_that_was_read_to_its_end_is_noticed() -> None:

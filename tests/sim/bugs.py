@@ -16,10 +16,11 @@ import trio
 from martlet import persistence
 from martlet.broker import Broker
 from martlet.contracts import HalfMessage
+from martlet.delivery import lane_leases
 from martlet.delivery.group_notes import GroupNotes
 from martlet.delivery.group_state import Lane
 from martlet.delivery.leases import Leases
-from martlet.delivery.share import Share
+from martlet.delivery.share_context import ShareContext
 from martlet.message import Message, Placed
 from martlet.net.peer import ServerPeer
 from martlet.records.layout import GROUP_MASK, RecordView
@@ -602,9 +603,9 @@ def _short_leases(right: Any) -> Any:
 def _skip_popped(right: Any) -> Any:
     """A start takes as settled what was popped and not acknowledged."""
 
-    def restore(self: Share, leases: Leases, known: Lane, offset: int) -> None:
+    def restore(context: ShareContext, leases: Leases, known: Lane, offset: int) -> None:
         known.leases.clear()
-        right(self, leases, known, offset)
+        right(context, leases, known, offset)
 
     return restore
 
@@ -708,7 +709,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("transactions not checked", (Checks, "round", _never_check)),
     bug("checks not counted", (checks, "checked", _forget_checks)),
     bug("popped messages return too early", (PopGroup, "hand_out", _short_leases)),
-    bug("popped messages lost at a start", (Share, "_restore", _skip_popped), poppers=2, script=power_cuts),
+    bug("popped messages lost at a start", (lane_leases, "restore", _skip_popped), poppers=2, script=power_cuts),
     bug("acknowledged messages return after a start", (GroupNotes, "ack", _ignored)),
     bug(
         "retention removes what is needed",

@@ -14,7 +14,7 @@ from tests.state.group_talk import Handles, drain, handles, join
 from tests.state.power_cuts import count_changes, cut_at, cut_of, opened
 
 from martlet.broker import Broker
-from martlet.delivery import share
+from martlet.delivery import share_source
 from martlet.delivery.feed import Feed
 from martlet.delivery.finder import Names
 from martlet.delivery.group_members import Member
@@ -99,7 +99,7 @@ class Workload:
                     pass
         elif action == "reach" and self.member is not None:
             broker.shares.notes.note_reached()
-            self.member.share.reach()
+            self.member.share.source.reach()
         broker.store.commit()
         if action in ("flush", "save"):
             await broker.store.flusher.flush()
@@ -175,8 +175,8 @@ async def calls_of(seed: int, flush: str, by_name: bool) -> int:
 async def test_a_group_survives_a_power_cut_at_every_call(
     seed: int, by_name: bool, flush: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(share, "REACH_BYTES", 100)
-    monkeypatch.setattr(share, "REACH_BYTES_AT_END", 100)
+    monkeypatch.setattr(share_source, "REACH_BYTES", 100)
+    monkeypatch.setattr(share_source, "REACH_BYTES_AT_END", 100)
     calls = await calls_of(seed, flush, by_name)
     assert calls > STEPS
     for number in range(calls):

@@ -16,7 +16,7 @@ from tests.core.pushing import LINES, broker_in_memory, told
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.broker import Broker
-from martlet.delivery import finder, share
+from martlet.delivery import finder, share_source
 from martlet.delivery.feed import Feed
 from martlet.delivery.finder import Names
 from martlet.delivery.group_members import Member
@@ -283,9 +283,9 @@ async def test_a_group_gets_all_messages_of_its_names_until_they_are_acknowledge
     seed: int, flush: str, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     monkeypatch.setattr(finder, "PENDING_BYTES", 300)
-    monkeypatch.setattr(share, "FOUND_MAX", 3)
-    monkeypatch.setattr(share, "REACH_BYTES", 100)
-    monkeypatch.setattr(share, "REACH_BYTES_AT_END", 100)
+    monkeypatch.setattr(share_source, "FOUND_MAX", 3)
+    monkeypatch.setattr(share_source, "REACH_BYTES", 100)
+    monkeypatch.setattr(share_source, "REACH_BYTES_AT_END", 100)
     story = Story(seed, flush)
     for _ in range(4):
         await story.live()

@@ -168,7 +168,7 @@ async def test_a_lease_without_end_ends_with_the_broker() -> None:
         publish(broker, "t", 0, b"a")
         member = join(broker, lease_s=NEVER)
         assert collect(member)[0] == ["a"]
-        assert broker.shares._shares["t", "gruppe ä", "tested"]._lanes[0].leases.deadline() == NEVER
+        assert broker.shares._shares["t", "gruppe ä", "tested"].lanes.by_queue[0].leases.deadline() == NEVER
         await durable(broker)
         killed = disk.after_power_cut(Cut.KILLED, Random(1))
     async with again(killed, clock) as broker:
@@ -228,9 +228,9 @@ async def test_messages_and_acknowledgements_are_stored_together() -> None:
             member.share.acknowledgement(0, 0, found[0])
         assert refused.value.reason is Reason.NOT_FOUND
         broker.publish_atomic([Message("out", b"result", queue_id=0)], [note])
-        assert member.share._lanes[0].leases.unsettled == 2
+        assert member.share.lanes.by_queue[0].leases.unsettled == 2
         broker.store.commit()
-        assert member.share._lanes[0].leases.unsettled == 1
+        assert member.share.lanes.by_queue[0].leases.unsettled == 1
         assert member.credit == 1
         await durable(broker)
         killed = disk.after_power_cut(Cut.KILLED, Random(1))
@@ -411,7 +411,7 @@ async def test_a_dead_message_without_a_dead_letter_topic_is_dropped_and_with_on
             collect(member)
             assert member.nack(0, 0)
             await trio.sleep(1)
-            assert member.share._lanes[0].leases.low == 1
+            assert member.share.lanes.by_queue[0].leases.low == 1
         assert broker.store.queue("dead", 0).next_offset == 1
 
 
@@ -462,7 +462,9 @@ async def test_a_lease_takes_little_memory_and_12_bytes_of_a_snapshot_at_most() 
         random = Random(1)
         for offset in range(count):
             clock.ms += random.randrange(50)
-            assert member.ack(0, offset) if offset % 2 else member.share.renew_held(member, 0, offset, offset)
+            assert (
+                member.ack(0, offset) if offset % 2 else member.share.settlement.renew_held(member, 0, offset, offset)
+            )
         await durable(broker)
         state = broker.shares.state
         began = time.perf_counter()

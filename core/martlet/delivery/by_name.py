@@ -13,7 +13,7 @@ from martlet.delivery.fanout import parts
 from martlet.store import ReadResult
 from martlet.store.tags import find_tags
 
-__all__ = ["NamePermit", "Receiver", "assign", "may_get_all"]
+__all__ = ["NamePermit", "Receiver", "assign", "may_get_all", "receivers_of"]
 
 
 class NamePermit(Protocol):
@@ -55,6 +55,22 @@ def assign(result: ReadResult, first: R, others: Sequence[R]) -> Iterator[tuple[
             found[name] = first if first.may_get(name) else _first_of(others, name)
     for receiver, run in groupby(names, key=lambda name: found[name]):
         yield receiver, list(run)
+
+
+def receivers_of(result: ReadResult, first: R, others: Sequence[R], offsets: Sequence[int]) -> dict[int, tuple[R, str]]:
+    """Return by offset who gets the messages of *result*, as `assign`, and their names; none that are for nobody.
+
+    Args:
+      offsets: those of the messages; if they are fewer, the last messages are left out.
+    """
+    at = 0
+    found: dict[int, tuple[R, str]] = {}
+    for receiver, names in assign(result, first, others):
+        for name, offset in zip(names, offsets[at : at + len(names)], strict=False):
+            if receiver is not None:
+                found[offset] = receiver, name
+        at += len(names)
+    return found
 
 
 def may_get_all(member: Receiver, result: ReadResult) -> bool:

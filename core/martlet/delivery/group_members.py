@@ -7,8 +7,8 @@ from typing import final
 
 from martlet.delivery.by_name import NamePermit
 from martlet.delivery.fanout import Encoding
-from martlet.delivery.share import MemberPeer, Share
-from martlet.delivery.subscriptions import Delivery
+from martlet.delivery.share import Share
+from martlet.delivery.subscriptions import Delivery, MemberPeer
 from martlet.errors import Refused
 from martlet.records.layout import RecordView
 from martlet.state.journal import Journal
@@ -26,9 +26,11 @@ class Member:
     """
 
     __slots__ = (
+        "_distribution",
         "_kept",
         "_names",
         "_permit",
+        "_settlement",
         "acknowledges",
         "credit",
         "encoding",
@@ -63,6 +65,8 @@ class Member:
         # Messages that it holds and has not collected, with their names: another member read them.
         self._kept: deque[tuple[str, Delivery]] = deque()
         self.share = share
+        self._distribution = share.distribution
+        self._settlement = share.settlement
         self.peer = peer
         self.encoding = encoding
         self.acknowledges = lease_s > 0
@@ -101,24 +105,24 @@ class Member:
         found = self._take_kept(budget_bytes) if self._kept else []
         budget_bytes -= sum(delivery.size for delivery in found)
         if self.credit > 0 and budget_bytes > 0:
-            found += self.share.hand_out(self, budget_bytes)
+            found += self._distribution.hand_out(self, budget_bytes)
         if not self.acknowledges:
             for delivery in found:  # it holds those that were delivered before, or that another member read
-                self.share.ack_held_all(self.holder, delivery.queue_id, delivery.offsets)
+                self._settlement.ack_held_all(self.holder, delivery.queue_id, delivery.offsets)
         return found
 
     def _take_kept(self, budget_bytes: int) -> list[Delivery]:
         found: list[Delivery] = []
         while self._kept and self.credit > 0 and budget_bytes > 0:
             name, delivery = self._kept.popleft()
-            if not self.share.is_held(self.holder, delivery):
+            if not self._settlement.is_held(self.holder, delivery):
                 self.credit -= 1  # the end of its lease gave one back that was not taken
             elif self.may_get(name):
                 self.credit -= 1
                 budget_bytes -= delivery.size
                 found.append(delivery)
             else:
-                self.share.pass_on(self.holder, delivery.queue_id, delivery.first)
+                self._settlement.pass_on(self.holder, delivery.queue_id, delivery.first)
         return found
 
     @property
@@ -148,13 +152,13 @@ class Member:
 
     def holds(self, queue_id: int, offset: int) -> bool:
         """Return whether this member holds a message, and may settle it."""
-        return self.share.holds(self.holder, queue_id, offset)
+        return self._settlement.holds(self.holder, queue_id, offset)
 
     def ack(self, queue_id: int, offset: int) -> bool:
         """Settle a message and give its credit back; False if this member does not hold it."""
         if self.lapsed:
             self.touch()
-        return self.share.ack_held(self.holder, queue_id, offset)
+        return self._settlement.ack_held(self.holder, queue_id, offset)
 
     def ack_all(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]:
         """Settle messages of one queue and give their credit back; return the offsets of those that this member holds.
@@ -163,7 +167,7 @@ class Member:
         """
         if self.lapsed:
             self.touch()
-        return self.share.ack_held_all(self.holder, queue_id, offsets)
+        return self._settlement.ack_held_all(self.holder, queue_id, offsets)
 
     def nack(self, queue_id: int, offset: int, delay_s: float = 0) -> bool:
         """Return a failed message to the group; False if this member does not hold it.
@@ -175,7 +179,7 @@ class Member:
     def nack_all(self, queue_id: int, offsets: Sequence[int], delay_s: float = 0) -> list[int]:
         """Return failed messages of one queue as `nack`; return the offsets of those that this member holds."""
         self.touch()
-        return self.share.nack_held(self.holder, queue_id, offsets, delay_s)
+        return self._settlement.nack_held(self.holder, queue_id, offsets, delay_s)
 
     def give_up_all(self, queue_id: int, offsets: Sequence[int]) -> list[int]:
         """Make messages of one queue dead now; return the offsets of those that this member holds.
@@ -183,7 +187,7 @@ class Member:
         If the broker is killed before the dead letter is stored, the message is delivered again.
         """
         self.touch()
-        return self.share.give_up_held(self.holder, queue_id, offsets)
+        return self._settlement.give_up_held(self.holder, queue_id, offsets)
 
     def acknowledgements(self, queue_id: int, offsets: Sequence[int]) -> list[tuple[Journal, bytes]]:
         """Return acknowledgements for `Gate.publish_atomic`, which must be called next.
@@ -196,17 +200,17 @@ class Member:
         """
         if self.lapsed:
             self.touch()
-        return self.share.acknowledgements_held(self.holder, queue_id, offsets)
+        return self._settlement.acknowledgements_held(self.holder, queue_id, offsets)
 
     def withdraw(self, queue_id: int, offsets: Sequence[int]) -> None:
         """Undo `acknowledgements`: the atomic group was refused."""
         for offset in offsets:
-            self.share.withdraw(queue_id, offset)
+            self._settlement.withdraw(queue_id, offset)
 
     def extend(self, queue_id: int, offset: int) -> bool:
         """Restart the lease of a message; False if this member does not hold it."""
         self.touch()
-        return self.share.renew_held(self.holder, queue_id, offset, self.lease_s) > 0
+        return self._settlement.renew_held(self.holder, queue_id, offset, self.lease_s) > 0
 
     def leave(self, *, keep: bool = False) -> None:
         """Leave; other members get what this one holds: first deliveries immediately, the rest after a pause.

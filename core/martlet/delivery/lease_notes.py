@@ -6,6 +6,7 @@ differences from the previous change. A first delivery of 32 messages takes 15-2
 when it is combined with others.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -30,6 +31,7 @@ __all__ = [
     "decode_note",
     "encode_changes",
     "head",
+    "in_ms",
 ]
 
 Kind = int
@@ -129,6 +131,11 @@ def _numbers(data: bytes) -> list[int]:
     if shift:
         raise IndexError("a number is cut off")
     return found
+
+
+def in_ms(lease_s: float) -> int:
+    """Return the duration of a lease in ms; 0 for one without end, which ends at a restart."""
+    return round(lease_s * 1000) if lease_s < math.inf else 0
 
 
 def head(number: int, key: Key | None = None) -> bytes:

@@ -10,7 +10,7 @@ A message can be settled over any connection with its handle (queue, offset, gen
 Every change is noted in the log (`group_state.py`), so acknowledgements and delivery counts survive a restart.
 
 When messages arrive, one member with credit is woken; if it leaves some, it wakes the next one. If a woken member does
-not collect within `share.STALL_S`, because its client reads slowly, the next one is woken instead.
+not collect within `competitors.STALL_S`, because its client reads slowly, the next one is woken instead.
 """
 
 import heapq
@@ -25,6 +25,7 @@ import trio
 
 from martlet.clock import Clock
 from martlet.delivery.by_name import NamePermit
+from martlet.delivery.dead_letters import DeadLetters
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.finder import Names
 from martlet.delivery.group_members import Member
@@ -33,10 +34,12 @@ from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.group_state import GroupState
 from martlet.delivery.lease_notes import Key, LeaseState
 from martlet.delivery.selection import EVERYTHING, Selection
-from martlet.delivery.share import DEAD_LETTER_RETRY_S, LAPSED_A_TURN, STORED_S, MemberPeer, Share, ShareLane
-from martlet.delivery.subscriptions import Start, from_tail, is_readable, readable
+from martlet.delivery.share import LAPSED_A_TURN, STORED_S, Share
+from martlet.delivery.share_context import ShareContext
+from martlet.delivery.share_lane import ShareLane
+from martlet.delivery.subscriptions import MemberPeer, Start, from_tail, is_readable, readable
 from martlet.delivery.tail_reader import Tails
-from martlet.errors import LocalProtocolError, Reason, Refused, StoreError
+from martlet.errors import LocalProtocolError, Reason, Refused
 from martlet.records.layout import RecordView
 from martlet.settings import DeliveryConfig
 from martlet.state.journal import Journal
@@ -58,8 +61,6 @@ FORGOTTEN_A_SLICE: Final = 32
 LANES_CLOSED_A_TURN: Final = 256
 # Alarms of shares that are closed, or that have an earlier one, are dropped when there are more.
 STALE_ALARMS_MIN: Final = 64
-# Dead messages that one turn reads with `dead_letter_far` before it checks the clock again.
-DEAD_A_TURN: Final = 64
 # The limit on leases in `GroupState`, which include those of groups not in memory, in units of delivery.leases_max.
 REMEMBERED_TIMES: Final = 4
 
@@ -89,16 +90,14 @@ class Shares:
         self.state.settled = self._settled_atomically
         self.notes = GroupNotes(store, journal, self.state, config.share_queues_max)
         self.unsettled = 0
-        self.dead_letters = 0
-        self.dead_without_letter = 0  # dead messages that cannot be stored as dead letters
+        self.dead_letters = DeadLetters(self)
         self.withheld = 0  # messages that no member of a group was allowed to read
-        self.unflushed_lanes: dict[ShareLane, None] = {}  # lanes with dead letters that are not flushed yet
-        self.far_dead: dict[tuple[ShareLane, int], None] = {}
         self._log_moved = False
         self.topics = topics
         self._shares: dict[tuple[str, str, str], Share] = {}
-        self._due: dict[Share, None] = {}  # those to look at in this turn or the next ones, the first one first
-        self._alarms: list[tuple[float, int, Share]] = []  # a heap: when to look at which share; the number orders them
+        self._due: dict[ShareContext, None] = {}  # those to look at in this turn or the next ones, the first one first
+        # A heap: when to look at which share; the number orders them.
+        self._alarms: list[tuple[float, int, ShareContext]] = []
         self._number = 0
         self._closing: deque[ShareLane] = deque()  # lanes of shares that ended
         self._reach_at = math.inf  # when to look how far groups are, and those not looked at yet
@@ -166,11 +165,12 @@ class Shares:
             another selection.
         """
         share = self._open(topic, group, selection, start, policy, names)
-        if share.selection.name != selection.name:
+        present = share.source.selection.name
+        if present != selection.name:
             if len(share):
-                text = f"group {group!r} selects {share.selection.name!r} of topic {topic!r}; use the same selection"
+                text = f"group {group!r} selects {present!r} of topic {topic!r}; use the same selection"
                 raise Refused(Reason.ILLEGAL, text)
-            share.select(selection, names)
+            share.source.select(selection, names)
         share.gone = False
         limit = self.config.share_members_max
         if len(share) >= limit:
@@ -204,10 +204,12 @@ class Shares:
         if len(self._shares) >= limit and not self._close_unused():
             raise Refused(Reason.BUSY, f"{limit} shared groups are in use; delivery.shares_max is {limit}")
         self.notes.check_room(scope, group, topic, found.read_queues)
-        share = self._shares[topic, group, scope] = Share(self, found, group, selection, start, policy, names)
+        share = self._shares[topic, group, scope] = Share(
+            self, self.dead_letters, found, group, selection, start, policy, names
+        )
         if names is not None:
             self._reach_at = min(self._reach_at, self.now() + REACH_S)
-        self.alarm(share, -math.inf)
+        self.alarm(share.context, -math.inf)
         return share
 
     def _close_unused(self) -> bool:
@@ -215,7 +217,7 @@ class Shares:
         share = next((share for share in self._shares.values() if share.is_unused), None)
         if share is None:
             return False
-        del self._shares[_place(share)]
+        del self._shares[share.context.place]
         share.close()
         return True
 
@@ -317,15 +319,17 @@ class Shares:
             for share in self._shares.values():
                 share.wake()
 
-    def _forget_idle(self, share: Share) -> None:
-        """Drop *share* from memory if it has no members, and either no unsettled messages or none for a long time."""
-        if self._is_open(share) and share.idle(self.now()):
-            del self._shares[_place(share)]
+    def _forget_idle(self, context: ShareContext) -> None:
+        """Drop a share from memory if it has no members, and either no unsettled messages or none for a long time."""
+        share = self._open_share(context)
+        if share is not None and share.idle(self.now()):
+            del self._shares[context.place]
             share.close()
 
-    def _is_open(self, share: Share) -> bool:
-        """Whether *share* is in use; its topic may have been deleted and created again, with a new share."""
-        return self._shares.get(_place(share)) is share
+    def _open_share(self, context: ShareContext) -> Share | None:
+        """Return the share of *context* if it is in use; its topic may have been deleted and created again since."""
+        share = self._shares.get(context.place)
+        return share if share is not None and share.context is context else None
 
     def _topic_changed(self, topic: Topic | None) -> None:
         for key, share in list(self._shares.items()):
@@ -349,8 +353,8 @@ class Shares:
     def _group_changed(self, group: str) -> None:
         deleted = self.groups.get(group) is None and not self.groups.topics_of(group)
         for key, share in list(self._shares.items()):
-            if share.group == group and share.policy is None:
-                share.apply_retries()
+            if key[1] == group and share.context.policy is None:
+                share.lanes.apply_retries()
                 self._look(share)
                 if deleted and not len(share):
                     del self._shares[key]
@@ -362,8 +366,9 @@ class Shares:
 
     def _look(self, share: Share) -> None:
         """Check whether *share* may still be read; its state stays, because reading may be allowed again."""
-        may_read = share.policy is not None or self.groups.may_read(share.group, share.topic.name)
-        share.gone = not (is_readable(share.topic) and may_read)
+        context = share.context
+        may_read = context.policy is not None or self.groups.may_read(context.group, context.topic.name)
+        share.gone = not (is_readable(context.topic) and may_read)
         if share.gone:
             share.wake()
 
@@ -375,29 +380,30 @@ class Shares:
     def _settled_atomically(self, key: Key, offsets: Sequence[int]) -> None:
         share = self._shares.get((key.topic, key.group, key.scope))
         if share is not None:
-            share.settled_atomically(key.queue_id, offsets)
+            share.settlement.settled_atomically(key.queue_id, offsets)
 
     def _flushed(self) -> None:
-        if self.unflushed_lanes:
+        if self.dead_letters.unflushed:
             self._log_moved = True
             self._rung.set()
 
     def _settle_flushed(self) -> None:
         self._log_moved = False
-        for lane in list(self.unflushed_lanes):
-            lane.share.settle_flushed(lane)
-            self._forget_idle(lane.share)
+        for lane in list(self.dead_letters.unflushed):
+            self.dead_letters.settle_flushed(lane)
+            self._forget_idle(lane.context)
 
-    def alarm(self, share: Share, at: float) -> None:
-        """Make `run` look at *share* no later than *at*."""
+    def alarm(self, context: ShareContext, at: float) -> None:
+        """Make `run` look at the share of *context* no later than *at*."""
         if at == -math.inf:
-            self._due[share] = None
-        elif at < share.alarm_at:
-            share.alarm_at = at
+            self._due[context] = None
+        elif at < context.alarm_at:
+            context.alarm_at = at
             self._number += 1
-            heapq.heappush(self._alarms, (at, self._number, share))
+            heapq.heappush(self._alarms, (at, self._number, context))
             if len(self._alarms) > STALE_ALARMS_MIN + 2 * len(self._shares):
-                self._alarms = [each for each in self._alarms if self._is_open(each[2]) and each[2].alarm_at == each[0]]
+                alarms = [each for each in self._alarms if each[2].alarm_at == each[0]]
+                self._alarms = [each for each in alarms if self._open_share(each[2]) is not None]
                 heapq.heapify(self._alarms)
         self._rung.set()
 
@@ -406,7 +412,7 @@ class Shares:
         # The broker may have been killed after a topic was deleted and before that was noted.
         self._drop_deleted_topics()
         while True:
-            if not (self._has_work or self._log_moved or self.far_dead):
+            if not (self._has_work or self._log_moved or self.dead_letters.far):
                 alarm = self._alarms[0][0] if self._alarms else math.inf
                 with trio.move_on_at(min(alarm, self._look_at, self._reach_at)):
                     await self._rung.wait()
@@ -418,7 +424,7 @@ class Shares:
             if self._has_work or min(self._look_at, self._reach_at) <= now:
                 self._tick(now)
                 await trio.lowlevel.checkpoint()
-            await self._dead_letter_far()
+            await self.dead_letters.store_far()
 
     @property
     def _has_work(self) -> bool:
@@ -428,54 +434,39 @@ class Shares:
     def _take_alarms(self, now: float) -> None:
         """Note the shares to look at *now*."""
         while self._alarms and self._alarms[0][0] <= now:
-            at, _, share = heapq.heappop(self._alarms)
-            if share.alarm_at == at:
-                share.alarm_at = math.inf
-                self._due[share] = None
+            at, _, context = heapq.heappop(self._alarms)
+            if context.alarm_at == at:
+                context.alarm_at = math.inf
+                self._due[context] = None
 
     def _tick(self, now: float) -> None:
         """Look at the shares that are due, at a limited number of them and of their leases; others follow."""
         left = LAPSED_A_TURN
-        for share in list(islice(self._due, SHARES_A_TURN)):
+        for context in list(islice(self._due, SHARES_A_TURN)):
             if left <= 0:
                 break
-            del self._due[share]
-            if self._is_open(share):
+            del self._due[context]
+            share = self._open_share(context)
+            if share is not None:
                 left = share.tick(now, left)
-                self._forget_idle(share)
-            if self._is_open(share):
-                self.alarm(share, share.deadline())
+                self._forget_idle(context)
+            if share is not None and self._open_share(context) is share:
+                self.alarm(context, share.deadline())
         for _ in range(min(LANES_CLOSED_A_TURN, len(self._closing))):
             self._closing.popleft().close()
         self.notes.drop_some()
         if self._reach_at <= now:
             self.notes.note_reached()
-            self._to_reach = [share for share in self._shares.values() if share.finder is not None]
+            self._to_reach = [share for share in self._shares.values() if share.source.finder is not None]
             self._reach_at = now + REACH_S if self._to_reach else math.inf
         for share in self._to_reach[-SHARES_A_TURN:]:
-            if self._is_open(share):
-                share.reach()
+            if self._open_share(share.context) is share:
+                share.source.reach()
         del self._to_reach[-SHARES_A_TURN:]
         if self._look_at <= now:
             self._look_at = math.inf
             self.notes.try_again()
             self._look_at_dropped()
-
-    async def _dead_letter_far(self) -> None:
-        """Store dead letters for messages far behind the tail, which may have to be read from disk in a thread."""
-        for _ in range(min(DEAD_A_TURN, len(self.far_dead))):
-            lane, offset = next(iter(self.far_dead))
-            del self.far_dead[lane, offset]
-            try:
-                await lane.share.dead_letter_far(lane, offset)
-            except (OSError, StoreError) as error:
-                log.error(
-                    "a dead message of group %r cannot be read, retrying in %g s; %s",
-                    lane.share.group,
-                    DEAD_LETTER_RETRY_S,
-                    error,
-                )
-                self.alarm(lane.share, self.now() + DEAD_LETTER_RETRY_S)
 
     def statistics(self) -> dict[str, object]:
         return {
@@ -484,12 +475,7 @@ class Shares:
             "unsettled": self.unsettled,
             "remembered": len(self.state),
             "remembered_leases": self.state.leases,
-            "dead_letters": self.dead_letters,
-            "dead_without_letter": self.dead_without_letter,
+            "dead_letters": self.dead_letters.stored,
+            "dead_without_letter": self.dead_letters.without_letter,
             "withheld": self.withheld,
         }
-
-
-def _place(share: Share) -> tuple[str, str, str]:
-    """Return the key of *share* among all shares."""
-    return share.topic.name, share.group, share.policy.scope if share.policy is not None else ""

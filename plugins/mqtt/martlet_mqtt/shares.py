@@ -112,7 +112,7 @@ def share_encoding(shape: Shape, clock: Clock, names: TopicNames) -> Encoding:
 
 @final
 class _Waker:
-    """Wakes the peer of a client for one of its filters (martlet.delivery.share.MemberPeer)."""
+    """Wakes the peer of a client for one of its filters (martlet.delivery.subscriptions.MemberPeer)."""
 
     __slots__ = ("_peer", "_subscriptions", "_topic_filter")
 

@@ -25,8 +25,8 @@ from martlet.contracts import Buffer, Peer
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.group_members import Member
 from martlet.delivery.selection import EVERYTHING, Selection
-from martlet.delivery.share import MemberPeer, Share
-from martlet.delivery.subscriptions import Delivery, Start, from_earliest
+from martlet.delivery.share import Share
+from martlet.delivery.subscriptions import Delivery, MemberPeer, Start, from_earliest
 from martlet.errors import LocalProtocolError, Reason, Refused
 from martlet.records.layout import I32
 from martlet.tables.topics import READ, RETRY_PREFIX, Topic
@@ -64,7 +64,7 @@ STORED: Final = Encoding("rocketmq", split_records)
 
 @final
 class _Taker:
-    """Takes messages for one pop at a time (a `martlet.delivery.share.Competitor`)."""
+    """Takes messages for one pop at a time (a `martlet.delivery.competitors.Competitor`)."""
 
     __slots__ = ("acknowledges", "credit", "encoding", "holder", "lapsed", "lease_s", "peer", "woken")
 
@@ -292,15 +292,15 @@ class PopGroup:
 
     def is_ready(self, queue_id: int, *, in_order: bool) -> bool:
         """Return whether there may be messages for a pop of this queue."""
-        if not in_order and any(group.share.is_ready() for group in self._open_retries()):
+        if not in_order and any(group.share.distribution.is_ready() for group in self._open_retries()):
             return True
-        return self.share.is_ready(queue_id, in_order=in_order)
+        return self.share.distribution.is_ready(queue_id, in_order=in_order)
 
     def is_reading(self, queue_id: int, *, in_order: bool) -> bool:
         """Return whether a thread reads messages for a pop of this queue."""
-        if not in_order and any(group.share.is_reading() for group in self._open_retries()):
+        if not in_order and any(group.share.distribution.is_reading() for group in self._open_retries()):
             return True
-        return self.share.is_reading(queue_id)
+        return self.share.distribution.is_reading(queue_id)
 
     def hand_out(self, pop: Pop, budget_bytes: int) -> tuple["PopGroup", list[Delivery]]:
         """Lease messages for *pop*: at most ``count_max``, and about *budget_bytes*.
@@ -309,7 +309,7 @@ class PopGroup:
         """
         self.used_at = self._now()
         for group in self._open_retries() if not pop.in_order else ():
-            if group.share.is_ready() and (found := group.lease(pop, ANY_QUEUE, budget_bytes)):
+            if group.share.distribution.is_ready() and (found := group.lease(pop, ANY_QUEUE, budget_bytes)):
                 return group, found
         return self, self.lease(pop, pop.queue_id, budget_bytes)
 
@@ -320,7 +320,7 @@ class PopGroup:
         taker.lease_s = pop.invisible_ms / 1000
         taker.credit = pop.count_max
         try:
-            return self.share.hand_out(taker, budget_bytes, queue_id, in_order=pop.in_order)
+            return self.share.distribution.hand_out(taker, budget_bytes, queue_id, in_order=pop.in_order)
         finally:
             taker.peer = self
 
@@ -411,11 +411,11 @@ class PopGroups:
         if group is None:
             group = self._join(pop, pop.topic, selection, start)
             self._open_retries(pop, group)
-        elif pop.count_max and group.share.selection.name != selection.name:
+        elif pop.count_max and group.share.source.selection.name != selection.name:
             if len(group.share) > 1:
-                text = f"group {pop.name!r} selects {group.share.selection.name!r} of topic {pop.topic!r}"
+                text = f"group {pop.name!r} selects {group.share.source.selection.name!r} of topic {pop.topic!r}"
                 raise Refused(Reason.ILLEGAL, f"{text} over another protocol; use the same selection")
-            group.share.select(selection)
+            group.share.source.select(selection)
         return group
 
     def _join(self, pop: Pop, topic: str, selection: Selection, start: Start) -> PopGroup:

@@ -68,7 +68,7 @@ def ack_run(context: Context, acks: Sequence[Ack]) -> int:
             pop_ms = handle_ms(fields.extraInfo)
         except (Refused, Declined):
             break
-        settled = share.ack_all(fields.queueId, offsets, pop_ms) if share is not None else []
+        settled = share.settlement.ack_all(fields.queueId, offsets, pop_ms) if share is not None else []
         has_settled = has_settled or bool(settled)
         if len(settled) == len(offsets):
             answers += [encode_ack_response(template, head.opaque) for head in heads]
@@ -191,7 +191,7 @@ def batch_ack_message(context: Context, command: Command) -> Steps[None]:
         first, pop_ms, queue_id = integer(ack, "so"), integer(ack, "pt"), integer(ack, "q", -1)
         numbers = _bits(text(ack, "b"))
         while offsets := [first + number for number in islice(numbers, SETTLED_AT_ONCE)]:
-            settled = (share is not None and bool(share.ack_all(queue_id, offsets, pop_ms))) or settled
+            settled = (share is not None and bool(share.settlement.ack_all(queue_id, offsets, pop_ms))) or settled
             if pace.is_over(len(offsets)):
                 yield
     if settled:

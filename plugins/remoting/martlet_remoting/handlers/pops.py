@@ -291,8 +291,8 @@ def _wait(context: Context, pop: Pop, group: PopGroup) -> None:
 
 
 def _answer(context: Context, pop: Pop, share: Share, found: Sequence[Delivery]) -> int:
-    """Send *found*, which ``share.hand_out`` returned: by queue, and all of the same generation."""
-    state, is_retry = context.state, share.topic.name != pop.topic
+    """Send *found*, which ``share.distribution.hand_out`` returned: by queue, and all of the same generation."""
+    state, is_retry = context.state, share.context.topic.name != pop.topic
     pieces: list[Buffer] = []
     by_queue: dict[int, Popped] = {}
     size = count = 0
@@ -322,8 +322,8 @@ def _answer(context: Context, pop: Pop, share: Share, found: Sequence[Delivery])
         found[0].generation,
         pop.invisible_ms,
         IN_ORDER_QUEUE if pop.in_order else 0,
-        share.rest(ANY_QUEUE if is_retry else pop.queue_id),
-        places(share.topic.name, list(by_queue.values()), in_order=pop.in_order),
+        share.distribution.rest(ANY_QUEUE if is_retry else pop.queue_id),
+        places(share.context.topic.name, list(by_queue.values()), in_order=pop.in_order),
         size,
     )
     context.peer.send(prefix, *pieces)

@@ -1,0 +1,92 @@
+"""One group on one topic, for all parts of its share: which it is, its rules, and the broker that it belongs to.
+
+The parts form layers, and each refers only to those below it: `ShareContext`, `Competitors`, `ShareLane` and
+`ShareLanes`, then `ShareSource`, `Settlement` and `Distribution`, and `Share` with all of them. So the owner's alarms
+name a context and not its share: no part keeps a share in memory that has ended.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Protocol, final
+
+from martlet.clock import Clock
+from martlet.delivery.group_notes import GroupNotes
+from martlet.delivery.group_policy import GroupPolicy
+from martlet.delivery.group_state import GroupState
+from martlet.delivery.lease_notes import Key
+from martlet.delivery.tail_reader import Tails
+from martlet.settings import DeliveryConfig
+from martlet.store import Store
+from martlet.tables.groups import Groups
+from martlet.tables.topics import Topic, Topics
+
+__all__ = ["Owner", "ShareContext"]
+
+
+class Owner(Protocol):
+    """What all groups of a broker share, as one of them uses it; implemented by `shared_groups.Shares`."""
+
+    store: Store
+    topics: Topics
+    groups: Groups
+    tails: Tails
+    clock: Clock
+    config: DeliveryConfig
+    now: Callable[[], float]
+    state: GroupState
+    notes: GroupNotes
+    unsettled: int
+    withheld: int
+
+    @property
+    def room(self) -> int: ...
+
+    def alarm(self, context: "ShareContext", at: float) -> None: ...
+
+    def settled(self, count: int) -> None: ...
+
+
+@final
+class ShareContext:
+    """One group on one topic; without a *policy* it is a consumer group."""
+
+    __slots__ = ("alarm_at", "group", "owner", "policy", "topic")
+
+    def __init__(self, owner: Owner, topic: Topic, group: str, policy: GroupPolicy | None) -> None:
+        self.owner = owner
+        self.topic = topic
+        self.group = group
+        self.policy = policy
+        self.alarm_at = math.inf  # the earliest alarm that its owner knows
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Its key among all shares."""
+        return self.topic.name, self.group, self.policy.scope if self.policy is not None else ""
+
+    def key(self, queue_id: int) -> Key:
+        """Return the key of a queue's stored state."""
+        return Key(self.policy.scope if self.policy is not None else "", self.group, self.topic.name, queue_id)
+
+    def times(self) -> tuple[float, int]:
+        """Return the time now, on the clock of deadlines in seconds and on the wall clock in ms."""
+        return self.owner.now(), self.owner.clock.now_ms()
+
+    @property
+    def leaving_counts(self) -> bool:
+        """Whether what a member held counts as failed when it leaves, or its lease ends."""
+        return self.policy is None or self.policy.leaving_counts
+
+    def deliveries_max(self) -> int:
+        """Return how often a message is delivered, 0 for no limit; the first delivery is not a retry."""
+        if self.policy is not None:
+            retries = self.policy.retries_max
+        else:
+            group = self.owner.groups.get(self.group)
+            retries = group.retry_max_times if group is not None else 16
+        return retries + 1 if retries >= 0 else 0
+
+    def commit_offset(self, queue_id: int, offset: int) -> None:
+        """Commit *offset* of a consumer group."""
+        if self.policy is None:
+            self.owner.groups.commit(self.group, self.topic.name, queue_id, offset)
