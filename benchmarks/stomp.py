@@ -1,13 +1,22 @@
 """Messages a second of STOMP, beside ActiveMQ and RabbitMQ, by turns.
 
-    python benchmarks/stomp.py [SCENARIO...] [--runs 5] [--seconds 3] [--bytes 256] [--peers activemq rabbitmq]
-        [--compiled] [--flush async]
+    python benchmarks/stomp.py                                  everything, with the Martlet of this Python
+    python benchmarks/stomp.py --wheels                         with the pure and the compiled wheel of this checkout
+    python benchmarks/stomp.py auto latency --runs 3 --bytes 256
 
-Scenarios: auto (SEND to MESSAGE on a queue), ack (the same with client-individual and an ACK for each), receipt (a
-receipt for each SEND, window 100), fan (one to ten on a topic), latency (2,000 a second). Without any: all. The broker
-has one processor and the clients the other. The peers are those of Debian (apt-get install activemq rabbitmq-server);
-without them only Martlet is measured. A line has medians of deliveries a second, the ratio to the faster peer, and the
-broker's processor time a delivery.
+Loads:
+  auto     SEND to MESSAGE on a queue
+  ack      the same with client-individual, and an ACK for each message
+  receipt  the same with auto, and a receipt for each SEND, of which 100 may be missing
+  fan      one to ten on a topic
+  latency  p50 and p99 from SEND to MESSAGE at 2,000 messages a second
+  memory   resident MiB after the start, and after all loads
+
+Each load runs on one broker, then on the next, in turn, --runs times; a row shows medians. Its ratios are those to the
+better one of ActiveMQ, whose socket buffers have 1 MiB, and RabbitMQ. Both keep messages in memory only. Martlet writes
+each to its log; with "sync", its default, a receipt comes after fdatasync. The last column is the broker's processor
+time for each delivery. A * says that the clients, not the broker, had no processor time left. The broker has one
+processor and the clients another. Debian: apt-get install activemq rabbitmq-server.
 """
 
 import argparse
@@ -21,19 +30,26 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from brokers import TICKS, python_with
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from brokers import free_port, python_with, wait_port
+from idle import cpu_s, resident_kib
+from tests.interop.stomp_peers import ActiveMQ, RabbitMQ
 
 BROKER_CPU, CLIENT_CPU = "0", 1
 BLOCK_BYTES = 1 << 16
-PEERS = ("activemq", "rabbitmq", "martlet")
 WINDOW = 2000  # messages that are sent and not received
 RECEIPTS = 100  # messages that are sent and have no receipt
 STEADY_RATE = 2000
+BUSY = 0.95  # of a processor
 ACK_ID = re.compile(rb"\nack:([^\n]+)")
+PEERS = ("ActiveMQ", "RabbitMQ")
+numbers = count(1)
 
 
 def frame(command: str, body: bytes = b"", **headers: str) -> bytes:
@@ -161,47 +177,58 @@ def pump(publisher: Publisher, subscribers: list[Subscriber], seconds: float) ->
     return rate
 
 
-Scenario = Callable[[int, int, float], float]
+class Run(NamedTuple):
+    """What one run of a load on one broker gave."""
+
+    rate: float  # deliveries a second
+    broker_cpus: float  # processors in use, on average
+    client_cpus: float
 
 
-def queue(ack: str, window: int = 0) -> Scenario:
+Load = Callable[[int, int, float], float]
+
+
+def queue(ack: str, window: int = 0) -> Load:
     def run(port: int, payload_bytes: int, seconds: float) -> float:
-        subscriber = Subscriber(port, "/queue/bench", ack)
-        return pump(Publisher(port, "/queue/bench", payload_bytes, window), [subscriber], seconds)
+        name = f"/queue/bench-{next(numbers)}"
+        subscriber = Subscriber(port, name, ack)
+        return pump(Publisher(port, name, payload_bytes, window), [subscriber], seconds)
 
     return run
 
 
 def fan(port: int, payload_bytes: int, seconds: float) -> float:
-    subscribers = [Subscriber(port, "/topic/bench", "auto") for _ in range(10)]
-    return pump(Publisher(port, "/topic/bench", payload_bytes), subscribers, seconds)
+    name = f"/topic/bench-{next(numbers)}"
+    subscribers = [Subscriber(port, name, "auto") for _ in range(10)]
+    return pump(Publisher(port, name, payload_bytes), subscribers, seconds)
 
 
 def latencies(port: int, payload_bytes: int, seconds: float) -> tuple[float, float]:
     """Return p50 and p99, in us, from send to receipt at `STEADY_RATE` messages a second."""
-    subscriber, publisher = Subscriber(port, "/queue/steady", "auto"), Publisher(port, "/queue/steady", payload_bytes)
+    name = f"/queue/steady-{next(numbers)}"
+    subscriber, publisher = Subscriber(port, name, "auto"), Publisher(port, name, payload_bytes)
     found: list[float] = []
     clock, rest = time.perf_counter_ns, b""
-    head = frame("SEND", destination="/queue/steady", content_length=str(payload_bytes))[:-1]
+    head = frame("SEND", destination=name, content_length=str(payload_bytes))[:-1]
     filler = b"x" * (payload_bytes - 16)
-    began, count = time.perf_counter(), int(seconds * STEADY_RATE)
-    for number in range(count + 1):
-        due = began + number / STEADY_RATE + (number == count)  # after the last one, wait for what is under way
-        while len(found) < count and (left_s := due - time.perf_counter()) > 0:
+    began, total = time.perf_counter(), int(seconds * STEADY_RATE)
+    for number in range(total + 1):
+        due = began + number / STEADY_RATE + (number == total)  # after the last one, wait for what is under way
+        while len(found) < total and (left_s := due - time.perf_counter()) > 0:
             if not select.select([subscriber.socket], (), (), left_s)[0]:
                 break
             *whole, rest = (rest + subscriber.receive()).split(b"\0")
             now = clock()
             found += [(now - int(each[-payload_bytes:][:16], 16)) / 1000 for each in whole]
-        if number < count:
+        if number < total:
             publisher.socket.sendall(b"%b%016x%b\0" % (head, clock(), filler))
     subscriber.socket.close()
     publisher.socket.close()
-    found = sorted(found[count // 10 :])
+    found = sorted(found[total // 10 :])
     return found[len(found) // 2], found[len(found) * 99 // 100]
 
 
-SCENARIOS: dict[str, tuple[str, Scenario]] = {
+LOADS: dict[str, tuple[str, Load]] = {
     "auto": ("SEND to MESSAGE, auto", queue("auto")),
     "ack": ("client-individual, an ACK each", queue("client-individual")),
     "receipt": (f"a receipt each, window {RECEIPTS}", queue("auto", RECEIPTS)),
@@ -209,98 +236,126 @@ SCENARIOS: dict[str, tuple[str, Scenario]] = {
 }
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
+class Broker(NamedTuple):
+    """One that runs."""
+
+    port: int
+    pid: int
 
 
 @contextmanager
-def martlet(folder: Path, python: str, flush: str) -> Iterator[tuple[int, int]]:
+def martlet(folder: Path, python: str, flush: str) -> Iterator[Broker]:
     port = free_port()
-    command = ["taskset", "-c", BROKER_CPU, python, "-m", "martlet", "run", "--data", str(folder / "data")]
+    command = ["taskset", "-c", BROKER_CPU, python, "-m", "martlet", "run", "--data", str(folder)]
     for setting in ('plugins.enabled=["stomp"]', f"stomp.listen=127.0.0.1:{port}", f"store.flush={flush}"):
         command += "--set", setting
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        wait_for(port)
+    # Not in this folder: a Python with Martlet installed must not find the source.
+    log = subprocess.DEVNULL
+    with subprocess.Popen(command, cwd=folder.parent, stdout=log, stderr=log) as process:
+        wait_port(port)
         try:
-            yield port, process.pid
+            yield Broker(port, process.pid)
         finally:
             process.terminate()
 
 
-def wait_for(port: int, seconds: float = 10) -> None:
-    for _ in range(int(seconds / 0.05)):
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-            return
-        except OSError:
-            time.sleep(0.05)
-    sys.exit(f"nothing listens on port {port}")
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
-
-
 @contextmanager
-def started(peer: str, options: argparse.Namespace) -> Iterator[tuple[int, int]]:
-    """Start *peer* on an empty folder; yield its port and its process id."""
-    with tempfile.TemporaryDirectory() as name:
-        python = python_with("compiled") if options.compiled else sys.executable
-        with martlet(Path(name), python, options.flush) as found:
-            yield found
+def brokers_of(options: argparse.Namespace) -> Iterator[dict[str, Broker]]:
+    """Start all that are measured, by name, those of `PEERS` first."""
+    before = ("taskset", "-c", BROKER_CPU)
+    pythons = {"martlet": sys.executable}
+    if options.wheels:
+        pythons = {f"{wheel} wheel": python_with(wheel) for wheel in ("pure", "compiled")}
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        found: dict[str, Broker] = {}
+        for peer, start in (("ActiveMQ", ActiveMQ), ("RabbitMQ", RabbitMQ)):
+            more = {"heap": "1g"} if start is ActiveMQ else {}
+            running = stack.enter_context(closing(start(folder / peer, before, **more)))
+            found[peer] = Broker(running.port, running.pid)
+        for each, python in pythons.items():
+            for flush in ("sync", "async"):
+                data = folder / f"{each} {flush}"
+                found[f"{each}, {flush}"] = stack.enter_context(martlet(data, python, flush))
+        yield found
 
 
-def measured(peer: str, scenario: Scenario, options: argparse.Namespace) -> tuple[float, float]:
-    """Return deliveries a second, and microseconds of the broker's processor time for each."""
-    with started(peer, options) as (port, pid):
-        before, began = cpu_s(pid), time.monotonic()
-        rate = scenario(port, options.bytes, options.seconds)
-        used = (cpu_s(pid) - before) / (time.monotonic() - began)
-    return rate, used / rate * 1e6
+def measured(load: Load, broker: Broker, payload_bytes: int, seconds: float) -> Run:
+    before, own, began = cpu_s(broker.pid), time.process_time(), time.monotonic()
+    rate = load(broker.port, payload_bytes, seconds)
+    took = time.monotonic() - began
+    return Run(rate, (cpu_s(broker.pid) - before) / took, (time.process_time() - own) / took)
 
 
-def show_latency(peers: list[str], options: argparse.Namespace) -> None:
-    """Print a row with p50 and p99 of each peer."""
-    found: dict[str, list[tuple[float, float]]] = {peer: [] for peer in peers}
+def show_rates(each: str, size: int, brokers: dict[str, Broker], options: argparse.Namespace) -> None:
+    """Print a row with the rates of a load."""
+    name, load = LOADS[each]
+    runs: dict[str, list[Run]] = {peer: [] for peer in brokers}
     for _ in range(options.runs):
-        for peer in peers:
-            with started(peer, options) as (port, _):
-                found[peer].append(latencies(port, options.bytes, options.seconds))
+        for peer, broker in brokers.items():
+            runs[peer].append(measured(load, broker, size, options.seconds))
+    rates = {peer: statistics.median(run.rate for run in found) for peer, found in runs.items()}
+    best = max(rates[peer] for peer in PEERS)
+    cells = [f"{name}, {size} B"]
+    for peer, rate in rates.items():
+        is_limited = statistics.median(run.client_cpus for run in runs[peer]) > BUSY
+        cells.append(f"{rate:,.0f}" + ("*" if is_limited else ""))
+        cells += [] if peer in PEERS else [f"{rate / best:.2f}"]
+    costs = (statistics.median(run.broker_cpus / run.rate for run in found) * 1e6 for found in runs.values())
+    cells.append(" / ".join(f"{cost:.1f}" for cost in costs))
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def show_latencies(size: int, brokers: dict[str, Broker], options: argparse.Namespace) -> None:
+    """Print a row with p50 and one with p99."""
+    found: dict[str, list[tuple[float, float]]] = {peer: [] for peer in brokers}
+    for _ in range(options.runs):
+        for peer, broker in brokers.items():
+            found[peer].append(latencies(broker.port, size, options.seconds))
     for index, name in enumerate(("p50", "p99")):
-        values = [statistics.median(run[index] for run in found[peer]) for peer in peers]
-        cells = " | ".join(f"{value:,.0f} µs" for value in values)
-        ratio = values[-1] / min(values[:-1], default=values[-1])
-        print(f"| {name} at {STEADY_RATE:,} a second | {cells} | {ratio:.2f} | |", flush=True)
+        values = {peer: statistics.median(run[index] for run in runs) for peer, runs in found.items()}
+        print(row_of(f"{name} at {STEADY_RATE:,} a second, {size} B", values, " µs"), flush=True)
+
+
+def row_of(name: str, values: dict[str, float], unit: str) -> str:
+    """Return a row of figures of which less is better."""
+    best = min(values[peer] for peer in PEERS)
+    cells = [name]
+    for peer, value in values.items():
+        cells.append(f"{value:,.0f}{unit}")
+        cells += [] if peer in PEERS else [f"{value / best:.2f}"]
+    return f"| {' | '.join(cells)} | |"
+
+
+def memory_of(brokers: dict[str, Broker]) -> dict[str, float]:
+    return {peer: resident_kib(broker.pid) / 1024 for peer, broker in brokers.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenarios", nargs="*", choices=[*SCENARIOS, "latency", []])
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3)
-    parser.add_argument("--bytes", type=int, default=256)
-    parser.add_argument("--compiled", action="store_true")
-    parser.add_argument("--flush", default="async", choices=("async", "sync"))
+    choices = [*LOADS, "latency", "memory"]
+    parser.add_argument("loads", nargs="*", choices=[*choices, []], metavar="LOAD", help="all if there is none")
+    parser.add_argument("--runs", type=int, default=5, help="of each load on each broker (default: 5)")
+    parser.add_argument("--seconds", type=float, default=3, help="of a run (default: 3)")
+    parser.add_argument("--bytes", type=int, nargs="+", default=[64, 256, 1024], help="sizes of payloads")
+    parser.add_argument("--wheels", action="store_true", help="build the pure and the compiled wheel, measure both")
     options = parser.parse_args()
-    peers = ["martlet"]
-    os.sched_setaffinity(0, {CLIENT_CPU})
-    print("| | " + " | ".join(peers) + " | ratio | µs a delivery |\n|---|" + "---|" * (len(peers) + 2))
-    for each in options.scenarios or [*SCENARIOS, "latency"]:
-        if each == "latency":
-            show_latency(peers, options)
-            continue
-        name, scenario = SCENARIOS[each]
-        found: dict[str, list[tuple[float, float]]] = {peer: [] for peer in peers}
-        for _ in range(options.runs):
-            for peer in peers:
-                found[peer].append(measured(peer, scenario, options))
-        rates = {peer: statistics.median(rate for rate, _ in runs) for peer, runs in found.items()}
-        costs = " / ".join(f"{statistics.median(cost for _, cost in found[peer]):.1f}" for peer in peers)
-        ratio = rates["martlet"] / max([rates[peer] for peer in peers if peer != "martlet"], default=rates["martlet"])
-        cells = " | ".join(f"{rates[peer]:,.0f}" for peer in peers)
-        print(f"| {name} | {cells} | {ratio:.2f} | {costs} |", flush=True)
+    wanted = options.loads or choices
+    with brokers_of(options) as brokers:
+        os.sched_setaffinity(0, {CLIENT_CPU})
+        idle = memory_of(brokers)
+        print(f"load average {os.getloadavg()[0]:.1f}; medians of {options.runs} runs\n")
+        heads = [cell for peer in brokers for cell in ((peer,) if peer in PEERS else (peer, "ratio"))]
+        print(f"| | {' | '.join(heads)} | µs of processor time |\n|---|{'---|' * (len(heads) + 1)}", flush=True)
+        for size in options.bytes:
+            for each in LOADS:
+                if each in wanted:
+                    show_rates(each, size, brokers, options)
+        if "latency" in wanted:
+            show_latencies(256 if 256 in options.bytes else options.bytes[0], brokers, options)
+        if "memory" in wanted:
+            print(row_of("memory after the start", idle, " MiB"))
+            print(row_of("memory after all loads", memory_of(brokers), " MiB"))
 
 
 if __name__ == "__main__":
