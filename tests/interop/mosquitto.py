@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from .fetch import tool
-from .mqtt_clients import LIMIT_S, Link
+from .mqtt_clients import Link
 from .process import Process, eventually, free_port
+from .steered import LIMIT_S
 
 VERSIONS = {3: "mqttv31", 4: "mqttv311", 5: "mqttv5"}
 

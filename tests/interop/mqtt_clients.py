@@ -3,11 +3,8 @@ processes of their own that are steered by lines of JSON.
 """
 
 import base64
-import itertools
-import json
 import os
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,9 +20,9 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from . import fetch
+from .steered import LIMIT_S, SteeredProcess
 
 T = TypeVar("T")
-LIMIT_S = 180.0
 KEEP_ALIVE_S = 600  # so that a machine that stands still for a while costs no connection
 
 
@@ -299,62 +296,22 @@ def _from_json(said: dict[str, Any]) -> Message:
     )
 
 
-class Steered:
-    """A process with MQTT clients that obeys commands; ends with its input."""
+class Steered(SteeredProcess):
+    """A process with MQTT clients."""
 
     def __init__(self, words: Sequence[str], folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._errors = (folder / "errors.log").open("ab")
-        self._child = subprocess.Popen(
-            words, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
-        )
-        self._numbers = itertools.count(1)
-        self._changed = threading.Condition()
-        self._answers: dict[int, dict[str, Any]] = {}
         self._inboxes: dict[str, Inbox] = {}
-        self._ended = False
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
         self._open: list[SteeredClient] = []
+        super().__init__(words, folder)
 
-    def call(self, command: str, **arguments: Any) -> dict[str, Any]:
-        """Run a command to its end; a failure of the client is a RuntimeError."""
-        number = next(self._numbers)
-        assert self._child.stdin is not None
-        self._child.stdin.write(json.dumps({"id": number, "do": command, **arguments}) + "\n")
-        self._child.stdin.flush()
-        deadline = time.monotonic() + LIMIT_S
-        with self._changed:
-            while number not in self._answers:
-                if self._ended or time.monotonic() > deadline:
-                    raise RuntimeError(f"no answer to {command} {arguments}; ended: {self._ended}")
-                self._changed.wait(deadline - time.monotonic())
-            answer = self._answers.pop(number)
-        if "error" in answer:
-            raise RuntimeError(f"{command} {arguments}: {answer['error']}")
-        return dict(answer["result"])
-
-    def _read(self) -> None:
-        assert self._child.stdout is not None
-        for line in self._child.stdout:
-            said = json.loads(line)
-            with self._changed:
-                if "id" in said:
-                    self._answers[said["id"]] = said
-                else:
-                    self._inboxes[said["client"]].add(_from_json(said["message"]))
-                self._changed.notify_all()
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
+    def hear(self, event: dict[str, Any]) -> None:
+        self._inboxes[event["client"]].add(_from_json(event["message"]))
 
     def connect(
         self, link: Link, client_id: str, *, clean: bool = True, expiry_s: int = 0, will: Message | None = None
     ) -> Client:
-        name = f"{client_id} {next(self._numbers)}"
-        inbox = Inbox()
-        with self._changed:
-            self._inboxes[name] = inbox
+        name = self.new_name(client_id)
+        inbox = self._inboxes[name] = Inbox()
         said = {"url": link.url, "version": link.version, "ca": link.ca, "client_id": client_id}
         said |= {"clean": clean, "expiry_s": expiry_s, "will": _as_json(will) if will is not None else None}
         answer = self.call("connect", client=name, **said)
@@ -367,20 +324,6 @@ class Steered:
             if not client.ended:
                 client.drop()
         self._open.clear()
-
-    def stop(self) -> None:
-        """End the process."""
-        assert self._child.stdin is not None
-        self._child.stdin.close()
-        try:
-            self._child.wait(60)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-        self._child.wait()
-        self._reader.join()
-        assert self._child.stdout is not None
-        self._child.stdout.close()
-        self._errors.close()
 
 
 class SteeredClient:
