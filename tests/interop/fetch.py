@@ -96,14 +96,24 @@ def driver_classes(version: str) -> Path:
 
 def mqtt_driver() -> str:
     """Return the class path of the program over Paho's Java client of MQTT 5."""
-    pom = HERE / "mqtt" / "pom.xml"
-    jars = product("mqtt", [pom], lambda folder: _copy_jars(pom, folder))
-    sources = sorted((HERE / "mqtt" / "java" / "interop").glob("*.java"))
+    return _program("mqtt")
+
+
+def stomp_driver() -> str:
+    """Return the class path of the program over Vert.x's STOMP client."""
+    return _program("stomp")
+
+
+def _program(name: str) -> str:
+    """Return the class path of the Java program in the folder *name*."""
+    pom = HERE / name / "pom.xml"
+    jars = product(name, [pom], lambda folder: _copy_jars(pom, folder))
+    sources = sorted((HERE / name / "java" / "interop").glob("*.java"))
 
     def build(folder: Path) -> None:
         run([tool("javac"), "-nowarn", "-cp", f"{jars}/*", "-d", str(folder), *map(str, sources)])
 
-    return f"{product('mqtt-driver', sources, build)}:{jars}/*"
+    return f"{product(f'{name}-driver', sources, build)}:{jars}/*"
 
 
 def go_program() -> Path:
@@ -219,6 +229,9 @@ def fetch_all() -> None:
     print(f"Go client: {go_program()}")
     print(f"Node client: {node_program('node', HERE / 'node' / 'client.js')[1]}")
     print(f"MQTT clients: {node_program('node-mqtt', HERE / 'mqtt' / 'client.js')[1]} {mqtt_driver().split(':')[0]}")
+    print(
+        f"STOMP clients: {node_program('node-stomp', HERE / 'stomp' / 'client.js')[1]} {stomp_driver().split(':')[0]}"
+    )
     print(f"Mosquitto: {tool('mosquitto')} {tool('mosquitto_pub')}")
 
 
