@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from tests.stomp.stomp_talk import V1_0, V1_2, stomp_broker
+from tests.stomp.test_selectors import selecting
 
 from martlet.contracts import Identity
 from martlet_stomp.config import StompConfig
@@ -246,6 +247,34 @@ async def test_a_client_may_hold_as_many_messages_as_it_says(tmp_path: Path, ver
         assert [message.body for message in first] == [b"0", b"1"]
         await client.ack(*(first[1:] if ack == "client" else first))
         assert [message.body for message in await client.rest()] == [b"2", b"3"]
+
+
+@pytest.mark.parametrize("how", ["NACK", "abort", "commit"])
+async def test_an_acknowledgement_only_makes_room_for_more(tmp_path: Path, how: str) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        client = await stomp.connect()
+        await client.subscribe(MINE, "client-individual", prefetch_count="1")
+        await client.publish(MINE, b"1", b"2")
+        (message,) = await client.rest()
+        assert message.body == b"1"
+        if how == "NACK":
+            await client.nack(message)
+        else:
+            await client.send(
+                client.frame("BEGIN", transaction="t"),
+                client.settling("ACK", message, transaction="t"),
+                client.frame(how.upper(), transaction="t"),
+            )
+        assert [message.body for message in await client.rest()] == ([] if how == "abort" else [b"2"])
+
+
+async def test_answers_can_be_selected(tmp_path: Path) -> None:
+    async with selecting(tmp_path) as stomp:
+        client = await stomp.connect()
+        await client.subscribe(MINE, selector="colour = 'red'")
+        for colour in ("blue", "red", "green"):
+            await client.publish(MINE, colour.encode(), colour=colour)
+        assert [message.body for message in await client.rest()] == [b"red"]
 
 
 async def test_only_its_connection_reads_it(tmp_path: Path) -> None:
