@@ -33,6 +33,10 @@ PACKAGE_FOLDERS = {
 HOT = (
     "martlet/broker.py",
     "martlet/delivery/fanout.py",
+    "martlet/delivery/lease.py",
+    "martlet/delivery/lease_returns.py",
+    "martlet/delivery/lease_table.py",
+    "martlet/delivery/lease_timers.py",
     "martlet/delivery/leases.py",
     "martlet/message.py",
     "martlet/net/peer.py",

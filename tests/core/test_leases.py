@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from martlet.delivery.leases import SETTLED_MIN, Leases
+from martlet.delivery.lease_table import SETTLED_MIN
+from martlet.delivery.leases import Leases
 from martlet.errors import LocalProtocolError
 
 HOLDERS: Final = ("ada", "bob", "cyn")
@@ -22,18 +23,18 @@ def handed_out(count: int, window: int = 100, deliveries_max: int = 0) -> Leases
 
 def test_what_was_handed_out_is_held_and_the_low_mark_waits_for_it() -> None:
     leases = handed_out(3)
-    assert leases.held("ada") == [10, 11, 12]
-    assert (leases.low, leases.next, leases.unsettled, leases.room) == (10, 13, 3, 97)
+    assert leases.table.held("ada") == [10, 11, 12]
+    assert (leases.table.low, leases.table.next, leases.table.unsettled, leases.table.room) == (10, 13, 3, 97)
 
 
 def test_the_low_mark_passes_only_what_is_settled() -> None:
     leases = handed_out(3)
     assert leases.ack("ada", 11)
-    assert leases.low == 10
+    assert leases.table.low == 10
     assert leases.ack("ada", 10)
-    assert leases.low == 12
+    assert leases.table.low == 12
     assert leases.ack("ada", 12)
-    assert leases.low == leases.next == 13
+    assert leases.table.low == leases.table.next == 13
 
 
 def test_only_its_holder_settles_a_message_and_only_once() -> None:
@@ -46,9 +47,9 @@ def test_only_its_holder_settles_a_message_and_only_once() -> None:
 
 def test_a_message_of_a_dead_holder_goes_to_another() -> None:
     leases = handed_out(2)
-    for offset in leases.held("ada"):
+    for offset in leases.table.held("ada"):
         assert leases.give_back("ada", offset)
-    assert leases.held("ada") == []
+    assert leases.table.held("ada") == []
     assert leases.hand_again("bob", 5, 60.0) == [(10, 2), (11, 2)]
     assert not leases.ack("ada", 10)
     assert leases.ack("bob", 10)
@@ -57,13 +58,13 @@ def test_a_message_of_a_dead_holder_goes_to_another() -> None:
 def test_several_messages_are_settled_together() -> None:
     leases = handed_out(6)
     assert list(leases.ack_held("ada", range(10, 13))) == [10, 11, 12]
-    assert (leases.low, leases.held("ada")) == (13, [13, 14, 15])
+    assert (leases.table.low, leases.table.held("ada")) == (13, [13, 14, 15])
     assert list(leases.ack_held("ada", [15, 99, 12, 14, 14])) == [15, 14]
-    assert (leases.low, leases.held("ada"), leases.unsettled) == (13, [13], 1)
+    assert (leases.table.low, leases.table.held("ada"), leases.table.unsettled) == (13, [13], 1)
     assert list(leases.ack_held("ada", ())) == []
     assert list(leases.ack_held("bob", [13])) == []
     assert list(leases.ack_held("ada", [13])) == [13]
-    assert (leases.low, leases.held("ada"), list(leases.ack_held("ada", [13]))) == (16, [], [])
+    assert (leases.table.low, leases.table.held("ada"), list(leases.ack_held("ada", [13]))) == (16, [], [])
 
 
 def test_of_another_holders_messages_none_is_settled_in_a_run() -> None:
@@ -72,7 +73,7 @@ def test_of_another_holders_messages_none_is_settled_in_a_run() -> None:
     assert list(leases.ack_held("ada", range(10, 14))) == [10, 11]
     assert leases.begin_settling("bob", 12, 20.0)
     assert list(leases.ack_held("bob", range(10, 14))) == [13]
-    assert leases.held("bob") == [12]
+    assert leases.table.held("bob") == [12]
 
 
 def test_what_a_holder_leaves_is_available_again_in_order() -> None:
@@ -81,9 +82,9 @@ def test_what_a_holder_leaves_is_available_again_in_order() -> None:
     leases.hand_out("ada", range(3, 400), math.inf)
     assert leases.give_back_all("ada", [*range(3, 300), 5, 900]) == list(range(3, 300))
     assert leases.give_back_all("bob", range(3)) == [0, 1, 2]
-    assert (leases.held("ada"), leases.held("bob")) == (list(range(300, 400)), [])
+    assert (leases.table.held("ada"), leases.table.held("bob")) == (list(range(300, 400)), [])
     assert leases.hand_again("cyn", 999, math.inf) == [(offset, 2) for offset in range(300)]
-    assert leases.held_by_deliveries("cyn") == {2: list(range(300))}
+    assert leases.table.held_by_deliveries("cyn") == {2: list(range(300))}
     assert leases.give_back_all("cyn", range(10), 50.0, counts=False) == list(range(10))
     assert (leases.dead(), leases.waiting, leases.lapse(49.0), leases.lapse(50.0)) == ([], 0, 0, 10)
     assert leases.give_back_all("cyn", range(10, 300)) == list(range(10, 300))
@@ -104,21 +105,21 @@ def test_an_acknowledgement_that_is_withdrawn_leaves_the_lease_as_it_was() -> No
     assert leases.begin_settling("ada", 10, 20.0)
     assert not leases.ack("ada", 10)
     assert leases.end_settling(10, done=False) == "ada"
-    assert (leases.lapse(29.0), leases.held("ada")) == (0, [10])
+    assert (leases.lapse(29.0), leases.table.held("ada")) == (0, [10])
     assert leases.lapse(30.0) == 1
 
 
 def test_messages_to_redeliver_and_dead_messages_are_listed() -> None:
     leases = handed_out(4, deliveries_max=2)
-    assert leases.returned(9) == []
+    assert leases.returns.first(9) == []
     for offset in (12, 10):
         leases.give_back("ada", offset)
     leases.give_back("ada", 11, 100.0)
-    assert (leases.returned(1), leases.returned(9)) == ([10], [10, 12])
-    assert [leases.is_waiting(offset) for offset in (10, 11, 12, 13, 99)] == [True, False, True, False, False]
+    assert (leases.returns.first(1), leases.returns.first(9)) == ([10], [10, 12])
+    assert [leases.returns.has(offset) for offset in (10, 11, 12, 13, 99)] == [True, False, True, False, False]
     assert leases.hand_again("bob", 9, 60.0) == [(10, 2), (12, 2)]
     leases.give_back("bob", 10)
-    assert (leases.is_dead(10), leases.is_waiting(10), leases.is_dead(12)) == (True, False, False)
+    assert (leases.is_dead(10), leases.returns.has(10), leases.is_dead(12)) == (True, False, False)
 
 
 def test_a_silent_holder_loses_its_message_at_the_deadline_and_not_before() -> None:
@@ -134,7 +135,7 @@ def test_a_lease_is_made_longer_and_shorter() -> None:
     leases = handed_out(1)
     assert leases.renew("ada", 10, 50.0)
     assert leases.lapse(49.0) == 0
-    assert leases.held("ada") == [10]
+    assert leases.table.held("ada") == [10]
     assert leases.renew("ada", 10, 49.5)
     assert leases.deadline() <= 49.5
     assert leases.lapse(49.4) == 0
@@ -147,12 +148,12 @@ def test_each_renewal_makes_another_handle_even_at_the_same_time() -> None:
     generations = []
     for _ in range(3):
         assert leases.renew("ada", 10, 50.0, generation=7)
-        generations.append(leases.generation(10))
+        generations.append(leases.table.generation(10))
     assert generations == [7, 8, 9]
     for generation in (10, 11):
         assert leases.give_back("ada", 10, -math.inf)
         assert leases.hand_again("ada", 1, 60.0, generation=7)
-        assert leases.generation(10) == generation
+        assert leases.table.generation(10) == generation
 
 
 def test_a_message_that_was_given_back_comes_again_after_its_delay() -> None:
@@ -174,22 +175,22 @@ def test_a_message_whose_deliveries_are_used_up_is_dead_until_it_is_settled() ->
     leases.lapse(60.0)
     assert leases.dead() == [10]
     assert leases.waiting == 0
-    assert leases.low == 10
+    assert leases.table.low == 10
     leases.settle_dead(10)
-    assert leases.low == 11
+    assert leases.table.low == 11
     assert leases.dead() == []
 
 
 def test_a_gap_between_offsets_counts_as_settled() -> None:
     leases = Leases(0, window=10, deliveries_max=0)
     leases.hand_out("ada", [2, 5], 30.0)
-    assert leases.low == 2
+    assert leases.table.low == 2
     leases.ack("ada", 2)
-    assert leases.low == 5
+    assert leases.table.low == 5
     leases.skip_to(9)
-    assert (leases.low, leases.next) == (5, 9)
+    assert (leases.table.low, leases.table.next) == (5, 9)
     leases.ack("ada", 5)
-    assert leases.low == 9
+    assert leases.table.low == 9
 
 
 def test_the_window_is_never_exceeded_and_never_handed_out_twice() -> None:
@@ -197,9 +198,9 @@ def test_the_window_is_never_exceeded_and_never_handed_out_twice() -> None:
     with pytest.raises(LocalProtocolError, match="exceed the room of 0"):
         leases.hand_out("bob", [13], 30.0)
     leases.ack("ada", 11)
-    assert leases.room == 0  # 11 is remembered until 10 is settled
+    assert leases.table.room == 0  # 11 is remembered until 10 is settled
     leases.ack("ada", 10)
-    assert leases.room == 2
+    assert leases.table.room == 2
     with pytest.raises(LocalProtocolError, match="was delivered before"):
         leases.hand_out("bob", [12], 30.0)
 
@@ -210,9 +211,9 @@ def test_messages_delivered_together_end_and_change_one_by_one() -> None:
     assert leases.renew("ada", 1, 50.0, 8)
     assert leases.give_back("ada", 2)
     assert leases.ack("ada", 3)
-    assert [leases.generation(offset) for offset in range(4)] == [7, 8, 7, 0]
+    assert [leases.table.generation(offset) for offset in range(4)] == [7, 8, 7, 0]
     assert leases.lapse(30.0) == 1
-    assert (leases.returned(9), leases.held("ada"), leases.deadline()) == ([0, 2], [1], 50.0)
+    assert (leases.returns.first(9), leases.table.held("ada"), leases.deadline()) == ([0, 2], [1], 50.0)
 
 
 def test_timers_of_messages_delivered_together_do_not_pile_up() -> None:
@@ -222,7 +223,7 @@ def test_timers_of_messages_delivered_together_do_not_pile_up() -> None:
         leases.hand_out("ada", range(first, first + 100), 1000.0 + first)
         for offset in range(first, first + 100):
             assert leases.ack("ada", offset)
-        leases.window += 100  # those are remembered until the first is settled
+        leases.table.window += 100  # those are remembered until the first is settled
     assert leases.deadline() >= 5000.0
 
 
@@ -274,7 +275,7 @@ class LeasesModel(RuleBasedStateMachine):
     def hand_out(self, holder: str, gaps: list[int], seconds: int) -> None:
         offsets = []
         at = self.next
-        for gap in gaps[: self.leases.room]:
+        for gap in gaps[: self.leases.table.room]:
             self.gaps.update(range(at, at + gap))
             offsets.append(at + gap)
             at += gap + 1
@@ -293,7 +294,7 @@ class LeasesModel(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 3))
     def park(self, count: int) -> None:
-        count = min(count, self.leases.room)
+        count = min(count, self.leases.table.room)
         if count:
             offsets = range(self.next, self.next + count)
             self.leases.park(offsets)
@@ -304,13 +305,13 @@ class LeasesModel(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule()
     def park_returned(self) -> None:
-        self.leases.park_returned()
+        self.leases.returns.park()
         self.parked.add(min(self.waiting))
         self.waiting.remove(min(self.waiting))
 
     @rule()
     def unpark(self) -> None:
-        self.leases.unpark()
+        self.leases.returns.unpark()
         self.waiting |= self.parked
         self.parked.clear()
 
@@ -365,12 +366,12 @@ class LeasesModel(RuleBasedStateMachine):
 
     @rule(holder=st.sampled_from(HOLDERS), delay=st.integers(0, 10))
     def drop(self, holder: str, delay: int) -> None:
-        held = self.leases.held(holder)
+        held = self.leases.table.held(holder)
         at = self.now + delay if delay else -math.inf
         assert self.leases.give_back_all(holder, held, at) == held
         for offset in held:
             self._return(offset, at)
-        assert self.leases.held(holder) == []
+        assert self.leases.table.held(holder) == []
 
     @rule(seconds=st.integers(0, 15))
     def time_passes(self, seconds: int) -> None:
@@ -398,21 +399,21 @@ class LeasesModel(RuleBasedStateMachine):
     def nothing_is_lost_and_nothing_is_held_twice(self) -> None:
         if not hasattr(self, "leases"):
             return
-        held = [offset for holder in HOLDERS for offset in self.leases.held(holder)]
+        held = [offset for holder in HOLDERS for offset in self.leases.table.held(holder)]
         assert len(held) == len(set(held))
-        assert {offset: holder for holder in HOLDERS for offset in self.leases.held(holder)} == self.holder
+        assert {offset: holder for holder in HOLDERS for offset in self.leases.table.held(holder)} == self.holder
         assert self.leases.waiting == len(self.waiting)
-        assert self.leases.next == self.next
-        assert self.leases.parked == len(self.parked)
+        assert self.leases.table.next == self.next
+        assert len(self.leases.returns.parked) == len(self.parked)
         places = set(self.holder) | self.waiting | self.parked | set(self.delayed) | self.dead
         assert places == {offset for offset in range(5, self.next) if not self._settled(offset)}
 
     @invariant()
     def the_low_mark_is_the_first_unsettled_message(self) -> None:
         if hasattr(self, "leases"):
-            assert self.leases.low == self._low()
-            assert self.leases.size <= self.window
-            assert self.leases.room >= 0
+            assert self.leases.table.low == self._low()
+            assert self.leases.table.size <= self.window
+            assert self.leases.table.room >= 0
 
 
 TestLeasesModel = LeasesModel.TestCase
@@ -425,10 +426,11 @@ def test_settled_messages_after_an_unsettled_one_do_not_fill_the_window() -> Non
     for offset in range(1, 10_000):
         leases.hand_out("ada", [offset], 30.0)
         assert leases.ack("ada", offset)
-        assert leases.size <= 2 * leases.unsettled + SETTLED_MIN + 1
-    assert (leases.low, leases.next, leases.unsettled_leases()) == (0, 10_000, [(0, 30.0, 1, 0, math.inf)])
+        assert leases.table.size <= 2 * leases.table.unsettled + SETTLED_MIN + 1
+    assert (leases.table.low, leases.table.next) == (0, 10_000)
+    assert leases.table.unsettled_leases() == [(0, 30.0, 1, 0, math.inf)]
     assert leases.ack("bob", 0)
-    assert (leases.low, leases.room) == (10_000, 1000)
+    assert (leases.table.low, leases.table.room) == (10_000, 1000)
 
 
 def test_many_leases_end_in_turns() -> None:
@@ -457,9 +459,9 @@ def test_returned_messages_are_found_in_runs_of_the_same_number_of_deliveries() 
     leases.hand_out("a", range(10), 5.0)
     assert leases.ack("a", 4)
     leases.lapse(5.0)
-    assert leases.returned_run(3) == (0, 3)
-    assert leases.returned_run(100) == (0, 4)
+    assert leases.returns.run(3) == (0, 3)
+    assert leases.returns.run(100) == (0, 4)
     leases.hand_again("b", 7, 9.0)  # 0 to 3, 5 to 7
-    assert leases.returned_run(100) == (8, 2)
+    assert leases.returns.run(100) == (8, 2)
     leases.give_back("b", 7)
-    assert leases.returned_run(100) == (7, 1)
+    assert leases.returns.run(100) == (7, 1)

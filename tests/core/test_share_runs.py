@@ -49,7 +49,7 @@ def take(member: Member) -> list[str]:
 
 
 def unsettled(share: Share) -> int:
-    return share.lanes.by_queue[0].leases.unsettled
+    return share.lanes.by_queue[0].leases.table.unsettled
 
 
 async def test_a_run_is_acknowledged_at_once_and_gives_its_credit_back() -> None:

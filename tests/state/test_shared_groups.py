@@ -228,9 +228,9 @@ async def test_messages_and_acknowledgements_are_stored_together() -> None:
             member.share.acknowledgement(0, 0, found[0])
         assert refused.value.reason is Reason.NOT_FOUND
         broker.publish_atomic([Message("out", b"result", queue_id=0)], [note])
-        assert member.share.lanes.by_queue[0].leases.unsettled == 2
+        assert member.share.lanes.by_queue[0].leases.table.unsettled == 2
         broker.store.commit()
-        assert member.share.lanes.by_queue[0].leases.unsettled == 1
+        assert member.share.lanes.by_queue[0].leases.table.unsettled == 1
         assert member.credit == 1
         await durable(broker)
         killed = disk.after_power_cut(Cut.KILLED, Random(1))
@@ -411,7 +411,7 @@ async def test_a_dead_message_without_a_dead_letter_topic_is_dropped_and_with_on
             collect(member)
             assert member.nack(0, 0)
             await trio.sleep(1)
-            assert member.share.lanes.by_queue[0].leases.low == 1
+            assert member.share.lanes.by_queue[0].leases.table.low == 1
         assert broker.store.queue("dead", 0).next_offset == 1
 
 

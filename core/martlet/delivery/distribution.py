@@ -162,8 +162,8 @@ class Distribution:
                 continue
             if lane.failure or lane.leases.waiting:
                 return True
-            is_behind = lane.due and owner.store.end_offset(lane.queue) > lane.leases.next
-            if is_behind and min(lane.leases.room, owner.room) > 0:
+            is_behind = lane.due and owner.store.end_offset(lane.queue) > lane.leases.table.next
+            if is_behind and min(lane.leases.table.room, owner.room) > 0:
                 return True
         return False
 
@@ -177,7 +177,7 @@ class Distribution:
             self._rest_calls -= 1
             return max(self._rest, 0)
         lanes = self._may_have(queue_id)
-        rest = sum([lane.leases.waiting + max(lane.queue.next_offset - lane.leases.next, 0) for lane in lanes])
+        rest = sum([lane.leases.waiting + max(lane.queue.next_offset - lane.leases.table.next, 0) for lane in lanes])
         if queue_id < 0:
             self._rest, self._rest_calls = rest, len(self._lanes.active) // RESTS_EXACT
         return rest

@@ -52,7 +52,7 @@ def first_leases(
         restore(context, leases, known, offset)
     else:
         owner.notes.begin(key, offset, reached)
-    context.commit_offset(queue.queue_id, leases.low)
+    context.commit_offset(queue.queue_id, leases.table.low)
     return leases
 
 
@@ -66,7 +66,7 @@ def restore(context: ShareContext, leases: Leases, known: Lane, offset: int) -> 
             RESTORED, offsets, now + left_ms / 1000, state.deliveries, state.generation, state.duration_ms / 1000
         )
     leases.skip_to(known.next)
-    context.owner.unsettled += leases.size
+    context.owner.unsettled += leases.table.size
     leases.lapse(now, most=LAPSED_AT_START)
     context.owner.alarm(context, -math.inf)
 

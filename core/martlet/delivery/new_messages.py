@@ -41,16 +41,17 @@ class NewMessages:
         group, topic, queue_id = context.group, context.topic.name, lane.queue.queue_id
         if context.policy is None and owner.groups.pending_reset(group, topic, queue_id) >= 0:
             self._lanes.begin_again(lane)
-        leases = lane.leases
-        room = min(leases.room, owner.room, member.credit, MESSAGES_A_READ)
+        leases, table = lane.leases, lane.leases.table
+        room = min(table.room, owner.room, member.credit, MESSAGES_A_READ)
         if context.policy is not None and context.policy.in_parts:
             room = min(room, self._part(lane))
         if competitors.choosing:
-            room = min(room, max(CHOICES_A_READ // len(competitors.members), 1), PARKED_MAX - leases.parked)
+            choices = max(CHOICES_A_READ // len(competitors.members), 1)
+            room = min(room, choices, PARKED_MAX - len(leases.returns.parked))
         if room <= 0 or not lane.due:
             return
         collection.reads_left -= 1
-        start, read = (lane.found[0][0], source.read_found) if lane.found else (leases.next, source.read_new)
+        start, read = (lane.found[0][0], source.read_found) if lane.found else (table.next, source.read_new)
         result = read(lane, member, room, collection.budget_bytes)
         if result is None or result.next_offset <= start:
             return
@@ -64,14 +65,15 @@ class NewMessages:
 
     def _lease_all(self, lane: ShareLane, collection: Collection, result: ReadResult, batch: Batch) -> None:
         """As `lease`, for messages that are all for the member."""
-        leases, member, generation = lane.leases, collection.member, collection.generation
+        leases, table = lane.leases, lane.leases.table
+        member, generation = collection.member, collection.generation
         leased = batch.offsets if member.acknowledges else ()
         leases.hand_out(member.holder, leased, collection.until, generation, member.lease_s)
         leases.skip_to(result.next_offset)
-        if result.count or leases.next >= lane.noted_next + UNNOTED_MAX:
-            change = Change(NEW, generation, in_ms(member.lease_s), leases.next, leased, lane.noted_next)
+        if result.count or table.next >= lane.noted_next + UNNOTED_MAX:
+            change = Change(NEW, generation, in_ms(member.lease_s), table.next, leased, lane.noted_next)
             self._context.owner.notes.note(lane.key, change)
-            lane.noted_next = leases.next
+            lane.noted_next = table.next
         lane.account()
         if not result.count:
             if lane.due:
@@ -84,17 +86,18 @@ class NewMessages:
 
     def _lease_by_name(self, lane: ShareLane, collection: Collection, result: ReadResult, batch: Batch) -> None:
         """As `lease`, for messages of which the member may not get all; those that are for nobody are skipped."""
-        leases, owner, generation = lane.leases, self._context.owner, collection.generation
+        leases, table = lane.leases, lane.leases.table
+        owner, generation = self._context.owner, collection.generation
         receivers = receivers_of(result, collection.member, self._competitors.in_turn(), batch.offsets)
         owner.withheld += len(batch.offsets) - len(receivers)
         now = owner.now()
         for offset, (receiver, _) in receivers.items():
             leases.hand_out(receiver.holder, (offset,), now + receiver.lease_s, generation, receiver.lease_s)
         leases.skip_to(result.next_offset)
-        if receivers or leases.next >= lane.noted_next + UNNOTED_MAX:
+        if receivers or table.next >= lane.noted_next + UNNOTED_MAX:
             lease_ms = in_ms(collection.member.lease_s)
-            owner.notes.note(lane.key, Change(NEW, generation, lease_ms, leases.next, list(receivers), lane.noted_next))
-            lane.noted_next = leases.next
+            owner.notes.note(lane.key, Change(NEW, generation, lease_ms, table.next, list(receivers), lane.noted_next))
+            lane.noted_next = table.next
         lane.account()
         if lane.due:
             self._competitors.wake()
@@ -102,7 +105,8 @@ class NewMessages:
 
     def _lease_by_choice(self, lane: ShareLane, collection: Collection, result: ReadResult, batch: Batch) -> None:
         """As `lease`, for messages of which each goes to a member that takes it; those that nobody takes are parked."""
-        leases, owner, generation = lane.leases, self._context.owner, collection.generation
+        leases, table = lane.leases, lane.leases.table
+        owner, generation = self._context.owner, collection.generation
         takers, now = takers_of(result, collection.member, self._competitors.in_turn()), owner.now()
         parked: list[int] = []
         for taker, run in groupby(zip(takers, batch.offsets, strict=True), itemgetter(0)):
@@ -115,10 +119,10 @@ class NewMessages:
         leases.skip_to(result.next_offset)
         lease_ms, left = in_ms(collection.member.lease_s), frozenset(parked)
         taken = [offset for offset in batch.offsets if offset not in left]
-        owner.notes.note(lane.key, Change(NEW, generation, lease_ms, leases.next, taken, lane.noted_next))
+        owner.notes.note(lane.key, Change(NEW, generation, lease_ms, table.next, taken, lane.noted_next))
         if parked:
             owner.notes.note(lane.key, Change(KEEP, generation, 0, 0, parked))
-        lane.noted_next = leases.next
+        lane.noted_next = table.next
         lane.account()
         if lane.due:
             self._competitors.wake()
@@ -129,4 +133,4 @@ class NewMessages:
         competitors = self._competitors
         several = len(competitors.members) > 1 and not competitors.exclusive
         ready = sum([member.credit > 0 for member in competitors.members]) if several else 1
-        return max(-((lane.leases.next - lane.queue.next_offset) // max(ready, 1)), 1)
+        return max(-((lane.leases.table.next - lane.queue.next_offset) // max(ready, 1)), 1)

@@ -39,7 +39,7 @@ class ReturnedMessages:
         leases, member, generation = lane.leases, collection.member, collection.generation
         while leases.waiting and member.credit > 0 and collection.budget_bytes > 0 and collection.reads_left > 0:
             collection.reads_left -= 1
-            first, count = leases.returned_run(min(member.credit, MESSAGES_A_READ))
+            first, count = leases.returns.run(min(member.credit, MESSAGES_A_READ))
             result = self._source.read_again(lane, member, first, count, collection.budget_bytes)
             if result is None:
                 break
@@ -94,7 +94,7 @@ class ReturnedMessages:
         for offset in run:
             taker = by_offset.get(offset, member)
             if taker is None:
-                lane.leases.park_returned()
+                lane.leases.returns.park()
                 continue
             given = lane.leases.hand_again(taker.holder, 1, now + taker.lease_s, generation, taker.lease_s)
             deliveries = given[0][1]

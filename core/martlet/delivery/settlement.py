@@ -41,7 +41,7 @@ class Settlement:
     def holds(self, holder: Hashable, queue_id: int, offset: int) -> bool:
         """Return whether *holder* holds a message, and may settle it."""
         lane = self._by_queue.get(queue_id)
-        return lane is not None and lane.leases.holds(holder, offset)
+        return lane is not None and lane.leases.table.holds(holder, offset)
 
     def is_held(self, holder: Hashable, delivery: Delivery) -> bool:
         """Return whether *holder* still holds the message of *delivery*."""
@@ -50,7 +50,7 @@ class Settlement:
     def holder(self, queue_id: int, offset: int, generation: int) -> Hashable | None:
         """Return who holds a message with this handle; None if the handle is no longer valid."""
         lane = self._lanes.get(queue_id)
-        return lane.leases.holder(offset, generation) if lane is not None else None
+        return lane.leases.table.holder(offset, generation) if lane is not None else None
 
     # settled
 
@@ -102,7 +102,7 @@ class Settlement:
         lane, failed = self._by_queue.get(queue_id), list[int]()
         if lane is None:
             return failed
-        for deliveries, alike in groupby(offsets, lane.leases.deliveries):
+        for deliveries, alike in groupby(offsets, lane.leases.table.deliveries):
             failed += self.give_back(lane, holder, list(alike), deliveries, delay_s)
         if failed:
             self._competitors.give_credit(holder, len(failed))
@@ -113,7 +113,7 @@ class Settlement:
         """Return a message that *holder* was not sent, because it may not read it any more."""
         lane = self._by_queue.get(queue_id)
         if lane is not None:
-            self.give_back(lane, holder, (offset,), lane.leases.deliveries(offset) - 1)
+            self.give_back(lane, holder, (offset,), lane.leases.table.deliveries(offset) - 1)
             self._competitors.wake()
 
     def give_back_all(self, lane: ShareLane, holder: Hashable) -> None:
@@ -122,7 +122,7 @@ class Settlement:
         With a policy for which leaving never counts, the messages can be delivered again at once, in order.
         """
         counts = self._context.leaving_counts
-        for deliveries, offsets in lane.leases.held_by_deliveries(holder).items():
+        for deliveries, offsets in lane.leases.table.held_by_deliveries(holder).items():
             self.give_back(lane, holder, offsets, deliveries - 1 if counts else 0, counts=counts)
 
     def give_back(
@@ -166,7 +166,7 @@ class Settlement:
         if lane is None or not lane.leases.renew(holder, offset, now + lease_s, now_ms, lease_s):
             return 0
         self._lanes.activate(lane)
-        generation = lane.leases.generation(offset)
+        generation = lane.leases.table.generation(offset)
         self._owner.notes.note(lane.key, Change(RENEW, generation, in_ms(lease_s), offsets=(offset,)))
         self._owner.alarm(self._context, now + lease_s)
         return generation

@@ -169,17 +169,17 @@ class Share:
     def next_offset(self, queue_id: int) -> int:
         """Return the first offset of the queue that was never delivered; -1 if there is no such queue."""
         lane = self.lanes.get(queue_id)
-        return lane.leases.next if lane is not None else -1
+        return lane.leases.table.next if lane is not None else -1
 
     def first_unsettled(self, queue_id: int) -> int:
         """Return the first offset of the queue that is not settled; -1 if there is no such queue."""
         lane = self.lanes.get(queue_id)
-        return lane.leases.low if lane is not None else -1
+        return lane.leases.table.low if lane is not None else -1
 
     def is_settled(self, queue_id: int, offset: int) -> bool:
         """Return whether a message is settled."""
         lane = self.lanes.get(queue_id)
-        return lane is not None and lane.leases.is_settled(offset)
+        return lane is not None and lane.leases.table.is_settled(offset)
 
     # messages from whoever has a handle
 

@@ -80,11 +80,11 @@ class ShareLane:
         """Begin with *leases*."""
         self.leases = leases
         self.failure: Refused | None = None  # for the next member that collects
-        self.noted_next = leases.next
-        self.began = leases.low
+        self.noted_next = leases.table.next
+        self.began = leases.table.low
         # What the broker counts of this lane, and the offset committed last.
-        self.counted = leases.size
-        self.low = leases.low
+        self.counted = leases.table.size
+        self.low = leases.table.low
         self.due = not self._by_name
 
     def _was_read(self, place: Hashable) -> None:
@@ -97,7 +97,7 @@ class ShareLane:
 
     def find(self, offset: int, position: int) -> bool:
         """Note that the group wants the message at *offset*; return False if it had it before."""
-        last = self.found[-1][0] if self.found else self.leases.next - 1
+        last = self.found[-1][0] if self.found else self.leases.table.next - 1
         if offset <= last:
             return False
         self.found.append((offset, position))
@@ -138,36 +138,36 @@ class ShareLane:
 
     @property
     def is_settling(self) -> bool:
-        return self.leases.is_settling
+        return self.leases.table.is_settling
 
     @property
     def is_blocked(self) -> bool:
         """Whether nothing may be delivered in order now: an earlier message is held, pauses or is dead."""
-        return self.leases.unsettled > self.leases.waiting
+        return self.leases.table.unsettled > self.leases.waiting
 
     def account(self) -> None:
         """Count what was leased and settled since the last call, and commit the group's offset."""
         leases, context = self.leases, self.context
-        size, before = leases.size, self.counted
+        size, before = leases.table.size, self.counted
         if size != before:
             self.counted = size
             context.owner.settled(before - size)
-            if size < leases.window <= before:
+            if size < leases.table.window <= before:
                 self.competitors.wake()
-        if leases.low != self.low:
-            self.low = leases.low
+        if leases.table.low != self.low:
+            self.low = leases.table.low
             context.commit_offset(self.queue.queue_id, self.low)
 
     def state(self) -> tuple[int, list[tuple[int, LeaseState]], int]:
         """Return the next offset and every unsettled message, in the form of notes, and what the group has reached."""
         now, now_ms = self.context.times()
         found: list[tuple[int, LeaseState]] = []
-        for offset, until, deliveries, generation, length_s in self.leases.unsettled_leases():
+        for offset, until, deliveries, generation, length_s in self.leases.table.unsettled_leases():
             # The same length as in the lease's own note: the clock may have been set since then.
             duration_ms = in_ms(length_s)
             if length_s < 0:  # returned: nobody has its handle, and it waits for its next delivery
                 generation = max(generation, now_ms)
                 duration_ms = max(round((until - now) * 1000), 0) if abs(until) < math.inf else 0
             found.append((offset, LeaseState(generation, duration_ms, deliveries)))
-        self.noted_next = self.leases.next
-        return self.leases.next, found, self.reached
+        self.noted_next = self.leases.table.next
+        return self.leases.table.next, found, self.reached

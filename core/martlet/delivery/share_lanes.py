@@ -89,7 +89,7 @@ class ShareLanes:
         context = self._context
         context.owner.settled(lane.counted)
         for member in self._competitors.members:  # what they hold counts no more
-            if held := len(lane.leases.held(member.holder)):
+            if held := len(lane.leases.table.held(member.holder)):
                 member.add_credit(held)
         queue_id = lane.queue.queue_id
         lane.use(first_leases(context, lane.queue, lane.key, None, -1, self._begun_at if queue_id == 0 else -1))
@@ -101,7 +101,7 @@ class ShareLanes:
         """Restore the stored leases of one queue that waits for that; return how many they are."""
         if not self._unopened:
             return 0
-        restored = self.open(next(iter(self._unopened))).leases.size
+        restored = self.open(next(iter(self._unopened))).leases.table.size
         self._context.owner.alarm(self._context, -math.inf)
         return restored
 
@@ -112,7 +112,7 @@ class ShareLanes:
     @property
     def has_unsettled(self) -> bool:
         """Whether there are messages to settle."""
-        return bool(self._unopened) or any(lane.leases.size for lane in self.by_queue.values())
+        return bool(self._unopened) or any(lane.leases.table.size for lane in self.by_queue.values())
 
     @property
     def is_stored(self) -> bool:
@@ -127,7 +127,7 @@ class ShareLanes:
         leases, is_active = lane.leases, lane.is_active
         if is_active:
             self.active.setdefault(lane)
-            self.newest = max(self.newest, leases.newest_returned)
+            self.newest = max(self.newest, leases.returns.newest)
         if leases.has_dead:
             self.with_dead[lane] = None
         at = leases.deadline()
@@ -150,8 +150,8 @@ class ShareLanes:
     def unpark(self) -> None:
         """Make all parked messages available: somebody joined who may take them."""
         for lane in self.by_queue.values():
-            if lane.leases.parked:
-                lane.leases.unpark()
+            if lane.leases.returns.parked:
+                lane.leases.returns.unpark()
                 self.activate(lane)
 
     @property

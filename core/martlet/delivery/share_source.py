@@ -161,7 +161,7 @@ class ShareSource:
 
     def read_new(self, lane: ShareLane, member: Competitor, count: int, budget_bytes: int) -> ReadResult | None:
         """Read *count* messages that were never looked at; None if a thread must do that, or there are none."""
-        selection, start = self.selection, lane.leases.next
+        selection, start = self.selection, lane.leases.table.next
         result = lane.reader.read(
             member.peer.start, UNREAD, lane.queue, start, count, budget_bytes, selection.codes, selection.predicate
         )
@@ -194,10 +194,10 @@ class ShareSource:
         """Have a thread read what follows a run of returned messages, too: more runs as long, or single messages."""
         leases, end = lane.leases, first + count
         offsets: Sequence[int] = range(end, end + count * RUNS_AHEAD, count)
-        if not leases.is_waiting(end):
+        if not leases.returns.has(end):
             count = 1
-            offsets = [offset for offset in leases.returned(min(member.credit, RETURNED_AHEAD)) if offset >= end]
-        offsets = [offset for offset in offsets if leases.is_waiting(offset)]
+            offsets = [offset for offset in leases.returns.first(min(member.credit, RETURNED_AHEAD)) if offset >= end]
+        offsets = [offset for offset in offsets if leases.returns.has(offset)]
         lane.reader.keep_only((UNREAD, first, *offsets))
         for offset in offsets:
             self._read_one(lane, member, offset, count, budget_bytes)
