@@ -244,10 +244,12 @@ async def test_transactions_are_limited_in_number_and_size(tmp_path: Path) -> No
         small = talk.frame("SEND", b"x", destination=QUEUE, transaction="a", receipt="r")
         large = talk.frame("SEND", b"x" * 6000, destination=QUEUE, transaction="a")
         other = talk.frame("SEND", b"x" * 6000, destination=QUEUE, transaction="b")
+        asking = talk.frame("SEND", b"x", destination=QUEUE, transaction="a", receipt="r" * 6000)
         for frames, limit in (
             (begin, "stomp.transactions_max"),
             ([begin[0], *[small] * 4], "stomp.transaction_frames_max"),
             ([*begin[:2], large, other], "stomp.transaction_bytes_max"),
+            ([begin[0], asking, asking], "stomp.transaction_bytes_max"),
         ):
             talk = await stomp.connect()
             await talk.send(*frames)

@@ -6,7 +6,8 @@ import trio.testing
 from tests.stomp.stomp_talk import stomp_broker
 
 from martlet.testing.peers import RecordingPeer
-from martlet_stomp.handler import HEADS_A_TURN
+from martlet_filter_sql92.plugin import Sql92Config, Sql92Plugin
+from martlet_stomp.handler import HEADS_A_TURN, MESSAGES_A_TURN, SUBSCRIPTIONS_A_TURN
 from martlet_stomp.packets import SendRun
 
 
@@ -33,6 +34,37 @@ async def test_others_have_their_turn_after_many_messages_with_new_headers(tmp_p
         assert await handle(b"".join(frame % each for each in range(HEADS_A_TURN))) == [False]
         assert await handle(b"".join(frame % (each % 10) for each in range(1000))) == [False]
         assert all(await handle(b"".join(frame % each for each in range(1000, 2024))))
+        # Messages that are alike, and a few with very long headers, take their time, too.
+        assert (await handle(frame % 1 * (MESSAGES_A_TURN + 1024))).count(True) == 1
+        headers = b"".join(b"h%d:v\n" % each for each in range(95))
+        long = b"SEND\ndestination:/queue/a\n%bid:%d\n\nx\0"
+        found = await handle(b"".join(long % (headers, each) for each in range(256)))
+        assert len(found) > 4
+        assert any(found)
         stomp.broker.store.commit()
         await trio.testing.wait_all_tasks_blocked()
-        assert len(stomp.records("a")) == 2 * HEADS_A_TURN + 1 + 1000 + 1024
+        assert len(stomp.records("a")) == 2 * HEADS_A_TURN + 1 + 1000 + 1024 + MESSAGES_A_TURN + 1024 + 256
+
+
+async def test_others_have_their_turn_after_each_selector_and_after_many_subscriptions(tmp_path: Path) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        stomp.broker.filters = dict(Sql92Plugin(Sql92Config()).martlet_filters(stomp.broker))
+        connection = stomp.protocol.connect(0.0)
+        handler = stomp.protocol.handle(RecordingPeer(), connection)
+
+        async def turns(data: bytes) -> list[bool]:
+            connection.receive_data(data, 0.0)
+            found = []
+            for event in connection.events():
+                rest = handler.handle(event)
+                found.append(rest is not None)
+                if rest is not None:
+                    await rest
+            return found
+
+        await turns(b"CONNECT\naccept-version:1.2\n\n\0")
+        selective = b"SUBSCRIBE\ndestination:/topic/a\nid:s%d\nselector:a = %d\n\n\0"
+        assert await turns(b"".join(selective % (each, each) for each in range(3))) == [True] * 3
+        plain = b"SUBSCRIBE\ndestination:/topic/a\nid:%d\n\n\0"
+        found = await turns(b"".join(plain % each for each in range(2 * SUBSCRIPTIONS_A_TURN)))
+        assert found.count(True) == 2

@@ -7,6 +7,7 @@ found and the rest does not fit are counted, so a text made to be slow ends as U
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 __all__ = ["STEPS_MAX", "compile_like", "is_slow"]
@@ -92,7 +93,8 @@ def compile_like(pattern: str, escape: str) -> Callable[[str, list[int]], bool |
     return matches
 
 
-def _segments(pattern: str, escape: str) -> list[_Segment]:
+@lru_cache(maxsize=4)  # the compiler asks several times for one pattern, and 2,000 segments take 5 ms
+def _segments(pattern: str, escape: str) -> tuple[_Segment, ...]:
     """*pattern* cut at each ``%``; always one more than there are of them."""
     segments: list[_Segment] = []
     characters: list[str | None] = []
@@ -109,7 +111,7 @@ def _segments(pattern: str, escape: str) -> list[_Segment]:
         else:
             characters.append(ANY if character == "_" else character)
     segments.append(_segment(characters))
-    return segments
+    return tuple(segments)
 
 
 def _segment(characters: list[str | None]) -> _Segment:

@@ -39,6 +39,10 @@ __all__ = ["StompHandler"]
 
 # After a run with more different headers, others have their turn.
 HEADS_A_TURN: Final = 64
+# And after so many messages of 2 us each: a read can bring 6,500. 16 bytes of headers count as a message.
+MESSAGES_A_TURN: Final = 4096
+# Subscriptions to new topics take 150 us each. A selector can take 5 ms, so others have their turn after each.
+SUBSCRIPTIONS_A_TURN: Final = 32
 _RECEIPT: Final = b"RECEIPT\nreceipt-id:"
 
 
@@ -55,6 +59,7 @@ class StompHandler:
         "_peer",
         "_sending",
         "_subscriptions",
+        "_taken",
         "_transactions",
         "session",
     )
@@ -69,6 +74,7 @@ class StompHandler:
         self._sending: Sending | None = None
         self._subscriptions: Subscriptions | None = None
         self._transactions: Transactions | None = None
+        self._taken = 0  # messages since others had their turn
         self.session = ""
 
     # events
@@ -93,7 +99,10 @@ class StompHandler:
                 sending.send_run(event)
             else:
                 transactions.send(event, event.transaction)
-            if len(event.headers) > HEADS_A_TURN and len(set(event.headers)) > HEADS_A_TURN:
+            heads = set(event.headers)
+            self._taken += len(event.headers) + sum([head.size for head in heads]) // 16
+            if len(heads) > HEADS_A_TURN or self._taken > MESSAGES_A_TURN:
+                self._taken = 0
                 return _give_turn()
         elif isinstance(event, AckRun):
             if event.transaction is None:
@@ -143,6 +152,8 @@ class StompHandler:
             return self._finish(rest, event.receipt)
         if event.receipt is not None:
             self._answer(event.receipt)
+        if isinstance(event, Subscribe) and (event.selector or len(subscriptions) % SUBSCRIPTIONS_A_TURN == 0):
+            return _give_turn()
         return None
 
     async def _finish(self, rest: Steps[None], receipt: bytes | None) -> None:

@@ -129,7 +129,7 @@ class Transactions:
     def _count(self, transaction: _Transaction, size: int, receipt: bytes | None) -> None:
         """Count a frame, and keep its receipt. Raises `StompError` if there are too many, or too large ones."""
         config, context = self._context.config, self._context
-        size += FRAME_BYTES
+        size += FRAME_BYTES + len(receipt or b"")
         if transaction.frames >= config.transaction_frames_max:
             limit = f"stomp.transaction_frames_max is {config.transaction_frames_max}"
             raise StompError(f"a transaction has too many frames; {limit}")
