@@ -12,11 +12,12 @@ Loads:
   latency  p50 and p99 from SEND to MESSAGE at 2,000 messages a second
   memory   resident MiB after the start, and after all loads
 
-Each load runs on one broker, then on the next, in turn, --runs times; a row shows medians. Its ratios are those to the
-better one of ActiveMQ, whose socket buffers have 1 MiB, and RabbitMQ. Both keep messages in memory only. Martlet writes
-each to its log; with "sync", its default, a receipt comes after fdatasync. The last column is the broker's processor
-time for each delivery. A * says that the clients, not the broker, had no processor time left. The broker has one
-processor and the clients another. Debian: apt-get install activemq rabbitmq-server.
+First each load runs on each broker for --warm seconds that do not count, as a JVM is slow at first. Then each load runs
+on one broker, then on the next, in turn, --runs times; a row shows medians. Its ratios are those to the better one of
+ActiveMQ, whose socket buffers have 1 MiB, and RabbitMQ. Both keep messages in memory only. Martlet writes each to its
+log; with "sync", its default, a receipt comes after fdatasync. The last column is the broker's processor time for each
+delivery. A * says that the clients, not the broker, had no processor time left. The broker has one processor and the
+clients another. Debian: apt-get install activemq rabbitmq-server.
 """
 
 import argparse
@@ -287,6 +288,13 @@ def measured(load: Load, broker: Broker, payload_bytes: int, seconds: float) -> 
     return Run(rate, (cpu_s(broker.pid) - before) / took, (time.process_time() - own) / took)
 
 
+def warm_up(brokers: dict[str, Broker], loads: list[str], size: int, seconds: float) -> None:
+    """Run *loads* without measuring: a JVM compiles what runs often, which takes it seconds on one processor."""
+    for broker in brokers.values():
+        for each in loads:
+            LOADS[each][1](broker.port, size, seconds)
+
+
 def show_rates(each: str, size: int, brokers: dict[str, Broker], options: argparse.Namespace) -> None:
     """Print a row with the rates of a load."""
     name, load = LOADS[each]
@@ -337,6 +345,7 @@ def main() -> None:
     parser.add_argument("loads", nargs="*", choices=[*choices, []], metavar="LOAD", help="all if there is none")
     parser.add_argument("--runs", type=int, default=5, help="of each load on each broker (default: 5)")
     parser.add_argument("--seconds", type=float, default=3, help="of a run (default: 3)")
+    parser.add_argument("--warm", type=float, default=4, help="seconds of each load before all runs (default: 4)")
     parser.add_argument("--bytes", type=int, nargs="+", default=[64, 256, 1024], help="sizes of payloads")
     parser.add_argument("--wheels", action="store_true", help="build the pure and the compiled wheel, measure both")
     options = parser.parse_args()
@@ -344,6 +353,8 @@ def main() -> None:
     with brokers_of(options) as brokers:
         os.sched_setaffinity(0, {CLIENT_CPU})
         idle = memory_of(brokers)
+        if options.warm:
+            warm_up(brokers, [each for each in LOADS if each in wanted] or ["auto"], options.bytes[0], options.warm)
         print(f"load average {os.getloadavg()[0]:.1f}; medians of {options.runs} runs\n")
         heads = [cell for peer in brokers for cell in ((peer,) if peer in PEERS else (peer, "ratio"))]
         print(f"| | {' | '.join(heads)} | µs of processor time |\n|---|{'---|' * (len(heads) + 1)}", flush=True)

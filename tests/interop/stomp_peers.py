@@ -30,6 +30,13 @@ ACTIVEMQ_CONFIG: Final = """\
   </broker>
 </beans>
 """
+# Without it, ActiveMQ composes all messages for debugging, and writes nothing.
+LOG_CONFIG: Final = """\
+log4j.rootLogger=WARN, out
+log4j.appender.out=org.apache.log4j.ConsoleAppender
+log4j.appender.out.layout=org.apache.log4j.PatternLayout
+log4j.appender.out.layout.ConversionPattern=%d %p %c: %m%n
+"""
 RABBITMQ_CONFIG: Final = """\
 listeners.tcp = none
 stomp.listeners.tcp.1 = 127.0.0.1:{port}
@@ -49,9 +56,12 @@ class ActiveMQ:
         self.port = free_port()
         config = folder / "activemq.xml"
         config.write_text(ACTIVEMQ_CONFIG.format(folder=folder, port=self.port))
+        log_config = folder / "log4j.properties"
+        log_config.write_text(LOG_CONFIG)
         classes = f"{ACTIVEMQ}/lib/*:{ACTIVEMQ}/lib/optional/*:{ACTIVEMQ}/bin/activemq.jar"
         words = [*before, tool("java"), f"-Xmx{heap}", "-XX:+UseSerialGC", "-XX:-UsePerfData"]
-        words += [f"-Dactivemq.base={folder}", f"-Dactivemq.home={ACTIVEMQ}", "-cp", classes]
+        words += [f"-Dlog4j.configuration=file:{log_config}", f"-Dactivemq.base={folder}"]
+        words += [f"-Dactivemq.home={ACTIVEMQ}", "-cp", classes]
         words += ["org.apache.activemq.console.Main", "start", f"xbean:file:{config}"]
         self._process = Process(words, folder / "activemq.log")
         _wait_port(self._process, self.port, "activemq")
