@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import active_thread_count, wait_all_tasks_blocked, wait_all_threads_completed
 
 from martlet.broker import Broker
 from martlet.contracts import Credentials, Identity, Password
@@ -228,11 +228,12 @@ class Running:
         await self.broker.store.wait_flushed(self.broker.store.appended)
 
     async def idle(self) -> None:
-        """Wait until the broker has sent all that it can send: every task waits, and nothing more was appended."""
+        """Wait until the broker has sent all that it can send: no thread works, all tasks wait, nothing is appended."""
         end = -1
-        while end != self.broker.store.appended:
+        while end != self.broker.store.appended or active_thread_count():
             end = self.broker.store.appended
             await self.settle()
+            await wait_all_threads_completed()
             await wait_all_tasks_blocked()
 
     def records(self, topic: str) -> list[Record]:
