@@ -150,7 +150,7 @@ def test_a_refused_message_comes_again_and_then_becomes_a_dead_letter(connect: C
         client.settle(message, "nack")
     [letter] = dead.heard.take(1)
     assert (letter.text, letter.headers["colour"]) == (f"of {queue}", "red")
-    assert letter.headers["original-destination"] == queue.replace(".", "%2E")
+    assert letter.headers["original-destination"] == queue
     client.disconnect()
     assert has_nothing(connect, queue)
 

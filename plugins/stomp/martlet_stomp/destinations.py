@@ -14,12 +14,13 @@ import re
 from collections.abc import Collection
 from enum import Enum, unique
 from typing import Final, NamedTuple, final
+from urllib.parse import unquote
 
 from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX
 
 from .errors import StompError, shown
 
-__all__ = ["Destination", "Kind", "check_filter", "check_name", "parse_destination"]
+__all__ = ["Destination", "Kind", "check_filter", "check_name", "destination_of", "parse_destination"]
 
 TOPIC_CHARS_MAX: Final = 127
 NAME_BYTES_MAX: Final = 4096
@@ -124,6 +125,13 @@ def _split(text: str) -> tuple[Kind, str]:
 
 def _encoded(match: re.Match[str]) -> str:
     return "".join([f"%{byte:02X}" for byte in match[0].encode()])
+
+
+def destination_of(topic: str) -> str:
+    """Return the destination of the queue *topic*: without escapes, if it stays the same queue."""
+    name = unquote(topic)
+    is_same = "/" not in name and not _CONTROL.search(name) and _UNFIT.sub(_encoded, name) == topic
+    return f"{Kind.QUEUE.value}{name if is_same else topic}"
 
 
 def check_name(destination: Destination) -> None:

@@ -24,7 +24,7 @@ from martlet.message import CORRELATION_ID, KEYS, PROPERTIES_BYTES_MAX, TAGS, de
 from martlet.records.compression import COMPRESSED, CompressionError, decompress
 from martlet.records.reserved import BODY_BYTES, OF_PROTOCOLS, RESERVED
 
-from .destinations import Destination, Kind, parse_destination
+from .destinations import Destination, Kind, destination_of, parse_destination
 from .errors import StompError, shown
 from .events import OF_FRAME
 from .packets import MessageHeaders
@@ -276,7 +276,7 @@ def arrived_from(properties: bytes, named: str, *, is_named: bool = False) -> Ar
         "content-type": found.get("CONTENT_TYPE"),
         "correlation-id": correlation_of(found),
         "reply-to": reply_to_of(found, named),
-        "original-destination": f"{Kind.QUEUE.value}{found[DLQ_ORIGIN]}" if DLQ_ORIGIN in found else None,
+        "original-destination": destination_of(found[DLQ_ORIGIN]) if DLQ_ORIGIN in found else None,
     }
     headers |= {name: value for name, value in others.items() if value is not None}
     expires_ms = _plain_number(found.get("EXPIRES_MS", ""))
