@@ -459,12 +459,10 @@ async def test_a_lease_takes_little_memory_and_12_bytes_of_a_snapshot_at_most() 
         ours = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, disk_module.__file__)])
         used = sum(each.size for each in ours.statistics("filename"))
         tracemalloc.stop()
-        random = Random(1)
+        random, renew = Random(1), member.share.settlement.renew_held
         for offset in range(count):
             clock.ms += random.randrange(50)
-            assert (
-                member.ack(0, offset) if offset % 2 else member.share.settlement.renew_held(member, 0, offset, offset)
-            )
+            assert member.ack(0, offset) if offset % 2 else renew(member.holder, 0, offset, offset)
         await durable(broker)
         state = broker.shares.state
         began = time.perf_counter()

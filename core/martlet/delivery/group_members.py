@@ -72,7 +72,8 @@ class Member:
         self.acknowledges = lease_s > 0
         self.lease_s = lease_s or math.inf
         self.credit = credit
-        self.holder: Hashable = self if holder is None else holder
+        # By default an object of its own: if that were the member, only a garbage collection could free both.
+        self.holder: Hashable = object() if holder is None else holder
         self.lapsed = 0  # leases that ended since it last acted
         self.woken = False  # woken, and has not collected since
 

@@ -1,11 +1,11 @@
 """Shared groups: the members of a group compete for the messages of a topic; each message goes to one of them.
 
-`leases.py` tracks which holder has which message. This module reads the messages, leases them to members with
-credit, commits the group's offsets as messages are settled, and takes messages back from members that are dead or
-silent. A message that failed as often as the group's ``retryMaxTimes`` allows is moved to ``%DLQ%<group>``. The
-pause before a redelivery grows with each failure.
+`leases.py` tracks which holder has which message. A `Share` reads the messages, leases them to members with credit,
+commits the group's offsets as messages are settled, and takes messages back from members that are dead or silent; this
+module has all of them, and looks at those that are due. A message that failed as often as the group's
+``retryMaxTimes`` allows is moved to ``%DLQ%<group>``. The pause before a redelivery grows with each failure.
 
-A holder is any hashable: by default the member itself, otherwise a name that outlives its connection.
+A holder is any hashable: by default one that only the member has, otherwise a name that outlives its connection.
 A message can be settled over any connection with its handle (queue, offset, generation).
 Every change is noted in the log (`group_state.py`), so acknowledgements and delivery counts survive a restart.
 
@@ -149,8 +149,8 @@ class Shares:
           start: where to begin in a queue that the group has never consumed.
           permit: raises `Refused` if the peer may no longer read; called at each collect.
           policy: for a group that is not a consumer group.
-          holder: who holds the messages: any hashable except None; the member itself by default. If two members have
-            the same holder, the newer one gets the credit of settled messages.
+          holder: who holds the messages: any hashable except None; by default one that only the member has. If two
+            members have the same holder, the newer one gets the credit of settled messages.
           permits: decides which messages the member may get; None for all.
           names: finds the messages of *selection* by their names, of which each group has one topic filter; only for
             groups with a *policy*. A new group begins with messages published from now on.
