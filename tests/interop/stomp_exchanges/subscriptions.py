@@ -5,7 +5,7 @@ import time
 from tests.interop.process import eventually
 from tests.interop.stomp_wire import Wire
 
-from .place import END, Place, exchange, texts
+from .place import END, Place, ended, exchange, texts
 
 
 @exchange("durable subscription by `client-id` and `activemq.subscriptionName`: 1 sent while it was away")
@@ -89,3 +89,33 @@ def scheduled(place: Place) -> str:
     wire.send("SEND", "1", destination=place.queue, AMQ_SCHEDULED_DELAY="1000")
     wire.send("SEND", "2", destination=place.queue)
     return texts(wire.messages(2))
+
+
+@exchange("`activemq.noLocal:true` with a topic: what the connection sent itself comes")
+def no_local_of_activemq(place: Place) -> str:
+    return _own_messages(place, **{"activemq.noLocal": "true"})
+
+
+@exchange("`no-local:true` with a topic: what the connection sent itself comes")
+def no_local(place: Place) -> str:
+    return _own_messages(place, no_local="true")
+
+
+def _own_messages(place: Place, **headers: str) -> str:
+    wire = place.wire()
+    wire.subscribe(place.topic, **headers)
+    wire.publish(place.topic, "own")
+    place.wire().publish(place.topic, END)
+    return "yes" if wire.until(END) else "no"
+
+
+@exchange("request with a `reply-to` of `/temp-queue/NAME`, to which its client subscribed: the reply")
+def reply_to_a_temporary_queue(place: Place) -> str:
+    client, service = place.wire(), place.wire()
+    service.subscribe(place.queue)
+    answer = client.ask("SUBSCRIBE", id="replies", destination="/temp-queue/replies")
+    if answer.command == "ERROR":
+        return ended(client, lambda: answer)
+    client.publish(place.queue, "what?", reply_to="/temp-queue/replies")
+    service.publish(service.message().headers["reply-to"], "this")
+    return "comes" if client.message().text == "this" else "is lost"
