@@ -233,3 +233,15 @@ def test_a_queue_selects_what_a_topic_filter_matches(levels: list[str], has_rest
     selection = select_names(topic_filter)
     assert selection.predicate is not None
     assert selection.predicate(view(name)) is bool(set(trie.route(name).grants))
+
+
+@pytest.mark.parametrize("name", ["$SYS/broker/version", "home/+", "#"])
+async def test_a_name_in_the_header_tags_has_the_rules_of_one_in_the_destination(tmp_path: Path, name: str) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        for destination in ("/topic/mqtt", "/queue/mqtt", f"/topic/mqtt/{name}"):
+            talk = await stomp.connect()
+            await talk.send(talk.frame("SEND", b"x", destination=destination, TAGS=name, receipt="r"))
+            assert "mqtt" in (await talk.error())["message"]
+        talk = await stomp.connect()
+        await talk.publish("/topic/mqtt", b"x", TAGS="home/door")
+        await talk.publish("/topic/plain", b"x", TAGS=name)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, final
 from martlet.broker import Broker
 from martlet.cli.version import installed_version
 from martlet.delivery.group_policy import GroupPolicy
+from martlet.message import TAGS
 from martlet.net.complaints import Complaints
 
 from .config import StompConfig
@@ -69,6 +70,8 @@ class Templates:
         if found is None:
             destination = parse_destination(headers.destination, self._names)
             check_name(destination)
+            if destination.topic in self._names and not destination.name:
+                check_name(destination._replace(name=headers.get(TAGS) or ""))
             self._check(destination)
             found = Template(headers, destination, self._names, self._cluster)
             self._bytes += headers.size
