@@ -314,6 +314,23 @@ async def test_messages_expire_within_a_minute_while_the_store_runs(mock_clock: 
     store.crash()
 
 
+async def test_a_retention_set_after_another_sweep_takes_effect(mock_clock: MockClock) -> None:
+    """As at a start without one: that sweeps once while the store waits for the first."""
+    mock_clock.autojump_threshold = 0
+    clock = ManualClock()
+    store = await opened(FakeDisk(), clock, 0)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        await trio.testing.wait_all_tasks_blocked()
+        await store.topic_retention.sweep()
+        send(store, clock, "1", hours=10)
+        store.topic_retention.set_hours("T", 5)
+        await trio.sleep(61)
+        assert drain(store, store.queue("T", 0)) == []
+        nursery.cancel_scope.cancel()
+    store.crash()
+
+
 async def test_no_topic_with_a_retention_costs_no_sweep_and_no_note() -> None:
     clock = ManualClock()
     store = await opened(FakeDisk(), clock, 0)

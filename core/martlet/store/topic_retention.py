@@ -187,6 +187,7 @@ class TopicRetention:
         while True:
             with trio.move_on_after(SWEEP_S if self._hours or self._unnoted else math.inf):
                 await self._changed.wait()
+            self._changed = trio.Event()  # not in a sweep: while this waits, others may call that
             await self.sweep()
 
     async def sweep(self) -> None:
@@ -196,7 +197,6 @@ class TopicRetention:
           StoreFailed: the disk failed.
         """
         async with self._sweeping:
-            self._changed = trio.Event()
             if self._flusher.failed is not None:
                 return
             found: list[Expiry] = []
