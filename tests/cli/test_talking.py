@@ -81,6 +81,21 @@ def test_a_topic_gets_a_retention_of_its_own_and_loses_it(to: Run) -> None:
     assert retention() == "log"
 
 
+def test_a_topic_that_is_changed_keeps_what_is_not_given(to: Run) -> None:
+    def listed() -> tuple[object, ...]:
+        row = {row["topic"]: row for row in from_json(to("topic", "list", "--json"))}["Narrow"]
+        return row["queues"], row["perm"], row["retention"]
+
+    to("topic", "create", "Narrow", "--queues", "1", "--perm", "r")
+    assert to("topic", "create", "Narrow", "--retention", "24") == (0, "topic Narrow has 1 queue on martlet\n", "")
+    assert listed() == (1, "r", "24 h")
+    to("topic", "create", "Narrow", "--perm", "rw")
+    assert listed() == (1, "rw", "24 h")
+    to("topic", "create", "Narrow", "--queues", "2")
+    assert listed() == (2, "rw", "24 h")
+    to("topic", "delete", "Narrow", "--yes")
+
+
 def test_the_systems_topics_are_shown_on_demand(to: Run) -> None:
     assert "TBW102" in {row["topic"] for row in from_json(to("topic", "list", "--all", "--json"))}
 

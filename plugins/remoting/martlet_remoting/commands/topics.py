@@ -27,6 +27,7 @@ examples:
   martlet topic delete orders                 asks first, unless --yes is given
 """
 
+QUEUES: Final = 8
 QUEUES_MAX: Final = 16384  # the broker's limit, in martlet.tables.topics
 HOURS_MAX: Final = 1_000_000
 RESERVE_TIME: Final = "reserve.time"
@@ -45,11 +46,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     create.add_argument(
         "--queues",
         type=whole("--queues", 1, QUEUES_MAX),
-        default=8,
         metavar="N",
-        help="number of queues on each broker; default %(default)s",
+        help=f"number of queues on each broker; default for a new topic {QUEUES}, else as it is",
     )
-    create.add_argument("--perm", choices=tuple(PERMS), default="rw", help="read, write or both; default %(default)s")
+    create.add_argument(
+        "--perm", choices=tuple(PERMS), help="read, write or both; default for a new topic rw, else as it is"
+    )
     create.add_argument(
         "--retention",
         type=whole("--retention", 0, HOURS_MAX),
@@ -112,19 +114,40 @@ def _perm(bits: int) -> str:
 
 async def do_create(arguments: Any) -> int:
     attributes = "" if arguments.retention is None else f"+{RESERVE_TIME}={arguments.retention or -1}"
+    queues, perm = arguments.queues, PERMS.get(arguments.perm)
     async with Admin(arguments.settings) as admin:
+        if queues is None or perm is None:
+            now = await _queues_and_perm(admin, arguments.topic)
+            queues, perm = queues or now[0], perm or now[1]
         brokers = await admin.create_topic(
             arguments.topic,
-            queues=arguments.queues,
-            perm=PERMS[arguments.perm],
+            queues=queues,
+            perm=perm,
             cluster=arguments.cluster,
             attributes=attributes,
         )
     if arguments.json:
         print_json({"topic": arguments.topic, "brokers": brokers})
     else:
-        print(f"topic {arguments.topic} has {plural(arguments.queues, 'queue')} on {', '.join(brokers)}")
+        print(f"topic {arguments.topic} has {plural(queues, 'queue')} on {', '.join(brokers)}")
     return Exit.OK
+
+
+async def _queues_and_perm(admin: Admin, topic: str) -> tuple[int, int]:
+    """Return what *topic* has on each broker, or what a new one gets. Raises `ClientError` if brokers differ."""
+    found: set[tuple[int, int, int]] = set()
+    for address in (await admin.cluster()).masters().values():
+        answer = await admin.network.ask(address, RequestCode.GET_ALL_TOPIC_CONFIG, {})
+        fields = mapping(load_object(answer.body), "topicConfigTable").get(topic)
+        if isinstance(fields, dict):
+            numbers = [integer(fields, name, 0) for name in ("readQueueNums", "writeQueueNums", "perm")]
+            found.add((numbers[0], numbers[1], numbers[2]))
+    if not found:
+        return QUEUES, PERMS["rw"]
+    read_queues, write_queues, perm = found.pop()
+    if found or read_queues != write_queues:
+        raise ClientError(f"topic {topic!r} has different numbers of queues or permissions; give --queues and --perm")
+    return read_queues, perm
 
 
 async def do_delete(arguments: Any) -> int:
