@@ -7,6 +7,7 @@ from tests.stomp.stomp_talk import stomp_broker
 
 from martlet.message import put_property
 from martlet_stomp.config import StompConfig
+from martlet_stomp.opening import HELD_MAX
 from martlet_stomp.packets import Version
 
 TOPIC = "/topic/news"
@@ -166,3 +167,14 @@ async def test_a_subscription_may_leave_out_what_its_connection_sends(
         assert [message.body for message in await one.rest()] == [b"2"]
         came = sorted((message["subscription"], message.body) for message in await two.rest())
         assert came == [("0", b"1"), ("all", b"1"), ("all", b"2")]
+
+
+@pytest.mark.parametrize(("asked", "held"), [("0", HELD_MAX), ("4", 4), ("999999999", HELD_MAX)])
+async def test_what_a_client_may_hold_of_a_topic_is_bounded(tmp_path: Path, asked: str, held: int) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        talk = await stomp.connect()
+        await talk.subscribe(TOPIC, "client-individual", prefetch_count=asked)
+        await talk.rest()
+        (handler,) = stomp.context.clients
+        (found,) = handler.described_subscriptions()
+        assert (found["prefetch"], found["held"]) == (held, 0)

@@ -26,6 +26,8 @@ __all__ = ["GROUP", "Opening", "queue_group"]
 
 # The group that consumes a queue; there is one on each topic, and one for each filter of names in a topic.
 GROUP: Final = "queue"
+# What a client may hold of a topic, however much it asks for: 100 bytes of memory each. Of a queue, the core bounds it.
+HELD_MAX: Final = 20_000
 
 
 def queue_group(destination: Destination) -> str:
@@ -97,7 +99,8 @@ class Opening:
         """Return how many messages the client may hold."""
         asked = subscription.request.prefetch
         prefetch = self._context.config.prefetch if asked is None else asked
-        subscription.prefetch = prefetch if subscription.acknowledges and prefetch else UNLIMITED
+        limit = max(HELD_MAX, self._context.config.prefetch)
+        subscription.prefetch = min(prefetch or limit, limit) if subscription.acknowledges else UNLIMITED
         return subscription.prefetch
 
     def _join(self, subscription: Subscription, group: str) -> Source:
