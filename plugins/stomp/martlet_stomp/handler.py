@@ -39,7 +39,7 @@ __all__ = ["StompHandler"]
 
 # After a run with more different headers, others have their turn.
 HEADS_A_TURN: Final = 64
-# And after so many messages of 2 us each: a read can bring 6,500. 16 bytes of headers count as a message.
+# And after so many messages of 2 us each: a read can bring 6,500. 8 bytes of headers count as a message.
 MESSAGES_A_TURN: Final = 4096
 # Subscriptions to new topics take 150 us each. A selector can take 5 ms, so others have their turn after each.
 SUBSCRIPTIONS_A_TURN: Final = 32
@@ -100,7 +100,7 @@ class StompHandler:
             else:
                 transactions.send(event, event.transaction)
             heads = set(event.headers)
-            self._taken += len(event.headers) + sum([head.size for head in heads]) // 16
+            self._taken += len(event.headers) + sum([head.size for head in heads]) // 8
             if len(heads) > HEADS_A_TURN or self._taken > MESSAGES_A_TURN:
                 self._taken = 0
                 return _give_turn()
