@@ -11,7 +11,7 @@ IDLE_KB_MAX = 60_000
 def test_an_idle_broker_with_mqtt_takes_60_mb_at_most(tmp_path: Path) -> None:
     """With all plugins of a start without arguments."""
     command = [sys.executable, "-m", "martlet", "run", "--data", str(tmp_path / "data")]
-    for port in ("remoting", "nameserver", "mqtt"):
+    for port in ("remoting", "nameserver", "mqtt", "stomp"):
         command += ["--set", f"{port}.listen=127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None

@@ -421,3 +421,11 @@ async def test_a_packet_larger_than_the_broker_accepts_ends_the_connection(tmp_p
         assert answer.properties.number(Property.MAXIMUM_PACKET_SIZE, 0) == 2000
         last = await after_connect(mqtt, publish_packet(V5, b"a", bytes(2000)), V5)
         check_disconnect(last, V5, ReasonCode.PACKET_TOO_LARGE)
+
+
+@statement(V5, "MQTT-3.2.2-15")
+async def test_the_largest_packet_has_a_payload_that_the_broker_stores(tmp_path: Path) -> None:
+    async with mqtt_broker(tmp_path) as mqtt:
+        _, answer = await mqtt.answer(Connect("c", V5))
+        room = answer.properties.number(Property.MAXIMUM_PACKET_SIZE, 0) - mqtt.broker.config.message_bytes_max
+        assert 0 < room <= 1 << 17

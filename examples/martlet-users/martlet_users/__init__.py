@@ -171,22 +171,32 @@ class UsersPlugin(Hooks):
     """Authenticates and authorizes by a file of users."""
 
     config_class: ClassVar[type | None] = UsersConfig
+    config: UsersConfig
 
     def __init__(self, config: UsersConfig) -> None:
         super().__init__(config)
-        self._users = Users(config.file)
+        self._users: Users | None = None
+        if Path(config.file).exists():  # `martlet check` finds its errors
+            self._users = Users(config.file)
+
+    @property
+    def users(self) -> Users:
+        """The users; without a file a broker does not start, but `hash-password` works. Raises `ConfigError`."""
+        if self._users is None:
+            self._users = Users(self.config.file)
+        return self._users
 
     def martlet_authenticators(self, broker: Broker) -> Sequence[Authenticator]:
-        return (self._users.authenticate,)
+        return (self.users.authenticate,)
 
     def martlet_mechanisms(self, broker: Broker) -> Mapping[str, Mechanism]:
-        return self._users.mechanisms()
+        return self.users.mechanisms()
 
     def martlet_authorizers(self, broker: Broker) -> Sequence[Authorizer]:
-        return (self._users.authorize,)
+        return (self.users.authorize,)
 
     def martlet_reload(self) -> None:
-        self._users.read_again()
+        self.users.read_again()
 
     def martlet_commands(self) -> Sequence[Command]:
         def configure(parser: ArgumentParser) -> None:

@@ -5,6 +5,7 @@ import io
 from argparse import ArgumentParser
 from base64 import b64encode
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -141,7 +142,15 @@ def test_the_command_prints_a_hash_that_fits(
     assert command.run(parser.parse_args([])) == 0
     stored = capsys.readouterr().out.strip()
     plugin = users(tmp_path, f'[users.a]\npassword = "{stored}"')
-    assert plugin._users.authenticate(Password("a", b"secret")) == Identity("a")
+    assert plugin.users.authenticate(Password("a", b"secret")) == Identity("a")
+
+
+def test_the_first_hash_needs_no_file_and_a_broker_does(tmp_path: Path) -> None:
+    plugin = UsersPlugin(UsersConfig(str(tmp_path / "none")))
+    assert [command.name for command in plugin.martlet_commands()] == ["hash-password"]
+    for hook in (plugin.martlet_authenticators, plugin.martlet_mechanisms, plugin.martlet_authorizers):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            hook(cast(Broker, None))
 
 
 def test_the_command_prints_a_secret_for_scram(

@@ -59,7 +59,11 @@ class MqttConfig:
         3600, "a shared subscription that no session has any more is forgotten after this time", unit="s", low=0
     )
     packet_bytes_max: int = setting(
-        16 << 20, "a client that sends a longer packet is disconnected", unit="bytes", low=1024, high=268_435_460
+        16 << 20,
+        "a client that sends a longer packet is disconnected; at most 128 KiB more than broker.message_bytes_max",
+        unit="bytes",
+        low=1024,
+        high=268_435_460,
     )
     connect_bytes_max: int = setting(
         65_536, "the longest CONNECT packet, which comes before the client is known", unit="bytes", low=256

@@ -22,6 +22,8 @@ __all__ = ["PROTOCOL", "Context", "Counters", "create_topics"]
 
 log = logging.getLogger("martlet.mqtt")
 
+# What a PUBLISH has beside its payload: the name, and properties that are stored beside the body.
+BESIDE_PAYLOAD_BYTES: Final = 1 << 17
 PROTOCOL: Final = "mqtt"
 
 
@@ -75,6 +77,11 @@ class Context:
     leaving: Leaving = field(default_factory=Leaving)
     # Groups of shared subscriptions that somebody joined lately, so that they are not taken for unused ones.
     shared_lately: set[str] = field(default_factory=set)
+
+    @property
+    def packet_bytes_max(self) -> int:
+        """The longest packet that a client may send: no longer than what the longest message needs."""
+        return min(self.config.packet_bytes_max, self.broker.config.message_bytes_max + BESIDE_PAYLOAD_BYTES)
 
     def ensure_topics(self) -> None:
         """Create those topics of the feed again that were deleted. Raises `Refused` if there are too many topics."""

@@ -165,7 +165,7 @@ class Handshake:
         will = check_will(context, gate, connect.will) if connect.will is not None else b""
         expiry_s, keep_alive_s = expiry_of(connect, context.config), keep_alive_of(connect, context.config)
         final = self._login.final if self._login is not None else NO_PROPERTIES
-        properties = connack_properties(connect, context.config, keep_alive_s, expiry_s, final, is_assigned)
+        properties = connack_properties(connect, context, keep_alive_s, expiry_s, final, is_assigned)
         self._check_fits(Connack(False, ReasonCode.SUCCESS, properties))
         stored, _ = context.broker.sessions.find(PROTOCOL, client_id)
         if will:

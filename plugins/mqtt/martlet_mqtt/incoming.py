@@ -181,6 +181,8 @@ class Incoming:
             return  # its session was lost, and it was told
         if packet.qos and self._version != V5 and reason in _MAY_SUCCEED_LATER:
             self._is_closing = True
+            values = self._session.owner, self._peer.address, text
+            self._context.complaints.warn("disconnected a client of user %r at %s; %s", *values)
             self._peer.close(text)
         elif packet.qos:
             self._answer(packet, reason, text)

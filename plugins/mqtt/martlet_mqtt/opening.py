@@ -2,6 +2,7 @@
 
 from .codes import V5
 from .config import MqttConfig
+from .context import Context
 from .names import response_prefix
 from .packets import Connect
 from .properties import NO_PROPERTIES, Properties, Property
@@ -24,7 +25,7 @@ def keep_alive_of(connect: Connect, config: MqttConfig) -> int:
 
 
 def connack_properties(
-    connect: Connect, config: MqttConfig, keep_alive_s: int, expiry_s: int, proof: Properties, is_assigned: bool
+    connect: Connect, context: Context, keep_alive_s: int, expiry_s: int, proof: Properties, is_assigned: bool
 ) -> Properties:
     """Return the properties of CONNACK.
 
@@ -35,10 +36,10 @@ def connack_properties(
     """
     if connect.version != V5:
         return NO_PROPERTIES
-    asked = connect.properties
+    asked, config = connect.properties, context.config
     values: dict[Property, object] = {
         Property.RECEIVE_MAXIMUM: config.receive_max,
-        Property.MAXIMUM_PACKET_SIZE: config.packet_bytes_max,
+        Property.MAXIMUM_PACKET_SIZE: context.packet_bytes_max,
         Property.TOPIC_ALIAS_MAXIMUM: config.alias_max,
     }
     if expiry_s != asked.number(Property.SESSION_EXPIRY, 0):

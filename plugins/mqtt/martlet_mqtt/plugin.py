@@ -110,7 +110,7 @@ class MqttPlugin(Hooks):
     def protocol(self, broker: Broker, bound: Callable[[str], None] = lambda address: None) -> Protocol:
         """Return the protocol over the topic of the configuration, which is created if need be."""
         config, context = self.config, self.context(broker)
-        limits = Limits(config.connect_bytes_max, config.packet_bytes_max, config.connect_s)
+        limits = Limits(config.connect_bytes_max, context.packet_bytes_max, config.connect_s)
         broker.stats.add("mqtt", context.statistics)
         tls, wills = Tls(config, "mqtt"), self._wills_of(broker)
         self._tls = tls
