@@ -19,6 +19,19 @@ class Way:
         self.grants = grants
 
 
+class Ways:
+    """The ways of names; each costs *steps* when it is asked for."""
+
+    def __init__(self, ways: Mapping[str, Way], cost: int = 0) -> None:
+        self._ways = ways
+        self._cost = cost
+        self.steps = 0
+
+    def route(self, name: str) -> Way:
+        self.steps += self._cost
+        return self._ways[name]
+
+
 def records(names: str) -> list[Found]:
     return [(10 * index, b"", 0, 0, name, cast(Queue, None)) for index, name in enumerate(names)]
 
@@ -26,7 +39,9 @@ def records(names: str) -> list[Found]:
 def got(found: list[Found], ways: Mapping[str, Way]) -> dict[str, list[tuple[str, list[int], Values]]]:
     """Return for each receiver its parts: names, positions, values."""
     result: dict[str, list[tuple[str, list[int], Values]]] = {}
-    for grants, part in divide(found, ways.__getitem__):
+    parts, end = divide(found, Ways(ways))
+    assert end == len(found)
+    for grants, part in parts:
         for receiver, values in grants.items():
             text = "".join(each[4] for each in part)
             result.setdefault(receiver, []).append((text, [each[0] for each in part], values))
@@ -65,13 +80,27 @@ def test_a_receiver_of_everything_gets_one_part() -> None:
 
 def test_receivers_of_the_same_routes_share_their_parts() -> None:
     ways = {"a": Way({"one": (0,), "two": (0,)}), "b": Way({"one": (0,), "two": (0,), "u": (1,)})}
-    parts = divide(records("abab"), ways.__getitem__)
+    parts, _ = divide(records("abab"), Ways(ways))
     assert [set(grants) for grants, _ in parts] == [{"u"}, {"one", "two"}]
 
 
 def test_a_part_ends_where_the_values_change() -> None:
     ways = {"a": Way({"u": (1,)}), "b": Way({"u": (2,)})}
     assert [text for text, _, _ in got(records("aabba"), ways)["u"]] == ["aa", "bb", "a"]
+
+
+def test_names_whose_routes_take_long_are_divided_in_several_turns() -> None:
+    ways = Ways({"a": Way({"u": (1,)}), "b": Way({})}, cost=routing.STEPS_A_SLICE // 20)
+    found, end, turns = records("ab" * 100), 0, 0
+    positions: list[int] = []
+    while end < len(found):
+        before = ways.steps
+        parts, end = divide(found, ways, end)
+        positions += [each[0] for _, part in parts for each in part]
+        turns += 1
+        assert ways.steps - before <= 2 * routing.STEPS_A_SLICE
+    assert positions == [each[0] for each in found if each[4] == "a"]
+    assert turns > 4
 
 
 @pytest.mark.parametrize("limit", ["PAIRS_MAX", "STEPS_MAX"])

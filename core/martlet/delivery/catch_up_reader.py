@@ -14,7 +14,7 @@ from typing import Final, final
 from martlet.delivery.cursor import Cursor, Place
 from martlet.delivery.interest import FilterTrie, Grants, Route, in_pieces
 from martlet.delivery.merge import merge
-from martlet.delivery.routing import Found
+from martlet.delivery.routing import STEPS_A_SLICE, Found
 from martlet.delivery.runs import make_run
 from martlet.delivery.tail_reader import RECEIVERS_A_SLICE, RECEIVERS_COUNTED, TailReader
 from martlet.records.codec import tags_code
@@ -191,6 +191,11 @@ class CatchUpReader:
         """Route the records from index *first* on; return where to continue, because the rules have changed."""
         rules = self._rules
         for grants, start, end in self._by_route(found, first):
+            if start == end:
+                yield
+                if self._rules != rules:
+                    return start
+                continue
             run = make_run(found[start:end])
             for count, receivers in in_pieces(grants, RECEIVERS_COUNTED):
                 for cursor, values in receivers:
@@ -205,9 +210,10 @@ class CatchUpReader:
     def _by_route(self, found: list[Found], first: int) -> Iterator[tuple[Grants[Cursor], int, int]]:
         """Split *found* where the route changes, and where a cursor that joined the sweep later begins.
 
-        Yields who gets them, and the indexes where they begin and end.
+        Yields who gets them, and the indexes where they begin and end; equal ones for a pause before what begins there,
+        because finding routes took long.
         """
-        starts = self._starts
+        starts, limit = self._starts, self._trie.steps + STEPS_A_SLICE
         current: Route[Cursor] | None = None
         for index in range(first, len(found)):
             position, name = found[index][0], found[index][4]
@@ -220,6 +226,9 @@ class CatchUpReader:
                 if current is not None and current.grants:
                     yield current.grants, first, index
                 first, current = index, route
+            if self._trie.steps > limit:
+                limit = self._trie.steps + STEPS_A_SLICE
+                yield {}, first, first
         if current is not None and current.grants:
             yield current.grants, first, len(found)
 

@@ -86,6 +86,7 @@ class FilterTree(Generic[T]):
         self._rest = rest
         self._hidden = hidden
         self._root: _Node[T] = _Node("")
+        self.steps = 0  # of all `find`: branches that were looked at, and filters that matched
 
     # labels
 
@@ -224,6 +225,7 @@ class FilterTree(Generic[T]):
                 return found
             node = child
         others: list[tuple[_Node[T], int]] = []  # reached by a wildcard, each with where its label begins
+        branches = 1
         while True:
             if at == size:
                 if node.here is not None:
@@ -253,8 +255,10 @@ class FilterTree(Generic[T]):
             at = -1
             while at < 0:
                 if not others:
+                    self.steps += branches + len(found)
                     return found
                 node, at = others.pop()
+                branches += 1
                 if node.label:
                     at = self._after(node.label, text, at)
 

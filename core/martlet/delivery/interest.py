@@ -211,6 +211,7 @@ class FilterTrie(Generic[T]):
         # Earlier contents of these three, freed a few at a time: 200,000 routes take 0.1 s.
         self._dropped: list[dict[Any, Any]] = []
         self.found = 0  # routes that were not cached
+        self.steps = 0  # what finding those took (`FilterTree.steps`)
         # Whether a subscriber may receive messages of a name. It is asked while ``asks`` returns True.
         self.permits: Callable[[str, T], bool] = lambda name, subscriber: True
         self.asks: Callable[[], bool] = lambda: False
@@ -319,6 +320,7 @@ class FilterTrie(Generic[T]):
         if self._dropped:
             self._free_some()
         route = self._made(name)
+        self.steps = self._tree.steps
         stamps = len(self._stamps)
         self._cached[name] = _Cached(route, self._stamps_of(name), self._changes)
         size = name.__sizeof__()

@@ -5,17 +5,20 @@ the same route go together. A receiver that is in several routes, such as a subs
 of all of them as one part, so that each receiver gets its records in log order.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
 from martlet.store import Queue
 
-__all__ = ["Found", "Interest", "Matched", "Route", "divide"]
+__all__ = ["STEPS_A_SLICE", "Found", "Interest", "Matched", "Route", "divide"]
 
 # Above this many pairs of receivers and routes, and of receivers in several routes and changes of the route, the
 # division would take longer than what it saves.
 PAIRS_MAX: Final = 1024
 STEPS_MAX: Final = 8192
+# After so many steps of an interest, others have a turn; records are looked at so many at once.
+STEPS_A_SLICE: Final = 8192
+RECORDS_AT_ONCE: Final = 16
 
 # (position, bytes with the record, start and end of the record there, name, its queue)
 Found: TypeAlias = tuple[int, bytes, int, int, str, Queue]
@@ -34,7 +37,12 @@ class Route(Protocol):
 
 
 class Interest(Protocol):
-    """Maps names to receivers; implemented by `martlet.delivery.interest.FilterTrie`."""
+    """Maps names to receivers; implemented by `martlet.delivery.interest.FilterTrie`.
+
+    ``steps`` is what finding all routes has taken since the start, about 0.2 us each.
+    """
+
+    steps: int
 
     def route(self, name: str) -> Route:
         """Return the route of *name*, the same object for equal routes; a message without a tag has the name ""."""
@@ -45,22 +53,31 @@ class Interest(Protocol):
 Stretch: TypeAlias = tuple[Route, list[Found]]
 
 
-def divide(found: list[Found], route_of: Callable[[str], Route]) -> list[Part]:
-    """Return the receivers of *found*, with what they get; records without receivers are left out.
+def divide(found: list[Found], interest: Interest, begin: int = 0) -> tuple[list[Part], int]:
+    """Return the receivers of *found* from index *begin* on with what they get, and the index up to which it did that.
 
-    *route_of* returns the route of a name, the same object for equal routes.
+    Records without receivers are left out. It ends early if names are new and take long, because many filters with
+    wildcards may fit each of them.
     """
     stretches: list[Stretch] = []
     current: Route | None = None
-    begin = 0
-    for index, each in enumerate(found):
-        route = route_of(each[4])
-        if route is not current:
-            if current is not None and current.grants:
-                stretches.append((current, found[begin:index]))
-            begin, current = index, route
+    route_of, limit, end = interest.route, interest.steps + STEPS_A_SLICE, len(found)
+    for start in range(begin, end, RECORDS_AT_ONCE):
+        if interest.steps > limit:
+            end = start
+            break
+        for index, each in enumerate(found[start : start + RECORDS_AT_ONCE], start):
+            route = route_of(each[4])
+            if route is not current:
+                if current is not None and current.grants:
+                    stretches.append((current, found[begin:index]))
+                begin, current = index, route
     if current is not None and current.grants:
-        stretches.append((current, found[begin:]))
+        stretches.append((current, found[begin:end]))
+    return _parts(stretches), end
+
+
+def _parts(stretches: list[Stretch]) -> list[Part]:
     by_route = {id(route): route for route, _ in stretches}
     if len(by_route) == len(stretches) or sum(len(route.grants) for route in by_route.values()) > PAIRS_MAX:
         return [(route.grants, part) for route, part in stretches]

@@ -288,13 +288,24 @@ class TailReader:
 
     def _route_by(self, interest: Interest, found: list[Found], pace: Pace) -> Steps[None]:
         """Give each receiver its records of *found*."""
-        rules = self._rules
-        for grants, part in divide(found, interest.route):
-            if self._rules != rules:  # in a pause: those who still are receivers get the rest
-                for receivers, rest in divide(part, interest.route):
-                    yield from self._give({each: receivers[each] for each in receivers if each in grants}, rest, pace)
-            else:
-                yield from self._give(grants, part, pace)
+        end = 0
+        while end < len(found):
+            rules = self._rules
+            parts, end = divide(found, interest, end)
+            for grants, part in parts:
+                if self._rules == rules:
+                    yield from self._give(grants, part, pace)
+                else:  # in a pause: those who still are receivers get the rest
+                    yield from self._give_again(interest, grants, part, pace)
+            if end < len(found):
+                yield
+
+    def _give_again(self, interest: Interest, grants: Matched, part: list[Found], pace: Pace) -> Steps[None]:
+        end = 0
+        while end < len(part):
+            parts, end = divide(part, interest, end)
+            for receivers, rest in parts:
+                yield from self._give({each: receivers[each] for each in receivers if each in grants}, rest, pace)
 
     def _give(self, grants: Matched, part: list[Found], pace: Pace) -> Steps[None]:
         run = make_run(part)

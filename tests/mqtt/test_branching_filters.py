@@ -1,0 +1,90 @@
+"""Filters of which many branches fit each new name: publishing to such names keeps nobody waiting."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+
+import trio
+from tests.mqtt.mqtt_talk import V5, Talk, mqtt_broker
+
+from martlet.delivery.cursor import Cursor
+from martlet.delivery.interest import FilterTrie
+from martlet.delivery.routing import RECORDS_AT_ONCE, STEPS_A_SLICE
+from martlet_mqtt.codec import encode_packet
+from martlet_mqtt.packets import Ack, Publish, Suback, Subscribe, Subscription
+
+LEVELS = 9
+# A name fits every branch, up to its last level, which none has.
+BRANCHES = 2 ** (LEVELS + 1)
+NAMES = 1000
+
+
+FILTERS = ["/".join([*levels, "z"]) for levels in product("+a", repeat=LEVELS)]
+PREFIX = "a/" * LEVELS
+
+
+class Steps(trio.abc.Instrument):
+    """The steps that routes take, all and the most between two switches of tasks."""
+
+    def __init__(self, trie: FilterTrie[Cursor]) -> None:
+        self._trie = trie
+        self._before = trie.steps
+        self.all = self.most = 0
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        steps = self._trie.steps - self._before
+        self._before += steps
+        self.all += steps
+        self.most = max(self.most, steps)
+
+    def check(self) -> None:
+        assert self.all > NAMES * BRANCHES / 2
+        assert self.most <= STEPS_A_SLICE + RECORDS_AT_ONCE * 2 * BRANCHES
+
+
+@contextmanager
+def counted(trie: FilterTrie[Cursor]) -> Iterator[None]:
+    """Check what routes take in the block."""
+    steps = Steps(trie)
+    trio.lowlevel.add_instrument(steps)
+    yield
+    trio.lowlevel.remove_instrument(steps)
+    steps.check()
+
+
+def publishes(qos: int) -> bytes:
+    """PUBLISH packets to new names, and one that the watcher gets."""
+    names = [*(f"{PREFIX}{number}" for number in range(NAMES)), "last"]
+    return b"".join([encode_packet(Publish(name, b"x", qos, packet_id=qos and 7), V5) for name in names])
+
+
+async def watch(talk: Talk, qos: int) -> None:
+    await talk.send(Subscribe(1, tuple(Subscription(each, qos) for each in [*FILTERS, "last"])))
+    assert len((await talk.expect(Suback)).codes) == len(FILTERS) + 1
+
+
+async def test_many_new_names_are_matched_in_several_turns(tmp_path: Path) -> None:
+    async with mqtt_broker(tmp_path) as mqtt:
+        watcher, sender = await mqtt.connect("w", V5), await mqtt.connect("s", V5)
+        await watch(watcher, 0)
+        with counted(mqtt.context.feed._tail):
+            await sender.wire.send(publishes(0))
+            message = await watcher.receive()
+            assert isinstance(message, Publish)
+            assert message.topic == "last"
+
+
+async def test_a_session_that_returns_finds_them_in_several_turns(tmp_path: Path) -> None:
+    async with mqtt_broker(tmp_path) as mqtt:
+        watcher, sender = await mqtt.connect("w", V5, expiry_s=3600), await mqtt.connect("s", V5)
+        await watch(watcher, 1)
+        watcher.wire.close()
+        await sender.wire.send(publishes(1))
+        for _ in range(NAMES + 1):
+            await sender.expect(Ack)
+        with counted(mqtt.context.feed.catch_up._trie):
+            watcher = await mqtt.connect("w", V5, clean=False, present=True, expiry_s=3600)
+            message = await watcher.receive()
+            assert isinstance(message, Publish)
+            assert message.topic == "last"
