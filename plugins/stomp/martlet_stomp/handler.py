@@ -230,11 +230,13 @@ class StompHandler:
     def collect(self, budget_bytes: int) -> None:
         if self._subscriptions is None:
             return
+        counters = self._context.counters
+        delivered = counters.delivered
         try:
             self._subscriptions.collect(budget_bytes)
         except Refused as refused:
             self._end(str(refused))
-        if self._beat is not None:
+        if self._beat is not None and counters.delivered != delivered:  # what woke it may be for others
             self._beat.sent_at = trio.current_time()
 
     def _end(self, text: str) -> None:
