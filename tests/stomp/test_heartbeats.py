@@ -65,6 +65,19 @@ async def test_a_client_that_gets_messages_gets_no_heart_beats(tmp_path: Path, a
         assert await beats_within(talk, 5)
 
 
+@pytest.mark.parametrize("destination", ["/topic/a", "/topic/mqtt/a/#"])
+async def test_messages_that_are_for_others_are_no_heart_beats(
+    tmp_path: Path, destination: str, autojump_clock: MockClock
+) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        talk = await stomp.connect(heart_beat="0,1000")
+        await talk.subscribe(destination, **{"activemq.noLocal": "true"})
+        for number in range(30):
+            await trio.sleep(0.4)
+            await talk.send(talk.frame("SEND", b"%d" % number, destination=destination.replace("#", "x")))
+        assert 10 <= stomp.context.heartbeats.sent <= 14
+
+
 async def test_who_wants_none_gets_none(tmp_path: Path, autojump_clock: MockClock) -> None:
     async with stomp_broker(tmp_path) as stomp:
         for talk in (await stomp.connect(), await stomp.connect(V1_0), await stomp.connect(heart_beat="1000,0")):
