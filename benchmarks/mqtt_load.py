@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias
 
 from idle import resident_kib
+from sockets import BLOCK_BYTES, Connection
 
-BLOCK_BYTES = 1 << 16
 WARM_S = 0.5
 STEADY_RATE = 2000
 AT_ONCE = 100  # clients that connect at the same time
@@ -49,16 +49,14 @@ def frame(topic: str, payload_bytes: int, qos: int) -> tuple[bytes, bytes]:
     return whole[:cut], whole[cut + (2 if qos else 0) :]
 
 
-class Client:
+class Client(Connection):
     """A connection that was accepted."""
 
     def __init__(self, port: int, name: str, keep_alive_s: int = 0) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port))
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        super().__init__(port)
         self.socket.sendall(hello(name, keep_alive_s))
         self.exactly(4)
         self.rest = b""
-        self.out = bytearray()
 
     def exactly(self, size: int) -> bytes:
         data = b""
@@ -72,27 +70,8 @@ class Client:
         self.socket.sendall(packet(0x82, b"\x00\x01" + text(topic_filter) + bytes((qos,))))
         self.exactly(5)
 
-    def start(self) -> None:
-        self.socket.setblocking(False)
-
     def take(self) -> None:
         """Handle what has come."""
-
-    def flush(self) -> None:
-        if self.out:
-            try:
-                sent = self.socket.send(self.out)
-            except BlockingIOError:
-                return
-            del self.out[:sent]
-
-    def receive(self) -> bytes:
-        try:
-            data = self.socket.recv(BLOCK_BYTES)
-        except BlockingIOError:
-            return b""
-        assert data, "the broker closed the connection"
-        return data
 
 
 def answers(first: int, ids: tuple[bytes, bytes]) -> bytes:

@@ -24,7 +24,6 @@ import argparse
 import os
 import re
 import select
-import socket
 import statistics
 import subprocess
 import sys
@@ -40,10 +39,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from brokers import free_port, python_with, wait_port
 from idle import cpu_s, resident_kib
+from sockets import BLOCK_BYTES, Connection
 from tests.interop.stomp_peers import ActiveMQ, RabbitMQ
 
 BROKER_CPU, CLIENT_CPU = "0", 1
-BLOCK_BYTES = 1 << 16
 WINDOW = 2000  # messages that are sent and not received
 RECEIPTS = 100  # messages that are sent and have no receipt
 STEADY_RATE = 2000
@@ -58,13 +57,11 @@ def frame(command: str, body: bytes = b"", **headers: str) -> bytes:
     return f"{command}\n{lines}\n".encode() + body + b"\0"
 
 
-class Client:
+class Client(Connection):
     """A connection of STOMP 1.2, which counts frames by their NUL: no body has one."""
 
     def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port))
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.out = bytearray()
+        super().__init__(port)
         self.rest = b""
         login = {"login": "guest", "passcode": "guest"}
         self.ask(frame("CONNECT", accept_version="1.2", host="/", **login), b"CONNECTED")
@@ -75,25 +72,6 @@ class Client:
         while b"\0" not in data:
             data += self.socket.recv(BLOCK_BYTES)
         assert data.lstrip().startswith(expected), data
-
-    def start(self) -> None:
-        self.socket.setblocking(False)
-
-    def flush(self) -> None:
-        if self.out:
-            try:
-                sent = self.socket.send(self.out)
-            except BlockingIOError:
-                return
-            del self.out[:sent]
-
-    def receive(self) -> bytes:
-        try:
-            data = self.socket.recv(BLOCK_BYTES)
-        except BlockingIOError:
-            return b""
-        assert data, "the broker closed the connection"
-        return data
 
 
 class Subscriber(Client):

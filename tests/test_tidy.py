@@ -24,8 +24,8 @@ PACKAGES = (
 LINES_MAX = 70
 LINES_USUAL = 45
 ROOT = Path(__file__).parent.parent
-# Stilted phrases: say created, rebuilt or restarted; the path of a message; cannot be read or is unknown; now; at most;
-# continues; is notified of; wait for; follows.
+# Phrases to avoid. Write instead: created, rebuilt or restarted; the path of a message; cannot be read, or is unknown;
+# now; at most; continues; is notified of; wait for; follows.
 BANNED = re.compile(
     r"made anew|begins? anew|begun anew|the way of a message|not to be had|\bjust now\b|\bthe most is\b"
     r"|\bgoes? on by (?:itself|themselves)\b|\bis told of\b|\bto be waited for\b|\bstands behind\b"

@@ -7,7 +7,7 @@ disk that keeps all changes in memory, then reads the whole log and looks up eac
 
 import logging
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, final
@@ -101,11 +101,11 @@ async def _start(directory: str, config: Config, disk: Disk, report: Report | No
     plugins = load(config.plugins.enabled, config.plugin_tables, config.plugins.required)
     dispatchers = await dispatchers_of(plugins)
     store = await Store.open(Path(directory), config.store, clock, disk, report, dispatchers)
-    try:
-        return build(config, store, clock, Stats())
-    except BaseException:
-        store.crash()
-        raise
+    with ExitStack() as undo:
+        undo.callback(store.crash)
+        broker = build(config, store, clock, Stats())
+        undo.pop_all()
+    return broker
 
 
 async def plan(directory: str, config: Config, disk: Disk, report: Report | None = None) -> Plan:

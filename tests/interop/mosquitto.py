@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +86,10 @@ class MosquittoBroker:
         config.write_text("\n".join(lines) + "\n")
         self._process = Process([tool("mosquitto"), "-c", str(config)], folder / "mosquitto.log")
         link = Link(f"mqtt://127.0.0.1:{self.port}")
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._process.kill)
             self._process.wait_until(lambda: self._answers(link), "mosquitto")
-        except BaseException:
-            self._process.kill()
-            raise
+            undo.pop_all()
 
     @staticmethod
     def _answers(link: Link) -> bool | None:

@@ -5,6 +5,7 @@ import json
 import subprocess
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 LIMIT_S = 180.0
 
 
-class SteeredProcess:
+class SteeredProcess(ABC):
     """A process that obeys commands, a line each, and ends with its input; it answers each, and tells of events."""
 
     def __init__(self, words: Sequence[str], folder: Path) -> None:
@@ -28,9 +29,9 @@ class SteeredProcess:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
+    @abstractmethod
     def hear(self, event: dict[str, Any]) -> None:
-        """Take note of an event; called in another thread."""
-        raise NotImplementedError
+        """Record an event; called in another thread."""
 
     def new_name(self, stem: str) -> str:
         """Return a name for a client that no other one has."""

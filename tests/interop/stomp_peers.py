@@ -7,6 +7,7 @@ its id.
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -87,13 +88,13 @@ class RabbitMQ:
         # Otherwise the broker starts one for all of the machine, and leaves it there.
         words = [tool("epmd"), "-port", str(names), "-address", "127.0.0.1"]
         self._names = Process(words, folder / "names.log", environment)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._names.kill)
             _wait_port(self._names, names, "epmd")
             self._process = Process([*before, str(RABBITMQ)], folder / "rabbitmq.log", environment)
+            undo.callback(self._process.kill)
             _wait_port(self._process, self.port, "rabbitmq")
-        except BaseException:
-            self._names.kill()
-            raise
+            undo.pop_all()
 
     @staticmethod
     def _environment(folder: Path, names: int) -> Mapping[str, str]:

@@ -77,7 +77,7 @@ def _be_the_child(output: Path, work: Callable[[], int]) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_MAX, FILE_MAX))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         code = work()
-    except BaseException:
+    except BaseException:  # the parent sees it in the output, and by the exit code
         traceback.print_exc()
     finally:
         sys.stdout.flush()

@@ -372,7 +372,7 @@ def test_nothing_is_read_after_disconnect() -> None:
     connection.receive_data(b"SEND\ndestination:/q\n\nx\0", 0.0)
     assert list(connection.events()) == []
     assert connection.buffered_bytes == 0
-    # It is told what went wrong with its last frame, and nothing after that.
+    # The client gets one ERROR for its last frame, and nothing else.
     assert answer(connection.farewell(StompError("no", b"1")))[1]["receipt-id"] == "1"
     assert connection.farewell(StompError("no")) == b""
 

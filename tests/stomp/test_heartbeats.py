@@ -109,6 +109,7 @@ async def test_a_client_that_sends_line_ends_stays(tmp_path: Path, autojump_cloc
             await trio.sleep(1.5)
             await talk.send(b"\n")
         await talk.publish("/queue/a", b"x")
+        assert [record.body for record in stomp.records("a")] == [b"x"]
 
 
 async def test_who_does_not_promise_heart_beats_may_be_silent(tmp_path: Path, autojump_clock: MockClock) -> None:
@@ -116,6 +117,7 @@ async def test_who_does_not_promise_heart_beats_may_be_silent(tmp_path: Path, au
         talk = await stomp.connect(heart_beat="0,0")
         await trio.sleep(10_000)
         await talk.publish("/queue/a", b"x")
+        assert [record.body for record in stomp.records("a")] == [b"x"]
 
 
 async def test_a_heart_beat_waits_for_no_other_client(autojump_clock: MockClock) -> None:

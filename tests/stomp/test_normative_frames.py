@@ -152,8 +152,9 @@ def test_connect_and_connected_are_not_escaped(version: Version) -> None:
 @pytest.mark.parametrize(("version", "escape"), [(V1_1, b"\\r"), (V1_1, b"\\t"), (V1_2, b"\\t"), (V1_2, b"x\\")])
 def test_an_undefined_escape_is_fatal(version: Version, escape: bytes) -> None:
     for line in (b"foo:%b" % escape, b"%b:foo" % escape):
-        refused(version, b"SEND\nreceipt:r\ndestination:/queue/a\n%b\n\n\0" % line, "r")
-        refused(version, b"UNSUBSCRIBE\nreceipt:r\nid:1\n%b\n\n\0" % line, "r")
+        for head in (b"SEND\nreceipt:r\ndestination:/queue/a", b"UNSUBSCRIBE\nreceipt:r\nid:1"):
+            error = refused(version, b"%b\n%b\n\n\0" % (head, line), "r")
+            assert " contains \\" in error["message"]
 
 
 @statement(V1_1, "encoding-6")
@@ -250,12 +251,17 @@ def test_the_first_of_repeated_headers_counts(version: Version) -> None:
 @LATER
 def test_a_frame_beyond_the_limits_is_answered_with_error(version: Version) -> None:
     head = b"SEND\nreceipt:r\ndestination:/queue/a\n"
-    refused(version, head + b"a:b\n" * 99 + b"\n\0", "r")
-    refused(version, head + b"a:%b\n\n\0" % bytes(b"x" * 8192), "r")
-    refused(version, head + b"a:%b" % bytes(b"x" * 8192), "r")
-    refused(version, head + b"a:%b\n" % bytes(b"x" * 8000) * 9, "r")
-    refused(version, head + b"content-length:4259840\n\n", "r")
-    refused(version, head + b"\n" + bytes(b"x" * 4_259_840), "r")
+    line = b"a:%b" % bytes(b"x" * 8192)
+    for rest, limit in (
+        (b"a:b\n" * 99 + b"\n\0", "101 headers"),
+        (line + b"\n\n\0", "8192 bytes"),
+        (line, "8192 bytes"),
+        (b"a:%b\n" % bytes(b"x" * 8000) * 9, "65536 bytes"),
+        (b"content-length:4259840\n\n", "4259840 bytes"),
+        (b"\n" + bytes(b"x" * 4_259_840), "4259840 bytes"),
+    ):
+        error = refused(version, head + rest, "r")
+        assert limit in error["message"], error
 
 
 REQUIRED = [

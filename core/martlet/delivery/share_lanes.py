@@ -25,7 +25,8 @@ class ShareLanes:
     Args:
       start: where the group begins in a queue that it has never consumed.
       begun_at: the log position from which the group finds its messages by their names; -1 if it reads its queues.
-        Such a group has a lane of a queue once a message is found there; that of the first queue says how far it is.
+        Such a group gets a lane for a queue when it first finds a message there. The lane of the first queue records
+        how far the group has searched.
     """
 
     __slots__ = (

@@ -315,7 +315,7 @@ class TailReader:
             for receiver, values in receivers:
                 try:
                     receiver.matched(run, values)
-                except Exception:
+                except Exception:  # a bug of one receiver must not cost the others their messages
                     self._log_failed(run)
             if pace.is_over(count):
                 yield

@@ -228,7 +228,7 @@ class Outgoing:
                             self._deliver(part, wanted)
                     else:
                         self._deliver(run, cast("tuple[Grant, ...]", grants))
-            except Exception:
+            except Exception:  # whatever it is, it ends the connection
                 self._session.where = lambda: 0  # not the cursor's: some of what it gave was not delivered
                 raise
             if not cursor.has_pending:

@@ -2,7 +2,7 @@
 
 Their messages are in one platform topic, and the name (tag) of each says whose it is: ``USER/SESSION/KIND/NAME``. Only
 the connection itself can subscribe, with ``/temp-queue/NAME``. Others get ``/remote-temp-queue/SESSION/NAME`` as the
-``reply-to`` of its messages; the session is a random number that nobody else is told.
+``reply-to`` of its messages. The session is a random number, which only appears in these addresses.
 """
 
 from typing import Final, final

@@ -133,7 +133,7 @@ def show_tasks(session: "SparkSession", show: Show = ignore) -> Iterator[None]:
     watcher.start()
     try:
         yield
-    except Exception:
+    except Exception:  # jobs that were cancelled fail in several ways
         if watcher.was_interrupted:
             raise KeyboardInterrupt from None
         raise

@@ -56,7 +56,7 @@ def browser(place: Place) -> str:
     return texts(place.rest())
 
 
-@exchange("a browser is told the end of the queue by `browser:end`")
+@exchange("a browser gets `browser:end` after the last message")
 def end_of_browsing(place: Place) -> str:
     wire = place.wire()
     wire.publish(place.queue, "1")
