@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.stomp.stomp_talk import V1_2, Frame, Talk, stomp_broker
+from tests.stomp.stomp_talk import V1_0, V1_2, Frame, Talk, stomp_broker
 
 from martlet_stomp.config import StompConfig
 from martlet_stomp.packets import Version
@@ -143,10 +143,50 @@ async def test_messages_return_at_unsubscribe(tmp_path: Path) -> None:
         await talk.unsubscribe()
         await talk.publish(QUEUE, b"more")
         assert await talk.rest() == []
-        await talk.ack(messages[0])  # others have it by now
+        await talk.send(*(talk.settling("ACK", message) for message in messages))  # others have them by now
         other = await stomp.connect()
         await other.subscribe(QUEUE)
         assert await other.bodies(7) == [*BODIES, b"more"]
+
+
+@every_version
+@pytest.mark.parametrize("destination", [QUEUE, "/topic/orders"])
+@pytest.mark.parametrize("command", ["ACK", "NACK"])
+async def test_only_a_late_acknowledgement_that_asks_for_a_receipt_is_an_error(
+    tmp_path: Path, version: Version, command: str, destination: str
+) -> None:
+    """A client may not know yet that its subscription has ended; a receipt would tell it what is not true."""
+    if version is V1_0 and command == "NACK":
+        return  # STOMP 1.0 has none
+    async with stomp_broker(tmp_path) as stomp:
+        talk = await stomp.connect(version)
+        await talk.subscribe(destination, "client-individual", "ended")
+        await talk.publish(destination, *BODIES[:3])
+        late = await talk.messages(3)
+        await talk.unsubscribe("ended")
+        await talk.subscribe("/queue/others", "client-individual", "open")
+        await talk.publish("/queue/others", b"1", b"2")
+        held = await talk.messages(2)
+        settling = [talk.settling(command, message) for message in (late[0], held[0], late[1], late[2])]
+        await talk.send(*settling, talk.settling("ACK", held[1], receipt="held"))
+        await talk.receipt("held")
+        await talk.send(settling[0], talk.settling(command, late[1], receipt="late"), settling[1])
+        error = await talk.error()
+        assert error["receipt-id"] == "late"
+        assert f"{command} is for message 1-0-1, which the client does not hold" in error["message"]
+        assert "its subscription has ended" in error["message"]
+
+
+async def test_a_late_acknowledgement_in_a_transaction_is_an_error(tmp_path: Path) -> None:
+    """COMMIT says that all of the transaction is done."""
+    async with stomp_broker(tmp_path) as stomp:
+        talk = await stomp.connect()
+        await talk.subscribe(QUEUE, "client-individual")
+        await talk.publish(QUEUE, b"1")
+        (message,) = await talk.messages(1)
+        await talk.unsubscribe()
+        await talk.send(talk.frame("BEGIN", transaction="t"), talk.settling("ACK", message, transaction="t"))
+        assert "its subscription has ended" in (await talk.error())["message"]
 
 
 @every_version

@@ -1,5 +1,6 @@
 """SUBSCRIBE, UNSUBSCRIBE, ACK and NACK of one client, outside of transactions."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import final
@@ -227,47 +228,67 @@ class Subscriptions:
         subscriptions, queue_ids, offsets = run.subscriptions, run.queue_ids, run.offsets
         number, queue_id, count = subscriptions[0], queue_ids[0], len(offsets)
         if subscriptions.count(number) == queue_ids.count(queue_id) == count:
-            settled = self._acknowledge(number, queue_id, offsets)
+            settled = self._acknowledge(run, 0, number, queue_id, offsets)
         else:
             settled = 0
             for (number, queue_id), group in groupby(
                 zip(subscriptions, queue_ids, offsets, strict=True), key=lambda place: place[:2]
             ):
                 some = [offset for _, _, offset in group]
-                done = self._acknowledge(number, queue_id, some)
+                done = self._acknowledge(run, settled, number, queue_id, some)
                 settled += done
                 if done < len(some):
                     break
         if settled < count:
             self._answer([run.receipts[place] for place, at in enumerate(run.asking) if at < settled])
-            text = _not_held("ACK", subscriptions[settled], queue_ids[settled], offsets[settled])
+            text = self._not_held("ACK", subscriptions[settled], queue_ids[settled], offsets[settled])
             raise StompError(text, run.receipt_of(settled))
         self._answer(run.receipts)
 
-    def _acknowledge(self, number: int, queue_id: int, offsets: Sequence[int]) -> int:
-        """Settle messages; return how many the client held, up to the first that it did not."""
+    def _acknowledge(self, run: AckRun, first: int, number: int, queue_id: int, offsets: Sequence[int]) -> int:
+        """Settle messages, those from *first* on in *run*; return how many the client held, up to the first not.
+
+        Those of a subscription that has ended are ignored, and count as held, unless one asks for a receipt.
+        """
         subscription = self._by_number.get(number)
-        if subscription is None:
-            # What it held of a subscription that has ended, others have by now.
-            return len(offsets) if number <= self._last_number else 0
-        return subscription.acknowledge(queue_id, offsets)
+        if subscription is not None:
+            return subscription.acknowledge(queue_id, offsets)
+        if not self._has_ended(number):
+            return 0
+        asked = bisect_left(run.asking, first)
+        return min(run.asking[asked] - first, len(offsets)) if asked < len(run.asking) else len(offsets)
+
+    def _has_ended(self, number: int) -> bool:
+        """Return whether there was a subscription *number*, and is not any more: others have what it held."""
+        return number not in self._by_number and 0 < number <= self._last_number
 
     def refuse(self, nack: Nack) -> None:
-        """Take NACK. Raises `StompError` if the client does not hold the message."""
+        """Take NACK. Raises `StompError` if the client does not hold the message.
+
+        Without a receipt, one of a subscription that has ended is ignored.
+        """
         number, queue_id, offset = nack.place
         subscription = self._by_number.get(number)
-        if subscription is None and number <= self._last_number:
+        if subscription is not None and subscription.refuse(queue_id, offset, requeue=nack.requeue):
             return
-        if subscription is None or not subscription.refuse(queue_id, offset, requeue=nack.requeue):
-            raise StompError(_not_held("NACK", number, queue_id, offset))
+        if nack.receipt is not None or not self._has_ended(number):
+            raise StompError(self._not_held("NACK", number, queue_id, offset))
 
     def reserve(self, command: str, number: int, queue_id: int, offset: int) -> tuple[Subscription, list[Part]]:
         """Return what ACK or NACK in a transaction is for. Raises `StompError` if the client does not hold it."""
         subscription = self._by_number.get(number)
         parts = subscription.reserve(queue_id, offset) if subscription is not None else []
         if subscription is None or not parts:
-            raise StompError(_not_held(command, number, queue_id, offset))
+            raise StompError(self._not_held(command, number, queue_id, offset))
         return subscription, parts
+
+    def _not_held(self, command: str, number: int, queue_id: int, offset: int) -> str:
+        text = f"{command} is for message {number}-{queue_id}-{offset}, which the client does not hold"
+        if self._has_ended(number):
+            return (
+                f"{text}: its subscription has ended, and others have its messages; send {command} before UNSUBSCRIBE"
+            )
+        return f"{text}; acknowledge each message once, with ack:client or ack:client-individual"
 
     def _answer(self, receipts: Sequence[bytes]) -> None:
         if receipts:
@@ -279,11 +300,6 @@ class Subscriptions:
 def _key(subscription_id: str | None, destination: str) -> str:
     """Return what identifies a subscription of a connection; with STOMP 1.0 its id may be missing."""
     return f"id {subscription_id}" if subscription_id is not None else f"destination {destination}"
-
-
-def _not_held(command: str, number: int, queue_id: int, offset: int) -> str:
-    text = f"{command} is for message {number}-{queue_id}-{offset}, which the client does not hold"
-    return f"{text}; acknowledge each message once, with ack:client or ack:client-individual"
 
 
 def _end_of(subscription: Subscription) -> str:

@@ -2,7 +2,7 @@
 
 from tests.interop.stomp_wire import next_message
 
-from .place import DEAD, END, Place, exchange, texts
+from .place import DEAD, END, Place, exchange, outcome, texts
 
 
 @exchange("`ack:auto`: 1 2 3 came, then DISCONNECT: what comes again")
@@ -116,3 +116,18 @@ def _held(place: Place, **headers: str) -> str:
         wire, message = next_message(first, second)
         held += wire is first and message.text != END
     return str(held)
+
+
+@exchange("ACK after UNSUBSCRIBE, with `receipt`")
+def late_ack(place: Place) -> str:
+    wire, messages = place.holder("1")
+    wire.do("UNSUBSCRIBE", id="0")
+    return outcome(wire, "ACK", id=messages[0].headers["ack"])
+
+
+@exchange("ACK after UNSUBSCRIBE, without `receipt`")
+def late_ack_without_receipt(place: Place) -> str:
+    wire, messages = place.holder("1")
+    wire.do("UNSUBSCRIBE", id="0")
+    wire.send("ACK", id=messages[0].headers["ack"])
+    return outcome(wire, "SEND", "still there", destination="/queue/probe")

@@ -73,3 +73,12 @@ def commit_after_unsubscribe(place: Place) -> str:
     wire.send("ACK", id=messages[0].headers["ack"], transaction="t")
     wire.do("UNSUBSCRIBE", id="0")
     return outcome(wire, "COMMIT", transaction="t")
+
+
+@exchange("ACK after UNSUBSCRIBE, in a transaction")
+def late_ack_in_a_transaction(place: Place) -> str:
+    wire, messages = place.holder("1")
+    wire.do("UNSUBSCRIBE", id="0")
+    wire.do("BEGIN", transaction="t")
+    wire.send("ACK", id=messages[0].headers["ack"], transaction="t")
+    return outcome(wire, "COMMIT", transaction="t")
