@@ -120,6 +120,23 @@ def log_order(mqtt: Running) -> list[bytes]:
     return [body for _, body in sorted(found)]
 
 
+@pytest.mark.parametrize(
+    ("last", "received"), [(["gone/#=bees"], [b"1", b"end"]), ([], [b"end"])], ids=["kept", "removed"]
+)
+async def test_a_rule_for_no_name_keeps_the_topic_of_a_former_rule_readable(
+    tmp_path: Path, last: list[str], received: list[bytes]
+) -> None:
+    async with mqtt_broker(tmp_path, MqttConfig(rules=["b/#=bees"])) as mqtt:
+        talk = await mqtt.connect("me", clean=True, expiry_s=1000)
+        await talk.subscribe("#", qos=1)
+        talk.hang_up()
+        await (await mqtt.connect("publisher")).publish("b/x", b"1", 1)
+    async with mqtt_broker(tmp_path, MqttConfig(rules=last)) as mqtt:
+        talk = await mqtt.connect("me", clean=False, expiry_s=1000, present=True)
+        await (await mqtt.connect("publisher")).publish("b/x", b"end", 1)
+        assert [message.payload for message in await talk.messages(len(received))] == received
+
+
 async def test_messages_of_all_rules_come_in_log_order_whoever_published_them(tmp_path: Path) -> None:
     async with mqtt_broker(tmp_path, MqttConfig(rules=RULES)) as mqtt:
         everything, some = await mqtt.connect("everything"), await mqtt.connect("some")
