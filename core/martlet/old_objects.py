@@ -2,7 +2,7 @@
 
 A collection traverses all objects of its generations and blocks everything else: 80 ms for 100,000 objects on a busy
 machine. The broker itself creates no cycles: connections, requests and errors leave none behind
-(tests/remoting/test_no_garbage.py). Therefore:
+(test_no_garbage.py in tests/remoting and tests/mqtt). Therefore:
 
 - The two young generations are small. Objects that survive both are frozen (`gc.freeze`) and not traversed again.
 - A full collection finds cycles that a plugin or a library created. It waits until many objects were frozen since the

@@ -60,7 +60,7 @@ class Due(NamedTuple):
 
 @final
 class DueMessages:
-    """Those of one client; *may_read* says whether it may get messages of a name."""
+    """Those of one client; ``may_read`` says whether it may get messages of a name, and is set before there are any."""
 
     __slots__ = (
         "_context",
@@ -68,30 +68,22 @@ class DueMessages:
         "_flight",
         "_frames",
         "_is_reading",
-        "_may_read",
         "_moved",
         "_peer",
         "_ready",
         "_resent",
         "_retained",
         "_session",
+        "may_read",
     )
 
-    def __init__(
-        self,
-        peer: Peer,
-        context: Context,
-        session: Session,
-        flight: Flight,
-        frames: ClientFrames,
-        may_read: Callable[[str], bool],
-    ) -> None:
+    def __init__(self, peer: Peer, context: Context, session: Session, flight: Flight, frames: ClientFrames) -> None:
+        self.may_read: Callable[[str], bool] = lambda name: False
         self._peer = peer
         self._context = context
         self._session = session
         self._flight = flight
         self._frames = frames
-        self._may_read = may_read
         self._due: deque[Due] = deque()
         # By filter, the names with retained messages that are due after these.
         self._retained: dict[str, tuple[Iterator[str], Wanted]] = {}
@@ -252,7 +244,7 @@ class DueMessages:
         _, _, sys_flag, body, properties = parts(record)[0]
         arrived = to_deliver(sys_flag, body, properties)
         name = None if arrived is None else self._context.names.learn(arrived.name)
-        if arrived is None or name is None or not self._may_read(name.text):
+        if arrived is None or name is None or not self.may_read(name.text):
             return b""
         frames, now_ms = self._frames, self._context.broker.clock.now_ms()
         if due.wanted is not None:

@@ -72,7 +72,7 @@ class Outgoing:
         self.flight = Flight(peer, context.counters, session, self._shares, window)
         self._frames = ClientFrames(context, connect)
         self.figures = Figures(peer, context, gate, self._frames)
-        self._due = DueMessages(peer, context, session, self.flight, self._frames, self._may_read)
+        self._due = DueMessages(peer, context, session, self.flight, self._frames)
         # Subscriptions of QoS 0 of a session that catches up: nothing old is sent for them.
         self._waiting: dict[str, Grant] = {}
         self._beginnings = Beginnings()
@@ -86,7 +86,7 @@ class Outgoing:
         """Follow the log from its end, or from *start*; then nothing is sent before `resend`. Raises `Refused`."""
         feed, wake = self._context.feed, self._peer.wake
         cursor = self._gate.follow(feed, wake, {}, start, _is_droppable, is_paused=start is not None)
-        self._cursor, self._session.where = cursor, lambda: cursor.position
+        self._cursor, self._session.where, self._due.may_read = cursor, lambda: cursor.position, cursor.may_read
 
     def go_on(self, grant: Grant, rest: Rest | None) -> None:
         """Send messages for *grant*, which the session has, from where it is, and *rest*. Raises `Refused`."""
@@ -123,9 +123,6 @@ class Outgoing:
     def _the_cursor(self) -> Cursor:
         assert self._cursor is not None
         return self._cursor
-
-    def _may_read(self, name: str) -> bool:
-        return self._the_cursor.may_read(name)
 
     def close(self) -> None:
         """Stop; the session remembers where."""
