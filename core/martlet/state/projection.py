@@ -67,7 +67,8 @@ class Projection(Protocol):
         These records are the oldest of the log, and rarely in memory: yield a call that reads them in a worker thread.
 
         The log may already have a later record that is not applied yet and after which one of these is not needed. What
-        is appended comes after it, so if the state depends on their order, note what is appended, and do not append it.
+        is appended comes after it, so if the state depends on their order, do not append it before that is applied:
+        `Projections.may_have_newer` tells.
 
         The records are removed once the appended ones are durable, regardless of what `floor` then returns.
         """

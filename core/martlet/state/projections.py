@@ -14,8 +14,9 @@ import trio
 
 from martlet.checksum import crc32
 from martlet.errors import MartletError, PluginError, Reason, Refused, StoreError
+from martlet.records.codec import tags_code
 from martlet.records.layout import ENTRY, HEAD_BYTES
-from martlet.state.log_order import LogOrder, Run
+from martlet.state.log_order import Cursor, LogOrder, Run
 from martlet.state.projection import HoldsMessages, Projection
 from martlet.state.snapshot import Mark, Snapshot, decode_snapshot, encode_snapshot
 from martlet.steps import Steps, begin, finish_now, finish_off_loop
@@ -44,6 +45,8 @@ RUNS_AT_ONCE: Final = 2
 REPAIRS: Final = 3
 # A refused `roll` is retried this often before the records are removed anyway.
 ROLL_TRIES: Final = 10
+# Entries of a queue that `may_have_newer` looks at; more of them are applied first.
+LOOKED_AT: Final = 512
 
 
 @final
@@ -350,6 +353,31 @@ class Projections:
             if self._applied is None:
                 self._applied = trio.Event()
             await self._applied.wait()
+
+    def may_have_newer(self, projection: Projection, topic: str, tag: str) -> bool:
+        """Return whether the log may have a message of *topic* with *tag* that *projection* has not applied yet.
+
+        For `Projection.roll`: if not, and nothing is awaited in between, what it appends is the newest message with
+        that tag. The topic must have no dispatcher.
+        """
+        code = tags_code(tag)
+        for driven in self._driven:
+            if driven.projection is projection and not driven.failed:
+                for cursor in driven.order.cursors.values():
+                    if cursor.queue.topic == topic and self._may_have_code(cursor, code):
+                        return True
+        return False
+
+    def _may_have_code(self, cursor: Cursor, code: int) -> bool:
+        """Return whether an entry after *cursor* has *code*; True if there are very many, or they are not in memory."""
+        start, count = cursor.offset, cursor.queue.next_offset - cursor.offset
+        if count <= 0:
+            return False
+        if count > LOOKED_AT or start < cursor.queue.tail_offset:
+            return True
+        return any(
+            entry[2] == code for entry in ENTRY.iter_unpack(self._store.queues.entries(cursor.queue, start, count))
+        )
 
     def _has_applied(self, projection: Projection, end: int) -> bool:
         return all(

@@ -86,3 +86,44 @@ async def test_it_outlives_retention(autojump_clock: MockClock) -> None:
     disk.unlink(SNAPSHOT)
     async with broker_on(disk) as broker:
         assert latest(broker, "gold") == b"precious"
+
+
+@pytest.mark.parametrize("after", ["after a restart", "after a replay"])
+@pytest.mark.parametrize("newer", [b"new", b""])
+async def test_a_copy_does_not_replace_a_newer_message(newer: bytes, after: str) -> None:
+    disk = FakeDisk()
+    async with broker_on(disk) as broker:
+        publish(broker, "gold", b"old")
+        await wait_all_tasks_blocked()
+        projection = broker.capability(Latest)
+        assert projection is not None
+        broker.publish(Message("prices", newer, encode_properties({"TAGS": "gold"})))  # in the other queue
+        steps = projection.roll(0, broker.store.written)
+        next(steps)  # the newer message is not applied yet
+        broker.store.commit()
+        await wait_all_tasks_blocked()
+        for _ in steps:
+            pass
+        broker.store.commit()
+        await wait_all_tasks_blocked()
+        assert latest(broker, "gold") == (newer or None)
+    if after == "after a replay":
+        disk.unlink(SNAPSHOT)
+    async with broker_on(disk) as broker:
+        assert latest(broker, "gold") == (newer or None)
+
+
+async def test_a_message_without_a_newer_one_is_copied_at_once() -> None:
+    disk = FakeDisk()
+    async with broker_on(disk) as broker:
+        publish(broker, "gold", b"old")
+        await wait_all_tasks_blocked()
+        projection = broker.capability(Latest)
+        assert projection is not None
+        before = broker.store.written
+        for _ in projection.roll(0, before):
+            pass
+        broker.store.commit()
+        await wait_all_tasks_blocked()
+        assert projection.floor() >= before
+        assert latest(broker, "gold") == b"old"
