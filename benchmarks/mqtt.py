@@ -15,7 +15,8 @@ Loads:
   latency       p50 and p99 from send to receipt at 2,000 messages a second
 
 Each load runs on one broker, then on the next, in turn, --runs times; a row shows medians. Its ratios are those to the
-better one of the two Mosquittos, for latencies to the one with set_tcp_nodelay. The last column is the broker's
+better one of the two Mosquittos, for latencies to the one with set_tcp_nodelay. The last columns are the longest turn
+of Martlet's event loop in all runs, in processor time (`turns.py`), which shall be under 10 ms, and the broker's
 processor time per delivery or connection. A * says that the clients, not the broker, had no processor time left.
 The broker has one processor and the clients another. Mosquitto must be installed (Debian: apt-get install mosquitto).
 """
@@ -39,6 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import mqtt_load as loads
 from brokers import python_with
 from idle import cpu_s, raise_limit
+from turns import Turns
 
 BROKER_CPU, CLIENT_CPU = "0", 1
 DEFAULT, NODELAY = "mosquitto", "mosquitto nodelay"
@@ -60,6 +62,7 @@ class Run(NamedTuple):
     values: tuple[float, ...]
     broker_cpus: float  # processors in use, on average
     client_cpus: float
+    longest_turn_ms: float  # 0 for other brokers
 
 
 def rows_of(group: str, sizes: list[int]) -> list[Row]:
@@ -131,9 +134,9 @@ def mosquitto(folder: Path, port: int, *, nodelay: bool) -> list[str]:
     return [program("mosquitto"), "-c", str(folder / "mosquitto.conf")]
 
 
-def martlet(folder: Path, port: int, python: str, flush: str) -> list[str]:
-    """Return the command that starts the Martlet of *python*."""
-    command = [python, "-m", "martlet", "run", "--data", str(folder / "data")]
+def martlet(folder: Path, port: int, python: str, flush: str, turns: Turns) -> list[str]:
+    """Return the command that starts the Martlet of *python*, whose *turns* are measured."""
+    command = [python, *turns.command, "run", "--data", str(folder / "data")]
     settings = 'plugins.enabled=["mqtt"]', f"mqtt.listen=127.0.0.1:{port}", f"store.flush={flush}"
     for setting in (*settings, "server.connections_max=15000"):
         command += "--set", setting
@@ -141,12 +144,13 @@ def martlet(folder: Path, port: int, python: str, flush: str) -> list[str]:
 
 
 @contextmanager
-def started(peer: str, pythons: dict[str, str], flush: str) -> Iterator[loads.Target]:
+def started(peer: str, pythons: dict[str, str], flush: str) -> Iterator[tuple[loads.Target, Turns]]:
     """Start *peer* on an empty folder."""
     port = free_port()
     with tempfile.TemporaryDirectory() as name:
+        turns = Turns(Path(name) / "turns")
         if peer in pythons:
-            command = martlet(Path(name), port, pythons[peer], flush)
+            command = martlet(Path(name), port, pythons[peer], flush, turns)
         else:
             command = mosquitto(Path(name), port, nodelay=peer == NODELAY)
         command = [program("taskset"), "-c", BROKER_CPU, *command]
@@ -154,17 +158,19 @@ def started(peer: str, pythons: dict[str, str], flush: str) -> Iterator[loads.Ta
         with subprocess.Popen(command, cwd=name, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             wait_port(port)
             try:
-                yield loads.Target(port, process.pid)
+                yield loads.Target(port, process.pid), turns
             finally:
                 process.terminate()
 
 
 def measured(row: Row, peer: str, pythons: dict[str, str], seconds: float) -> Run:
-    with started(peer, pythons, row.flush) as target:
+    with started(peer, pythons, row.flush) as (target, turns):
+        turns.begin()
         before, began = (cpu_s(target.pid), time.process_time()), time.monotonic()
         values = row.load(target, seconds)
         took = time.monotonic() - began
-        return Run(values, (cpu_s(target.pid) - before[0]) / took, (time.process_time() - before[1]) / took)
+        used = cpu_s(target.pid) - before[0], time.process_time() - before[1]
+        return Run(values, used[0] / took, used[1] / took, turns.longest_ms())
 
 
 # the table
@@ -202,6 +208,7 @@ def lines_of(row: Row, runs: dict[str, list[Run]], martlets: list[str]) -> Itera
             cells.append(shown(value, unit) + ("*" if is_limited else ""))
             if peer in martlets:
                 cells.append(f"{value / best:.2f}")
+        cells.append(" / ".join(f"{max(run.longest_turn_ms for run in runs[peer]):.1f} ms" for peer in martlets))
         costs = (statistics.median(run.broker_cpus / run.values[index] for run in of_peer) for of_peer in runs.values())
         cells.append("" if unit else " / ".join(f"{cost * 1e6:.1f}" for cost in costs))
         yield f"| {' | '.join(cells)} |"
@@ -246,7 +253,9 @@ def main() -> None:
     progress = Progress(len(rows) * len(peers) * options.runs)
     print(f"{machine()}; load average {os.getloadavg()[0]:.1f}; medians of {options.runs} runs\n")
     heads = [cell for peer in peers for cell in ((peer, "ratio") if peer in pythons else (peer,))]
-    print(f"| | {' | '.join(heads)} | µs of processor time |\n|---|{'---|' * (len(heads) + 1)}", flush=True)
+    print(
+        f"| | {' | '.join(heads)} | longest turn | µs of processor time |\n|---|{'---|' * (len(heads) + 2)}", flush=True
+    )
     for row in rows:
         runs: dict[str, list[Run]] = {peer: [] for peer in peers}
         for _ in range(options.runs):

@@ -15,9 +15,10 @@ Loads:
 First each load runs on each broker for --warm seconds that do not count, as a JVM is slow at first. Then each load runs
 on one broker, then on the next, in turn, --runs times; a row shows medians. Its ratios are those to the better one of
 ActiveMQ, whose socket buffers have 1 MiB, and RabbitMQ. Both keep messages in memory only. Martlet writes each to its
-log; with "sync", its default, a receipt comes after fdatasync. The last column is the broker's processor time for each
-delivery. A * says that the clients, not the broker, had no processor time left. The broker has one processor and the
-clients another. Debian: apt-get install activemq rabbitmq-server.
+log; with "sync", its default, a receipt comes after fdatasync. The last columns are the longest turn of Martlet's event
+loop in all runs, in processor time (`turns.py`), and the broker's processor time for each delivery. A * says that the
+clients, not the broker, had no processor time left. The broker has one processor and the clients another. Debian:
+apt-get install activemq rabbitmq-server.
 """
 
 import argparse
@@ -41,6 +42,7 @@ from brokers import free_port, python_with, wait_port
 from idle import cpu_s, resident_kib
 from sockets import BLOCK_BYTES, Connection
 from tests.interop.stomp_peers import ActiveMQ, RabbitMQ
+from turns import Turns
 
 BROKER_CPU, CLIENT_CPU = "0", 1
 WINDOW = 2000  # messages that are sent and not received
@@ -162,6 +164,7 @@ class Run(NamedTuple):
     rate: float  # deliveries a second
     broker_cpus: float  # processors in use, on average
     client_cpus: float
+    longest_turn_ms: float  # 0 for other brokers
 
 
 Load = Callable[[int, int, float], float]
@@ -220,12 +223,13 @@ class Broker(NamedTuple):
 
     port: int
     pid: int
+    turns: Turns | None = None
 
 
 @contextmanager
 def martlet(folder: Path, python: str, flush: str) -> Iterator[Broker]:
-    port = free_port()
-    command = ["taskset", "-c", BROKER_CPU, python, "-m", "martlet", "run", "--data", str(folder)]
+    port, turns = free_port(), Turns(folder.with_suffix(".turns"))
+    command = ["taskset", "-c", BROKER_CPU, python, *turns.command, "run", "--data", str(folder)]
     for setting in ('plugins.enabled=["stomp"]', f"stomp.listen=127.0.0.1:{port}", f"store.flush={flush}"):
         command += "--set", setting
     # Not in this folder: a Python with Martlet installed must not find the source.
@@ -233,7 +237,7 @@ def martlet(folder: Path, python: str, flush: str) -> Iterator[Broker]:
     with subprocess.Popen(command, cwd=folder.parent, stdout=log, stderr=log) as process:
         wait_port(port)
         try:
-            yield Broker(port, process.pid)
+            yield Broker(port, process.pid, turns)
         finally:
             process.terminate()
 
@@ -260,10 +264,14 @@ def brokers_of(options: argparse.Namespace) -> Iterator[dict[str, Broker]]:
 
 
 def measured(load: Load, broker: Broker, payload_bytes: int, seconds: float) -> Run:
+    turns = broker.turns
+    if turns is not None:
+        turns.begin()
     before, own, began = cpu_s(broker.pid), time.process_time(), time.monotonic()
     rate = load(broker.port, payload_bytes, seconds)
     took = time.monotonic() - began
-    return Run(rate, (cpu_s(broker.pid) - before) / took, (time.process_time() - own) / took)
+    used, own = cpu_s(broker.pid) - before, time.process_time() - own
+    return Run(rate, used / took, own / took, turns.longest_ms() if turns is not None else 0.0)
 
 
 def warm_up(brokers: dict[str, Broker], loads: list[str], size: int, seconds: float) -> None:
@@ -287,6 +295,9 @@ def show_rates(each: str, size: int, brokers: dict[str, Broker], options: argpar
         is_limited = statistics.median(run.client_cpus for run in runs[peer]) > BUSY
         cells.append(f"{rate:,.0f}" + ("*" if is_limited else ""))
         cells += [] if peer in PEERS else [f"{rate / best:.2f}"]
+    cells.append(
+        " / ".join(f"{max(run.longest_turn_ms for run in runs[peer]):.1f} ms" for peer in rates if peer not in PEERS)
+    )
     costs = (statistics.median(run.broker_cpus / run.rate for run in found) * 1e6 for found in runs.values())
     cells.append(" / ".join(f"{cost:.1f}" for cost in costs))
     print(f"| {' | '.join(cells)} |", flush=True)
@@ -310,7 +321,7 @@ def row_of(name: str, values: dict[str, float], unit: str) -> str:
     for peer, value in values.items():
         cells.append(f"{value:,.0f}{unit}")
         cells += [] if peer in PEERS else [f"{value / best:.2f}"]
-    return f"| {' | '.join(cells)} | |"
+    return f"| {' | '.join(cells)} | | |"
 
 
 def memory_of(brokers: dict[str, Broker]) -> dict[str, float]:
@@ -335,7 +346,10 @@ def main() -> None:
             warm_up(brokers, [each for each in LOADS if each in wanted] or ["auto"], options.bytes[0], options.warm)
         print(f"load average {os.getloadavg()[0]:.1f}; medians of {options.runs} runs\n")
         heads = [cell for peer in brokers for cell in ((peer,) if peer in PEERS else (peer, "ratio"))]
-        print(f"| | {' | '.join(heads)} | µs of processor time |\n|---|{'---|' * (len(heads) + 1)}", flush=True)
+        print(
+            f"| | {' | '.join(heads)} | longest turn | µs of processor time |\n|---|{'---|' * (len(heads) + 2)}",
+            flush=True,
+        )
         for size in options.bytes:
             for each in LOADS:
                 if each in wanted:
