@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import trio
 from tests.core.pushing import LINES, broker_in_memory, publish, told
 from tests.core.test_share_names import Names
 from trio.testing import MockClock
@@ -14,6 +15,7 @@ from martlet.delivery.share import Share
 from martlet.delivery.subscriptions import Delivery, from_earliest
 from martlet.errors import Reason, Refused
 from martlet.message import Message
+from martlet.tables.groups import Group
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import RecordingPeer
 
@@ -267,3 +269,23 @@ async def test_the_next_exclusive_member_is_woken() -> None:
         assert take(members[1]) == ["0:0:x"]
         members[1].leave()
         assert [peer.wakes > 0 for peer in peers] == [False, True, True]
+
+
+@pytest.mark.parametrize(("policy", "topic"), [(QUEUE, "dead"), (None, "%DLQ%G")])
+async def test_no_message_dies_in_the_topic_of_the_dead_letters(
+    autojump_clock: MockClock, policy: GroupPolicy | None, topic: str
+) -> None:
+    async with broker_in_memory(cached_disk()) as broker:
+        broker.topics.ensure(topic, 1)
+        broker.groups.update(Group("G", retry_max_times=1))
+        member = broker.shares.join(
+            RecordingPeer(), topic, "G", LINES, lease_s=math.inf, credit=1, start=from_earliest, policy=policy
+        )
+        publish(broker, topic, 0, b"letter")
+        for failures in range(6):
+            await trio.sleep(5.1)
+            assert take(member) == ["0:0:letter"]
+            assert (member.give_up_all if failures % 2 else member.nack_all)(0, (0,)) == [0]
+        await trio.sleep(5.1)
+        assert broker.store.queue(topic, 0).next_offset == 1
+        assert broker.shares.statistics()["dead_letters"] == 0

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import trio
 from tests.stomp.stomp_talk import V1_0, V1_2, Frame, Talk, stomp_broker
 
 from martlet_stomp.config import StompConfig
@@ -235,6 +236,31 @@ async def test_a_message_that_must_not_be_requeued_is_dead_at_once(tmp_path: Pat
         await talk.nack(message, requeue="false")
         (letter,) = await talk.messages(1)
         assert (letter.body, letter["subscription"]) == (b"poison", "dead")
+
+
+@pytest.mark.parametrize("requeue", ["true", "false"])
+@pytest.mark.parametrize("destination", ["/queue/stomp_dead_letters", "/topic/stomp_dead_letters"])
+async def test_a_refused_dead_letter_stays_where_it_is_until_it_is_acknowledged(
+    tmp_path: Path, autojump_clock: object, destination: str, requeue: str
+) -> None:
+    """A copy at the end of the topic would be refused again, and so on."""
+    durable = {"activemq.subscriptionName": "s"} if destination.startswith("/topic/") else {}
+    async with stomp_broker(tmp_path, StompConfig(redeliveries_max=2)) as stomp:
+        talk = await stomp.connect(client_id="c")
+        await talk.subscribe(destination, "client-individual", "dead", **durable)
+        await talk.subscribe(QUEUE, "client-individual")
+        await talk.publish(QUEUE, b"poison")
+        (message,) = await talk.messages(1)
+        await talk.nack(message, requeue="false")
+        for delivery in range(1, 10):
+            (letter,) = await talk.messages(1)
+            assert (letter.body, letter.headers.get("delivery-count", "1")) == (b"poison", str(delivery))
+            await talk.nack(letter, requeue=requeue)
+        assert [record.body for record in stomp.records("stomp_dead_letters")] == [b"poison"]
+        (letter,) = await talk.messages(1)
+        await talk.ack(letter)
+        await trio.sleep(60)
+        assert await talk.rest() == []
 
 
 async def test_nack_is_cumulative_with_cumulative_acknowledgements(tmp_path: Path, autojump_clock: object) -> None:

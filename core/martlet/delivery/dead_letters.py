@@ -14,7 +14,7 @@ from martlet.errors import CorruptRecord, Reason, Refused, StoreError
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, find_property, put_property
 from martlet.records.codec import decode_record
 from martlet.store import ReadResult, Store
-from martlet.tables.topics import DLQ_PREFIX, Topics
+from martlet.tables.topics import Topics
 
 __all__ = ["DeadLetters", "put_dead_letter"]
 
@@ -108,8 +108,7 @@ class DeadLetters:
         if not result.count or result.next_offset != offset + 1:
             self._settle(lane, offset)  # retention removed it
             return
-        policy = lane.context.policy
-        topic = policy.dead_letters if policy is not None else DLQ_PREFIX + lane.context.group
+        topic = lane.context.dead_letters
         if not topic:
             self._settle(lane, offset)
             return

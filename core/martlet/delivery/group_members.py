@@ -185,7 +185,8 @@ class Member:
     def give_up_all(self, queue_id: int, offsets: Sequence[int]) -> list[int]:
         """Make messages of one queue dead now; return the offsets of those that this member holds.
 
-        If the broker is killed before the dead letter is stored, the message is delivered again.
+        If the broker is killed before the dead letter is stored, the message is delivered again. In the topic of the
+        group's dead letters it is not dead, but comes again as with `nack`.
         """
         self.touch()
         return self._settlement.give_up_held(self.holder, queue_id, offsets)

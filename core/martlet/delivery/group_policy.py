@@ -17,7 +17,8 @@ class GroupPolicy:
       scope: the owner of the group's name, such as the protocol. Authorizers see ``$share/<scope>/<group>``, so it must
         not contain ``/``; the group may.
       retries_max: a message is dead after its first delivery and this many redeliveries failed; -1 for no limit.
-      dead_letters: the topic for dead messages; if empty, they are dropped.
+      dead_letters: the topic for dead messages; if empty, they are dropped. In this topic itself there is no limit of
+        retries: a copy at its end would only fail again.
       leaving_counts: whether the redelivery of a message whose holder has left, or whose lease has ended, is a retry.
         If not, such a message is available again at once, and only `Member.nack` makes a message dead.
       in_parts: whether all members with credit get a part of what has arrived. If not, one member gets all that it has

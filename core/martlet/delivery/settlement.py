@@ -150,7 +150,12 @@ class Settlement:
         return back
 
     def give_up_held(self, holder: Hashable, queue_id: int, offsets: Sequence[int]) -> list[int]:
-        """Make messages dead that *holder* holds, however often they were delivered; return their offsets."""
+        """Make messages dead that *holder* holds, however often they were delivered; return their offsets.
+
+        In the topic of its dead letters they come again, as with `nack_held`.
+        """
+        if self._context.keeps_failed:
+            return self.nack_held(holder, queue_id, offsets, 0)
         lane = self._by_queue.get(queue_id)
         given = lane.leases.give_up(holder, offsets) if lane is not None else []
         if lane is not None and given:

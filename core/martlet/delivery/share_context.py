@@ -18,7 +18,7 @@ from martlet.delivery.tail_reader import Tails
 from martlet.settings import DeliveryConfig
 from martlet.store import Store
 from martlet.tables.groups import Groups
-from martlet.tables.topics import Topic, Topics
+from martlet.tables.topics import DLQ_PREFIX, Topic, Topics
 
 __all__ = ["Owner", "ShareContext"]
 
@@ -77,8 +77,20 @@ class ShareContext:
         """Whether what a member held counts as failed when it leaves, or its lease ends."""
         return self.policy is None or self.policy.leaving_counts
 
+    @property
+    def dead_letters(self) -> str:
+        """The topic for dead messages; if empty, they are dropped."""
+        return self.policy.dead_letters if self.policy is not None else DLQ_PREFIX + self.group
+
+    @property
+    def keeps_failed(self) -> bool:
+        """Whether no message dies, because its dead letter would be in the same topic, where it would fail again."""
+        return self.dead_letters == self.topic.name
+
     def deliveries_max(self) -> int:
         """Return how often a message is delivered, 0 for no limit; the first delivery is not a retry."""
+        if self.keeps_failed:
+            return 0
         if self.policy is not None:
             retries = self.policy.retries_max
         else:

@@ -131,3 +131,23 @@ def late_ack_without_receipt(place: Place) -> str:
     wire.do("UNSUBSCRIBE", id="0")
     wire.send("ACK", id=messages[0].headers["ack"])
     return outcome(wire, "SEND", "still there", destination="/queue/probe")
+
+
+@exchange("NACK of a dead letter: it is in the queue of dead letters")
+def nack_of_a_dead_letter(place: Place) -> str:
+    wire, [message] = place.holder(f"of {place.name}")
+    wire.settle("NACK", message, requeue="false")
+    wire.leave()
+    for queue in DEAD:
+        letters = place.wire()
+        letters.subscribe(queue, "client-individual")
+        letters.publish(queue, END)
+        while (letter := letters.message()).text not in (message.text, END):
+            pass
+        if letter.text == message.text:
+            letters.settle("NACK", letter)
+            letters.leave()
+            return "stays" if message.text in place.browse(queue) else "gone"
+        letters.settle("ACK", letter)
+        letters.leave()
+    return "none"

@@ -49,6 +49,15 @@ class Place:
         wire.leave()
         return found
 
+    def browse(self, queue: str) -> list[str]:
+        """Return what a browser is shown of *queue*."""
+        wire, found = self.wire(), list[str]()
+        wire.subscribe(queue, browser="true")
+        while (message := wire.message()).headers.get("browser") != "end":
+            found.append(message.text)
+        wire.leave()
+        return found
+
     def close(self) -> None:
         for wire in self._open:
             wire.close()
