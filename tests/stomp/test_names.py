@@ -1,6 +1,7 @@
 """Topics whose messages have names, such as that of MQTT: subscriptions with topic filters."""
 
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import given
@@ -245,3 +246,22 @@ async def test_a_name_in_the_header_tags_has_the_rules_of_one_in_the_destination
         talk = await stomp.connect()
         await talk.publish("/topic/mqtt", b"x", TAGS="home/door")
         await talk.publish("/topic/plain", b"x", TAGS=name)
+
+
+@pytest.mark.parametrize("destination", ["/topic/mqtt/home/door", "/topic/mqtt"])
+async def test_messages_of_one_name_are_in_one_queue_whoever_sends_them(tmp_path: Path, destination: str) -> None:
+    """The name may be in the destination or in the header TAGS, and the messages in a transaction or not."""
+    names = {} if destination.endswith("door") else {"TAGS": "home/door"}
+    async with stomp_broker(tmp_path) as stomp:
+        stomp.broker.topics.ensure("mqtt", 16)
+        for number in range(10):
+            talk = await stomp.connect()
+            await talk.publish(destination, b"%d" % number, **names)
+            await talk.publish(destination, b"%d expires" % number, **names, expiration="60000")
+            await talk.send(talk.frame("BEGIN", transaction="t"))
+            await talk.send(talk.frame("SEND", b"%d in t" % number, destination=destination, transaction="t", **names))
+            await talk.send(talk.frame("COMMIT", transaction="t", receipt="c"))
+            await talk.receipt("c")
+        records = stomp.records("mqtt")
+        assert len(records) == 30
+        assert {record.queue_id for record in records} == {crc32(b"home/door") % 16}

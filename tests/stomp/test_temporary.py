@@ -1,12 +1,16 @@
 """Temporary queues and topics: destinations of one connection, where others answer."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from tests.stomp.stomp_talk import V1_0, V1_2, stomp_broker
 from tests.stomp.test_selectors import selecting
 
+from martlet.access import Gate
 from martlet.contracts import Identity
+from martlet.message import Message
+from martlet.store.writer import RunItem, RunResult
 from martlet_stomp.config import StompConfig
 from martlet_stomp.packets import Version
 
@@ -34,6 +38,40 @@ async def test_a_request_is_answered(tmp_path: Path, version: Version) -> None:
             "colour": "red",
         }
         assert "TAGS" not in answer.headers
+
+
+@pytest.mark.plain
+async def test_replies_that_are_read_at_once_are_stored_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As other messages are: not one by one, also if their headers differ."""
+    runs: list[int] = []
+    publish_run = Gate.publish_run
+
+    def counted(gate: Gate, run: Sequence[RunItem | Message]) -> RunResult:
+        runs.append(len(run))
+        return publish_run(gate, run)
+
+    async with stomp_broker(tmp_path) as stomp:
+        clients = [await stomp.connect() for _ in range(3)]
+        server = await stomp.connect()
+        await server.subscribe("/queue/work", name="work")
+        for client in clients:
+            await client.publish("/queue/work", b"question", reply_to=MINE)
+        addresses = [question["reply-to"] for question in await server.messages(3)]
+        frames = [
+            server.frame("SEND", b"%d" % number, destination=addresses[number % 3], **{"correlation-id": str(number)})
+            for number in range(90)
+        ]
+        alike = [server.frame("SEND", b"%d" % number, destination=addresses[0]) for number in range(90)]
+        monkeypatch.setattr(Gate, "publish_run", counted)
+        await server.send(*frames, server.frame("SEND", b"x", destination="/queue/other", receipt="r"))
+        await server.receipt("r")
+        await server.send(*alike, server.frame("SEND", b"y", destination=addresses[0], receipt="r"))
+        await server.receipt("r")
+        assert runs == [91, 91]
+        assert await clients[1].bodies(30) == [b"%d" % number for number in range(1, 90, 3)]
+        assert await clients[0].bodies(121) == [b"%d" % number for number in (*range(0, 90, 3), *range(90))] + [b"y"]
 
 
 @pytest.mark.parametrize("mine", [MINE, "/temp-topic/answers"])

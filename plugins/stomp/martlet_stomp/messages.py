@@ -64,6 +64,7 @@ class Template:
 
     Attributes:
       destination: where they go.
+      name: of the messages, in a topic whose messages have names; empty for none.
       correlation: their ``correlation-id``; empty for none.
       properties: what their records have at least; all if ``is_plain``.
       is_delayed: whether the plugin timer has to hold them.
@@ -78,6 +79,7 @@ class Template:
         "correlation",
         "destination",
         "is_delayed",
+        "name",
         "properties",
         "reply",
     )
@@ -103,6 +105,7 @@ class Template:
         self._cluster = cluster
         self._tail = b""
         own = _acting(headers, destination)
+        self.name = own.get(TAGS, "") if destination.topic in named else ""
         if self._delay_ms:
             own["TIMER_DELAY_MS"] = str(self._delay_ms)
         self.is_delayed = not _DELAYING.isdisjoint(own)

@@ -1,7 +1,7 @@
 """Messages from one client: SEND outside of transactions, and the receipts for it."""
 
 from collections.abc import Callable, Sequence
-from typing import Final, final
+from typing import Final, NamedTuple, final
 from zlib import crc32
 
 from martlet.access import Gate
@@ -18,12 +18,28 @@ from .errors import StompError, shown
 from .messages import Template
 from .packets import MessageHeaders, SendRun
 from .replies import send_reply
-from .storing import find_queue_id, queue_count
+from .storing import queue_count
 from .temporary import is_temporary
 
 __all__ = ["Sending"]
 
 TOPICS_REMEMBERED: Final = 1000
+
+
+@final
+class _Place(NamedTuple):
+    """Where messages with equal headers go: *added* are properties beside those of the template."""
+
+    queue: Queue
+    template: Template
+    added: bytes
+    is_wanted: bool  # by a stage, perhaps
+    reply_to: str
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all records have the same properties, and no stage wants them."""
+        return self.template.is_plain and not self.is_wanted
 
 
 @final
@@ -73,34 +89,52 @@ class Sending:
             return None
 
     def _items(self, run: SendRun) -> list[RunItem | Message] | None:
-        """Return *run* as the store takes it; None if it must be published one by one. Raises as `_queue`."""
+        """Return *run* as the store takes it; None if it must be published one by one. Raises as `_place`."""
         find, headers, now_ms, host = self._context.templates.find, run.headers, self._now_ms, self._peer.host
+        code_of = self._context.code_of
         items: list[RunItem | Message] = []
-        if headers.count(headers[0]) == len(headers):
-            template = find(headers[0])
-            queue, is_wanted = self._queue(template), self._is_wanted(template)
-            if queue is None:
+        places: dict[MessageHeaders, _Place] = {}
+        is_same = headers.count(headers[0]) == len(headers)
+        for each in headers[:1] if is_same else dict.fromkeys(headers):
+            place = self._place(find(each))
+            if place is None:
                 return None
-            if template.is_plain and not is_wanted:
-                properties, code = template.properties, self._context.code_of(template.properties)
-                items += [(queue, body, properties, code, 0, 0, now_ms, host, 0, 0) for body in run.bodies]
-                return items
-        places: dict[MessageHeaders, tuple[Template, Queue, bool, str]] = {}
-        for each in dict.fromkeys(headers):
-            template = find(each)
-            queue = self._queue(template)
-            if queue is None:
-                return None
-            places[each] = template, queue, self._is_wanted(template), self._answered_at(template)
+            places[each] = place
+        if is_same and places[headers[0]].is_plain:
+            queue, template, added, _, _ = places[headers[0]]
+            properties = template.properties + added
+            code = code_of(properties)
+            items += [(queue, body, properties, code, 0, 0, now_ms, host, 0, 0) for body in run.bodies]
+            return items
         for each, body in zip(headers, run.bodies, strict=True):
-            template, queue, is_wanted, reply_to = places[each]
+            queue, template, added, is_wanted, reply_to = places[each]
             content, properties = template.record_of(body, now_ms, reply_to)
+            properties += added
             if is_wanted:
                 items.append(Message(queue.topic, content, properties, queue.queue_id, 0, 0, now_ms, host))
             else:
-                code = self._context.code_of(properties)
-                items.append((queue, content, properties, code, 0, 0, now_ms, host, 0, 0))
+                items.append((queue, content, properties, code_of(properties), 0, 0, now_ms, host, 0, 0))
         return items
+
+    def _place(self, template: Template) -> "_Place | None":
+        """Return where messages of *template* go; None if they must be published one by one.
+
+        Raises:
+          Refused: as for `_queue_id`.
+          StompError: no plugin holds delayed messages, or they go to no temporary destination.
+        """
+        self._check_delay(template)
+        tag = None if template.destination.kind is Kind.REPLY else self._tag(template)
+        if tag is None:
+            return None
+        topic, added = self._topic(template), _tagged(tag)
+        queue_id = self._queue_ids.get(topic, -1) if not (template.name or tag) else -1
+        find = self._gate.find_queue
+        queue = find(topic, queue_id) or find(topic, self._queue_id(template, tag))
+        if queue is None:
+            return None
+        is_wanted = self._context.broker.stages.may_want_properties(template.properties + added)
+        return _Place(queue, template, added, is_wanted, self._answered_at(template))
 
     def _send_singly(self, run: SendRun) -> None:
         for index, body in enumerate(run.bodies):
@@ -145,19 +179,26 @@ class Sending:
 
     def _record(self, template: Template, body: bytes) -> Message | None:
         self._check_delay(template)
-        destination, context, now_ms = template.destination, self._context, self._now_ms
+        now_ms = self._now_ms
         content, properties = template.record_of(body, now_ms, self._answered_at(template))
-        if not is_temporary(destination.kind):
-            queue_id = self._queue_id(template)
-            return Message(destination.topic, content, properties, queue_id, 0, 0, now_ms, self._peer.host)
-        tag = context.temporary.tag_of(destination, self._session)
+        tag = self._tag(template)
         if tag is None:
-            context.temporary.unanswered += 1
+            self._context.temporary.unanswered += 1
             return None
-        properties += encode_properties({TAGS: tag})
-        topic = context.temporary.topic
-        queue_id = find_queue_id(context, self._gate, topic, tag)
-        return Message(topic, content, properties, queue_id, 0, 0, now_ms, self._peer.host)
+        properties += _tagged(tag)
+        queue_id = self._queue_id(template, tag)
+        return Message(self._topic(template), content, properties, queue_id, 0, 0, now_ms, self._peer.host)
+
+    def _topic(self, template: Template) -> str:
+        return template.destination.topic or self._context.temporary.topic
+
+    def _tag(self, template: Template) -> str | None:
+        """Return what says to whom messages go in the topic of temporary destinations, empty for another topic.
+
+        Returns None if their connection is gone. Raises as `Temporary.tag_of`.
+        """
+        destination = template.destination
+        return self._context.temporary.tag_of(destination, self._session) if is_temporary(destination.kind) else ""
 
     def _answered_at(self, template: Template) -> str:
         """Return what others call the temporary destination where the client waits for an answer; empty for none."""
@@ -167,30 +208,12 @@ class Sending:
     def _now_ms(self) -> int:
         return self._context.broker.clock.now_ms()
 
-    def _is_wanted(self, template: Template) -> bool:
-        """Return whether a stage may want messages of *template*."""
-        return self._context.broker.stages.may_want_properties(template.properties)
-
-    def _queue(self, template: Template) -> Queue | None:
-        """Return the queue for messages of *template*; None if they must be published one by one.
-
-        Raises:
-          Refused: as for `_queue_id`.
-          StompError: no plugin holds delayed messages.
-        """
-        self._check_delay(template)
-        if not template.destination.kind.is_stored:
-            return None
-        topic = template.destination.topic
-        queue_id = self._queue_ids.get(topic, -1) if not template.destination.name else -1
-        return self._gate.find_queue(topic, queue_id) or self._gate.find_queue(topic, self._queue_id(template))
-
-    def _queue_id(self, template: Template) -> int:
-        """Return the queue of the topic for messages of *template*; the topic is created if there is none.
+    def _queue_id(self, template: Template, tag: str) -> int:
+        """Return the queue for messages of *template* with a *tag* from `_tag`; the topic is created if there is none.
 
         Raises `Refused` if there is no such topic, and it may not be created.
         """
-        topic, name = template.destination.topic, template.destination.name
+        topic, name = self._topic(template), template.name or tag
         count = queue_count(self._context, self._gate, topic)
         if name:
             return crc32(name.encode()) % count
@@ -205,3 +228,7 @@ class Sending:
         if template.is_delayed and self._context.broker.capability(Timers) is None:
             text = "no plugin holds delayed messages; add timer to plugins.enabled, or send the message when it is due"
             raise StompError(f"{shown(template.destination.text)}: {text}")
+
+
+def _tagged(tag: str) -> bytes:
+    return encode_properties({TAGS: tag}) if tag else b""
