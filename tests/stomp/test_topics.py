@@ -94,12 +94,17 @@ async def test_an_acknowledgement_of_an_unknown_message_is_an_error(tmp_path: Pa
             assert (await talk.error())["receipt-id"] == "r"
 
 
-@pytest.mark.parametrize("destination", ["/topic/a.*", "/topic/*", "/topic/a.>", "/topic/#", "/topic/a.#.b"])
-async def test_wildcards_of_other_brokers_are_an_error(tmp_path: Path, destination: str) -> None:
+@pytest.mark.parametrize("kind", ["/topic/", "/queue/", ""])
+@pytest.mark.parametrize("name", ["a.*", "*", "a.>", "#", "a.#.b", "a/*"])
+async def test_wildcards_of_other_brokers_are_an_error(tmp_path: Path, kind: str, name: str) -> None:
+    """They would be a queue or a topic of exactly that name, in which nobody looks for messages."""
     async with stomp_broker(tmp_path) as stomp:
+        for command, headers in (("SUBSCRIBE", {"id": "0"}), ("SEND", {})):
+            talk = await stomp.connect()
+            await talk.send(talk.frame(command, destination=f"{kind}{name}", **headers))
+            assert "has a wildcard" in (await talk.error())["message"]
         talk = await stomp.connect()
-        await talk.send(talk.frame("SUBSCRIBE", id="0", destination=destination))
-        assert "has a wildcard" in (await talk.error())["message"]
+        await talk.publish(f"{kind}a.b*c", b"a star that is no level")
 
 
 async def test_a_deleted_topic_ends_the_connection_with_an_error(tmp_path: Path) -> None:

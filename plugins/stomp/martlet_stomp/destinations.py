@@ -142,6 +142,7 @@ def check_name(destination: Destination) -> None:
     if destination.topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
         raise StompError(f"destination {shown(text)} is written only by the broker; send to another one")
     if not name:
+        _check_no_wildcard(destination)
         return
     if name.startswith(HIDDEN):
         raise StompError(f"destination {shown(text)} has a name that begins with {HIDDEN}; only the broker sends there")
@@ -156,8 +157,13 @@ def check_filter(destination: Destination) -> None:
         raise StompError(f"destination {shown(destination.text)} is that of somebody else; only its owner reads it")
     if destination.name:
         _check_length(destination)
-    elif destination.kind is Kind.TOPIC and _WILDCARD.search(destination.text.removeprefix(Kind.TOPIC.value)):
-        text = "has a wildcard, which only topics with names understand (stomp.names); subscribe to each topic"
+    elif destination.kind.is_stored:
+        _check_no_wildcard(destination)
+
+
+def _check_no_wildcard(destination: Destination) -> None:
+    if _WILDCARD.search(destination.text.removeprefix(destination.kind.value)):
+        text = "has a wildcard, which only topics with names understand (stomp.names); name each destination"
         raise StompError(f"destination {shown(destination.text)} {text}")
 
 
