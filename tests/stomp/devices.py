@@ -48,11 +48,11 @@ class Worker:
     number: int = 0
     came: trio.Event = field(default_factory=trio.Event)
 
-    async def run(self, talk: Talk, at_once: int = 12) -> None:
+    async def run(self, talk: Talk) -> None:
         await connect(talk)
         await talk.subscribe(IN, "client-individual", prefetch_count="30")
         while True:
-            await self._turn(talk, await talk.messages(self.chance.randint(1, at_once)))
+            await self._turn(talk, await talk.some(self.chance.randint(1, 12)))
 
     async def _turn(self, talk: Talk, messages: list[Frame]) -> None:
         """Do the work for *messages* in one transaction; sometimes, abort one first."""
@@ -90,11 +90,11 @@ class Consumer:
     settled: set[bytes] = field(default_factory=set)
     came: trio.Event = field(default_factory=trio.Event)
 
-    async def run(self, talk: Talk, at_once: int = 20) -> None:
+    async def run(self, talk: Talk) -> None:
         await connect(talk)
         await talk.subscribe(OUT, "client", prefetch_count="50")
         while True:
-            await self._turn(talk, await talk.messages(self.chance.randint(1, at_once)))
+            await self._turn(talk, await talk.some(self.chance.randint(1, 20)))
 
     async def _turn(self, talk: Talk, messages: list[Frame]) -> None:
         for message in messages:
@@ -110,10 +110,14 @@ class Consumer:
 async def drain(producer: Producer, worker: Worker, consumer: Consumer, working: Talk, consuming: Talk) -> None:
     """Do what is left, until the consumer has a result of each message that has a receipt."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(worker.run, working, 1)
-        nursery.start_soon(consumer.run, consuming, 1)
-        while not producer.stored <= set(consumer.received):
+        nursery.start_soon(worker.run, working)
+        nursery.start_soon(consumer.run, consuming)
+        seen = len(consumer.received)
+        missing = producer.stored - set(consumer.received)
+        while missing:
             await consumer.came.wait()
+            missing.difference_update(consumer.received[seen:])
+            seen = len(consumer.received)
         nursery.cancel_scope.cancel()
 
 

@@ -115,6 +115,11 @@ class Talk:
         data, self._came = self._came[:count], self._came[count:]
         return data
 
+    async def some(self, most: int) -> list[Frame]:
+        """Return at least one MESSAGE frame, and at most *most* of those that came with other answers."""
+        found = await self.messages(1)
+        return [*found, *(self._came.pop(0) for _ in range(min(most - 1, len(self._came))))]
+
     async def bodies(self, count: int) -> list[bytes]:
         return [each.body for each in await self.messages(count)]
 
