@@ -1,0 +1,59 @@
+"""A consumer that never reads costs what is under way to it, and a position; not the messages that it has not read."""
+
+import gc
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from tests.stomp.stomp_talk import Running, stomp_broker
+
+from martlet.testing.stores import small_config
+
+CONSUMERS = 20
+# More than one consumer's connection takes: a pipe of 64 KiB, and what the broker keeps unsent for it.
+FIRST, MORE, BODY_BYTES = 2000, 20_000, 1000
+STORE = small_config(flush="async", segment_bytes=1 << 22, page_bytes=1 << 16, cache_bytes=1 << 20, open_files_max=64)
+
+
+async def publish(stomp: Running, destination: str, count: int) -> None:
+    talk = await stomp.connect()
+    for _ in range(count // 500):
+        await talk.publish(destination, *[b"x" * BODY_BYTES] * 500)
+    await talk.disconnect()
+    await stomp.idle()
+    gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("subscribed", "sent", "ack"),
+    [
+        ("/topic/a", "/topic/a", "auto"),
+        ("/topic/a", "/topic/a", "client-individual"),
+        ("/topic/mqtt/a/#", "/topic/mqtt/a/b", "auto"),
+        ("/queue/a", "/queue/a", "client"),
+        ("/temp-topic/a", "", "auto"),
+    ],
+)
+async def test_a_consumer_that_never_reads_costs_no_memory_per_message(
+    tmp_path: Path, subscribed: str, sent: str, ack: str
+) -> None:
+    async with stomp_broker(tmp_path, store=STORE) as stomp:
+        talks = []
+        for number in range(CONSUMERS):
+            talk = await stomp.connect()
+            await talk.subscribe(subscribed, ack, f"s{number}")
+            talks.append(talk)
+        if not sent:
+            await talks[0].subscribe("/queue/work", name="work")
+            await talks[0].publish("/queue/work", b"question", reply_to=subscribed)
+            sent = (await talks[0].messages(1))[0]["reply-to"]
+        await publish(stomp, sent, FIRST)
+        tracemalloc.start()
+        try:
+            await publish(stomp, sent, MORE)
+            grown, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        # The log's pages and the places of messages in their queue are in it, too, once for all consumers.
+        assert grown < 2 << 20, f"{grown} bytes for {MORE} messages of {BODY_BYTES} bytes and {CONSUMERS} consumers"
+        assert len(stomp.context.clients) == CONSUMERS
