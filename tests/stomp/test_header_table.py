@@ -82,8 +82,9 @@ ROWS = {
         users=(("priority", "7"), ("persistent", "true"), ("type", "order"), ("Colour", "dark: blue")),
     ),
 }
-# Rows that are not alike in all directions have tests of their own, here and in test_delays.py.
+# Rows that are not alike in all directions have tests of their own, here, in test_delays.py and in test_queues.py.
 OTHERS = [
+    "`DLQ_ORIGIN_MESSAGE_ID` of a dead letter",
     "`AMQ_SCHEDULED_DELAY`, `x-delay` (ms)",
     "`DELAY`, `TIMER_DELAY_SEC`, `TIMER_DELAY_MS`, `TIMER_DELIVER_MS`",
     "`TAGS`",

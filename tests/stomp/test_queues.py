@@ -236,6 +236,7 @@ async def test_a_message_that_must_not_be_requeued_is_dead_at_once(tmp_path: Pat
         await talk.nack(message, requeue="false")
         (letter,) = await talk.messages(1)
         assert (letter.body, letter["subscription"]) == (b"poison", "dead")
+        assert int(letter["DLQ_ORIGIN_MESSAGE_ID"][16:], 16) == stomp.records("orders")[0].position
 
 
 @pytest.mark.parametrize("requeue", ["true", "false"])

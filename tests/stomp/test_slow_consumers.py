@@ -10,8 +10,8 @@ from tests.stomp.stomp_talk import Running, stomp_broker
 from martlet.testing.stores import small_config
 
 CONSUMERS = 20
-# More than one consumer's connection takes: a pipe of 64 KiB, and what the broker keeps unsent for it.
-FIRST, MORE, BODY_BYTES = 2000, 20_000, 1000
+# The first ones fill connections, of 64 KiB each, the cache of the log, and what cursors have in common at its tail.
+FIRST, MORE, BODY_BYTES = 5000, 15_000, 1000
 STORE = small_config(flush="async", segment_bytes=1 << 22, page_bytes=1 << 16, cache_bytes=1 << 20, open_files_max=64)
 
 
@@ -47,13 +47,13 @@ async def test_a_consumer_that_never_reads_costs_no_memory_per_message(
             await talks[0].subscribe("/queue/work", name="work")
             await talks[0].publish("/queue/work", b"question", reply_to=subscribed)
             sent = (await talks[0].messages(1))[0]["reply-to"]
-        await publish(stomp, sent, FIRST)
         tracemalloc.start()
         try:
+            await publish(stomp, sent, FIRST)
+            before, _ = tracemalloc.get_traced_memory()
             await publish(stomp, sent, MORE)
-            grown, _ = tracemalloc.get_traced_memory()
+            after, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        # The log's pages and the places of messages in their queue are in it, too, once for all consumers.
-        assert grown < 2 << 20, f"{grown} bytes for {MORE} messages of {BODY_BYTES} bytes and {CONSUMERS} consumers"
+        assert after - before < MORE * BODY_BYTES // 15, f"{after - before} bytes for {CONSUMERS} consumers"
         assert len(stomp.context.clients) == CONSUMERS
