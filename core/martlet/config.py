@@ -7,7 +7,6 @@ similar known key. ``docs/config.md`` is generated from the same records.
 """
 
 import difflib
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
@@ -136,6 +135,8 @@ def read_toml(path: Path) -> dict[str, object]:
     Raises:
       ConfigError: the file cannot be read or is not TOML; the text names the line.
     """
+    import tomllib  # here, because a broker without a configuration file needs none
+
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
@@ -181,6 +182,8 @@ def override(tables: dict[str, object], assignment: str) -> None:
 
 
 def _toml_value(text: str) -> object:
+    import tomllib
+
     try:
         table = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from inspect import signature
 from ipaddress import ip_address
 from pathlib import Path
@@ -130,7 +131,7 @@ def read_config(tables: dict[str, object]) -> Config:
             f"more than 'store.message_bytes_max', which is {config.store.message_bytes_max}; raise that one as well"
         )
     _check_broker(config.broker)
-    installed = available()
+    installed = available() if rest else {}  # a scan of all installed distributions
     for name in rest:
         if name not in installed:
             raise ConfigError(unknown_key(name, [*SECTIONS, *installed]))
@@ -295,6 +296,9 @@ async def _run_with_store(
             nursery.start_soon(persistence.run, broker)
             nursery.start_soon(broker.projections.run)
             ready({protocol.name: _address(listener) for protocol, listener in bound.items()})
+            if any(protocol.websocket is not None for protocol in bound):
+                # Before the first client needs it, but not before the ports are ready, because it takes 40 ms.
+                nursery.start_soon(trio.to_thread.run_sync, partial(import_module, "martlet.net.websocket"))
             await live.wait_stop(stop)
             with trio.move_on_after(STOP_TIMEOUT_S):
                 await _say_goodbye(plugins, server)

@@ -292,6 +292,45 @@ def test_the_command_line_itself_imports_next_to_nothing() -> None:
     assert not {"trio", "pluggy", "martlet.run", "martlet.store"} & imported_by("import martlet.cli.main")
 
 
+# Prints all modules that are there when the broker is ready, and exits.
+AT_READY = """
+import builtins, os, sys
+
+def exit_when_ready(*words, **options):
+    if words[0].startswith("martlet ready"):
+        os.write(1, "\\n".join(sys.modules).encode())
+        os._exit(0)
+
+builtins.print = exit_when_ready
+from martlet.cli.main import main
+main(sys.argv[1:])
+"""
+
+
+def test_a_broker_that_is_ready_has_imported_no_large_module_that_clients_may_never_need(tmp_path: Path) -> None:
+    words = [f"--set={name}.listen=127.0.0.1:0" for name in ("remoting", "nameserver", "mqtt", "stomp")]
+    command = [sys.executable, "-c", AT_READY, "run", f"--data={tmp_path / 'data'}", *words]
+    imported = set(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.split())
+    assert {"martlet_remoting.plugin", "martlet_mqtt.plugin", "martlet_stomp.plugin", "trio"} <= imported
+    unneeded = {
+        "wsproto",
+        "h11",
+        "asyncio",
+        "unittest",
+        "http",
+        "xml",
+        "pydoc",
+        "concurrent.futures",
+        "multiprocessing",
+    }
+    unneeded |= {"martlet_remoting.client", "martlet_mqtt.commands", "martlet_stomp.commands", "martlet.store.verify"}
+    assert not unneeded & imported
+
+
+def test_a_broker_needs_no_parser_of_toml_if_there_is_no_configuration() -> None:
+    assert "tomllib" not in imported_by("import martlet.run; martlet.run.read_config({})")
+
+
 def test_a_broker_does_not_import_what_its_plugins_do_not_need() -> None:
     loaded = "from martlet.plugins.loader import load; load(['remoting', 'nameserver'], {}); import martlet.run"
     unneeded = {"martlet_remoting.client", "martlet_remoting.commands", "martlet.cli", "wsproto", "martlet_timer"}

@@ -15,7 +15,7 @@ from martlet.clock import process_age_s
 from martlet.config import override, read_toml
 from martlet.contracts import Command
 from martlet.freed_memory import FreedMemory
-from martlet.old_objects import OldObjects
+from martlet.old_objects import OldObjects, collect_rarely
 
 if TYPE_CHECKING:
     from martlet.run import Config
@@ -34,7 +34,8 @@ examples:
   martlet run --set store.flush=async --set remoting.listen=0.0.0.0:10911 --set broker.advertise=mq.example.org
 
 Once it accepts connections it prints one line:
-  martlet ready: remoting=127.0.0.1:10911 nameserver=127.0.0.1:9876 data=/home/me/martlet-data in 0.21 s
+  martlet ready: remoting=127.0.0.1:10911 nameserver=127.0.0.1:9876 mqtt=127.0.0.1:1883 \
+stomp=127.0.0.1:61613 data=/home/me/martlet-data in 0.21 s
 SIGTERM and Ctrl-C stop it cleanly; SIGHUP reloads certificates.
 Exit codes: 0 clean shutdown; 1 failure; 2 invalid command line or configuration; 3 data directory in use or failed.
 """
@@ -87,6 +88,7 @@ def read(arguments: argparse.Namespace) -> "Config":
 
 
 def start(arguments: argparse.Namespace) -> int:
+    collect_rarely()
     return serve(read(arguments))
 
 

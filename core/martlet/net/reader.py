@@ -161,7 +161,7 @@ class Reader:
         elif peer.protocol.tls_required:
             raise RemoteProtocolError("client speaks plain text; this port requires TLS")
         if websocket is not None and data[0] == HTTP_GET:
-            from martlet.net.websocket import WebSocketTransport  # `Server.run` imports it
+            from martlet.net.websocket import WebSocketTransport  # `martlet.run` imports it once the broker is ready
 
             peer.transport = WebSocketTransport(peer.transport, websocket, data)
             return

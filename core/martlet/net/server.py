@@ -9,8 +9,6 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from importlib import import_module
 from typing import Any, Final, final
 
 import trio
@@ -111,9 +109,6 @@ class Server:
                 nursery.start_soon(self._end_unattended)
                 await nursery.start(self._reader.run_pump)
                 nursery.start_soon(self._reader.turns.run)
-                if any(protocol.websocket is not None for protocol, _ in bound):
-                    # Before the first client needs it, and in a thread, because it takes 40 ms.
-                    nursery.start_soon(trio.to_thread.run_sync, partial(import_module, "martlet.net.websocket"))
                 nursery.start_soon(self._ends.run)
                 nursery.start_soon(self._rounds.run)
                 nursery.start_soon(self._reader.deadlines.run)

@@ -76,7 +76,6 @@ class Plugin:
     """One loaded plugin; ``hooks`` are the names of the hooks that it overrides."""
 
     name: str
-    distribution: str
     hooks: tuple[str, ...]
 
 
@@ -106,7 +105,7 @@ class Plugins:
         self.failed: dict[str, str] = {}
         self.reloaded: list[Callable[[], None]] = []  # called after all plugins have reloaded
 
-    def add(self, name: str, plugin: Hooks, distribution: str = "") -> None:
+    def add(self, name: str, plugin: Hooks) -> None:
         """Add *plugin* under *name*.
 
         Raises:
@@ -119,7 +118,7 @@ class Plugins:
             self._pluggy.register(plugin, name)
         except (pluggy.PluginValidationError, ValueError) as error:
             raise PluginError(f"plugin {name!r} does not fit; {error}") from error
-        self._loaded[name] = Plugin(name, distribution, tuple(h for h in HOOKS if self._implementation(name, h)))
+        self._loaded[name] = Plugin(name, tuple(h for h in HOOKS if self._implementation(name, h)))
 
     def __iter__(self) -> Any:
         return iter(list(self._loaded.values()))
@@ -386,7 +385,7 @@ def load(names: Sequence[str], tables: Mapping[str, object], required: Collectio
         for other, reason in made.before.items():
             if other in configs:
                 raise ConfigError(f"plugin {name!r} must come before {other!r} in plugins.enabled; {reason}")
-        plugins.add(name, made, f"{entry.dist.name} {entry.dist.version}" if entry.dist else "")
+        plugins.add(name, made)
     _check_addresses(configs)
     return plugins
 

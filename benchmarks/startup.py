@@ -1,0 +1,82 @@
+"""How long `martlet run` takes until it prints its ready line, and how much memory it has then.
+
+    python benchmarks/startup.py [--runs 15] [PYTHON ...]
+
+Each PYTHON is an interpreter with Martlet (default: this one); they take turns, so that two versions can be compared.
+Each run starts a broker with all plugins that are on by default on an empty directory, and again on what it left.
+A row has the least and the median of the time from exec to the ready line, of the processor time until then, and the
+median of the resident memory when the broker is idle.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+SECTIONS = ("remoting", "nameserver", "mqtt", "stomp")
+IDLE_AFTER_S = 0.5  # the module for WebSocket is imported once the broker is ready
+
+
+class Start(NamedTuple):
+    """What one start took."""
+
+    elapsed_ms: float
+    processor_ms: float
+    resident_mib: float
+
+
+def processor_ms(pid: int) -> float:
+    """Return the processor time of all threads of process *pid*."""
+    return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e6
+
+
+def resident_mib(pid: int) -> float:
+    """Return the resident set of process *pid*."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def start(python: str, data: str) -> Start:
+    """Start a broker on the directory *data*, and stop it when it is idle."""
+    command = [python, "-m", "martlet", "run", "--data", data]
+    command += [f"--set={section}.listen=127.0.0.1:0" for section in SECTIONS]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    before = time.perf_counter()
+    broker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
+    try:
+        assert broker.stdout is not None
+        line = broker.stdout.readline()
+        elapsed_ms, used_ms = (time.perf_counter() - before) * 1000, processor_ms(broker.pid)
+        assert line.startswith("martlet ready"), line
+        time.sleep(IDLE_AFTER_S)
+        return Start(elapsed_ms, used_ms, resident_mib(broker.pid))
+    finally:
+        broker.terminate()
+        broker.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pythons", nargs="*", default=[sys.executable], metavar="PYTHON")
+    parser.add_argument("--runs", type=int, default=15)
+    arguments = parser.parse_args()
+    found: dict[tuple[str, str], list[Start]] = {}
+    for _ in range(arguments.runs):
+        for python in arguments.pythons:
+            with tempfile.TemporaryDirectory() as data:
+                for what in ("empty directory", "restart"):
+                    found.setdefault((python, what), []).append(start(python, data))
+    for (python, what), starts in found.items():
+        elapsed, used, resident = zip(*starts, strict=True)
+        print(
+            f"{python} {what:16} elapsed {min(elapsed):4.0f} / {median(elapsed):4.0f} ms"
+            f"  processor {min(used):4.0f} / {median(used):4.0f} ms  {median(resident):.1f} MiB"
+        )
+
+
+if __name__ == "__main__":
+    main()
