@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.mqtt.devices import NAMES, Receiver, Sender
+from tests.mqtt.devices import EXPIRY, NAMES, Receiver, Sender
 from tests.mqtt.test_mqtt_crash import PROCESS, ROUNDS, connected, kill, talking
 
 from martlet_mqtt.packets import Connack, Connect, Publish
@@ -177,6 +177,36 @@ def test_a_shared_subscription_survives_kill_9(tmp_path: Path, flush: str) -> No
     check_shared(sender, members)
     assert all(member.received for member in members)
     assert len(sender.stored) > 30 * ROUNDS
+
+
+async def hold_one(address: str) -> None:
+    """Subscribe, and get a message that is not acknowledged."""
+    async with talking(address) as talk:
+        await talk.send(Connect("member", clean_start=False, properties=EXPIRY))
+        assert (await talk.expect(Connack)).reason == 0
+        await talk.subscribe("$share/g/a/1", qos=1)
+        await talk.publish("a/1", b"held", 1)
+        (message,) = await talk.messages(1)
+        assert (message.payload, message.is_duplicate) == (b"held", False)
+
+
+async def get_again(address: str) -> None:
+    async with talking(address) as talk:
+        await talk.send(Connect("member", clean_start=False, properties=EXPIRY))
+        answer = await talk.expect(Connack)
+        assert (answer.reason, answer.session_present) == (0, True)
+        await talk.publish("a/1", b"new", 1)
+        found = await talk.messages(2)
+        assert {(each.payload, each.is_duplicate) for each in found} == {(b"held", True), (b"new", False)}
+
+
+@pytest.mark.parametrize("flush", FLUSHES)
+def test_what_a_shared_subscription_brings_again_after_kill_9_has_dup(tmp_path: Path, flush: str) -> None:
+    with broker(tmp_path, flush) as (address, process):
+        trio.run(hold_one, address)
+        trio.run(kill, process)
+    with broker(tmp_path, flush) as (address, _):
+        trio.run(get_again, address)
 
 
 # delayed messages

@@ -62,6 +62,7 @@ class Story:
         self.disk = FakeDisk()
         self.clients = [Client(name) for name in ("one", "two", "three")]
         self.groups: dict[str, dict[bytes, str]] = {}
+        self.sent: set[tuple[str, bytes]] = set()  # by filter, what was sent to anybody with QoS 1
         self.rules = self.random.choice(([], ["b/#=other"]))
         self.published = self.delivered = 0
 
@@ -164,7 +165,7 @@ class Story:
         """Note that *packet* came to *client*; one that is sent again has the filter of the subscription it has now."""
         self.delivered += 1
         payload = packet.payload
-        if packet.is_duplicate:
+        if packet.is_duplicate and packet.qos == 2:
             found = client.held.get(packet.packet_id)
             assert found is not None, "what nobody was sent is sent again"
             assert found[1:] == (payload, 2), "only QoS 2 stays with its session"
@@ -175,6 +176,10 @@ class Story:
         state = self.groups[topic_filter].get(payload)
         assert state is not None, "it was published before the group began, or is for others"
         assert state == OPEN, f"it is {state}"
+        if packet.qos == 1:
+            was_sent = (topic_filter, payload) in self.sent
+            assert packet.is_duplicate == was_sent, "DUP says whether it was sent before"
+            self.sent.add((topic_filter, payload))
         if not packet.qos:
             self.groups[topic_filter][payload] = DONE
             return

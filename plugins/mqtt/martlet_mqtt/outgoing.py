@@ -28,7 +28,7 @@ from .context import Context
 from .due import DueMessages
 from .figures import Figures
 from .flight import IDS_MAX, TWICE, Flight
-from .frames import Grant, number_frames
+from .frames import DUPLICATE, Grant, number_frames
 from .names import SharedFilter
 from .packets import Connect
 from .properties import Property
@@ -284,13 +284,14 @@ class Outgoing:
                     self._context.counters.delivered += 1
                     self._peer.send(frame)
                 continue
-            packet_id, _ = self.flight.take_ids(1)
+            (packet_id, _), flags = self.flight.take_ids(1), 0
             if frame[0] & 6 == 4:
                 self._hand_over(member, delivery, offset, position, packet_id)
             else:
                 self._shares.lease(packet_id, Leased(member, queue_id, offset))
+                flags = DUPLICATE if delivery.delivery > 1 else 0  # perhaps to this session [MQTT-3.3.1-1]
             numbered = bytearray(frame)
-            number_frames(numbered, [0], [packet_id])
+            number_frames(numbered, [0], [packet_id], flags)
             self._peer.send(numbered)
             self._context.counters.delivered += 1
 
