@@ -203,3 +203,19 @@ async def test_a_group_that_takes_some_names_counts_with_all_queues() -> None:
             join(group)
         with pytest.raises(Refused, match="16 queues of shared groups are in use"):
             join("three")
+
+
+async def test_groups_count_with_all_queues_of_all_their_topics() -> None:
+    async with broker_in_memory(delivery=DeliveryConfig(share_queues_max=30)) as broker:
+        for topic in ("t", "u"):
+            broker.topics.ensure(topic, 8)
+        feed = broker.cursors.open(["t", "u"])
+
+        def join(group: str, topic: str) -> Member:
+            names = Names(feed, "#")
+            return broker.shares.join(RecordingPeer(), topic, group, LINES, lease_s=30, policy=POLICY, names=names)
+
+        for group, topic in (("one", "t"), ("one", "u"), ("two", "t"), ("one", "u")):
+            join(group, topic)
+        with pytest.raises(Refused, match="24 queues of shared groups are in use"):
+            join("two", "u")

@@ -127,12 +127,12 @@ class GroupNotes:
     def check_room(self, scope: str, group: str, topic: str, queues: int) -> None:
         """Raise `Refused` (BUSY) unless there is room for the *queues* of a group on *topic*.
 
-        Each group there counts with all queues: one that finds messages by their names opens a queue when it needs it.
+        Each group counts with all queues: one that finds messages by their names opens a queue when it needs it.
         """
         known = self._state.known
+        used = known.count_with(topic, queues)
         if known.count_of(scope, group, topic):
             return  # its other queues count already
-        used = known.count_with(topic, queues)
         if used + queues > self._lanes_max:
             text = f"{used} queues of shared groups are in use; delivery.share_queues_max is {self._lanes_max}"
             raise Refused(Reason.BUSY, f"{text}, delete unused groups or topics")

@@ -18,6 +18,9 @@ class KnownLanes:
         self._topics: dict[str, dict[Name, int]] = {}
         self._counts: dict[str, int] = {}  # of lanes, by topic
         self._count = 0
+        # The queues of each topic, as far as they were said, and how many lanes groups may still open on these.
+        self._queues: dict[str, int] = {}
+        self._missing = 0
 
     def __len__(self) -> int:
         return self._count
@@ -30,30 +33,37 @@ class KnownLanes:
         if key in self:
             return
         scope, group, topic, queue_id = key
+        before = self._missing_on(topic)
         groups = self._topics.setdefault(topic, {})
         groups[scope, group] = groups.get((scope, group), 0) | 1 << queue_id
         self._counts[topic] = self._counts.get(topic, 0) + 1
         self._count += 1
+        self._missing += self._missing_on(topic) - before
 
     def discard(self, key: Key) -> None:
         if key not in self:
             return
         scope, group, topic, queue_id = key
+        before = self._missing_on(topic)
         groups = self._topics[topic]
         left = groups[scope, group] & ~(1 << queue_id)
         self._counts[topic] -= 1
         self._count -= 1
         if left:
             groups[scope, group] = left
-            return
-        del groups[scope, group]
+        else:
+            del groups[scope, group]
         if not groups:
             del self._topics[topic], self._counts[topic]
+        self._missing += self._missing_on(topic) - before
+        if not groups:
+            self._queues.pop(topic, None)
 
     def clear(self) -> None:
         self._topics.clear()
         self._counts.clear()
-        self._count = 0
+        self._queues.clear()
+        self._count = self._missing = 0
 
     def topics(self) -> list[str]:
         """Return the topics of the lanes."""
@@ -64,9 +74,16 @@ class KnownLanes:
         return list(self._topics.get(topic, ()))
 
     def count_with(self, topic: str, queues: int) -> int:
-        """Return how many lanes there are if each group on *topic* had *queues*."""
-        groups = len(self._topics.get(topic, ()))
-        return self._count + max(groups * queues - self._counts.get(topic, 0), 0)
+        """Return how many lanes there are if each group has all queues: *queues* on *topic*, and those said before."""
+        if topic in self._topics:
+            before = self._missing_on(topic)
+            self._queues[topic] = queues
+            self._missing += self._missing_on(topic) - before
+        return self._count + self._missing
+
+    def _missing_on(self, topic: str) -> int:
+        """Return how many lanes the groups on *topic* do not have yet; 0 if its queues were never said."""
+        return max(len(self._topics.get(topic, ())) * self._queues.get(topic, 0) - self._counts.get(topic, 0), 0)
 
     def count_of(self, scope: str, group: str, topic: str) -> int:
         """Return how many lanes a group has on *topic*."""
