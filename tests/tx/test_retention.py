@@ -1,7 +1,7 @@
 """Retention removes the segments of half messages whose transactions are pending: copies take their place."""
 
 from contextlib import suppress
-from errno import EIO
+from errno import EIO, ENOSPC
 from functools import partial
 from random import Random
 from typing import Any
@@ -269,3 +269,14 @@ async def test_a_foreign_name_finds_no_copy() -> None:
     position = kept.placed["late"].position
     for where, key in ((position, "pending"), (position + 1, "late"), (-1, "late"), (position, ""), (position, "x")):
         assert await found.held.find_copy(where, key) is None
+
+
+async def test_others_are_told_that_a_commit_of_retention_failed() -> None:
+    disk = FakeDisk()
+    found = await Kept(disk).begin()
+    found.broker.publish(Message("other", b"x", b"", 0, born_ms=1, born_host=HOST))  # not answered yet
+    disk.fail_next("write", ENOSPC)
+    with pytest.raises(Refused):
+        await found.broker.turns.finish(found.held.roll(found.store.appended))
+    with pytest.raises(Refused):
+        found.store.commit()  # that of the server, which sends the answer after it

@@ -162,7 +162,7 @@ class RevivedPops:
         if queue is not None:
             ends.append(await self._timers(points, queue))
         leased = await broker.turns.finish(self._lease(points))
-        broker.store.commit()
+        broker.store.committer.commit_early()
         await broker.store.wait_flushed(broker.store.written)
         # So that RocketMQ, and the next start after it, do not read them again.
         for queue, end in ends:

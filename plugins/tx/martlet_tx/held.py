@@ -166,7 +166,7 @@ class HeldTransactions(Transactions):
         while True:
             end = self._copied.get(position, 0)
             if end > self._store.readable:
-                self._store.commit()
+                self._store.committer.commit_early()
                 await self._store.wait_flushed(end)
             readable = self._store.readable
             half = await self._find_readable_copy(position, key)
@@ -366,7 +366,7 @@ class HeldTransactions(Transactions):
           Refused: the disk is full.
           StoreError: the disk failed to read some; all others were replaced.
         """
-        self._store.commit()  # what ends now must not be in doubt
+        self._store.committer.commit_early()  # what ends now must not be in doubt
         state = self.state.halves
         unreadable = 0
         for number in state.pages():

@@ -16,7 +16,7 @@ import trio
 
 from martlet.broker import Broker
 from martlet.contracts import StagedBatch
-from martlet.errors import Reason, Refused, StoreFailed
+from martlet.errors import Reason, Refused
 from martlet.message import Message
 from martlet.records.layout import Buffer, record_views
 from martlet.steps import WaitingSteps
@@ -81,12 +81,7 @@ class EventLog:
         Raises:
           Refused, StoreFailed: nothing that was appended since the last commit was stored.
         """
-        try:
-            self._store.commit()
-        except (Refused, StoreFailed) as error:
-            # Other appends were not stored either; their answers must not be sent.
-            self._store.committer.fail_next(error)
-            raise
+        self._store.committer.commit_early()
 
     async def wait_applied(self) -> None:
         """Wait until all events that were appended are durable and applied.

@@ -620,7 +620,7 @@ class StagedTransactions(ExternalTransactions):
           Refused: the disk is full.
           StoreFailed: the disk failed.
         """
-        self._store.commit()
+        self._store.committer.commit_early()
         for key, left in list(self.state.deliveries.items()):
             delivery = self._deliveries.get(key)
             if left.noted_at < end and delivery is not None and not delivery.is_finished:
