@@ -7,6 +7,7 @@ from tests.mqtt.mqtt_talk import Running, mqtt_broker
 
 from martlet.store import Store
 from martlet_mqtt.codes import V4, V5, PacketType
+from martlet_mqtt.due import FILTERS_A_SLICE
 from martlet_mqtt.flight import Flight
 from martlet_mqtt.packets import Ack
 from martlet_mqtt.properties import Property
@@ -79,3 +80,19 @@ async def test_a_message_of_qos_2_that_became_too_large_for_the_client_is_releas
         session = mqtt.context.clients["c"].session
         assert session is not None
         assert session.flight == {}
+
+
+async def test_the_filters_of_what_is_sent_again_are_looked_at_in_slices(tmp_path: Path) -> None:
+    async with mqtt_broker(tmp_path) as mqtt:
+        talk = await mqtt.connect("c", clean=False, expiry_s=100)
+        filters = 10 * FILTERS_A_SLICE
+        await talk.subscribe(*[f"{number}/#" for number in range(filters)], qos=1)
+        await talk.publish("7/x", b"again", 1)
+        await talk.messages(1)
+        talk.hang_up()
+        before, slices = mqtt.broker.turns.slices, list[int]()
+        talk = await mqtt.connect("c", clean=False, expiry_s=100, present=True)
+        slices.append(mqtt.broker.turns.slices - before)
+        assert await talk.payloads(1) == [b"again"]
+        slices.append(mqtt.broker.turns.slices - before - slices[0])
+        assert sum(slices) >= 2 * 10  # to resume the subscriptions, and to index them

@@ -14,7 +14,7 @@ from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.leaving import LEAVES_A_SLICE
 from martlet_mqtt.outgoing import Outgoing
 from martlet_mqtt.properties import Property
-from martlet_mqtt.shares import STEPS_A_GROUP, STEPS_A_TURN, STEPS_OF
+from martlet_mqtt.shares import STEPS_A_GROUP, STEPS_A_READ, STEPS_A_TURN, STEPS_OF
 
 FEW, MANY = 3, 300
 
@@ -79,6 +79,25 @@ async def test_a_turn_sends_a_limited_number_of_messages_and_the_next_ones_the_r
         member = await mqtt.connect("member", clean=False, expiry_s=1000, present=True)
         assert sorted(map(int, await member.payloads(600))) == list(range(600))
         assert max(sent) <= (STEPS_A_TURN + STEPS_A_GROUP) // STEPS_OF[qos] + 1
+        assert await member.rest() == []
+
+
+@pytest.mark.plain
+async def test_a_turn_reads_for_a_limited_number_of_groups_when_their_client_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each group of one filter has a message, and costs a read of its own."""
+    groups = 100
+    async with mqtt_broker(tmp_path) as mqtt:
+        publisher = await mqtt.connect("publisher")
+        member = await mqtt.connect("member", expiry_s=1000)
+        await member.subscribe(*[f"$share/g{number}/a/#" for number in range(groups)], qos=1)
+        member.hang_up()
+        await publisher.publish("a/x", b"one", 1)
+        sent = sent_in_turns(mqtt, monkeypatch)
+        member = await mqtt.connect("member", clean=False, expiry_s=1000, present=True)
+        assert await member.payloads(groups) == [b"one"] * groups
+        assert max(sent) <= STEPS_A_TURN // (STEPS_A_GROUP + STEPS_A_READ + STEPS_OF[1]) + 1
         assert await member.rest() == []
 
 

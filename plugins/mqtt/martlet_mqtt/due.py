@@ -17,6 +17,7 @@ from martlet.delivery.fanout import parts
 from martlet.delivery.interest import FilterTrie
 from martlet.delivery.session import Session
 from martlet.errors import Reason, Refused
+from martlet.steps import Pace, Steps
 
 from .client_frames import ClientFrames
 from .context import Context
@@ -33,6 +34,7 @@ __all__ = ["DueMessages"]
 # Records that are read at once for a client.
 READ_MESSAGES: Final = 64
 READ_BYTES: Final = 1 << 18
+FILTERS_A_SLICE: Final = 64
 # The session has no room for the name up to which retained messages were sent; it may get some of them again.
 NO_ROOM: Final = frozenset((Reason.ILLEGAL, Reason.BUSY))
 
@@ -135,6 +137,8 @@ class DueMessages:
 
     async def _read(self) -> None:
         """Read some of what is due from the log."""
+        if self._resent is None and any(due.number for due in self._due):
+            self._resent = await self._context.broker.turns.finish(self._index_filters())
         size, projections = 0, self._context.broker.projections
         while len(self._ready) < READ_MESSAGES and size < READ_BYTES:
             if not self._due:
@@ -258,14 +262,20 @@ class DueMessages:
         retain = bool(due.number & RETAINED)
         return frames.fitting(encode_alone(arrived, shape, "", now_ms, retain=retain, expires=False))
 
+    def _index_filters(self) -> Steps[FilterTrie[bool]]:
+        """Return the filters of the session, by whether they are shared, in slices."""
+        found, pace = FilterTrie[bool](), Pace(FILTERS_A_SLICE)
+        for topic_filter, options in list(self._session.filters.items()):
+            shared = split_shared(topic_filter)
+            inner = topic_filter if shared is None else shared.topic_filter
+            found.add(inner, shared is not None, grant_of(topic_filter, options))
+            if pace.is_over():
+                yield
+        return found
+
     def _grants_of(self, name: str, qos: int, record: RecordView) -> tuple[Grant, ...]:
         """Return the subscriptions for which a message of *name* is sent again with *qos*, that of the first time."""
-        if self._resent is None:
-            self._resent = FilterTrie()
-            for topic_filter, options in self._session.filters.items():
-                shared = split_shared(topic_filter)
-                inner = topic_filter if shared is None else shared.topic_filter
-                self._resent.add(inner, shared is not None, grant_of(topic_filter, options))
+        assert self._resent is not None  # since its record was read
         found = self._resent.match(name)
         own = self._frames.chosen(cast("tuple[Grant, ...]", found.get(False) or ()), record)
         grants = own or self._frames.chosen(cast("tuple[Grant, ...]", found.get(True) or ()), record)

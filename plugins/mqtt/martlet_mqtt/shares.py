@@ -39,9 +39,10 @@ TAGS_NAME: Final = TAGS.encode()
 _ANY: Final = r"[^+#\x00-\x1f\x7f-\x9f]"
 _ANY_IN_LEVEL: Final = r"[^/+#\x00-\x1f\x7f-\x9f]"
 MESSAGES_A_TURN: Final = 256  # of QoS 0, which no window limits
-# What one turn of the event loop does for a client, in steps of 10 us: groups to look at, and messages, by QoS.
+# What one turn of the event loop does for a client, in steps of 10 us: groups to look at, reads, and messages, by QoS.
 STEPS_A_TURN: Final = 256
 STEPS_A_GROUP: Final = 2
+STEPS_A_READ: Final = 8
 STEPS_OF: Final = 1, 2, 12
 
 
@@ -288,7 +289,7 @@ class SharedSubscriptions:
                     full[topic_filter] = None
                     continue
                 for delivery in member.collect(budget_bytes):
-                    left -= delivery.count * STEPS_OF[grant.subscription.qos]
+                    left -= STEPS_A_READ + delivery.count * STEPS_OF[grant.subscription.qos]
                     budget_bytes -= len(delivery.data)
                     yield member, grant, delivery
                 if member.credit <= 0:
