@@ -9,11 +9,12 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
+from martlet.contracts import Buffer
 from martlet.errors import Reason, Refused, StoreFailed
 from martlet.net.peer import DELIVERY_TRANSITIONS, TRANSITIONS, Delivery, PeerState, ServerPeer
 from martlet.net.pending import Pending
 from martlet.settings import ServerConfig
-from martlet.testing.links import Link
+from martlet.testing.links import Conditions, Link
 
 from .toys import Lines, World, toy_server
 
@@ -195,3 +196,31 @@ async def test_a_peer_whose_handler_cannot_refuse_is_closed_when_the_disk_is_ful
         await caller.send(b"hold 5 stored\nhold 6 lost\n")
         assert await caller.receive_all() == b"error the disk is full\n"
         assert world.reasons == ["the disk is full"]
+
+
+async def test_output_that_waits_is_not_copied_and_counts_until_all_of_a_piece_is_sent() -> None:
+    """Connections that wait with the same object share its memory; views of a log page do not keep that in memory."""
+    pending, link = Pending[ServerPeer](), Link(Conditions(capacity_bytes=1000))
+    page, payload = memoryview(bytes(100_000)), b"x" * 100_000
+    async with trio.open_nursery() as nursery:
+        peer = ServerPeer(World().protocol(), link.far, "peer", bytes(8), pending, ServerConfig(), nursery)
+        peer.send(b"head", payload, page[:50_000], page[:49_999])
+        peer.queue_output(0, 0)
+        assert peer.out_bytes == pending.unsent_bytes == 199_999
+        head, *copies = peer._out
+        assert head is payload
+        assert [memory(each) for each in copies] == [100_000, 49_999]
+        received = bytearray()
+        while len(received) < 200_003:
+            await trio.testing.wait_all_tasks_blocked()
+            received += link.near.receive(1 << 20) or b""
+        assert received == b"head" + payload + bytes(99_999)
+        await trio.testing.wait_all_tasks_blocked()
+        assert peer.idle
+        assert peer.out_bytes == pending.unsent_bytes == 0
+        nursery.cancel_scope.cancel()
+
+
+def memory(piece: Buffer) -> int:
+    """Return the size of what *piece* keeps in memory."""
+    return len(memoryview(piece).obj)  # type: ignore[arg-type]

@@ -1,7 +1,9 @@
-"""Certificates of a port: unusable ones are reported, and no passphrase is prompted for."""
+"""TLS: unusable certificates are reported, no passphrase is prompted for, and little is encrypted ahead."""
 
+import ssl
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import trustme
@@ -11,6 +13,10 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
+
+from martlet.net.tls import client_context
+from martlet.net.transports import TLS_BYTES_AT_ONCE, TlsTransport
+from martlet.testing.links import Conditions, Link
 
 LOAD = """
 from types import SimpleNamespace
@@ -38,3 +44,22 @@ def test_no_pass_phrase_is_asked_for_on_the_terminal(tmp_path: Path) -> None:
     )
     assert "pass phrase" not in ran.stdout
     assert "REFUSED remoting.tls_cert" in ran.stdout
+
+
+async def test_no_more_than_a_window_is_encrypted_ahead() -> None:
+    """A connection that does not read holds a part of a long piece, which it does not share with others."""
+    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    link = Link(Conditions(capacity_bytes=1 << 16))
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = client_context(verify=False).wrap_bio(incoming, outgoing)
+    transport = TlsTransport(link.far, context, b"", lambda certificate: None)
+    while client.version() is None or not transport.send([b"."]):
+        with suppress(ssl.SSLWantReadError):
+            client.do_handshake()
+        link.near.send([outgoing.read()])
+        transport.receive(1 << 16)
+        incoming.write(link.near.receive(1 << 16) or b"")
+    assert transport.send([b"a", bytes(1 << 22), b"b"]) == TLS_BYTES_AT_ONCE
+    assert transport.send([b"c"]) == 0
+    assert transport.pending()

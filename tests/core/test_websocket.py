@@ -26,6 +26,7 @@ from wsproto.events import (
 )
 
 from martlet.contracts import Protocol, WebSocket
+from martlet.net.websocket import PAYLOAD_BYTES, _head_of
 from martlet.settings import ServerConfig
 from martlet.testing.links import Caller, Conditions
 
@@ -369,3 +370,9 @@ async def test_a_rejected_request_is_one_for_clients_too(world: World, autojump_
         event = await client.receive()
         assert isinstance(event, RejectConnection)
         assert event.status_code == 400
+
+
+def test_a_frame_has_a_part_of_a_long_piece() -> None:
+    """A connection encodes no more ahead than that, however much waits for it."""
+    assert _head_of([b"a", bytes(PAYLOAD_BYTES), b"b"]) == (b"a" + bytes(PAYLOAD_BYTES - 1), PAYLOAD_BYTES)
+    assert _head_of([b"a", b"b"]) == (b"ab", 2)

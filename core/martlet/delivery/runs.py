@@ -4,15 +4,18 @@ Receivers share a run, and each encoding of it is made once. A publisher may han
 exactly these messages, they are sent as they were received.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Protocol, final
+from typing import Any, Protocol, TypeVar, final
 
+from martlet.contracts import Buffer
 from martlet.delivery.fanout import Encoding, places
 from martlet.delivery.routing import Found
 from martlet.records.layout import I32, RecordView, record_views
 
 __all__ = ["Frames", "Receiver", "Run", "make_run"]
+
+T = TypeVar("T")
 
 
 class Receiver(Protocol):
@@ -27,13 +30,24 @@ class Receiver(Protocol):
 class Frames:
     """The messages of a run in one encoding: ``data``, in which message *i* ends before ``ends[i]``.
 
-    ``is_whole`` is False if the encoding left out some messages, whose frames are empty.
+    ``is_whole`` is False if the encoding left out some messages, whose frames are empty. ``payloads`` has, by the index
+    of a message, what follows its frame in ``data``; ``size`` includes that.
     """
 
-    __slots__ = ("_each", "data", "ends", "is_whole")
+    __slots__ = ("_each", "data", "ends", "is_whole", "payloads", "size")
 
-    def __init__(self, data: bytes, ends: Sequence[int], is_whole: bool = True) -> None:
+    def __init__(
+        self,
+        data: bytes,
+        ends: Sequence[int],
+        is_whole: bool = True,
+        payloads: Mapping[int, bytes] | None = None,
+    ) -> None:
         self._each: list[bytes] | None = None
+        self.payloads = payloads
+        self.size = len(data)
+        if payloads is not None:
+            self.size += sum(map(len, payloads.values()))
         self.data = data
         self.ends = ends
         self.is_whole = is_whole
@@ -49,7 +63,10 @@ class Frames:
         """Return the frames of the messages from *first* up to *last*."""
         begin = self.ends[first - 1] if first else 0
         ends = [end - begin for end in self.ends[first:last]]
-        return Frames(self.data[begin : begin + ends[-1]], ends, self.is_whole)
+        payloads: dict[int, bytes] | None = None
+        if self.payloads is not None:
+            payloads = {index - first: each for index, each in self.payloads.items() if first <= index < last}
+        return Frames(self.data[begin : begin + ends[-1]], ends, self.is_whole, payloads or None)
 
 
 @final
@@ -60,7 +77,7 @@ class Run:
     Messages for others may be between them in the log.
     """
 
-    __slots__ = ("_first", "_frames", "_positions", "_whole", "count", "data", "end", "position")
+    __slots__ = ("_decoded", "_first", "_frames", "_positions", "_whole", "count", "data", "end", "position")
 
     def __init__(self, data: bytes, count: int, position: int, end: int) -> None:
         self.data = data
@@ -68,6 +85,7 @@ class Run:
         self.position = position
         self.end = end
         self._frames: dict[str, Frames] | None = None
+        self._decoded: Sequence[Any] | None = None
         self._positions: list[int] | None = None
         self._whole: Run | None = None  # the run of which this is a part, and
         self._first = 0  # the index of the first message there
@@ -81,6 +99,17 @@ class Run:
         if self._positions is None:
             self._positions = places(self.data)[1] if self.count > 1 else [self.position]
         return self._positions
+
+    def decoded(self, decode: Callable[[Buffer], Sequence[T]]) -> Sequence[T]:
+        """Return what *decode* makes of the records, one result for each; it is called once for all receivers.
+
+        Each feed has runs of its own, so a protocol that uses one function gets what that has returned.
+        """
+        if self._whole is not None:
+            return self._whole.decoded(decode)[self._first : self._first + self.count]
+        if self._decoded is None:
+            self._decoded = decode(self.data)
+        return self._decoded
 
     def frames(self, encoding: Encoding) -> Frames:
         """Return the frames of the messages in *encoding*; they are encoded once for all receivers."""
@@ -106,7 +135,7 @@ class Run:
         return head, tail
 
     def keep(self, encoding: str, frames: Frames) -> None:
-        """Use *frames*, which a publisher handed on, for *encoding*."""
+        """Use *frames* for *encoding*; a publisher handed them on, or they are the same for all its receivers."""
         if self._frames is None:
             self._frames = {}
         self._frames[encoding] = frames

@@ -25,7 +25,7 @@ __all__ = ["DELIVERY_TRANSITIONS", "TRANSITIONS", "Delivery", "PeerState", "Serv
 
 log = logging.getLogger("martlet.server")
 
-REST_BYTES: Final = 65536  # size of the pieces of unsent output
+REST_BYTES: Final = 65536  # size of the pieces of copied output
 FAREWELL_S: Final = 5.0  # time limit for sending the rest of the output before a connection is closed
 
 
@@ -120,6 +120,7 @@ class ServerPeer:
         "_pending",
         "_progress",
         "_scopes",
+        "_skipped",
         "_touched",
         "address",
         "alarm",
@@ -174,7 +175,8 @@ class ServerPeer:
         self._held: deque[tuple[int, list[Buffer], int]] = deque()  # (log position, pieces, bytes)
         self.held_bytes = 0
         self._out: list[Buffer] = []  # ready to send
-        self.out_bytes = 0
+        self._skipped = 0  # so many bytes of the first piece are sent
+        self.out_bytes = 0  # a piece counts until all of it is sent
         self.draining = False  # whether a task waits until the transport accepts more of `_out`
         self._progress: trio.Event | None = None
         self._scopes: set[trio.CancelScope] = set()  # of slow requests in progress
@@ -361,8 +363,15 @@ class ServerPeer:
         return True
 
     def _let_out(self, pieces: list[Buffer]) -> None:
-        """Append *pieces* to the output; if a task is draining it, copy them, because views would pin whole pages."""
-        self._out.extend(map(bytes, pieces) if self.draining else pieces)
+        """Append *pieces* to the output; if a task is draining it, they have to wait."""
+        if not self.draining:
+            self._out.extend(pieces)
+            return
+        for piece in pieces:
+            if may_wait(piece):
+                self._out.append(piece)
+            else:
+                self._out += copied(piece, 0)
 
     def _add_out(self, size: int) -> None:
         self.out_bytes += size
@@ -390,33 +399,46 @@ class ServerPeer:
         """Send as much as the transport accepts now; a task drains the rest."""
         if self.state >= LOST:
             return
+        out, skipped = self._out, self._skipped
         try:
-            taken = self.transport.send(self._out)
+            taken = self.transport.send([memoryview(out[0])[skipped:], *out[1:]] if skipped else out)
         except Exception as error:
             self.lose(error)
             return
-        self._add_out(-taken)
         self.protocol.traffic.bytes_out += taken
+        if skipped + taken == self.out_bytes:
+            self._out, self._skipped = [], 0
+            self._add_out(-self.out_bytes)
+        else:
+            self._keep_rest(skipped + taken)
         if taken:
             self._note_progress()
-        if not self.out_bytes and not self.transport.pending():
-            self._out = []
-            return
-        self._keep_rest(taken)
-        self.drain()
+        if self._out or self.transport.pending():
+            self.drain()
 
     def _keep_rest(self, taken: int) -> None:
-        """Drop the first *taken* bytes of the output; copy the rest, because views would pin whole pages of the log."""
+        """Drop the pieces of the output of which all is among the first *taken* bytes; the rest has to wait.
+
+        A piece stays as it is, and counts as a whole until all of it is sent: other connections may wait with the same
+        object. Only a view that would pin a whole page of the log is copied.
+        """
         rest: list[Buffer] = []
+        done = self._skipped = 0
         for piece in self._out:
             size = len(piece)
             if taken >= size:
                 taken -= size
+                done += size
                 continue
-            # Use short pieces, so that a partial send of one does not copy all the rest again.
-            rest += [bytes(piece[at : at + REST_BYTES]) for at in range(taken, size, REST_BYTES)]
+            if may_wait(piece):
+                rest.append(piece)
+                self._skipped += taken
+            else:
+                rest += copied(piece, taken)
+                done += taken
             taken = 0
         self._out = rest
+        self._add_out(-done)
 
     def drain(self) -> None:
         """Start a task that sends the output as the transport accepts it."""
@@ -514,7 +536,7 @@ class ServerPeer:
         self.transport.close()
         self._pending.held.pop(self, None)
         self._pending.unsent_bytes -= self.out_bytes + self.held_bytes
-        self.out_bytes = self.held_bytes = 0
+        self.out_bytes = self.held_bytes = self._skipped = 0
         self._out = []
         self._held.clear()
         self.discard_batch()
@@ -525,3 +547,16 @@ class ServerPeer:
         """Drop the connection and the handler: they refer to this peer, and the cycle would keep their memory alive."""
         self.connection = ENDED
         self.handler = ENDED
+
+
+def may_wait(piece: Buffer) -> bool:
+    """Return whether *piece* keeps at most twice its size in memory, so that it need not be copied to wait."""
+    if isinstance(piece, memoryview):
+        base = piece.obj
+        return isinstance(base, bytes | bytearray) and len(base) <= 2 * len(piece)
+    return True
+
+
+def copied(piece: Buffer, taken: int) -> list[Buffer]:
+    """Return a copy of *piece* without its first *taken* bytes, in pieces that are freed one by one."""
+    return [bytes(piece[at : at + REST_BYTES]) for at in range(taken, len(piece), REST_BYTES)]

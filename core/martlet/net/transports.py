@@ -17,7 +17,7 @@ __all__ = ["SocketTransport", "TlsTransport", "Transport"]
 
 IOVECS_MAX: Final = 1024  # Linux UIO_MAXIOV: sendmsg takes no more pieces at once
 JOIN_BYTES_MAX: Final = 65536  # below, one copy is cheaper than a long iovec list
-TLS_BYTES_AT_ONCE: Final = 262144
+TLS_BYTES_AT_ONCE: Final = 262144  # encrypted ahead of what the socket accepts
 
 
 class Transport(Protocol):
@@ -165,9 +165,10 @@ class TlsTransport:
             return 0
         taken = 0
         for piece in pieces:
-            self._object.write(piece)
-            taken += len(piece)
-            if taken >= TLS_BYTES_AT_ONCE:
+            left = TLS_BYTES_AT_ONCE - taken
+            self._object.write(piece if len(piece) <= left else memoryview(piece)[:left])
+            taken += min(len(piece), left)
+            if taken == TLS_BYTES_AT_ONCE:
                 break
         self._flush()
         return taken

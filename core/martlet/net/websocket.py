@@ -244,9 +244,10 @@ def _head_of(pieces: Sequence[Buffer]) -> tuple[bytes, int]:
     chosen: list[Buffer] = []
     size = 0
     for piece in pieces:
-        chosen.append(piece)
-        size += len(piece)
-        if size >= PAYLOAD_BYTES:
+        left = PAYLOAD_BYTES - size
+        chosen.append(piece if len(piece) <= left else memoryview(piece)[:left])
+        size += min(len(piece), left)
+        if size == PAYLOAD_BYTES:
             break
     return b"".join(chosen), size
 

@@ -21,8 +21,11 @@ class Aliases:
         self._max = alias_max
         self._numbers: dict[bytes, int] = {}
 
-    def shorten(self, frame: bytes) -> bytes:
-        """Return the PUBLISH packet *frame* of MQTT 5 with an alias, and without its name if the client knows it."""
+    def shorten(self, frame: bytes, more: int = 0) -> bytes:
+        """Return the PUBLISH packet *frame* of MQTT 5 with an alias, and without its name if the client knows it.
+
+        *more* bytes of its payload follow it.
+        """
         _, at = decode_varint(frame, 1)
         end = at + 2 + (frame[at] << 8 | frame[at + 1])
         name = frame[at + 2 : end]
@@ -40,4 +43,4 @@ class Aliases:
         sent = b"" if is_known else name
         rest = U16.pack(len(sent)) + sent + frame[end:id_end] + encode_varint(len(properties)) + properties
         rest += frame[begin + size :]
-        return frame[:1] + encode_varint(len(rest)) + rest
+        return frame[:1] + encode_varint(len(rest) + more) + rest

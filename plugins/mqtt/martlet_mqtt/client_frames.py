@@ -5,17 +5,16 @@ its own; and on the time, for messages that expire.
 """
 
 from collections.abc import Callable
-from itertools import accumulate
 from typing import Final, final
 
 from martlet.contracts import RecordView
-from martlet.delivery.fanout import parts
 from martlet.delivery.runs import Frames, Run
 
 from .aliases import Aliases
 from .context import Context
 from .frames import Grant, Shape, encode_alone, has_selector
-from .messages import to_deliver
+from .large import arrived_in
+from .messages import Arrived
 from .packets import Connect
 from .properties import Property
 from .selecting import chooser
@@ -53,13 +52,16 @@ class ClientFrames:
         if shape.selects:
             return self._selected(run, grants)
         frames = run.frames(shape.encoding)
-        if not frames.is_whole or self._aliases is not None or len(frames.data) > self._packet_bytes_max:
+        if not frames.is_whole or self._aliases is not None or frames.size > self._packet_bytes_max:
             return self._one_by_one(run, frames, grants, shape)
         return frames
 
-    def fitting(self, frame: bytes) -> bytes:
-        """Return *frame*; empty if it is larger than the client accepts [MQTT-3.1.2-24, MQTT-3.1.2-25]."""
-        if len(frame) <= self._packet_bytes_max:
+    def fitting(self, frame: bytes, more: int = 0) -> bytes:
+        """Return *frame*; empty if with *more* bytes it is larger than the client accepts.
+
+        [MQTT-3.1.2-24, MQTT-3.1.2-25]
+        """
+        if len(frame) + more <= self._packet_bytes_max:
             return frame
         self._context.counters.oversize += 1
         return b""
@@ -71,46 +73,50 @@ class ClientFrames:
     def _choose(self, grants: tuple[Grant, ...]) -> Callable[[RecordView], tuple[Grant, ...]]:
         return chooser(self._context.broker, grants)
 
-    def _shortened(self, frame: bytes) -> bytes:
+    def _shortened(self, frame: bytes, more: int) -> bytes:
         """Return *frame* with an alias, if aliases are in use and the client accepts what one may add."""
-        if not frame or self._aliases is None or len(frame) + ALIAS_BYTES > self._packet_bytes_max:
+        if not frame or self._aliases is None or len(frame) + more + ALIAS_BYTES > self._packet_bytes_max:
             return frame
-        return self._aliases.shorten(frame)
+        return self._aliases.shorten(frame, more)
 
     def _one_by_one(self, run: Run, frames: Frames, grants: tuple[Grant, ...], shape: Shape) -> Frames:
         """Return the frames of a run of which some are not the same for all subscribers."""
-        found: list[bytes] = []
-        ends: list[int] = []
-        records = parts(run.data) if not frames.is_whole else []
-        now_ms, size, start = self._context.broker.clock.now_ms(), 0, 0
+        found, is_same = _Found(), self._aliases is None
+        messages = run.decoded(arrived_in) if not frames.is_whole else []
+        now_ms, start = self._context.broker.clock.now_ms(), 0
         for index, end in enumerate(frames.ends):
             frame = frames.data[start:end]
+            payload = frames.payloads.get(index, b"") if frames.payloads is not None else b""
             if start == end:
-                _, _, sys_flag, body, properties = records[index]
-                frame = self._alone(sys_flag, body, properties, grants, shape, now_ms)
+                arrived = messages[index]
+                frame = self._alone(arrived, grants, shape, now_ms)
+                if arrived is not None:
+                    payload, is_same = arrived.large, is_same and arrived.is_plain
             start = end
-            frame = self._shortened(self.fitting(frame))
-            found.append(frame)
-            size += len(frame)
-            ends.append(size)
-        return Frames(b"".join(found), ends, all(found))
+            self._add(found, frame, payload)
+        own = found.frames()
+        if is_same and own.is_whole:
+            run.keep(shape.encoding.name, own)
+        return own
 
     def _selected(self, run: Run, grants: tuple[Grant, ...]) -> Frames:
         """Return the frames of a run, which selectors leave out some messages of."""
-        found: list[bytes] = []
+        found = _Found()
         choose, now_ms = self._choose(grants), self._context.broker.clock.now_ms()
-        for record, (_, _, sys_flag, body, properties) in zip(run.records(), parts(run.data), strict=True):
+        for record, arrived in zip(run.records(), run.decoded(arrived_in), strict=True):
             own, frame = choose(record), b""
             if own:
-                frame = self._alone(sys_flag, body, properties, own, self.shape(own), now_ms)
-                frame = self._shortened(self.fitting(frame))
-            found.append(frame)
-        return Frames(b"".join(found), list(accumulate(map(len, found))), all(found))
+                frame = self._alone(arrived, own, self.shape(own), now_ms)
+            self._add(found, frame, arrived.large if arrived is not None else b"")
+        return found.frames()
 
-    def _alone(
-        self, sys_flag: int, body: bytes, properties: bytes, grants: tuple[Grant, ...], shape: Shape, now_ms: int
-    ) -> bytes:
-        arrived = to_deliver(sys_flag, body, properties)
+    def _add(self, found: "_Found", frame: bytes, payload: bytes) -> None:
+        """Add *frame*, which *payload* follows, as the client gets it."""
+        if frame:
+            frame = self._shortened(self.fitting(frame, len(payload)), len(payload))
+        found.add(frame, payload)
+
+    def _alone(self, arrived: Arrived | None, grants: tuple[Grant, ...], shape: Shape, now_ms: int) -> bytes:
         if arrived is None:
             return b""
         if arrived.client_id == self.client_id:
@@ -122,3 +128,27 @@ class ClientFrames:
             self._context.counters.expired += 1
             return b""
         return encode_alone(arrived, shape, self.client_id, now_ms)
+
+
+@final
+class _Found:
+    """Frames that are found one by one."""
+
+    __slots__ = ("_each", "_ends", "_payloads", "_size")
+
+    def __init__(self) -> None:
+        self._each: list[bytes] = []
+        self._ends: list[int] = []
+        self._payloads: dict[int, bytes] = {}
+        self._size = 0
+
+    def add(self, frame: bytes, payload: bytes) -> None:
+        """Add *frame*, which *payload* follows unless it is empty."""
+        if frame and payload:
+            self._payloads[len(self._each)] = payload
+        self._each.append(frame)
+        self._size += len(frame)
+        self._ends.append(self._size)
+
+    def frames(self) -> Frames:
+        return Frames(b"".join(self._each), self._ends, all(self._each), self._payloads or None)

@@ -23,6 +23,7 @@ from martlet.delivery.session_notes import NO_MESSAGE
 from .codes import PacketType, ReasonCode
 from .context import Counters
 from .frames import number_frames
+from .large import with_payloads
 from .shares import SharedSubscriptions
 
 __all__ = ["IDS_MAX", "INCOMING", "RETAINED", "TWICE", "Flight", "ranges_of"]
@@ -109,13 +110,19 @@ class Flight:
     # new messages
 
     def number_and_send(
-        self, data: bytearray, starts: Sequence[int], positions: Sequence[int], end: int, flags: int
+        self,
+        data: bytearray,
+        starts: Sequence[int],
+        positions: Sequence[int],
+        end: int,
+        flags: int,
+        payloads: Sequence[tuple[int, bytes]] = (),
     ) -> None:
-        """Give the frames in *data* packet identifiers, note that they are in flight, and send them."""
+        """Give the frames in *data* packet identifiers, note that they are in flight, and send them with *payloads*."""
         qos, count, session = data[0] >> 1 & 3, len(starts), self._session
         self._counters.delivered += count
         if not qos:
-            self._peer.send(data)
+            self._send(data, payloads)
             return
         base, at = flags | (TWICE if qos == 2 else 0), 0
         while at < count:
@@ -125,7 +132,13 @@ class Flight:
             session.hand_out(base + first, positions[at:last], end if last == count else positions[last])
             at = last
         self._peer.hold_until(session.until)
-        self._peer.send(data)
+        self._send(data, payloads)
+
+    def _send(self, data: bytearray, payloads: Sequence[tuple[int, bytes]]) -> None:
+        if payloads:
+            self._peer.send(*with_payloads(data, payloads))
+        else:
+            self._peer.send(data)
 
     def take_ids(self, count: int) -> tuple[int, int]:
         """Return the next free packet identifier, and how many from there on are free, up to *count*; they are used."""

@@ -3,7 +3,7 @@
 What differs between subscribers of one message is the version of MQTT, the QoS, and the subscription identifiers: that
 is a `Shape`, with an encoding of its own. The packet identifier differs always; it is written into a copy.
 A message that is not the same for all subscribers of a shape, because it expires, must not come back to its publisher,
-or keeps its RETAIN flag, has an empty frame, and is encoded for each (`encode_alone`).
+or keeps its RETAIN flag, has an empty frame, and is encoded for each (`encode_alone`). So is a large one (`large.py`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,8 +11,10 @@ from typing import Final, NamedTuple, final
 
 from martlet.contracts import Buffer
 from martlet.delivery.fanout import Encoding, parts
+from martlet.records.compression import COMPRESSED
 
 from .codes import V5
+from .large import LARGE_BYTES
 from .messages import Arrived, to_deliver
 from .packets import Subscription
 from .properties import U16, encode_varint
@@ -107,6 +109,9 @@ def encoding_of(has_properties: bool, qos: int, identifiers: bytes = b"") -> Enc
     def encode(piece: Buffer) -> list[bytes]:
         frames: list[bytes] = []
         for _queue_id, _offset, sys_flag, body, properties in parts(piece):
+            if len(body) >= LARGE_BYTES or sys_flag & COMPRESSED:  # which is decompressed once, too
+                frames.append(b"")
+                continue
             arrived = to_deliver(sys_flag, body, properties)
             if arrived is None or arrived.expires_ms or arrived.client_id or arrived.retain:
                 frames.append(b"")
@@ -118,8 +123,10 @@ def encoding_of(has_properties: bool, qos: int, identifiers: bytes = b"") -> Enc
     return Encoding(f"mqtt {has_properties:d}{qos} {identifiers.hex()}", encode)
 
 
-def publish_frame(name: bytes, payload: bytes, flags: int, properties: bytes | None, packet_id: int = 0) -> bytes:
-    """Return a PUBLISH packet.
+def publish_frame(
+    name: bytes, payload: bytes, flags: int, properties: bytes | None, packet_id: int = 0, more: int = 0
+) -> bytes:
+    """Return a PUBLISH packet, without the *more* bytes of the payload that follow it.
 
     Args:
       flags: the lower four bits of the first byte; with a QoS, the packet has *packet_id*.
@@ -132,14 +139,14 @@ def publish_frame(name: bytes, payload: bytes, flags: int, properties: bytes | N
         head = number + encode_varint(len(properties)) + properties
     else:
         head = number + b"\0"
-    size = 2 + len(name) + len(head) + len(payload)
+    size = 2 + len(name) + len(head) + len(payload) + more
     return b"%b%b%b%b%b%b" % (_FIRST[flags], encode_varint(size), U16.pack(len(name)), name, head, payload)
 
 
 def encode_alone(
     arrived: Arrived, shape: Shape, client_id: str, now_ms: int, *, retain: bool = False, expires: bool = True
 ) -> bytes:
-    """Return the frame of one message for one subscriber; empty if it must not get it.
+    """Return the frame of one message for one subscriber, without what is ``large``; empty if it must not get it.
 
     Args:
       retain: whether it is sent because a subscription began; otherwise the publisher's RETAIN counts only for those
@@ -158,7 +165,7 @@ def encode_alone(
     if expires and 0 < arrived.expires_ms <= now_ms:
         return b""
     flags = min(shape.qos, arrived.qos) << 1 | (retain or (arrived.retain and shape.keeps_retain))
-    return publish_frame(arrived.name, arrived.payload, flags, properties)
+    return publish_frame(arrived.name, arrived.payload, flags, properties, 0, len(arrived.large))
 
 
 def number_frames(data: bytearray, starts: Iterable[int], ids: Sequence[int], flags: int = 0) -> None:

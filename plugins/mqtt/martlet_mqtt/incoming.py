@@ -22,6 +22,7 @@ from .context import Context
 from .errors import MqttError, NotAccepted, reason_of
 from .flight import INCOMING, ranges_of
 from .frames import encoding_of
+from .large import LARGE_BYTES
 from .names import Name
 from .packets import Ack, Connect, Publish
 from .properties import Property
@@ -338,7 +339,7 @@ class Incoming:
     def _hand_on(self, run: PublishRun, positions: Sequence[int]) -> None:
         """Let subscribers have the packets as they came."""
         context, topics = self._context, {name.topic for name in set(run.names)}
-        if len(topics) > 1:
+        if len(topics) > 1 or (run.ends[-1] - run.start >= LARGE_BYTES and max(map(len, run.bodies)) >= LARGE_BYTES):
             return  # they are encoded again
         (topic,) = topics
         for encoding in _SAME[self._version == V5, run.qos]:

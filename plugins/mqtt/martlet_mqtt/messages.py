@@ -141,21 +141,28 @@ def _block(properties: Properties) -> bytes:
 class Arrived:
     """A message on its way to subscribers.
 
+    ``payload`` is empty if it is ``large``: then it follows the frame (`large.py`).
     ``properties`` are its properties in MQTT's encoding without their length, without expiry and what belongs to a
     subscription. ``expires_ms`` is 0 if it never expires, and ``client_id`` is that of a publisher to whom it must not
     come back.
     """
 
-    __slots__ = ("client_id", "expires_ms", "name", "payload", "properties", "qos", "retain")
+    __slots__ = ("client_id", "expires_ms", "large", "name", "payload", "properties", "qos", "retain")
 
     def __init__(self, name: bytes, payload: bytes, qos: int) -> None:
         self.name = name
         self.payload = payload
+        self.large = b""
         self.qos = qos
         self.retain = False
         self.properties = b""
         self.expires_ms = 0
         self.client_id = ""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the same for all subscribers, now and later."""
+        return not (self.expires_ms or self.client_id or self.retain)
 
 
 def to_deliver(sys_flag: int, body: bytes, properties: bytes) -> Arrived | None:

@@ -29,6 +29,7 @@ from .due import DueMessages
 from .figures import Figures
 from .flight import IDS_MAX, TWICE, Flight
 from .frames import DUPLICATE, Grant, number_frames
+from .large import payloads_of, with_payloads
 from .names import SharedFilter
 from .packets import Connect
 from .properties import Property
@@ -248,7 +249,10 @@ class Outgoing:
         counters = self._context.counters
         if not shape.qos:
             counters.delivered += run.count if frames.is_whole else len({0, *frames.ends}) - 1
-            self._peer.send(frames.data)
+            if frames.payloads is None:
+                self._peer.send(frames.data)
+            else:
+                self._peer.send(*with_payloads(frames.data, payloads_of(frames, 0, run.count)))
             return
         data, ends, positions = frames.data, frames.ends, run.positions()
         first, count = 0, run.count
@@ -264,11 +268,13 @@ class Outgoing:
             if qos:
                 starts = [start, *ends[first : last - 1]]
                 end = positions[last] if last < count else run.end
-                part = bytearray(data[start : ends[last - 1]])
-                self.flight.number_and_send(part, [each - start for each in starts], positions[first:last], end, 0)
+                numbered, payloads = bytearray(data[start : ends[last - 1]]), payloads_of(frames, first, last)
+                starts = [each - start for each in starts]
+                self.flight.number_and_send(numbered, starts, positions[first:last], end, 0, payloads)
             else:
                 counters.delivered += last - first
-                self._peer.send(data[start : ends[last - 1]])
+                part = data[start : ends[last - 1]]
+                self._peer.send(*with_payloads(part, payloads_of(frames, first, last)))
             first = last
 
     # shared subscriptions

@@ -8,7 +8,7 @@ client wants.
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
-from itertools import compress
+from itertools import chain, compress
 from operator import not_
 from typing import Any, Final, Protocol, TypeAlias, final
 
@@ -32,6 +32,8 @@ from .packets import AckMode, Subscribe, Version
 __all__ = ["UNLIMITED", "Owner", "Part", "Source", "Subscription"]
 
 UNLIMITED: Final = 1 << 60
+# Frames from here on are not copied for each subscriber.
+LARGE_BYTES: Final = 1 << 15
 
 Source: TypeAlias = Member | Reader | Follower
 # Messages of one queue.
@@ -180,7 +182,7 @@ class Subscription:
         if frames:
             head = self._heads.get(1) or self._head(1)
             self._counters.delivered += len(frames)
-            self._peer.send(head, head.join(frames))
+            self._send_frames(head, frames)
 
     def _end_if_over(self, browse: Browse) -> None:
         source = self._source
@@ -205,7 +207,14 @@ class Subscription:
             self._sent.append((delivery.queue_id, offsets))
         head = self._heads.get(delivery.delivery) or self._head(delivery.delivery)
         self._counters.delivered += len(frames)
-        self._peer.send(head, head.join(frames))
+        self._send_frames(head, frames)
+
+    def _send_frames(self, head: bytes, frames: Sequence[bytes]) -> None:
+        """Send *frames*, each after *head*; subscribers share large ones."""
+        if len(frames) > 1 and max(map(len, frames)) >= LARGE_BYTES:
+            self._peer.send(*chain.from_iterable([(head, frame) for frame in frames]))
+        else:
+            self._peer.send(head, head.join(frames))
 
     def _head(self, delivery: int) -> bytes:
         if len(self._heads) > 16:
