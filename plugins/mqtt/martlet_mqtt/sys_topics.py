@@ -72,6 +72,7 @@ class SysTopics:
         self._values: dict[str, bytes] = {}
         self._loads: dict[str, Load] = {}
         self._clients_max = 0
+        self._heap_max = 0
         self._began = self._last = 0.0
         self._totals = Totals()
 
@@ -177,8 +178,11 @@ class SysTopics:
         for name in "messages/stored", "store/messages/count":
             yield name, len(context.retained)
         yield "store/messages/bytes", context.retained.bytes
-        yield "heap/current", resident_bytes()
-        yield "heap/maximum", getrusage(RUSAGE_SELF).ru_maxrss * 1024
+        heap = resident_bytes()
+        # The kernel updates its own maximum later than the current value.
+        self._heap_max = max(self._heap_max, heap, getrusage(RUSAGE_SELF).ru_maxrss * 1024)
+        yield "heap/current", heap
+        yield "heap/maximum", self._heap_max
         for name, count in (
             ("messages/received", counters.packets_received),
             ("messages/sent", packets_sent),
