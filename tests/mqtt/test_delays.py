@@ -86,3 +86,15 @@ async def test_a_subscription_that_begins_before_it_is_due_gets_it(autojump_cloc
         await subscriber.subscribe("a")
         assert await subscriber.rest() == []
         assert await subscriber.payloads(1) == [b"later"]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("name", [name for name, _ in DELAYS])
+async def test_a_delay_that_is_no_number_is_refused(autojump_clock: MockClock, name: str, qos: int) -> None:
+    """With the same code, whichever property it is."""
+    async with delaying_broker() as mqtt:
+        publisher = await mqtt.connect("p")
+        delayed = Properties({}, ((name, "abc"),))
+        reason = await publisher.publish("a", b"later", qos, properties=delayed)
+        assert reason == ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+        assert mqtt.context.counters.stored == 0

@@ -11,6 +11,7 @@ __all__ = ["Malformed", "MqttError", "NotAccepted", "reason_of"]
 _REASONS: Final = {
     Reason.BUSY: ReasonCode.QUOTA_EXCEEDED,
     Reason.ILLEGAL: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
+    Reason.MALFORMED: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,  # a value that is no number: the packet is well-formed
     Reason.NO_PERMISSION: ReasonCode.NOT_AUTHORIZED,
     Reason.UNAVAILABLE: ReasonCode.QUOTA_EXCEEDED,
     Reason.NO_TOPIC: ReasonCode.TOPIC_NAME_INVALID,
