@@ -6,9 +6,10 @@ found and the rest does not fit are counted, so a text made to be slow ends as U
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
+
+from msgspec import Struct
 
 __all__ = ["STEPS_MAX", "compile_like", "is_slow"]
 
@@ -20,8 +21,7 @@ class _TooManySteps(Exception):
     """A text that was made to be slow."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Segment:
+class _Segment(Struct, frozen=True):
     """Characters between two ``%``: ``length`` of them, with runs of plain ones at fixed places."""
 
     length: int
