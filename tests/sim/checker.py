@@ -122,6 +122,9 @@ class Tap:
     def close(self) -> None:
         self.end.close()
 
+    def linger(self) -> None:
+        self.end.linger()
+
     @property
     def blocked(self) -> bool:
         """Whether the client takes nothing just now, so that it must wait for its answers."""

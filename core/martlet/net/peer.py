@@ -6,6 +6,7 @@ must be flushed first, or to `_out`, and sends. If the transport does not accept
 
 import logging
 import math
+import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from enum import IntEnum
@@ -256,10 +257,12 @@ class ServerPeer:
             return
         self._become(CLOSING)
         self.reason = reason
-        if self.idle:
-            self.transport.close()
-        else:
+        if not self.idle:
             self._nursery.start_soon(self._close_when_idle)
+        elif reason:
+            self.transport.linger()
+        else:  # the client has said that it sends no more
+            self.transport.close()
 
     # output
 
@@ -506,7 +509,13 @@ class ServerPeer:
 
     async def _close_when_idle(self) -> None:
         await self.wait_farewell()
-        self.transport.close()
+        self._close_transport()
+
+    def _close_transport(self) -> None:
+        if self.idle:
+            self.transport.linger()
+        else:
+            self.transport.close()
 
     def fail(self, error: Exception) -> None:
         """Close the connection after *error*, a bug in the protocol's code."""
@@ -525,7 +534,10 @@ class ServerPeer:
         self.reason = self.reason or f"{type(error).__name__}: {error}"
         if self.state < LOST:
             self._become(LOST)
-        self.transport.close()
+        if isinstance(error, ssl.SSLError):  # the client is told in an alert
+            self.transport.linger()
+        else:
+            self.transport.close()
         self._note_progress()
         if self.rest_scope is not None:
             self.rest_scope.cancel()
@@ -533,7 +545,7 @@ class ServerPeer:
     def end(self) -> None:
         """Free all resources: close the transport and cancel slow requests."""
         self._become(CLOSED)
-        self.transport.close()
+        self._close_transport()
         self._pending.held.pop(self, None)
         self._pending.unsent_bytes -= self.out_bytes + self.held_bytes
         self.out_bytes = self.held_bytes = self._skipped = 0

@@ -17,6 +17,7 @@ from martlet.contracts import Identity, Protocol, Traffic
 from martlet.errors import ConfigError
 from martlet.net.addresses import pack_host, show_address, split_address
 from martlet.net.complaints import Complaints
+from martlet.net.lingering import LingeringSockets
 from martlet.net.origins import Origins, origin_of
 from martlet.net.peer import CLOSED, READ_ENDED, ServerPeer
 from martlet.net.pending import Pending
@@ -34,6 +35,7 @@ log = logging.getLogger("martlet.server")
 
 ACCEPTS_AT_ONCE: Final = 64  # 10 us each
 ACCEPT_AGAIN_S: Final = 0.1
+LINGER_AT_STOP_S: Final = 0.2  # a client that is there closes within a round trip
 
 
 @final
@@ -59,6 +61,7 @@ class Server:
         self._rounds = Rounds(config, store, self.pending, clock)
         self._reader = Reader(config, self._rounds, self._complaints, authenticate)
         self._ends = ReadTurns(ENDS_A_TURN)  # thousands may go at the same moment
+        self._lingering = LingeringSockets()
         self._accepted = 0
         self._turned_away = 0
         self._gave_way = 0
@@ -108,6 +111,7 @@ class Server:
                 self._nursery = nursery
                 nursery.start_soon(self._end_unattended)
                 await nursery.start(self._reader.run_pump)
+                await nursery.start(self._lingering.run)
                 nursery.start_soon(self._reader.turns.run)
                 nursery.start_soon(self._ends.run)
                 nursery.start_soon(self._rounds.run)
@@ -127,9 +131,11 @@ class Server:
         self._listeners = [each for each in self._listeners if each.fileno() >= 0]
 
     async def wait_idle(self) -> None:
-        """Return when all output has been sent; the caller limits the wait."""
+        """Return when all output has been sent, and clients had a moment to read it; the caller limits the wait."""
         for peer in list(self._peers):
             await peer.wait_idle()
+        with trio.move_on_after(LINGER_AT_STOP_S):
+            await self._lingering.wait_none()
 
     def close_peers(self, reason: str, protocol: Protocol | None = None) -> None:
         """Close all peers, or those of *protocol*, after their output has been sent."""
@@ -160,15 +166,20 @@ class Server:
     def _welcome(self, protocol: Protocol, connected: socket.socket, name: tuple[Any, ...]) -> None:
         address = show_address(name[0], name[1])
         host = pack_host(name[0].partition("%")[0], name[1])
-        if len(self._peers) >= self.config.connections_max and not self._make_room(address, origin_of(host)):
+        if not self._has_room() and not self._make_room(address, origin_of(host)):
             connected.close()
             return
         try:
-            transport = SocketTransport(connected)
+            transport = SocketTransport(connected, self._lingering)
         except OSError:  # it has closed already
             connected.close()
             return
         self.serve(protocol, transport, address, host)
+
+    def _has_room(self) -> bool:
+        """Return whether one more connection is allowed; a lingering one is closed for it if necessary."""
+        room = self.config.connections_max - len(self._peers)
+        return room > len(self._lingering) or (room > 0 and self._lingering.give_way())
 
     def _make_room(self, address: str, origin: bytes) -> bool:
         """Close a connection of the address with the most, to accept one of *origin*; False if that has as many."""
@@ -280,6 +291,7 @@ class Server:
         reader, incomplete = self._reader, self._reader.incomplete
         return {
             "connections": len(self._peers),
+            "lingering": len(self._lingering),
             "accepted": self._accepted,
             "connections_address": self._origins.largest(),
             "turned_away": self._turned_away,

@@ -4,6 +4,7 @@ Only `wait_readable` and `wait_writable` wait; `receive` and `send` do what is p
 without waiting. So a whole batch of requests needs one wait, one receive and one send.
 """
 
+import contextlib
 import socket
 import ssl
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any, Final, Protocol, final
 import trio
 
 from martlet.contracts import Buffer, Certificate
+from martlet.net.lingering import LingeringSockets
 
 __all__ = ["SocketTransport", "TlsTransport", "Transport"]
 
@@ -41,16 +43,23 @@ class Transport(Protocol):
 
     def close(self) -> None: ...
 
+    def linger(self) -> None:
+        """Close, but so that a client which is still writing can read what was sent (`martlet.net.lingering`)."""
+        ...
+
 
 @final
 class SocketTransport:
     """A connected TCP socket, which becomes non-blocking; `on_close` is called just before it closes."""
 
-    __slots__ = ("_socket", "_was_awaited", "on_close")
+    __slots__ = ("_has_ended", "_has_sent", "_lingering", "_socket", "_was_awaited", "on_close")
 
-    def __init__(self, connected: socket.socket) -> None:
+    def __init__(self, connected: socket.socket, lingering: LingeringSockets) -> None:
         connected.setblocking(False)
         self._socket = connected
+        self._lingering = lingering
+        self._has_sent = False  # anything
+        self._has_ended = False  # the client sends no more
         self._was_awaited = False  # whether trio knows the socket
         self.on_close: Callable[[], None] | None = None
 
@@ -60,19 +69,26 @@ class SocketTransport:
 
     def receive(self, limit: int) -> bytes | None:
         try:
-            return self._socket.recv(limit)
+            data = self._socket.recv(limit)
         except BlockingIOError:
             return None
+        if not data:
+            self._has_ended = True
+        return data
 
     def send(self, pieces: list[Buffer]) -> int:
         try:
             if len(pieces) == 1:
-                return self._socket.send(pieces[0])
-            if sum(map(len, pieces)) <= JOIN_BYTES_MAX:
-                return self._socket.send(b"".join(pieces))
-            return self._socket.sendmsg(pieces[:IOVECS_MAX])
+                sent = self._socket.send(pieces[0])
+            elif sum(map(len, pieces)) <= JOIN_BYTES_MAX:
+                sent = self._socket.send(b"".join(pieces))
+            else:
+                sent = self._socket.sendmsg(pieces[:IOVECS_MAX])
         except BlockingIOError:
             return 0
+        if sent:
+            self._has_sent = True
+        return sent
 
     def pending(self) -> bool:
         return False
@@ -92,12 +108,26 @@ class SocketTransport:
 
     def close(self) -> None:
         if self._socket.fileno() >= 0:
-            if self.on_close is not None:
-                on_close, self.on_close = self.on_close, None
-                on_close()
-            if self._was_awaited:
-                trio.lowlevel.notify_closing(self._socket)
+            self._forget()
             self._socket.close()
+
+    def linger(self) -> None:
+        if self._socket.fileno() < 0:
+            return
+        self._forget()
+        if self._has_sent and not self._has_ended and self._socket.fileno() >= 0:  # `on_close` may have closed it
+            with contextlib.suppress(OSError):  # the client has reset the connection
+                self._socket.shutdown(socket.SHUT_WR)
+                self._lingering.add(self._socket.detach())
+        self._socket.close()
+
+    def _forget(self) -> None:
+        """Let nobody wait for the socket any more."""
+        if self.on_close is not None:
+            on_close, self.on_close = self.on_close, None
+            on_close()
+        if self._was_awaited and self._socket.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._socket)
 
 
 @final
@@ -108,7 +138,17 @@ class TlsTransport:
     it sent one.
     """
 
-    __slots__ = ("_incoming", "_inner", "_object", "_outgoing", "_ready", "_shaken", "_unsent", "_verified")
+    __slots__ = (
+        "_has_ended",
+        "_incoming",
+        "_inner",
+        "_object",
+        "_outgoing",
+        "_ready",
+        "_shaken",
+        "_unsent",
+        "_verified",
+    )
 
     def __init__(
         self, inner: Transport, context: ssl.SSLContext, first: bytes, verified: Callable[[Certificate], None]
@@ -121,6 +161,7 @@ class TlsTransport:
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._unsent = b""
         self._shaken = False
+        self._has_ended = False  # the client sends no more
         self._ready: trio.Event | None = None  # set while a task waits for the end of the handshake
 
     def receive(self, limit: int) -> bytes | None:
@@ -153,7 +194,11 @@ class TlsTransport:
             plain.append(b"")
         finally:
             self._flush()
-        return b"".join(plain) if plain else None
+        if not plain:
+            return None
+        data = b"".join(plain)
+        self._has_ended = not data
+        return data
 
     def _show_certificate(self) -> None:
         fields, der = self._object.getpeercert(), self._object.getpeercert(binary_form=True)
@@ -205,6 +250,22 @@ class TlsTransport:
     def close(self) -> None:
         self._inner.close()
         self._stir()
+
+    def linger(self) -> None:
+        if self._has_ended:
+            self.close()
+            return
+        with contextlib.suppress(OSError, trio.ClosedResourceError):
+            self._say_end()
+        self._inner.linger()
+        self._stir()
+
+    def _say_end(self) -> None:
+        """Send the alert close_notify (RFC 8446 6.1), without which the client takes the end for an attack."""
+        if self._shaken:
+            with contextlib.suppress(ssl.SSLError):  # the client's alert has not come yet
+                self._object.unwrap()
+            self._flush()
 
 
 def _certificate(fields: dict[str, Any], der: bytes) -> Certificate:

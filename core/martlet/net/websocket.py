@@ -182,7 +182,7 @@ class WebSocketTransport:
         self._payload += b"".join(parts)
 
     def _end(self, code: int, reason: str, failure: str) -> None:
-        """Stop receiving. Earlier requests are still answered; `close` sends the close frame."""
+        """Stop receiving. Earlier requests are still answered; `close` and `linger` send the close frame."""
         self._ended = True
         self._close_frame = bytes(FRAMES.close(code, reason))
         self._failure = f"peer {failure}" if failure else ""
@@ -230,13 +230,22 @@ class WebSocketTransport:
             self._opened = None
 
     def close(self) -> None:
+        self._say_end()
+        self._inner.close()
+        self._note_opened()
+
+    def linger(self) -> None:
+        self._say_end()
+        self._inner.linger()
+        self._note_opened()
+
+    def _say_end(self) -> None:
+        """Send the close frame."""
         if not self._closed and self._frames is not None:
             self._closed = True
             self._unsent += self._close_frame or bytes(FRAMES.close(CloseReason.NORMAL_CLOSURE))
             with contextlib.suppress(OSError, trio.ClosedResourceError):
                 self._flush()
-        self._inner.close()
-        self._note_opened()
 
 
 def _head_of(pieces: Sequence[Buffer]) -> tuple[bytes, int]:

@@ -195,6 +195,9 @@ class End:
             self._in.lose()
             self._in.stir()
 
+    def linger(self) -> None:
+        self.close()
+
 
 @final
 class Link:

@@ -124,6 +124,9 @@ class MemoryWire:
         self._in.close()
         self._out.close()
 
+    def linger(self) -> None:
+        self.close()  # what was sent still arrives
+
 
 @final
 class MemoryPeer:
