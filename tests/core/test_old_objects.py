@@ -48,7 +48,7 @@ def test_startup_does_not_collect() -> None:
     before, collected = gc.get_threshold(), gc.get_stats()[0]["collections"]
     try:
         collect_rarely()
-        kept = [[] for _ in range(100_000)]
+        kept: list[list[int]] = [[] for _ in range(100_000)]
         assert gc.get_stats()[0]["collections"] == collected
         assert kept
     finally:
