@@ -109,7 +109,7 @@ def compile_tree(node: Node, steps: list[int] | None = None) -> Truth:
 def nodes(node: Node) -> Iterator[Node]:
     """Yield *node* and all below it."""
     yield node
-    for name in node.__slots__:
+    for name in node.__struct_fields__:
         value = getattr(node, name)
         for each in value if isinstance(value, tuple) else (value,):
             if isinstance(each, NODES):
