@@ -249,6 +249,8 @@ class Steered(SteeredProcess):
     """A process with STOMP clients."""
 
     def __init__(self, words: Sequence[str], folder: Path, *, reconnects: bool) -> None:
+        self.version = "1.2"
+        self.ca = ""  # the file with the broker's authority, for clients with TLS
         self._heard: dict[str, Heard] = {}
         self._open: list[SteeredClient] = []
         self.reconnects = reconnects
@@ -297,8 +299,9 @@ class SteeredClient:
         self._process = process
         self._name = name
         host, _, port = address.rpartition(":")
-        place = {"url": f"ws://{address}/", "host": host, "port": int(port)}
-        self._asked = {**place, "heart_beat": heart_beat, "headers": headers}
+        place = {"url": f"ws{'s' if process.ca else ''}://{address}/", "host": host, "port": int(port)}
+        how = {"version": process.version, "ca": process.ca}
+        self._asked = {**place, **how, "heart_beat": heart_beat, "headers": headers}
         self._call("connect", **self._asked)
         self._connected = 1
 

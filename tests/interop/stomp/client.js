@@ -3,7 +3,8 @@
 // its input. The commands are those of `SteeredClient` in tests/interop/stomp_clients.py.
 
 global.WebSocket = require('ws').WebSocket; // which browsers have
-const { Client } = require('@stomp/stompjs');
+const { Client, Versions } = require('@stomp/stompjs');
+const { readFileSync } = require('fs');
 const readline = require('readline');
 
 const say = fields => process.stdout.write(JSON.stringify(fields) + '\n');
@@ -22,12 +23,15 @@ function receipt(entry) {
   return [{ receipt: id }, came];
 }
 
-function connect({ client: name, url, versions, heart_beat: [ outgoing, incoming ], headers }) {
+function connect({ client: name, url, version, ca, heart_beat: [ outgoing, incoming ], headers }) {
+  const versions = new Versions([ version ]);
+  const trusted = ca ? { ca: readFileSync(ca) } : {};
   const entry = { messages: [], transactions: new Map(), refused: () => {} };
   clients.set(name, entry);
   return new Promise((resolve, reject) => {
     entry.client = new Client({
-      brokerURL: url,
+      stompVersions: versions,
+      webSocketFactory: () => new WebSocket(url, versions.protocolVersions(), trusted),
       connectHeaders: headers,
       reconnectDelay: RECONNECT_MS,
       heartbeatOutgoing: outgoing,

@@ -6,6 +6,7 @@ import io.vertx.core.VertxOptions;
 import io.vertx.core.buffer.Buffer;
 import io.vertx.core.json.JsonArray;
 import io.vertx.core.json.JsonObject;
+import io.vertx.core.net.PemTrustOptions;
 import io.vertx.ext.stomp.Command;
 import io.vertx.ext.stomp.Frame;
 import io.vertx.ext.stomp.StompClient;
@@ -78,6 +79,11 @@ public final class StompDriver {
             .setHost(command.getString("host"))
             .setPort(command.getInteger("port"))
             .setHeartbeat(new JsonObject().put("x", beats.getInteger(0)).put("y", beats.getInteger(1)));
+        if (!command.getString("ca").isEmpty()) {
+            options.setSsl(true);
+            options.setTrustOptions(new PemTrustOptions().addCertPath(command.getString("ca")));
+            options.setHostnameVerificationAlgorithm("HTTPS");
+        }
         StompClient client = StompClient.create(vertx, options);
         client.writingFrameHandler(frame -> {
             if (frame.getCommand() == Command.CONNECT) {
