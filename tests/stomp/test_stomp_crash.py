@@ -20,7 +20,7 @@ from tests.stomp.stomp_talk import Talk, stomp_broker
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
 
-ROUNDS = int(os.environ.get("MARTLET_KILL_ROUNDS", "4"))
+ROUNDS = int(os.environ.get("MARTLET_KILL_ROUNDS", "10"))
 SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "3")))
 PROCESS = Path(__file__).with_name("stomp_process.py")
 GONE = (trio.BrokenResourceError, trio.ClosedResourceError, EOFError, OSError)
