@@ -10,6 +10,8 @@ Loads:
   receipt  the same with auto, and a receipt for each SEND, of which 100 may be missing
   fan      one to ten on a topic
   latency  p50 and p99 from SEND to MESSAGE at 2,000 messages a second
+  beats    p99 and maximum of how much the time between two heart-beats deviates from its median, with an interval of
+           1,000 ms, for 20 clients that get nothing else, beside the load auto for 4 times --seconds
   memory   resident MiB after the start, and after all loads
 
 First each load runs on each broker for --warm seconds that do not count, as a JVM is slow at first. Then each load runs
@@ -30,9 +32,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,6 +50,7 @@ BROKER_CPU, CLIENT_CPU = "0", 1
 WINDOW = 2000  # messages that are sent and not received
 RECEIPTS = 100  # messages that are sent and have no receipt
 STEADY_RATE = 2000
+BEATEN, BEAT_MS = 20, 1000  # clients that get heart-beats, and their interval
 BUSY = 0.95  # of a processor
 ACK_ID = re.compile(rb"\nack:([^\n]+)")
 PEERS = ("ActiveMQ", "RabbitMQ")
@@ -62,11 +65,11 @@ def frame(command: str, body: bytes = b"", **headers: str) -> bytes:
 class Client(Connection):
     """A connection of STOMP 1.2, which counts frames by their NUL: no body has one."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, **headers: str) -> None:
         super().__init__(port)
         self.rest = b""
         login = {"login": "guest", "passcode": "guest"}
-        self.ask(frame("CONNECT", accept_version="1.2", host="/", **login), b"CONNECTED")
+        self.ask(frame("CONNECT", accept_version="1.2", host="/", **login, **headers), b"CONNECTED")
 
     def ask(self, request: bytes, expected: bytes) -> None:
         self.socket.sendall(request)
@@ -134,10 +137,26 @@ class Publisher(Client):
         self.done += self.receive().count(b"\0")
 
 
-def pump(publisher: Publisher, subscribers: list[Subscriber], seconds: float) -> float:
-    """Return deliveries a second."""
+class Beaten(Client):
+    """A client that gets heart-beats, and notes when."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(port, heart_beat=f"0,{BEAT_MS}")
+        self.times: list[float] = []
+        self.start()
+
+    def take(self) -> None:
+        self.receive()
+        self.times.append(time.monotonic())
+
+    def gaps_ms(self) -> list[float]:
+        return [(later - earlier) * 1000 for earlier, later in pairwise(self.times)]
+
+
+def pump(publisher: Publisher, subscribers: list[Subscriber], seconds: float, others: Sequence[Beaten] = ()) -> float:
+    """Return deliveries a second; *others* get something else meanwhile."""
     poll = select.epoll()
-    by_fd = {each.socket.fileno(): each for each in (publisher, *subscribers)}
+    by_fd = {each.socket.fileno(): each for each in (publisher, *subscribers, *others)}
     for fd in by_fd:
         poll.register(fd, select.EPOLLIN)
     began = time.monotonic()
@@ -208,6 +227,16 @@ def latencies(port: int, payload_bytes: int, seconds: float) -> tuple[float, flo
     publisher.socket.close()
     found = sorted(found[total // 10 :])
     return found[len(found) // 2], found[len(found) * 99 // 100]
+
+
+def beat_deviations(port: int, payload_bytes: int, seconds: float) -> list[float]:
+    """Return how much each time between two heart-beats deviates from their median, in ms, under full load."""
+    name = f"/queue/bench-{next(numbers)}"
+    subscriber, beaten = Subscriber(port, name, "auto"), [Beaten(port) for _ in range(BEATEN)]
+    pump(Publisher(port, name, payload_bytes), [subscriber], 4 * seconds, beaten)
+    gaps = [gap for each in beaten for gap in each.gaps_ms()]
+    usual = statistics.median(gaps)
+    return [abs(gap - usual) for gap in gaps]
 
 
 LOADS: dict[str, tuple[str, Load]] = {
@@ -314,12 +343,23 @@ def show_latencies(size: int, brokers: dict[str, Broker], options: argparse.Name
         print(row_of(f"{name} at {STEADY_RATE:,} a second, {size} B", values, " µs"), flush=True)
 
 
-def row_of(name: str, values: dict[str, float], unit: str) -> str:
+def show_beats(size: int, brokers: dict[str, Broker], options: argparse.Namespace) -> None:
+    """Print a row with p99 and one with the maximum, over all runs."""
+    found: dict[str, list[float]] = {peer: [] for peer in brokers}
+    for _ in range(options.runs):
+        for peer, broker in brokers.items():
+            found[peer] += beat_deviations(broker.port, size, options.seconds)
+    for name, rank in (("p99", 0.99), ("maximum", 1.0)):
+        values = {peer: sorted(each)[min(int(len(each) * rank), len(each) - 1)] for peer, each in found.items()}
+        print(row_of(f"{name} of the deviation of heart-beats of {BEAT_MS:,} ms", values, " ms", 1), flush=True)
+
+
+def row_of(name: str, values: dict[str, float], unit: str, digits: int = 0) -> str:
     """Return a row of figures of which less is better."""
     best = min(values[peer] for peer in PEERS)
     cells = [name]
     for peer, value in values.items():
-        cells.append(f"{value:,.0f}{unit}")
+        cells.append(f"{value:,.{digits}f}{unit}")
         cells += [] if peer in PEERS else [f"{value / best:.2f}"]
     return f"| {' | '.join(cells)} | | |"
 
@@ -330,7 +370,7 @@ def memory_of(brokers: dict[str, Broker]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    choices = [*LOADS, "latency", "memory"]
+    choices = [*LOADS, "latency", "beats", "memory"]
     parser.add_argument("loads", nargs="*", choices=[*choices, []], metavar="LOAD", help="all if there is none")
     parser.add_argument("--runs", type=int, default=5, help="of each load on each broker (default: 5)")
     parser.add_argument("--seconds", type=float, default=3, help="of a run (default: 3)")
@@ -356,6 +396,8 @@ def main() -> None:
                     show_rates(each, size, brokers, options)
         if "latency" in wanted:
             show_latencies(256 if 256 in options.bytes else options.bytes[0], brokers, options)
+        if "beats" in wanted:
+            show_beats(256 if 256 in options.bytes else options.bytes[0], brokers, options)
         if "memory" in wanted:
             print(row_of("memory after the start", idle, " MiB"))
             print(row_of("memory after all loads", memory_of(brokers), " MiB"))
