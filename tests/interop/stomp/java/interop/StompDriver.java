@@ -34,6 +34,7 @@ public final class StompDriver {
 
     private final String name;
     private final List<Frame> messages = new ArrayList<>();
+    private StompClient client; // Vert.x closes one that nobody refers to
     private StompClientConnection connection;
 
     private StompDriver(String name) {
@@ -84,7 +85,7 @@ public final class StompDriver {
             options.setTrustOptions(new PemTrustOptions().addCertPath(command.getString("ca")));
             options.setHostnameVerificationAlgorithm("HTTPS");
         }
-        StompClient client = StompClient.create(vertx, options);
+        client = StompClient.create(vertx, options);
         client.writingFrameHandler(frame -> {
             if (frame.getCommand() == Command.CONNECT) {
                 command.getJsonObject("headers").forEach(header -> frame.addHeader(header.getKey(), (String) header.getValue()));
