@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from martlet.delivery.filter_tree import FilterTree, Stored, _Node, table_of
+from martlet.delivery.filter_tree import FilterTree, Stored, _Node
 
 LEVEL = st.sampled_from(["a", "b", "", "+"])
 FILTERS = st.lists(LEVEL, min_size=1, max_size=9).map(tuple)
@@ -15,6 +16,16 @@ NAMES = st.lists(st.sampled_from(["a", "b", ""]), min_size=1, max_size=9)
 
 def tree() -> FilterTree[int]:
     return FilterTree("/", "+", "#", "$")
+
+
+def find(found: FilterTree[int], name: str) -> list[Stored[int]]:
+    walk = found.begin(name)
+    assert found.go_on(walk)
+    return walk.found
+
+
+def table_of(stored: Stored[int]) -> dict[int, object]:
+    return stored if isinstance(stored, dict) else {stored[0]: stored[1]}
 
 
 def nodes(node: _Node[int], depth: int = 0) -> Iterator[tuple[_Node[int], int]]:
@@ -47,7 +58,7 @@ def test_a_filter_adds_two_nodes_at_most_and_leaves_none_behind(
         else:
             assert found.remove(key[0], subscriber) is (model.pop(key, None) is not None)
         check(found, len({each for each, _ in model}))
-        values = Counter(value for stored in found.find("/".join(name)) for value in table_of(stored).values())
+        values = Counter(value for stored in find(found, "/".join(name)) for value in table_of(stored).values())
         assert values == Counter(value for (each, _), value in model.items() if matches(each, name))
     for each, subscriber in model:
         assert found.remove(each, subscriber)
@@ -76,12 +87,45 @@ def test_the_filters_that_match_are_found_in_the_same_order_for_all_names() -> N
     found = tree()
     for number, each in enumerate(["#", "a/#", "+/b/#", "a/+/c", "+/+/+", "a/b/c", "a/b/#", "+/#"]):
         found.add(each.split("/"), number, each)
-    first = [ids(stored) for stored in found.find("a/b/c")]
+    first = [ids(stored) for stored in find(found, "a/b/c")]
     assert sorted(first) == [(number,) for number in range(8)]
     for name in ("a/b/d", "x/b/c", "a/x/c", "a/b", "a", "x"):
-        other = [ids(stored) for stored in found.find(name)]
+        other = [ids(stored) for stored in find(found, name)]
         assert other == [each for each in first if each in other]
 
 
 def ids(stored: Stored[int]) -> tuple[int, ...]:
     return tuple(table_of(stored))
+
+
+CHANGES = st.lists(st.tuples(FILTERS, st.booleans(), st.booleans()), max_size=30)
+
+
+@given(CHANGES, CHANGES, NAMES)
+def test_a_walk_finds_what_stays_once_while_filters_come_and_go(
+    first: list[tuple[tuple[str, ...], bool, bool]], later: list[tuple[tuple[str, ...], bool, bool]], name: list[str]
+) -> None:
+    found, current = tree(), set[tuple[str, ...]]()
+
+    def change(levels: tuple[str, ...], has_rest: bool, is_added: bool) -> None:
+        key = (*levels, "#") if has_rest else levels
+        if is_added:
+            found.add(key, 0, key)
+            current.add(key)
+        else:
+            found.remove(key, 0)
+            current.discard(key)
+
+    for each in first:
+        change(*each)
+    stayed, seen = set(current), set(current)
+    walk, left = found.begin("/".join(name)), iter(later)
+    while not found.go_on(walk, 1):
+        for levels, has_rest, is_added in islice(left, 1):
+            change(levels, has_rest, is_added)
+            stayed &= current
+            seen |= current
+    values = Counter(value for stored in walk.found for value in table_of(stored).values())
+    assert set(values) >= {each for each in stayed if matches(each, name)}
+    assert set(values) <= {each for each in seen if matches(each, name)}
+    assert set(values.values()) <= {1}

@@ -27,7 +27,7 @@ class Ways:
         self._cost = cost
         self.steps = 0
 
-    def route(self, name: str) -> Way:
+    def find_route(self, name: str) -> Way | None:
         self.steps += self._cost
         return self._ways[name]
 

@@ -75,6 +75,27 @@ async def test_many_new_names_are_matched_in_several_turns(tmp_path: Path) -> No
             assert message.topic == "last"
 
 
+async def test_one_name_that_fits_filters_of_many_clients_is_matched_in_several_turns(tmp_path: Path) -> None:
+    filters = ["/".join([*levels, "z"]) for levels in product("+a", repeat=15)]
+    async with mqtt_broker(tmp_path) as mqtt:
+        for start in range(0, len(filters), 1000):
+            talk = await mqtt.connect(f"c{start}", V5)
+            some = tuple(Subscription(each) for each in filters[start : start + 1000])
+            await talk.send(Subscribe(1, some))
+            await talk.expect(Suback)
+        watcher, sender = await mqtt.connect("w", V5), await mqtt.connect("s", V5)
+        await watcher.send(Subscribe(1, (Subscription("a/" * 15 + "z"), Subscription("last"))))
+        await watcher.expect(Suback)
+        steps = Steps(mqtt.context.feed._tail)
+        trio.lowlevel.add_instrument(steps)
+        packets = [Publish("a/" * 15 + end, b"x", 0) for end in "yz"] + [Publish("last", b"x", 0)]
+        await sender.wire.send(b"".join(encode_packet(each, V5) for each in packets))
+        assert [message.topic for message in await watcher.messages(2)] == ["a/" * 15 + "z", "last"]
+        trio.lowlevel.remove_instrument(steps)
+        assert steps.all > 4 * len(filters)
+        assert steps.most <= 4 * STEPS_A_SLICE
+
+
 async def test_a_session_that_returns_finds_them_in_several_turns(tmp_path: Path) -> None:
     async with mqtt_broker(tmp_path) as mqtt:
         watcher, sender = await mqtt.connect("w", V5, expiry_s=3600), await mqtt.connect("s", V5)

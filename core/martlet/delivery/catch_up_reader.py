@@ -217,7 +217,8 @@ class CatchUpReader:
         current: Route[Cursor] | None = None
         for index in range(first, len(found)):
             position, name = found[index][0], found[index][4]
-            route = self._trie.route(name)
+            while (route := self._trie.find_route(name)) is None:
+                yield {}, first, first
             begins = False
             while starts and starts[0] <= position:
                 heappop(starts)

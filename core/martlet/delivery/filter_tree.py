@@ -10,18 +10,13 @@ above. So a filter adds at most two nodes, however many levels it has.
 from collections.abc import Hashable, Sequence
 from typing import Generic, TypeAlias, TypeVar, final
 
-__all__ = ["FilterTree", "Stored", "Table", "table_of"]
+__all__ = ["FilterTree", "Stored", "Table", "Walk"]
 
 T = TypeVar("T", bound=Hashable)
 
 Table: TypeAlias = dict[T, Hashable]  # the subscribers of one filter, with their values
 # A dict of one entry takes four times as many bytes as a pair.
 Stored: TypeAlias = Table[T] | tuple[T, Hashable]
-
-
-def table_of(stored: Stored[T]) -> Table[T]:
-    """Return *stored* as a table."""
-    return stored if isinstance(stored, dict) else {stored[0]: stored[1]}
 
 
 def _with(stored: Stored[T] | None, subscriber: T, value: Hashable) -> Stored[T]:
@@ -63,6 +58,10 @@ class _Node(Generic[T]):
         self.here: Stored[T] | None = None
         self.rest: Stored[T] | None = None
 
+    def take(self, other: "_Node[T]") -> None:
+        """Have what *other* has below its label."""
+        self.children, self.one, self.here, self.rest = other.children, other.one, other.here, other.rest
+
     def only_child(self) -> "tuple[str | None, _Node[T]] | None":
         """Return the first level, None for the wildcard, and the node of the only child; None if there is not one."""
         if self.one is not None:
@@ -70,6 +69,22 @@ class _Node(Generic[T]):
         if self.children is not None and len(self.children) == 1:
             return next(iter(self.children.items()))
         return None
+
+
+@final
+class Walk(Generic[T]):
+    """Finds the filters that match a name, ``found`` are the subscribers of each.
+
+    ``others`` are branches to be looked at, each with where its label begins in ``text``. Filters may come and go
+    between two parts of a walk: a node stays where its label begins, so the walk finds those that stay.
+    """
+
+    __slots__ = ("found", "others", "text")
+
+    def __init__(self, text: str, others: list[tuple[_Node[T], int]]) -> None:
+        self.text = text
+        self.others = others
+        self.found: list[Stored[T]] = []
 
 
 @final
@@ -86,7 +101,7 @@ class FilterTree(Generic[T]):
         self._rest = rest
         self._hidden = hidden
         self._root: _Node[T] = _Node("")
-        self.steps = 0  # of all `find`: branches that were looked at, and filters that matched
+        self.steps = 0  # of all walks: nodes and wildcards that were looked at, and filters that matched
 
     # labels
 
@@ -126,7 +141,7 @@ class FilterTree(Generic[T]):
                 common = _common(own, levels, at)
                 at += common
                 if common < len(own):
-                    child = self._split(node, level, child, own, common)
+                    self._split(child, own, common)
             node = child
         return node
 
@@ -151,13 +166,13 @@ class FilterTree(Generic[T]):
             if not node.children:
                 node.children = None
 
-    def _split(self, node: _Node[T], level: str, child: _Node[T], own: list[str], count: int) -> _Node[T]:
-        """Return a new node after *count* of the levels *own* of the label of *child*."""
-        middle: _Node[T] = _Node(self._label_of(own[:count]))
-        self._attach(node, level, middle)
-        child.label = self._label_of(own[count + 1 :])
-        self._attach(middle, own[count], child)
-        return middle
+    def _split(self, node: _Node[T], own: list[str], count: int) -> None:
+        """End the label of *node*, the levels *own*, after *count* of them: a new node below it gets the others."""
+        below: _Node[T] = _Node(self._label_of(own[count + 1 :]))
+        below.take(node)
+        node.label = self._label_of(own[:count])
+        node.children = node.one = node.here = node.rest = None
+        self._attach(node, own[count], below)
 
     def remove(self, levels: Sequence[str], subscriber: T) -> bool:
         """Remove *subscriber*; return False if it was not subscribed."""
@@ -206,61 +221,54 @@ class FilterTree(Generic[T]):
         if only is not None:
             first, child = only
             middle = self._one if first is None else first
-            child.label = self._label_of([*self._levels_of(node.label), middle, *self._levels_of(child.label)])
-            parent, level = path.pop()
-            self._attach(parent, level, child)
+            node.label = self._label_of([*self._levels_of(node.label), middle, *self._levels_of(child.label)])
+            node.take(child)
 
     # names
 
-    def find(self, name: str) -> list[Stored[T]]:
-        """Return the subscribers of each filter that matches *name*."""
-        separator, node, at = self._separator, self._root, 0
-        text, step = name + separator, len(separator)  # so that each level ends with a separator
-        size = len(text)
-        found: list[Stored[T]] = []
-        if self._hidden and name.startswith(self._hidden):  # no wildcard matches the first level
-            stop = text.find(separator)
-            child = node.children.get(text[:stop]) if node.children is not None else None
-            if child is None or (at := self._after(child.label, text, stop + step)) < 0:
-                return found
-            node = child
-        others: list[tuple[_Node[T], int]] = []  # reached by a wildcard, each with where its label begins
-        branches = 1
-        while True:
-            if at == size:
-                if node.here is not None:
+    def begin(self, name: str) -> Walk[T]:
+        """Return a walk that finds the filters which match *name*."""
+        text = name + self._separator  # so that each level ends with a separator
+        if not self._hidden or not name.startswith(self._hidden):
+            return Walk(text, [(self._root, 0)])
+        end = text.find(self._separator)  # no wildcard matches the first level
+        children = self._root.children
+        child = children.get(text[:end]) if children is not None else None
+        return Walk(text, [(child, end + len(self._separator))] if child is not None else [])
+
+    def go_on(self, walk: Walk[T], steps_max: int = 1 << 62) -> bool:
+        """Find more filters that match, in about *steps_max* steps; return whether those are all."""
+        separator, text, others, found = self._separator, walk.text, walk.others, walk.found
+        step, size, before, steps = len(separator), len(text), len(found), 0
+        limit = steps_max + before
+        while others and steps + len(found) < limit:
+            node, at = others.pop()
+            while True:
+                steps += 1
+                label = node.label
+                if label:
+                    if text.startswith(label, at):
+                        at += len(label)
+                    else:
+                        steps += label.count(self._one)
+                        at = self._after(label, text, at)
+                        if at < 0:
+                            break
+                if at == size and node.here is not None:
                     found.append(node.here)
                 if node.rest is not None:
                     found.append(node.rest)
-            else:
-                stop = text.find(separator, at)
-                if node.rest is not None:
-                    found.append(node.rest)
+                if at == size:
+                    break
+                end = text.find(separator, at)
                 if node.one is not None:
-                    others.append((node.one, stop + step))
-                if node.children is not None and (child := node.children.get(text[at:stop])) is not None:
-                    at = stop + step
-                    label = child.label
-                    if not label:
-                        node = child
-                        continue
-                    if text.startswith(label, at):
-                        node = child
-                        at += len(label)
-                        continue
-                    at = self._after(label, text, at)
-                    if at >= 0:
-                        node = child
-                        continue
-            at = -1
-            while at < 0:
-                if not others:
-                    self.steps += branches + len(found)
-                    return found
-                node, at = others.pop()
-                branches += 1
-                if node.label:
-                    at = self._after(node.label, text, at)
+                    others.append((node.one, end + step))
+                child = node.children.get(text[at:end]) if node.children is not None else None
+                if child is None:
+                    break
+                node, at = child, end + step
+        self.steps += steps + len(found) - before
+        return not others
 
     def _after(self, label: str, text: str, at: int) -> int:
         """Return the end of the levels of *text* from *at* on that *label* matches; -1 if it does not."""

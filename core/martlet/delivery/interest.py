@@ -16,8 +16,9 @@ from collections.abc import Callable, Collection, Hashable, ItemsView, Iterable,
 from itertools import islice
 from typing import Any, Final, Generic, TypeAlias, TypeVar, final
 
-from martlet.delivery.filter_tree import FilterTree, Stored, Table, table_of
+from martlet.delivery.filter_tree import FilterTree, Stored, Table, Walk
 from martlet.errors import Reason, Refused
+from martlet.steps import Steps, finish_now
 
 __all__ = ["FilterTrie", "Grants", "Route", "in_pieces"]
 
@@ -30,6 +31,11 @@ Piece: TypeAlias = tuple[int, Collection[tuple[T, tuple[Hashable, ...]]]]
 # The subscribers of a name with more of them are not combined into one table: for 100,000 that takes 50 ms, and copying
 # the tables of its filters 1 ms.
 COMBINED_MAX: Final = 1000
+# The tables of so many filters are left as they are; each costs a look-up for each subscriber of the others.
+TABLES_MAX: Final = 8
+# What finding a route does in one turn of the event loop, in steps of up to 1 us. A step adds so many values.
+STEPS_A_TURN: Final = 2048
+VALUES_A_STEP: Final = 32
 NAMES_MAX: Final = 200_000
 # Approximate memory limit of cached routes. Long names and routes to many subscribers take most of it.
 ROUTES_BYTES_MAX: Final = 1 << 27
@@ -54,13 +60,17 @@ class Route(Generic[T]):
         self.grants = grants
 
 
+NOBODY: Final[Route[Any]] = Route({})
+
+
 @final
 class _Combined(Mapping[T, tuple[Hashable, ...]], Generic[T]):
-    """Grants of very many subscribers, combined one by one from the tables of the matching filters."""
+    """Grants of very many subscribers: those of *united*, and of the tables of some filters, combined one by one."""
 
-    __slots__ = ("_tables",)
+    __slots__ = ("_tables", "_united")
 
-    def __init__(self, tables: Sequence[Table[T]]) -> None:
+    def __init__(self, united: dict[T, tuple[Hashable, ...]], tables: Sequence[Table[T]]) -> None:
+        self._united = united
         self._tables = [table.copy() for table in tables]
 
     def __bool__(self) -> bool:
@@ -70,30 +80,31 @@ class _Combined(Mapping[T, tuple[Hashable, ...]], Generic[T]):
         return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[T]:
-        for index, table in enumerate(self._tables):
-            for subscriber in table:
-                if not any(subscriber in earlier for earlier in self._tables[:index]):
-                    yield subscriber
+        return (subscriber for subscriber, _ in self.pairs())
 
     def items(self) -> ItemsView[T, tuple[Hashable, ...]]:
         return _CombinedItems(self)
 
     def pairs(self) -> Iterator[tuple[T, tuple[Hashable, ...]]]:
         """Yield each subscriber with its values."""
-        alone = len(self._tables) == 1
-        for index, table in enumerate(self._tables):
-            earlier, later = self._tables[:index], self._tables[index + 1 :]
+        united, tables = self._united, self._tables
+        for subscriber, values in united.items():
+            yield subscriber, (*values, *[table[subscriber] for table in tables if subscriber in table])
+        alone = len(tables) == 1 and not united
+        for index, table in enumerate(tables):
+            earlier, later = tables[:index], tables[index + 1 :]
             for subscriber, value in table.items():
                 if alone:
                     yield subscriber, (value,)
-                elif not any(subscriber in each for each in earlier):
+                elif subscriber not in united and not any(subscriber in each for each in earlier):
                     yield subscriber, (value, *[each[subscriber] for each in later if subscriber in each])
 
     def __getitem__(self, subscriber: T) -> tuple[Hashable, ...]:
-        found = tuple([table[subscriber] for table in self._tables if subscriber in table])
-        if not found:
+        found = [table[subscriber] for table in self._tables if subscriber in table]
+        values = (*self._united.get(subscriber, ()), *found)
+        if not values:
             raise KeyError(subscriber)
-        return found
+        return values
 
 
 @final
@@ -210,6 +221,7 @@ class FilterTrie(Generic[T]):
         self._bytes = 0  # what these three have taken since they were empty
         # Earlier contents of these three, freed a few at a time: 200,000 routes take 0.1 s.
         self._dropped: list[dict[Any, Any]] = []
+        self._finding: tuple[str, Steps[Route[T]]] | None = None  # the name whose route is being found
         self.found = 0  # routes that were not cached
         self.steps = 0  # what finding those took (`FilterTree.steps`)
         # Whether a subscriber may receive messages of a name. It is asked while ``asks`` returns True.
@@ -284,7 +296,7 @@ class FilterTrie(Generic[T]):
     def forget_routes(self) -> None:
         """Drop all cached routes, because permissions have changed or they take too much memory."""
         self._dropped += [each for each in (self._cached, self._stamps) if each]
-        self._cached, self._stamps, self._bytes = {}, {}, 0
+        self._cached, self._stamps, self._bytes, self._finding = {}, {}, 0, None
         self._drop_equal()
 
     def _drop_equal(self) -> None:
@@ -303,7 +315,16 @@ class FilterTrie(Generic[T]):
     # names
 
     def route(self, name: str) -> Route[T]:
-        """Return the subscribers of *name*."""
+        """Return the subscribers of *name*, however long finding them takes."""
+        while (route := self.find_route(name)) is None:
+            pass
+        return route
+
+    def find_route(self, name: str) -> Route[T] | None:
+        """Return the subscribers of *name*; None if finding them takes more than a turn: then ask again in the next.
+
+        Finding starts again if another name is asked for in between.
+        """
         cached = self._cached.get(name)
         if cached is not None:
             if cached.checked == self._changes:
@@ -311,35 +332,50 @@ class FilterTrie(Generic[T]):
             if sum([stamp.count for stamp in cached.stamps]) == cached.total:
                 cached.checked = self._changes
                 return cached.route
+        if self._finding is not None and self._finding[0] == name:
+            return self._go_on(name, self._finding[1])
         return self._find(name)
 
-    def _find(self, name: str) -> Route[T]:
+    def _go_on(self, name: str, finding: Steps[Route[T]]) -> Route[T] | None:
+        self._finding = None
+        try:
+            next(finding)
+        except StopIteration as found:
+            route: Route[T] = found.value
+            return route
+        self._finding = name, finding
+        return None
+
+    def _find(self, name: str) -> Route[T] | None:
         self.found += 1
         if len(self._cached) >= self._names_max or self._bytes >= ROUTES_BYTES_MAX:
             self.forget_routes()
         if self._dropped:
             self._free_some()
-        route = self._made(name)
-        self.steps = self._tree.steps
-        stamps = len(self._stamps)
-        self._cached[name] = _Cached(route, self._stamps_of(name), self._changes)
+        # As they are now: if filters change before the route is found, it is for the messages that wait for it alone.
+        known = len(self._stamps)
+        cached: _Cached[T] = _Cached(NOBODY, self._stamps_of(name), self._changes)
         size = name.__sizeof__()
-        self._bytes += NAME_BYTES + size + (len(self._stamps) - stamps) * (STAMP_BYTES + size)
-        return route
-
-    def _made(self, name: str) -> Route[T]:
-        """Return a new route, or an equal one."""
-        found = self._tables(name)
+        self._bytes += NAME_BYTES + size + (len(self._stamps) - known) * (STAMP_BYTES + size)
+        walk = self._begin(name)
+        if not self._walk(walk) or not _are_few(walk.found):
+            return self._go_on(name, self._find_many(name, walk, cached))
         # Equal routes share a table for each filter, or have equal grants. Any change of filters empties `_equal`.
-        united = _united(found)
-        if united is not None:
-            grants = self._permitted(name, united)
-            key: Hashable = frozenset(grants.items())
-            return self._equal.get(key) or self._keep(key, grants, len(grants))
-        key = tuple(map(id, found))
-        tables = list(map(table_of, found))
-        route = self._equal.get(key) or self._keep(key, _Combined(tables), sum(map(len, tables)))
-        return Route(_Permitted(name, route.grants, self.permits)) if self.asks() else route
+        grants = self._permitted(name, _united(walk.found))
+        key = frozenset(grants.items())
+        cached.route = self._equal.get(key) or self._keep(key, grants, len(grants))
+        self._cached[name] = cached
+        return cached.route
+
+    def _find_many(self, name: str, walk: Walk[T], cached: _Cached[T]) -> Steps[Route[T]]:
+        """Return the route of *name*, which *walk* finds, and cache it in *cached*."""
+        key, tables = yield from self._end(walk)
+        route = self._equal.get(key)
+        if route is None:
+            route = self._keep(key, *(yield from self._combined(walk.found, tables)))
+        cached.route = Route(_Permitted(name, route.grants, self.permits)) if self.asks() else route
+        self._cached[name] = cached
+        return cached.route
 
     def _keep(self, key: Hashable, grants: Grants[T], count: int) -> Route[T]:
         """Return a new route to *count* subscribers that equal ones share."""
@@ -372,33 +408,69 @@ class FilterTrie(Generic[T]):
 
     def match(self, name: str) -> Grants[T]:
         """Return the subscribers of *name* with the values of their matching filters, without using the cache."""
-        return self._permitted(name, _combine(self._tables(name)))
+        walk = self._begin(name)
+        if self._walk(walk) and _are_few(walk.found):
+            return self._permitted(name, _united(walk.found))
+        _, tables = finish_now(self._end(walk))
+        return self._permitted(name, finish_now(self._combined(walk.found, tables))[0])
 
-    def _tables(self, name: str) -> list[Stored[T]]:
-        """Return the subscribers of each filter that matches *name*."""
-        return self._tree.find(name) if self.is_name(name) else []
+    def _begin(self, name: str) -> Walk[T]:
+        return self._tree.begin(name) if self.is_name(name) else Walk("", [])
+
+    def _walk(self, walk: Walk[T]) -> bool:
+        """Go on with *walk* for a turn; return whether it is over."""
+        tree = self._tree
+        before = tree.steps
+        is_over = tree.go_on(walk, STEPS_A_TURN)
+        self.steps += tree.steps - before
+        return is_over
+
+    def _end(self, walk: Walk[T]) -> Steps[tuple[Hashable, list[Table[T]]]]:
+        """Go on with *walk* to its end; return a key of what it found, and the tables with very many subscribers."""
+        while not self._walk(walk):
+            yield
+        found, ids, tables = walk.found, list[int](), list[Table[T]]()
+        for start in range(0, len(found), STEPS_A_TURN):
+            part = found[start : start + STEPS_A_TURN]
+            ids += map(id, part)
+            tables += [stored for stored in part if isinstance(stored, dict) and len(stored) > COMBINED_MAX]
+            if len(part) == STEPS_A_TURN:
+                yield
+        return tuple(ids), tables if len(tables) <= TABLES_MAX else []
+
+    def _combined(self, found: Sequence[Stored[T]], tables: list[Table[T]]) -> Steps[tuple[Grants[T], int]]:
+        """Return the very many subscribers in *found*, each with its values, and about how many there are.
+
+        Those of *tables*, which are in *found*, are not counted one by one.
+        """
+        kept, grants, steps = set(map(id, tables)), dict[T, tuple[Hashable, ...]](), 0
+        for stored in found:
+            if id(stored) in kept:
+                continue
+            for subscriber, value in list(stored.items()) if isinstance(stored, dict) else (stored,):
+                before = grants.get(subscriber, ())
+                grants[subscriber] = (*before, value)
+                steps += 1 + len(before) // VALUES_A_STEP
+                if steps >= STEPS_A_TURN:
+                    self.steps += steps
+                    steps = 0
+                    yield
+        return _Combined(grants, tables) if tables else grants, len(grants) + sum(map(len, tables))
 
 
-def _combine(found: Sequence[Stored[T]]) -> Grants[T]:
-    """Return all subscribers in *found*, each with its values."""
-    united = _united(found)
-    return united if united is not None else _Combined(list(map(table_of, found)))
-
-
-def _united(found: Sequence[Stored[T]]) -> dict[T, tuple[Hashable, ...]] | None:
-    """Return all subscribers in *found*, each with its values, in one table; None if they are very many."""
-    grants: dict[T, tuple[Hashable, ...]] = {}
+def _are_few(found: Sequence[Stored[T]]) -> bool:
+    """Return whether the subscribers in *found*, each counted for each of its filters, are few enough for one table."""
     count = len(found)
+    if count <= COMBINED_MAX:
+        count += sum([len(stored) - 1 for stored in found if isinstance(stored, dict)])
+    return count <= COMBINED_MAX
+
+
+def _united(found: Sequence[Stored[T]]) -> dict[T, tuple[Hashable, ...]]:
+    """Return the subscribers in *found*, each with its values."""
+    grants: dict[T, tuple[Hashable, ...]] = {}
     for stored in found:
-        if not isinstance(stored, dict):
-            subscriber, value = stored
-            before = grants.get(subscriber)
-            grants[subscriber] = (value,) if before is None else (*before, value)
-            continue
-        count += len(stored)
-        if count > COMBINED_MAX:
-            return None
-        for subscriber, value in stored.items():
+        for subscriber, value in stored.items() if isinstance(stored, dict) else (stored,):
             before = grants.get(subscriber)
             grants[subscriber] = (value,) if before is None else (*before, value)
     return grants

@@ -44,8 +44,11 @@ class Interest(Protocol):
 
     steps: int
 
-    def route(self, name: str) -> Route:
-        """Return the route of *name*, the same object for equal routes; a message without a tag has the name ""."""
+    def find_route(self, name: str) -> Route | None:
+        """Return the route of *name*, the same object for equal routes; a message without a tag has the name "".
+
+        Returns None if finding it takes more than a turn of the event loop: then it is asked again in the next one.
+        """
         ...
 
 
@@ -57,17 +60,20 @@ def divide(found: list[Found], interest: Interest, begin: int = 0) -> tuple[list
     """Return the receivers of *found* from index *begin* on with what they get, and the index up to which it did that.
 
     Records without receivers are left out. It ends early if names are new and take long, because many filters with
-    wildcards may fit each of them.
+    wildcards may fit each of them; then it may have done nothing.
     """
     stretches: list[Stretch] = []
     current: Route | None = None
-    route_of, limit, end = interest.route, interest.steps + STEPS_A_SLICE, len(found)
+    route_of, limit, end = interest.find_route, interest.steps + STEPS_A_SLICE, len(found)
     for start in range(begin, end, RECORDS_AT_ONCE):
-        if interest.steps > limit:
-            end = start
+        if start >= end or interest.steps > limit:
+            end = min(start, end)
             break
         for index, each in enumerate(found[start : start + RECORDS_AT_ONCE], start):
             route = route_of(each[4])
+            if route is None:
+                end = index
+                break
             if route is not current:
                 if current is not None and current.grants:
                     stretches.append((current, found[begin:index]))
@@ -79,9 +85,14 @@ def divide(found: list[Found], interest: Interest, begin: int = 0) -> tuple[list
 
 def _parts(stretches: list[Stretch]) -> list[Part]:
     by_route = {id(route): route for route, _ in stretches}
-    if len(by_route) == len(stretches) or sum(len(route.grants) for route in by_route.values()) > PAIRS_MAX:
+    if len(by_route) == len(stretches) or sum(map(_size, by_route.values())) > PAIRS_MAX:
         return [(route.grants, part) for route, part in stretches]
     return _grouped(stretches, list(by_route.values()))
+
+
+def _size(route: Route) -> int:
+    """Return the number of receivers of *route*, which takes long to count where they are very many."""
+    return len(route.grants) if isinstance(route.grants, dict) else PAIRS_MAX + 1
 
 
 def _grouped(stretches: list[Stretch], routes: list[Route]) -> list[Part]:

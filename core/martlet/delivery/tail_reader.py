@@ -306,6 +306,8 @@ class TailReader:
             parts, end = divide(part, interest, end)
             for receivers, rest in parts:
                 yield from self._give({each: receivers[each] for each in receivers if each in grants}, rest, pace)
+            if end < len(part):
+                yield
 
     def _give(self, grants: Matched, part: list[Found], pace: Pace) -> Steps[None]:
         run = make_run(part)
