@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+import trio
 import trio.testing
-from tests.stomp.stomp_talk import stomp_broker
+from tests.stomp.stomp_talk import Running, stomp_broker
 
 from martlet.testing.peers import RecordingPeer
 from martlet_filter_sql92.plugin import Sql92Config, Sql92Plugin
@@ -44,6 +45,36 @@ async def test_others_have_their_turn_after_many_messages_with_new_headers(tmp_p
         stomp.broker.store.commit()
         await trio.testing.wait_all_tasks_blocked()
         assert len(stomp.records("a")) == 2 * HEADS_A_TURN + 1 + 1000 + 1024 + MESSAGES_A_TURN + 1024 + 256
+
+
+class AcksATurn(trio.abc.Instrument):
+    """How many acknowledgements were taken, in all and at most between two switches of tasks."""
+
+    def __init__(self, stomp: Running) -> None:
+        self._counters = stomp.context.counters
+        self._before = self._counters.acknowledged
+        self.all = self.most = 0
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        taken = self._counters.acknowledged - self._before
+        self._before += taken
+        self.all += taken
+        self.most = max(self.most, taken)
+
+
+async def test_others_have_their_turn_after_many_acknowledgements(tmp_path: Path) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        talk, sender = await stomp.connect(), await stomp.connect()
+        await talk.subscribe("/queue/a", "client-individual", **{"prefetch-count": "10000"})
+        await sender.send(*[sender.frame("SEND", b"x", destination="/queue/a")] * 3000)
+        acks = b"".join(talk.settling("ACK", each) for each in reversed(await talk.messages(3000)))
+        turns = AcksATurn(stomp)
+        trio.lowlevel.add_instrument(turns)
+        await talk.send(acks)
+        await stomp.idle()
+        trio.lowlevel.remove_instrument(turns)
+        assert turns.all == 3000
+        assert turns.most < 1500
 
 
 async def test_others_have_their_turn_after_each_selector_and_after_many_subscriptions(tmp_path: Path) -> None:

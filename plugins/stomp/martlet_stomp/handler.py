@@ -41,6 +41,8 @@ __all__ = ["StompHandler"]
 HEADS_A_TURN: Final = 64
 # And after so many messages of 2 us each: a read can bring 6,500. 8 bytes of headers count as a message.
 MESSAGES_A_TURN: Final = 4096
+# An acknowledgement takes 2 to 4 us and counts as so many messages: a read can bring 16,000.
+MESSAGES_AN_ACK: Final = 5
 # Subscriptions to new topics take 150 us each. A selector can take 5 ms, so others have their turn after each.
 SUBSCRIPTIONS_A_TURN: Final = 32
 _RECEIPT: Final = b"RECEIPT\nreceipt-id:"
@@ -101,17 +103,20 @@ class StompHandler:
                 transactions.send(event, event.transaction)
             heads = set(event.headers)
             self._taken += len(event.headers) + sum([head.size for head in heads]) // 8
-            if len(heads) > HEADS_A_TURN or self._taken > MESSAGES_A_TURN:
-                self._taken = 0
-                return _give_turn()
+            if len(heads) > HEADS_A_TURN:
+                self._taken = MESSAGES_A_TURN + 1
         elif isinstance(event, AckRun):
             if event.transaction is None:
                 subscriptions.acknowledge(event)
             else:
                 transactions.acknowledge(event, event.transaction)
+            self._taken += MESSAGES_AN_ACK * len(event.offsets)
         else:
             return self._act(event, subscriptions, transactions)
-        return None
+        if self._taken <= MESSAGES_A_TURN:
+            return None
+        self._taken = 0
+        return _give_turn()
 
     def _act(
         self,

@@ -20,7 +20,7 @@ RUN_FRAMES_MAX: Final = 1024
 # them count as a frame.
 RUN_LEARNED_MAX: Final = 128
 HEAD_BYTES_MAX: Final = 4096
-ACKS_BYTES_MAX: Final = 65_536
+ACKS_BYTES_MAX: Final = 16_384
 # Header lines that are remembered, and their bytes; with more, all are forgotten.
 HEADS_KEPT: Final = 4096
 HEADS_BYTES_KEPT: Final = 1 << 20
