@@ -24,6 +24,8 @@ __all__ = ["ANY_BYTES", "TRANSITIONS", "Limits", "LongPacket", "MqttConnection",
 
 # A client may be silent for one and a half times its keep alive [MQTT-3.1.2-22].
 GRACE: Final = 1.5
+# An acknowledgement takes up to 10 us if the next one is not for the next packet, and counts as so many packets.
+ACK_ROOM: Final = 4
 
 ANY_BYTES: Final = 1 << 30
 
@@ -171,10 +173,10 @@ class MqttConnection:
                 return None, at
             self._room = room - len(run.ends)
             return run, run.ends[-1]
-        found = scan_acks(data, at, room)
+        found = scan_acks(data, at, max(room // ACK_ROOM, 1))
         if found is None:
             return None, at
-        self._room = room - len(found[0].ids)
+        self._room = max(room - ACK_ROOM * len(found[0].ids), 0)
         return found
 
     @property
