@@ -15,7 +15,7 @@ from martlet.delivery.cursor import Cursor, Place
 from martlet.delivery.interest import FilterTrie, Grants, Route, in_pieces
 from martlet.delivery.merge import merge
 from martlet.delivery.routing import STEPS_A_SLICE, Found
-from martlet.delivery.runs import make_run
+from martlet.delivery.runs import make_runs
 from martlet.delivery.tail_reader import RECEIVERS_A_SLICE, RECEIVERS_COUNTED, TailReader
 from martlet.records.codec import tags_code
 from martlet.steps import Pace, Steps
@@ -196,13 +196,13 @@ class CatchUpReader:
                 if self._rules != rules:
                     return start
                 continue
-            run = make_run(found[start:end])
-            for count, receivers in in_pieces(grants, RECEIVERS_COUNTED):
-                for cursor, values in receivers:
-                    if cursor.start <= run.position:
-                        cursor.swept(run, values)
-                if pace.is_over(count):
-                    yield
+            for run in make_runs(found[start:end]):
+                for count, receivers in in_pieces(grants, RECEIVERS_COUNTED):
+                    for cursor, values in receivers:
+                        if cursor.start <= run.position:
+                            cursor.swept(run, values)
+                    if pace.is_over(count):
+                        yield
             if self._rules != rules:
                 return end
         return len(found)

@@ -4,18 +4,25 @@ Receivers share a run, and each encoding of it is made once. A publisher may han
 exactly these messages, they are sent as they were received.
 """
 
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Protocol, TypeVar, final
+from typing import Any, Final, Protocol, TypeVar, final
+from weakref import ref
 
 from martlet.contracts import Buffer
+from martlet.delivery.compressed import COMPRESSION_AT
 from martlet.delivery.fanout import Encoding, places
 from martlet.delivery.routing import Found
+from martlet.records.compression import COMPRESSED
 from martlet.records.layout import I32, RecordView, record_views
 
-__all__ = ["Frames", "Receiver", "Run", "make_run"]
+__all__ = ["Frames", "Receiver", "Run", "make_runs"]
 
 T = TypeVar("T")
+
+# Runs with compressed bodies that keep what was decompressed. Slow receivers may hold thousands.
+EXPANDED_MAX: Final = 4
 
 
 class Receiver(Protocol):
@@ -74,12 +81,25 @@ class Run:
     """Messages of a topic that the same receivers get for the same filters.
 
     ``data`` has their records, whole and in log order; ``position`` is that of the first, ``end`` the end of the last.
-    Messages for others may be between them in the log.
+    Messages for others may be between them in the log. One whose body ``is_compressed`` is alone.
     """
 
-    __slots__ = ("_decoded", "_first", "_frames", "_positions", "_whole", "count", "data", "end", "position")
+    __slots__ = (
+        "__weakref__",
+        "_decoded",
+        "_first",
+        "_frames",
+        "_positions",
+        "_whole",
+        "count",
+        "data",
+        "end",
+        "is_compressed",
+        "position",
+    )
 
-    def __init__(self, data: bytes, count: int, position: int, end: int) -> None:
+    def __init__(self, data: bytes, count: int, position: int, end: int, *, is_compressed: bool = False) -> None:
+        self.is_compressed = is_compressed
         self.data = data
         self.count = count
         self.position = position
@@ -107,9 +127,12 @@ class Run:
         """
         if self._whole is not None:
             return self._whole.decoded(decode)[self._first : self._first + self.count]
-        if self._decoded is None:
-            self._decoded = decode(self.data)
-        return self._decoded
+        found = self._decoded
+        if found is None:
+            found = self._decoded = decode(self.data)
+            if self.is_compressed:
+                _keep_expanded(self)
+        return found
 
     def frames(self, encoding: Encoding) -> Frames:
         """Return the frames of the messages in *encoding*; they are encoded once for all receivers."""
@@ -139,10 +162,44 @@ class Run:
         if self._frames is None:
             self._frames = {}
         self._frames[encoding] = frames
+        if self.is_compressed:
+            _keep_expanded(self)
+
+    def forget(self) -> None:
+        """Keep neither frames nor what was decoded; both are made again when they are needed."""
+        self._frames = self._decoded = None
 
 
-def make_run(found: Sequence[Found]) -> Run:
-    """Return the run of the records that `merge` found."""
+_expanded: Final[deque[ref[Run]]] = deque()
+
+
+def _keep_expanded(run: Run) -> None:
+    """Let *run* keep what was decompressed, and an earlier one forget it."""
+    if all(each() is not run for each in _expanded):
+        _expanded.append(ref(run))
+        if len(_expanded) > EXPANDED_MAX and (oldest := _expanded.popleft()()) is not None:
+            oldest.forget()
+
+
+def make_runs(found: Sequence[Found]) -> list[Run]:
+    """Return the records that `merge` found, as one run if none is compressed."""
+    compressed = [index for index, each in enumerate(found) if each[1][each[2] + COMPRESSION_AT] & COMPRESSED]
+    if not compressed:
+        return [_make_run(found)]
+    runs: list[Run] = []
+    begin = 0
+    for index in compressed:
+        if begin < index:
+            runs.append(_make_run(found[begin:index]))
+        position, data, at, end, _, _ = found[index]
+        runs.append(Run(data[at:end], 1, position, position + end - at, is_compressed=True))
+        begin = index + 1
+    if begin < len(found):
+        runs.append(_make_run(found[begin:]))
+    return runs
+
+
+def _make_run(found: Sequence[Found]) -> Run:
     position, data, at, end, _, _ = found[0]
     if len(found) == 1:
         return Run(data[at:end], 1, position, position + end - at)

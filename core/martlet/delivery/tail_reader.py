@@ -19,7 +19,7 @@ from martlet.delivery.interest import in_pieces
 from martlet.delivery.listeners import Codes, Listener, Listeners, Wakes, codes_between, unwatch, watch
 from martlet.delivery.merge import first_counts, merge
 from martlet.delivery.routing import Found, Interest, Matched, divide
-from martlet.delivery.runs import Frames, Run, make_run
+from martlet.delivery.runs import Frames, Run, make_runs
 from martlet.errors import Refused, StoreError
 from martlet.records.layout import names_of
 from martlet.steps import Pace, Steps
@@ -310,17 +310,18 @@ class TailReader:
                 yield
 
     def _give(self, grants: Matched, part: list[Found], pace: Pace) -> Steps[None]:
-        run = make_run(part)
-        if self._handed:
-            self._use_handed(run, part)
-        for count, receivers in in_pieces(grants, RECEIVERS_COUNTED):
-            for receiver, values in receivers:
-                try:
-                    receiver.matched(run, values)
-                except Exception:  # a bug of one receiver must not cost the others their messages
-                    self._log_failed(run)
-            if pace.is_over(count):
-                yield
+        runs = make_runs(part)
+        if self._handed and len(runs) == 1:
+            self._use_handed(runs[0], part)
+        for run in runs:
+            for count, receivers in in_pieces(grants, RECEIVERS_COUNTED):
+                for receiver, values in receivers:
+                    try:
+                        receiver.matched(run, values)
+                    except Exception:  # a bug of one receiver must not cost the others their messages
+                        self._log_failed(run)
+                if pace.is_over(count):
+                    yield
 
     def _log_failed(self, run: Run) -> None:
         log.exception("a receiver of topic[%s] failed and misses %d messages", ", ".join(self.names), run.count)

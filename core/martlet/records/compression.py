@@ -1,6 +1,7 @@
 """Compressed message bodies: ZLIB, and LZ4 and ZSTD if their packages are installed.
 
-The broker never compresses or decompresses bodies; clients and tools do. The sysFlag bits (RocketMQ
+The broker stores bodies as they are; clients and tools compress and decompress them, and protocols whose clients cannot
+do that decompress what they deliver. The sysFlag bits (RocketMQ
 MessageSysFlag and CompressionType) are 0x1 for a compressed body, and 0x100 for LZ4, 0x200 for
 ZSTD, 0x300 for ZLIB; older clients set none of these three for ZLIB.
 """
@@ -18,6 +19,7 @@ __all__ = [
     "COMPRESSION_LZ4",
     "COMPRESSION_ZLIB",
     "COMPRESSION_ZSTD",
+    "DELIVERED_BYTES_MAX",
     "CompressionError",
     "compress",
     "decompress",
@@ -30,6 +32,9 @@ COMPRESSION_ZLIB: Final = 0x300
 COMPRESSION_BITS: Final = 0x700
 # Protects against zip bombs: 4 MiB, RocketMQ's largest body, can decompress to 400 MiB and more.
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
+# For subscribers that do not decompress bodies themselves the broker does it, in up to 3 ms a MiB. RocketMQ's producers
+# refuse bodies of more than 4 MiB by default, before they compress them.
+DELIVERED_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class CompressionError(MartletError):

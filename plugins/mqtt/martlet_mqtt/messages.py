@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from typing import Any, Final, final
 
 from martlet.message import CORRELATION_ID, PROPERTIES_BYTES_MAX, decode_properties, find_property
-from martlet.records.compression import COMPRESSED, CompressionError, decompress
+from martlet.records.compression import COMPRESSED, DELIVERED_BYTES_MAX, CompressionError, decompress
 from martlet.records.reserved import BODY_BYTES, OF_PROTOCOLS, RESERVED
 
 from .codes import PacketType, ReasonCode
@@ -185,7 +185,7 @@ def to_deliver(sys_flag: int, body: bytes, properties: bytes) -> Arrived | None:
 def _from_any(sys_flag: int, body: bytes, properties: bytes) -> Arrived | None:
     name, found = find_property(properties, b"TAGS"), decode_properties(properties)
     try:
-        payload = decompress(body, sys_flag)
+        payload = decompress(body, sys_flag, DELIVERED_BYTES_MAX)
     except CompressionError:
         return None
     if not name:

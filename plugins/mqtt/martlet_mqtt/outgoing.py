@@ -220,7 +220,7 @@ class Outgoing:
                 return
             try:
                 for run, grants in cursor.collect(budget_bytes, count):
-                    budget_bytes -= len(run.data)
+                    budget_bytes = 0 if run.is_compressed else budget_bytes - len(run.data)
                     if self._beginnings:
                         for part, wanted in self._beginnings.divide(run, cast("tuple[Grant, ...]", grants)):
                             self._deliver(part, wanted)

@@ -6,7 +6,7 @@ from typing import Final
 from martlet.access import NO_CORRELATION, Gate, is_uncorrelated
 from martlet.errors import Reason, Refused
 from martlet.message import CORRELATION_ID, Message, Placed, decode_properties, encode_properties
-from martlet.records.compression import CompressionError, decompress
+from martlet.records.compression import DELIVERED_BYTES_MAX, CompressionError, decompress
 
 from .codes import ReasonCode
 from .context import PROTOCOL, Context
@@ -87,7 +87,7 @@ def _take(context: Context, gate: Gate, address: str, reply: Message) -> Placed:
         values[Property.CONTENT_TYPE] = found["CONTENT_TYPE"]
     try:
         name = context.names.find(topic)
-        payload = decompress(reply.body, reply.sys_flag)
+        payload = decompress(reply.body, reply.sys_flag, DELIVERED_BYTES_MAX)
         packet = Publish(topic, payload, REPLY_QOS, properties=Properties(values, users_of(found)))
         body, properties = record_of(packet, name, reply.born_ms)
     except (MqttError, CompressionError) as error:

@@ -105,9 +105,10 @@ class Follower:
         return found
 
     def _parts(self, run: Run) -> list[Followed]:
-        frames = run.frames(self._encoding).each
+        encoded = run.frames(self._encoding)
+        frames = encoded.each
         if self._takes is None and not self._has_places:
-            return [Followed(ANY_QUEUE, range(len(frames)), frames, len(run.data))]
+            return [Followed(ANY_QUEUE, range(len(frames)), frames, encoded.size)]
         records = list(run.records())
         wanted = list(map(self._takes, records)) if self._takes is not None else [True] * len(frames)
         places = [(record.queue_id, record.queue_offset) for record in records]

@@ -21,7 +21,7 @@ from typing import Final, final
 import orjson
 
 from martlet.message import CORRELATION_ID, KEYS, PROPERTIES_BYTES_MAX, TAGS, decode_properties
-from martlet.records.compression import COMPRESSED, CompressionError, decompress
+from martlet.records.compression import COMPRESSED, DELIVERED_BYTES_MAX, CompressionError, decompress
 from martlet.records.reserved import BODY_BYTES, OF_PROTOCOLS, RESERVED
 
 from .destinations import Destination, Kind, destination_of, parse_destination
@@ -255,7 +255,7 @@ class Arrived:
     def content(self, sys_flag: int, body: bytes) -> tuple[dict[str, str], bytes] | None:
         """Return the headers and the body of the message in a record; None if that cannot be decompressed."""
         try:
-            plain = decompress(body, sys_flag) if sys_flag & COMPRESSED else body
+            plain = decompress(body, sys_flag, DELIVERED_BYTES_MAX) if sys_flag & COMPRESSED else body
         except CompressionError:
             return None
         if self._body_bytes < 0:
