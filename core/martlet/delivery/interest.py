@@ -189,7 +189,7 @@ class _Cached(Generic[T]):
     def __init__(self, route: Route[T], stamps: tuple[_Stamp, ...], checked: int) -> None:
         self.route = route
         self.stamps = stamps
-        self.total = sum(stamp.count for stamp in stamps)
+        self.total = sum([stamp.count for stamp in stamps])
         self.checked = checked
 
 
