@@ -1,5 +1,7 @@
 """Options and fixtures of the whole suite."""
 
+import gc
+import logging
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -122,3 +124,14 @@ def nothing_cached(monkeypatch: pytest.MonkeyPatch) -> None:
 def all_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that is read from the disk has to be waited for; tmpfs, for one, cannot tell that of what it holds."""
     monkeypatch.setattr(RealDisk, "read_now", RealDisk.read)
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Disable garbage collection, and logging, whose records would keep exceptions alive."""
+    logging.disable()
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+    logging.disable(logging.NOTSET)

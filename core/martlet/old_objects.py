@@ -23,7 +23,7 @@ __all__ = ["OldObjects", "collect_rarely"]
 
 # New containers before a collection; CPython's default is 700. One collection traverses up to twice as many.
 YOUNG_OBJECTS: Final = 4000
-STARTUP_OBJECTS: Final = 200_000  # a startup without recovery creates 80,000
+STARTUP_OBJECTS: Final = 200_000  # startup without recovery creates 80,000
 FREEZES_OF_A_COLLECTION: Final = 25  # each of 8,000 objects at most
 LOOK_S: Final = 5.0
 IDLE_S: Final = 0.05  # less CPU time than this between two looks means idle

@@ -1,10 +1,8 @@
 """What idle and ended connections keep in memory: next to nothing, even before a garbage collection."""
 
-import gc
-import logging
 import tracemalloc
 import weakref
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
@@ -17,17 +15,6 @@ from martlet.testing.links import Caller, Conditions, Link
 from .toys import Lines, Toy, World, toy_server
 
 SMALL = ServerConfig(unsent_bytes_max=4096)
-
-
-@pytest.fixture
-def no_collection() -> Iterator[None]:
-    """Disable garbage collection, and logging, whose records would keep exceptions alive."""
-    gc.collect()
-    gc.disable()
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
-    gc.enable()
 
 
 async def by_end_of_stream(caller: Caller, link: Link) -> None:

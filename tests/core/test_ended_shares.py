@@ -1,7 +1,6 @@
 """What is left in memory of a group that nobody uses: nothing, even before a garbage collection."""
 
 import gc
-from collections.abc import Iterator
 
 import pytest
 import trio
@@ -17,14 +16,6 @@ from martlet.delivery.share import Share
 from martlet.delivery.share_lane import ShareLane
 from martlet.delivery.subscriptions import from_earliest
 from martlet.testing.peers import RecordingPeer
-
-
-@pytest.fixture
-def no_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def left() -> list[str]:

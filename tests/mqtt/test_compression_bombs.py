@@ -88,3 +88,4 @@ async def test_a_body_that_expands_to_too_much_is_left_out(tmp_path: Path, autoj
         largest = bytes(DELIVERED_BYTES_MAX)
         publish(broker, b"first", largest + b"x", largest, b"last")
         await take(talk, [b"first", largest, b"last"])
+        assert await talk.rest() == []

@@ -107,8 +107,8 @@ async def test_a_compressed_message_is_decompressed_for_all(tmp_path: Path, auto
         body, flag = compress(PAYLOAD)
         broker.broker.publish(Message(topic, body, b"TAGS\x01a\x02", sys_flag=flag))
         await broker.settle()
-        for talk in talks:
-            await receive(talk, 0, PAYLOAD)
+        for number, talk in enumerate(talks, 1):
+            assert (await receive(talk, 0, PAYLOAD)).properties.identifiers == (number,)
 
 
 async def memory_of(publish: Callable[[], Any]) -> int:

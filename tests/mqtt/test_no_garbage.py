@@ -1,8 +1,7 @@
 """Connections of MQTT clients leave no reference cycles, which nothing would collect while the broker is busy."""
 
 import gc
-import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -73,16 +72,6 @@ async def wrong(mqtt: Running) -> None:
     await talk.subscribe("b/#", qos=1)
     await talk.send(Ack(PacketType.PUBREL, 7), Publish("+", b""))
     await talk.closed()
-
-
-@pytest.fixture
-def no_collection() -> Iterator[None]:
-    """Disable garbage collection, and logging, whose records would keep exceptions alive."""
-    logging.disable()
-    gc.disable()
-    yield
-    gc.enable()
-    logging.disable(logging.NOTSET)
 
 
 VISITS: list[Callable[[Running], Awaitable[None]]] = [

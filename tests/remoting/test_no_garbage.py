@@ -1,9 +1,8 @@
 """Connections and errors leave no reference cycles: `martlet.old_objects` rarely collects the oldest generation."""
 
 import gc
-import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import orjson
@@ -114,16 +113,6 @@ async def garbage(wire: Wire) -> None:
     with wire.connect() as client:
         client.sendall(b"\xff" * 1000)
         await wait_closed(client)
-
-
-@pytest.fixture
-def no_collection() -> Iterator[None]:
-    """Disable garbage collection, and logging, whose records would keep exceptions alive."""
-    logging.disable()
-    gc.disable()
-    yield
-    gc.enable()
-    logging.disable(logging.NOTSET)
 
 
 VISITS: list[Callable[[Wire], Awaitable[None]]] = [

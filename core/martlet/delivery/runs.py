@@ -21,7 +21,7 @@ __all__ = ["Frames", "Receiver", "Run", "make_runs"]
 
 T = TypeVar("T")
 
-# Runs with compressed bodies that keep what was decompressed. Slow receivers may hold thousands.
+# How many compressed runs keep their decompressed frames. Slow receivers may hold thousands of runs.
 EXPANDED_MAX: Final = 4
 
 

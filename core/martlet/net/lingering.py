@@ -21,11 +21,11 @@ __all__ = ["LingeringSockets"]
 # From the end of the connection on. nginx waits 5 s for more data (lingering_timeout) and 30 s in all, Apache 2 s and
 # 30 s. Both must read on while a browser uploads a file; our clients stop at the end that they read.
 LINGER_S: Final = 5.0
-# Of one socket: more than a frame of any port, as a client may write all of a frame before it reads.
+# Per socket. More than the largest frame of any protocol, because a client may write a whole frame before it reads.
 DISCARD_BYTES_MAX: Final = 32 << 20
 TURN_S: Final = 0.01
 TURN_BYTES: Final = 1 << 20  # discarded in a turn, in 0.1 to 0.3 ms; shared by the sockets that have something
-SOCKETS_A_TURN: Final = 64  # read; as many are closed because their time is over, as thousands may have ended together
+SOCKETS_A_TURN: Final = 64  # sockets read per turn, and closed per turn after LINGER_S: thousands may end together
 
 
 @final

@@ -176,7 +176,7 @@ class ServerPeer:
         self._held: deque[tuple[int, list[Buffer], int]] = deque()  # (log position, pieces, bytes)
         self.held_bytes = 0
         self._out: list[Buffer] = []  # ready to send
-        self._skipped = 0  # so many bytes of the first piece are sent
+        self._skipped = 0  # bytes of the first piece that were sent already
         self.out_bytes = 0  # a piece counts until all of it is sent
         self.draining = False  # whether a task waits until the transport accepts more of `_out`
         self._progress: trio.Event | None = None
@@ -534,7 +534,7 @@ class ServerPeer:
         self.reason = self.reason or f"{type(error).__name__}: {error}"
         if self.state < LOST:
             self._become(LOST)
-        if isinstance(error, ssl.SSLError):  # the client is told in an alert
+        if isinstance(error, ssl.SSLError):  # a TLS alert to the client is on its way
             self.transport.linger()
         else:
             self.transport.close()

@@ -35,7 +35,7 @@ log = logging.getLogger("martlet.server")
 
 ACCEPTS_AT_ONCE: Final = 64  # 10 us each
 ACCEPT_AGAIN_S: Final = 0.1
-LINGER_AT_STOP_S: Final = 0.2  # a client that is there closes within a round trip
+LINGER_AT_STOP_S: Final = 0.2  # a responsive client closes within a round trip
 
 
 @final
@@ -202,7 +202,7 @@ class Server:
         self._accepted += 1
         try:
             peer = ServerPeer(protocol, transport, address, host, self.pending, self.config, self._nursery)
-        except Exception:
+        except Exception:  # a bug in the protocol must cost only this connection
             log.exception("%s %s closed because of a bug", protocol.name, address)
             transport.close()
             return
@@ -284,7 +284,7 @@ class Server:
     def _tell_closed(self, peer: ServerPeer) -> None:
         try:
             peer.handler.closed(peer.reason)
-        except Exception:
+        except Exception:  # a bug in the protocol must not keep the connection from being freed
             log.exception("%s %s failed while closing because of a bug", peer.protocol.name, peer.address)
 
     def statistics(self) -> dict[str, object]:

@@ -44,7 +44,7 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
     def linger(self) -> None:
-        """Close, but so that a client which is still writing can read what was sent (`martlet.net.lingering`)."""
+        """Close so that a client that is still writing can read what was sent (`martlet.net.lingering`)."""
         ...
 
 

@@ -432,7 +432,7 @@ def has_commands(name: str) -> bool:
     """
     try:
         return load_class(name, available()[name]).martlet_commands is not Hooks.martlet_commands
-    except Exception:
+    except Exception:  # whatever its import raises; `load` raises it again with an explanation
         return True
 
 

@@ -88,15 +88,21 @@ async def test_it_outlives_retention(autojump_clock: MockClock) -> None:
         assert latest(broker, "gold") == b"precious"
 
 
+async def with_old_price(broker: Broker) -> Latest:
+    """Publish an old price of gold, and return the projection, which has applied it."""
+    publish(broker, "gold", b"old")
+    await wait_all_tasks_blocked()
+    projection = broker.capability(Latest)
+    assert projection is not None
+    return projection
+
+
 @pytest.mark.parametrize("after", ["after a restart", "after a replay"])
 @pytest.mark.parametrize("newer", [b"new", b""])
 async def test_a_copy_does_not_replace_a_newer_message(newer: bytes, after: str) -> None:
     disk = FakeDisk()
     async with broker_on(disk) as broker:
-        publish(broker, "gold", b"old")
-        await wait_all_tasks_blocked()
-        projection = broker.capability(Latest)
-        assert projection is not None
+        projection = await with_old_price(broker)
         broker.publish(Message("prices", newer, encode_properties({"TAGS": "gold"})))  # in the other queue
         steps = projection.roll(0, broker.store.written)
         next(steps)  # the newer message is not applied yet
@@ -116,10 +122,7 @@ async def test_a_copy_does_not_replace_a_newer_message(newer: bytes, after: str)
 async def test_a_message_without_a_newer_one_is_copied_at_once() -> None:
     disk = FakeDisk()
     async with broker_on(disk) as broker:
-        publish(broker, "gold", b"old")
-        await wait_all_tasks_blocked()
-        projection = broker.capability(Latest)
-        assert projection is not None
+        projection = await with_old_price(broker)
         before = broker.store.written
         for _ in projection.roll(0, before):
             pass

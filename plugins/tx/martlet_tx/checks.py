@@ -143,7 +143,7 @@ class Checks:
             asked = producers is not None and producers.check_transaction(
                 half.group, half.record, half.topic, half.queue_id
             )
-        except Exception:
+        except Exception:  # a bug of another plugin must not stop the checks of other transactions
             log.exception("transaction %s cannot be checked", half.record.property("UNIQ_KEY"))
             asked = False
         if asked:
