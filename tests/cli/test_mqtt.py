@@ -68,13 +68,26 @@ def test_each_quality_of_service_arrives(to: Run, device: MqttClient, qos: str) 
 def test_clients_and_their_subscriptions_are_listed(to: Run, device: MqttClient) -> None:
     device.subscribe(Subscription("seen/#", 1, no_local=True))
     rows = {row["client"]: row for row in from_json(to("clients", "--json"))}
-    assert rows["device"].items() >= {"connected": True, "version": "5", "subscriptions": 1, "in_flight": 0}.items()
+    assert (
+        rows["device"].items()
+        >= {"connected": True, "version": "5", "subscriptions": 1, "in_flight": 0, "missed": 0}.items()
+    )
     (row,) = from_json(to("subscriptions", "--client", "device", "--json"))
     assert row.items() >= {"client": "device", "filter": "seen/#", "qos": 1, "no_local": True}.items()
     code, out, err = to("subscriptions", "--client", "device")
     assert (code, err) == (0, "")
     assert "seen/#" in out
     assert from_json(to("subscriptions", "--client", "nobody", "--json")) == []
+
+
+def test_the_list_of_clients_shows_what_they_missed(to: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[dict[str, object]] = [{"client": "a", "missed": 1234}, {"client": "b", "missed": None}, {"client": "c"}]
+    monkeypatch.setattr("martlet_mqtt.commands.command._rows", lambda *_: iter([row.copy() for row in rows]))
+    code, out, err = to("clients")
+    assert (code, err) == (0, "")
+    head, *lines = (line.split() for line in out.splitlines())
+    assert [line[head.index("missed")] for line in lines] == ["1,234", "?", "-"]
+    assert from_json(to("clients", "--json")) == rows
 
 
 def test_a_client_is_disconnected_with_the_reason(to: Run, addresses: dict[str, str]) -> None:

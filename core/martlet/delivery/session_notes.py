@@ -36,13 +36,14 @@ __all__ = [
     "moved",
     "next_number",
     "packed_head",
+    "packed_position",
 ]
 
 Kind = int
 # A new session, which replaces any other with this key: owner, position, expiry.
 BEGIN: Final[Kind] = 1
-# The complete session, because earlier notes are about to be removed: when it ends, its fields, filters, ids in flight.
-# MORE continues the last two.
+# The complete session, because earlier notes are about to be removed: when it ends, its fields, filters, ids in flight,
+# and ``passed`` unless that is empty. MORE continues filters and ids.
 WHOLE: Final[Kind] = 2
 MORE: Final[Kind] = 3
 ATTACHED: Final[Kind] = 4  # position, expiry
@@ -63,11 +64,13 @@ NEVER_MS: Final = 1 << 62
 NEVER: Final = -1
 # A packed state begins with the position of its last complete note, when it ends, and the number of its last note.
 HEAD: Final = Struct(">QQI")
+PASSED: Final = 7  # the index of ``passed`` in the fields after it
 NUMBERS: Final = 1 << 32
 # Approximate overhead of a filter, an id in flight and a session, in bytes.
 FILTER_BYTES: Final = 100
 FLIGHT_BYTES: Final = 16
 STATE_BYTES: Final = 100
+NOTHING_PASSED: Final[Mapping[str, int]] = {}
 
 
 def next_number(number: int) -> int:
@@ -81,6 +84,12 @@ def packed_head(packed: bytes) -> tuple[int, int, int]:
     return since, ends_ms, number
 
 
+def packed_position(packed: bytes) -> tuple[int, bool]:
+    """Return ``position`` of a packed state, and whether it has ``passed``."""
+    fields = msgpack.unpackb(memoryview(packed)[HEAD.size :])
+    return fields[1], len(fields) > PASSED
+
+
 def moved(packed: bytes, since: int) -> bytes:
     """Return the packed state with another ``since``."""
     return since.to_bytes(8, "big") + packed[8:]
@@ -90,10 +99,11 @@ def moved(packed: bytes, since: int) -> bytes:
 class SessionState:
     """The state of a session.
 
-    Every matching message before ``position`` was sent. ``flight`` maps the ids of messages that were sent but not
-    acknowledged to their positions. ``ends_ms`` is 0 while a client uses the session; ``expiry_s`` is -1 if it does
-    not expire. ``since`` is the position of the last record with the complete state. ``size`` is the approximate size
-    in bytes.
+    Every matching message before ``position`` was sent. ``passed`` has, by topic, how many messages its queues had
+    before that position; it is empty unless retention is about to remove the record there (`missed_messages.py`).
+    ``flight`` maps the ids of messages that were sent but not acknowledged to their positions. ``ends_ms`` is 0 while a
+    client uses the session; ``expiry_s`` is -1 if it does not expire. ``since`` is the position of the last record with
+    the complete state. ``size`` is the approximate size in bytes.
     """
 
     __slots__ = (
@@ -107,6 +117,7 @@ class SessionState:
         "next_id",
         "number",
         "owner",
+        "passed",
         "position",
         "since",
         "size",
@@ -124,6 +135,7 @@ class SessionState:
         self.edition = 0
         self.filters: dict[str, bytes] = {}
         self.flight: dict[int, int] = {}
+        self.passed = NOTHING_PASSED
         self.data = b""
         self.size = STATE_BYTES + len(key) + len(owner)
 
@@ -145,23 +157,30 @@ class SessionState:
         elif kind == HELD:
             self._hold(*arguments)
         elif kind == FILTER:
-            topic_filter, options, self.position = arguments
+            topic_filter, options, position = arguments
+            self._move(position)
             self._drop_filter(topic_filter)
             self._add_filter(topic_filter, options)
         elif kind == NO_FILTER:
             self._drop_filter(arguments[0])
         elif kind == MOVED:
-            (self.position,) = arguments
+            self._move(*arguments)
         elif kind == LEFT:
-            self.position, self.ends_ms = arguments
+            position, self.ends_ms = arguments
+            self._move(position)
         elif kind == ATTACHED:
             self.ends_ms = 0
-            self.position, self.expiry_s = arguments
+            position, self.expiry_s = arguments
+            self._move(position)
         elif kind == DATA:
             self.size += len(arguments[0]) - len(self.data)
             (self.data,) = arguments
         elif kind != ENDED:
             raise StoreError(f"kind {kind!r} of a note about a session is unknown")
+
+    def _move(self, position: int) -> None:
+        if position != self.position:
+            self.position, self.passed = position, NOTHING_PASSED
 
     def _send(self, first: int, steps: Sequence[int], end: int) -> None:
         at, number = 0, first
@@ -171,7 +190,8 @@ class SessionState:
             flight[number] = at
             number += 1
         self.size += (len(flight) - before) * FLIGHT_BYTES
-        self.next_id, self.position = number, end
+        self.next_id = number
+        self._move(end)
 
     def _hold(self, first: int, count: int) -> None:
         flight, before = self.flight, len(self.flight)
@@ -203,7 +223,7 @@ class SessionState:
         self.size += (len(self.flight) - before) * FLIGHT_BYTES
 
     def fields(self) -> list[Any]:
-        """Return all fields except the key, ``filters``, ``flight`` and those in the head."""
+        """Return all fields except the key, ``filters``, ``flight``, ``passed`` and those in the head."""
         return [self.owner, self.position, self.expiry_s, self.next_id, self.data]
 
     @classmethod
@@ -218,13 +238,14 @@ class SessionState:
     def copy(self) -> "SessionState":
         state = SessionState.of(self.key, self.number, self.ends_ms, self.fields())
         state.since, state.edition, state.size = self.since, self.edition, self.size
-        state.filters, state.flight = self.filters.copy(), self.flight.copy()
+        state.filters, state.flight, state.passed = self.filters.copy(), self.flight.copy(), self.passed
         return state
 
     def pack(self) -> bytes:
         """Return the compact encoding of the state, without its key."""
         head = HEAD.pack(self.since, self.ends_ms, self.number)
-        return head + bytes(msgpack.packb([*self.fields(), self.filters, flat(self.flight.items())]))
+        passed = [self.passed] if self.passed else []
+        return head + bytes(msgpack.packb([*self.fields(), self.filters, flat(self.flight.items()), *passed]))
 
     @classmethod
     def unpack(cls, key: str, packed: bytes) -> "SessionState":
@@ -234,6 +255,8 @@ class SessionState:
         state = cls.of(key, number, ends_ms, fields)
         state.since = since
         state.add(fields[5], fields[6])
+        if len(fields) > PASSED:
+            state.passed = fields[PASSED]
         return state
 
 
@@ -293,7 +316,8 @@ def encode_whole(state: SessionState, bytes_max: int) -> list[bytes]:
     number, fields = state.number, [state.ends_ms, *state.fields()]
     room = bytes_max - STATE_BYTES - len(state.key.encode()) - len(state.owner.encode()) - len(state.data)
     parts = list(_parts(state, room))
-    notes = [encode_note(WHOLE, state.key, number, *fields, *parts[0])]
+    passed = [state.passed] if state.passed else []
+    notes = [encode_note(WHOLE, state.key, number, *fields, *parts[0], *passed)]
     return notes + [encode_note(MORE, state.key, number, *part) for part in parts[1:]]
 
 

@@ -6,7 +6,7 @@ about a hundred bytes; one with a client is an object.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias, final
 
 from martlet.checksum import crc32
@@ -21,6 +21,7 @@ from martlet.delivery.session_notes import (
     moved,
     next_number,
     packed_head,
+    packed_position,
 )
 from martlet.records.layout import RecordView
 from martlet.state.journal import read_notes
@@ -28,7 +29,7 @@ from martlet.state.projection import NOTHING
 from martlet.state.rows import pack_rows, unpack_rows
 from martlet.steps import Pace, Steps
 
-__all__ = ["SessionTable"]
+__all__ = ["Passed", "SessionTable"]
 
 FORMAT: Final = 1
 # Copying one dict of 100,000 sessions takes 3 ms. So a snapshot shares the shards, about 100 sessions each, and a shard
@@ -39,6 +40,8 @@ SKIPPED_A_SLICE: Final = 2000
 SKIPPED_A_NOTE: Final = 40
 
 Held: TypeAlias = SessionState | bytes
+# A position, and ``passed`` there.
+Passed: TypeAlias = tuple[int, Mapping[str, int]]
 
 
 @final
@@ -47,7 +50,8 @@ class SessionTable:
 
     A note that does not follow the last one is ignored: ``on_lost`` is called with the key, and whether `roll` wrote
     the note. ``on_left`` is called with the key and the number of the note when a client left or ended its session.
-    ``note_again`` notes the complete state of a session.
+    Before records are removed, ``find_passed`` (`MissedMessages.find_passed`) is called, and then ``note_again`` notes
+    the complete state of a session, with what was found for it.
     """
 
     name = "sessions"
@@ -56,7 +60,8 @@ class SessionTable:
         self.topics = frozenset((topic,))
         self.on_lost: Callable[[str, bool], None] | None = None
         self.on_left: Callable[[str, int], None] | None = None
-        self.note_again: Callable[[str], None] | None = None
+        self.find_passed: Callable[[int, int], Steps[Mapping[str, Passed]]] | None = None
+        self.note_again: Callable[[str, Passed | None], None] | None = None
         self.bytes = 0
         self._shards: list[dict[str, Held]] = [{} for _ in range(SHARDS)]
         self._shared: set[int] = set()  # shards shared with a snapshot: copied before they change
@@ -98,6 +103,13 @@ class SessionTable:
         if held is None:
             return -1
         return packed_head(held)[1] if isinstance(held, bytes) else held.ends_ms
+
+    def position(self, key: str) -> tuple[int, bool]:
+        """Return ``position`` of session *key*, -1 if there is none, and whether ``passed`` is filled."""
+        held = self._find(key)
+        if held is None:
+            return -1, False
+        return packed_position(held) if isinstance(held, bytes) else (held.position, bool(held.passed))
 
     # the projection
 
@@ -145,11 +157,12 @@ class SessionTable:
             self.on_lost(key, is_rolled)
 
     def _apply_whole(self, kind: int, key: str, number: int, arguments: list[Any], position: int) -> None:
-        """Apply a complete state; if the session is already known, only ``since`` changes: older records can go."""
+        """Apply a complete state; of a known session only ``since``, because older records can go, and ``passed``."""
         held = self._find(key)
         if held is None and kind == WHOLE:
             state = SessionState.of(key, number, arguments[0], arguments[1:])
-            state.add(*arguments[6:])
+            state.add(*arguments[6:8])
+            state.passed = arguments[8] if len(arguments) > 8 else state.passed
             self._add(state, position)
         elif held is None or number != _number(held):
             self._tell_lost(key, is_rolled=held is not None and kind == WHOLE)
@@ -159,15 +172,18 @@ class SessionTable:
             state.add(*arguments)
             self.bytes += state.size - before
             self._settle(state)
-        elif isinstance(held, bytes):
+        elif isinstance(held, bytes) and len(arguments) == 8:
             self._shard_to_change(key)[key] = moved(held, position)
         else:
-            self._own(key, held).since = position
+            state = self._own(key, held)
+            state.since = position
+            state.passed = arguments[8] if len(arguments) > 8 else state.passed
+            self._settle(state)
 
     def _add(self, state: SessionState, position: int) -> None:
         """Add a session, replacing any with the same key."""
         state.since, state.edition = position, self._edition
-        self._oldest = min(self._oldest, position)
+        self._oldest = min(self._oldest, position, state.position)
         self._put(state.key, state, self._find(state.key))
         self._settle(state)
 
@@ -215,9 +231,8 @@ class SessionTable:
         self._counts.clear()
         pace = Pace()
         for key, packed in unpack_rows(FORMAT, data):
-            since = packed_head(packed)[0]
-            if since >= first_position:
-                self._oldest = min(self._oldest, since)
+            if packed_head(packed)[0] >= first_position:
+                self._oldest = first_position  # some may have a position before their last complete note
                 self._put(key, packed, None)
             if pace.is_over():
                 yield
@@ -229,13 +244,17 @@ class SessionTable:
         return self._oldest if self._count else NOTHING
 
     def roll(self, start: int, end: int) -> Steps[None]:
-        """Note again the complete state of every session whose last complete note is before *end*."""
+        """Note again the complete state of every session whose last complete note, or whose position, is before *end*.
+
+        The position only once: ``passed`` then has what is needed of the records before.
+        """
+        passed = (yield from self.find_passed(start, end)) if self.find_passed is not None else {}
         pace = Pace(SKIPPED_A_SLICE)
         for key in self:
             held = self._find(key)
-            is_old = held is not None and _since(held) < end
+            is_old = held is not None and (_since(held) < end or key in passed)
             if is_old and self.note_again is not None:
-                self.note_again(key)
+                self.note_again(key, passed.get(key))
             if pace.is_over(SKIPPED_A_NOTE if is_old else 1):
                 yield
         self._oldest = max(self._oldest, end)

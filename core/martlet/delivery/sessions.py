@@ -16,11 +16,12 @@ from collections.abc import Callable
 from typing import Final, final
 
 from martlet.clock import Clock
+from martlet.delivery.missed_messages import MissedMessages
 from martlet.delivery.session import JointChanges, LiveSessions, Session
 from martlet.delivery.session_expiry import SessionExpiry
 from martlet.delivery.session_notes import ATTACHED, BEGIN, SessionState, encode_note, encode_whole, next_number
 from martlet.delivery.session_quota import SessionQuota
-from martlet.delivery.session_state import SessionTable
+from martlet.delivery.session_state import Passed, SessionTable
 from martlet.delivery.session_writer import SessionWriter
 from martlet.errors import Reason, Refused
 from martlet.settings import DeliveryConfig
@@ -47,6 +48,8 @@ class Sessions:
         self.writer.on_lost = lambda key: self._lost(key, is_rolled=False)
         self.quota = SessionQuota(self.table, journal.note_bytes_max, config)
         self.live = LiveSessions(self.writer, self.quota)  # those in use
+        self.missed = MissedMessages(store, self.table, self.live)
+        self.table.find_passed = self.missed.find_passed
         self.expiry = SessionExpiry(self.live, self.table, store, turns, clock)
         self._sessions_max = config.sessions_max
 
@@ -165,7 +168,7 @@ class Sessions:
             return
         self.writer.restore(key)
         if is_rolled:
-            self._note_again(key)  # the existing records about it may be removed next
+            self._note_again(key, None)  # the existing records about it may be removed next
         if session.lost is not None:
             lost, session.lost = session.lost, None
             lost("a disk failure lost its last changes; connect again")
@@ -176,10 +179,12 @@ class Sessions:
         if session is not None and session.lost is None and session.state.number == number:
             del self.live.by_key[key]
 
-    def _note_again(self, key: str) -> None:
+    def _note_again(self, key: str, passed: Passed | None) -> None:
         session = self.live.by_key.get(key)
         state = session.state if session is not None else self.table.get(key)
         if state is not None and not (session is not None and session.is_ended):
+            if passed is not None and passed[0] == state.position:
+                state.passed = passed[1]
             for note in encode_whole(state, self.journal.note_bytes_max):
                 self.journal.note(note)
 

@@ -46,6 +46,7 @@ class Client:
         "gate",
         "greeting",
         "has_ended",
+        "missed",
         "outgoing",
         "peer",
         "session",
@@ -59,6 +60,7 @@ class Client:
         self.connection = connection
         self.context = context
         self.wills = wills
+        self.missed: int | None = 0  # messages removed before it returned (`count_missed`); None if not known
         self.has_ended = False  # the client said that it goes, so that its will is not published
         self.gate: Gate | None = None
         self.connect: Connect | None = None
@@ -216,5 +218,6 @@ class Client:
             "expiry_s": session.expiry_s if session is not None else None,
             "subscriptions": len(self.filters),
             "in_flight": len(session.flight) if session is not None else 0,
+            "missed": self.missed,
             "will": connect.will.topic if connect is not None and connect.will is not None else None,
         }

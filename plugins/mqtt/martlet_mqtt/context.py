@@ -41,7 +41,8 @@ class Counters:
     expired: int = 0  # messages that expired before they were delivered
     wills: int = 0  # wills that were published
     removed: int = 0  # messages in flight that retention removed before they were delivered again
-    missed: int = 0  # sessions that came back after retention had removed some of their messages
+    missed: int = 0  # messages of their topics that retention removed before sessions came back; an upper bound
+    missed_sessions: int = 0  # sessions that came back after retention had removed such messages
     connections: int = 0
     packets_received: int = 0  # of all kinds
     answers: int = 0  # packets to clients other than PUBLISH

@@ -20,6 +20,7 @@ from .connection import ANY_BYTES, State
 from .context import PROTOCOL
 from .errors import MqttError, reason_of
 from .logins import EnhancedLogin, login_reason, needs_password_check
+from .missed import count_missed
 from .names import AUTOMATIC, check_client_id
 from .opening import connack_properties, expiry_of, keep_alive_of
 from .packets import Auth, Connack, Connect
@@ -241,8 +242,7 @@ class Handshake:
         if subscriptions.takes_slices():
             return self._resume_in_slices(connect, session, subscriptions.resume())
         finish_now(subscriptions.resume())
-        self._begin_delivery()
-        return None
+        return self._begin_delivery()
 
     async def _resume_in_slices(self, connect: Connect, session: Session, steps: Steps[None]) -> None:
         """Go on with the subscriptions of the client, which counts as accepted: others may take its session over."""
@@ -250,11 +250,15 @@ class Handshake:
         with self._turning_away(connect):
             await broker.turns.finish(steps)
             if broker.sessions.live.has(session) and client.greeting is not None:
-                self._begin_delivery()
+                rest = self._begin_delivery()
+                if rest is not None:
+                    await rest
 
-    def _begin_delivery(self) -> None:
-        client = self._client
+    def _begin_delivery(self) -> Awaitable[None] | None:
+        """Tell the client that it is accepted, send it what there is, and count what it missed."""
+        client, outgoing = self._client, self._client.the_outgoing
         assert client.greeting is not None
         client.greet(client.greeting)
-        client.the_outgoing.resend()
-        client.context.counters.missed += client.the_outgoing.has_missed
+        rest = count_missed(client) if outgoing.has_missed else None
+        outgoing.resend()
+        return rest

@@ -112,8 +112,8 @@ class Outgoing:
 
     @property
     def has_missed(self) -> bool:
-        """Whether retention removed messages before the client returned that its subscriptions may match."""
-        return self._context.feed.has_removed(self._session.start, self._the_cursor.filters)
+        """Whether retention may have removed messages that its subscriptions match before the client returned."""
+        return self._context.feed.has_removed(self._session.position, self._the_cursor.filters)
 
     @property
     def dropped(self) -> int:

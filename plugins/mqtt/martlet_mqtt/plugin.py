@@ -17,6 +17,7 @@ from .config import MqttConfig
 from .connection import Limits, MqttConnection
 from .context import PROTOCOL, Context, create_topics
 from .handler import MqttHandler
+from .missed import topics_of_durable
 from .names import Names, check_prefix
 from .replies import take_replies
 from .retained import Retained
@@ -55,6 +56,7 @@ class MqttPlugin(Hooks):
             feed = broker.cursors.open(rules.topics, topics_of=rules.topics_of, is_name=names.is_valid)
             retained = Retained(broker.store, broker.clock)
             self._context = Context(config, broker, feed, names, retained, rules)
+            broker.sessions.missed.topics_of[PROTOCOL] = partial(topics_of_durable, rules)
             take_replies(self._context)
         return self._context
 

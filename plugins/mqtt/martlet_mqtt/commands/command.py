@@ -159,7 +159,10 @@ def _print(rows: list[dict[str, Any]], heads: tuple[str, ...], *, as_json: bool)
 
 def show_clients(arguments: Any) -> int:
     rows = sorted(_rows(arguments, "clients"), key=lambda row: str(row["client"]))
-    heads = ("client", "connected", "user", "address", "version", "subscriptions", "in_flight", "will")
+    heads = ("client", "connected", "user", "address", "version", "subscriptions", "in_flight", "missed", "will")
+    for row in rows if not arguments.json else ():
+        if row.get("missed", 0) is None:
+            row["missed"] = "?"
     return _print(rows, heads, as_json=arguments.json)
 
 
