@@ -273,7 +273,7 @@ async def _run_with_store(
         for projection in given:
             broker.projections.add(name, projection)
     plugins.reloaded.append(broker.rules.changed)
-    server = Server(config.server, store, stats, broker.authentication.authenticate)
+    server = Server(config.server, store, stats, broker.authentication.authenticate, broker.turns)
     live = _Live(plugins, broker, server, found)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)

@@ -1,6 +1,7 @@
 """Long work in slices: one a turn of the loop, first come first served, closed when it is cancelled."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import trio
@@ -51,6 +52,33 @@ async def test_the_loop_turns_between_any_two_slices() -> None:
     assert done.count("a") == 5
     # One of each a turn of the loop, in an order that trio chooses.
     assert done.count("tick") >= 4
+
+
+async def test_those_that_wait_for_a_turn_share_the_queue_with_slices() -> None:
+    turns, done, looks = Turns(), list[str](), list[int]()
+
+    async def look() -> None:
+        while True:
+            looks.append(len(done))
+            await trio.lowlevel.checkpoint()
+
+    async def run(name: str) -> None:
+        for _ in range(3):
+            await turns.wait()
+            done.append(name)
+
+    async with trio.open_nursery() as looking:
+        looking.start_soon(look)
+        async with trio.open_nursery() as nursery:
+            for name in "abc":
+                nursery.start_soon(run, name)
+            nursery.start_soon(turns.finish, work("d", 3, done))
+        looking.cancel_scope.cancel()
+    assert len(done) == 4 * 3 + 1
+    assert all(sorted(set(done[at : at + 4])) == ["a", "b", "c", "d"] for at in (0, 4, 8))
+    # In one turn of the loop, or in two, because trio runs the tasks of a turn in any order; the last one closes.
+    assert max(later - earlier for earlier, later in pairwise(looks)) <= 3
+    assert turns.slices == 4 * 3 + 1
 
 
 async def test_cancelled_work_is_closed_and_blocks_nobody() -> None:

@@ -1,7 +1,7 @@
 """No client keeps the others waiting: what one turn of the event loop does is bounded. Counts, never times."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -130,6 +130,40 @@ async def test_runs_of_messages_that_others_interrupt_are_handled_over_many_turn
                 pass
         assert max(changes) <= 2 * RUN_PACKETS_MAX
         assert sum(changes) == count + 1
+
+
+@pytest.mark.parametrize("has_socket", [True, False])
+async def test_large_reads_of_many_clients_are_handled_over_many_turns(tmp_path: Path, has_socket: bool) -> None:
+    count, clients, plugin, found = 8 * RUN_PACKETS_MAX, 8, MqttPlugin(MqttConfig(listen="127.0.0.1:0")), list[str]()
+    async with serving(
+        tmp_path,
+        ports=lambda broker: (plugin.protocol(broker, found.append),),
+        projections=plugin.martlet_projections,
+        services=plugin.martlet_services,
+    ) as running:
+        host, _, port = found[0].rpartition(":")
+        counters = plugin.context(running.broker).counters
+        protocol = plugin.protocol(running.broker, found.append)
+
+        async def publish(name: bytes) -> None:
+            data = b"\x10\x0e\0\4MQTT\4\2\0\0\0\2c" + name + b"\x30\x04\0\1ax" * count
+            if has_socket:
+                stream = await stack.enter_async_context(await trio.open_tcp_stream(host, int(port)))
+                await stream.send_all(data)
+            else:
+                await running.connect(protocol, 1 << 20).send(data)
+
+        async with (
+            AsyncExitStack() as stack,
+            most_a_turn(lambda: counters.packets_received) as changes,
+            trio.open_nursery() as nursery,
+        ):
+            for number in range(clients):
+                nursery.start_soon(publish, b"%d" % number)
+            while counters.packets_received < clients * (count + 1):
+                await trio.lowlevel.checkpoint()
+        # In each of two turns, the next part of one read, and the beginning of a new one.
+        assert max(changes) <= 4 * RUN_PACKETS_MAX + clients
 
 
 @pytest.mark.parametrize("version", [V4, V5])

@@ -21,7 +21,7 @@ from martlet.testing.links import Caller, Conditions, Link
 from martlet_remoting.codec import FrameBuffer, encode_command
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.connection import RemotingConnection
-from martlet_remoting.handler import RemotingHandler
+from martlet_remoting.handler import REQUESTS_A_TURN, RemotingHandler
 from martlet_remoting.packets import Command
 
 from .conftest import Harness, OpenHarness, long_ext, pull_ext, send_ext
@@ -123,6 +123,37 @@ async def test_a_silent_client_is_closed_and_one_that_waits_is_not(
     assert (answer.opaque, answer.code) == (number, ResponseCode.PULL_NOT_FOUND)
     assert trio.current_time() - begin > 25
     assert await waiting.closed_after() <= 20.5
+
+
+class RequestsATurn(trio.abc.Instrument):
+    """How many requests were handled, in all and at most between two switches of tasks."""
+
+    def __init__(self, harness: Harness) -> None:
+        self._counters = harness.state.counters
+        self._before = self._counters.requests
+        self.all = self.most = 0
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        handled = self._counters.requests - self._before
+        self._before += handled
+        self.all += handled
+        self.most = max(self.most, handled)
+
+
+async def test_a_read_of_very_many_sends_is_handled_over_many_turns(
+    open_harness: OpenHarness, autojump_clock: MockClock
+) -> None:
+    harness = await open_harness(store={"flush": "async"})
+    served, count = await serve(harness), 5 * REQUESTS_A_TURN
+    client = served.dial(Conditions(capacity_bytes=1 << 22))
+    turns = RequestsATurn(harness)
+    trio.lowlevel.add_instrument(turns)
+    sends = [(SEND, send_ext("T", 0, f"UNIQ_KEY\x01{number:032X}\x02"), b"x") for number in range(count)]
+    await client.send_together(*sends)
+    assert [(await client.receive()).opaque for _ in range(count)] == list(range(1, count + 1))
+    trio.lowlevel.remove_instrument(turns)
+    assert turns.all == count
+    assert turns.most == REQUESTS_A_TURN
 
 
 async def test_a_broken_connection_makes_its_group_rebalance(harness: Harness, autojump_clock: MockClock) -> None:

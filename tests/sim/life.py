@@ -81,7 +81,7 @@ class Life:
         """Make the broker and call the hooks of its plugins in the order of `martlet.run`."""
         stats = Stats()
         self.broker = broker = build(Config(broker=world.broker_config), store, world.clock, stats, world.chance)
-        self.server = Server(world.server_config, store, stats, clock=lambda: 0.0)
+        self.server = Server(world.server_config, store, stats, turns=broker.turns, clock=lambda: 0.0)
         plugins: list[tuple[str, Hooks]] = [("remoting", self.remoting), ("tx", self.tx), ("timer", self.timer)]
         broker.capabilities = {
             kind: each for _, plugin in plugins for kind, each in plugin.martlet_capabilities(broker).items()

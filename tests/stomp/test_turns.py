@@ -33,10 +33,10 @@ async def test_others_have_their_turn_after_many_messages_with_new_headers(tmp_p
         frame = b"SEND\ndestination:/queue/a\nid:%d\n\nx\0"
         assert await handle(b"".join(frame % each for each in range(HEADS_A_TURN + 1))) == [True]
         assert await handle(b"".join(frame % each for each in range(HEADS_A_TURN))) == [False]
-        assert await handle(b"".join(frame % (each % 10) for each in range(1000))) == [False]
+        assert await handle(b"".join(frame % (each % 10) for each in range(500))) == [False]
         assert all(await handle(b"".join(frame % each for each in range(1000, 2024))))
         # Messages that are alike, and a few with very long headers, take their time, too.
-        assert (await handle(frame % 1 * (MESSAGES_A_TURN + 1024))).count(True) == 1
+        assert all(await handle(frame % 1 * (2 * MESSAGES_A_TURN)))
         headers = b"".join(b"h%d:v\n" % each for each in range(95))
         long = b"SEND\ndestination:/queue/a\n%bid:%d\n\nx\0"
         found = await handle(b"".join(long % (headers, each) for each in range(256)))
@@ -44,7 +44,7 @@ async def test_others_have_their_turn_after_many_messages_with_new_headers(tmp_p
         assert any(found)
         stomp.broker.store.commit()
         await trio.testing.wait_all_tasks_blocked()
-        assert len(stomp.records("a")) == 2 * HEADS_A_TURN + 1 + 1000 + 1024 + MESSAGES_A_TURN + 1024 + 256
+        assert len(stomp.records("a")) == 2 * HEADS_A_TURN + 1 + 500 + 1024 + 2 * MESSAGES_A_TURN + 256
 
 
 class AcksATurn(trio.abc.Instrument):
@@ -74,7 +74,7 @@ async def test_others_have_their_turn_after_many_acknowledgements(tmp_path: Path
         await stomp.idle()
         trio.lowlevel.remove_instrument(turns)
         assert turns.all == 3000
-        assert turns.most < 1500
+        assert turns.most < MESSAGES_A_TURN
 
 
 async def test_others_have_their_turn_after_each_selector_and_after_many_subscriptions(tmp_path: Path) -> None:

@@ -25,10 +25,13 @@ class ReadTurns(trio.abc.Instrument):
         self._left = limit
         self._line = trio.lowlevel.ParkingLot()
         self._crowded = trio.Event()
+        # Whether a read in this turn brought more than is handled in a turn; then no other one is handled in it.
+        self.had_large = False
 
     def before_io_wait(self, timeout: float) -> None:
         """Handle the end of a turn of the event loop."""
         self._left = self._limit
+        self.had_large = False
 
     async def wait(self) -> None:
         """Return when it is the caller's turn: at once unless many wait."""

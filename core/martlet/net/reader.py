@@ -25,6 +25,7 @@ from martlet.net.reading import Reading
 from martlet.net.rounds import Rounds
 from martlet.net.transports import SocketTransport, TlsTransport
 from martlet.settings import ServerConfig
+from martlet.turns import Turns
 
 __all__ = ["Authenticate", "Reader"]
 
@@ -46,12 +47,13 @@ class Reader:
     """Reads from all peers of a server."""
 
     def __init__(
-        self, config: ServerConfig, rounds: Rounds, complaints: Complaints, authenticate: Authenticate
+        self, config: ServerConfig, rounds: Rounds, complaints: Complaints, authenticate: Authenticate, work: Turns
     ) -> None:
         self._config = config
         self._authenticate = authenticate
         self._rounds = rounds
         self._complaints = complaints
+        self._work = work
         # The size of answers after which the reader checks whether the peer accepts them.
         self._look_bytes = config.unsent_bytes_max // 8
         self.pump: EventPump[Reading] | None = None  # set while it runs
@@ -197,6 +199,8 @@ class Reader:
         self._in_line.add(peer)
         try:
             await self.turns.wait()
+            if self.turns.had_large:
+                await self._work.wait()
         finally:
             self._in_line.discard(peer)
         self.deadlines.watch(peer)  # it may have passed in the meantime
@@ -269,6 +273,7 @@ class Reader:
         finally:
             self._rounds.end()
         if not done:
+            self.turns.had_large = True
             await self._go_on(peer, events, len(data), now)
         self._taken(peer, len(data), now)
         if peer.over:
@@ -303,7 +308,7 @@ class Reader:
                     self._note_incomplete(peer, received, now)
                     await self._wait_room(peer)
                 else:
-                    await trio.lowlevel.checkpoint()
+                    await self._work.wait()
                 if peer.state >= CLOSING:
                     return
                 self._rounds.begin()

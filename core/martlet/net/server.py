@@ -28,6 +28,7 @@ from martlet.net.rounds import Log, Rounds
 from martlet.net.transports import SocketTransport, Transport
 from martlet.settings import ServerConfig
 from martlet.stats import Stats
+from martlet.turns import Turns
 
 __all__ = ["Server"]
 
@@ -48,18 +49,20 @@ class Server:
         store: Log | None,
         stats: Stats,
         authenticate: Authenticate = lambda credentials: Identity(),
+        turns: Turns | None = None,
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
         """Prepare to serve.
 
         Args:
+          turns: where reads of very many requests wait for their next slice, together with other long work.
           clock: measures how long a round works, in seconds of processor time; a simulation must not depend on that.
         """
         self.config = config
         self.pending: Pending[ServerPeer] = Pending()
         self._complaints = Complaints(log)
         self._rounds = Rounds(config, store, self.pending, clock)
-        self._reader = Reader(config, self._rounds, self._complaints, authenticate)
+        self._reader = Reader(config, self._rounds, self._complaints, authenticate, turns or Turns())
         self._ends = ReadTurns(ENDS_A_TURN)  # thousands may go at the same moment
         self._lingering = LingeringSockets()
         self._accepted = 0

@@ -292,7 +292,7 @@ async def serving(
         for projection in projections(made):
             made.projections.add("tested", projection)
         async with trio.open_nursery() as nursery:
-            serves = Server(server or ServerConfig(), opened, stats, made.authentication.authenticate)
+            serves = Server(server or ServerConfig(), opened, stats, made.authentication.authenticate, made.turns)
             await nursery.start(opened.run)
             await made.projections.replay()
             nursery.start_soon(made.projections.run)

@@ -3,8 +3,6 @@
 from collections.abc import Awaitable
 from typing import Final, final
 
-import trio
-
 from martlet.contracts import Buffer, Peer
 from martlet.errors import Refused
 from martlet.steps import Steps
@@ -67,7 +65,9 @@ class MqttHandler:
             raise MqttError(str(refused), reason_of(refused)) from refused
         if rest is not None:
             return self._finish(rest)
-        return _pause() if self._connection.is_turn_over or _takes_long(event) else None
+        if self._connection.is_turn_over or _takes_long(event):
+            return self._context.broker.turns.wait()
+        return None
 
     def _act(self, event: Event) -> Awaitable[None] | None:
         if isinstance(event, Connect):
@@ -173,10 +173,6 @@ class MqttHandler:
 
     def closed(self, reason: str) -> None:
         self._client.leave()
-
-
-async def _pause() -> None:
-    await trio.lowlevel.checkpoint()
 
 
 def _takes_long(event: Event) -> bool:

@@ -40,9 +40,9 @@ __all__ = ["StompHandler"]
 # After a run with more different headers, others have their turn.
 HEADS_A_TURN: Final = 64
 # And after so many messages of 2 us each: a read can bring 6,500. 8 bytes of headers count as a message.
-MESSAGES_A_TURN: Final = 4096
+MESSAGES_A_TURN: Final = 1024
 # An acknowledgement takes 2 to 4 us and counts as so many messages: a read can bring 16,000.
-MESSAGES_AN_ACK: Final = 5
+MESSAGES_AN_ACK: Final = 2
 # Subscriptions to new topics take 150 us each. A selector can take 5 ms, so others have their turn after each.
 SUBSCRIPTIONS_A_TURN: Final = 32
 _RECEIPT: Final = b"RECEIPT\nreceipt-id:"
@@ -116,7 +116,7 @@ class StompHandler:
         if self._taken <= MESSAGES_A_TURN:
             return None
         self._taken = 0
-        return _give_turn()
+        return self._context.broker.turns.wait()
 
     def _act(
         self,
@@ -158,7 +158,7 @@ class StompHandler:
         if event.receipt is not None:
             self._answer(event.receipt)
         if isinstance(event, Subscribe) and (event.selector or len(subscriptions) % SUBSCRIPTIONS_A_TURN == 0):
-            return _give_turn()
+            return self._context.broker.turns.wait()
         return None
 
     async def _finish(self, rest: Steps[None], receipt: bytes | None) -> None:
@@ -284,8 +284,3 @@ class StompHandler:
         self._connection.end()
         self._sending = self._subscriptions = self._transactions = None
         self._context.clients.pop(self, None)
-
-
-async def _give_turn() -> None:
-    """Let other clients be served before the next event."""
-    await trio.lowlevel.checkpoint()
