@@ -89,3 +89,20 @@ async def test_a_body_that_expands_to_too_much_is_left_out(tmp_path: Path, autoj
         publish(broker, b"first", largest + b"x", largest, b"last")
         await take(talk, [b"first", largest, b"last"])
         assert await talk.rest() == []
+
+
+@pytest.mark.parametrize("topic_filter", ["#", "$share/g/#"])
+async def test_bodies_that_cannot_be_decompressed_are_left_out_and_counted(
+    topic_filter: str, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with mqtt_broker(tmp_path) as broker:
+        talk = await broker.connect("me")
+        await talk.subscribe(topic_filter, qos=1)
+        (topic,) = broker.context.rules.topics
+        _, flag = compress(b"x")
+        for body, properties in (b"no zlib", b"TAGS\x01a\x02"), (b"no zlib, no name", b""):
+            broker.broker.publish(Message(topic, body, properties, sys_flag=flag))
+        publish(broker, b"last")
+        await take(talk, [b"last"])
+        assert await talk.rest() == []
+        assert broker.context.statistics()["unreadable"] == 1

@@ -118,6 +118,7 @@ class ClientFrames:
 
     def _alone(self, arrived: Arrived | None, grants: tuple[Grant, ...], shape: Shape, now_ms: int) -> bytes:
         if arrived is None:
+            self._context.counters.unreadable += 1
             return b""
         if arrived.client_id == self.client_id:
             grants = tuple(grant for grant in grants if not grant.subscription.no_local)

@@ -39,6 +39,7 @@ class Counters:
     oversize: int = 0  # messages that a client did not get because they are larger than it accepts
     refused: int = 0  # messages of clients that were not stored
     expired: int = 0  # messages that expired before they were delivered
+    unreadable: int = 0  # messages that a client did not get because their bodies cannot be decompressed
     wills: int = 0  # wills that were published
     removed: int = 0  # messages in flight that retention removed before they were delivered again
     missed: int = 0  # messages of their topics that retention removed before sessions came back; an upper bound

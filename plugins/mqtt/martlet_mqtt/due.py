@@ -247,8 +247,11 @@ class DueMessages:
     def _frame_of(self, record: bytes, due: Due) -> bytes:
         _, _, sys_flag, body, properties = parts(record)[0]
         arrived = to_deliver(sys_flag, body, properties)
-        name = None if arrived is None else self._context.names.learn(arrived.name)
-        if arrived is None or name is None or not self.may_read(name.text):
+        if arrived is None:
+            self._context.counters.unreadable += 1
+            return b""
+        name = self._context.names.learn(arrived.name)
+        if name is None or not self.may_read(name.text):
             return b""
         frames, now_ms = self._frames, self._context.broker.clock.now_ms()
         if due.wanted is not None:

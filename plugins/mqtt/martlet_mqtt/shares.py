@@ -13,7 +13,6 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, Final, NamedTuple, final
 
 from martlet.access import Gate
-from martlet.clock import Clock
 from martlet.contracts import Buffer, Peer, RecordView
 from martlet.delivery.fanout import Encoding, parts
 from martlet.delivery.finder import Names
@@ -28,7 +27,6 @@ from .context import PROTOCOL, Context
 from .frames import Grant, Shape, encode_alone
 from .messages import to_deliver
 from .names import HIDDEN, SharedFilter, split_shared
-from .names import Names as TopicNames
 from .selecting import selection_of
 
 __all__ = ["POLICY", "Leased", "SharedSubscriptions", "group_of", "select_names", "share_encoding"]
@@ -92,20 +90,24 @@ def _pattern(levels: Sequence[str]) -> str:
     return pattern
 
 
-def share_encoding(shape: Shape, clock: Clock, names: TopicNames) -> Encoding:
-    """Return the encoding of a group's messages; one that has expired, or has an invalid name, is empty.
+def share_encoding(shape: Shape, context: Context) -> Encoding:
+    """Return the encoding of a group's messages; one that nobody gets is empty.
+
+    It has expired, has an invalid name, or a body that cannot be decompressed.
 
     They are encoded when they are handed out, so what is left of their expiry is known.
     """
 
     def encode(piece: Buffer) -> list[bytes]:
-        now_ms, frames, table = clock.now_ms(), list[bytes](), names.table
+        now_ms, frames, names = context.broker.clock.now_ms(), list[bytes](), context.names
         for _queue_id, _offset, sys_flag, body, properties in parts(piece):
             arrived = to_deliver(sys_flag, body, properties)
-            if arrived is None or (arrived.name not in table and names.learn(arrived.name) is None):
-                frames.append(b"")
-            else:
-                frames.append(encode_alone(arrived, shape, "", now_ms))
+            frame = b""
+            if arrived is None:
+                context.counters.unreadable += 1
+            elif arrived.name in names.table or names.learn(arrived.name) is not None:
+                frame = encode_alone(arrived, shape, "", now_ms)
+            frames.append(frame)
         return frames
 
     return Encoding(f"shared {shape.keeps_retain:d} {shape.encoding.name}", encode)
@@ -177,7 +179,7 @@ class SharedSubscriptions:
         """Become a member of the group on each topic. Raises `Refused`."""
         context = self._context
         shape = context.shapes.of(self._version, (grant,))
-        encoding = share_encoding(shape, context.broker.clock, context.names)
+        encoding = share_encoding(shape, context)
         selection, condition = select_names(shared.topic_filter), None
         if grant.selector:
             chosen = selection_of(context.broker, grant.selector)
