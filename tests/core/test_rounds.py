@@ -197,6 +197,21 @@ async def test_a_round_collects_from_few_peers_where_these_take_long(
         assert await all_done(200, lambda: world.collects) == most
 
 
+async def test_the_rounds_of_one_turn_share_the_time_to_collect(autojump_clock: MockClock) -> None:
+    world = World()
+    world.clock = lambda: world.collects * COLLECT_S / 3.5
+    async with toy_server(world=world):
+        for _ in range(20):
+            world.dial()
+        await trio.testing.wait_all_tasks_blocked()
+        for toy in world.toys:
+            toy.peer.wake()
+        for position in range(5):
+            world.store.flush_to(position)  # without a turn of the loop between them
+        assert world.collects == 4
+        assert await all_done(20, lambda: world.collects) == 4
+
+
 async def test_held_answers_of_hundreds_of_peers_leave_over_several_rounds(autojump_clock: MockClock) -> None:
     async with toy_server() as world:
         callers = [world.dial()[0] for _ in range(3 * RELEASES_A_ROUND)]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.pushing import Collector, broker_in_memory, publish, subscribe, told
 
+from martlet.delivery import subscriptions
 from martlet.delivery.selection import Selection
 from martlet.delivery.subscriptions import from_earliest, from_offset, from_tail
 from martlet.errors import Reason, Refused
@@ -90,6 +91,18 @@ async def test_a_budget_ends_a_turn_and_the_rest_wakes_again() -> None:
         assert 2 <= len(first) <= 3
         assert collector.peer.wakes == 1
         assert len(await collector.drain(250)) == 20 - len(first)
+
+
+@pytest.mark.plain
+async def test_small_messages_of_many_queues_are_collected_over_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscriptions, "MESSAGES_A_COLLECT", 20)
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 8)
+        collector = subscribe(broker, "t")
+        for queue_id in range(8):
+            publish(broker, "t", queue_id, *[b"x"] * 10)
+        assert len(await collector.turn()) == 20
+        assert len(await collector.drain()) == 60
 
 
 async def test_a_message_larger_than_the_budget_gets_through() -> None:

@@ -22,7 +22,9 @@ from martlet.tables.topics import READ, Topic, Topics
 
 __all__ = ["Delivery", "MemberPeer", "Subscription", "Subscriptions", "from_earliest", "from_offset", "from_tail"]
 
-MESSAGES_A_READ: Final = 2048
+# Messages that a call of `Subscription.collect` returns; the last read may add as many. To encode so many small ones
+# takes 2 to 4 ms.
+MESSAGES_A_COLLECT: Final = 1024
 
 Start = Callable[[Queue], int]
 
@@ -214,8 +216,8 @@ class Subscription:
             raise self._failure
         found: list[Delivery] = []
         due = self._due
-        fruitless = 0
-        while fruitless < len(due) and self.credit > 0 and budget_bytes > 0:
+        fruitless, messages_left = 0, MESSAGES_A_COLLECT
+        while fruitless < len(due) and self.credit > 0 and budget_bytes > 0 and messages_left > 0:
             lane = due.popleft()
             try:
                 delivery = self._take(lane, budget_bytes)
@@ -232,6 +234,7 @@ class Subscription:
                 found.append(delivery)
                 self.credit -= delivery.count
                 budget_bytes -= delivery.size
+                messages_left -= delivery.count
                 fruitless = 0
         if due and self.credit > 0 and not self._reader.must_wait:
             self.peer.wake()
@@ -300,7 +303,7 @@ class Subscription:
 
     def _read(self, lane: _Lane, budget_bytes: int) -> Batch | None:
         selection, queue = self.selection, lane.queue
-        count = min(self.credit, MESSAGES_A_READ)
+        count = min(self.credit, MESSAGES_A_COLLECT)
         result = self._reader.read(
             self.peer.start, lane, queue, lane.cursor, count, budget_bytes, selection.codes, selection.predicate
         )

@@ -18,6 +18,7 @@ import trio
 from martlet.errors import MartletError, Refused
 from martlet.net.peer import CLOSING, IDLE, NO_ROOM, ServerPeer
 from martlet.net.pending import Pending
+from martlet.net.turn_number import TurnNumber
 from martlet.settings import ServerConfig
 from martlet.state.journal import NEXT_COMMIT
 
@@ -26,7 +27,9 @@ __all__ = ["Log", "Rounds"]
 log = logging.getLogger("martlet.server")
 
 COLLECTS_A_ROUND: Final = 64
-COLLECT_S: Final = 0.004  # a round that has collected for so long collects no more; one peer may take a few ms
+# Rounds that have collected for so long in one turn of the event loop collect no more; one peer may take a few ms. A
+# turn has up to four rounds: of the pump, a task that reads, the flusher and `Rounds.run`.
+COLLECT_S: Final = 0.004
 COLLECT_LAST_S: Final = 0.0  # the same for peers that come last: one of them
 RELEASES_A_ROUND: Final = 128  # peers whose held answers leave; a send takes 10 to 20 us
 # While the total of unsent output is over its limit, each peer gets less at a time by this factor.
@@ -71,6 +74,9 @@ class Rounds:
         self._config = config
         self._store = store
         self._pending = pending
+        self._turn = TurnNumber()
+        self._spent_s = 0.0  # for how long rounds have collected in the turn
+        self._spent_in = 0  # with this number
         if store is not None:
             store.on_flushed.append(self._flushed)
             store.on_commit_wanted = pending.want_commit
@@ -97,7 +103,7 @@ class Rounds:
             self._commit()
             self._queue_output()
             if pending.woken:
-                self._collect_woken(pending.woken, COLLECT_S)
+                self._collect_in_turn()
             if pending.woken_last:
                 self._collect_woken(pending.woken_last, COLLECT_LAST_S)
             if pending.releasing:
@@ -152,6 +158,15 @@ class Rounds:
             peer.lose(TimeoutError(f"{waiting} bytes are queued for it and it does not read them"))
 
     # delivery to peers that were woken
+
+    def _collect_in_turn(self) -> None:
+        """Collect for as long as this turn of the event loop has time for that."""
+        if self._spent_in != self._turn.number:
+            self._spent_in, self._spent_s = self._turn.number, 0.0
+        if self._spent_s < COLLECT_S:
+            began = self._clock()
+            self._collect_woken(self._pending.woken, COLLECT_S - self._spent_s)
+            self._spent_s += self._clock() - began
 
     def _collect_woken(self, woken: deque[ServerPeer], limit_s: float) -> None:
         """Call `Handler.collect` of *woken* peers, a limited number at a time; peers without room wait for it."""
@@ -216,8 +231,12 @@ class Rounds:
     async def run(self) -> None:
         """End rounds of work outside of socket reads, and continue rounds with too many woken peers."""
         pending = self._pending
-        while True:
-            await pending.due.wait()
-            pending.due = trio.Event()
-            self.end()
-            await trio.lowlevel.checkpoint()
+        trio.lowlevel.add_instrument(self._turn)
+        try:
+            while True:
+                await pending.due.wait()
+                pending.due = trio.Event()
+                self.end()
+                await trio.lowlevel.checkpoint()
+        finally:
+            trio.lowlevel.remove_instrument(self._turn)
