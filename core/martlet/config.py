@@ -1,6 +1,6 @@
 """Configuration read from TOML: each key has a default, a unit and an explanation.
 
-Each part of Martlet declares its keys in a frozen dataclass whose fields come from
+Each part of Martlet declares its keys in a subclass of `Settings` whose fields come from
 `setting`. This module fills these records from tables of a TOML file and from
 ``--set KEY=VALUE``. It refuses wrong types and unknown keys, and suggests the most
 similar known key. ``docs/config.md`` is generated from the same records.
@@ -8,19 +8,20 @@ similar known key. ``docs/config.md`` is generated from the same records.
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
+
+from msgspec import Struct, StructMeta, field
 
 from martlet.errors import ConfigError
 
-__all__ = ["Setting", "describe", "fill", "override", "read_secret", "read_toml", "setting"]
+__all__ = ["Setting", "Settings", "describe", "fill", "override", "read_secret", "read_toml", "setting"]
 
 T = TypeVar("T")
+Section = TypeVar("Section", bound="Settings")
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Struct, frozen=True):
     """One key, for documentation."""
 
     key: str
@@ -28,6 +29,22 @@ class Setting:
     default: object
     unit: str
     reason: str
+
+
+class _Declared(Struct, frozen=True):
+    """What `setting` was called with."""
+
+    default: Any
+    reason: str
+    unit: str
+    low: int | None
+    high: int | None
+
+    def of_field(self) -> object:
+        """Return the default as a record declares it: each gets a list of its own."""
+        if isinstance(self.default, list):
+            return field(default_factory=self.default.copy)
+        return self.default
 
 
 def setting(default: T, reason: str, *, unit: str = "", low: int | None = None, high: int | None = None) -> T:
@@ -40,25 +57,39 @@ def setting(default: T, reason: str, *, unit: str = "", low: int | None = None, 
       low: the lowest accepted number.
       high: the highest accepted number.
     """
-    metadata = {"reason": reason, "unit": unit, "low": low, "high": high}
-    if isinstance(default, list):
-        copied = list(default)
-        return field(default_factory=lambda: list(copied), metadata=metadata)  # type: ignore[return-value]
-    return field(default=default, metadata=metadata)
+    return _Declared(default, reason, unit, low, high)  # type: ignore[return-value]
 
 
-def describe(record: type, prefix: str) -> list[Setting]:
+@dataclass_transform(frozen_default=True)
+class _Declaring(StructMeta):
+    """Keeps what `setting` says of the fields of a class, and leaves it the defaults."""
+
+    declared: "Mapping[str, _Declared]"
+
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> "_Declaring":
+        declared = {key: value for key, value in namespace.items() if isinstance(value, _Declared)}
+        defaults = {key: value.of_field() for key, value in declared.items()}
+        made: _Declaring = super().__new__(cls, name, bases, {**namespace, **defaults}, **options)
+        made.declared = declared
+        return made
+
+
+class Settings(Struct, frozen=True, metaclass=_Declaring):
+    """The keys of a section, as an immutable record; subclasses declare each with `setting`.
+
+    `msgspec.structs.replace` returns a copy with some values changed.
+    """
+
+    declared: ClassVar[Mapping[str, _Declared]]
+
+
+def describe(record: type[Settings], prefix: str) -> list[Setting]:
     """Return every key of *record* in order, named ``prefix.name``."""
     hints = get_type_hints(record)
     return [
-        Setting(f"{prefix}.{f.name}", _type_name(hints[f.name]), _default(f), f.metadata["unit"], f.metadata["reason"])
-        for f in fields(record)
+        Setting(f"{prefix}.{name}", _type_name(hints[name]), declared.default, declared.unit, declared.reason)
+        for name, declared in record.declared.items()
     ]
-
-
-def _default(f: "Field[Any]") -> object:
-    factory = f.default_factory
-    return f.default if factory is MISSING else factory()
 
 
 def _type_name(hint: object) -> str:
@@ -75,14 +106,14 @@ def _wanted(hint: object) -> str:
     return f"a {name}" if hint in (int, float) or get_origin(hint) is list else name
 
 
-def fill(record: type[T], table: Mapping[str, object], prefix: str) -> T:
+def fill(record: type[Section], table: Mapping[str, object], prefix: str) -> Section:
     """Return a *record* filled from *table*, which is section *prefix*; missing keys keep their defaults.
 
     Raises:
       ConfigError: a key is unknown or a value is invalid.
     """
     hints = get_type_hints(record)
-    known = {f.name: f for f in fields(record)}  # type: ignore[arg-type]
+    known = record.declared
     values: dict[str, object] = {}
     for name, value in table.items():
         if name not in known:
@@ -99,7 +130,7 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
     return f"config key {key!r} is unknown; {mend}"
 
 
-def _checked(key: str, value: object, hint: object, f: "Field[Any]") -> object:
+def _checked(key: str, value: object, hint: object, declared: _Declared) -> object:
     wanted = _wanted(hint)
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
@@ -113,12 +144,12 @@ def _checked(key: str, value: object, hint: object, f: "Field[Any]") -> object:
         value = float(value)
     if type(value) is not hint:
         raise ConfigError(f"config key {key!r} is {value!r}; it must be {wanted}")
-    _check_bounds(key, value, f)
+    _check_bounds(key, value, declared)
     return value
 
 
-def _check_bounds(key: str, value: object, f: "Field[Any]") -> None:
-    low, high, unit = f.metadata["low"], f.metadata["high"], f.metadata["unit"]
+def _check_bounds(key: str, value: object, declared: _Declared) -> None:
+    low, high, unit = declared.low, declared.high, declared.unit
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     if value != value:

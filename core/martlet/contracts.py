@@ -10,9 +10,10 @@ does to the broker is atomic. The server owns the socket and gives the handler a
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 from typing import Protocol as TypingProtocol
+
+from msgspec import Struct, field
 
 from martlet.errors import Refused
 from martlet.message import Message, Record
@@ -74,8 +75,7 @@ Compile: TypeAlias = Callable[[str], Predicate]
 Service: TypeAlias = Callable[[], Awaitable[None]]
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(Struct, frozen=True):
     """Who a client has proved to be; ``name`` is empty for an anonymous one."""
 
     name: str = ""
@@ -84,8 +84,7 @@ class Identity:
 ANONYMOUS: Final = Identity()
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(Struct, frozen=True):
     """A step of the path of messages, before they are stored; say which messages it wants, so that others stay fast.
 
     Args:
@@ -100,8 +99,7 @@ class Stage:
     sys_flag: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PendingTimer:
+class PendingTimer(Struct, frozen=True):
     """A message that is held until it is due: what identifies it, and TIMER_OUT_MS for its recall handle."""
 
     due_ms: int
@@ -113,8 +111,7 @@ class PendingTimer:
     body_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Timers:
+class Timers(Struct, frozen=True):
     """A capability: delayed messages are held until they are due. Offer one with the stage that holds them.
 
     Attributes:
@@ -136,8 +133,7 @@ class Timers:
     levels: str = ""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HalfMessage:
+class HalfMessage(Struct, frozen=True, eq=False):
     """A message whose transaction has not ended, so that nobody receives it.
 
     Attributes:
@@ -152,8 +148,7 @@ class HalfMessage:
     group: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PendingTransaction:
+class PendingTransaction(Struct, frozen=True, eq=False):
     """A half message, and how often producers were asked about it."""
 
     half: HalfMessage
@@ -222,8 +217,7 @@ class Transactions(ABC):
         """Return up to *count* pending transactions in order, from half message *offset* on."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StagedBatch:
+class StagedBatch(Struct, frozen=True, eq=False):
     """Messages for one queue of *topic*; queue -1 lets the broker choose it. Members are body, properties and flag."""
 
     topic: str
@@ -235,8 +229,7 @@ class StagedBatch:
     reconsume_times: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ExternalTransaction:
+class ExternalTransaction(Struct, frozen=True):
     """The name of an external transaction.
 
     Attributes:
@@ -252,8 +245,7 @@ class ExternalTransaction:
     identity: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ExternalRun:
+class ExternalRun(Struct, frozen=True):
     """A run of a producer.
 
     Attributes:
@@ -269,8 +261,7 @@ class ExternalRun:
     brokers: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ExternalStage:
+class ExternalStage(Struct, frozen=True):
     """What is staged of a part: until the log position ``end`` is durable, ``chunks`` are only promised.
 
     If the sequence ``is_committed`` already, nothing was stored.
@@ -281,8 +272,7 @@ class ExternalStage:
     is_committed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ExternalCommit:
+class ExternalCommit(Struct, frozen=True):
     """The last committed sequence, and how many messages this commit delivered: none if it ``is_duplicate``."""
 
     sequence: int
@@ -290,8 +280,7 @@ class ExternalCommit:
     is_duplicate: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ExternalProducer:
+class ExternalProducer(Struct, frozen=True):
     """A producer of external transactions, for lists.
 
     ``delivering`` and ``prepared`` are sequences, -1 for none. If it ``is_ended``, it is forgotten soon after its last
@@ -406,8 +395,7 @@ class ExternalTransactions(ABC):
         """Return up to *count* producers in the order of identity and name, those after identity and name *after*."""
 
 
-@dataclass(frozen=True, slots=True)
-class Producers:
+class Producers(Struct, frozen=True):
     """A capability: asks connected producers about their transactions. Offer one with the protocol that they speak.
 
     Attributes:
@@ -419,16 +407,17 @@ class Producers:
     check_transaction: Callable[[str, Record, str, int], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class Password:
+class Password(Struct, frozen=True):
     """A user name and a password, as a client sent them."""
 
     user: str
-    password: bytes = field(repr=False)
+    password: bytes
+
+    def __repr__(self) -> str:
+        return f"Password(user={self.user!r})"
 
 
-@dataclass(frozen=True, slots=True)
-class SignedRequest:
+class SignedRequest(Struct, frozen=True):
     """One request signed with a secret key, as RocketMQ's AclClientRPCHook does.
 
     ``signature`` is base64 of HMAC-SHA1 over ``content``: the values of all header fields but Signature in the order
@@ -436,18 +425,23 @@ class SignedRequest:
     """
 
     access_key: str
-    signature: str = field(repr=False)
-    content: bytes = field(repr=False)
-    token: str = field(default="", repr=False)
+    signature: str
+    content: bytes
+    token: str = ""
+
+    def __repr__(self) -> str:
+        return f"SignedRequest(access_key={self.access_key!r})"
 
 
-@dataclass(frozen=True, slots=True)
-class Certificate:
+class Certificate(Struct, frozen=True):
     """A client certificate that TLS has verified: its subject's common name, its DNS names, and its DER bytes."""
 
     common_name: str
     dns_names: tuple[str, ...]
-    der: bytes = field(repr=False)
+    der: bytes
+
+    def __repr__(self) -> str:
+        return f"Certificate(common_name={self.common_name!r}, dns_names={self.dns_names!r})"
 
 
 Credentials: TypeAlias = Password | SignedRequest | Certificate
@@ -458,19 +452,23 @@ Credentials: TypeAlias = Password | SignedRequest | Certificate
 Authenticator: TypeAlias = Callable[[Credentials], Identity | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Challenge:
+class Challenge(Struct, frozen=True):
     """A step of an `Exchange`: the client has to answer *data*."""
 
-    data: bytes = field(repr=False)
+    data: bytes
+
+    def __repr__(self) -> str:
+        return "Challenge()"
 
 
-@dataclass(frozen=True, slots=True)
-class Proved:
+class Proved(Struct, frozen=True):
     """The end of an `Exchange`: who the client is, and *data* for it, with which the broker may prove itself."""
 
     identity: Identity
-    data: bytes = field(default=b"", repr=False)
+    data: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"Proved(identity={self.identity!r})"
 
 
 # One authentication in several steps: called with the data that the client sent, in a worker thread and never twice at
@@ -583,8 +581,7 @@ class Handler(TypingProtocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class WebSocket:
+class WebSocket(Struct, frozen=True):
     """A protocol over WebSocket: the payloads of all frames form one stream of bytes.
 
     Args:
@@ -599,16 +596,14 @@ class WebSocket:
     origins: Collection[str] = ("*",)
 
 
-@dataclass(slots=True, eq=False)
-class Traffic:
+class Traffic(Struct, eq=False):
     """Bytes received from the peers of a port, and sent to them."""
 
     bytes_in: int = 0
     bytes_out: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Protocol:
+class Protocol(Struct, frozen=True, eq=False):
     """A port, and how to serve each peer that connects to it.
 
     Args:
@@ -633,11 +628,10 @@ class Protocol:
     bound: Callable[[str], None] = lambda address: None  # (address), once the port is bound
     optional: bool = False
     websocket: WebSocket | None = None
-    traffic: Traffic = field(default_factory=Traffic, compare=False)
+    traffic: Traffic = field(default_factory=Traffic)
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(Struct, frozen=True):
     """A ``martlet`` subcommand: *configure* fills its argparse parser, *run* gets the arguments.
 
     *run* returns the exit code.

@@ -7,11 +7,10 @@ the network, so control characters are escaped. Only unexpected errors have a tr
 import json
 import logging
 import sys
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Literal, TextIO
 
-from martlet.config import setting
+from martlet.config import Settings, setting
 
 __all__ = ["JsonLines", "LogConfig", "TextLines", "configure"]
 
@@ -22,8 +21,7 @@ _ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(0
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LogConfig:
+class LogConfig(Settings):
     """``[log]``: the log on stderr."""
 
     format: Literal["text", "json"] = setting("text", "text: lines for people; json: one object per line")

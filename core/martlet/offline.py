@@ -8,9 +8,10 @@ disk that keeps all changes in memory, then reads the whole log and looks up eac
 import logging
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, final
+
+from msgspec import Struct, field
 
 from martlet import persistence
 from martlet.broker import Broker
@@ -37,8 +38,7 @@ OWN_NOTES: Final = ("abort", "checkpoint", "lock", "queues.", "space.probe")
 NAMED_MAX: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """A problem, and what a start does about it.
 
     Kinds: ``start``: a warning that a start logs; ``change``: files that a start changes; ``damage``: a part of the
@@ -50,16 +50,14 @@ class Finding:
     text: str
 
 
-@dataclass(slots=True)
-class Plan:
+class Plan(Struct):
     """What a start would do; nothing if ``findings`` is empty."""
 
     stopped_in_order: bool
     findings: list[Finding] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class Verification:
+class Verification(Struct):
     """The contents of the log, and all problems found."""
 
     inspection: Inspection

@@ -14,7 +14,6 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from inspect import signature
@@ -23,11 +22,12 @@ from pathlib import Path
 from typing import Any, Final, cast, final
 
 import trio
+from msgspec import Struct, field
 
 from martlet import persistence
 from martlet.broker import OWN_STATE, Broker
 from martlet.clock import Clock, SystemClock
-from martlet.config import fill, setting, unknown_key
+from martlet.config import Settings, fill, setting, unknown_key
 from martlet.contracts import Dispatcher, Protocol, Service
 from martlet.errors import ConfigError, MartletError, PluginError, StoreError
 from martlet.ids import Ids
@@ -66,8 +66,7 @@ HOST_NAME: Final = re.compile(
 ROUTE_NAME: Final = re.compile(r"[%|.a-zA-Z0-9_-]{1,115}")
 
 
-@dataclass(frozen=True, slots=True)
-class PluginsConfig:
+class PluginsConfig(Settings):
     """``[plugins]``: the plugins of this broker."""
 
     enabled: list[str] = setting(
@@ -79,8 +78,7 @@ class PluginsConfig:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+class Config(Struct, frozen=True):
     """A complete configuration; ``plugin_tables`` are the sections of plugins."""
 
     log: LogConfig = field(default_factory=LogConfig)

@@ -1,21 +1,19 @@
 """The core's configuration sections; the store and each plugin define their own.
 
 These records are not in the modules that use them, because mypyc can compile those modules but does not support
-dataclasses whose defaults are descriptors.
+msgspec's records.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
-from martlet.config import setting
+from martlet.config import Settings, setting
 
 __all__ = ["BrokerConfig", "ClientConfig", "DeliveryConfig", "ServerConfig"]
 
 MIB: Final = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerConfig:
+class BrokerConfig(Settings):
     """``[broker]``: who this broker is and what it accepts."""
 
     data: str = setting("martlet-data", "data directory; relative to the working directory")
@@ -49,8 +47,7 @@ class BrokerConfig:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ServerConfig:
+class ServerConfig(Settings):
     """``[server]``: limits of connections and of the memory they use."""
 
     connections_max: int = setting(
@@ -89,8 +86,7 @@ class ServerConfig:
     peer_tasks_max: int = setting(64, "slow requests in progress per connection; more are refused as busy", low=1)
 
 
-@dataclass(frozen=True, slots=True)
-class DeliveryConfig:
+class DeliveryConfig(Settings):
     """``[delivery]``: limits of message delivery, for all protocols."""
 
     encoded_bytes: int = setting(
@@ -123,8 +119,7 @@ class DeliveryConfig:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ClientConfig:
+class ClientConfig(Settings):
     """``[client]``: how commands such as `martlet send` connect to brokers; a broker ignores this section."""
 
     name_server: str = setting("127.0.0.1:9876", "name server, or several separated by ;")

@@ -1,11 +1,11 @@
 """A command succeeds although the broker, or its own machine, stalls for a moment."""
 
 import argparse
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import trio
+from msgspec.structs import replace
 from tests.client.fake import Cluster, Reply
 from trio.testing import MockClock
 

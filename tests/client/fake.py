@@ -18,8 +18,9 @@ from martlet_remoting.batches import decode_batch
 from martlet_remoting.client import Settings
 from martlet_remoting.codec import FrameBuffer, encode_command, encode_response
 from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
-from martlet_remoting.headers import SendHeader, decode_pull_header, decode_send_header
+from martlet_remoting.headers import decode_pull_header, decode_send_header
 from martlet_remoting.packets import Command, MessageQueue
+from martlet_remoting.request_headers import SendHeader
 
 NAME_SERVER = "names:9876"
 EPOCH_MS = 1_700_000_000_000

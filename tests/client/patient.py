@@ -3,7 +3,6 @@
 Their own 3 seconds are over when a busy machine stands still for a moment, and what was sent is sent again then.
 """
 
-import inspect
 import runpy
 import sys
 from pathlib import Path
@@ -12,6 +11,14 @@ from typing import Any
 from martlet_remoting.client import Producer, Settings
 
 PATIENCE_S = 200.0
+
+
+class PatientSettings(Settings, frozen=True):  # type: ignore[misc]
+    """Settings that wait."""
+
+    request_timeout_s: float = PATIENCE_S
+    connect_timeout_s: float = PATIENCE_S
+    close_timeout_s: float = PATIENCE_S
 
 
 def patient(name_server: str, **options: Any) -> Settings:
@@ -27,12 +34,12 @@ def command(script: Path, *words: str) -> list[str]:
 
 def be_patient() -> None:
     """Let every client of this process wait that does not say how long."""
-    for function in (Settings.__init__, Producer.__init__):
-        parameters = inspect.signature(function).parameters.values()
-        patient = {p.name: PATIENCE_S if p.name.endswith("timeout_s") else p.default for p in parameters}
-        positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not p.empty]
-        function.__defaults__ = tuple(patient[p.name] for p in positional)
-        function.__kwdefaults__ = {p.name: patient[p.name] for p in parameters if p.kind is p.KEYWORD_ONLY}
+    for name, module in sys.modules.items():
+        if name.startswith("martlet_remoting.") and getattr(module, "Settings", None) is Settings:
+            module.Settings = PatientSettings  # type: ignore[attr-defined]
+    defaults = Producer.__init__.__kwdefaults__
+    assert defaults is not None
+    defaults.update({name: PATIENCE_S for name in defaults if name.endswith("timeout_s")})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import trio
 from tests.core.toys import World
 
 from martlet.broker import Broker
-from martlet.config import setting
+from martlet.config import Settings, setting
 from martlet.contracts import (
     Authenticator,
     Authorizer,
@@ -60,6 +60,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "misspelled": "tests.core.plugin_toys:Misspelled",
         "arguments": "tests.core.plugin_toys:OtherArguments",
         "no_plugin": "tests.core.plugin_toys:installed",
+        "old_settings": "tests.core.plugin_toys:OldSettings",
         "gone": "tests.core.plugin_toys:NotThere",
         "needs_file": "tests.core.plugin_toys:NeedsFile",
     }
@@ -70,8 +71,16 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True, slots=True)
-class FullConfig:
+@dataclass(frozen=True)
+class OldConfig:
+    colour: str = "red"
+
+
+class OldSettings(Hooks):
+    config_class = OldConfig  # type: ignore[assignment]
+
+
+class FullConfig(Settings):
     colour: str = setting("red", "what the stage stamps")
 
 
@@ -127,7 +136,7 @@ class Bodies:
 class Full(Hooks):
     """Uses every hook."""
 
-    config_class: ClassVar[type | None] = FullConfig
+    config_class: ClassVar[type[Settings] | None] = FullConfig
     said: ClassVar[list[str]] = []
     bodies: ClassVar[Bodies]
 

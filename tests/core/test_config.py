@@ -1,6 +1,5 @@
 """The configuration: defaults, wrong keys and values, files, and --set."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -8,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from martlet.config import Setting, describe, fill, override, read_toml, setting
+from martlet.config import Setting, Settings, describe, fill, override, read_toml, setting
 from martlet.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True)
-class Kitchen:
+class Kitchen(Settings):
     """``[kitchen]``: one key of each kind."""
 
     ovens: int = setting(2, "how many", unit="ovens", low=1, high=9)

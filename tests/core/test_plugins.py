@@ -91,6 +91,10 @@ def test_a_plugin_that_is_not_installed_is_named_with_those_that_are() -> None:
     ("name", "text"),
     [
         ("no_plugin", "plugin 'no_plugin' is tests.core.plugin_toys:installed, which is not a subclass of"),
+        (
+            "old_settings",
+            "plugin 'old_settings' is tests.core.plugin_toys:OldSettings; its config_class <class .*> is not a ",
+        ),
         ("misspelled", "plugin 'misspelled' overrides 'martlet_stage', which is no hook; hooks: martlet_protocols, "),
         ("arguments", "plugin 'arguments' does not fit; "),
     ],

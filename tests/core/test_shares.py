@@ -4,13 +4,13 @@ import errno
 import json
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.core import pushing
 from tests.core.pushing import LINES, publish, told
 from trio.testing import MockClock, wait_all_tasks_blocked

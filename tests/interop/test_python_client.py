@@ -4,12 +4,12 @@ import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
+from msgspec.structs import replace
 from tests.client.listening import PATIENCE_S, Listener, wait_for, wait_until
 
 from martlet_remoting.client import (

@@ -3,9 +3,10 @@
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import trio
+from msgspec.structs import replace
 from tests.mqtt.mqtt_talk import Talk
 
 from martlet_mqtt.codes import PacketType

@@ -5,10 +5,10 @@ Arguments: its directory, its flush mode, and how many hours its clock is ahead.
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import trio
+from msgspec.structs import replace
 
 from martlet.broker import Broker
 from martlet.clock import SystemClock

@@ -2,9 +2,10 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from martlet.broker import Broker
 from martlet.contracts import Protocol as Served

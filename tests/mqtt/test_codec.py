@@ -1,10 +1,9 @@
 """Packets to bytes and back; bytes that are no packets; and runs, which say the same as their packets one by one."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.mqtt.packet_strategies import DATA, IDS, TEXTS, VERSIONS, packets
 
 from martlet_mqtt.codec import decode_packet, encode_packet, packet_bytes

@@ -2,10 +2,10 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.mqtt.mqtt_talk import V4, Running, Talk, mqtt_broker
 from tests.mqtt.remoting_talk import RemotingTalk, remoting_of
 

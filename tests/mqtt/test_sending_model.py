@@ -5,12 +5,13 @@ The client obeys MQTT 5 otherwise, and checks what the broker must hold to: sect
 
 import os
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace
 from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
 
 from martlet.delivery.cursor import Place

@@ -1,7 +1,6 @@
 """Acknowledgements of popped messages: forged, old and foreign handles do nothing and get the codes of RocketMQ."""
 
 from base64 import b64encode
-from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -9,6 +8,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from martlet.errors import Refused

@@ -25,8 +25,9 @@ from martlet_remoting.codec import (
     pull_response_template,
     send_response_template,
 )
-from martlet_remoting.headers import PullHeader, SendHeader, decode_pull_header, decode_send_header
+from martlet_remoting.headers import decode_pull_header, decode_send_header
 from martlet_remoting.packets import Command
+from martlet_remoting.request_headers import PullHeader, SendHeader
 
 
 def frame(header: bytes, body: bytes = b"", encoding: int = 0) -> bytes:

@@ -1,10 +1,10 @@
 """Connections to name servers elsewhere: plain unless a TLS key is set, and with files that can be read again."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trustme
+from msgspec.structs import replace
 
 from martlet.errors import ConfigError
 from martlet_remoting.config import RemotingConfig

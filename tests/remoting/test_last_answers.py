@@ -1,9 +1,8 @@
 """A client that is still writing when the broker closes reads all answers, then the end."""
 
-from dataclasses import replace
-
 import pytest
 import trio
+from msgspec.structs import replace
 from tests.last_frames import MORE, read_after_writing
 from tests.remoting.conftest import OpenHarness, send_ext
 from tests.remoting.test_in_server import SEND, Served

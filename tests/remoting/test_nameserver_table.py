@@ -1,12 +1,12 @@
 """The route table: who is registered, for how long, and what routes say of it."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
 
 from martlet.errors import Reason, Refused
 from martlet.steps import Steps, finish_now

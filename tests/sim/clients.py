@@ -10,8 +10,8 @@ from martlet.testing.links import Caller
 from martlet_remoting.batches import BatchMessage, encode_batch
 from martlet_remoting.codec import FrameBuffer, encode_binary_command, encode_command
 from martlet_remoting.codes import FLAG_RESPONSE, RequestCode, ResponseCode
-from martlet_remoting.headers import PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader
 from martlet_remoting.packets import Command
+from martlet_remoting.request_headers import PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader
 
 from .bodies import LIGHT_TOPICS, hold_of, make_body, properties_of
 

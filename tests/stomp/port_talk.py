@@ -3,11 +3,11 @@
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import trio
 import trustme
+from msgspec.structs import replace
 from tests.stomp.stomp_talk import ASYNC, V1_2, Frame, Talk, frame
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Event, Request, TextMessage
@@ -152,7 +152,7 @@ async def port_of(
     port = Port(directory)
     files = {"server": port.server_file, "ca": port.ca_file}
     settings = {name: files.get(value, value) for name, value in tls.items()}
-    plugin = StompPlugin(replace(config or StompConfig(), listen="127.0.0.1:0", **settings))  # type: ignore[arg-type]
+    plugin = StompPlugin(replace(config or StompConfig(), listen="127.0.0.1:0", **settings))
     async with serving(
         directory / "data",
         store=ASYNC,

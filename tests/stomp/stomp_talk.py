@@ -2,11 +2,12 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import trio
+from msgspec.structs import replace
 from trio.testing import active_thread_count, wait_all_tasks_blocked, wait_all_threads_completed
 
 from martlet.broker import Broker

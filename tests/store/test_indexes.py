@@ -2,12 +2,12 @@
 
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace
 
 from martlet.errors import NotReady
 from martlet.message import Message

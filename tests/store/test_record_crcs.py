@@ -2,10 +2,10 @@
 
 import os
 import zlib
-from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 from tests.store.test_damage import ROOT, change, contents, copy_of, open_on, remove
 
 from martlet.errors import CorruptRecord, Refused

@@ -5,13 +5,13 @@ The product of (kind of stop) x (damaged derived file) x (kind of reader), then 
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import cast
 
 import pytest
 import trio
+from msgspec.structs import replace
 from tests.store.test_cold import Kept
 from tests.store.test_derived_files import DAMAGES, set_content
 from trio.testing import MockClock

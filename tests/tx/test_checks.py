@@ -1,11 +1,11 @@
 """The rounds of checks: whom they ask, when, how often, and what becomes of transactions that nobody ends."""
 
 import errno
-from dataclasses import replace
 
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace
 from tests.tx.talk import CONFIG, GROUP, TOPIC, Sellers, check_times, half, op_bodies, sellers
 
 from martlet.contracts import Producers

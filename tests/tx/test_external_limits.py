@@ -1,12 +1,12 @@
 """Limits, expiry, faults of the disk, and topics that go away while an external transaction is under way."""
 
 import errno
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace
 from tests.tx.external_talk import OTHER, QUERY, TOPIC, Sink, numbered, sink
 
 from martlet.contracts import ExternalCommit, ExternalTransaction, Identity, StagedBatch

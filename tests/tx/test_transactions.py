@@ -1,8 +1,7 @@
 """What a transaction becomes: every step with every other one, in RocketMQ's formats, and what is refused."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from tests.tx.talk import CONFIG, GROUP, TOPIC, Sellers, half, op_bodies, sellers
 
 from martlet.contracts import Stage

@@ -12,8 +12,9 @@ each message has a name too, its tag: decisions on messages and topic filters us
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol, TypeVar, final
+
+from msgspec.structs import replace
 
 from martlet.access.grant import (
     BrokerAdminGrant,

@@ -3,8 +3,9 @@
 import argparse
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from inspect import getdoc
+
+from msgspec import Struct
 
 from martlet.cli.outcome import Exit, complain
 from martlet.config import Setting, describe
@@ -22,8 +23,7 @@ examples:
 HEAD = "# Martlet's configuration: every key with its default. Delete the keys that you do not change.\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(Struct, frozen=True):
     """One table of the configuration file; *plugin* is empty for a table of the core."""
 
     name: str

@@ -179,7 +179,7 @@ PLUGIN_CHAPTERS: Final = (
         ),
     ),
     Chapter("Peers of a protocol", "martlet.contracts", ("Connection", "Handler", "Peer")),
-    Chapter("Configuration", "martlet.config", ("setting", "fill")),
+    Chapter("Configuration", "martlet.config", ("Settings", "setting", "fill")),
     Chapter("Time", "martlet.clock", ("Clock",)),
     Chapter("Addresses", "martlet.net.addresses", ("split_address",)),
     Chapter("TLS", "martlet.net.tls", ("Tls", "TlsConfig")),

@@ -12,10 +12,11 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final, TypeAlias, final
+
+from msgspec import Struct
 
 __all__ = ["Chapter", "api_page", "exported"]
 
@@ -31,8 +32,7 @@ Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Chapter:
+class Chapter(Struct, frozen=True):
     """A heading and the public names of one module below it.
 
     ``Class`` stands for a class with all its methods, ``Class(): method method`` for a class with only these methods.
@@ -181,7 +181,7 @@ def _class(module: Source, node: ast.ClassDef, wanted: Sequence[str]) -> Iterato
     if "Enum" in _bases(node):
         members = [name for item in node.body for name in _defined(item) if isinstance(item, ast.Assign)]
         yield f"\nMembers: {', '.join(f'`{name}`' for name in members)}.\n"
-    elif not _is_dataclass(node):
+    elif not _is_record(node):
         yield from _attributes(module, node)
     methods = {
         item.name: (owner_module, item)
@@ -197,7 +197,7 @@ def _class(module: Source, node: ast.ClassDef, wanted: Sequence[str]) -> Iterato
 
 def _head(module: Source, node: ast.ClassDef) -> str:
     init = next((item for item in node.body if isinstance(item, Function) and item.name == "__init__"), None)
-    if _is_dataclass(node):
+    if _is_record(node):
         return _arranged(f"class {node.name}(", _fields(node), ")")
     if init is None or _is_error(node):
         bases = ", ".join(_bases(node)).replace("TypingProtocol", "Protocol")
@@ -209,8 +209,9 @@ def _bases(node: ast.ClassDef) -> list[str]:
     return [_written(base) for base in node.bases]
 
 
-def _is_dataclass(node: ast.ClassDef) -> bool:
-    return any("dataclass" in _written(decorator) for decorator in node.decorator_list)
+def _is_record(node: ast.ClassDef) -> bool:
+    is_dataclass = any("dataclass" in _written(decorator) for decorator in node.decorator_list)
+    return is_dataclass or not {"NamedTuple", "Struct"}.isdisjoint(_bases(node))
 
 
 def _is_error(node: ast.ClassDef) -> bool:
@@ -218,7 +219,11 @@ def _is_error(node: ast.ClassDef) -> bool:
 
 
 def _fields(node: ast.ClassDef) -> list[str]:
-    return [_field(item) for item in node.body if isinstance(item, ast.AnnAssign)]
+    return [
+        _field(item)
+        for item in node.body
+        if isinstance(item, ast.AnnAssign) and not _written(item.annotation).startswith("ClassVar")
+    ]
 
 
 def _field(item: ast.AnnAssign) -> str:

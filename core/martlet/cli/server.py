@@ -4,8 +4,9 @@ import argparse
 import os
 import socket
 import ssl
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from martlet.cli.outcome import Unreachable
 from martlet.config import read_secret
@@ -17,8 +18,7 @@ __all__ = ["ServerSettings", "add_server_options", "connect", "server_settings"]
 TIMEOUT_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSettings:
+class ServerSettings(Struct, frozen=True):
     """Where to connect, and as whom; *protocol* is its name in texts, such as ``MQTT``."""
 
     protocol: str

@@ -3,12 +3,13 @@
 import argparse
 import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec.structs import asdict
 
 from martlet.cli.outcome import Exit, UsageError
 from martlet.cli.terminal import Bar, body_fields, human_bytes, print_json, table
@@ -16,6 +17,8 @@ from martlet.config import override, read_toml
 from martlet.contracts import Command
 
 if TYPE_CHECKING:
+    from msgspec import Struct
+
     from martlet.message import Record
     from martlet.offline import Finding, Report
     from martlet.run import Config
@@ -184,8 +187,8 @@ def _print_findings(findings: "Sequence[Finding]") -> None:
         print(f"{finding.kind:8}  {finding.text}")
 
 
-def _listed(findings: "Sequence[Finding]") -> list[dict[str, object]]:
-    return [asdict(finding) for finding in findings]
+def _listed(records: "Iterable[Struct]") -> list[dict[str, object]]:
+    return [asdict(record) for record in records]
 
 
 def _count(findings: "Sequence[Finding]") -> str:
@@ -228,9 +231,12 @@ def _confirmed(arguments: Any) -> bool:
 
 
 def _fields(found: "Inspection") -> dict[str, object]:
-    fields = asdict(found)
-    fields["queues"] = [asdict(queue) for _, queue in sorted(found.queues.items())]
-    return fields
+    return {
+        **asdict(found),
+        "segments": _listed(found.segments),
+        "queues": _listed(queue for _, queue in sorted(found.queues.items())),
+        "damage": _listed(found.damage),
+    }
 
 
 def _show_record(arguments: Any) -> int:

@@ -7,7 +7,6 @@ bytes in total; all others are read from the log again.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final, final
 
@@ -23,7 +22,7 @@ __all__ = ["Batch", "Encoding", "Encodings", "SharedTail", "encode_result", "par
 BATCHES_A_TAIL: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
+@final
 class Encoding:
     """How a protocol encodes records for its clients.
 
@@ -33,8 +32,11 @@ class Encoding:
         empty. `parts` splits records into their fields.
     """
 
-    name: str
-    encode: Callable[[Buffer], list[bytes]]
+    __slots__ = ("encode", "name")
+
+    def __init__(self, name: str, encode: Callable[[Buffer], list[bytes]]) -> None:
+        self.name = name
+        self.encode = encode
 
 
 @final

@@ -1,7 +1,8 @@
 """The rules of shared groups that are no consumer groups."""
 
-from dataclasses import dataclass
 from typing import final
+
+from msgspec import Struct
 
 from martlet.errors import LocalProtocolError
 
@@ -9,8 +10,7 @@ __all__ = ["GroupPolicy"]
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class GroupPolicy:
+class GroupPolicy(Struct, frozen=True):
     """The retry policy of a group that is not a consumer group; its name may be any text, unique within *scope*.
 
     Args:

@@ -5,8 +5,9 @@ everywhere. Compiled selections are cached, since many consumers, and every Rock
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, final
+
+from msgspec import Struct
 
 from martlet.contracts import Compile, Condition, Predicate, RecordView
 from martlet.errors import Reason, Refused
@@ -32,8 +33,7 @@ CACHED_MAX: Final = 1024
 TAGS_NAME: Final = TAGS.encode()
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """Which records a subscriber gets.
 
     Args:

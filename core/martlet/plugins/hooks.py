@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pluggy
 
+from martlet.config import Settings
 from martlet.contracts import (
     Authenticator,
     Authorizer,
@@ -37,12 +38,12 @@ hookimpl = pluggy.HookimplMarker("martlet")
 class Hooks:
     """The base of a plugin: override the hooks you need, and name your class in an entry point.
 
-    ``config_class`` is a frozen dataclass whose fields are made by `setting`; ``self.config`` is one, filled from the
-    plugin's section of the configuration. ``__init__`` may check it further and raise `ConfigError`.
+    ``config_class`` is a subclass of `martlet.config.Settings`; ``self.config`` is one, filled from the plugin's
+    section of the configuration. ``__init__`` may check it further and raise `ConfigError`.
     ``before`` has the names of plugins that must come later in ``plugins.enabled``, and why.
     """
 
-    config_class: ClassVar[type | None] = None
+    config_class: ClassVar[type[Settings] | None] = None
     before: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, config: Any) -> None:

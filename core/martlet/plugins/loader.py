@@ -11,15 +11,15 @@ import signal
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from itertools import combinations
 from typing import Any, Final, TypeVar, final
 
 import pluggy
 import trio
+from msgspec import Struct
 
-from martlet.config import fill, unknown_key
+from martlet.config import Settings, fill, unknown_key
 from martlet.contracts import (
     Authenticator,
     Authorizer,
@@ -71,8 +71,7 @@ EVERY_HOST: Final = frozenset(("", "0.0.0.0", "::"))
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Plugin:
+class Plugin(Struct, frozen=True):
     """One loaded plugin; ``hooks`` are the names of the hooks that it overrides."""
 
     name: str
@@ -422,6 +421,10 @@ def load_class(name: str, entry: EntryPoint) -> type[Hooks]:
     kind = _in_time(entry.load)
     if not (isinstance(kind, type) and issubclass(kind, Hooks)):
         raise PluginError(f"plugin {name!r} is {entry.value}, which is not a subclass of martlet.plugins.hooks.Hooks")
+    config: object = kind.config_class
+    if config is not None and not (isinstance(config, type) and issubclass(config, Settings)):
+        text = f"its config_class {config!r} is not a subclass of martlet.config.Settings"
+        raise PluginError(f"plugin {name!r} is {entry.value}; {text}")
     return kind
 
 

@@ -6,11 +6,11 @@ from the whole log. So a lost or damaged file only makes the start slower.
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final, final
 
 import trio
+from msgspec.structs import replace
 
 from martlet.checksum import crc32
 from martlet.errors import MartletError, PluginError, Reason, Refused, StoreError

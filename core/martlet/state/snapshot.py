@@ -6,11 +6,11 @@ each queue the next offset and the position of the newest entry.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
 import msgpack  # type: ignore[import-untyped]
+import msgspec
 
 from martlet.checksum import crc32
 from martlet.errors import StoreError
@@ -25,8 +25,7 @@ CRC_FROM: Final = 12
 BYTES_OF_A_SLICE: Final = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(msgspec.Struct, frozen=True):
     """The progress in a queue: its next offset, and the log position of the entry before that, -1 if there is none."""
 
     topic: str
@@ -35,8 +34,7 @@ class Mark:
     position: int
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True):
     """All records up to the one at ``position``, with ``size`` and the ``crc`` of its head; 0 if there is none.
 
     ``held`` messages wait for ``plugin`` to deliver them.

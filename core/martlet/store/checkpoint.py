@@ -5,10 +5,11 @@ the same 512 bytes, so both are written or neither is; they have their own CRC. 
 they stay valid when it writes its timestamps.
 """
 
-from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 from zlib import crc32
+
+import msgspec
 
 from martlet.store.files import Files, read_file
 
@@ -26,8 +27,7 @@ OURS_END: Final = OURS_AT + OURS.size + CRC.size
 NO_JOURNAL: Final = -1
 
 
-@dataclass(slots=True)
-class Checkpoint:
+class Checkpoint(msgspec.Struct):
     """Below ``position`` the log and its consume-queue entries are durable; below ``index_position`` the keys are.
 
     ``position`` is -1 if only RocketMQ's part of the page could be read: its timestamps say up to which store time the

@@ -7,12 +7,12 @@ it is written: first the queues' entries of durable records, then the sync of th
 import errno
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from typing import Final, final
 
 import trio
+from msgspec.structs import replace
 
 from martlet.store.admission import Admission
 from martlet.store.checkpoint import NO_JOURNAL, Checkpoint, write_checkpoint

@@ -1,9 +1,8 @@
 """The store's configuration, with the names of RocketMQ's corresponding keys."""
 
-from dataclasses import dataclass
 from typing import Final, Literal
 
-from martlet.config import setting
+from martlet.config import Settings, setting
 
 __all__ = ["QUEUE_FILE_ENTRIES", "StoreConfig"]
 
@@ -13,8 +12,7 @@ MIB: Final = 1024 * 1024
 QUEUE_FILE_ENTRIES: Final = 300_000
 
 
-@dataclass(frozen=True, slots=True)
-class StoreConfig:
+class StoreConfig(Settings):
     """The log and its files."""
 
     flush: Literal["sync", "async"] = setting(

@@ -5,8 +5,9 @@ if an intact record follows, they are damage; otherwise the log ends there.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from martlet.errors import CorruptRecord, StoreError
 from martlet.message import Record
@@ -36,8 +37,7 @@ Report = Callable[[int, int, int], None]
 Take = Callable[[Record], None]
 
 
-@dataclass(slots=True)
-class SegmentContent:
+class SegmentContent(Struct):
     """One file of the log; ``end`` is the end of its last record."""
 
     path: str
@@ -49,8 +49,7 @@ class SegmentContent:
     last_ms: int = 0
 
 
-@dataclass(slots=True)
-class QueueContent:
+class QueueContent(Struct):
     """The records of one queue in the log; if its topic was deleted and recreated, only the newer ones."""
 
     topic: str
@@ -76,8 +75,7 @@ class QueueContent:
             self.next_offset = expected + 1
 
 
-@dataclass(slots=True)
-class Damage:
+class Damage(Struct):
     """Log bytes from ``start`` up to ``end`` that contain no intact record, although records follow."""
 
     start: int
@@ -85,8 +83,7 @@ class Damage:
     text: str
 
 
-@dataclass(slots=True)
-class Inspection:
+class Inspection(Struct):
     """The result. A crash left ``torn_bytes`` at the end of the log; the next start removes them."""
 
     stopped_in_order: bool = True

@@ -5,8 +5,10 @@ keeps track of a group's live members itself; committed offsets are shared by al
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
 from typing import Any, Final
+
+from msgspec import Struct, field
+from msgspec.structs import fields
 
 from martlet.clock import Clock
 from martlet.errors import Reason, Refused
@@ -44,8 +46,7 @@ def check_group_name(name: str) -> None:
     names.check("group", name, GROUP_CHARS_MAX)
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Struct, frozen=True):
     """One group's policy; field names in JSON are RocketMQ's (SubscriptionGroupConfig)."""
 
     name: str

@@ -10,10 +10,10 @@ import errno
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, final
 
 import trio
+from msgspec import Struct
 
 from martlet.contracts import Buffer
 
@@ -22,8 +22,7 @@ __all__ = ["Caller", "Conditions", "End", "Link"]
 CAPACITY_BYTES: Final = 65536
 
 
-@dataclass(frozen=True, slots=True)
-class Conditions:
+class Conditions(Struct, frozen=True):
     """How a link treats bytes. *chance* cuts what is received at random bytes and makes the delays vary."""
 
     capacity_bytes: int = CAPACITY_BYTES  # sent and not yet received; a sender can send no more then

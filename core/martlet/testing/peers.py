@@ -9,11 +9,11 @@ state machine the same bytes cut in every way.
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
 import trio
+from msgspec import Struct, field
 
 from martlet import persistence
 from martlet.broker import Broker
@@ -197,8 +197,7 @@ def memory_transport(capacity: int = PIPE_BYTES) -> tuple[MemoryPeer, MemoryWire
     return MemoryPeer(down, up), MemoryWire(up, down)
 
 
-@dataclass
-class RecordingPeer:
+class RecordingPeer(Struct, dict=True):
     """A `Peer` without a connection, which records what a handler does with it."""
 
     address: str = "memory:1"

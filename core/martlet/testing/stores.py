@@ -1,7 +1,8 @@
 """What tests of and around the store share: a clock set by hand, small files, short messages."""
 
-from dataclasses import replace
 from typing import Any, Final, final
+
+from msgspec.structs import replace
 
 from martlet.message import Message
 from martlet.records.codec import decode_records

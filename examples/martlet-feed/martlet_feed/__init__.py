@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, TypeAlias, final
 
 from martlet.broker import Broker
-from martlet.config import setting
+from martlet.config import Settings, setting
 from martlet.contracts import Buffer, Connection, Handler, Peer, Protocol
 from martlet.delivery.fanout import Encoding, parts
 from martlet.delivery.subscriptions import Subscription, from_earliest
@@ -162,8 +162,7 @@ class FeedHandler:
 # The plugin.
 
 
-@dataclass(frozen=True, slots=True)
-class FeedConfig:
+class FeedConfig(Settings):
     listen: str = setting("127.0.0.1:10930", "where clients connect; port 0 is any free one")
     credit: int = setting(10, "messages that a client gets before it sends MORE", low=0)
     credit_max: int = setting(10_000, "messages that a client may ask for in advance", low=1)
@@ -173,7 +172,7 @@ class FeedConfig:
 class FeedPlugin(Hooks):
     """Serves feeds on the configured port."""
 
-    config_class: ClassVar[type | None] = FeedConfig
+    config_class: ClassVar[type[Settings] | None] = FeedConfig
 
     def __init__(self, config: FeedConfig) -> None:
         super().__init__(config)

@@ -1,11 +1,10 @@
 """A plugin with state: the newest message of each key, computed from the log and kept for longer than retention."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from martlet.broker import Broker
-from martlet.config import setting
+from martlet.config import Settings, setting
 from martlet.contracts import RecordView
 from martlet.message import Message, Record
 from martlet.plugins.hooks import Hooks
@@ -16,8 +15,7 @@ from martlet.steps import Pace, Steps
 FORMAT: Final = 2
 
 
-@dataclass(frozen=True, slots=True)
-class LatestConfig:
+class LatestConfig(Settings):
     topics: list[str] = setting([], "topics of which the newest message of each tag is kept")
 
 
@@ -84,7 +82,7 @@ class Latest:
 
 
 class LatestPlugin(Hooks):
-    config_class: ClassVar[type | None] = LatestConfig
+    config_class: ClassVar[type[Settings] | None] = LatestConfig
 
     def martlet_capabilities(self, broker: Broker) -> Mapping[type, object]:
         self.latest = Latest(broker, self.config.topics)

@@ -1,15 +1,13 @@
 """The keys of the ``[line]`` section: the port, and the limits of a client."""
 
-from dataclasses import dataclass
 from typing import Literal
 
-from martlet.config import setting
+from martlet.config import Settings, setting
 
 __all__ = ["LineConfig"]
 
 
-@dataclass(frozen=True, slots=True)
-class LineConfig:
+class LineConfig(Settings):
     """How the line protocol is served."""
 
     listen: str = setting("127.0.0.1:10920", "where netcat connects; port 0 is any free one")

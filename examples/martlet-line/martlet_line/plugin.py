@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any, ClassVar
 
 from martlet.broker import Broker
+from martlet.config import Settings
 from martlet.contracts import Compile, Handler, Peer, Protocol
 from martlet.net.addresses import split_address
 from martlet.net.tls import Tls
@@ -21,7 +22,7 @@ __all__ = ["LinePlugin", "protocol"]
 class LinePlugin(Hooks):
     """Serves the line protocol on the configured port."""
 
-    config_class: ClassVar[type | None] = LineConfig
+    config_class: ClassVar[type[Settings] | None] = LineConfig
 
     def __init__(self, config: LineConfig) -> None:
         super().__init__(config)

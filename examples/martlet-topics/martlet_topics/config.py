@@ -1,15 +1,12 @@
 """The keys of the ``[topics]`` section."""
 
-from dataclasses import dataclass
-
-from martlet.config import setting
+from martlet.config import Settings, setting
 from martlet_topics.codec import WINDOW_MAX
 
 __all__ = ["TopicsConfig"]
 
 
-@dataclass(frozen=True, slots=True)
-class TopicsConfig:
+class TopicsConfig(Settings):
     """How the protocol is served."""
 
     listen: str = setting("127.0.0.1:10940", "where clients connect; port 0 is any free one")

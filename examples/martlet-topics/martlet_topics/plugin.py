@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from martlet.broker import Broker
+from martlet.config import Settings
 from martlet.contracts import Handler, Peer, Protocol
 from martlet.net.addresses import split_address
 from martlet.plugins.hooks import Hooks
@@ -18,7 +19,7 @@ __all__ = ["TopicsPlugin"]
 class TopicsPlugin(Hooks):
     """Serves the protocol on the port of its configuration."""
 
-    config_class: ClassVar[type | None] = TopicsConfig
+    config_class: ClassVar[type[Settings] | None] = TopicsConfig
     config: TopicsConfig
 
     def __init__(self, config: TopicsConfig) -> None:

@@ -1,10 +1,10 @@
 """A broker in a process of its own, which a test kills; arguments: its directory and flush mode."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import trio
+from msgspec.structs import replace
 
 from martlet.broker import Broker
 from martlet.contracts import Protocol

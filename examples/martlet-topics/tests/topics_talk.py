@@ -2,11 +2,12 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import trio
+from msgspec.structs import replace
 
 from martlet.broker import Broker
 from martlet.contracts import Protocol as Served

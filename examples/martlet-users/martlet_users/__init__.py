@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, final
 
 from martlet.broker import Broker
-from martlet.config import setting
+from martlet.config import Settings, setting
 from martlet.contracts import (
     Authenticator,
     Authorizer,
@@ -162,15 +162,14 @@ class Users:
         return True if user is not None and user.may(action, name) else None
 
 
-@dataclass(frozen=True, slots=True)
-class UsersConfig:
+class UsersConfig(Settings):
     file: str = setting("users.toml", "TOML file with the users and their rules")
 
 
 class UsersPlugin(Hooks):
     """Authenticates and authorizes by a file of users."""
 
-    config_class: ClassVar[type | None] = UsersConfig
+    config_class: ClassVar[type[Settings] | None] = UsersConfig
     config: UsersConfig
 
     def __init__(self, config: UsersConfig) -> None:

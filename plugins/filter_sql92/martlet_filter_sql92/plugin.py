@@ -1,10 +1,9 @@
 """The plugin: offers the filter language SQL92."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from martlet.config import setting
+from martlet.config import Settings, setting
 from martlet.contracts import Compile, Condition
 from martlet.plugins.hooks import Hooks
 
@@ -18,8 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["Sql92Config", "Sql92Plugin"]
 
 
-@dataclass(frozen=True, slots=True)
-class Sql92Config:
+class Sql92Config(Settings):
+    """How large an expression may be."""
+
     text_bytes_max: int = setting(4096, "length of one expression, in UTF-8", unit="bytes", low=1, high=16_384)
     depth_max: int = setting(64, "nesting of one expression: parentheses, NOT and signs", unit="levels", low=1, high=64)
     nodes_max: int = setting(
@@ -28,7 +28,7 @@ class Sql92Config:
 
 
 class Sql92Plugin(Hooks):
-    config_class: ClassVar[type | None] = Sql92Config
+    config_class: ClassVar[type[Settings] | None] = Sql92Config
     config: Sql92Config
 
     def martlet_filters(self, broker: "Broker") -> Mapping[str, Compile]:

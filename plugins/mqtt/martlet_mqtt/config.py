@@ -1,15 +1,13 @@
 """The configuration section ``[mqtt]``."""
 
-from dataclasses import dataclass
 from typing import Literal
 
-from martlet.config import setting
+from martlet.config import Settings, setting
 
 __all__ = ["MqttConfig"]
 
 
-@dataclass(frozen=True, slots=True)
-class MqttConfig:
+class MqttConfig(Settings):
     """The MQTT port and its limits."""
 
     listen: str = setting("127.0.0.1:1883", "where clients connect, also over WebSocket; port 0 is any free one")

@@ -6,9 +6,10 @@ and no packet longer than ``connect_bytes_max`` is received.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from enum import IntEnum, unique
 from typing import Final, NamedTuple, TypeAlias, final
+
+from msgspec.structs import replace
 
 from martlet.steps import Steps
 
@@ -81,8 +82,8 @@ TRANSITIONS: Final[dict[tuple[State, int], State]] = {
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Limits:
+@final
+class Limits(NamedTuple):
     """What a client may send at most, and for how long it may wait with CONNECT."""
 
     connect_bytes_max: int = 65_536

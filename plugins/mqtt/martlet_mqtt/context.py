@@ -1,8 +1,10 @@
 """What all connections of the plugin share: the topic and its feed, names, shapes, clients, and what they did."""
 
 import logging
-from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final, final
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from martlet.broker import Broker
 from martlet.delivery.feed import Feed
@@ -28,8 +30,7 @@ PROTOCOL: Final = "mqtt"
 
 
 @final
-@dataclass(slots=True)
-class Counters:
+class Counters(Struct):
     """What happened since the start."""
 
     received: int = 0  # PUBLISH packets of clients
@@ -59,8 +60,7 @@ def create_topics(broker: Broker, rules: Rules) -> None:
 
 
 @final
-@dataclass(slots=True)
-class Context:
+class Context(Struct):
     """Made by the plugin, once."""
 
     config: MqttConfig

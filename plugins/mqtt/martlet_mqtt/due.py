@@ -7,10 +7,10 @@ how far they were sent, so that the rest follows on another connection.
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Final, NamedTuple, cast, final
 
 import trio
+from msgspec.structs import replace
 
 from martlet.contracts import Peer, RecordView
 from martlet.delivery.fanout import parts

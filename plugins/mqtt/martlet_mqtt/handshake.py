@@ -5,8 +5,9 @@
 
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import final
+
+from msgspec.structs import replace
 
 from martlet.contracts import Identity, Password
 from martlet.delivery.session import Session

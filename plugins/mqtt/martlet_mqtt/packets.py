@@ -1,7 +1,8 @@
 """MQTT's packets as records, of both sides; the codec makes them of bytes and bytes of them."""
 
-from dataclasses import dataclass
 from typing import TypeAlias, final
+
+from msgspec import Struct
 
 from .codes import V5, PacketType, ReasonCode
 from .properties import NO_PROPERTIES, Properties
@@ -26,8 +27,7 @@ __all__ = [
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Will:
+class Will(Struct, frozen=True):
     """A message that the broker publishes when the connection of its client ends without DISCONNECT."""
 
     topic: str
@@ -38,8 +38,7 @@ class Will:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Connect:
+class Connect(Struct, frozen=True):
     """CONNECT: who the client is, and which session it wants; ``version`` is the protocol level."""
 
     client_id: str
@@ -53,8 +52,7 @@ class Connect:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Connack:
+class Connack(Struct, frozen=True):
     """CONNACK; with MQTT 3 ``reason`` is the return code."""
 
     session_present: bool
@@ -63,8 +61,7 @@ class Connack:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(Struct, frozen=True):
     """PUBLISH; ``packet_id`` is 0 with QoS 0, and ``topic`` empty with an alias that is known."""
 
     topic: str
@@ -77,8 +74,7 @@ class Publish:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Ack:
+class Ack(Struct, frozen=True):
     """PUBACK, PUBREC, PUBREL or PUBCOMP, which is its ``kind``."""
 
     kind: PacketType
@@ -88,8 +84,7 @@ class Ack:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Subscription:
+class Subscription(Struct, frozen=True):
     """A topic filter and its options (MQTT 5 section 3.8.3.1); MQTT 3 has the QoS only."""
 
     topic_filter: str
@@ -100,8 +95,7 @@ class Subscription:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Subscribe:
+class Subscribe(Struct, frozen=True):
     """SUBSCRIBE."""
 
     packet_id: int
@@ -110,8 +104,7 @@ class Subscribe:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Suback:
+class Suback(Struct, frozen=True):
     """SUBACK: a code for each subscription."""
 
     packet_id: int
@@ -120,8 +113,7 @@ class Suback:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Unsubscribe:
+class Unsubscribe(Struct, frozen=True):
     """UNSUBSCRIBE."""
 
     packet_id: int
@@ -130,8 +122,7 @@ class Unsubscribe:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Unsuback:
+class Unsuback(Struct, frozen=True):
     """UNSUBACK: a code for each filter; none with MQTT 3."""
 
     packet_id: int
@@ -140,20 +131,17 @@ class Unsuback:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Pingreq:
+class Pingreq(Struct, frozen=True):
     """PINGREQ."""
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Pingresp:
+class Pingresp(Struct, frozen=True):
     """PINGRESP."""
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Disconnect:
+class Disconnect(Struct, frozen=True):
     """DISCONNECT."""
 
     reason: int = ReasonCode.SUCCESS
@@ -161,8 +149,7 @@ class Disconnect:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Auth:
+class Auth(Struct, frozen=True):
     """AUTH, a step of enhanced authentication; MQTT 5 only."""
 
     reason: int = ReasonCode.SUCCESS

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import trio
 
 from martlet.broker import Broker
+from martlet.config import Settings
 from martlet.contracts import Command, Handler, Peer, Protocol, Service, Traffic, WebSocket
 from martlet.net.addresses import check_address
 from martlet.net.tls import Tls
@@ -32,7 +33,7 @@ __all__ = ["MqttPlugin"]
 class MqttPlugin(Hooks):
     """Serves MQTT on the port of its configuration."""
 
-    config_class: ClassVar[type | None] = MqttConfig
+    config_class: ClassVar[type[Settings] | None] = MqttConfig
     config: MqttConfig
 
     def __init__(self, config: MqttConfig) -> None:

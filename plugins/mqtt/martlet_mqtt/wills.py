@@ -5,11 +5,11 @@ in one atomic group with the note that removes it from the session.
 """
 
 import math
-from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import Final, final
 
 import trio
+from msgspec.structs import replace
 
 from martlet.access import Gate
 from martlet.contracts import Identity

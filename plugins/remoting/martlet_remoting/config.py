@@ -1,15 +1,13 @@
 """The configuration section ``[remoting]``."""
 
-from dataclasses import dataclass
 from typing import Literal
 
-from martlet.config import setting
+from martlet.config import Settings, setting
 
 __all__ = ["RemotingConfig"]
 
 
-@dataclass(frozen=True, slots=True)
-class RemotingConfig:
+class RemotingConfig(Settings):
     """The protocol of RocketMQ's clients (remoting)."""
 
     listen: str = setting("127.0.0.1:10911", "address to listen on; port 0 chooses a free one")

@@ -1,8 +1,7 @@
 """The messages of a remoting connection: `Command`, and the `MessageQueue` that many refer to."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias, final
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
 
 import orjson
 
@@ -26,8 +25,7 @@ Frame: TypeAlias = bytes | list[bytes]
 
 
 @final
-@dataclass(frozen=True, slots=True, order=True)
-class MessageQueue:
+class MessageQueue(NamedTuple):
     """One queue of a topic on one broker; the order is RocketMQ's (topic, broker name, queue id)."""
 
     topic: str

@@ -9,6 +9,7 @@ import trio
 
 from martlet.access import ANONYMOUS
 from martlet.broker import Broker
+from martlet.config import Settings
 from martlet.contracts import Command, Handler, Peer, Producers, Protocol, Router, Service, Stage
 from martlet.errors import Refused
 from martlet.net.addresses import check_address, pack_host, split_address
@@ -45,7 +46,7 @@ WILDCARDS: Final = ("0.0.0.0", "::", "")
 class RemotingPlugin(Hooks):
     """Serves RocketMQ remoting clients; `state` is shared by all connections."""
 
-    config_class: ClassVar[type | None] = RemotingConfig
+    config_class: ClassVar[type[Settings] | None] = RemotingConfig
 
     def __init__(self, config: RemotingConfig) -> None:
         super().__init__(config)

@@ -6,8 +6,9 @@ queue in the answer, *popTime* is the generation of the message's lease, *retry*
 
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, final
+
+from msgspec import Struct
 
 from martlet.errors import Reason, Refused
 from martlet.tables.topics import RETRY_PREFIX
@@ -38,8 +39,7 @@ DIGITS: Final = frozenset("0123456789")
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Handle:
+class Handle(Struct, frozen=True):
     """What a consumer needs to acknowledge a popped message."""
 
     first: int
@@ -128,8 +128,7 @@ def retry_topics(topic: str, group: str) -> list[str]:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Popped:
+class Popped(Struct, frozen=True):
     """Messages of one queue in an answer: their offsets in the order of the body, and their earlier deliveries."""
 
     queue_id: int

@@ -6,7 +6,8 @@ messages of topics to which it may publish.
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from martlet.message import find_property
 
@@ -15,8 +16,7 @@ __all__ = ["RecallHandle", "decode_handle", "encode_handle", "handle_of"]
 HANDLE_CHARS_MAX = 2048
 
 
-@dataclass(frozen=True, slots=True)
-class RecallHandle:
+class RecallHandle(Struct, frozen=True):
     """The message of *topic* with this unique key, which broker *broker* delivers after *out_ms*."""
 
     topic: str

@@ -7,11 +7,13 @@ Brokers before 3.0.11 send the bare topic table.
 
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from struct import Struct
 from typing import Final, final
 
+import msgspec
 import orjson
+from msgspec import field
+from msgspec.structs import replace
 
 from martlet.errors import Reason, Refused, RemoteProtocolError
 from martlet.steps import Pace, Steps
@@ -46,8 +48,7 @@ _LENGTH: Final = Struct(">i")
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Registration:
+class Registration(msgspec.Struct, frozen=True):
     """One broker and its topics. ``acting_master`` is None for brokers that do not support it (4.x).
 
     If ``complete``, ``topics`` are all it has; otherwise the broker registers only changed topics.

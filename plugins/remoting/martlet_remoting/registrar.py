@@ -9,11 +9,11 @@ cannot be reached does not delay the others.
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeAlias, final
 
 import orjson
 import trio
+from msgspec import Struct
 
 from martlet.broker import Broker
 from martlet.errors import MartletError, Refused, RemoteProtocolError
@@ -50,8 +50,7 @@ Connect: TypeAlias = Callable[[str, int], Awaitable[trio.abc.Stream]]
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class StandardTopic:
+class StandardTopic(Struct, frozen=True):
     """A topic that clients and tools expect on every broker."""
 
     name: str

@@ -4,8 +4,9 @@ RocketMQ MessageRequestModeManager; its file ``config/messageRequestMode.json`` 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final, final
+
+from msgspec import Struct
 
 from martlet.errors import Reason, Refused
 from martlet.steps import Steps
@@ -27,8 +28,7 @@ ALL_QUEUES: Final = -1
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class RequestMode:
+class RequestMode(Struct, frozen=True):
     """The mode; with POP each consumer pops its own queues and those of *shared* other ones, with 0 or less all."""
 
     mode: str = PULL

@@ -7,8 +7,9 @@ it. Both contain no blanks, because the Go client splits the text on commas and 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final, final
+
+from msgspec import Struct, field
 
 from martlet.errors import RemoteProtocolError
 from martlet.steps import Steps
@@ -32,8 +33,7 @@ MASTER_ID: Final = 0
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Version:
+class Version(Struct, frozen=True):
     """The version of a topic table (RocketMQ DataVersion); versions are only compared for equality."""
 
     counter: int = 0
@@ -54,8 +54,7 @@ class Version:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class TopicShape:
+class TopicShape(Struct, frozen=True):
     """The part of a topic's configuration that routes contain (RocketMQ TopicConfig)."""
 
     name: str
@@ -79,8 +78,7 @@ class TopicShape:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class TopicQueues:
+class TopicQueues(Struct, frozen=True):
     """The queues of one topic on one broker (RocketMQ QueueData)."""
 
     broker_name: str
@@ -107,8 +105,7 @@ class TopicQueues:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class BrokerGroup:
+class BrokerGroup(Struct, frozen=True):
     """The brokers that share a name, by id; 0 is the master (RocketMQ BrokerData)."""
 
     cluster: str
@@ -134,8 +131,7 @@ class BrokerGroup:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(Struct, frozen=True):
     """The queues and brokers of a topic. ``mappings`` are the queue mappings of a static topic by broker."""
 
     queues: tuple[TopicQueues, ...]

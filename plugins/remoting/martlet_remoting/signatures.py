@@ -7,8 +7,9 @@ auth DefaultAuthenticationContextBuilder.build (5.5.0).
 import hmac
 from base64 import b64encode
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final, final
+
+from msgspec import Struct
 
 from .codes import VERSION_4_9_3
 from .packets import Command, ext_text
@@ -23,8 +24,7 @@ UNIQUE_KEY: Final = "_UNIQUE_KEY_QUERY"
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class SigningKey:
+class SigningKey(Struct, frozen=True):
     """The key with which a client signs its requests: *access_key* is its name, the broker knows the *secret* too.
 
     Raises:
@@ -32,7 +32,10 @@ class SigningKey:
     """
 
     access_key: str
-    secret: str = field(repr=False)
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"SigningKey(access_key={self.access_key!r})"
 
     def __post_init__(self) -> None:
         if not self.access_key:

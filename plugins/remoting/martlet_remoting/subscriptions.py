@@ -4,8 +4,9 @@ The tag hashes are always computed from the expression, because the ``codeSet`` 
 is wrong: C++ clients send garbage, Go clients other hashes for non-ASCII tags.
 """
 
-from dataclasses import dataclass
 from typing import Final, final
+
+from msgspec import Struct
 
 from martlet.broker import Broker
 from martlet.delivery.selection import TAG, Selection, split_tags
@@ -21,8 +22,7 @@ SUBSCRIPTION_CHARS: Final = 64
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Subscription:
+class Subscription(Struct, frozen=True):
     """A consumer group's subscription to one topic, from a heartbeat.
 
     ``version`` is a number chosen by the client; a higher one is newer.

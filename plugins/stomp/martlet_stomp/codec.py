@@ -11,7 +11,6 @@ The three versions differ in three ways:
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple, final
 
 from .errors import StompError, shown
@@ -60,8 +59,8 @@ _RECEIPT: Final = re.compile(rb"\nreceipt:([^\n\r\0]*)\r?\n")
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Limits:
+@final
+class Limits(NamedTuple):
     """What a client may send at most, and for how long it may wait with CONNECT."""
 
     connect_bytes_max: int = 65_536  # CONNECT as a whole

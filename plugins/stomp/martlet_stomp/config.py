@@ -1,17 +1,15 @@
 """The configuration section ``[stomp]``."""
 
-from dataclasses import dataclass
 from typing import Literal
 
-from martlet.config import setting
+from martlet.config import Settings, setting
 
 from .codec import Limits
 
 __all__ = ["StompConfig"]
 
 
-@dataclass(frozen=True, slots=True)
-class StompConfig:
+class StompConfig(Settings):
     """The STOMP port and its limits."""
 
     listen: str = setting("127.0.0.1:61613", "where clients connect, also over WebSocket; port 0 is any free one")

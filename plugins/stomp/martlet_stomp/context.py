@@ -2,8 +2,10 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final, final
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from martlet.broker import Broker
 from martlet.cli.version import installed_version
@@ -36,8 +38,7 @@ TEMPLATES_BYTES_KEPT: Final = 1 << 20
 
 
 @final
-@dataclass(slots=True)
-class Counters:
+class Counters(Struct):
     """What happened since the start."""
 
     received: int = 0  # SEND frames of clients
@@ -83,8 +84,7 @@ class Templates:
 
 
 @final
-@dataclass(slots=True)
-class Context:
+class Context(Struct):
     """Made by the plugin, once."""
 
     config: StompConfig

@@ -11,9 +11,10 @@ no receipt; an empty receipt is a receipt.
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum, unique
 from typing import NamedTuple, TypeAlias, final
+
+from msgspec import Struct
 
 __all__ = [
     "Abort",
@@ -171,8 +172,7 @@ def _receipt_of(receipts: Sequence[bytes], asking: Sequence[int], index: int) ->
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Nack:
+class Nack(Struct, frozen=True):
     """NACK; ``requeue`` is False if its header ``requeue`` says so: the message is not to be delivered again."""
 
     place: Place
@@ -182,8 +182,7 @@ class Nack:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Subscribe:
+class Subscribe(Struct, frozen=True):
     """SUBSCRIBE.
 
     Attributes:
@@ -215,8 +214,7 @@ class Subscribe:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Unsubscribe:
+class Unsubscribe(Struct, frozen=True):
     """UNSUBSCRIBE; only with STOMP 1.0, ``id`` may be None, and then ``destination`` is not.
 
     If there is ``durable_name`` or ``is_durable``, as in `Subscribe`, the durable subscription itself ends.
@@ -230,8 +228,7 @@ class Unsubscribe:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Begin:
+class Begin(Struct, frozen=True):
     """BEGIN."""
 
     transaction: str
@@ -239,8 +236,7 @@ class Begin:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(Struct, frozen=True):
     """COMMIT."""
 
     transaction: str
@@ -248,8 +244,7 @@ class Commit:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Abort:
+class Abort(Struct, frozen=True):
     """ABORT."""
 
     transaction: str
@@ -257,8 +252,7 @@ class Abort:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Disconnect:
+class Disconnect(Struct, frozen=True):
     """DISCONNECT; no event follows it."""
 
     receipt: bytes | None = None

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Final
 import trio
 
 from martlet.broker import Broker
+from martlet.config import Settings
 from martlet.contracts import Command, Handler, Peer, Protocol, Service, Traffic, WebSocket
 from martlet.net.addresses import check_address
 from martlet.net.tls import Tls
@@ -25,7 +26,7 @@ SUBPROTOCOLS: Final = ("v12.stomp", "v11.stomp", "v10.stomp")
 class StompPlugin(Hooks):
     """Serves STOMP on the port of its configuration."""
 
-    config_class: ClassVar[type | None] = StompConfig
+    config_class: ClassVar[type[Settings] | None] = StompConfig
     config: StompConfig
 
     def __init__(self, config: StompConfig) -> None:

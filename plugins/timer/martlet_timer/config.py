@@ -1,14 +1,11 @@
 """The configuration section ``[timer]``."""
 
-from dataclasses import dataclass
-
-from martlet.config import setting
+from martlet.config import Settings, setting
 
 __all__ = ["TimerConfig"]
 
 
-@dataclass(frozen=True, slots=True)
-class TimerConfig:
+class TimerConfig(Settings):
     """Delayed messages."""
 
     levels: str = setting(

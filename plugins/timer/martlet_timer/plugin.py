@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import trio
 
+from martlet.config import Settings
 from martlet.contracts import Dispatcher, Service, Stage, Timers
 from martlet.plugins.hooks import Hooks
 from martlet.state import Projection
@@ -35,7 +36,7 @@ NAME: Final = "timer"
 
 
 class TimerPlugin(Hooks):
-    config_class: ClassVar[type | None] = TimerConfig
+    config_class: ClassVar[type[Settings] | None] = TimerConfig
 
     def __init__(self, config: TimerConfig) -> None:
         super().__init__(config)

@@ -1,16 +1,13 @@
 """The configuration section ``[tx]``."""
 
-from dataclasses import dataclass
-
-from martlet.config import setting
+from martlet.config import Settings, setting
 
 __all__ = ["TxConfig"]
 
 MIB = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class TxConfig:
+class TxConfig(Settings):
     """Transactional messages."""
 
     check_interval_ms: int = setting(

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from martlet.broker import Broker
+from martlet.config import Settings
 from martlet.contracts import ExternalTransactions, Service, Stage, Transactions
 from martlet.plugins.hooks import Hooks
 from martlet.records.layout import PREPARED
@@ -21,7 +22,7 @@ __all__ = ["TxPlugin"]
 
 
 class TxPlugin(Hooks):
-    config_class: ClassVar[type | None] = TxConfig
+    config_class: ClassVar[type[Settings] | None] = TxConfig
     before: ClassVar[Mapping[str, str]] = {
         "timer": "a delayed transactional message waits for its commit first, and then for its time"
     }

@@ -1,10 +1,10 @@
 """Administration: topics, groups, offsets, brokers, and finding messages."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, final
 
 import trio
+from msgspec import Struct
 
 from martlet_remoting.answers import bodies
 from martlet_remoting.answers.errors import (
@@ -36,8 +36,7 @@ KEY_RESULTS_MAX: Final = 64
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Cluster:
+class Cluster(Struct, frozen=True):
     """The brokers that the name server knows.
 
     ``clusters`` has the broker names of each cluster, ``brokers`` the addresses of each broker name by broker id;
@@ -55,8 +54,7 @@ class Cluster:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class QueueStats:
+class QueueStats(Struct, frozen=True):
     """The offsets of a queue: from ``min_offset`` to below ``max_offset``.
 
     ``last_update_ms`` is when its newest message was stored, 0 if it has none.
@@ -69,8 +67,7 @@ class QueueStats:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class QueueLag:
+class QueueLag(Struct, frozen=True):
     """The lag of a group in a queue.
 
     ``broker_offset`` is the end of the queue, ``consumer_offset`` the group's committed offset, and
@@ -89,8 +86,7 @@ class QueueLag:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(Struct, frozen=True):
     """A connected member of a consumer group, as a broker lists it."""
 
     client_id: str

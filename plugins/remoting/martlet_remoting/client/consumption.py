@@ -7,16 +7,17 @@ consumes only while it holds the broker's lock, and pauses after a failure.
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Protocol, final
 
 import trio
+from msgspec import Struct
 
 from martlet_remoting.answers.errors import BrokerError, ClientError
 from martlet_remoting.answers.messages import DamagedMessage, ReceivedMessage
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.headers import PULL_COMMIT_OFFSET, PULL_SUSPEND, PullHeader
 from martlet_remoting.packets import MessageQueue
+from martlet_remoting.request_headers import PULL_COMMIT_OFFSET, PULL_SUSPEND, PullHeader
 
 from .arguments import check_integer
 from .backlog import Backlog
@@ -51,8 +52,7 @@ class Offsets(Protocol):
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """How much a queue may cache, and how much one pull asks for."""
 
     pull_messages: int
@@ -66,8 +66,7 @@ class Limits:
 
 
 @final
-@dataclass(slots=True)
-class Work:
+class Work(Struct):
     """One message for the listener; each retry gets a copy with a higher count."""
 
     queue: "ConsumedQueue"

@@ -1,9 +1,10 @@
 """Messages to send, and results of sends."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum, unique
 from typing import Final, final
+
+from msgspec import Struct, field
 
 from martlet.message import KEYS, TAGS, UNIQ_KEY, encode_properties
 from martlet.records.reserved import RESERVED
@@ -52,8 +53,7 @@ def _check_name(what: str, name: object, limit: int) -> None:
 
 
 @final
-@dataclass(slots=True)
-class Message:
+class Message(Struct):
     """A message to send.
 
     Args:
@@ -189,8 +189,7 @@ class SendStatus(Enum):
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class SendResult:
+class SendResult(Struct, frozen=True):
     """Where a sent message was stored.
 
     ``message_id`` is the unique key from the producer, ``offset_message_id`` the message's place in the broker's

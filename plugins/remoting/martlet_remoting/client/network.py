@@ -10,11 +10,11 @@ import ssl
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self, TypeAlias, final
 
 import trio
+from msgspec import Struct, field
 
 from martlet.clock import Clock, SystemClock
 from martlet.errors import MartletError
@@ -56,8 +56,7 @@ async def connect_tcp(host: str, port: int) -> trio.abc.Stream:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """Options of the connections of any client; the defaults are those of RocketMQ's Java client.
 
     Args:

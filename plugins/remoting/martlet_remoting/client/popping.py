@@ -2,18 +2,19 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Final, final
 
 import trio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from martlet_remoting.answers import bodies
 from martlet_remoting.answers.errors import BadAnswer, BrokerError, RouteNotFound
 from martlet_remoting.answers.messages import ReceivedMessage
 from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.headers import PopHeader
 from martlet_remoting.packets import Command
 from martlet_remoting.pop_handles import Handle, bit_set, parse_handle, real_topic, retry_flag
+from martlet_remoting.request_headers import PopHeader
 
 from .arguments import check_integer, check_seconds, check_type
 from .messages import check_group, check_topic
@@ -34,8 +35,7 @@ NOTHING: Final = frozenset((ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class PoppedMessage:
+class PoppedMessage(Struct, frozen=True):
     """A message that is this consumer's until its invisible time is over; ``handle`` acknowledges it."""
 
     message: ReceivedMessage

@@ -20,9 +20,9 @@ from martlet_remoting.answers.errors import (
 from martlet_remoting.answers.messages import RETRY_PREFIX, ReceivedMessage
 from martlet_remoting.batches import BatchMessage, encode_batch
 from martlet_remoting.codes import RequestCode
-from martlet_remoting.headers import SendHeader
 from martlet_remoting.packets import MessageQueue
 from martlet_remoting.recall_handles import decode_handle
+from martlet_remoting.request_headers import SendHeader
 
 from .arguments import I32_MAX, check_callable, check_integer, check_queue, check_seconds, check_type
 from .messages import BODY_BYTES_MAX, Message, SendResult, check_group, check_topic, encoded

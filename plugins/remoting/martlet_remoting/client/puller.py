@@ -8,8 +8,8 @@ import trio
 from martlet_remoting.answers.errors import ClientError
 from martlet_remoting.answers.messages import ReceivedMessage
 from martlet_remoting.codes import RequestCode
-from martlet_remoting.headers import PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader
 from martlet_remoting.packets import MessageQueue
+from martlet_remoting.request_headers import PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader
 
 from .arguments import check_integer, check_queue, check_seconds, check_time_ms, check_type
 from .messages import check_group, check_topic

@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum, unique
 from typing import Final, TypeAlias, final
+
+from msgspec import Struct
 
 from martlet.errors import CorruptRecord, Refused
 from martlet.message import Record
@@ -13,9 +15,9 @@ from martlet_remoting.answers import bodies
 from martlet_remoting.answers.errors import BadAnswer, BrokerError, RouteNotFound
 from martlet_remoting.answers.messages import DamagedMessage, ReceivedMessage, received
 from martlet_remoting.codes import ResponseCode
-from martlet_remoting.headers import PullHeader
 from martlet_remoting.inner_batches import is_inner_batch, unroll
 from martlet_remoting.packets import Command, MessageQueue
+from martlet_remoting.request_headers import PullHeader
 
 from .arguments import check_type, check_utf8
 from .network import Network
@@ -52,8 +54,7 @@ _STATUSES: Final[Mapping[int, PullStatus]] = {status.value: status for status in
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Sql:
+class Sql(Struct, frozen=True):
     """Selects messages by an SQL92 expression over their properties, for example ``Sql("price > 5")``.
 
     The broker evaluates it; a broker without SQL92 refuses the subscription.
@@ -67,8 +68,7 @@ Expression: TypeAlias = str | Sql
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Subscription:
+class Subscription(Struct, frozen=True):
     """Which messages of a topic a group wants; ``tags`` is empty if it wants all, or selects by SQL92."""
 
     topic: str
@@ -122,8 +122,7 @@ def subscription_of(topic: str, expression: Expression, version: int) -> Subscri
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Pulled:
+class Pulled(Struct, frozen=True):
     """The answer to one pull.
 
     The next pull continues at ``next_offset``. The queue has the offsets from ``min_offset`` to below

@@ -6,10 +6,10 @@ the producers by the client's id. So this client sends heartbeats to every broke
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, final
 
 import trio
+from msgspec import Struct
 
 from martlet.message import KEYS, TAGS, UNIQ_KEY, decode_properties
 from martlet.records.compression import CompressionError, decompress
@@ -35,8 +35,7 @@ REPLY_TOPIC: Final = "{}_REPLY_TOPIC"  # of a cluster
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Struct, frozen=True):
     """The reply to a request.
 
     ``body`` is decompressed. ``message_id`` is the unique key from the replier. ``born_ms`` and ``store_ms`` are
@@ -53,8 +52,7 @@ class Reply:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class ReplyTo:
+class ReplyTo(Struct, frozen=True):
     """Where a reply goes: the topic, and the properties by which the broker and the requester know it."""
 
     topic: str

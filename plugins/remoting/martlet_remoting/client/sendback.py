@@ -7,8 +7,8 @@ from martlet.records.compression import COMPRESSED, COMPRESSION_BITS
 from martlet_remoting.answers.errors import ClientError
 from martlet_remoting.answers.messages import RETRY_PREFIX, RETRY_TOPIC, DamagedMessage, ReceivedMessage
 from martlet_remoting.codes import RequestCode
-from martlet_remoting.headers import SendHeader
 from martlet_remoting.inner_batches import INNER_BATCH, is_inner_batch
+from martlet_remoting.request_headers import SendHeader
 
 from .messages import DELAY, encoded
 from .network import TEMPLATE_TOPIC, Network

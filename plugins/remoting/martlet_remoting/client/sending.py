@@ -19,8 +19,8 @@ from martlet_remoting.answers.errors import (
 )
 from martlet_remoting.answers.routes import Route
 from martlet_remoting.codes import ResponseCode
-from martlet_remoting.headers import SendHeader
 from martlet_remoting.packets import Command, MessageQueue
+from martlet_remoting.request_headers import SendHeader
 
 from .messages import SendResult, SendStatus
 from .network import TEMPLATE_TOPIC, Network

@@ -3,12 +3,12 @@
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from enum import Enum, unique
 from functools import partial
 from typing import Any, Final, TypeAlias, Unpack, final
 
 import trio
+from msgspec import Struct
 
 from martlet_remoting.answers.errors import ClientError, MessageRefused, RouteNotFound
 from martlet_remoting.answers.messages import ReceivedMessage, parse_message_id
@@ -49,8 +49,7 @@ Check: TypeAlias = (
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class TransactionResult:
+class TransactionResult(Struct, frozen=True):
     """Where the half message was stored, what the local transaction decided, and whether the broker confirmed that.
 
     If it did not, the broker asks ``check`` later.

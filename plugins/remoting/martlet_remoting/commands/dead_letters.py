@@ -27,7 +27,7 @@ from martlet_remoting.client.messages import check_group, encoded
 from martlet_remoting.client.network import TEMPLATE_TOPIC
 from martlet_remoting.client.sending import Sending
 from martlet_remoting.codes import RequestCode
-from martlet_remoting.headers import SendHeader
+from martlet_remoting.request_headers import SendHeader
 
 from .connecting import talking
 from .messages import TOOLS_GROUP, message_fields

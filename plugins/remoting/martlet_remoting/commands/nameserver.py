@@ -1,7 +1,8 @@
 """``martlet nameserver``: a name server without a broker."""
 
 import argparse
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from martlet.cli import run
 from martlet.contracts import Command

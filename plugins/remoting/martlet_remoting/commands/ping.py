@@ -2,10 +2,10 @@
 
 import argparse
 import time
-from dataclasses import dataclass
 from typing import Any, Final, final
 
 import trio
+from msgspec import Struct
 
 from martlet.cli.outcome import Exit, Unreachable, complain
 from martlet.cli.terminal import print_json
@@ -33,8 +33,7 @@ Exit codes: 0 all answer; 1 a broker does not answer, or none is registered; 2 i
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Pong:
+class Pong(Struct, frozen=True):
     """The result of one request; *error* is empty if it was answered."""
 
     role: str

@@ -3,10 +3,10 @@
 import argparse
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, BinaryIO, Final, TypeAlias, final
 
 import trio
+from msgspec import Struct
 
 from martlet.cli.outcome import Exit, UsageError, complain
 from martlet.cli.terminal import print_json_line
@@ -39,8 +39,7 @@ examples:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(Struct, frozen=True):
     """The body of a message to send, and the key that its line contains."""
 
     body: bytes

@@ -1,8 +1,9 @@
 """``martlet topic``: list, create, delete, stats."""
 
 import argparse
-from dataclasses import dataclass
 from typing import Any, Final, final
+
+from msgspec import Struct
 
 from martlet.cli.outcome import Exit
 from martlet.cli.terminal import print_json
@@ -68,8 +69,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 @final
-@dataclass(slots=True)
-class Listed:
+class Listed(Struct):
     """A topic, added up over all brokers."""
 
     brokers: int

@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, final
+
+from msgspec import Struct
 
 from martlet.cli.outcome import UsageError
 from martlet.clock import SystemClock
@@ -147,8 +148,7 @@ def check_text(arguments: Any) -> None:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Where:
+class Where(Struct, frozen=True):
     """A place in any queue: its beginning, its end, an offset, or the first message stored at or after a time."""
 
     text: str

@@ -5,10 +5,10 @@ the queues in the answer (RocketMQ QueryAssignmentProcessor), by pulls or by pop
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, final
 
 import orjson
+from msgspec import Struct
 
 from martlet.access import ConsumeGrant
 from martlet.errors import Reason, Refused
@@ -36,8 +36,7 @@ STRATEGIES: Final[Mapping[str, Average | AverageByCircle]] = {s.name: s for s in
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(Struct, frozen=True):
     """The fields of a QUERY_ASSIGNMENT request."""
 
     group: str

@@ -4,10 +4,10 @@ docs/remoting.md has their fields. Each of them can be repeated after a lost ans
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Final, TypeVar
 
 import orjson
+from msgspec.structs import asdict
 
 from martlet.access import Gate, PublishGrant
 from martlet.broker import Broker
@@ -19,8 +19,9 @@ from martlet_remoting.batches import Member, split_batch
 from martlet_remoting.bodies import read_body
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Answer, Context, Declined, Handle, Later, reply
-from martlet_remoting.headers import SendHeader, decode_send_header
+from martlet_remoting.headers import decode_send_header
 from martlet_remoting.packets import Command
+from martlet_remoting.request_headers import SendHeader
 from martlet_remoting.unheld import no_external_transactions
 
 from .send import I32_MAX, I32_MIN, TRANSACTION_MASK, check_load, open_topic

@@ -25,11 +25,12 @@ from martlet_remoting.codec import encode_pop_prefix, encode_response
 from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.context import REASON_CODES, Context, Declined, Handle, Later, refuse, reply
 from martlet_remoting.handlers.offsets import begins_near
-from martlet_remoting.headers import PopHeader, decode_pop_header
+from martlet_remoting.headers import decode_pop_header
 from martlet_remoting.packets import Command
 from martlet_remoting.pop_handles import IN_ORDER_QUEUE, Popped, places, retry_flag
 from martlet_remoting.pop_handles import Handle as MessageHandle
 from martlet_remoting.pops import ANY_QUEUE, STALL_S, Pop, PopGroup, split_records
+from martlet_remoting.request_headers import PopHeader
 from martlet_remoting.subscriptions import select
 
 __all__ = ["NOTHING", "TABLE", "check_invisible", "collect", "finish"]

@@ -20,10 +20,11 @@ from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.config import RemotingConfig
 from martlet_remoting.context import REASON_CODES, Context, Declined, Handle, in_own_slice, refuse, supports_delays
 from martlet_remoting.counters import RequestCounters
-from martlet_remoting.headers import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader, decode_pull_header
+from martlet_remoting.headers import decode_pull_header
 from martlet_remoting.long_poll import ParkedPulls, Pull
 from martlet_remoting.members import BROADCASTING, Members
 from martlet_remoting.packets import NO_EXT, Command
+from martlet_remoting.request_headers import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader
 from martlet_remoting.retries import hold_back
 from martlet_remoting.subscriptions import select
 

@@ -18,9 +18,10 @@ from martlet_remoting.codec import encode_send_response
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Handle, refuse
 from martlet_remoting.handlers.send import make_message, open_topic, stamp
-from martlet_remoting.headers import SendHeader, decode_send_header
+from martlet_remoting.headers import decode_send_header
 from martlet_remoting.members import Members
 from martlet_remoting.packets import Command
+from martlet_remoting.request_headers import SendHeader
 from martlet_remoting.templates import Templates
 
 __all__ = ["TABLE", "send_reply", "take_reply"]

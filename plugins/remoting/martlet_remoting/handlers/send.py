@@ -4,9 +4,10 @@ The order of checks and the codes follow RocketMQ AbstractSendMessageProcessor.m
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from struct import Struct
 from typing import Final, NamedTuple
+
+from msgspec.structs import replace
 
 from martlet.access import Gate, PublishGrant
 from martlet.errors import MartletError, Reason, Refused
@@ -21,9 +22,10 @@ from martlet_remoting.codec import encode_send_response
 from martlet_remoting.codes import FLAG_ONEWAY, VERSION_3_4_9, RequestCode, ResponseCode
 from martlet_remoting.context import Answer, Context, Declined, Handle, refusal, supports_transactions
 from martlet_remoting.fields import SendFields, SendHead, send_fields
-from martlet_remoting.headers import Send, SendHeader, decode_send_header
+from martlet_remoting.headers import Send, decode_send_header
 from martlet_remoting.packets import Command, Frame
 from martlet_remoting.recall_handles import handle_of
+from martlet_remoting.request_headers import SendHeader
 from martlet_remoting.templates import Templates
 from martlet_remoting.unheld import TIMER_KEYS, no_transactions
 

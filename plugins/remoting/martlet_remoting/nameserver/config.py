@@ -1,15 +1,13 @@
 """The configuration section ``[nameserver]``."""
 
-from dataclasses import dataclass
 from typing import Literal
 
-from martlet.config import setting
+from martlet.config import Settings, setting
 
 __all__ = ["NameServerConfig"]
 
 
-@dataclass(frozen=True, slots=True)
-class NameServerConfig:
+class NameServerConfig(Settings):
     """The name server, which clients ask for the brokers of a topic."""
 
     listen: str = setting("127.0.0.1:9876", "address to listen on; port 0 chooses a free one")

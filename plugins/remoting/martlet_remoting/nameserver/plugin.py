@@ -8,6 +8,7 @@ from typing import ClassVar, Final, final
 import trio
 
 from martlet.broker import Broker
+from martlet.config import Settings
 from martlet.contracts import Connection, Handler, Peer, Protocol, Service
 from martlet.errors import MartletError
 from martlet.net.addresses import check_address
@@ -30,7 +31,7 @@ KV_FILE: Final = "config/kvConfig.json"
 class NameServerPlugin(Hooks):
     """Offers a `NameServer` as a capability, so that the broker in this process registers without a socket."""
 
-    config_class: ClassVar[type | None] = NameServerConfig
+    config_class: ClassVar[type[Settings] | None] = NameServerConfig
     config: NameServerConfig
 
     def __init__(self, config: NameServerConfig) -> None:

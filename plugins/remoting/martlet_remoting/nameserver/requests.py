@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import Final, TypeAlias
+
+from msgspec.structs import replace
 
 from martlet.errors import MartletError, Reason, Refused
 from martlet.steps import Steps

@@ -7,8 +7,10 @@ last broker of a name. Rules: RocketMQ RouteInfoManager.
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Final, final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from martlet.errors import Reason, Refused
 from martlet.steps import Pace, Steps
@@ -33,8 +35,7 @@ SYNC_MEMBER_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
 
 
 @final
-@dataclass(slots=True)
-class _Live:
+class _Live(Struct):
     """When the broker at an address last sent something, its names, and its connection."""
 
     name: str
@@ -49,8 +50,7 @@ class _Live:
 
 
 @final
-@dataclass(slots=True, eq=False)
-class _Brokers:
+class _Brokers(Struct, eq=False):
     """The brokers of one name, and their topics."""
 
     cluster: str
@@ -63,8 +63,7 @@ class _Brokers:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Registered:
+class Registered(Struct, frozen=True):
     """The answer to a registration: a slave learns where its master is.
 
     ``left_out`` is the number of topics for which there was no room; known topics are kept.

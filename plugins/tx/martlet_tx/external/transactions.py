@@ -8,11 +8,11 @@ state as it is, in the order of the log, and a failed write leaves nothing to un
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Final, NoReturn, final
 
 import trio
+from msgspec.structs import replace
 
 from martlet.broker import Broker
 from martlet.contracts import (

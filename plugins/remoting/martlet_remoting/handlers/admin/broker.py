@@ -1,8 +1,9 @@
 """Requests about the broker as a whole: configuration, runtime state, cleaning."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Final
+
+from msgspec.structs import asdict
 
 from martlet.access import BrokerAdminGrant, BrokerGrant
 from martlet.config import fill

@@ -1,10 +1,10 @@
 """Consumer groups: create, change, delete, list, forbid topics."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 import orjson
+from msgspec.structs import replace
 
 from martlet.access import Gate, GroupAdminGrant
 from martlet.errors import Reason, Refused
