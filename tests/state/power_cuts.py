@@ -1,9 +1,11 @@
 """Work on a disk whose power is cut at one of its changes, and a broker that does nothing by itself meanwhile."""
 
 from collections.abc import Awaitable, Callable
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Generic, TypeVar, final
 
 from martlet.broker import Broker
 from martlet.clock import Clock
@@ -15,6 +17,51 @@ from martlet.tables.groups import Groups
 from martlet.tables.topics import Topics
 from martlet.testing.disk import Cut, FakeDisk, PowerCut
 from martlet.testing.stores import HOST, small_config
+
+W = TypeVar("W")
+
+
+@final
+@dataclass(frozen=True)
+class Left(Generic[W]):
+    """What a power cut at change *number* leaves: the disk, and what was known at that moment."""
+
+    number: int
+    kind: Cut
+    disk: FakeDisk
+    known: W
+
+
+async def cut_everywhere(
+    disk: FakeDisk,
+    work: Callable[[], Awaitable[None]],
+    known: Callable[[], W],
+    kind_of: Callable[[int], Cut],
+    first: int = 0,
+) -> list[Left[W]]:
+    """Do *work* once; return what a power cut at each change of *disk* from number *first* on would leave.
+
+    *known* returns a copy of what is known, which the rest of the work does not change.
+    """
+    found: list[Left[W]] = []
+    number = 0
+
+    def keep(name: str) -> None:
+        nonlocal number
+        if number >= first:
+            kind = kind_of(number)
+            found.append(Left(number, kind, disk.after_power_cut(kind, Random(number)), known()))
+        number += 1
+
+    disk.on_change = keep
+    await work()
+    disk.on_change = None
+    return found
+
+
+def copied(known: W, *shared: object) -> W:
+    """Return a copy of *known* that refers to the same objects *shared*."""
+    return deepcopy(known, {id(each): each for each in shared})
 
 
 async def count_changes(disk: FakeDisk, work: Callable[[], Awaitable[None]]) -> int:

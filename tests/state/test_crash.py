@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from tests.state.power_cuts import count_changes, cut_at
+from tests.state.power_cuts import copied, cut_everywhere
 from tests.state.tally import Running, retire, start, stop
 
 from martlet.testing.disk import Cut, FakeDisk
@@ -85,26 +85,23 @@ async def work(disk: FakeDisk, workload: Workload, flush: str) -> None:
     await stop(running)
 
 
-async def calls_of(seed: int, flush: str) -> int:
-    disk = FakeDisk()
-    return await count_changes(disk, partial(work, disk, Workload(disk, Random(seed)), flush))
-
-
 @pytest.mark.parametrize("flush", ["sync", "async"])
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_projection_survives_a_power_cut_at_every_call(seed: int, flush: str) -> None:
-    calls = await calls_of(seed, flush)
-    assert calls > STEPS
-    for number in range(calls):
-        disk = FakeDisk()
-        workload = Workload(disk, Random(seed))
-        await cut_at(disk, number, partial(work, disk, workload, flush))
-        kind = list(Cut)[number % 4]
-        found = disk.after_power_cut(kind, Random(number))
+    disk = FakeDisk()
+    workload = Workload(disk, Random(seed))
+    cuts = await cut_everywhere(
+        disk,
+        partial(work, disk, workload, flush),
+        lambda: copied(workload, disk, workload.random),
+        lambda number: list(Cut)[number % 4],
+    )
+    assert len(cuts) > STEPS
+    for cut in cuts:
         try:
-            running = await start(found, **CONFIG, flush=flush)
-            workload.check(running)
+            running = await start(cut.disk, **CONFIG, flush=flush)
+            cut.known.check(running)
         except BaseException as error:
-            error.add_note(f"seed {seed}, {kind.name} at change {number}")
+            error.add_note(f"seed {seed}, {cut.kind.name} at change {cut.number}")
             raise
         running.store.crash()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.state.group_talk import Handles, drain, handles, join
-from tests.state.power_cuts import count_changes, cut_at, cut_of, opened
+from tests.state.power_cuts import Left, copied, cut_everywhere, cut_of, opened
 
 from martlet.broker import Broker
 from martlet.delivery import share_source
@@ -160,13 +160,18 @@ async def work(disk: FakeDisk, workload: Workload, flush: str) -> None:
     await broker.store.close()
 
 
-async def calls_of(seed: int, flush: str, by_name: bool) -> int:
+async def cuts_of(seed: int, flush: str, by_name: bool) -> list[Left[Workload]]:
     disk = FakeDisk()
     workload = Workload(disk, Random(seed), ManualClock(), by_name)
-    calls = await count_changes(disk, partial(work, disk, workload, flush))
+    cuts = await cut_everywhere(
+        disk,
+        partial(work, disk, workload, flush),
+        lambda: copied(workload, disk, workload.random, workload.member),
+        partial(cut_of, flush=flush),
+    )
     assert workload.atomic
     assert len(workload.settled) > len(workload.atomic)
-    return calls
+    return cuts
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
@@ -177,19 +182,14 @@ async def test_a_group_survives_a_power_cut_at_every_call(
 ) -> None:
     monkeypatch.setattr(share_source, "REACH_BYTES", 100)
     monkeypatch.setattr(share_source, "REACH_BYTES_AT_END", 100)
-    calls = await calls_of(seed, flush, by_name)
-    assert calls > STEPS
-    for number in range(calls):
-        disk = FakeDisk()
-        workload = Workload(disk, Random(seed), ManualClock(), by_name)
-        await cut_at(disk, number, partial(work, disk, workload, flush))
-        kind = cut_of(number, flush)
-        found = disk.after_power_cut(kind, Random(number))
-        clock = ManualClock(workload.clock.ms + 86_400_000)
+    cuts = await cuts_of(seed, flush, by_name)
+    assert len(cuts) > STEPS
+    for cut in cuts:
+        clock = ManualClock(cut.known.clock.ms + 86_400_000)
         try:
-            broker = await opened(found, clock, flush, "t", "out", **CONFIG)
-            await workload.check(broker)
+            broker = await opened(cut.disk, clock, flush, "t", "out", **CONFIG)
+            await cut.known.check(broker)
         except BaseException as error:
-            error.add_note(f"seed {seed}, {kind.name} at change {number}")
+            error.add_note(f"seed {seed}, {cut.kind.name} at change {cut.number}")
             raise
         broker.store.crash()

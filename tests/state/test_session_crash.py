@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.core.session_talk import Client, said
-from tests.state.power_cuts import count_changes, cut_at, cut_of, opened
+from tests.state.power_cuts import Left, copied, cut_everywhere, cut_of, opened
 
 from martlet.broker import Broker
 from martlet.delivery.session import Session
@@ -168,34 +168,34 @@ async def work(disk: FakeDisk, workload: Workload, flush: str) -> None:
     await broker.store.close()
 
 
-async def calls_of(seed: int, flush: str) -> int:
+async def cuts_of(seed: int, flush: str) -> list[Left[Workload]]:
     disk = FakeDisk()
     workload = Workload(disk, Random(seed), ManualClock())
-    calls = await count_changes(disk, partial(work, disk, workload, flush))
+    cuts = await cut_everywhere(
+        disk,
+        partial(work, disk, workload, flush),
+        lambda: copied(workload, disk, workload.random, workload.sessions),
+        partial(cut_of, flush=flush),
+    )
     if seed == 0 and STEPS >= 100:
         assert workload.used == {*ACTIONS, *STORING}
         assert workload.atomic
         assert workload.retired
         assert any(workload.last.values())
-    return calls
+    return cuts
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_sessions_survive_a_power_cut_at_every_call(seed: int, flush: str) -> None:
-    calls = await calls_of(seed, flush)
-    assert calls > STEPS
-    for number in range(calls):
-        disk = FakeDisk()
-        workload = Workload(disk, Random(seed), ManualClock())
-        await cut_at(disk, number, partial(work, disk, workload, flush))
-        kind = cut_of(number, flush)
-        found = disk.after_power_cut(kind, Random(number))
+    cuts = await cuts_of(seed, flush)
+    assert len(cuts) > STEPS
+    for cut in cuts:
         try:
-            broker = await opened(found, ManualClock(workload.clock.ms), flush, "out", **CONFIG)
-            workload.check(broker)
-            workload.check_groups(broker)
+            broker = await opened(cut.disk, ManualClock(cut.known.clock.ms), flush, "out", **CONFIG)
+            cut.known.check(broker)
+            cut.known.check_groups(broker)
         except BaseException as error:
-            error.add_note(f"seed {seed}, {kind.name} at change {number}")
+            error.add_note(f"seed {seed}, {cut.kind.name} at change {cut.number}")
             raise
         broker.store.crash()

@@ -48,6 +48,7 @@ STOPS = ("orderly", "killed before a checkpoint", "killed after a checkpoint", "
 
 Place = tuple[str, int, int]
 Bounds = dict[tuple[str, int], tuple[int, int]]
+Content = tuple[frozenset[tuple[str, bytes]], frozenset[str]]
 
 
 async def open_on(disk: FakeDisk) -> Store:
@@ -59,6 +60,11 @@ async def open_on(disk: FakeDisk) -> Store:
 
 def copy_of(disk: FakeDisk) -> FakeDisk:
     return disk.after_power_cut(Cut.KILLED, Random(0))
+
+
+def content_of(disk: FakeDisk) -> Content:
+    """Return the files and directories that a new process finds."""
+    return frozenset((path, bytes(file.data)) for path, file in disk.files.items()), frozenset(disk.directories)
 
 
 def light_topics_of(number: int) -> list[str]:
@@ -305,6 +311,7 @@ async def test_a_cut_checkpoint_without_a_journal_is_not_rocketmqs(history: Hist
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("target", ["all queues", "a queue", "journal", "checkpoint"])
 async def test_a_start_that_dies_while_it_rebuilds_is_made_up_for(history: History, target: str, stop: str) -> None:
+    checked = set[Content]()
     for cut in (Cut.KILLED, Cut.LOST, Cut.TORN):
         number = 0
         while True:
@@ -313,7 +320,10 @@ async def test_a_start_that_dies_while_it_rebuilds_is_made_up_for(history: Histo
             found = await interrupted(disk, cut, number)
             if found is None:
                 break
-            await check(found, history.seen[stop])
+            content = content_of(found)
+            if content not in checked:  # a third of the cuts leave what another one has left
+                checked.add(content)
+                await check(found, history.seen[stop])
             number += 9
         assert number > 9
 

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from tests.state.power_cuts import count_changes, cut_at, cut_of, opened
+from tests.state.power_cuts import Left, copied, cut_everywhere, cut_of, opened
 from tests.timer.timer_talk import Timed, install
 from trio.testing import MockClock
 
@@ -179,29 +179,29 @@ def possible_recalls(made: Timed) -> list[bytes]:
     return [each["UNIQ_KEY"].encode() for each in found if "TIMER_DEL_UNIQKEY" in each]
 
 
-async def calls_of(seed: int, flush_mode: str) -> int:
+async def cuts_of(seed: int, flush_mode: str) -> list[Left[Workload]]:
     disk = FakeDisk()
     workload = Workload(disk, Random(seed), ManualClock())
-    calls = await count_changes(disk, partial(work, disk, workload, flush_mode))
+    cuts = await cut_everywhere(
+        disk,
+        partial(work, disk, workload, flush_mode),
+        lambda: copied(workload, disk, workload.random),
+        partial(cut_of, flush=flush_mode),
+    )
     await check(disk.after_power_cut(cut_of(0, "async"), Random(1)), workload, flush_mode)
     if seed == 0 and STEPS >= 80:
         assert workload.used == set(ACTIONS)
         assert workload.retired
         assert workload.recalled
-    return calls
+    return cuts
 
 
 @pytest.mark.parametrize("flush_mode", ["sync", "async"])
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_timers_survive_a_power_cut_at_every_call(autojump_clock: MockClock, seed: int, flush_mode: str) -> None:
-    calls = await calls_of(seed, flush_mode)
-    for number in range(calls):
-        disk = FakeDisk()
-        workload = Workload(disk, Random(seed), ManualClock())
-        await cut_at(disk, number, partial(work, disk, workload, flush_mode))
-        kind = cut_of(number, flush_mode)
+    for cut in await cuts_of(seed, flush_mode):
         try:
-            await check(disk.after_power_cut(kind, Random(number)), workload, flush_mode)
+            await check(cut.disk, cut.known, flush_mode)
         except BaseException as error:
-            error.add_note(f"seed {seed}, {kind.name} at change {number}")
+            error.add_note(f"seed {seed}, {cut.kind.name} at change {cut.number}")
             raise

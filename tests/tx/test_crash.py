@@ -5,11 +5,13 @@ Every two steps one after the other; then long random work. ``MARTLET_CRASH_STEP
 """
 
 import os
+from functools import partial
 from itertools import product
 from random import Random
 
 import pytest
-from tests.state.power_cuts import count_changes, cut_at, cut_of
+from tests.state import power_cuts
+from tests.state.power_cuts import Left, copied, count_changes, cut_of
 from tests.tx.steps import CONFIG, SIZES, STEPS, Work, steps_of
 from tests.tx.talk import sellers
 
@@ -31,29 +33,30 @@ SOME = [(pair, BETWEEN[number % len(BETWEEN)]) for number, pair in enumerate(PAI
 
 
 async def cut_everywhere(names: list[str], seed: int, flush: str, first: int = 0) -> int:
-    """Do the steps *names* once for each change of the disk, cut the power there, and check; return their number.
+    """Do the steps *names*, and check what a power cut at each change of the disk leaves; return how many there are.
 
     The power is not cut in the first *first* changes.
     """
     disk = FakeDisk()
     work = Work(disk, ManualClock(), flush)
-    changes = await count_changes(disk, steps_of(work, names, Random(seed).choice))
-    for number in range(first, changes):
-        disk = FakeDisk()
-        work = Work(disk, ManualClock(), flush)
-        await cut_at(disk, number, steps_of(work, names, Random(seed).choice))
-        await check_after(work, disk, seed, number, flush)
-    return changes
+    cuts = await power_cuts.cut_everywhere(
+        disk,
+        steps_of(work, names, Random(seed).choice),
+        lambda: copied(work, work.disk, work.found),
+        partial(cut_of, flush=flush),
+        first,
+    )
+    for cut in cuts:
+        await check_after(cut, seed, flush)
+    return len(cuts)
 
 
-async def check_after(work: Work, disk: FakeDisk, seed: int, number: int, flush: str) -> None:
-    kind = cut_of(number, flush)
-    left = disk.after_power_cut(kind, Random(number))
+async def check_after(cut: Left[Work], seed: int, flush: str) -> None:
     try:
-        found = await sellers(left, ManualClock(work.clock.ms), flush, CONFIG, **SIZES)
-        await work.check(found)
+        found = await sellers(cut.disk, ManualClock(cut.known.clock.ms), flush, CONFIG, **SIZES)
+        await cut.known.check(found)
     except BaseException as error:
-        error.add_note(f"seed {seed}, {kind.name} at change {number}")
+        error.add_note(f"seed {seed}, {cut.kind.name} at change {cut.number}")
         raise
     found.store.crash()
 
@@ -63,7 +66,7 @@ async def test_two_steps_lead_to_one_outcome_wherever_the_power_is_cut(pair: tup
     disk = FakeDisk()
     begin = await count_changes(disk, steps_of(Work(disk, ManualClock(), "sync"), BEGIN, min, closes=False))
     names = [*BEGIN, pair[0], *([between] if between else []), pair[1], "flush"]
-    assert await cut_everywhere(names, len(pair[0]) + len(between), "sync", begin) > begin + 3
+    assert await cut_everywhere(names, len(pair[0]) + len(between), "sync", begin) > 3
 
 
 @pytest.mark.parametrize("between", BETWEEN)

@@ -10,7 +10,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from tests.state.power_cuts import count_changes, cut_at, cut_of
+from tests.state import power_cuts
+from tests.state.power_cuts import copied, cut_of
 from tests.tx.external_talk import OTHER, QUERY, TOPIC, Sink, hurt, sink
 
 from martlet.errors import Reason, Refused
@@ -191,20 +192,22 @@ async def do_all(work: Work, names: list[str], closes: bool) -> None:
 
 async def cut_everywhere(names: list[str], seed: int, flush: str, damage: str = "") -> int:
     disk = FakeDisk()
-    changes = await count_changes(disk, partial(do_all, Work(disk, ManualClock(), flush), names, True))
-    for number in range(seed % 3, changes, 1):
-        disk = FakeDisk()
-        work = Work(disk, ManualClock(), flush)
-        await cut_at(disk, number, partial(do_all, work, names, True))
-        kind = cut_of(number, flush)
-        left = disk.after_power_cut(kind, Random(number))
-        hurt(left, damage)
+    work = Work(disk, ManualClock(), flush)
+    cuts = await power_cuts.cut_everywhere(
+        disk,
+        partial(do_all, work, names, True),
+        lambda: copied(work, work.disk, work.found),
+        partial(cut_of, flush=flush),
+        seed % 3,
+    )
+    for cut in cuts:
+        hurt(cut.disk, damage)
         try:
-            await work.check(await work.open(left))
+            await cut.known.check(await cut.known.open(cut.disk))
         except BaseException as error:
-            error.add_note(f"{names}, {kind.name} at change {number}")
+            error.add_note(f"{names}, {cut.kind.name} at change {cut.number}")
             raise
-    return changes
+    return len(cuts)
 
 
 @pytest.mark.parametrize("size", ["small", "large"])
