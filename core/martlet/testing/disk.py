@@ -329,8 +329,10 @@ class FakeDisk:
         self.name_changes.append(("mkdir", path, "", None))
 
     def names(self, path: str) -> list[str]:
-        every = [*self.files, *self.directories]
-        return sorted({os.path.basename(name) for name in every if os.path.dirname(name) == path and name != path})
+        prefix = f"{path.rstrip('/')}/"
+        start = len(prefix)
+        inside = {name[start:] for each in (self.files, self.directories) for name in each if name.startswith(prefix)}
+        return sorted(name for name in inside if name and "/" not in name)
 
     def rename(self, source: str, target: str) -> None:
         if source not in self.files:
