@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import trio
-from tests.state.power_cuts import count_changes, cut_at, cut_of, opened
+from tests.state.power_cuts import Left, copied, cut_everywhere, cut_of, opened
 
 from martlet.broker import Broker
 from martlet.config import fill
 from martlet.message import Message
-from martlet.testing.disk import FakeDisk
+from martlet.testing.disk import Cut, FakeDisk
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.config import RemotingConfig
 from martlet_remoting.packets import Command
@@ -155,30 +155,36 @@ async def work(disk: FakeDisk, workload: Workload, flush: str) -> None:
     await broker.store.close()
 
 
+async def cuts_of(seed: int, flush: str, nursery: trio.Nursery) -> list[Left[Workload]]:
+    disk = FakeDisk()
+    workload = Workload(disk, Random(seed), nursery)
+    cuts = await cut_everywhere(
+        disk,
+        partial(work, disk, workload, flush),
+        lambda: copied(workload, disk, workload.random, nursery),
+        partial(cut_of, flush=flush),
+    )
+    assert workload.settled
+    assert max(deliveries for _, deliveries in workload.leases.values()) > 1
+    return cuts
+
+
 @pytest.mark.parametrize("flush", ["sync", "async"])
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_pops_survive_a_power_cut_at_every_change(seed: int, flush: str) -> None:
     async with trio.open_nursery() as nursery:
-        disk = FakeDisk()
-        workload = Workload(disk, Random(seed), nursery)
-        changes = await count_changes(disk, partial(work, disk, workload, flush))
-        assert changes > STEPS
-        assert workload.settled
-        assert max(deliveries for _, deliveries in workload.leases.values()) > 1
-        for number in range(changes):
-            disk = FakeDisk()
-            workload = Workload(disk, Random(seed), nursery)
-            await cut_at(disk, number, partial(work, disk, workload, flush))
-            kind = cut_of(number, flush)
+        cuts = await cuts_of(seed, flush, nursery)
+        assert len(cuts) > STEPS
+        for cut in cuts:
             for later_ms in (0, DAY_MS):
-                found = disk.after_power_cut(kind, Random(number))
+                found = cut.disk.after_power_cut(Cut.KILLED, Random(0))
                 clock = FakeClock()
-                clock.ms = workload.clock.ms + later_ms
+                clock.ms = cut.known.clock.ms + later_ms
                 try:
                     broker = await opened(found, clock, flush, "t", **CONFIG)
-                    await workload.check(broker, clock, late=later_ms > 0)
+                    await cut.known.check(broker, clock, late=later_ms > 0)
                 except BaseException as error:
-                    error.add_note(f"seed {seed}, {kind.name} at change {number}")
+                    error.add_note(f"seed {seed}, {cut.kind.name} at change {cut.number}")
                     raise
                 broker.store.crash()
         nursery.cancel_scope.cancel()

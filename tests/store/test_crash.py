@@ -42,8 +42,8 @@ class Ledger:
         """What must be there if the power is cut now: body and log position."""
         return self.seen | self.acknowledged
 
-    def check(self, store: Store, promised: Promised) -> None:
-        """Compare with everything that *store* holds."""
+    def check(self, store: Store, promised: Promised) -> dict[Place, bytes]:
+        """Compare with everything that *store* holds, and return that."""
         found = contents(store)
         start = store.first_position
         for place, (body, position) in promised.items():
@@ -54,6 +54,7 @@ class Ledger:
         for group in self.groups:
             members = [found.get(place) == body for place, body in group if place[0] not in self.deleting]
             assert all(members) or not any(members), f"of the group {group} only a part is there: {members}"
+        return found
 
 
 def contents(store: Store) -> dict[Place, bytes]:
@@ -228,8 +229,7 @@ async def check_after(
         found.on_change = lambda name: within.append(found.after_power_cut(chance.choice(list(Cut)), chance))
     store = await open_on(found, clock)
     found.on_change = None
-    ledger.check(store, promised)
-    before = contents(store)
+    before = ledger.check(store, promised)
     if again and chance.random() < 0.3:
         await check_second_cut(found, store, ledger, promised, clock, chance)
     else:
