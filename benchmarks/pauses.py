@@ -307,8 +307,8 @@ async def send(name: str, address: str) -> None:
 
 async def bench(names: list[str], limit_ms: float, groups: int) -> int:
     remoting, nameserver = (
-        RemotingPlugin(RemotingConfig("127.0.0.1:0")),
-        NameServerPlugin(NameServerConfig("127.0.0.1:0")),
+        RemotingPlugin(RemotingConfig(listen="127.0.0.1:0")),
+        NameServerPlugin(NameServerConfig(listen="127.0.0.1:0")),
     )
     addresses: dict[str, str] = {}
     clock = ManualClock(FIRST_MS)

@@ -70,7 +70,8 @@ class _Declaring(StructMeta):
         declared = {key: value for key, value in namespace.items() if isinstance(value, _Declared)}
         defaults = {key: value.of_field() for key, value in declared.items()}
         made: _Declaring = super().__new__(cls, name, bases, {**namespace, **defaults}, **options)
-        made.declared = declared
+        inherited = {key: value for base in bases for key, value in getattr(base, "declared", {}).items()}
+        made.declared = {**declared, **{key: value for key, value in inherited.items() if key not in declared}}
         return made
 
 

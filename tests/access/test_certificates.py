@@ -5,7 +5,6 @@ import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from martlet.broker import Broker
 from martlet.contracts import Certificate, Credentials, Handler, Identity, Peer, Protocol
 from martlet.errors import Reason, Refused
 from martlet.net.addresses import split_address
-from martlet.net.tls import Tls
+from martlet.net.tls import Tls, TlsConfig
 from martlet.testing.peers import serving
 
 
@@ -68,9 +67,7 @@ class Port:
         files = {name: str(directory / f"{name}.pem") for name in ("cert", "ca")}
         self.authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(files["cert"])
         self.authority.cert_pem.write_to_path(files["ca"])
-        self.config = SimpleNamespace(
-            tls="permissive", tls_cert=files["cert"], tls_key="", tls_client_ca=files["ca"], listen="127.0.0.1:0"
-        )
+        self.config = TlsConfig(tls_cert=files["cert"], tls_client_ca=files["ca"])
         self.address = ""
 
     def protocol(self, broker: Broker) -> Protocol:
@@ -82,7 +79,7 @@ class Port:
         def bound(address: str) -> None:
             self.address = address
 
-        return Protocol("who", self.config.listen, lambda now: Lines(), handle, tls.context, tls.required, bound)
+        return Protocol("who", "127.0.0.1:0", lambda now: Lines(), handle, tls.context, tls.required, bound)
 
     async def ask(self, common_name: str | None, *, tls: bool = True) -> str:
         """What the port answers to somebody with that certificate, None for one without a common name."""

@@ -22,6 +22,13 @@ class Kitchen(Settings):
     cooks: list[str] = setting(["ann"], "who")
 
 
+class Galley(Kitchen):
+    """``[galley]``: the keys of a kitchen, one of them with other limits, and one more."""
+
+    ovens: int = setting(1, "how many", unit="ovens", low=1, high=2)
+    deck: str = setting("lower", "where it is")
+
+
 def test_a_setting_that_is_not_given_has_its_default() -> None:
     assert fill(Kitchen, {}, "kitchen") == Kitchen(2, 0.5, True, "blue", "sync", ["ann"])
 
@@ -37,6 +44,15 @@ def test_a_list_default_belongs_to_each_record() -> None:
     first = fill(Kitchen, {}, "kitchen")
     first.cooks.append("mallory")
     assert fill(Kitchen, {}, "kitchen").cooks == ["ann"]
+
+
+def test_a_section_may_add_keys_to_those_of_another() -> None:
+    assert [each.key for each in describe(Galley, "galley")][:3] == ["galley.ovens", "galley.deck", "galley.heat"]
+    galley = fill(Galley, {"deck": "upper", "heat": 1}, "galley")
+    assert (galley.deck, galley.heat, galley.ovens, galley.cooks) == ("upper", 1.0, 1, ["ann"])
+    with pytest.raises(ConfigError, match=r"'galley\.ovens' is 3; it must be at most 2 ovens"):
+        fill(Galley, {"ovens": 3}, "galley")
+    assert describe(Kitchen, "kitchen")[0] == Setting("kitchen.ovens", "whole number", 2, "ovens", "how many")
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ class Wire:
 
 @pytest.fixture
 async def wire(tmp_path: Path) -> AsyncIterator[Wire]:
-    plugin = RemotingPlugin(RemotingConfig("127.0.0.1:0"))
+    plugin = RemotingPlugin(RemotingConfig(listen="127.0.0.1:0"))
     ports = lambda broker: list(plugin.martlet_protocols(broker))  # noqa: E731
     async with serving(tmp_path, store=StoreConfig(flush="async"), ports=ports) as running:
         running.broker.topics.ensure("T", 4)

@@ -110,5 +110,5 @@ async def test_subscriptions_of_a_connection_are_limited(tmp_path: Path) -> None
 async def test_a_broker_that_stops_tells_its_clients(tmp_path: Path) -> None:
     async with stomp_broker(tmp_path) as stomp:
         talk = await stomp.connect(V1_2)
-        stomp.plugin.martlet_stopping()
+        stomp.plugin.say_goodbye()
         assert "the broker stops" in (await talk.error())["message"]

@@ -2,8 +2,9 @@
 
 import logging
 import ssl
-from typing import Literal, Protocol, final
+from typing import Literal, final
 
+from martlet.config import Settings, setting
 from martlet.errors import ConfigError
 
 __all__ = ["Tls", "TlsConfig", "client_context"]
@@ -11,17 +12,17 @@ __all__ = ["Tls", "TlsConfig", "client_context"]
 log = logging.getLogger("martlet.tls")
 
 
-class TlsConfig(Protocol):
-    """The four keys that a plugin's configuration must have for `Tls`."""
+class TlsConfig(Settings):
+    """The four keys of a port with TLS; the configuration of a plugin with such a port is a subclass."""
 
-    @property
-    def tls(self) -> Literal["disabled", "permissive", "enforcing"]: ...
-    @property
-    def tls_cert(self) -> str: ...
-    @property
-    def tls_key(self) -> str: ...
-    @property
-    def tls_client_ca(self) -> str: ...
+    tls: Literal["disabled", "permissive", "enforcing"] = setting(
+        "permissive", "with a certificate: TLS refused, TLS and plain text on the same port, or TLS only"
+    )
+    tls_cert: str = setting("", "PEM file with the certificate chain; empty disables TLS")
+    tls_key: str = setting("", "PEM file with the private key; empty if tls_cert contains it")
+    tls_client_ca: str = setting(
+        "", "PEM file with the certificate authorities for client certificates; empty: clients need no certificate"
+    )
 
 
 @final

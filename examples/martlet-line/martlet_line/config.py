@@ -1,13 +1,12 @@
 """The keys of the ``[line]`` section: the port, and the limits of a client."""
 
-from typing import Literal
-
-from martlet.config import Settings, setting
+from martlet.config import setting
+from martlet.net.tls import TlsConfig
 
 __all__ = ["LineConfig"]
 
 
-class LineConfig(Settings):
+class LineConfig(TlsConfig):
     """How the line protocol is served."""
 
     listen: str = setting("127.0.0.1:10920", "where netcat connects; port 0 is any free one")
@@ -33,11 +32,3 @@ class LineConfig(Settings):
         604_800, "a durable name that nobody uses for so long is forgotten, with its cursors", unit="s", low=1
     )
     new_topic_queues: int = setting(1, "queues of a topic that a client's first PUB or SUB creates", low=1, high=64)
-    tls: Literal["disabled", "permissive", "enforcing"] = setting(
-        "permissive", "with a certificate: TLS refused, TLS and plain text on the same port, or TLS only"
-    )
-    tls_cert: str = setting("", "PEM file with the certificate chain; empty disables TLS")
-    tls_key: str = setting("", "PEM file with the private key; empty if tls_cert contains it")
-    tls_client_ca: str = setting(
-        "", "PEM file with the certificate authorities for client certificates; empty: clients need no certificate"
-    )

@@ -1,13 +1,12 @@
 """The configuration section ``[mqtt]``."""
 
-from typing import Literal
-
-from martlet.config import Settings, setting
+from martlet.config import setting
+from martlet.net.tls import TlsConfig
 
 __all__ = ["MqttConfig"]
 
 
-class MqttConfig(Settings):
+class MqttConfig(TlsConfig):
     """The MQTT port and its limits."""
 
     listen: str = setting("127.0.0.1:1883", "where clients connect, also over WebSocket; port 0 is any free one")
@@ -30,12 +29,6 @@ class MqttConfig(Settings):
         "web pages that may connect over WebSocket, such as https://example.org, or * for all; always allowed are "
         "those of this machine, and clients that are no browsers",
     )
-    tls: Literal["disabled", "permissive", "enforcing"] = setting(
-        "permissive", "whether clients may use TLS on this port, or must; needs tls_cert"
-    )
-    tls_cert: str = setting("", "file with the certificate of the port, and those of its authorities (PEM)")
-    tls_key: str = setting("", "file with its private key (PEM); empty if it is in tls_cert")
-    tls_client_ca: str = setting("", "file with the authorities of clients (PEM); then clients need a certificate")
     connect_s: int = setting(
         10, "a client must connect within this time after its first byte", unit="s", low=1, high=600
     )

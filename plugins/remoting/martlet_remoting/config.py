@@ -2,12 +2,13 @@
 
 from typing import Literal
 
-from martlet.config import Settings, setting
+from martlet.config import setting
+from martlet.net.tls import TlsConfig
 
 __all__ = ["RemotingConfig"]
 
 
-class RemotingConfig(Settings):
+class RemotingConfig(TlsConfig):
     """The protocol of RocketMQ's clients (remoting)."""
 
     listen: str = setting("127.0.0.1:10911", "address to listen on; port 0 chooses a free one")
@@ -147,12 +148,4 @@ class RemotingConfig(Settings):
     )
     locks_peer_max: int = setting(
         16_384, "queues locked by the ordered consumers of one connection; more are refused", unit="queues", low=1
-    )
-    tls: Literal["disabled", "permissive", "enforcing"] = setting(
-        "permissive", "with a certificate: TLS refused, TLS and plain text on the same port, or TLS only"
-    )
-    tls_cert: str = setting("", "PEM file with the certificate chain; empty disables TLS")
-    tls_key: str = setting("", "PEM file with the private key; empty if tls_cert contains it")
-    tls_client_ca: str = setting(
-        "", "PEM file with the certificate authorities for client certificates; empty: clients need no certificate"
     )

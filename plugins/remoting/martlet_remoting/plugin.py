@@ -187,11 +187,7 @@ class RemotingPlugin(Hooks):
         return COMMANDS
 
     def martlet_stopping(self) -> None:
-        try:
-            trio.from_thread.run_sync(self.stop)
-        except RuntimeError:
-            # Not called from a trio worker thread, so this is the event loop's thread.
-            self.stop()
+        trio.from_thread.run_sync(self.stop)
 
     def stop(self) -> None:
         """Unregister from the name servers, answer all waiting pulls and pops, and hold no more."""

@@ -56,12 +56,10 @@ class StompPlugin(Hooks):
             self._tls.reload()
 
     def martlet_stopping(self) -> None:
-        try:
-            trio.from_thread.run_sync(self._say_goodbye)
-        except RuntimeError:
-            self._say_goodbye()  # called on the event loop
+        trio.from_thread.run_sync(self.say_goodbye)
 
-    def _say_goodbye(self) -> None:
+    def say_goodbye(self) -> None:
+        """Tell all clients that the broker stops."""
         if self._context is not None:
             for handler in list(self._context.clients):
                 handler.say_goodbye()

@@ -1,13 +1,12 @@
 """The configuration section ``[nameserver]``."""
 
-from typing import Literal
-
-from martlet.config import Settings, setting
+from martlet.config import setting
+from martlet.net.tls import TlsConfig
 
 __all__ = ["NameServerConfig"]
 
 
-class NameServerConfig(Settings):
+class NameServerConfig(TlsConfig):
     """The name server, which clients ask for the brokers of a topic."""
 
     listen: str = setting("127.0.0.1:9876", "address to listen on; port 0 chooses a free one")
@@ -49,12 +48,4 @@ class NameServerConfig(Settings):
     )
     drop_missing_topics: bool = setting(
         False, "a registration removes the broker's other topics (deleteTopicWithBrokerRegistration)"
-    )
-    tls: Literal["disabled", "permissive", "enforcing"] = setting(
-        "permissive", "with a certificate: TLS refused, TLS and plain text on the same port, or TLS only"
-    )
-    tls_cert: str = setting("", "PEM file with the certificate chain; empty disables TLS")
-    tls_key: str = setting("", "PEM file with the private key; empty if tls_cert contains it")
-    tls_client_ca: str = setting(
-        "", "PEM file with the certificate authorities for client certificates; empty: clients need no certificate"
     )
