@@ -6,14 +6,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from martlet.cli.config import as_markdown, sections
-from martlet.cli.main import CORE, commands, main
+from martlet.cli.main import CORE, commands, find, main
 from martlet.cli.outcome import Exit, Unreachable, guarded
 from martlet.config import read_toml
 from martlet.errors import ConfigError, MartletError, StoreFailed, StoreLocked
+from martlet.plugins import loader
 from martlet.run import Config, read_config
 from martlet_tx.plugin import TxPlugin
 
@@ -43,6 +45,13 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == Exit.OK
     for command in commands():
         assert f"  {command.name} " in out
+
+
+def test_a_command_reads_the_metadata_of_all_packages_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    scans = Mock(side_effect=loader.available)
+    monkeypatch.setattr(loader, "available", scans)
+    assert find("topic") is not None
+    scans.assert_called_once_with()
 
 
 def test_nothing_asked_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:

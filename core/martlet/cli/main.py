@@ -95,9 +95,11 @@ def _of_plugins(names: Iterable[str] | None = None) -> "list[Command]":
 
     async def ask() -> "list[Command]":
         commands: list[Command] = []
-        for name in sorted(filter(has_commands, available()) if names is None else names):
+        installed = available()
+        chosen = [name for name, entry in installed.items() if has_commands(name, entry)] if names is None else names
+        for name in sorted(chosen):
             try:
-                answers = await load([name], {}).call("martlet_commands")
+                answers = await load([name], {}, installed=installed).call("martlet_commands")
             except MartletError as error:
                 complain(error)
             else:

@@ -355,15 +355,23 @@ def guarded_filter(plugin: str, language: str, compile_expression: Compile) -> C
     return compile_guarded
 
 
-def load(names: Sequence[str], tables: Mapping[str, object], required: Collection[str] = ()) -> Plugins:
+def load(
+    names: Sequence[str],
+    tables: Mapping[str, object],
+    required: Collection[str] = (),
+    installed: Mapping[str, EntryPoint] | None = None,
+) -> Plugins:
     """Import and configure the plugins *names*; a plugin's section of *tables* has its name.
+
+    *installed* is what `available` returned, for callers that have asked it: it reads the metadata of all packages.
 
     Raises:
       ConfigError: a section does not fit, a plugin is named twice, a required plugin is not enabled, the order is not
         what a plugin needs, or two plugins have the same address in their keys ``listen``.
       PluginError: a plugin is not installed, or is not one, or cannot be imported.
     """
-    installed = available()
+    if installed is None:
+        installed = available()
     plugins = Plugins(required)
     missing = [name for name in required if name not in names]
     if missing:
@@ -428,13 +436,13 @@ def load_class(name: str, entry: EntryPoint) -> type[Hooks]:
     return kind
 
 
-def has_commands(name: str) -> bool:
-    """Whether the installed plugin *name* overrides ``martlet_commands``, or cannot be imported, which `load` explains.
+def has_commands(name: str, entry: EntryPoint) -> bool:
+    """Whether the plugin *name* overrides ``martlet_commands``, or cannot be imported, which `load` explains.
 
     Only then is it created for the command line, where it has no configuration.
     """
     try:
-        return load_class(name, available()[name]).martlet_commands is not Hooks.martlet_commands
+        return load_class(name, entry).martlet_commands is not Hooks.martlet_commands
     except Exception:  # whatever its import raises; `load` raises it again with an explanation
         return True
 
