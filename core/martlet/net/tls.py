@@ -89,9 +89,8 @@ def client_context(ca: str = "", cert: str = "", key: str = "", *, verify: bool 
     """
     if key and not cert:
         raise ConfigError(f"TLS key {key!r} has no certificate; set its certificate as well")
-    context = ssl.create_default_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if ca else ssl.create_default_context()
     if ca:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
             context.load_verify_locations(ca)
         except (OSError, ssl.SSLError) as error:
