@@ -140,6 +140,27 @@ async def test_after_an_abort_the_client_holds_its_messages_as_before(tmp_path: 
         assert await other.bodies(len(left)) == left
 
 
+@pytest.mark.parametrize("aborted", ["ab", "ba"])
+async def test_cumulative_acknowledgements_keep_their_order_whichever_transaction_is_aborted_first(
+    tmp_path: Path, aborted: str
+) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        talk = await stomp.connect()
+        await talk.subscribe(QUEUE, "client")
+        await talk.publish(QUEUE, *BODIES)
+        messages = await talk.messages(6)
+        for name, message in zip("ab", (messages[1], messages[3]), strict=True):
+            await say(talk, "BEGIN", name)
+            await talk.send(talk.settling("ACK", message, transaction=name))
+        for name in aborted:
+            await say(talk, "ABORT", name)
+        await talk.ack(messages[1])
+        await talk.disconnect()
+        other = await stomp.connect()
+        await other.subscribe(QUEUE)
+        assert [message.body for message in await other.rest()] == BODIES[2:]
+
+
 async def test_nack_in_a_transaction_counts_at_commit(tmp_path: Path, autojump_clock: object) -> None:
     async with stomp_broker(tmp_path) as stomp:
         talk = await stomp.connect()

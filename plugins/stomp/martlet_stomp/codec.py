@@ -59,7 +59,6 @@ _RECEIPT: Final = re.compile(rb"\nreceipt:([^\n\r\0]*)\r?\n")
 
 
 @final
-@final
 class Limits(NamedTuple):
     """What a client may send at most, and for how long it may wait with CONNECT."""
 

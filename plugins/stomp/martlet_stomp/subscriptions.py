@@ -9,8 +9,8 @@ client wants.
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from itertools import chain, compress
-from operator import not_
-from typing import Any, Final, Protocol, TypeAlias, final
+from operator import attrgetter, not_
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, final
 
 from martlet.contracts import Peer
 from martlet.delivery.group_members import Member
@@ -36,8 +36,15 @@ UNLIMITED: Final = 1 << 60
 LARGE_BYTES: Final = 1 << 15
 
 Source: TypeAlias = Member | Reader | Follower
-# Messages of one queue.
-Part: TypeAlias = tuple[int, Sequence[int]]
+
+
+@final
+class Part(NamedTuple):
+    """Messages of one queue; with cumulative acknowledgements, ``number`` is that of the first in the order sent."""
+
+    queue_id: int
+    offsets: Sequence[int]
+    number: int = 0
 
 
 class Owner(Protocol):
@@ -68,6 +75,7 @@ class Subscription:
         "_owner",
         "_peer",
         "_sent",
+        "_sent_count",
         "_source",
         "_version",
         "destination",
@@ -102,6 +110,7 @@ class Subscription:
         self._ledger: Ledger | None = None  # if the client acknowledges messages
         # With cumulative acknowledgements: what was sent and is not acknowledged, in that order.
         self._sent: deque[Part] = deque()
+        self._sent_count = 0
 
     def begin(self, source: Source, browse: Browse | None = None) -> None:
         """Deliver what *source* brings; with *browse*, what it wants of that."""
@@ -204,7 +213,8 @@ class Subscription:
         if isinstance(ledger, Outstanding):
             ledger.add(delivery.queue_id, offsets)
         if self.request.ack is AckMode.CLIENT:
-            self._sent.append((delivery.queue_id, offsets))
+            self._sent.append(Part(delivery.queue_id, offsets, self._sent_count))
+            self._sent_count += len(offsets)
         head = self._heads.get(delivery.delivery) or self._head(delivery.delivery)
         self._counters.delivered += len(frames)
         self._send_frames(head, frames)
@@ -274,7 +284,7 @@ class Subscription:
         self, queue_id: int, offsets: Sequence[int], settle: Callable[[int, Sequence[int]], Sequence[int]]
     ) -> int:
         first = self._sent[0] if self._sent else None
-        if len(offsets) > 1 and first is not None and first[0] == queue_id and _is_part(offsets, first[1]):
+        if len(offsets) > 1 and first is not None and first.queue_id == queue_id and _is_part(offsets, first.offsets):
             self._settle_up_to(queue_id, offsets[-1], settle)  # the others are before it
             return len(offsets)
         for index, offset in enumerate(offsets):
@@ -286,20 +296,21 @@ class Subscription:
         """Settle a message and all that were sent before it; return False if the client does not hold it."""
         found = self._take_up_to(queue_id, offset)
         for part in found:
-            settle(*part)
+            settle(part.queue_id, part.offsets)
         return bool(found)
 
     def _take_up_to(self, queue_id: int, offset: int) -> list[Part]:
         """Take a message, and all that were sent before it, out of what was sent; nothing if it is not there."""
-        place = next((i for i, (queue, sent) in enumerate(self._sent) if queue == queue_id and offset in sent), -1)
+        parts = enumerate(self._sent)
+        place = next((i for i, part in parts if part.queue_id == queue_id and offset in part.offsets), -1)
         if place < 0:
             return []
         found = [self._sent.popleft() for _ in range(place + 1)]
-        offsets = found[place][1]
+        _, offsets, number = found[place]
         end = offsets.index(offset) + 1
         if end < len(offsets):
-            self._sent.appendleft((queue_id, offsets[end:]))
-            found[place] = queue_id, offsets[:end]
+            self._sent.appendleft(Part(queue_id, offsets[end:], number + end))
+            found[place] = Part(queue_id, offsets[:end], number)
         return found
 
     # transactions
@@ -314,12 +325,13 @@ class Subscription:
             return []
         if self.request.ack is AckMode.CLIENT:
             return self._take_up_to(queue_id, offset)
-        return [(queue_id, (offset,))]
+        return [Part(queue_id, (offset,))]
 
     def restore(self, parts: Sequence[Part]) -> None:
-        """Undo `reserve`."""
+        """Undo `reserve` for all *parts*, which are in the order in which they were reserved."""
         if self.request.ack is AckMode.CLIENT:
-            self._sent.extendleft(reversed(parts))
+            # What other transactions gave back before may have been sent earlier.
+            self._sent = deque(sorted(chain(parts, self._sent), key=attrgetter("number")))
 
     def acknowledgements(self, parts: Sequence[Part]) -> list[tuple[Journal, bytes]]:
         """Return the acknowledgements of *parts* for an atomic group. Raises `Refused` as `Member.acknowledgements`."""
@@ -330,7 +342,7 @@ class Subscription:
         if not isinstance(ledger, Member):
             return []
         found: list[tuple[Journal, bytes]] = []
-        for done, (queue_id, offsets) in enumerate(parts):
+        for done, (queue_id, offsets, _) in enumerate(parts):
             try:
                 found += ledger.acknowledgements(queue_id, offsets)
             except Refused:
@@ -342,11 +354,11 @@ class Subscription:
         """Undo `acknowledgements`: the atomic group was refused."""
         if isinstance(self._ledger, Member):
             for part in parts:
-                self._ledger.withdraw(*part)
+                self._ledger.withdraw(part.queue_id, part.offsets)
 
     def committed(self, parts: Sequence[Part]) -> None:
         """Note that the atomic group with the acknowledgements of *parts* was appended."""
-        for queue_id, offsets in parts:
+        for queue_id, offsets, _ in parts:
             self._counters.acknowledged += len(offsets)
             if isinstance(self._ledger, Outstanding):
                 self._ledger.ack_all(queue_id, offsets)
@@ -354,7 +366,7 @@ class Subscription:
     def failed(self, parts: Sequence[Part], *, requeue: bool) -> None:
         """Take NACK for *parts*."""
         for part in parts:
-            (self._nacked if requeue else self._buried)(*part)
+            (self._nacked if requeue else self._buried)(part.queue_id, part.offsets)
 
 
 def _held_first(offsets: Sequence[int], settled: Sequence[int]) -> int:

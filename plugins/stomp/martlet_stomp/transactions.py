@@ -174,8 +174,11 @@ class Transactions:
     def abort(self, name: str) -> None:
         """Forget transaction *name*, and answer its receipts. Raises `StompError`."""
         transaction = self._end(name)
-        for each in reversed(transaction.settlings):
-            each.subscription.restore(each.parts)
+        reserved: dict[Subscription, list[Part]] = {}
+        for each in transaction.settlings:
+            reserved.setdefault(each.subscription, []).extend(each.parts)
+        for subscription, parts in reserved.items():
+            subscription.restore(parts)
         self._answer(transaction)
 
     def _end(self, name: str) -> _Transaction:
