@@ -34,6 +34,11 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 # Levels that are wildcards with ActiveMQ or RabbitMQ.
 _WILDCARD: Final = re.compile(r"(?:^|[./])[*>#](?:$|[./])")
 
+# What ActiveMQ understands in a destination: several of them, options, and other prefixes.
+_COMPOSITE: Final = re.compile(
+    r"(?:^|,)(?:temp-)?(?:queue|topic)://|,/(?:remote-)?(?:temp-)?(?:queue|topic)/|\?consumer\."
+)
+
 
 @unique
 class Kind(Enum):
@@ -104,6 +109,9 @@ def parse_destination(text: str, named: Collection[str] = ()) -> Destination:
         if not inner:
             raise StompError(f"destination {shown(text)} has no name in topic {topic}; write {kind.value}{topic}/NAME")
         return Destination(kind, text, topic, inner)
+    if _COMPOSITE.search(name):
+        hint = "name one destination in each frame, and write options as headers"
+        raise StompError(f"destination {shown(text)} is a list or has options, which are not supported; {hint}")
     topic = _UNFIT.sub(_encoded, name)
     # Dead letters of a group can be consumed, and their topics have longer names.
     limit = TOPIC_CHARS_MAX + (len(DLQ_PREFIX) if topic.startswith(DLQ_PREFIX) else 0)
@@ -130,7 +138,8 @@ def _encoded(match: re.Match[str]) -> str:
 def destination_of(topic: str) -> str:
     """Return the destination of the queue *topic*: without escapes, if it stays the same queue."""
     name = unquote(topic)
-    is_same = "/" not in name and not _CONTROL.search(name) and _UNFIT.sub(_encoded, name) == topic
+    is_special = "/" in name or _CONTROL.search(name) or _COMPOSITE.search(name)
+    is_same = not is_special and _UNFIT.sub(_encoded, name) == topic
     return f"{Kind.QUEUE.value}{name if is_same else topic}"
 
 
