@@ -96,6 +96,18 @@ async def test_a_version_1_0_client_may_leave_out_ids_of_subscriptions(tmp_path:
         assert "there is no subscription" in (await talk.error())["message"]
 
 
+async def test_a_version_1_0_client_may_unsubscribe_by_destination_though_it_gave_an_id(tmp_path: Path) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        talk = await stomp.connect(V1_0)
+        await talk.subscribe("/topic/a", name="1")
+        await talk.subscribe("/topic/b", name="2")
+        await talk.send(talk.frame("UNSUBSCRIBE", destination="/topic/a", receipt="u"))
+        await talk.receipt("u")
+        await talk.publish("/topic/a", b"a")
+        await talk.publish("/topic/b", b"b")
+        assert [message.body for message in await talk.rest()] == [b"b"]
+
+
 async def test_subscriptions_of_a_connection_are_limited(tmp_path: Path) -> None:
     async with stomp_broker(tmp_path, StompConfig(subscriptions_max=2)) as stomp:
         talk = await stomp.connect()

@@ -157,7 +157,7 @@ class Subscriptions:
 
         Returns what is left to do, if that may take long.
         """
-        subscription = self._by_id.get(_key(request.id, request.destination or ""))
+        subscription = self._find(request)
         group = self._opening.durable_group(request, Kind.TOPIC)
         if subscription is None and not group:
             what = f"id {shown(request.id)}" if request.id is not None else shown(request.destination or "")
@@ -166,6 +166,14 @@ class Subscriptions:
         if subscription is not None:
             self._drop(subscription)
         return self._forget(group, durable) if group else None
+
+    def _find(self, request: Unsubscribe) -> Subscription | None:
+        destination = request.destination or ""
+        found = self._by_id.get(_key(request.id, destination))
+        if found is None and request.id is None:
+            # STOMP 1.0 allows the destination alone, whether SUBSCRIBE had an id or not.
+            found = next((each for each in self._by_id.values() if each.destination.text == destination), None)
+        return found
 
     def _forget(self, group: str, durable: Durable | None) -> Steps[None] | None:
         """End the durable subscription *group*, also if another connection uses it."""
