@@ -257,6 +257,21 @@ async def test_a_message_that_was_settled_meanwhile_makes_commit_an_error_and_no
             other.hang_up()
 
 
+async def test_a_refused_message_whose_subscription_has_ended_makes_commit_an_error(tmp_path: Path) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        talk = await stomp.connect()
+        await talk.subscribe(QUEUE, "client-individual")
+        await talk.publish(QUEUE, b"0")
+        (message,) = await talk.messages(1)
+        await say(talk, "BEGIN")
+        await send(talk, b"result", destination="/queue/results")
+        await talk.send(talk.settling("NACK", message, requeue="false", **TX))
+        await talk.unsubscribe()
+        await talk.send(talk.frame("COMMIT", transaction="t", receipt="r"))
+        assert (await talk.error())["receipt-id"] == "r"
+        assert stored(stomp, "results") == []
+
+
 async def test_transactions_are_limited_in_number_and_size(tmp_path: Path) -> None:
     config = StompConfig(transactions_max=2, transaction_frames_max=3, transaction_bytes_max=10_000)
     async with stomp_broker(tmp_path, config) as stomp:

@@ -333,12 +333,16 @@ class Subscription:
             # What other transactions gave back before may have been sent earlier.
             self._sent = deque(sorted(chain(parts, self._sent), key=attrgetter("number")))
 
-    def acknowledgements(self, parts: Sequence[Part]) -> list[tuple[Journal, bytes]]:
-        """Return the acknowledgements of *parts* for an atomic group. Raises `Refused` as `Member.acknowledgements`."""
-        ledger = self._ledger
+    def check_open(self) -> None:
+        """Raise `Refused` if the subscription has ended."""
         if self._source is None:
             text = f"the subscription to {shown(self.destination.text)} has ended, and others have its messages"
             raise Refused(Reason.NOT_FOUND, text)
+
+    def acknowledgements(self, parts: Sequence[Part]) -> list[tuple[Journal, bytes]]:
+        """Return the acknowledgements of *parts* for an atomic group. Raises `Refused` as `Member.acknowledgements`."""
+        self.check_open()
+        ledger = self._ledger
         if not isinstance(ledger, Member):
             return []
         found: list[tuple[Journal, bytes]] = []

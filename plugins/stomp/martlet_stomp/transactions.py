@@ -150,11 +150,13 @@ class Transactions:
     def commit(self, name: str) -> None:
         """Store all of transaction *name*, or nothing, and answer its receipts. Raises `StompError` and `Refused`."""
         transaction = self._end(name)
-        acknowledged = [each for each in transaction.settlings if not each.is_failed]
         begun: list[_Settling] = []
         notes: list[tuple[Journal, bytes]] = []
         try:
-            for each in acknowledged:
+            for each in transaction.settlings:
+                if each.is_failed:
+                    each.subscription.check_open()
+                    continue
                 notes += each.subscription.acknowledgements(each.parts)
                 begun.append(each)
             if transaction.messages or notes:
