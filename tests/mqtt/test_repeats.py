@@ -6,7 +6,7 @@ from tests.mqtt.mqtt_talk import mqtt_broker
 
 from martlet_mqtt.codes import PacketType, ReasonCode
 from martlet_mqtt.control import PREFIX, REQUEST_BYTES_MAX
-from martlet_mqtt.packets import Ack, Publish
+from martlet_mqtt.packets import Ack, Disconnect, Publish
 from martlet_mqtt.properties import Properties, Property
 
 ALIASED = Properties({Property.TOPIC_ALIAS: 1})
@@ -41,6 +41,15 @@ async def test_a_request_of_qos_2_is_answered_once(tmp_path: Path) -> None:
             await talk.send(Ack(PacketType.PUBREL, 7))
             done = await talk.expect(Ack)
             assert (done.kind, done.packet_id, done.reason) == (PacketType.PUBCOMP, 7, reason)
+
+
+async def test_nothing_follows_disconnect_after_a_request_to_disconnect_oneself(tmp_path: Path) -> None:
+    async with mqtt_broker(tmp_path) as mqtt:
+        talk = await mqtt.connect("c")
+        await talk.publish(PREFIX + "kick", b'{"client": "c"}', 1)
+        last = await talk.closed()
+        assert isinstance(last, Disconnect)
+        assert last.reason == ReasonCode.ADMINISTRATIVE_ACTION
 
 
 async def test_a_request_that_is_too_long_is_not_looked_at(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from martlet.errors import Refused
 from martlet.steps import Pace, Steps
 
 from .codes import V5
-from .connection import MqttConnection
+from .connection import MqttConnection, State
 from .context import PROTOCOL, Context
 from .frames import publish_frame
 from .packets import Publish
@@ -52,6 +52,8 @@ def answer_request(
     properties, limit = b"" if connection.version == V5 else None, connection.accepted_bytes_max
 
     def send(content: Row) -> None:
+        if connection.state is State.ENDED:
+            return  # it was disconnected meanwhile, perhaps by this request [MQTT-3.14.4-1]
         data = orjson.dumps({"command": command, **content}, default=str)
         frame = publish_frame(RESPONSE, data, 0, properties)
         rows: list[Row] = content.get("rows", [])
