@@ -49,6 +49,24 @@ async def test_each_consumer_of_a_queue_has_its_own_selector(tmp_path: Path, ack
             await red.ack(messages[1])
 
 
+@pytest.mark.parametrize("end", ["UNSUBSCRIBE", "hang up"])
+async def test_what_an_exclusive_consumer_does_not_select_goes_to_others_once_it_is_gone(
+    tmp_path: Path, end: str
+) -> None:
+    async with selecting(tmp_path) as stomp:
+        red, other = await stomp.connect(), await stomp.connect()
+        await red.subscribe(QUEUE, "client", selector="colour = 'red'", exclusive="true")
+        await other.subscribe(QUEUE)
+        await publish(red, QUEUE, "blue", "red", "green")
+        await red.messages(1)
+        assert await other.rest() == []
+        if end == "UNSUBSCRIBE":
+            await red.unsubscribe()
+        else:
+            red.hang_up()
+        assert sorted(message.body for message in await other.rest()) == [b"blue", b"green", b"red"]
+
+
 async def test_messages_that_no_consumer_selects_wait_for_one_that_does(tmp_path: Path) -> None:
     async with selecting(tmp_path) as stomp:
         red = await stomp.connect()

@@ -106,7 +106,10 @@ class Share:
         competitors = self._competitors
         if member not in competitors.members:
             return
+        was_alone = next(iter(competitors.exclusive), None) is member
         is_last = competitors.remove(member)
+        if was_alone:
+            self.lanes.unpark()  # others may take what it did not select
         for lane in self.lanes.by_queue.values():
             if is_last and not keep:
                 self.settlement.give_back_all(lane, member.holder)
