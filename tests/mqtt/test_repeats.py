@@ -77,3 +77,18 @@ async def test_a_repeated_pubrec_is_answered_and_notes_nothing(tmp_path: Path) -
             answer = await talk.expect(Ack)
             assert (answer.kind, answer.packet_id, answer.reason) == (PacketType.PUBREL, packet.packet_id, 0)
         assert mqtt.broker.store.appended == before
+
+
+async def test_an_acknowledgement_that_comes_twice_makes_room_for_one_message(tmp_path: Path) -> None:
+    async with mqtt_broker(tmp_path) as mqtt:
+        talk = await mqtt.connect("c", values={Property.RECEIVE_MAXIMUM: 1})
+        await talk.subscribe("$share/g/a", qos=1)
+        publisher = await mqtt.connect("p")
+        for payload in (b"1", b"2", b"3"):
+            await publisher.publish("a", payload, 1)
+        for payload in (b"1", b"2"):
+            (message,) = await talk.messages(1)
+            assert message.payload == payload
+            await talk.send(*[Ack(PacketType.PUBACK, message.packet_id)] * 2)
+        assert await talk.payloads(1) == [b"3"]
+        assert await talk.rest() == []

@@ -158,7 +158,7 @@ class Flight:
         """Take PUBACK or PUBCOMP for *ids*; return those that are not in flight like that. Raises `Refused`."""
         base = TWICE if kind is PacketType.PUBCOMP else 0
         if self._shares.has_leased and not base:
-            rest = self._shares.settle(ids)
+            rest = self._shares.settle(dict.fromkeys(ids))  # one that comes twice frees its identifier, too
             self._used.difference_update(set(ids).difference(rest))
             ids = rest
         unknown = self._settle(base, ids)

@@ -237,7 +237,7 @@ class SharedSubscriptions:
         """Note that the client holds a message until `settle`."""
         self._leased[packet_id] = leased
 
-    def settle(self, ids: Sequence[int]) -> list[int]:
+    def settle(self, ids: Iterable[int]) -> list[int]:
         """Settle the messages with *ids*; return those ids that belong to no shared subscription."""
         rest: list[int] = []
         for packet_id in ids:
