@@ -18,6 +18,7 @@ from tests.state.group_talk import NEVER, POLICY, collect, drain, handles, join,
 from trio.testing import MockClock
 
 from martlet.broker import Broker
+from martlet.delivery.group_members import Member
 from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.lease_notes import (
     ACK,
@@ -413,6 +414,38 @@ async def test_a_dead_message_without_a_dead_letter_topic_is_dropped_and_with_on
             await trio.sleep(1)
             assert member.share.lanes.by_queue[0].leases.table.low == 1
         assert broker.store.queue("dead", 0).next_offset == 1
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+@pytest.mark.parametrize("orderly", [False, True])
+async def test_a_refused_message_is_dead_after_a_restart_too(
+    gives_up: bool, orderly: bool, autojump_clock: MockClock
+) -> None:
+    """Killed or stopped before its dead letter is stored; only a refusal makes messages of this group dead."""
+    policy = GroupPolicy("x", 0, "dead", leaving_counts=False)
+    disk, clock = FakeDisk(), ManualClock()
+
+    def joined(broker: Broker) -> Member:
+        return broker.shares.join(
+            RecordingPeer(), "t", "g", LINES, lease_s=NEVER, credit=9, start=from_earliest, policy=policy
+        )
+
+    async with again(disk, clock) as broker:
+        publish(broker, "t", 0, b"a", b"b", b"c")
+        member = joined(broker)
+        assert collect(member)[0] == ["a", "b", "c"]
+        assert member.give_up_all(0, [0, 2]) == [0, 2] if gives_up else member.nack_all(0, [0, 2]) == [0, 2]
+        broker.store.commit()
+        killed = disk.after_power_cut(Cut.KILLED, Random(1))
+        assert broker.store.queue("dead", 0).next_offset == 0
+    async with again(disk if orderly else killed, clock) as broker:
+        member = joined(broker)
+        assert collect(member)[0] == ["b"]
+        await trio.sleep(1)
+        assert collect(member)[0] == []
+        assert broker.store.queue("dead", 0).next_offset == 2
+        assert member.ack(0, 1)
+        assert member.share.lanes.by_queue[0].leases.table.low == 3
 
 
 async def test_100_000_leases_of_the_dead_come_again(autojump_clock: MockClock) -> None:

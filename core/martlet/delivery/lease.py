@@ -1,9 +1,12 @@
 """The state of one message that a shared group has delivered and not settled."""
 
 from collections.abc import Hashable
-from typing import final
+from typing import Final, final
 
-__all__ = ["Lease"]
+__all__ = ["DEAD_DELIVERIES", "Lease"]
+
+# So many deliveries say that a message is dead; notes and snapshots store it in this way.
+DEAD_DELIVERIES: Final = 1 << 20
 
 
 @final

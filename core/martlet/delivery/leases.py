@@ -19,7 +19,7 @@ from collections.abc import Hashable, Sequence
 from itertools import groupby
 from typing import Final, final
 
-from martlet.delivery.lease import Lease
+from martlet.delivery.lease import DEAD_DELIVERIES, Lease
 from martlet.delivery.lease_returns import LeaseReturns
 from martlet.delivery.lease_table import LeaseTable
 from martlet.delivery.lease_timers import STALE_TIMERS_MIN, LeaseTimers
@@ -63,6 +63,12 @@ class Leases:
         length_s: float = math.inf,
     ) -> None:
         """Restore leases of an earlier run for *holder*; call it in ascending order, before anything else."""
+        if deliveries >= DEAD_DELIVERIES:
+            dead = Lease(None, math.inf, generation, -1, deliveries, shared=True)
+            dead.dead = True
+            self.table.add(dead, offsets)
+            self._dead.update(dict.fromkeys(offsets))
+            return
         self.table.add(Lease(holder, until, generation, length_s, deliveries, shared=True), offsets)
         if until < math.inf:
             self._timers.add_many(until, offsets)
@@ -302,8 +308,7 @@ class Leases:
             lease = self.table.find(holder, offset)
             if lease is not None:
                 self._let_go(lease, offset)
-                lease.dead = True
-                self._dead[offset] = None
+                self._die(lease, offset)
                 given.append(offset)
         return given
 
@@ -374,14 +379,18 @@ class Leases:
         self.table.release(lease.holder, offset)
         lease.holder = None
 
+    def _die(self, lease: Lease, offset: int) -> None:
+        lease.dead = True
+        lease.deliveries = DEAD_DELIVERIES
+        self._dead[offset] = None
+
     def _are_used_up(self, lease: Lease) -> bool:
         """Return whether the deliveries of a message with *lease* are used up."""
         return 0 < self.deliveries_max <= lease.deliveries
 
     def _return(self, lease: Lease, offset: int, at: float, counts: bool = True) -> None:
         if counts and self._are_used_up(lease):
-            lease.dead = True
-            self._dead[offset] = None
+            self._die(lease, offset)
         elif at == -math.inf:
             self.returns.offer(lease, offset)
         else:

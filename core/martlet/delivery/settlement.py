@@ -11,7 +11,8 @@ from itertools import groupby
 from typing import Final, final
 
 from martlet.delivery.competitors import Competitors
-from martlet.delivery.lease_notes import ACK, BACK, RENEW, Change, in_ms
+from martlet.delivery.lease import DEAD_DELIVERIES
+from martlet.delivery.lease_notes import ACK, BACK, KEEP, RENEW, Change, in_ms
 from martlet.delivery.redelivery import pause_ms
 from martlet.delivery.share_context import ShareContext
 from martlet.delivery.share_lane import ShareLane
@@ -146,6 +147,7 @@ class Settlement:
         if back:
             self._lanes.activate(lane)
             self._owner.notes.note(lane.key, Change(BACK, now_ms, round(wait_s * 1000), offsets=back))
+            self._note_dead(lane, back)
             self._owner.alarm(self._context, -math.inf if lane.leases.has_dead else at)
         return back
 
@@ -159,10 +161,19 @@ class Settlement:
         lane = self._by_queue.get(queue_id)
         given = lane.leases.give_up(holder, offsets) if lane is not None else []
         if lane is not None and given:
+            self._note_dead(lane, given)
             self._lanes.activate(lane)
             self._owner.alarm(self._context, -math.inf)
             self._competitors.give_credit(holder, len(given))
         return given
+
+    def _note_dead(self, lane: ShareLane, offsets: Sequence[int]) -> None:
+        """Note those of *offsets* that are dead, so that they are after a crash, too, and are not delivered again."""
+        leases = lane.leases
+        dead = sorted(filter(leases.is_dead, offsets)) if leases.has_dead else []
+        if dead:
+            now_ms = self._context.times()[1]
+            self._owner.notes.note(lane.key, Change(KEEP, now_ms, 0, DEAD_DELIVERIES, dead))
 
     def renew_held(self, holder: Hashable, queue_id: int, offset: int, lease_s: float) -> int:
         """Make a lease of *holder* end *lease_s* from now; return its new generation, 0 if there is no such lease."""
