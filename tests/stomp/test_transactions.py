@@ -1,11 +1,19 @@
 """Transactions: what is sent and acknowledged in one is stored together, or not at all."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
 from tests.stomp.stomp_talk import Running, Talk, stomp_broker
+from trio.testing import wait_all_tasks_blocked
 
 from martlet.store import StoreConfig
+from martlet.testing.disk import FakeDisk
+from martlet.testing.peers import MemoryPeer
+from martlet.testing.stores import small_config
 from martlet_stomp.config import StompConfig
 from martlet_stomp.packets import Version
 
@@ -96,6 +104,46 @@ async def test_receipts_of_a_transaction_come_when_it_ends_before_that_of_its_en
             for receipt in "13245":
                 await talk.receipt(receipt)
         assert len(stored(stomp)) == 4
+
+
+@pytest.mark.parametrize("asking", ["frames", "COMMIT"])
+@pytest.mark.parametrize(("sent", "settled"), [(2, 0), (0, 2), (1, 1)])
+async def test_no_receipt_of_a_transaction_comes_before_it_is_durable(
+    monkeypatch: pytest.MonkeyPatch, sent: int, settled: int, asking: str
+) -> None:
+    disk, may_sync = FakeDisk(), trio.Event()
+    finish = disk.off_loop
+
+    async def hold(work: Callable[[], Any]) -> Any:
+        await may_sync.wait()
+        return await finish(work)
+
+    async with stomp_broker(Path("/data"), disk=disk, store=small_config(flush="sync")) as stomp:
+        talk = await stomp.connect()
+        await talk.subscribe(QUEUE, "client-individual")
+        await talk.publish(QUEUE, *BODIES[:2])
+        messages = await talk.messages(2)
+        frames = [partial(talk.frame, "SEND", destination="/queue/results")] * sent
+        frames += [partial(talk.settling, "ACK", message) for message in messages[:settled]]
+        frames.append(partial(talk.frame, "COMMIT"))
+        receipts = ["0", "1"] if asking == "frames" else ["2"]
+        data = [
+            frame(**TX, **({"receipt": number} if number in receipts else {}))
+            for number, frame in zip("012", frames, strict=True)
+        ]
+        await stomp.idle()
+        with monkeypatch.context() as patched:
+            patched.setattr(disk, "off_loop", hold)
+            await talk.send(talk.frame("BEGIN", **TX), *data)
+            await wait_all_tasks_blocked()
+            wire = talk.wire
+            assert isinstance(wire, MemoryPeer)
+            waiting = wire.waiting()
+            may_sync.set()
+            assert waiting == 0, "a receipt came before fdatasync"
+            for receipt in receipts:
+                await talk.receipt(receipt)
+        assert len(stored(stomp, "results")) == sent
 
 
 @pytest.mark.parametrize("ack", ["client", "client-individual"])

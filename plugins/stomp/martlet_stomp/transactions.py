@@ -190,8 +190,8 @@ class Transactions:
         return transaction
 
     def _answer(self, transaction: _Transaction) -> None:
-        self._peer.hold_until(NEXT_COMMIT)
         if transaction.receipts:
+            self._peer.hold_until(NEXT_COMMIT)
             self._context.counters.receipts += len(transaction.receipts)
             self._peer.send(encode_receipts(transaction.receipts))
 
