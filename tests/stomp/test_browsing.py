@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 from tests.stomp.stomp_talk import Talk, stomp_broker
 from tests.stomp.test_selectors import selecting
+from trio.testing import wait_all_tasks_blocked
 
+from martlet.message import Message
 from martlet_stomp.packets import Version
 
 QUEUE = "/queue/orders"
@@ -66,6 +68,23 @@ async def test_a_browser_reads_what_is_no_longer_in_memory(tmp_path: Path) -> No
     async with stomp_broker(tmp_path) as stomp:
         talk = await stomp.connect()
         assert len(await browse(talk)) == 3000
+
+
+async def test_what_comes_after_a_slow_browser_began_is_not_shown(tmp_path: Path) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        stomp.broker.topics.ensure("orders", 2)
+        for number in range(3000):
+            stomp.broker.publish(Message("orders", b"%04d" % number + b"x" * 1000, queue_id=number % 2))
+        await stomp.settle()
+        talk = await stomp.connect()
+        await talk.subscribe(QUEUE, name="look", browser="true")
+        await wait_all_tasks_blocked()  # now the client reads nothing
+        for queue_id in (0, 1):
+            await stomp.publish("orders", b"later", queue_id=queue_id)
+        messages = await talk.messages(3001)
+        assert messages.pop()["browser"] == "end"
+        assert sorted(message.body[:4] for message in messages) == [b"%04d" % number for number in range(3000)]
+        assert await talk.rest() == []
 
 
 async def test_a_browser_may_have_a_selector(tmp_path: Path) -> None:
