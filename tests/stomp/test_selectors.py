@@ -96,6 +96,28 @@ async def test_a_durable_subscription_keeps_what_matches(tmp_path: Path) -> None
         assert [message.body for message in await talk.rest()] == [b"red"]
 
 
+async def test_a_durable_subscription_with_another_selector_continues_where_it_was(tmp_path: Path) -> None:
+    """What does not match when it is read is skipped for good, also what was sent and not acknowledged."""
+    async with selecting(tmp_path) as stomp:
+
+        async def come_back(**selector: str) -> tuple[Talk, list[bytes]]:
+            talk = await stomp.connect(client_id="ann")
+            await talk.subscribe(TOPIC, "client-individual", **{"activemq.subscriptionName": "s", **selector})
+            return talk, [message.body for message in await talk.rest()]
+
+        sender = await stomp.connect()
+        talk, _ = await come_back(selector="colour = 'red'")
+        await publish(sender, TOPIC, "blue", "red")
+        assert await talk.bodies(1) == [b"red"]
+        await talk.disconnect()
+        await publish(sender, TOPIC, "red", "blue")
+        talk, bodies = await come_back(selector="colour = 'blue'")
+        assert bodies == [b"blue"]
+        await talk.disconnect()
+        talk, bodies = await come_back()
+        assert bodies == [b"blue"]
+
+
 @pytest.mark.parametrize("destination", [QUEUE, TOPIC])
 async def test_a_selector_that_cannot_be_compiled_is_an_error(tmp_path: Path, destination: str) -> None:
     async with selecting(tmp_path) as stomp:
