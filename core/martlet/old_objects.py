@@ -4,7 +4,7 @@ A collection traverses all objects of its generations and blocks everything else
 machine. The broker itself creates no cycles: connections, requests and errors leave none behind
 (test_no_garbage.py in tests/remoting and tests/mqtt). Therefore:
 
-- Startup creates objects that stay, so it is over before the first collection (`collect_rarely`).
+- Startup creates objects that stay, so it is over before the first collection (`martlet.cli.main`).
 - The two young generations are small. Objects that survive both are frozen (`gc.freeze`) and not traversed again.
 - A full collection finds cycles that a plugin or a library created. It waits until many objects were frozen since the
   last one and the process is idle, but no longer than `LATEST_S`.
@@ -19,20 +19,14 @@ from typing import Final, final
 
 import trio
 
-__all__ = ["OldObjects", "collect_rarely"]
+__all__ = ["OldObjects"]
 
 # New containers before a collection; CPython's default is 700. One collection traverses up to twice as many.
 YOUNG_OBJECTS: Final = 4000
-STARTUP_OBJECTS: Final = 200_000  # startup without recovery creates 80,000
 FREEZES_OF_A_COLLECTION: Final = 25  # each of 8,000 objects at most
 LOOK_S: Final = 5.0
 IDLE_S: Final = 0.05  # less CPU time than this between two looks means idle
 LATEST_S: Final = 3600.0
-
-
-def collect_rarely() -> None:
-    """Collect less often until `OldObjects.start`; otherwise collections take 8 % of a broker's startup."""
-    gc.set_threshold(STARTUP_OBJECTS)
 
 
 @final

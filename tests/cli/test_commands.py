@@ -1,5 +1,6 @@
 """The commands of the core that need no broker."""
 
+import gc
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from martlet.cli import main as cli
 from martlet.cli.config import as_markdown, sections
 from martlet.cli.main import CORE, commands, find, main
 from martlet.cli.outcome import Exit, Unreachable, guarded
@@ -52,6 +54,19 @@ def test_a_command_reads_the_metadata_of_all_packages_once(monkeypatch: pytest.M
     monkeypatch.setattr(loader, "available", scans)
     assert find("topic") is not None
     scans.assert_called_once_with()
+
+
+def test_what_a_command_imports_is_not_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(words: list[str]) -> int:
+        collected = gc.get_stats()[0]["collections"]
+        kept: list[list[int]] = [[] for _ in range(100_000)]
+        assert kept
+        return int(gc.get_stats()[0]["collections"] - collected)
+
+    before = gc.get_threshold()
+    monkeypatch.setattr(cli, "_run", start)
+    assert main(["run"]) == 0
+    assert gc.get_threshold() == before
 
 
 def test_nothing_asked_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from martlet.clock import process_age_s
 from martlet.config import override, read_toml
 from martlet.contracts import Command
 from martlet.freed_memory import FreedMemory
-from martlet.old_objects import OldObjects, collect_rarely
+from martlet.old_objects import OldObjects
 
 if TYPE_CHECKING:
     from martlet.run import Config
@@ -88,7 +88,6 @@ def read(arguments: argparse.Namespace) -> "Config":
 
 
 def start(arguments: argparse.Namespace) -> int:
-    collect_rarely()
     return serve(read(arguments))
 
 

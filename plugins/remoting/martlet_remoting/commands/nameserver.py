@@ -6,7 +6,6 @@ from msgspec.structs import replace
 
 from martlet.cli import run
 from martlet.contracts import Command
-from martlet.old_objects import collect_rarely
 from martlet.run import PluginsConfig
 from martlet.settings import BrokerConfig
 
@@ -31,7 +30,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def start(arguments: argparse.Namespace) -> int:
-    collect_rarely()
     config = run.read(arguments)
     if config.broker.data == BrokerConfig().data:
         config = replace(config, broker=replace(config.broker, data=DATA))
