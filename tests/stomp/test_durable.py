@@ -138,6 +138,21 @@ async def test_a_connection_uses_it_once(tmp_path: Path) -> None:
         assert not stomp.context.durable
 
 
+async def test_without_a_client_id_the_connections_of_a_user_have_one_by_that_name(tmp_path: Path) -> None:
+    news = {"activemq.subscriptionName": "news"}
+    async with stomp_broker(tmp_path) as stomp:
+        first = await stomp.connect_as("ann")
+        await first.subscribe(TOPIC, **news)
+        other = await stomp.connect_as("bob")
+        await other.subscribe(TOPIC, **news)
+        second = await stomp.connect_as("ann")
+        await second.subscribe(TOPIC, **news)
+        assert "another connection uses its durable subscription" in (await first.error())["message"]
+        await second.publish(TOPIC, b"1")
+        for talk in (second, other):
+            assert await talk.bodies(1) == [b"1"]
+
+
 async def test_names_of_other_clients_and_other_topics_are_others(tmp_path: Path) -> None:
     async with stomp_broker(tmp_path) as stomp:
         talks = []
