@@ -4,9 +4,10 @@
 
 Each PYTHON is an interpreter with Martlet (default: this one); they take turns, so that two versions can be compared.
 Each run starts a broker with nothing but a data directory, first an empty one, and again on what that left. The default
-ports (9876, 10911, 1883, 61613) must be free.
+ports (9876, 10911, 1883, 61613) must be free. Before it an interpreter imports Trio and does nothing else: what that
+takes says how fast the machine is at that moment, and is part of each start.
 A row has the least and the median of the time from exec to the ready line, of the processor time until then, and the
-median of the resident memory when the broker is idle.
+median of the resident memory when the broker is idle (of Trio: when it is imported).
 """
 
 import argparse
@@ -57,6 +58,17 @@ def start(python: str, data: str) -> Start:
         broker.wait()
 
 
+def import_trio(python: str) -> Start:
+    """Start an interpreter that imports Trio."""
+    code = "import resource, trio; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    used = os.times()
+    before = time.perf_counter()
+    resident_kib = int(subprocess.run([python, "-c", code], capture_output=True, check=True, text=True).stdout)
+    elapsed_ms, after = (time.perf_counter() - before) * 1000, os.times()
+    used_s = after.children_user + after.children_system - used.children_user - used.children_system
+    return Start(elapsed_ms, used_s * 1000, resident_kib / 1024)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pythons", nargs="*", default=[sys.executable], metavar="PYTHON")
@@ -65,6 +77,7 @@ def main() -> None:
     found: dict[tuple[str, str], list[Start]] = {}
     for _ in range(arguments.runs):
         for python in arguments.pythons:
+            found.setdefault((python, "Trio alone"), []).append(import_trio(python))
             with tempfile.TemporaryDirectory() as data:
                 for what in ("empty directory", "restart"):
                     found.setdefault((python, what), []).append(start(python, data))
