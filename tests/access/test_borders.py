@@ -60,6 +60,8 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     f"{MQTT}plugin.py": frozenset(("cursors", "sessions", "store")),
     # Looks up whether a session exists before the gate opens it.
     f"{MQTT}handshake.py": frozenset(("sessions",)),
+    # Counts what retention removed before a session came back, and reads no message.
+    f"{MQTT}missed.py": frozenset(("sessions", "store")),
     # Reads what the gate's cursor allows: retained messages, and what a session has in flight.
     f"{MQTT}due.py": frozenset(("store",)),
     # Asks where the log ends.
