@@ -146,15 +146,20 @@ async def test_a_commit_that_fails_outside_of_a_read_is_logged(
         assert await caller.receive_line() == b"unharmed"
 
 
+async def wake_together(world: World, count: int) -> None:
+    """Connect *count* peers, and wake them in one turn of the loop."""
+    for _ in range(count):
+        world.dial()
+    await trio.testing.wait_all_tasks_blocked()
+    for toy in world.toys:
+        toy.peer.wake()
+
+
 async def test_appends_of_woken_peers_in_one_round_are_one_commit(autojump_clock: MockClock) -> None:
     world = World()
     world.on_collect = lambda toy: world.store.append()
     async with toy_server(world=world):
-        for _ in range(20):
-            world.dial()
-        await trio.testing.wait_all_tasks_blocked()
-        for toy in world.toys:
-            toy.peer.wake()
+        await wake_together(world, 20)
         await trio.testing.wait_all_tasks_blocked()
         assert (world.collects, world.store.commits) == (20, 1)
 
@@ -189,11 +194,7 @@ async def test_a_round_collects_from_few_peers_where_these_take_long(
     world = World()
     world.clock = lambda: world.collects * each_s
     async with toy_server(world=world):
-        for _ in range(200):
-            world.dial()
-        await trio.testing.wait_all_tasks_blocked()
-        for toy in world.toys:
-            toy.peer.wake()
+        await wake_together(world, 200)
         assert await all_done(200, lambda: world.collects) == most
 
 
@@ -201,11 +202,7 @@ async def test_the_rounds_of_one_turn_share_the_time_to_collect(autojump_clock: 
     world = World()
     world.clock = lambda: world.collects * COLLECT_S / 3.5
     async with toy_server(world=world):
-        for _ in range(20):
-            world.dial()
-        await trio.testing.wait_all_tasks_blocked()
-        for toy in world.toys:
-            toy.peer.wake()
+        await wake_together(world, 20)
         for position in range(5):
             world.store.flush_to(position)  # without a turn of the loop between them
         assert world.collects == 4

@@ -7,6 +7,7 @@ import trio.testing
 from tests.mqtt.mqtt_talk import V5, Running, Talk
 
 from martlet.contracts import Identity, RecordView
+from martlet.testing.disk import FakeDisk
 from martlet_mqtt.packets import Connack, Connect, Publish, Suback, Subscribe, Subscription
 from martlet_mqtt.properties import Properties, Property
 from martlet_mqtt.storing import store
@@ -37,6 +38,19 @@ async def applied(mqtt: Running) -> None:
     """Wait until all that was appended is applied."""
     await mqtt.settle()
     await mqtt.broker.projections.wait_applied(mqtt.context.retained)
+
+
+async def remove_old_segments(mqtt: Running, disk: FakeDisk) -> int:
+    """Have retention remove all segments but the last; return where the log begins then."""
+    store = mqtt.broker.store
+    await mqtt.broker.projections.release(store.segments.items[-2].end)
+    await store.checkpoint()
+    disk.used_ratio = 0.95
+    for _ in range(5):  # ten segments each
+        store.retention.look()
+    disk.used_ratio = 0.1
+    await applied(mqtt)
+    return store.first_position
 
 
 async def kept(mqtt: Running, topic_filter: str = "#") -> dict[str, bytes]:

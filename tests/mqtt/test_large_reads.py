@@ -9,7 +9,7 @@ import trio
 from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
 
 from martlet.net.reader import EVENTS_A_TURN
-from martlet.testing.peers import serving
+from martlet.testing.peers import Serving, serving
 from martlet_mqtt.codec import FILTERS_A_PACKET
 from martlet_mqtt.codes import V4, V5, PacketType, ReasonCode
 from martlet_mqtt.config import MqttConfig
@@ -81,18 +81,25 @@ async def test_a_read_of_many_packets_is_handled_over_many_turns(tmp_path: Path)
         assert sum(changes) == count + 1
 
 
-async def test_a_read_from_a_socket_is_handled_over_many_turns(tmp_path: Path) -> None:
-    count, plugin, found = 20 * EVENTS_A_TURN, MqttPlugin(MqttConfig(listen="127.0.0.1:0")), list[str]()
+@asynccontextmanager
+async def on_a_port(directory: Path) -> AsyncIterator[tuple[Serving, MqttPlugin, int]]:
+    """Serve MQTT on a real port."""
+    plugin, found = MqttPlugin(MqttConfig(listen="127.0.0.1:0")), list[str]()
     async with serving(
-        tmp_path,
+        directory,
         ports=lambda broker: (plugin.protocol(broker, found.append),),
         projections=plugin.martlet_projections,
         services=plugin.martlet_services,
     ) as running:
-        host, _, port = found[0].rpartition(":")
+        yield running, plugin, int(found[0].rpartition(":")[2])
+
+
+async def test_a_read_from_a_socket_is_handled_over_many_turns(tmp_path: Path) -> None:
+    count = 20 * EVENTS_A_TURN
+    async with on_a_port(tmp_path) as (running, plugin, port):
         counters = plugin.context(running.broker).counters
         async with (
-            await trio.open_tcp_stream(host, int(port)) as stream,
+            await trio.open_tcp_stream("127.0.0.1", port) as stream,
             most_a_turn(lambda: counters.packets_received) as changes,
         ):
             await stream.send_all(b"\x10\x10\0\4MQTT\5\2\0\0\0\0\3abc" + b"\xc0\0" * count)
@@ -134,21 +141,15 @@ async def test_runs_of_messages_that_others_interrupt_are_handled_over_many_turn
 
 @pytest.mark.parametrize("has_socket", [True, False])
 async def test_large_reads_of_many_clients_are_handled_over_many_turns(tmp_path: Path, has_socket: bool) -> None:
-    count, clients, plugin, found = 8 * RUN_PACKETS_MAX, 8, MqttPlugin(MqttConfig(listen="127.0.0.1:0")), list[str]()
-    async with serving(
-        tmp_path,
-        ports=lambda broker: (plugin.protocol(broker, found.append),),
-        projections=plugin.martlet_projections,
-        services=plugin.martlet_services,
-    ) as running:
-        host, _, port = found[0].rpartition(":")
+    count, clients = 8 * RUN_PACKETS_MAX, 8
+    async with on_a_port(tmp_path) as (running, plugin, port):
         counters = plugin.context(running.broker).counters
-        protocol = plugin.protocol(running.broker, found.append)
+        protocol = plugin.protocol(running.broker)
 
         async def publish(name: bytes) -> None:
             data = b"\x10\x0e\0\4MQTT\4\2\0\0\0\2c" + name + b"\x30\x04\0\1ax" * count
             if has_socket:
-                stream = await stack.enter_async_context(await trio.open_tcp_stream(host, int(port)))
+                stream = await stack.enter_async_context(await trio.open_tcp_stream("127.0.0.1", port))
                 await stream.send_all(data)
             else:
                 await running.connect(protocol, 1 << 20).send(data)

@@ -10,7 +10,7 @@ import orjson
 import pytest
 import trio
 from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
-from tests.mqtt.retained_talk import append, applied
+from tests.mqtt.retained_talk import append, applied, remove_old_segments
 
 from martlet.records.layout import record_views
 from martlet.store import Queue
@@ -66,19 +66,6 @@ def stored(mqtt: Running, topic: str = "mqtt") -> list[int]:
     return found
 
 
-async def remove_old(mqtt: Running, disk: FakeDisk) -> int:
-    """Have retention remove all segments but the last; return where the log begins then."""
-    store = mqtt.broker.store
-    await mqtt.broker.projections.release(store.segments.items[-2].end)
-    await store.checkpoint()
-    disk.used_ratio = 0.95
-    for _ in range(5):  # ten segments each
-        store.retention.look()
-    disk.used_ratio = 0.1
-    await applied(mqtt)
-    return store.first_position
-
-
 def position_of(mqtt: Running, client_id: str) -> int:
     return mqtt.broker.sessions.table.position(f"mqtt {client_id}")[0]
 
@@ -128,7 +115,7 @@ async def test_a_client_missed_what_retention_removed_from_its_queues(
             disk = disk.after_power_cut(Cut.KILLED, Random(2))
     async with broker(disk) as mqtt:
         start, positions = position_of(mqtt, "c"), stored(mqtt)
-        first = await remove_old(mqtt, disk)
+        first = await remove_old_segments(mqtt, disk)
         if killed == "removed":
             disk = disk.after_power_cut(Cut.KILLED, Random(3))
     async with broker(disk) as mqtt:
@@ -150,7 +137,7 @@ async def test_a_client_that_leaves_again_at_once_has_not_missed_it_twice() -> N
     async with broker(disk) as mqtt:
         await leave_session(mqtt, "c", "wanted/#")
         await fill(mqtt, "wanted", 30)
-        await remove_old(mqtt, disk)
+        await remove_old_segments(mqtt, disk)
         _, missed = await come_back(mqtt, "c")
         assert missed
         await applied(mqtt)
@@ -174,7 +161,7 @@ async def test_what_a_session_had_read_partly_is_counted_from_there() -> None:
         await fill(mqtt, "later")
         start, positions = position_of(mqtt, "slow"), stored(mqtt)
         assert min(positions) < start < max(positions)
-        first = await remove_old(mqtt, disk)
+        first = await remove_old_segments(mqtt, disk)
         assert first > start
         _, missed = await come_back(mqtt, "slow")
         assert missed == removed(positions, start, first)
@@ -186,11 +173,11 @@ async def test_each_removal_adds_to_what_a_session_missed() -> None:
         await leave_session(mqtt, "c", "#")
         await fill(mqtt)
         start, positions = position_of(mqtt, "c"), stored(mqtt)
-        first = await remove_old(mqtt, disk)
+        first = await remove_old_segments(mqtt, disk)
         for _ in range(3):
             await fill(mqtt)
             positions = [*(each for each in positions if each < first), *stored(mqtt)]
-            first = await remove_old(mqtt, disk)
+            first = await remove_old_segments(mqtt, disk)
         _, missed = await come_back(mqtt, "c")
         assert missed == removed(positions, start, first)
 
@@ -208,7 +195,7 @@ async def test_a_client_that_got_everything_or_wants_nothing_old_missed_nothing(
         await fill(mqtt, count=20)
         await leave_session(mqtt, "late", "#")
         await fill(mqtt, count=1)
-        await remove_old(mqtt, disk)
+        await remove_old_segments(mqtt, disk)
         await leave(mqtt, talk, "connected")
         for client_id in ("no filters", "new messages only", "shared", "connected", "late"):
             assert (await come_back(mqtt, client_id))[1] == 0, client_id
@@ -223,7 +210,7 @@ async def test_a_client_that_was_connected_when_the_broker_was_killed_missed_onl
         talk = await mqtt.connect("c", expiry_s=DAY_S)
         await talk.subscribe("others", qos=1)
         await fill(mqtt, count=20)
-        first = await remove_old(mqtt, disk)
+        first = await remove_old_segments(mqtt, disk)
         assert position_of(mqtt, "c") >= first
         disk = disk.after_power_cut(Cut.KILLED, Random(1))
     async with broker(disk) as mqtt:
@@ -241,7 +228,7 @@ async def test_only_topics_that_a_session_reads_are_counted() -> None:
         await applied(mqtt)
         await fill(mqtt, "e")
         positions = {topic: stored(mqtt, topic) for topic in ("bees", "cats", "mqtt")}
-        first = await remove_old(mqtt, disk)
+        first = await remove_old_segments(mqtt, disk)
         counts = {topic: removed(found, 0, first) for topic, found in positions.items()}
         assert min(counts.values()) > 0
         expected = {
@@ -261,7 +248,7 @@ async def test_it_is_not_known_what_a_session_of_an_older_version_missed(caplog:
         await leave_session(mqtt, "c", "#")
         await fill(mqtt, count=20)
         mqtt.broker.sessions.table.find_passed = None  # as before there was one
-        await remove_old(mqtt, disk)
+        await remove_old_segments(mqtt, disk)
         _, missed = await come_back(mqtt, "c")
         assert missed is None
         assert counted(mqtt) == (0, 1)
@@ -278,7 +265,7 @@ async def test_a_damaged_queue_does_not_keep_retention_from_removing(monkeypatch
         await leave_session(mqtt, "c", "#")
         await fill(mqtt, count=20)
         monkeypatch.setattr("martlet.delivery.missed_messages._search", find_damage)
-        assert await remove_old(mqtt, disk) > 0
+        assert await remove_old_segments(mqtt, disk) > 0
         assert (await come_back(mqtt, "c"))[1] is None
 
 

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 import trio
 from tests.mqtt.mqtt_talk import Running, mqtt_broker
-from tests.mqtt.retained_talk import append, applied, came, come_back
+from tests.mqtt.retained_talk import append, applied, came, come_back, remove_old_segments
 
 from martlet.store import StoreConfig
 from martlet.testing.disk import Cut, FakeDisk
@@ -43,17 +43,10 @@ async def leave_session(mqtt: Running, *filters: str) -> None:
 
 async def retire(mqtt: Running, disk: FakeDisk, segment: int = SEGMENT) -> None:
     """Fill the log, and have retention remove all segments but the last."""
-    store = mqtt.broker.store
     for _ in range(2 * segment // 3000):
         append(mqtt, "filler", bytes(3000), retain=False)
     await applied(mqtt)
-    await mqtt.broker.projections.release(store.segments.items[-2].end)
-    await store.checkpoint()
-    disk.used_ratio = 0.95
-    for _ in range(5):  # ten segments each
-        store.retention.look()
-    disk.used_ratio = 0.1
-    await applied(mqtt)
+    await remove_old_segments(mqtt, disk)
 
 
 async def test_a_session_that_got_it_last_before_a_kill_gets_it_again() -> None:
