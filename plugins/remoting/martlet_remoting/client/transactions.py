@@ -128,7 +128,7 @@ class TransactionProducer(Producer):
             else:
                 (state,) = await trio.to_thread.run_sync(lambda: (call(),), limiter=self._limiter)
                 state = await state if inspect.isawaitable(state) else state
-        except Exception:
+        except Exception:  # user code may raise anything; the outcome of the transaction is unknown then
             log.exception("transaction is unknown to its producer; the broker will ask about it")
             return TransactionState.UNKNOWN
         check_type("result of a local transaction", state, TransactionState, "for example TransactionState.COMMIT")

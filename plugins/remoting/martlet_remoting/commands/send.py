@@ -245,12 +245,13 @@ async def send(arguments: Any) -> int:
             if not summed_up:
                 _show(result, as_json=arguments.json)
 
+        complete = False
         try:
             await send_each(source.items(), send_one)
-        except BaseException:
-            if summed_up and stored:
+            complete = True
+        finally:
+            if summed_up and stored and not complete:
                 complain(f"{plural(stored, 'message')} stored before the error")
-            raise
     if source.blank:
         complain(f"{plural(source.blank, 'blank line')} not sent; brokers refuse empty messages")
     if summed_up:
