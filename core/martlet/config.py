@@ -32,7 +32,7 @@ class Setting(Struct, frozen=True):
 
 
 class _Declared(Struct, frozen=True):
-    """What `setting` was called with."""
+    """The arguments of a call of `setting`."""
 
     default: Any
     reason: str
@@ -41,7 +41,7 @@ class _Declared(Struct, frozen=True):
     high: int | None
 
     def of_field(self) -> object:
-        """Return the default as a record declares it: each gets a list of its own."""
+        """Return the default for the field of the struct; each record gets its own copy of a list."""
         if isinstance(self.default, list):
             return field(default_factory=self.default.copy)
         return self.default
@@ -62,7 +62,7 @@ def setting(default: T, reason: str, *, unit: str = "", low: int | None = None, 
 
 @dataclass_transform(frozen_default=True)
 class _Declaring(StructMeta):
-    """Keeps what `setting` says of the fields of a class, and leaves it the defaults."""
+    """The metaclass of `Settings`: moves each `setting` of a class to ``declared``, and leaves only its default."""
 
     declared: "Mapping[str, _Declared]"
 

@@ -27,8 +27,8 @@ CORE: Final = {
     "store": "inspect, verify or repair a data directory that no broker uses",
 }
 
-# New containers before a collection; CPython's default is 700. What a command imports stays, and so do the 80,000
-# objects that a broker creates while it starts: collections would take 8 % of that time.
+# How many new containers trigger a garbage collection; CPython's default is 700. Imported modules stay alive, and so do
+# the 80,000 objects that a broker creates during startup: collecting them would take 8 % of the startup time.
 STARTUP_OBJECTS: Final = 200_000
 
 EPILOG: Final = """\

@@ -5,7 +5,7 @@ from typing import Final, final
 
 __all__ = ["DEAD_DELIVERIES", "Lease"]
 
-# So many deliveries say that a message is dead; notes and snapshots store it in this way.
+# Notes and snapshots mark a dead message with this number of deliveries.
 DEAD_DELIVERIES: Final = 1 << 20
 
 

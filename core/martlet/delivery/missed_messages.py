@@ -1,11 +1,11 @@
 """Counts the messages that a session misses because retention removes them while its client is away.
 
-A session has only a position in the log. How many messages the queues of its topics had before that is found in their
-entries, as long as the log has the record at that position. So before retention removes this record, the number is
-noted with the session, once (``SessionState.passed``). When the client returns, the first offsets of the queues tell
-how many messages are gone since.
+A session stores only a position in the log. The entries of a queue tell how many of its messages are before that
+position, but only while the record at the position exists. Before retention removes that record, the number is
+therefore noted once with the session (``SessionState.passed``). When the client returns, the first offsets of the
+queues tell how many messages have been removed since.
 
-Messages of all names in these topics are counted, so a session with one name has missed at most this many.
+All messages of these topics count, whatever their names, so the number is an upper bound for the session.
 """
 
 from bisect import bisect_left
@@ -25,10 +25,10 @@ from martlet.store.queues import BlockDamaged, Queues
 
 __all__ = ["MissedMessages", "TopicsOf"]
 
-# Sessions whose position one slice looks at; finding out the topics of one costs as much as LOOKS_A_SESSION of them.
+# Checks of sessions' positions in one slice; finding the topics of a session costs as much as LOOKS_A_SESSION checks.
 LOOKS_A_SLICE: Final = 1000
 LOOKS_A_SESSION: Final = 20
-# Entries to read at once: positions that follow each other closely are found in them.
+# How many entries are read at once, because positions that are close together are found in the same ones.
 ENTRIES_AT_ONCE: Final = 256
 
 # Returns the topics from which a session with these filters gets what was published while its client was away.
@@ -50,7 +50,7 @@ class MissedMessages:
     def find_passed(self, start: int, end: int) -> Steps[Mapping[str, Passed]]:
         """Return ``passed`` of the sessions without a client that have a position from *start* to *end*, by key.
 
-        Leaves out those of which it is known, and topics with a damaged queue.
+        Omits sessions that have it already, and topics with a damaged queue.
         """
         found: dict[str, tuple[int, Collection[str]]] = {}
         wanted: dict[str, set[int]] = {}
@@ -90,9 +90,9 @@ class MissedMessages:
     # when a client returns
 
     def count(self, protocol: str, state: SessionState) -> Steps[int]:
-        """Return how many messages retention removed from the topics of *state* that are not before its position.
+        """Return how many messages at or after its position retention has removed from the topics of *state*.
 
-        Returns -1 if that is not known: the session is from an older version, or a queue is damaged. *state* may change
+        Returns -1 if that is unknown: the session is from an older version, or a queue is damaged. *state* may change
         after the first slice.
         """
         position, passed, first = state.position, state.passed, self._store.first_position

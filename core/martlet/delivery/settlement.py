@@ -168,7 +168,7 @@ class Settlement:
         return given
 
     def _note_dead(self, lane: ShareLane, offsets: Sequence[int]) -> None:
-        """Note those of *offsets* that are dead, so that they are after a crash, too, and are not delivered again."""
+        """Note which of *offsets* are dead, so that a crash does not make them available again."""
         leases = lane.leases
         dead = sorted(filter(leases.is_dead, offsets)) if leases.has_dead else []
         if dead:

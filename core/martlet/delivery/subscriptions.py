@@ -22,8 +22,8 @@ from martlet.tables.topics import READ, Topic, Topics
 
 __all__ = ["Delivery", "MemberPeer", "Subscription", "Subscriptions", "from_earliest", "from_offset", "from_tail"]
 
-# Messages that a call of `Subscription.collect` returns; the last read may add as many. To encode so many small ones
-# takes 2 to 4 ms.
+# Messages that a call of `Subscription.collect` returns; the last read may add as many. Encoding that
+# many small ones takes 2 to 4 ms.
 MESSAGES_A_COLLECT: Final = 1024
 
 Start = Callable[[Queue], int]

@@ -25,7 +25,7 @@ class ReadTurns(trio.abc.Instrument):
         self._left = limit
         self._line = trio.lowlevel.ParkingLot()
         self._crowded = trio.Event()
-        # Whether a read in this turn brought more than is handled in a turn; then no other one is handled in it.
+        # Whether this turn has already handled a slice of a read that is too large for one turn; it handles only one.
         self.had_large = False
 
     def before_io_wait(self, timeout: float) -> None:

@@ -27,8 +27,8 @@ __all__ = ["Log", "Rounds"]
 log = logging.getLogger("martlet.server")
 
 COLLECTS_A_ROUND: Final = 64
-# Rounds that have collected for so long in one turn of the event loop collect no more; one peer may take a few ms. A
-# turn has up to four rounds: of the pump, a task that reads, the flusher and `Rounds.run`.
+# How long all rounds of one turn of the event loop may collect together; the last peer may exceed it by a few ms.
+# A turn has up to four rounds: those of the pump, a task that reads, the flusher and `Rounds.run`.
 COLLECT_S: Final = 0.004
 COLLECT_LAST_S: Final = 0.0  # the same for peers that come last: one of them
 RELEASES_A_ROUND: Final = 128  # peers whose held answers leave; a send takes 10 to 20 us
@@ -75,8 +75,8 @@ class Rounds:
         self._store = store
         self._pending = pending
         self._turn = TurnNumber()
-        self._spent_s = 0.0  # for how long rounds have collected in the turn
-        self._spent_in = 0  # with this number
+        self._spent_s = 0.0  # how long rounds have collected in the turn ...
+        self._spent_in = 0  # ... of this number
         if store is not None:
             store.on_flushed.append(self._flushed)
             store.on_commit_wanted = pending.want_commit
@@ -160,7 +160,7 @@ class Rounds:
     # delivery to peers that were woken
 
     def _collect_in_turn(self) -> None:
-        """Collect for as long as this turn of the event loop has time for that."""
+        """Collect until the time that this turn of the event loop has for it is used up."""
         if self._spent_in != self._turn.number:
             self._spent_in, self._spent_s = self._turn.number, 0.0
         if self._spent_s < COLLECT_S:

@@ -13,7 +13,7 @@ log = logging.getLogger("martlet.tls")
 
 
 class TlsConfig(Settings):
-    """The four keys of a port with TLS; the configuration of a plugin with such a port is a subclass."""
+    """The four keys of a port with TLS; plugins with such a port derive their configuration from this class."""
 
     tls: Literal["disabled", "permissive", "enforcing"] = setting(
         "permissive", "with a certificate: TLS refused, TLS and plain text on the same port, or TLS only"

@@ -1,4 +1,4 @@
-"""The number of the current turn of the event loop, for what is limited per turn and not per call."""
+"""The number of the current turn of the event loop, for limits that hold per turn instead of per call."""
 
 from typing import final
 
@@ -9,7 +9,7 @@ __all__ = ["TurnNumber"]
 
 @final
 class TurnNumber(trio.abc.Instrument):
-    """Counts turns while it is an instrument of the event loop."""
+    """Counts turns while it is installed as an instrument of the event loop."""
 
     def __init__(self) -> None:
         self.number = 0

@@ -1,9 +1,10 @@
-"""A disk in memory that keeps only what was synced, and that fails when it is told to.
+"""An in-memory disk for tests: it can lose everything that was not synced, and fail on demand.
 
-It counts every call that changes something. At any of them the power can be cut:
-`FakeDisk.after_power_cut` is the disk that a new process then finds. What was synced is
-there; of the rest, per `Cut`, nothing, whole writes at random, or sectors of writes at
-random. Names (created, renamed, removed) are as durable as their directory was synced.
+It counts every call that changes something, and the power can be cut at any of them.
+`FakeDisk.after_power_cut` returns the disk as the next process finds it: with everything
+that was synced and, depending on `Cut`, with nothing else, with random writes, or with
+random sectors of writes. A created, renamed or removed name survives if its directory
+was synced after that.
 """
 
 import errno

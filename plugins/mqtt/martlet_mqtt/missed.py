@@ -1,4 +1,4 @@
-"""Counts what a client missed that was away for too long: messages that retention removed before it returned."""
+"""Counts what a client missed: messages that retention removed while it was away."""
 
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
@@ -49,7 +49,7 @@ async def _count_rest(client: "Client", steps: Steps[int]) -> None:
 
 
 def _note(client: "Client", count: int) -> None:
-    """Count and log that *client* missed *count* messages, -1 if it is not known how many."""
+    """Count and log that *client* missed *count* messages; -1 if the number is unknown."""
     client.missed = count if count >= 0 else None
     if not count:
         return
