@@ -22,8 +22,18 @@ from martlet.broker import Broker
 from martlet.delivery.session import JointChanges, Session
 from martlet.delivery.session_expiry import DISTANCE_BYTES
 from martlet.delivery.session_notes import (
+    ACKNOWLEDGED,
+    ATTACHED,
     BEGIN,
+    DATA,
+    ENDED,
+    FILTER,
+    HELD,
+    JOINT,
+    LEFT,
+    MOVED,
     NEVER_MS,
+    NO_FILTER,
     NO_MESSAGE,
     SENT,
     SessionState,
@@ -31,6 +41,7 @@ from martlet.delivery.session_notes import (
     encode_note,
     encode_sent,
     encode_whole,
+    first_number,
 )
 from martlet.delivery.session_state import SessionTable
 from martlet.errors import Reason, Refused, StoreError
@@ -349,7 +360,7 @@ async def test_a_failed_commit_takes_the_session_from_its_client_at_once() -> No
         assert said(other.stored()) == said(others)
 
 
-async def test_notes_that_follow_lost_ones_are_ignored() -> None:
+async def test_a_client_whose_notes_were_lost_keeps_what_followed_them() -> None:
     disk, clock = FakeDisk(), ManualClock()
     async with brokers(disk, clock) as broker:
         client, session = await subscribed(broker)
@@ -359,10 +370,64 @@ async def test_notes_that_follow_lost_ones_are_ignored() -> None:
         await durable(broker)
         assert client.lost == ["a disk failure lost its last changes; connect again"]
         again = client.open()
-        assert list(again.filters) == ["a"]
+        assert list(again.filters) == ["a", "b"]
         again.subscribe("d")
         await durable(broker)
-        assert list(said(client.stored())["filters"]) == ["a", "d"]
+        assert list(said(client.stored())["filters"]) == ["a", "b", "d"]
+
+
+# What a note changes although one before it was lost: kind and arguments, and what the session says then.
+OUT_OF_TURN: dict[str, tuple[int, list[Any], dict[str, Any]]] = {
+    "the position cannot be trusted": (MOVED, [90], {}),
+    "nor what was sent, which comes again": (SENT, encode_sent(5, [70], 90), {}),
+    "but a group has that no more": (SENT | JOINT, encode_sent(5, [70], 90), {"flight": {1: 10, 5: 70}, "next_id": 6}),
+    "acknowledged": (ACKNOWLEDGED, [1, 1], {"flight": {}, "start": 50}),
+    "held": (HELD, [8, 1], {"flight": {1: 10, 8: NO_MESSAGE}}),
+    "held, with a message": (HELD | JOINT, [8, 1], {"flight": {1: 10, 8: NO_MESSAGE}}),
+    "a filter": (FILTER, ["b", b"", 90], {"filters": {"a": b"", "b": b""}}),
+    "no filter": (NO_FILTER, ["a"], {"filters": {}}),
+    "data": (DATA, [b"new"], {"data": b"new"}),
+    "data, with a message": (DATA | JOINT, [b"new"], {"data": b"new"}),
+    "connected": (ATTACHED, [90, 7], {}),
+    "left": (LEFT, [90, 12], {}),
+    "left, with a message": (LEFT | JOINT, [90, 12], {}),
+}
+
+
+@pytest.mark.parametrize("case", OUT_OF_TURN)
+def test_notes_after_lost_ones(case: str) -> None:
+    kind, arguments, changed = OUT_OF_TURN[case]
+    table = SessionTable("journal")
+    lost: list[str] = []
+    table.on_lost = lambda key, _: lost.append(key)
+
+    def apply(number: int, kind: int, *arguments: Any) -> None:
+        table._apply(kind, "toy me", number, list(arguments), 0)
+
+    apply(3, BEGIN, "ada", 0, 100)
+    apply(4, FILTER, "a", b"", 0)
+    apply(5, SENT, *encode_sent(1, [10], 50))
+    before = said(table.get("toy me"))
+    apply(7, kind, *arguments)
+    assert lost == ["toy me"]
+    assert said(table.get("toy me")) == before | changed
+    assert table.ends_ms("toy me") == (12 if kind & ~JOINT == LEFT else 0)
+    apply(6, MOVED, 60)  # a session continues from where its notes are complete
+    assert lost == ["toy me"]
+    assert table.position("toy me") == (60, False)
+    apply(6, DATA, b"of an earlier one")  # which a damaged log may bring once more
+    apply(first_number(6), DATA, b"of a session that replaced it, whose beginning was lost")
+    assert lost == ["toy me"] * 3
+    assert said(table.get("toy me"))["data"] == changed.get("data", b"")
+
+
+@pytest.mark.parametrize("kind", [ENDED, ENDED | JOINT])
+def test_the_end_of_a_session_after_lost_notes(kind: int) -> None:
+    table = SessionTable("journal")
+    table._apply(BEGIN, "toy me", 0, ["ada", 0, 100], 0)
+    table._apply(kind, "toy me", 2, [], 0)
+    assert table.get("toy me") is None
+    assert (len(table), table.bytes) == (0, 0)
 
 
 async def test_a_session_whose_beginning_was_lost_is_not_the_one_before_it() -> None:

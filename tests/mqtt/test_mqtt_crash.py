@@ -150,6 +150,8 @@ async def test_a_power_cut_loses_nothing_and_repeats_nothing_of_qos_2(cut: Cut, 
             goal = len(receiver.received) + chance.randrange(5, 80)
             await receiver.wait_received(goal)
             after = disk.after_power_cut(cut, chance)
+            if cut in {Cut.REORDERED, Cut.TORN}:
+                sender.power_cut()
             nursery.cancel_scope.cancel()
         disk = after
     async with mqtt_broker(directory, config, store=store, disk=disk) as mqtt:

@@ -14,6 +14,7 @@ from martlet.delivery.session_notes import (
     ENDED,
     FILTER,
     HELD,
+    JOINT,
     LEFT,
     MOVED,
     NO_FILTER,
@@ -266,7 +267,7 @@ class JointChanges:
         self._number = next_number(self._number)
         self._done.append((kind, arguments))
         if self._live is not None:
-            note = encode_note(kind, self._state.key, self._number, *arguments)
+            note = encode_note(kind | JOINT, self._state.key, self._number, *arguments)
             self.notes.append((self._live.writer.journal, note))
 
     def apply(self) -> None:

@@ -1,7 +1,8 @@
 """The state of a session; encodes and decodes it and the notes about it; pure functions.
 
 A note is a msgpack array: its kind, the key of the session, the number of the note, and arguments of the kind. The
-number counts the changes of the session, so a gap between two numbers shows that notes were lost.
+number counts the changes of the session, so a gap between two numbers shows that notes were lost, and those after it
+are out of turn. A power failure can lose a note and keep a later one, in an atomic group with messages that count.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ __all__ = [
     "ENDED",
     "FILTER",
     "HELD",
+    "JOINT",
     "LEFT",
     "MORE",
     "MOVED",
@@ -33,8 +35,10 @@ __all__ = [
     "encode_note",
     "encode_sent",
     "encode_whole",
+    "first_number",
     "moved",
     "next_number",
+    "notes_lost",
     "packed_head",
     "packed_position",
 ]
@@ -56,6 +60,8 @@ ACKNOWLEDGED: Final[Kind] = 10  # first id, count
 MOVED: Final[Kind] = 11  # position
 DATA: Final[Kind] = 12  # data of the protocol
 HELD: Final[Kind] = 13  # first id, count: in use, without a message
+# Added to the kind of a note that is stored in an atomic group with messages or with notes of others.
+JOINT: Final[Kind] = 32
 
 # The position of an id that is in use but has no message.
 NO_MESSAGE: Final = -1
@@ -66,6 +72,8 @@ NEVER: Final = -1
 HEAD: Final = Struct(">QQI")
 PASSED: Final = 7  # the index of ``passed`` in the fields after it
 NUMBERS: Final = 1 << 32
+# A session that replaces another skips so many numbers: a shorter gap is inside one session.
+NUMBERS_BETWEEN: Final = 1 << 20
 # Approximate overhead of a filter, an id in flight and a session, in bytes.
 FILTER_BYTES: Final = 100
 FLIGHT_BYTES: Final = 16
@@ -76,6 +84,17 @@ NOTHING_PASSED: Final[Mapping[str, int]] = {}
 def next_number(number: int) -> int:
     """Return the number that follows *number*."""
     return (number + 1) % NUMBERS
+
+
+def first_number(replaced: int) -> int:
+    """Return the first number of a session that replaces one whose last number is *replaced*."""
+    return (replaced + NUMBERS_BETWEEN) % NUMBERS
+
+
+def notes_lost(number: int, following: int) -> int:
+    """Return how many notes are missing between *number* and *following*; -1 if these are of different sessions."""
+    lost = (following - number - 1) % NUMBERS
+    return lost if lost < NUMBERS_BETWEEN - 1 else -1
 
 
 def packed_head(packed: bytes) -> tuple[int, int, int]:
@@ -177,6 +196,19 @@ class SessionState:
             (self.data,) = arguments
         elif kind != ENDED:
             raise StoreError(f"kind {kind!r} of a note about a session is unknown")
+
+    def change_out_of_turn(self, kind: Kind, arguments: Sequence[Any]) -> None:
+        """Apply a note although earlier ones are lost.
+
+        Messages before its position may not have been sent, so the position stays, and messages that it says were sent
+        are sent again unless a group has them no more.
+        """
+        if kind in (SENT, MOVED):
+            return
+        kind &= ~JOINT
+        before = self.number, self.position, self.passed
+        self.change(kind, arguments)
+        self.number, self.position, self.passed = before
 
     def _move(self, position: int) -> None:
         if position != self.position:

@@ -13,6 +13,7 @@ from martlet.checksum import crc32
 from martlet.delivery.session_notes import (
     BEGIN,
     ENDED,
+    JOINT,
     LEFT,
     MORE,
     WHOLE,
@@ -20,6 +21,7 @@ from martlet.delivery.session_notes import (
     decode_note,
     moved,
     next_number,
+    notes_lost,
     packed_head,
     packed_position,
 )
@@ -48,8 +50,8 @@ Passed: TypeAlias = tuple[int, Mapping[str, int]]
 class SessionTable:
     """The projection (martlet.state.Projection), by key.
 
-    A note that does not follow the last one is ignored: ``on_lost`` is called with the key, and whether `roll` wrote
-    the note. ``on_left`` is called with the key and the number of the note when a client left or ended its session.
+    ``on_lost`` is called with the key of a session whose notes were lost, and whether it was `roll` that wrote the note
+    after them. ``on_left`` is called with the key and the number of the note when a client left or ended its session.
     Before records are removed, ``find_passed`` (`MissedMessages.find_passed`) is called, and then ``note_again`` notes
     the complete state of a session, with what was found for it.
     """
@@ -127,13 +129,16 @@ class SessionTable:
             self._add(state, position)
         elif kind in (WHOLE, MORE):
             self._apply_whole(kind, key, number, arguments, position)
-        elif held is None or number != next_number(_number(held)):
-            self._tell_lost(key, is_rolled=False)
         else:
-            self._change(key, held, kind, arguments)
+            lost = notes_lost(_number(held), number) if held is not None else -1
+            if held is not None and lost >= 0:
+                self._change(key, held, kind, arguments, lost)
+            if lost:
+                self._tell_lost(key, is_rolled=False)
 
-    def _change(self, key: str, held: Held, kind: int, arguments: list[Any]) -> None:
-        if kind == ENDED:
+    def _change(self, key: str, held: Held, kind: int, arguments: list[Any], lost: int) -> None:
+        plain = kind & ~JOINT
+        if plain == ENDED:
             del self._shard_to_change(key)[key]
             self._count -= 1
             self._counts[_protocol_of(key)] -= 1
@@ -142,9 +147,12 @@ class SessionTable:
             return
         state = self._own(key, held)
         before = state.size
-        state.change(kind, arguments)
+        if lost:
+            state.change_out_of_turn(kind, arguments)
+        else:
+            state.change(plain, arguments)
         self.bytes += state.size - before
-        if kind == LEFT:
+        if plain == LEFT:
             self._put(key, state.pack(), state)
             self._tell_left(key, state.number)
 

@@ -19,7 +19,7 @@ from martlet.clock import Clock
 from martlet.delivery.missed_messages import MissedMessages
 from martlet.delivery.session import JointChanges, LiveSessions, Session
 from martlet.delivery.session_expiry import SessionExpiry
-from martlet.delivery.session_notes import ATTACHED, BEGIN, SessionState, encode_note, encode_whole, next_number
+from martlet.delivery.session_notes import ATTACHED, BEGIN, SessionState, encode_note, encode_whole, first_number
 from martlet.delivery.session_quota import SessionQuota
 from martlet.delivery.session_state import Passed, SessionTable
 from martlet.delivery.session_writer import SessionWriter
@@ -154,7 +154,7 @@ class Sessions:
             raise Refused(Reason.BUSY, f"{limit} sessions exist; delivery.sessions_max is {limit}")
         state = SessionState(key, owner, position, expiry_s)
         # If this note is lost, later ones must not seem to follow the last note of the previous session.
-        state.number = next_number(next_number(before.number)) if before is not None else 0
+        state.number = first_number(before.number) if before is not None else 0
         self.writer.write(key, encode_note(BEGIN, key, state.number, owner, position, expiry_s))
         session = self.live.by_key[key] = Session(state, self.live, lost)
         return session
