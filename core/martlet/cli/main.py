@@ -6,7 +6,6 @@ Plugins are loaded only when the core has no command of the given name.
 """
 
 import argparse
-import difflib
 import gc
 import sys
 from collections.abc import Iterable, Sequence
@@ -149,6 +148,8 @@ def _overview(found: "Sequence[Command]") -> str:
 
 
 def _unknown(name: str) -> str:
+    import difflib
+
     names = [command.name for command in commands()]
     near = difflib.get_close_matches(name, names, 1, 0.5)
     mend = f"did you mean {near[0]!r}?" if near else f"commands: {', '.join(names)}"

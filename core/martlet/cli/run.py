@@ -3,8 +3,8 @@
 import argparse
 import logging
 import os
-import platform
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -130,7 +130,7 @@ def serve(config: "Config") -> int:
     log.info(
         "martlet %s on Python %s; data %s, flush %s, plugins %s",
         installed_version(),
-        platform.python_version(),
+        sys.version.partition(" ")[0],
         config.data,
         config.store.flush,
         ", ".join(config.plugins.enabled) or "none",
