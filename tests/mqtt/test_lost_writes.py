@@ -1,7 +1,8 @@
 """A power cut can lose any write that was not synced, and keep later ones.
 
 Nobody was told that what is lost was stored, so clients send everything again. What is stored must still hold together:
-a message of QoS 2 with its identifier, and a message of a shared subscription with the session that it was handed to.
+a message of QoS 2 with its identifier, a message of a shared subscription with the session that it was handed to, a
+will with the session that keeps it no more, and the retained messages in flight with how far they were sent.
 """
 
 from collections import Counter
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from itertools import chain, combinations
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
@@ -18,7 +20,8 @@ from martlet.store.atomic import LAST, MARK_AT
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
 from martlet_mqtt.codes import PacketType
-from martlet_mqtt.packets import Ack, Publish
+from martlet_mqtt.packets import Ack, Publish, Will
+from martlet_mqtt.properties import Property
 
 DIRECTORY = Path("/data")
 SEGMENT = "/data/commitlog/00000000000000000000"
@@ -43,8 +46,18 @@ def without(disk: FakeDisk, start: int, end: int) -> FakeDisk:
     return copy
 
 
-async def connected(mqtt: Running, name: str, *, present: bool = True) -> Talk:
-    return await mqtt.connect(name, clean=False, expiry_s=1000, present=present)
+def damaged(disk: FakeDisk, start: int) -> Iterator[FakeDisk]:
+    """Yield copies of *disk* without up to three of the records and groups from *start* on."""
+    written = [each for each in commits(bytes(disk.files[SEGMENT].data)) if each[0] >= start]
+    for holes in chain.from_iterable(combinations(written, count) for count in range(1, 4)):
+        found = disk
+        for hole in holes:
+            found = without(found, *hole)
+        yield found
+
+
+async def connected(mqtt: Running, name: str, *, present: bool = True, **more: Any) -> Talk:
+    return await mqtt.connect(name, clean=False, expiry_s=1000, present=present, **more)
 
 
 def packets(*, again: bool) -> list[Publish]:
@@ -111,14 +124,60 @@ async def publish_again(talk: Talk) -> None:
 @pytest.mark.parametrize("is_delivered", [False, True])
 async def test_qos_2_comes_once_whatever_writes_were_lost(*, is_delivered: bool) -> None:
     disk, start = await killed(FakeDisk(), is_delivered=is_delivered)
-    written = [each for each in commits(bytes(disk.files[SEGMENT].data)) if each[0] >= start]
-    assert len(written) >= len(PAYLOADS)
-    for holes in chain.from_iterable(combinations(written, count) for count in range(1, 4)):
-        found = disk
-        for hole in holes:
-            found = without(found, *hole)
+    for place, found in enumerate(damaged(disk, start)):
         async with mqtt_broker(DIRECTORY, store=STORE, disk=found) as mqtt:
             await publish_again(await connected(mqtt, "publisher"))
             for name in ("subscriber", "member"):
                 came = await take_all(await connected(mqtt, name))
-                assert came == dict.fromkeys(PAYLOADS, 1), (name, holes, came)
+                assert came == dict.fromkeys(PAYLOADS, 1), (name, place, came)
+
+
+async def until_last(talk: Talk) -> Counter[bytes]:
+    """Acknowledge what comes until the payload "last"; return how often each payload came."""
+    came: Counter[bytes] = Counter()
+    while b"last" not in came:
+        (packet,) = await talk.messages(1)
+        came[packet.payload] += 1
+        await talk.acknowledge(packet)
+    return came
+
+
+async def test_the_will_of_a_connection_is_published_although_another_one_took_its_session() -> None:
+    disk = FakeDisk()
+    async with mqtt_broker(DIRECTORY, store=STORE, disk=disk) as mqtt:
+        watcher = await connected(mqtt, "watcher", present=False)
+        await watcher.subscribe("will", qos=1)
+        await connected(mqtt, "client", present=False, will=Will("will", b"first", 1))
+        await mqtt.settle()
+        start = mqtt.broker.store.appended
+        await connected(mqtt, "client", will=Will("will", b"second", 1))
+        killed = disk.after_power_cut(Cut.KILLED, Random(0))
+    for found in damaged(killed, start):
+        async with mqtt_broker(DIRECTORY, store=STORE, disk=found) as mqtt:
+            await connected(mqtt, "client")
+            watcher = await connected(mqtt, "watcher")
+            await watcher.publish("will", b"last")
+            assert (await until_last(watcher))[b"first"] == 1
+
+
+async def test_retained_messages_come_although_what_was_sent_before_them_is_lost() -> None:
+    disk = FakeDisk()
+    one = {Property.RECEIVE_MAXIMUM: 1}
+    async with mqtt_broker(DIRECTORY, store=STORE, disk=disk) as mqtt:
+        publisher = await mqtt.connect("publisher")
+        for payload in PAYLOADS:
+            await publisher.publish(f"a/{payload.decode()}", payload, 1, retain=True)
+        subscriber = await connected(mqtt, "subscriber", present=False, values=one)
+        await subscriber.subscribe("a/#", qos=1)
+        (first,) = await subscriber.messages(1)
+        await mqtt.settle()
+        start = mqtt.broker.store.appended
+        await subscriber.acknowledge(first)
+        await subscriber.messages(1)
+        killed = disk.after_power_cut(Cut.KILLED, Random(0))
+    for found in damaged(killed, start):
+        async with mqtt_broker(DIRECTORY, store=STORE, disk=found) as mqtt:
+            subscriber = await connected(mqtt, "subscriber", values=one)
+            await (await mqtt.connect("publisher")).publish("a/5", b"last", 1)
+            came = await until_last(subscriber)
+            assert set(PAYLOADS) - {first.payload} <= set(came), came

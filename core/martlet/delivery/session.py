@@ -7,18 +7,20 @@ durable, and is dropped if they are lost. `LiveSessions` has all sessions of whi
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, final
 
+from martlet.checksum import crc32
 from martlet.delivery.session_notes import (
     ACKNOWLEDGED,
+    ALONE,
     ATTACHED,
     DATA,
     ENDED,
     FILTER,
     HELD,
-    JOINT,
     LEFT,
     MOVED,
     NO_FILTER,
     SENT,
+    SENT_FOR,
     SessionState,
     encode_note,
     encode_sent,
@@ -128,14 +130,25 @@ class Session:
         Raises:
           Refused: it is too long, the filters take too many bytes, or the store accepts no writes; nothing is changed.
         """
+        self._add_filter(FILTER | ALONE, topic_filter, options)
+
+    def sent_for(self, topic_filter: str, options: bytes) -> None:
+        """Change the options of a filter because messages were sent for it: they count only if those do.
+
+        Raises:
+          Refused: as `subscribe`.
+        """
+        self._add_filter(SENT_FOR, topic_filter, options)
+
+    def _add_filter(self, kind: int, topic_filter: str, options: bytes) -> None:
         self._quota.check_filter(self.state, topic_filter, options)
-        self._change(FILTER, topic_filter, options, self.reached())
+        self._change(kind, topic_filter, options, self.reached())
         self._count_filters()
 
     def unsubscribe(self, topic_filter: str) -> None:
         """Remove a filter. Raises `Refused`."""
         if topic_filter in self.state.filters:
-            self._change(NO_FILTER, topic_filter)
+            self._change(NO_FILTER | ALONE, topic_filter)
             self._count_filters()
 
     def _count_filters(self) -> None:
@@ -160,11 +173,11 @@ class Session:
 
     def acknowledge(self, first: int, count: int = 1) -> None:
         """Free *count* ids from *first* on. Raises `Refused`."""
-        self._change(ACKNOWLEDGED, first, count)
+        self._change(ACKNOWLEDGED | ALONE, first, count)
 
     def hold(self, first: int, count: int = 1) -> None:
         """Use *count* ids from *first* on without a message; `acknowledge` frees them. Raises `Refused`."""
-        self._change(HELD, first, count)
+        self._change(HELD | ALONE, first, count)
 
     def changes(self) -> "JointChanges":
         """Return changes to be stored together with messages.
@@ -185,11 +198,11 @@ class Session:
         if data != self.state.data:
             if self._live is not None:
                 self._quota.check_data(data, self.state)
-            self._change(DATA, data)
+            self._change(DATA | ALONE, data, crc32(self.state.data))
 
     def expire_after(self, expiry_s: int | None) -> None:
         """Make the session expire *expiry_s* after its client leaves; None means never. Raises `Refused`."""
-        self._change(ATTACHED, self.reached(), -1 if expiry_s is None else expiry_s)
+        self._change(ATTACHED | ALONE, self.reached(), -1 if expiry_s is None else expiry_s)
 
     def leave(self) -> None:
         """Detach the client; the session stays until it expires. Call this in `Handler.closed`."""
@@ -211,7 +224,7 @@ class Session:
             if not self._live.has(self):
                 return
             self._live.writer.note(self.state, kind, *arguments)
-        self.state.change(kind, arguments)
+        self.state.change(kind & ~ALONE, arguments)
 
 
 @final
@@ -248,7 +261,7 @@ class JointChanges:
         """Store *data*, a few bytes for the protocol itself. Raises `Refused`."""
         if self._live is not None:
             self._live.quota.check_data(data, self._state)
-        self._add(DATA, data)
+        self._add(DATA, data, crc32(self._state.data))
 
     def leave(self, position: int, ends_ms: int) -> None:
         """Detach the client, which has every matching message before *position*."""
@@ -267,7 +280,7 @@ class JointChanges:
         self._number = next_number(self._number)
         self._done.append((kind, arguments))
         if self._live is not None:
-            note = encode_note(kind | JOINT, self._state.key, self._number, *arguments)
+            note = encode_note(kind | ALONE, self._state.key, self._number, *arguments)
             self.notes.append((self._live.writer.journal, note))
 
     def apply(self) -> None:
@@ -316,6 +329,6 @@ class LiveSessions:
     def end(self, session: Session) -> None:
         """End *session*. Raises `Refused`."""
         if self.has(session):
-            self.writer.note(session.state, ENDED)
+            self.writer.note(session.state, ENDED | ALONE)
             session.state.change(ENDED, ())
             session.is_ended, session.lost = True, None

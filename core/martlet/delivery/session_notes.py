@@ -2,7 +2,8 @@
 
 A note is a msgpack array: its kind, the key of the session, the number of the note, and arguments of the kind. The
 number counts the changes of the session, so a gap between two numbers shows that notes were lost, and those after it
-are out of turn. A power failure can lose a note and keep a later one, in an atomic group with messages that count.
+are out of turn. A power failure can lose a note and keep a later one, in an atomic group with messages that count. So
+those notes that say something by themselves (ALONE) apply out of turn.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,17 +12,18 @@ from typing import Any, Final, final
 
 import msgpack  # type: ignore[import-untyped]
 
+from martlet.checksum import crc32
 from martlet.errors import StoreError
 
 __all__ = [
     "ACKNOWLEDGED",
+    "ALONE",
     "ATTACHED",
     "BEGIN",
     "DATA",
     "ENDED",
     "FILTER",
     "HELD",
-    "JOINT",
     "LEFT",
     "MORE",
     "MOVED",
@@ -29,6 +31,7 @@ __all__ = [
     "NO_FILTER",
     "NO_MESSAGE",
     "SENT",
+    "SENT_FOR",
     "WHOLE",
     "SessionState",
     "decode_note",
@@ -58,10 +61,12 @@ NO_FILTER: Final[Kind] = 8  # filter
 SENT: Final[Kind] = 9  # first id, differences between the positions of the messages, position after all of them
 ACKNOWLEDGED: Final[Kind] = 10  # first id, count
 MOVED: Final[Kind] = 11  # position
-DATA: Final[Kind] = 12  # data of the protocol
+DATA: Final[Kind] = 12  # data of the protocol, checksum of the data that it replaces
 HELD: Final[Kind] = 13  # first id, count: in use, without a message
-# Added to the kind of a note that is stored in an atomic group with messages or with notes of others.
-JOINT: Final[Kind] = 32
+SENT_FOR: Final[Kind] = 14  # filter, options, position: the options changed because messages were sent for the filter
+# Added to the kind of a note that applies although earlier ones are lost. Versions that did not apply such notes did
+# not add it, and went on without them.
+ALONE: Final[Kind] = 32
 
 # The position of an id that is in use but has no message.
 NO_MESSAGE: Final = -1
@@ -175,7 +180,7 @@ class SessionState:
                     self.size -= FLIGHT_BYTES
         elif kind == HELD:
             self._hold(*arguments)
-        elif kind == FILTER:
+        elif kind in (FILTER, SENT_FOR):
             topic_filter, options, position = arguments
             self._move(position)
             self._drop_filter(topic_filter)
@@ -193,19 +198,18 @@ class SessionState:
             self._move(position)
         elif kind == DATA:
             self.size += len(arguments[0]) - len(self.data)
-            (self.data,) = arguments
+            self.data = arguments[0]
         elif kind != ENDED:
             raise StoreError(f"kind {kind!r} of a note about a session is unknown")
 
     def change_out_of_turn(self, kind: Kind, arguments: Sequence[Any]) -> None:
-        """Apply a note although earlier ones are lost.
+        """Apply a note of kind ALONE although earlier ones are lost.
 
-        Messages before its position may not have been sent, so the position stays, and messages that it says were sent
-        are sent again unless a group has them no more.
+        Messages before its position may not have been sent, so the position stays. Data that the session has is not
+        replaced by what replaced other data: something had to be done with that before, and that may be lost.
         """
-        if kind in (SENT, MOVED):
+        if kind == DATA and arguments[1] != crc32(self.data):
             return
-        kind &= ~JOINT
         before = self.number, self.position, self.passed
         self.change(kind, arguments)
         self.number, self.position, self.passed = before

@@ -11,9 +11,9 @@ from typing import Any, Final, TypeAlias, final
 
 from martlet.checksum import crc32
 from martlet.delivery.session_notes import (
+    ALONE,
     BEGIN,
     ENDED,
-    JOINT,
     LEFT,
     MORE,
     WHOLE,
@@ -131,14 +131,13 @@ class SessionTable:
             self._apply_whole(kind, key, number, arguments, position)
         else:
             lost = notes_lost(_number(held), number) if held is not None else -1
-            if held is not None and lost >= 0:
-                self._change(key, held, kind, arguments, lost)
+            if held is not None and (not lost or (lost > 0 and kind & ALONE)):
+                self._change(key, held, kind & ~ALONE, arguments, lost)
             if lost:
                 self._tell_lost(key, is_rolled=False)
 
     def _change(self, key: str, held: Held, kind: int, arguments: list[Any], lost: int) -> None:
-        plain = kind & ~JOINT
-        if plain == ENDED:
+        if kind == ENDED:
             del self._shard_to_change(key)[key]
             self._count -= 1
             self._counts[_protocol_of(key)] -= 1
@@ -150,9 +149,9 @@ class SessionTable:
         if lost:
             state.change_out_of_turn(kind, arguments)
         else:
-            state.change(plain, arguments)
+            state.change(kind, arguments)
         self.bytes += state.size - before
-        if plain == LEFT:
+        if kind == LEFT:
             self._put(key, state.pack(), state)
             self._tell_left(key, state.number)
 
