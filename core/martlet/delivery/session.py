@@ -133,10 +133,13 @@ class Session:
         self._add_filter(FILTER | ALONE, topic_filter, options)
 
     def sent_for(self, topic_filter: str, options: bytes) -> None:
-        """Change the options of a filter because messages were sent for it: they count only if those do.
+        """Change the options of a filter to say what was sent for it.
+
+        After a crash they count only if every earlier change does, so that messages whose `hand_out` was lost are sent
+        again. Options set with `subscribe` count even if earlier changes were lost.
 
         Raises:
-          Refused: as `subscribe`.
+          Refused: as for `subscribe`; nothing is changed.
         """
         self._add_filter(SENT_FOR, topic_filter, options)
 
