@@ -24,20 +24,20 @@ from martlet.delivery.session import JointChanges, Session
 from martlet.delivery.session_expiry import DISTANCE_BYTES
 from martlet.delivery.session_notes import (
     ACKNOWLEDGED,
-    ALONE,
     ATTACHED,
     BEGIN,
     DATA,
     ENDED,
     FILTER,
     HELD,
+    INDEPENDENT,
     LEFT,
     MOVED,
     NEVER_MS,
     NO_FILTER,
     NO_MESSAGE,
+    PROGRESS,
     SENT,
-    SENT_FOR,
     SessionState,
     decode_note,
     encode_note,
@@ -378,20 +378,24 @@ async def test_a_client_whose_notes_were_lost_keeps_what_followed_them() -> None
         assert list(said(client.stored())["filters"]) == ["a", "b", "d"]
 
 
-# What a note changes although one before it was lost: kind and arguments, and what the session says then.
+# Notes after a lost one: kind, arguments, and what they change.
 OUT_OF_TURN: dict[str, tuple[int, list[Any], dict[str, Any]]] = {
-    "the position cannot be trusted": (MOVED, [90], {}),
-    "nor what was sent, which comes again": (SENT, encode_sent(5, [70], 90), {}),
-    "but a group has that no more": (SENT | ALONE, encode_sent(5, [70], 90), {"flight": {1: 10, 5: 70}, "next_id": 6}),
-    "what was sent for a filter comes again, too": (SENT_FOR, ["a", b"2", 90], {}),
-    "acknowledged": (ACKNOWLEDGED | ALONE, [1, 1], {"flight": {}, "start": 50}),
-    "held": (HELD | ALONE, [8, 1], {"flight": {1: 10, 8: NO_MESSAGE}}),
-    "a filter": (FILTER | ALONE, ["b", b"", 90], {"filters": {"a": b"", "b": b""}}),
-    "no filter": (NO_FILTER | ALONE, ["a"], {"filters": {}}),
-    "data": (DATA | ALONE, [b"new", crc32(b"")], {"data": b"new"}),
-    "data instead of other data": (DATA | ALONE, [b"new", crc32(b"lost")], {}),
-    "connected": (ATTACHED | ALONE, [90, 7], {}),
-    "left": (LEFT | ALONE, [90, 12], {}),
+    "moved": (MOVED, [90], {}),
+    "sent": (SENT, encode_sent(5, [70], 90), {}),
+    "sent, in an atomic group": (
+        SENT | INDEPENDENT,
+        encode_sent(5, [70], 90),
+        {"flight": {1: 10, 5: 70}, "next_id": 6},
+    ),
+    "the progress of a filter": (PROGRESS, ["a", b"2", 90], {}),
+    "acknowledged": (ACKNOWLEDGED | INDEPENDENT, [1, 1], {"flight": {}, "start": 50}),
+    "held": (HELD | INDEPENDENT, [8, 1], {"flight": {1: 10, 8: NO_MESSAGE}}),
+    "a filter": (FILTER | INDEPENDENT, ["b", b"", 90], {"filters": {"a": b"", "b": b""}}),
+    "no filter": (NO_FILTER | INDEPENDENT, ["a"], {"filters": {}}),
+    "data": (DATA | INDEPENDENT, [b"new", crc32(b"")], {"data": b"new"}),
+    "data that replaced lost data": (DATA | INDEPENDENT, [b"new", crc32(b"lost")], {}),
+    "connected": (ATTACHED | INDEPENDENT, [90, 7], {}),
+    "left": (LEFT | INDEPENDENT, [90, 12], {}),
     "acknowledged, as an earlier version wrote it": (ACKNOWLEDGED, [1, 1], {}),
     "a filter, as an earlier version wrote it": (FILTER, ["b", b"", 90], {}),
     "ended, as an earlier version wrote it": (ENDED, [], {}),
@@ -415,12 +419,12 @@ def test_notes_after_lost_ones(case: str) -> None:
     apply(7, kind, *arguments)
     assert lost == ["toy me"]
     assert said(table.get("toy me")) == before | changed
-    assert table.ends_ms("toy me") == (12 if kind == LEFT | ALONE else 0)
-    apply(6, MOVED, 60)  # a session continues from where its notes are complete
+    assert table.ends_ms("toy me") == (12 if kind == LEFT | INDEPENDENT else 0)
+    apply(6, MOVED, 60)  # the broker continued from the last note before the gap
     assert lost == ["toy me"]
     assert table.position("toy me") == (60, False)
-    apply(6, DATA | ALONE, b"of an earlier one", crc32(b""))  # which a damaged log may bring once more
-    apply(first_number(6), DATA | ALONE, b"of a session that replaced it, whose beginning was lost", crc32(b""))
+    apply(6, DATA | INDEPENDENT, b"repeated", crc32(b""))
+    apply(first_number(6), DATA | INDEPENDENT, b"of another session", crc32(b""))
     assert lost == ["toy me"] * 3
     assert said(table.get("toy me"))["data"] == changed.get("data", b"")
 
@@ -428,7 +432,7 @@ def test_notes_after_lost_ones(case: str) -> None:
 def test_the_end_of_a_session_after_lost_notes() -> None:
     table = SessionTable("journal")
     table._apply(BEGIN, "toy me", 0, ["ada", 0, 100], 0)
-    table._apply(ENDED | ALONE, "toy me", 2, [], 0)
+    table._apply(ENDED | INDEPENDENT, "toy me", 2, [], 0)
     assert table.get("toy me") is None
     assert (len(table), table.bytes) == (0, 0)
 

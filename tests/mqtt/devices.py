@@ -28,7 +28,7 @@ class Sender:
     stored: dict[bytes, int] = field(default_factory=dict)
     # In the order of the first PUBLISH: by identifier what was sent, and whether PUBREC came.
     open: dict[int, tuple[Publish, bool]] = field(default_factory=dict)
-    # By cut of the power: the payloads that no acknowledgement had come for.
+    # For each power cut, the payloads without an acknowledgement at that time.
     unsure: list[set[bytes]] = field(default_factory=list)
     _next_id: int = 0
 
@@ -91,7 +91,7 @@ class Sender:
         del self.open[answer.packet_id]
 
     def power_cut(self) -> None:
-        """Note that the power is cut now, and the disk may keep any part of what is not acknowledged."""
+        """Note that the power is cut now: the disk may keep any part of what is not acknowledged."""
         self.unsure.append({packet.payload for packet, is_received in self.open.values() if not is_received})
 
     async def finish(self, talk: Talk) -> None:
@@ -168,8 +168,8 @@ class Receiver:
 def check(sender: Sender, receiver: Receiver) -> None:
     """Assert that nothing is lost, nothing of QoS 2 came twice, and each topic's messages came in order.
 
-    Two messages may change places if neither was acknowledged when the power was cut: the disk can have kept only the
-    later one, and the earlier one comes again behind it.
+    Two messages may come in the other order if neither was acknowledged when the power was cut: if the disk kept only
+    the later one, the earlier one is sent again after it.
     """
     lost = [payload for payload in sender.stored if payload not in receiver.received]
     assert lost == []

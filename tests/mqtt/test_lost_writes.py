@@ -1,8 +1,8 @@
 """A power cut can lose any write that was not synced, and keep later ones.
 
-Nobody was told that what is lost was stored, so clients send everything again. What is stored must still hold together:
-a message of QoS 2 with its identifier, a message of a shared subscription with the session that it was handed to, a
-will with the session that keeps it no more, and the retained messages in flight with how far they were sent.
+Nothing that was lost had been acknowledged, so clients send it again. What is left must be consistent: a QoS 2 message
+with its packet identifier, a message of a shared subscription with the session that got it, a will with the session
+that had it, and retained messages in flight with the progress of their filter.
 """
 
 from collections import Counter

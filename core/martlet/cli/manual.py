@@ -329,7 +329,7 @@ PLUGIN_CHAPTERS: Final = (
         "martlet.delivery.session",
         (
             "Session: name owner is_stored start position filters flight next_id data expiry_s until subscribe "
-            "sent_for unsubscribe hand_out acknowledge hold changes move keep expire_after leave end",
+            "record_progress unsubscribe hand_out acknowledge hold changes move keep expire_after leave end",
             "JointChanges: acknowledge hold keep end apply store",
         ),
     ),

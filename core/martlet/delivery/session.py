@@ -10,17 +10,17 @@ from typing import Any, Final, final
 from martlet.checksum import crc32
 from martlet.delivery.session_notes import (
     ACKNOWLEDGED,
-    ALONE,
     ATTACHED,
     DATA,
     ENDED,
     FILTER,
     HELD,
+    INDEPENDENT,
     LEFT,
     MOVED,
     NO_FILTER,
+    PROGRESS,
     SENT,
-    SENT_FOR,
     SessionState,
     encode_note,
     encode_sent,
@@ -130,20 +130,20 @@ class Session:
         Raises:
           Refused: it is too long, the filters take too many bytes, or the store accepts no writes; nothing is changed.
         """
-        self._add_filter(FILTER | ALONE, topic_filter, options)
+        self._put_filter(FILTER, topic_filter, options)
 
-    def sent_for(self, topic_filter: str, options: bytes) -> None:
-        """Change the options of a filter to say what was sent for it.
+    def record_progress(self, topic_filter: str, options: bytes) -> None:
+        """Change the options of a filter, because they contain how many of its messages were handed out.
 
-        After a crash they count only if every earlier change does, so that messages whose `hand_out` was lost are sent
-        again. Options set with `subscribe` count even if earlier changes were lost.
+        If a power failure loses an earlier change, perhaps a `hand_out`, it loses this one too, so the messages are
+        sent again. Options set with `subscribe` do not depend on earlier changes.
 
         Raises:
           Refused: as for `subscribe`; nothing is changed.
         """
-        self._add_filter(SENT_FOR, topic_filter, options)
+        self._put_filter(PROGRESS, topic_filter, options)
 
-    def _add_filter(self, kind: int, topic_filter: str, options: bytes) -> None:
+    def _put_filter(self, kind: int, topic_filter: str, options: bytes) -> None:
         self._quota.check_filter(self.state, topic_filter, options)
         self._change(kind, topic_filter, options, self.reached())
         self._count_filters()
@@ -151,7 +151,7 @@ class Session:
     def unsubscribe(self, topic_filter: str) -> None:
         """Remove a filter. Raises `Refused`."""
         if topic_filter in self.state.filters:
-            self._change(NO_FILTER | ALONE, topic_filter)
+            self._change(NO_FILTER, topic_filter)
             self._count_filters()
 
     def _count_filters(self) -> None:
@@ -176,11 +176,11 @@ class Session:
 
     def acknowledge(self, first: int, count: int = 1) -> None:
         """Free *count* ids from *first* on. Raises `Refused`."""
-        self._change(ACKNOWLEDGED | ALONE, first, count)
+        self._change(ACKNOWLEDGED, first, count)
 
     def hold(self, first: int, count: int = 1) -> None:
         """Use *count* ids from *first* on without a message; `acknowledge` frees them. Raises `Refused`."""
-        self._change(HELD | ALONE, first, count)
+        self._change(HELD, first, count)
 
     def changes(self) -> "JointChanges":
         """Return changes to be stored together with messages.
@@ -201,11 +201,11 @@ class Session:
         if data != self.state.data:
             if self._live is not None:
                 self._quota.check_data(data, self.state)
-            self._change(DATA | ALONE, data, crc32(self.state.data))
+            self._change(DATA, data, crc32(self.state.data))
 
     def expire_after(self, expiry_s: int | None) -> None:
         """Make the session expire *expiry_s* after its client leaves; None means never. Raises `Refused`."""
-        self._change(ATTACHED | ALONE, self.reached(), -1 if expiry_s is None else expiry_s)
+        self._change(ATTACHED, self.reached(), -1 if expiry_s is None else expiry_s)
 
     def leave(self) -> None:
         """Detach the client; the session stays until it expires. Call this in `Handler.closed`."""
@@ -227,7 +227,7 @@ class Session:
             if not self._live.has(self):
                 return
             self._live.writer.note(self.state, kind, *arguments)
-        self.state.change(kind & ~ALONE, arguments)
+        self.state.change(kind, arguments)
 
 
 @final
@@ -283,7 +283,7 @@ class JointChanges:
         self._number = next_number(self._number)
         self._done.append((kind, arguments))
         if self._live is not None:
-            note = encode_note(kind | ALONE, self._state.key, self._number, *arguments)
+            note = encode_note(kind | INDEPENDENT, self._state.key, self._number, *arguments)
             self.notes.append((self._live.writer.journal, note))
 
     def apply(self) -> None:
@@ -332,6 +332,6 @@ class LiveSessions:
     def end(self, session: Session) -> None:
         """End *session*. Raises `Refused`."""
         if self.has(session):
-            self.writer.note(session.state, ENDED | ALONE)
+            self.writer.note(session.state, ENDED)
             session.state.change(ENDED, ())
             session.is_ended, session.lost = True, None

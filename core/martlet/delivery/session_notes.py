@@ -1,9 +1,9 @@
 """The state of a session; encodes and decodes it and the notes about it; pure functions.
 
 A note is a msgpack array: its kind, the key of the session, the number of the note, and arguments of the kind. The
-number counts the changes of the session, so a gap between two numbers shows that notes were lost, and those after it
-are out of turn. A power failure can lose a note and keep a later one, in an atomic group with messages that count. So
-those notes that say something by themselves (ALONE) apply out of turn.
+number counts the changes of the session, so a gap between two numbers shows that notes were lost. A power failure can
+lose a note and keep a later one, and that may be in an atomic group with a message. So notes after a gap apply if they
+do not depend on earlier ones (INDEPENDENT), and the others are ignored.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,21 +17,22 @@ from martlet.errors import StoreError
 
 __all__ = [
     "ACKNOWLEDGED",
-    "ALONE",
     "ATTACHED",
     "BEGIN",
     "DATA",
+    "DEPENDENT",
     "ENDED",
     "FILTER",
     "HELD",
+    "INDEPENDENT",
     "LEFT",
     "MORE",
     "MOVED",
     "NEVER_MS",
     "NO_FILTER",
     "NO_MESSAGE",
+    "PROGRESS",
     "SENT",
-    "SENT_FOR",
     "WHOLE",
     "SessionState",
     "decode_note",
@@ -63,10 +64,12 @@ ACKNOWLEDGED: Final[Kind] = 10  # first id, count
 MOVED: Final[Kind] = 11  # position
 DATA: Final[Kind] = 12  # data of the protocol, checksum of the data that it replaces
 HELD: Final[Kind] = 13  # first id, count: in use, without a message
-SENT_FOR: Final[Kind] = 14  # filter, options, position: the options changed because messages were sent for the filter
-# Added to the kind of a note that applies although earlier ones are lost. Versions that did not apply such notes did
-# not add it, and went on without them.
-ALONE: Final[Kind] = 32
+PROGRESS: Final[Kind] = 14  # filter, options, position: the options contain what was sent for the filter
+# Added to the kind of a note that applies even if earlier notes are lost. Earlier versions ignored every note after a
+# gap and continued without them, so their notes, which do not have it, stay ignored.
+INDEPENDENT: Final[Kind] = 32
+# Notes of these kinds depend on earlier ones, except SENT in an atomic group that settles its messages elsewhere.
+DEPENDENT: Final = frozenset((SENT, MOVED, PROGRESS))
 
 # The position of an id that is in use but has no message.
 NO_MESSAGE: Final = -1
@@ -180,7 +183,7 @@ class SessionState:
                     self.size -= FLIGHT_BYTES
         elif kind == HELD:
             self._hold(*arguments)
-        elif kind in (FILTER, SENT_FOR):
+        elif kind in (FILTER, PROGRESS):
             topic_filter, options, position = arguments
             self._move(position)
             self._drop_filter(topic_filter)
@@ -203,10 +206,10 @@ class SessionState:
             raise StoreError(f"kind {kind!r} of a note about a session is unknown")
 
     def change_out_of_turn(self, kind: Kind, arguments: Sequence[Any]) -> None:
-        """Apply a note of kind ALONE although earlier ones are lost.
+        """Apply an independent note after lost ones.
 
-        Messages before its position may not have been sent, so the position stays. Data that the session has is not
-        replaced by what replaced other data: something had to be done with that before, and that may be lost.
+        The position does not move, because messages before the new one may not have been sent. Data is replaced only if
+        it is what the note replaced at first: before that, the protocol did with the other data what may be lost.
         """
         if kind == DATA and arguments[1] != crc32(self.data):
             return

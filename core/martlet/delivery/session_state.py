@@ -11,9 +11,9 @@ from typing import Any, Final, TypeAlias, final
 
 from martlet.checksum import crc32
 from martlet.delivery.session_notes import (
-    ALONE,
     BEGIN,
     ENDED,
+    INDEPENDENT,
     LEFT,
     MORE,
     WHOLE,
@@ -131,8 +131,8 @@ class SessionTable:
             self._apply_whole(kind, key, number, arguments, position)
         else:
             lost = notes_lost(_number(held), number) if held is not None else -1
-            if held is not None and (not lost or (lost > 0 and kind & ALONE)):
-                self._change(key, held, kind & ~ALONE, arguments, lost)
+            if held is not None and (not lost or (lost > 0 and kind & INDEPENDENT)):
+                self._change(key, held, kind & ~INDEPENDENT, arguments, lost)
             if lost:
                 self._tell_lost(key, is_rolled=False)
 

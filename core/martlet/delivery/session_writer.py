@@ -9,7 +9,7 @@ from typing import Any, Final, final
 
 import trio
 
-from martlet.delivery.session_notes import SessionState, encode_note, next_number
+from martlet.delivery.session_notes import DEPENDENT, INDEPENDENT, SessionState, encode_note, next_number
 from martlet.errors import Refused, StoreError
 from martlet.state.journal import Journal
 from martlet.store import Store
@@ -50,7 +50,8 @@ class SessionWriter:
 
     def note(self, state: SessionState, kind: int, *arguments: Any) -> None:
         """Note the next change of *state*; do not make the change if this raises `Refused`."""
-        self.write(state.key, encode_note(kind, state.key, next_number(state.number), *arguments))
+        marked = kind if kind in DEPENDENT else kind | INDEPENDENT
+        self.write(state.key, encode_note(marked, state.key, next_number(state.number), *arguments))
 
     def write_all(self, key: str, notes: Sequence[tuple[Journal, bytes]]) -> None:
         """Note changes of session *key*, which were encoded before. Raises `Refused`."""

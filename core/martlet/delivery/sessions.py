@@ -8,7 +8,8 @@ any failure, finds its last durable state. Each message is either acknowledged a
 still to be sent.
 
 A failed commit loses its notes. The clients affected lose their sessions and return to the stored state: some messages
-are sent again, none is lost. The notes of a session are numbered; of those after lost ones, some apply all the same.
+are sent again, none is lost. The notes of a session are numbered; after lost notes, only those that do not depend on
+earlier ones apply.
 """
 
 from collections.abc import Callable
@@ -18,15 +19,7 @@ from martlet.clock import Clock
 from martlet.delivery.missed_messages import MissedMessages
 from martlet.delivery.session import JointChanges, LiveSessions, Session
 from martlet.delivery.session_expiry import SessionExpiry
-from martlet.delivery.session_notes import (
-    ALONE,
-    ATTACHED,
-    BEGIN,
-    SessionState,
-    encode_note,
-    encode_whole,
-    first_number,
-)
+from martlet.delivery.session_notes import ATTACHED, BEGIN, SessionState, encode_note, encode_whole, first_number
 from martlet.delivery.session_quota import SessionQuota
 from martlet.delivery.session_state import Passed, SessionTable
 from martlet.delivery.session_writer import SessionWriter
@@ -113,7 +106,7 @@ class Sessions:
         if before.owner != owner:
             raise Refused(Reason.NO_PERMISSION, f"session {name!r} belongs to somebody else; choose another name")
         reached = holder.reached() if holder is not None and holder.lost is not None else before.position
-        writer.note(before, ATTACHED | ALONE, reached, expiry)
+        writer.note(before, ATTACHED, reached, expiry)
         before.change(ATTACHED, (reached, expiry))
         session = self.live.by_key[key] = Session(before, self.live, lost)
         if holder is not None and holder.lost is not None:

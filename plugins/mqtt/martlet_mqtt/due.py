@@ -230,7 +230,7 @@ class DueMessages:
             _, end, last, _ = wanted.rest
             rest = Rest(end, last, last) if last > end else None
         try:
-            self._session.sent_for(topic_filter, options_of(grant_of(topic_filter, stored), rest))
+            self._session.record_progress(topic_filter, options_of(grant_of(topic_filter, stored), rest))
         except Refused as refused:
             if refused.reason not in NO_ROOM:
                 raise
