@@ -379,7 +379,7 @@ async def test_a_client_whose_notes_were_lost_keeps_what_followed_them() -> None
 
 
 # Notes after a lost one: kind, arguments, and what they change.
-OUT_OF_TURN: dict[str, tuple[int, list[Any], dict[str, Any]]] = {
+AFTER_A_GAP: dict[str, tuple[int, list[Any], dict[str, Any]]] = {
     "moved": (MOVED, [90], {}),
     "sent": (SENT, encode_sent(5, [70], 90), {}),
     "sent, in an atomic group": (
@@ -402,9 +402,9 @@ OUT_OF_TURN: dict[str, tuple[int, list[Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", OUT_OF_TURN)
+@pytest.mark.parametrize("case", AFTER_A_GAP)
 def test_notes_after_lost_ones(case: str) -> None:
-    kind, arguments, changed = OUT_OF_TURN[case]
+    kind, arguments, changed = AFTER_A_GAP[case]
     table = SessionTable("journal")
     lost: list[str] = []
     table.on_lost = lambda key, _: lost.append(key)

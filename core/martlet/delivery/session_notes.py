@@ -80,7 +80,7 @@ NEVER: Final = -1
 HEAD: Final = Struct(">QQI")
 PASSED: Final = 7  # the index of ``passed`` in the fields after it
 NUMBERS: Final = 1 << 32
-# A session that replaces another skips so many numbers: a shorter gap is inside one session.
+# The numbers of a session that replaces another begin so much later; so a shorter gap is within one session.
 NUMBERS_BETWEEN: Final = 1 << 20
 # Approximate overhead of a filter, an id in flight and a session, in bytes.
 FILTER_BYTES: Final = 100
@@ -205,11 +205,12 @@ class SessionState:
         elif kind != ENDED:
             raise StoreError(f"kind {kind!r} of a note about a session is unknown")
 
-    def change_out_of_turn(self, kind: Kind, arguments: Sequence[Any]) -> None:
-        """Apply an independent note after lost ones.
+    def change_after_gap(self, kind: Kind, arguments: Sequence[Any]) -> None:
+        """Apply an independent note that follows lost ones.
 
         The position does not move, because messages before the new one may not have been sent. Data is replaced only if
-        it is what the note replaced at first: before that, the protocol did with the other data what may be lost.
+        the note was written to replace it: otherwise what the protocol did with it before, such as publishing a will,
+        may be among what is lost.
         """
         if kind == DATA and arguments[1] != crc32(self.data):
             return

@@ -147,7 +147,7 @@ class SessionTable:
         state = self._own(key, held)
         before = state.size
         if lost:
-            state.change_out_of_turn(kind, arguments)
+            state.change_after_gap(kind, arguments)
         else:
             state.change(kind, arguments)
         self.bytes += state.size - before
