@@ -79,6 +79,12 @@ def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
     assert err == "martlet: command 'plugin' is unknown; did you mean 'plugins'?\n"
 
 
+def test_a_command_like_no_other_is_answered_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = outcome(capsys, "nosuch")
+    assert code == Exit.USAGE
+    assert err.startswith("martlet: command 'nosuch' is unknown; commands: run, check, config, plugins, store, ")
+
+
 @pytest.mark.parametrize("name", sorted(CORE))
 def test_each_help_teaches_by_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = outcome(capsys, name, "--help")

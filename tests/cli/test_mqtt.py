@@ -115,3 +115,9 @@ def test_what_cannot_be_done_is_said_in_one_line(to: Run, code: int, words: tupl
     assert (got, out) == (code, ""), err
     assert text in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("other", ["stomp", "remoting", "nameserver"])
+def test_a_port_of_another_protocol_is_named(martlet: Run, addresses: dict[str, str], other: str) -> None:
+    code, _, err = martlet("mqtt", "clients", "--address", addresses[other])
+    assert (code, err.rpartition("; ")[2]) == (3, "is it an MQTT port?\n")

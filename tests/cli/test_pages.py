@@ -1,16 +1,18 @@
 """Pages that are made from the program do not grow old."""
 
+import argparse
 import ast
 import re
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
-from martlet.cli.main import commands
-from martlet.cli.manual import CLIENT_CHAPTERS, PLUGIN_CHAPTERS
+from martlet.cli.main import commands, make_parser
+from martlet.cli.manual import CLIENT_CHAPTERS, PLUGIN_CHAPTERS, own_plugins
 from martlet.cli.manual import PAGES as MADE
 from martlet.cli.reference import Chapter, api_page, exported
 
@@ -30,6 +32,33 @@ def test_each_decision_has_a_number_of_its_own_and_its_title_begins_with_it() ->
     assert [int(page.name[:4]) for page in found] == list(range(1, len(found) + 1))
     for page in found:
         assert page.read_text().startswith(f"# {int(page.name[:4])}. "), page.name
+
+
+def parsers(title: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    yield title, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, inner in action.choices.items():
+                yield from parsers(f"{title} {name}", inner)
+
+
+PARSERS = [
+    found for command in commands(own_plugins()) for found in parsers(f"martlet {command.name}", make_parser(command))
+]
+
+
+@pytest.mark.parametrize(("title", "parser"), PARSERS, ids=[title for title, _ in PARSERS])
+def test_each_option_of_each_command_is_in_its_section_or_in_one_that_the_section_links(
+    title: str, parser: argparse.ArgumentParser
+) -> None:
+    page = (ROOT / "docs" / "cli.md").read_text()
+    sections = dict(re.findall(r"(?ms)^#+ `?([^`\n]+)`?$\n(.*?)(?=^#+ |\Z)", page))
+    text = sections[title]
+    for name in re.findall(r"\| \[([\w ]+)\]\(#", text):
+        text += next(body for heading, body in sections.items() if heading.lower() == name.lower())
+    said = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", " ".join(re.findall(r"(?m)^\| `([^`]+)` \|", text))))
+    options = {option for action in parser._actions for option in action.option_strings}
+    assert said == options - {"-h", "--help"}
 
 
 def test_every_public_name_of_the_client_is_on_its_page() -> None:

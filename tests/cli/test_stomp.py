@@ -72,3 +72,9 @@ def test_what_cannot_be_done_is_said_in_one_line(to: Run, addresses: dict[str, s
         assert (code, out) == (3, ""), err
         assert text in err
         assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("other", ["mqtt", "remoting", "nameserver"])
+def test_a_port_of_another_protocol_is_named(martlet: Run, addresses: dict[str, str], other: str) -> None:
+    code, _, err = martlet("stomp", "connections", "--address", addresses[other])
+    assert (code, err.rpartition("; ")[2]) == (3, "is it a STOMP port?\n")

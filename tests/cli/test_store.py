@@ -256,7 +256,7 @@ def test_a_directory_in_use_is_refused(action: str, martlet: Run, tmp_path: Path
     finally:
         os.close(holder)
     assert code == 3
-    assert "is locked by another process" in err if action == "inspect" else "is in use by process 4711" in err
+    assert "is in use by process 4711; stop it first" in err
 
 
 def test_what_is_no_data_directory_is_said(martlet: Run, tmp_path: Path) -> None:

@@ -340,7 +340,8 @@ def test_nobody_at_the_address_has_a_code_of_its_own(martlet: Run) -> None:
 
 
 WRONG = [
-    (1, ("topic", "stats", "Nothing"), "topic 'Nothing'"),
+    (1, ("topic", "stats", "Nothing"), "topic 'Nothing' is unknown to the name server; check the name in the list"),
+    (1, ("topic", "delete", "Nothing", "--yes"), "topic 'Nothing' is unknown to the name server; check the name"),
     (1, ("topic", "create", "no/good"), "forbidden characters"),
     (1, ("group", "lag", "nobody"), "group 'nobody' is unknown"),
     (1, ("group", "delete", "nobody", "--yes"), "group 'nobody' is unknown"),

@@ -151,6 +151,6 @@ def _unknown(name: str) -> str:
     import difflib
 
     names = [command.name for command in commands()]
-    near = difflib.get_close_matches(name, names, 1, 0.5)
+    near = difflib.get_close_matches(name, names, 1)
     mend = f"did you mean {near[0]!r}?" if near else f"commands: {', '.join(names)}"
     return f"command {name!r} is unknown; {mend}"

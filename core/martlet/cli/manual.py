@@ -42,9 +42,10 @@ CONNECTION = "connection options"
 CONNECTION_HEAD = f"""
 ## {CONNECTION.capitalize()}
 
-Every command that talks to a broker asks a name server for the brokers' addresses and has these options. The default
-of an option comes from the environment, else from the section [`[client]`](config.md) of the configuration file, where
-each option has a key of the same name. So one setting can be enough: `MARTLET_CONFIG=/etc/martlet.toml`.
+Commands that use RocketMQ's protocol ask a name server for the brokers' addresses and have these options;
+`martlet mqtt` and `martlet stomp` connect to a port of one broker and list their own options below. The default of an
+option comes from the environment, else from the section [`[client]`](config.md) of the configuration file, where each
+option has a key of the same name. So one setting can be enough: `MARTLET_CONFIG=/etc/martlet.toml`.
 
 """
 
@@ -367,9 +368,8 @@ def cli_page() -> str:
     """Return ``docs/cli.md``."""
     blocks = [CLI_HEAD, "```\n", EPILOG, "```\n"]
     found = [(command.name, make_parser(command)) for command in commands(own_plugins())]
-    shared = next(options for _, parser in found if (options := _connection_options(parser)))
-    rows = [row for action in shared for row in _row(action)]
-    blocks += [CONNECTION_HEAD, "\n".join(["| option | |", "|---|---|", *rows]) + "\n"]
+    shared = next(group for _, parser in found if (group := _connection_group(parser)))
+    blocks += [CONNECTION_HEAD, _options_table(shared)]
     for name, parser in found:
         blocks += _chapter(f"martlet {name}", parser, "##")
     return "".join(blocks)
@@ -395,23 +395,41 @@ PAGES: Final = {
 
 def _chapter(title: str, parser: argparse.ArgumentParser, level: str) -> Iterator[str]:
     yield f"\n{level} `{title}`\n\n{parser.description or ''}\n"
-    connection = _connection_options(parser)
-    rows = [row for action in parser._actions if action not in connection for row in _row(action)]
+    connection = _connection_group(parser)
+    elsewhere = connection._group_actions if connection else []
+    rows = [row for action in parser._actions if action not in elsewhere for row in _row(action)]
     if connection:
-        rows.append(f"| [{CONNECTION}](#{CONNECTION.replace(' ', '-')}) | which brokers, and TLS |")
+        name = connection.title or ""
+        rows.append(f"| [{name}](#{name.lower().replace(' ', '-')}) | which broker, as whom, and TLS |")
     if rows:
         yield "\n" + "\n".join(["| argument | |", "|---|---|", *rows]) + "\n"
     if parser.epilog and level == "##":  # those of a subcommand are among them
         yield f"\n```\n{parser.epilog.strip()}\n```\n"
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
+            yield from _connection_chapter(action, level + "#")
             for name, inner in action.choices.items():
                 yield from _chapter(f"{title} {name}", inner, level + "#")
 
 
-def _connection_options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """The options that every command which talks to a broker has; the page has them once."""
-    return [action for group in parser._action_groups if group.title == CONNECTION for action in group._group_actions]
+def _connection_chapter(
+    subcommands: "argparse._SubParsersAction[argparse.ArgumentParser]", level: str
+) -> Iterator[str]:
+    """The connection options of *subcommands*, once, if they differ from those at the head of the page."""
+    found = {group.title: group for inner in subcommands.choices.values() if (group := _connection_group(inner))}
+    for title, group in found.items():
+        if title != CONNECTION:
+            yield f"\n{level} {title}\n\n{_options_table(group)}"
+
+
+def _options_table(group: argparse._ArgumentGroup) -> str:
+    rows = [row for action in group._group_actions for row in _row(action)]
+    return "\n".join(["| option | |", "|---|---|", *rows]) + "\n"
+
+
+def _connection_group(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup | None:
+    """The options that many commands share, which the page describes once."""
+    return next((group for group in parser._action_groups if (group.title or "").endswith(CONNECTION)), None)
 
 
 def _row(action: argparse.Action) -> Iterator[str]:

@@ -37,7 +37,7 @@ class ServerSettings(Struct, frozen=True):
 def add_server_options(parser: argparse.ArgumentParser, protocol: str, address: str) -> None:
     """Add the options to *parser*; *address* is the default one of *protocol*."""
     name = _variable(protocol)
-    add = parser.add_argument_group("connection options").add_argument
+    add = parser.add_argument_group(f"{protocol} connection options").add_argument
     add("--address", metavar="HOST:PORT", help=f"{protocol} port. Default: ${name}, else {address}")
     add("--timeout", type=float, default=TIMEOUT_S, metavar="SECONDS", help="for each request; default %(default)g")
     add("--user", metavar="NAME", help=f"user name. Default: ${name}_USER, else none")

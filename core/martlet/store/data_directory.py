@@ -7,7 +7,22 @@ from typing import final
 from martlet.errors import StoreLocked
 from martlet.store.files import Disk, Files, atomic_write, read_file
 
-__all__ = ["DataDirectory"]
+__all__ = ["DataDirectory", "lock_directory"]
+
+
+def lock_directory(path: str, disk: Disk) -> int:
+    """Lock the data directory *path* and return the descriptor of its lock.
+
+    Raises:
+      StoreLocked: another process has it open; the text says which.
+      OSError: the lock file cannot be opened.
+    """
+    try:
+        return disk.lock(f"{path}/lock")
+    except StoreLocked as error:
+        pid = (read_file(disk, f"{path}/abort") or b"").decode("ascii", "replace").strip()
+        holder = f"process {pid}" if pid else "another process"
+        raise StoreLocked(f"data directory {path!r} is in use by {holder}; stop it first") from error
 
 
 @final
@@ -43,12 +58,7 @@ class DataDirectory:
         for path in made:
             self._disk.make_directory(path)
         self._disk.sync_directory(self.path)
-        try:
-            self._lock_fd = self._disk.lock(f"{self.path}/lock")
-        except StoreLocked as error:
-            pid = (read_file(self._disk, f"{self.path}/abort") or b"").decode("ascii", "replace").strip()
-            holder = f"process {pid}" if pid else "another process"
-            raise StoreLocked(f"data directory {self.path!r} is in use by {holder}; stop it first") from error
+        self._lock_fd = lock_directory(self.path, self._disk)
 
     def release(self) -> None:
         """Close every file and release the lock."""

@@ -24,6 +24,7 @@ from martlet.records.layout import (
 )
 from martlet.store.atomic import FIRST, LAST, MARK_AT, NOWHERE, may_begin_at, valid_after
 from martlet.store.checkpoint import Checkpoint, read_checkpoint, stopped_in_order
+from martlet.store.data_directory import lock_directory
 from martlet.store.files import Disk, Files
 from martlet.store.light import places
 from martlet.store.segments import Segment, Segments
@@ -166,7 +167,7 @@ def _lock(directory: str, disk: Disk) -> int:
     if "lock" not in disk.names(directory):
         return -1
     try:
-        return disk.lock(f"{directory}/lock")
+        return lock_directory(directory, disk)
     except OSError:  # a read-only copy; no broker can have it open for writing
         return -1
 

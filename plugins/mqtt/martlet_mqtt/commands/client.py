@@ -10,6 +10,7 @@ from martlet.cli.server import ServerSettings, connect
 from martlet.errors import MartletError
 from martlet_mqtt.codec import decode_packet, encode_packet, packet_bytes
 from martlet_mqtt.codes import V5, PacketType, ReasonCode
+from martlet_mqtt.errors import MqttError
 from martlet_mqtt.packets import (
     Ack,
     Connack,
@@ -53,11 +54,11 @@ class MqttClient:
         self._buffer = bytearray()
         self._came: deque[Publish] = deque()
         self._packet_id = 0
-        self._send(Connect(client_id, V5, True, KEEP_ALIVE_S, None, settings.user, settings.password))
-        answer = self._expect(Connack)
-        if answer.reason:
-            self.close()
-            raise MqttFailed(f"broker {self._where} refused the connection; {_explained(answer.reason, answer)}")
+        try:
+            self._open(Connect(client_id, V5, True, KEEP_ALIVE_S, None, settings.user, settings.password))
+        except BaseException:
+            self._socket.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -75,6 +76,15 @@ class MqttClient:
             pass  # it is gone already
         finally:
             self._socket.close()
+
+    def _open(self, hello: Connect) -> None:
+        self._send(hello)
+        try:
+            answer = self._expect(Connack)
+        except MqttError as error:
+            raise Unreachable(f"{self._where} does not answer in MQTT; is it an MQTT port?") from error
+        if answer.reason:
+            raise MqttFailed(f"broker {self._where} refused the connection; {_explained(answer.reason, answer)}")
 
     # packets
 

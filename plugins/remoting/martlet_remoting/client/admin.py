@@ -164,7 +164,7 @@ class Admin(Client):
     async def topic_route(self, topic: str) -> Route:
         """Return the brokers and queues of *topic*."""
         check_topic(topic)
-        return await self.network.fetch_route(topic)
+        return await self._route(topic)
 
     async def create_topic(
         self,
@@ -453,8 +453,15 @@ class Admin(Client):
             raise ClientError(f"cluster {cluster!r} has no broker" if cluster else "name server knows no broker")
         return masters
 
+    async def _route(self, topic: str) -> Route:
+        """Return the route of a topic that should exist. Raises `RouteNotFound`."""
+        try:
+            return await self.network.fetch_route(topic)
+        except RouteNotFound as error:
+            raise RouteNotFound(topic, "is unknown to the name server; check the name in the list of topics") from error
+
     async def _topic_masters(self, topic: str) -> list[str]:
-        route = await self.network.fetch_route(topic)
+        route = await self._route(topic)
         masters = [address for name in sorted(route.brokers) if (address := route.master(name))]
         if not masters:
             raise RouteNotFound(topic, "has no broker with a master at the moment")

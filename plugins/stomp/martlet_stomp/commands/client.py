@@ -9,6 +9,7 @@ from martlet.cli.outcome import Unreachable
 from martlet.cli.server import ServerSettings, connect
 from martlet.errors import MartletError
 from martlet_stomp.codec import Limits, decode_head, encode_frame
+from martlet_stomp.errors import StompError
 from martlet_stomp.packets import Version
 
 __all__ = ["StompFailed", "browse"]
@@ -68,7 +69,10 @@ class _Frames:
         while b"\n\n" not in (data := self._data.lstrip(b"\n")):  # heart-beats may come before
             self._receive_more()
         self._data, end = data, data.index(b"\n\n")
-        command, headers = decode_head(bytes(data[:end]), None if wanted == "CONNECTED" else Version.V1_2, LIMITS)
+        try:
+            command, headers = decode_head(bytes(data[:end]), None if wanted == "CONNECTED" else Version.V1_2, LIMITS)
+        except StompError as error:
+            raise Unreachable(f"{self._settings.where} does not answer in STOMP; is it a STOMP port?") from error
         begin = end + 2
         stop = begin + int(headers.get("content-length", "0"))  # CONNECTED has no body
         while len(self._data) <= stop:
