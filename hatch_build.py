@@ -131,7 +131,7 @@ class CustomBuildHook(BuildHookInterface[Any]):
 
     def dependencies(self) -> list[str]:
         # mypyc also needs the types of Martlet's dependencies.
-        return ["mypy[mypyc]>=1.13", "setuptools", *self.metadata.core.dependencies] if self._wanted() else []
+        return ["mypy[mypyc]>=1.13,<3", "setuptools", *self.metadata.core.dependencies] if self._wanted() else []
 
     def _wanted(self) -> bool:
         return os.environ.get("MARTLET_COMPILE") == "1" and self.target_name == "wheel"

@@ -1,6 +1,6 @@
-"""Random identifiers and choices, from one random source per broker.
+"""Random identifiers and choices, from the random sources of one broker.
 
-This is the only module that uses randomness, so that a simulation can seed it.
+This is the only module of the core that uses randomness, so that a simulation can seed it.
 """
 
 import random
@@ -13,14 +13,19 @@ _UNIQUE_BYTES: Final = 16
 
 @final
 class Ids:
-    """Generates unique identifiers and random numbers."""
+    """Generates unique identifiers and random numbers.
 
-    __slots__ = ("_random", "below")
+    Without a *source* nobody can predict an identifier from others: they come from the operating system. Numbers come
+    from a Mersenne Twister of their own, which is faster; use them for nothing that must stay secret. A *source*
+    gives both, and the same ones for the same seed.
+    """
 
-    def __init__(self, source: random.Random) -> None:
-        self._random = source
-        self.below = source.randrange
+    __slots__ = ("_randbytes", "below")
+
+    def __init__(self, source: random.Random | None = None) -> None:
+        self._randbytes = (source or random.SystemRandom()).randbytes
+        self.below = (source or random.Random()).randrange
 
     def unique(self) -> str:
         """Return 32 hexadecimal digits in upper case, the form of a RocketMQ UNIQ_KEY."""
-        return self._random.randbytes(_UNIQUE_BYTES).hex().upper()
+        return self._randbytes(_UNIQUE_BYTES).hex().upper()

@@ -430,13 +430,16 @@ def _bind(server: Server, protocol: Protocol) -> socket.socket | None:
 
 
 def build(config: Config, store: Store, clock: Clock, stats: Stats, source: random.Random | None = None) -> Broker:
-    """Return a broker on *store* with its tables loaded and no plugins installed; *source* seeds its ids."""
+    """Return a broker on *store* with its tables loaded and no plugins installed.
+
+    *source* makes its identifiers repeatable, for simulations; without it they cannot be predicted.
+    """
     settings = config.broker
     topics = Topics(
         store, clock, auto_create=settings.auto_create_topics, auto_create_queues=settings.auto_create_queues
     )
     groups = Groups(clock, auto_create=settings.auto_create_groups, offsets_max=settings.offsets_max)
-    broker = Broker(settings, store, topics, groups, clock, Ids(source or random.Random()), stats, config.delivery)
+    broker = Broker(settings, store, topics, groups, clock, Ids(source), stats, config.delivery)
     persistence.load(broker)
     return broker
 

@@ -91,6 +91,9 @@ async def test_a_request_gets_the_reply_that_belongs_to_it(replying: Cluster, au
     assert reply.store_ms >= reply.born_ms > 0
     asked_for = marked(replying.broker.asked(SEND)[-1])
     assert (asked_for["REPLY_TO_CLIENT"], asked_for["TTL"]) == (asking.client_id, "3000")
+    requests = replying.broker.asked(SEND)
+    starts = {marked(request)["CORRELATION_ID"][:8] for request in requests}
+    assert len(starts) == len(requests) == 21  # no other client can guess them
     replied = decode_send_header(replying.broker.asked(SEND_REPLY)[-1])
     properties = decode_properties(replied.properties)
     assert replied.topic == "c_REPLY_TOPIC"

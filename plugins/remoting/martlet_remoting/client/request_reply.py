@@ -5,6 +5,7 @@ reply topic of the request's cluster; the broker stores it and pushes it to the 
 the producers by the client's id. So this client sends heartbeats to every broker that may store a reply.
 """
 
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Final, final
 
@@ -31,6 +32,7 @@ CORRELATION_ID: Final = "CORRELATION_ID"
 REPLY_TO: Final = "REPLY_TO_CLIENT"
 TTL: Final = "TTL"
 MESSAGE_TYPE: Final = "MSG_TYPE"
+CORRELATION_BYTES: Final = 16
 REPLY_TOPIC: Final = "{}_REPLY_TOPIC"  # of a cluster
 
 
@@ -108,7 +110,8 @@ class Waiters:
 
     def begin(self) -> Waiting:
         """Return a new request to wait for; end it with `end`."""
-        waiting = Waiting(self._network.identity.keys.next_key())
+        # Whoever guesses the id of a request can forge its reply.
+        waiting = Waiting(secrets.token_hex(CORRELATION_BYTES))
         self._waiting[waiting.correlation_id] = waiting
         return waiting
 
