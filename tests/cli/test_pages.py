@@ -17,7 +17,7 @@ from martlet.cli.manual import PAGES as MADE
 from martlet.cli.reference import Chapter, api_page, exported
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
 
 

@@ -36,7 +36,10 @@ def _run(folder: Path) -> None:
             for number in range(20):
                 producer.send(Message(TOPIC, f"body {number}".encode()))
         words = [sys.executable, "-m", __spec__.name, str(folder), endpoints]
-        subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        ended = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        if ended.returncode:
+            last = "\n".join(ended.stderr.splitlines()[-40:])
+            raise SystemExit(f"Spark ended with {ended.returncode}:\n{last}")
 
 
 def use(folder: str, endpoints: str) -> None:
