@@ -237,12 +237,14 @@ class ExternalTransaction(Struct, frozen=True):
       epoch: of the producer's run, from `ExternalTransactions.begin`; 0 if it never began one.
       sequence: the number of the transaction; each commit raises it.
       identity: who writes; a gate sets it, so that nobody can touch the transactions of another identity.
+      content: a text of who writes that tells what is committed, such as a digest; it is kept with the last commit.
     """
 
     producer: str
     epoch: int
     sequence: int
     identity: str = ""
+    content: str = ""
 
 
 class ExternalRun(Struct, frozen=True):
@@ -253,12 +255,14 @@ class ExternalRun(Struct, frozen=True):
       committed: the last committed sequence, -1 if none.
       prepared: the sequence that an older run has prepared and not committed, -1 if none.
       brokers: the names of all brokers that runs of the producer have named.
+      content: that of the last committed transaction, as its commit said.
     """
 
     epoch: int
     committed: int
     prepared: int = -1
     brokers: tuple[str, ...] = ()
+    content: str = ""
 
 
 class ExternalStage(Struct, frozen=True):

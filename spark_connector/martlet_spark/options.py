@@ -293,6 +293,12 @@ SINK: Final = (
         EXACTLY_ONCE,
         "exactly-once, idempotent or at-least-once, see below",
     ),
+    Option(
+        "changingRows",
+        _boolean,
+        False,
+        "a batch that is repeated after its commit may have other rows, as with rand(): keep those that were written",
+    ),
     Option("batchBytes", _bytes, 1 << 20, "most bytes in one request; at most the brokers' limit of a message", "512k"),
     Option(
         "retiredBrokers",

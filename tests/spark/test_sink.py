@@ -197,6 +197,7 @@ class Query:
         self.topic = topic
         self.name = name
         self.run = run
+        self.in_task = options.get("guarantee") == "idempotent"
         self.writer = writer(topic, "body", **{"guarantee": "exactly-once", **options})
 
     def task(self, batch: int, *numbers: int, in_task: bool = False) -> Written:
@@ -223,11 +224,55 @@ def test_a_batch_that_is_written_again_after_its_commit_has_no_effect(topic: Top
     query = Query(topic, topic.name)
     query.writer.commit_parts(query.batch(4, *range(10)))
     again = Query(topic, topic.name, "run-2")
-    messages = again.batch(4, *range(10))
-    assert messages == [Written(), Written()]
+    messages = again.batch(4, *reversed(range(10)))  # in another order, and by other tasks
+    assert [each.parts for each in messages if each] == [(), ()]
     again.writer.commit_parts(messages)
     again.writer.commit_parts(again.batch(5, *range(10, 20)))
     assert values(topic) == list(range(20))
+
+
+OLDER = "the checkpoint was restored or copied, or belongs to a second query"
+
+
+@pytest.mark.parametrize("guarantee", ["exactly-once", "idempotent"])
+def test_a_query_with_an_older_checkpoint_fails_instead_of_leaving_rows_out(topic: Topic, guarantee: str) -> None:
+    query = Query(topic, topic.name, guarantee=guarantee)
+    for batch in range(3):
+        query.writer.commit_parts([query.task(batch, *range(batch * 10, batch * 10 + 10), in_task=query.in_task)])
+    older = Query(topic, topic.name, "run-2", guarantee=guarantee)
+    text = f"batch 1 of query '{topic.name}' is older than 2, the last one that was written: {OLDER}"
+    with pytest.raises(WriteError, match=f"{text}, .*; begin with a new checkpoint"):
+        older.task(1, 30, 31, in_task=older.in_task)
+    assert values(topic) == list(range(30))
+
+
+@pytest.mark.parametrize("guarantee", ["exactly-once", "idempotent"])
+def test_the_last_batch_with_other_rows_fails_instead_of_leaving_them_out(topic: Topic, guarantee: str) -> None:
+    query = Query(topic, topic.name, guarantee=guarantee)
+    query.writer.commit_parts([query.task(2, 1, 2, 3, in_task=query.in_task)])
+    for number, rows in enumerate(((1, 2), (1, 2, 4), (1, 2, 3, 3))):
+        older = Query(topic, topic.name, f"run-{number + 2}", guarantee=guarantee)
+        text = rf"batch 2 of query '.*' was written before with other rows \(3 rows then, {len(rows)} now\): {OLDER}"
+        with pytest.raises(WriteError, match=f"{text}.* or set the option changingRows"):
+            older.writer.commit_parts([older.task(2, *rows, in_task=older.in_task)])
+    changing = Query(topic, topic.name, "run-9", guarantee=guarantee, changingRows="true")
+    changing.writer.commit_parts([changing.task(2, 7, 8, in_task=changing.in_task)])
+    changing.writer.commit_parts([changing.task(3, 9, in_task=changing.in_task)])
+    assert values(topic) == [1, 2, 3, 9]
+
+
+def test_what_a_batch_had_is_known_after_a_restart_of_the_broker(own_broker: Martlet) -> None:
+    topic = Topic(own_broker.name_server)
+    query = Query(topic, "query")
+    query.writer.commit_parts(query.batch(0, 1, 2))
+    own_broker.kill()
+    own_broker.start()
+    older = Query(topic, "query", "run-2")
+    with pytest.raises(WriteError, match="was written before with other rows"):
+        older.writer.commit_parts(older.batch(0, 3, 4))
+    again = Query(topic, "query", "run-3")
+    again.writer.commit_parts(again.batch(0, 1, 2))
+    assert values(topic) == [1, 2]
 
 
 def test_another_query_writes_the_same_batch_again(topic: Topic) -> None:
@@ -300,7 +345,7 @@ def test_what_was_staged_survives_kill_9(own_broker: Martlet) -> None:
         query.writer.commit_parts([message])
         own_broker.kill()
         own_broker.start()
-    assert query.batch(0, 1, 2) == [Written(), Written()]
+    assert [each.parts for each in query.batch(0, 1, 2) if each] == [(), ()]
     assert values(topic) == list(range(6000))
 
 

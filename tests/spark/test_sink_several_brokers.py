@@ -67,7 +67,7 @@ def test_a_driver_that_dies_during_a_commit_has_committed_on_all_brokers_or_on_n
     assert {part.queue.broker_name for part in parts_of(messages)} == {"a", "b"}
     commit_until(query, messages, requests, monkeypatch)
     query.writer.abort_parts(messages)  # as Spark does if it is only the answer that is lost
-    again = spread(shared, "run-2")
+    again = spread(shared, "run-2", changingRows="true")
     second = list(range(100) if rows == "same" else range(200, 230))  # a function whose result changes
     messages = again.batch(1, *second)
     again.writer.commit_parts(messages)
@@ -163,7 +163,7 @@ def test_each_row_is_written_once_if_a_topic_moves_while_a_commit_is_cut_off(
     query.writer.commit_parts(query.batch(0, 1000))
     commit_until(query, query.batch(1, *range(100)), requests, monkeypatch)
     move(topic, *after)
-    again = spread(topic, "run-2")
+    again = spread(topic, "run-2", changingRows="true")
     messages = again.batch(1, *range(200, 300))
     again.writer.commit_parts(messages)
     assert values(topic) == sorted([*(range(200, 300) if requests < 2 else range(100)), 1000])

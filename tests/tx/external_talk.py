@@ -101,8 +101,9 @@ class Sink:
         epoch: int = 0,
         producer: str = QUERY,
         is_last: bool = False,
+        content: str = "",
     ) -> ExternalCommit:
-        name = ExternalTransaction(producer, epoch, sequence)
+        name = ExternalTransaction(producer, epoch, sequence, content=content)
         return await self.do(lambda: self.staged.prepare(name, parts, nothing, is_last=is_last))
 
     async def abort_prepared(self, sequence: int, *, epoch: int) -> int:
@@ -140,8 +141,9 @@ class Sink:
         identity: str = "",
         check: Callable[[str], None] = nothing,
         is_last: bool = False,
+        content: str = "",
     ) -> ExternalCommit:
-        name = ExternalTransaction(producer, epoch, sequence, identity)
+        name = ExternalTransaction(producer, epoch, sequence, identity, content)
         return await self.do(lambda: self.staged.commit(name, parts, check, is_last=is_last))
 
     async def abort(

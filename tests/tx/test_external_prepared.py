@@ -181,3 +181,25 @@ async def test_an_empty_transaction_is_prepared_and_committed_like_others(restar
     await found.prepare(1, [("large", 1)], epoch=2)
     assert (await found.commit(1, [("large", 1)], epoch=2)).messages == 60
     assert found.stored(TOPIC) == numbered(0, 60)
+
+
+@pytest.mark.parametrize("saves", [False, True])
+async def test_a_run_is_told_what_the_last_commit_said_of_its_content(saves: bool) -> None:
+    disk = FakeDisk()
+    found = await sink(disk)
+    await found.begin("run-1")
+    assert (await found.begin_at("run-1")).content == ""
+    await found.commit(0, [], epoch=1, content="10-abc")
+    assert (await found.begin_at("run-1")).content == "10-abc"
+    await found.stage(1, "part", ["one"], epoch=1)
+    await found.prepare(1, [("part", 1)], epoch=1, content="1-def")
+    assert (await found.begin_at("run-2")).content == "10-abc"
+    await found.commit(1, None, epoch=2)  # the new run does not know what was prepared
+    assert (await found.commit(0, [], epoch=2, content="late")).is_duplicate
+    if saves:
+        found.broker.projections.save()
+    await found.store.close()
+    again = await sink(disk)
+    assert (await again.begin_at("run-3")).content == "1-def"
+    with pytest.raises(Refused, match="content 'xxx.* has 65 characters"):
+        await again.commit(2, [], epoch=3, content="x" * 65)

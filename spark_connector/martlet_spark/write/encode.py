@@ -20,7 +20,7 @@ from martlet.records.reserved import RESERVED
 from martlet_spark.errors import WriteError
 from martlet_spark.read.records import Integers
 
-__all__ = ["Encoded", "Encoder", "UniqueKeys"]
+__all__ = ["MIDDLE_BYTES", "Encoded", "Encoder", "UniqueKeys"]
 
 HEAD: Final = np.dtype([("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">i4"), ("body_bytes", ">i4")])
 OVERHEAD: Final = 22

@@ -37,7 +37,7 @@ class Transaction:
     """The rows that *producer* commits as *sequence*; older runs of it are fenced. Without a *run* nothing is.
 
     *began_ms* tells a run that began before the newest one, 0 for none. After a transaction that *is_last* brokers
-    forget the producer soon.
+    forget the producer soon. *named* says that the user has chosen name and number.
     """
 
     producer: str
@@ -45,10 +45,18 @@ class Transaction:
     run: str = ""
     began_ms: int = 0
     is_last: bool = False
+    named: bool = False
 
-    def fields(self, epoch: int) -> dict[str, object]:
-        """Return the header fields of a request about it."""
+    def __str__(self) -> str:
+        if self.named:
+            return f"txnVersion {self.sequence} of txnAppId {self.producer!r}"
+        return f"batch {self.sequence} of query {self.producer!r}"
+
+    def fields(self, epoch: int, content: str = "") -> dict[str, object]:
+        """Return the header fields of a request about it; brokers keep the *content* of a commit."""
         found: dict[str, object] = {"producer": self.producer, "epoch": epoch, "sequence": self.sequence}
+        if content:
+            found["content"] = content
         return {**found, "last": "true"} if self.is_last else found
 
 
@@ -60,11 +68,13 @@ class Run:
     Attributes:
       brokers: all to which the producer may write, as each of them knows, also retired ones.
       committed: the last sequence that any of them had committed then, -1 if none.
+      content: the digest of its rows; empty if it was committed without one.
     """
 
     epochs: Mapping[str, int] = field(default_factory=dict)
     brokers: frozenset[str] = frozenset()
     committed: int = -1
+    content: str = ""
 
 
 NO_RUN: Final = Run()
@@ -92,7 +102,7 @@ def begin(
     begun.end_left()
     while len(_runs) >= RUNS_MAX:
         del _runs[next(iter(_runs))]
-    _runs[key] = Run(begun.epochs, begun.names, begun.committed)
+    _runs[key] = Run(begun.epochs, begun.names, begun.committed, begun.content)
     return _runs[key]
 
 
@@ -112,6 +122,7 @@ class _Beginning:
         self.epochs = dict(run.epochs)
         self.names = run.brokers
         self.committed = run.committed
+        self.content = run.content
 
     @property
     def is_unknown(self) -> bool:
@@ -127,10 +138,16 @@ class _Beginning:
                 if answer.code != ResponseCode.SUCCESS:
                     raise WriteError(refused("begin of a transaction", _any_queue(broker), answer))
                 self.epochs[broker] = answer.integer("epoch")
-                self.committed = max(self.committed, answer.integer("committed"))
+                self._note_committed(answer.integer("committed"), answer.ext.get("content", ""))
                 self._left[broker] = answer.integer("prepared")
                 self._known[broker] = frozenset(filter(None, answer.ext.get("brokers", "").split(",")))
                 self.names |= self._known[broker]
+
+    def _note_committed(self, sequence: int, content: str) -> None:
+        if sequence > self.committed:
+            self.committed, self.content = sequence, content
+        elif sequence == self.committed:
+            self.content = self.content or content
 
     def _known_by(self, broker: str) -> frozenset[str]:
         return self._known.get(broker, frozenset())

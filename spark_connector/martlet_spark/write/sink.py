@@ -17,8 +17,9 @@ from martlet_spark.errors import OptionError, SparkConnectorError, WriteError
 from martlet_spark.options import AT_LEAST_ONCE, IDEMPOTENT, Options
 from martlet_spark.write import staging
 from martlet_spark.write.columns import check_columns
+from martlet_spark.write.content import Content
 from martlet_spark.write.sending import Outbox
-from martlet_spark.write.staging import Part, Staging, Transaction
+from martlet_spark.write.staging import Part, Repeated, Staging, Transaction
 from martlet_spark.write.targets import Targets, Turns
 from martlet_spark.write.writable import WritableQueues, write_queues
 
@@ -35,9 +36,11 @@ RUN: Final = "spark.jobGroup.id"
 @final
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """What a task has staged: all that the driver knows of it."""
+    """What a task has staged, or has *repeated* of what an older run had committed: all that the driver knows of it."""
 
     parts: tuple[Part, ...] = ()
+    content: Content = Content()
+    repeated: Repeated | None = None
 
 
 class Writer:
@@ -79,11 +82,11 @@ class Writer:
             return Written()
         with closing(Staging(cluster, turns, transaction(), self.retired)) as stage:
             self._write(batches, queues_of, stage)
-            parts = stage.finish()
+            written = Written(tuple(stage.finish()), stage.content, stage.repeated)
         if in_task:
-            staging.commit(cluster, parts, self.retired)
+            self.commit_parts([written])
             return Written()
-        return Written(tuple(parts))
+        return written
 
     def _write(self, batches: Iterator[Any], queues_of: WritableQueues, sender: Outbox | Staging) -> None:
         options = self.options
@@ -93,7 +96,18 @@ class Writer:
                 sender.write(chunk)
 
     def commit_parts(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        staging.commit(self.cluster(), _parts(messages), self.retired)
+        """Commit what tasks have staged.
+
+        Raises:
+          WriteError: a broker refuses it, or the rows are not those that an older run has committed as the same batch.
+        """
+        written = [message for message in messages if isinstance(message, Written)]
+        content = sum((each.content for each in written), start=Content())
+        repeated = next((each.repeated for each in written if each.repeated is not None), None)
+        if repeated is not None:
+            repeated.check(content, may_change=self.options["changingRows"])
+            return
+        staging.commit(self.cluster(), _parts(written), self.retired, content)
 
     def abort_parts(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Drop what was staged, unless it was committed: Spark aborts after a commit whose answer was lost too."""

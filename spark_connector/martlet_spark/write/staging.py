@@ -6,11 +6,16 @@ All requests may be repeated.
 
 A transaction on several brokers is prepared on all of them but the first, and then committed on the first, which
 decides it, and on the others. A later run asks all brokers that the producer knows (`runs`) and ends what is left.
+
+Only the last committed transaction can be repeated by a crash. Its rows are compared with what was committed, by a
+digest that brokers keep with the commit: a query whose checkpoint is older than what it has written numbers other rows
+with the same numbers.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Final, final
 from uuid import uuid4
 
 import orjson
@@ -20,11 +25,16 @@ from martlet_remoting.packets import MessageQueue
 from martlet_spark.cluster import BUSY, Cluster
 from martlet_spark.connection import ConnectionLost, attempts
 from martlet_spark.errors import WriteError
+from martlet_spark.write.content import Content, content_of
 from martlet_spark.write.runs import NO_RUN, Transaction, ask, begin, explained, refused
 from martlet_spark.write.sending import WINDOW, Lane, Request, refusal, send_fields
 from martlet_spark.write.targets import Chunk, Turns
 
-__all__ = ["Part", "Staging", "Transaction", "abort", "commit"]
+__all__ = ["Part", "Repeated", "Staging", "Transaction", "abort", "commit"]
+
+log = logging.getLogger("martlet.spark")
+
+OLDER: Final = "the checkpoint was restored or copied, or belongs to a second query"
 
 
 @final
@@ -44,6 +54,33 @@ class Part:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """A transaction that an older run has committed, with this *content*; empty if it did not say."""
+
+    transaction: Transaction
+    content: str
+
+    def check(self, content: Content, *, may_change: bool) -> None:
+        """Fail if the rows of the repetition have another *content*; if they *may_change*, only log it.
+
+        Raises:
+          WriteError: they are not the rows that were committed.
+        """
+        if self.content in ("", str(content)):
+            return
+        before, now = self.content.partition("-")[0], content.rows
+        text = f"{self.transaction} was written before with other rows ({before} rows then, {now} now)"
+        if may_change:
+            log.warning("%s; keeping those", text)
+            return
+        hint = "set the option changingRows to true to keep what was written"
+        raise WriteError(
+            f"{text}: {OLDER}, or a function changes its result, such as rand(); begin with a new checkpoint, or {hint}"
+        )
+
+
+@final
 class _Stage:
     """One part while it is staged. Chunks are numbered, so that those without an answer are simply sent again."""
 
@@ -58,10 +95,12 @@ class _Stage:
 class Staging:
     """Stages the chunks of one task, at each broker as a part of its own.
 
-    If an older run has committed the transaction, nothing is staged. *retired* brokers are not asked for that.
+    If an older run has committed the transaction, nothing is staged, and ``repeated`` says so. *retired* brokers are
+    not asked for that. ``content`` is that of all rows.
 
     Raises:
-      WriteError: a broker does not offer transactions, refuses the rows, has a newer run, or does not answer in time.
+      WriteError: a broker does not offer transactions, refuses the rows, has a newer run or a later transaction, or does
+        not answer in time.
     """
 
     def __init__(
@@ -75,12 +114,15 @@ class Staging:
         self._topics: set[str] = set()  # those of which the run has begun at all brokers
         self._stages: dict[str, _Stage] = {}
         self._tries = attempts(cluster.timeout_s)
+        self.content = Content()
+        self.repeated: Repeated | None = None
 
     def write(self, chunk: Chunk) -> None:
         """Stage *chunk*; return before it is confirmed."""
+        self.content += content_of(chunk.body)
         if self._transaction.run and chunk.place.topic not in self._topics:
             self._begin(chunk.place.topic)
-        if self._run.committed >= self._transaction.sequence:
+        if self.repeated is not None:
             return
         queue = self._turns.next_queue(chunk.place)
         stage = self._stages.get(queue.broker_name)
@@ -120,6 +162,11 @@ class Staging:
         brokers = frozenset(queue.broker_name for queue in self._turns.queues_of(topic))
         self._run = begin(self._cluster, self._transaction, topic, brokers, self._retired)
         self._topics.add(topic)
+        if self._run.committed > self._transaction.sequence:
+            text = f"{self._transaction} is older than {self._run.committed}, the last one that was written: {OLDER}"
+            raise WriteError(f"{text}, and its rows would be missing; begin with a new checkpoint")
+        if self._run.committed == self._transaction.sequence:
+            self.repeated = Repeated(self._transaction, self._run.content)
 
     def _part(self, queue: MessageQueue) -> Part:
         epoch = self._run.epochs.get(queue.broker_name, 0)
@@ -160,8 +207,10 @@ class Staging:
             raise WriteError(f"{text}: {why}")
 
 
-def commit(cluster: Cluster, parts: Sequence[Part], retired: frozenset[str] = frozenset()) -> None:
-    """Commit *parts* on all of their brokers; return once all of their messages are readable.
+def commit(
+    cluster: Cluster, parts: Sequence[Part], retired: frozenset[str] = frozenset(), content: Content | None = None
+) -> None:
+    """Commit *parts*, which have this *content*, on all of their brokers; return once their messages are readable.
 
     Raises:
       WriteError: a broker refuses or does not answer. Others may have committed: repeat it, or begin a new run.
@@ -172,14 +221,15 @@ def commit(cluster: Cluster, parts: Sequence[Part], retired: frozenset[str] = fr
         # Tasks with other topics know other brokers: each broker has to know all of them before one commits.
         begin(cluster, parts[0].transaction, parts[0].queue.topic, known, retired)
     for first, names in by_broker[1:]:
-        _end(cluster, RequestCode.PREPARE_EXTERNAL_TRANSACTION, first, names)
+        _end(cluster, RequestCode.PREPARE_EXTERNAL_TRANSACTION, first, names, content)
     for first, names in by_broker:
-        _end(cluster, RequestCode.COMMIT_EXTERNAL_TRANSACTION, first, names)
+        _end(cluster, RequestCode.COMMIT_EXTERNAL_TRANSACTION, first, names, content)
 
 
-def _end(cluster: Cluster, code: int, first: Part, parts: Sequence[Part]) -> None:
+def _end(cluster: Cluster, code: int, first: Part, parts: Sequence[Part], content: Content | None) -> None:
     body = orjson.dumps({"parts": [[part.name, part.chunks] for part in parts]})
-    answer = ask(cluster, first.queue, code, _fields(first), body)
+    fields = first.transaction.fields(first.epoch, str(content or ""))
+    answer = ask(cluster, first.queue, code, fields, body)
     if answer.code != ResponseCode.SUCCESS:
         raise WriteError(refused("commit", first.queue, answer))
 
@@ -188,7 +238,8 @@ def abort(cluster: Cluster, parts: Sequence[Part]) -> None:
     """Drop *parts* unless they were prepared or committed; brokers drop what is left at the next commit, or later."""
     for first, names in _by_broker(parts):
         body = orjson.dumps({"parts": [part.name for part in names]})
-        ask(cluster, first.queue, RequestCode.ABORT_EXTERNAL_TRANSACTION, _fields(first), body)
+        fields = first.transaction.fields(first.epoch)
+        ask(cluster, first.queue, RequestCode.ABORT_EXTERNAL_TRANSACTION, fields, body)
 
 
 def _by_broker(parts: Sequence[Part]) -> list[tuple[Part, list[Part]]]:
@@ -196,7 +247,3 @@ def _by_broker(parts: Sequence[Part]) -> list[tuple[Part, list[Part]]]:
     for part in parts:
         found.setdefault(part.queue.broker_name, []).append(part)
     return [(found[broker][0], found[broker]) for broker in sorted(found)]
-
-
-def _fields(part: Part) -> dict[str, object]:
-    return part.transaction.fields(part.epoch)

@@ -43,7 +43,8 @@ def _check_supported(broker: Broker) -> ExternalTransactions:
 
 
 def _transaction(command: Command) -> ExternalTransaction:
-    return ExternalTransaction(command.text("producer"), command.integer("epoch"), command.integer("sequence"))
+    name, content = command.text("producer"), command.text("content", "")
+    return ExternalTransaction(name, command.integer("epoch"), command.integer("sequence"), content=content)
 
 
 # runs
@@ -62,6 +63,8 @@ async def _begin(gate: Gate, command: Command) -> bytes:
     topic = command.text("topic", "")
     run = await gate.begin_external(producer, name, topic, began_ms, brokers, only_known=only_known)
     ext = {"epoch": run.epoch, "committed": run.committed, "prepared": run.prepared, "brokers": ",".join(run.brokers)}
+    if run.content:
+        ext["content"] = run.content
     return reply(command, ext)
 
 

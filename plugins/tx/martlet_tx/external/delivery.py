@@ -165,6 +165,7 @@ class Delivery:
         *,
         is_decided: bool = False,
         is_last: bool = False,
+        content: str = "",
     ) -> None:
         self._broker = broker
         self._store = broker.store
@@ -177,6 +178,7 @@ class Delivery:
         self.place = place
         self.is_decided = is_decided
         self.is_last = is_last
+        self.content = content
         self.end = 0
         self.delivered = self.dropped = self.lost = 0
         self.done = trio.Event()
@@ -189,7 +191,8 @@ class Delivery:
 
     def commit_event(self, place: Place, *, is_copy: bool = False) -> bytes:
         head = *self.key, self.sequence, self.epoch
-        return encode_event(EventKind.COMMIT, *head, self.parts, place, self._state.hour, is_copy, self.is_last)
+        rest = self._state.hour, is_copy, self.is_last, self.content
+        return encode_event(EventKind.COMMIT, *head, self.parts, place, *rest)
 
     def first(self, check: Callable[[], None]) -> WaitingSteps[None]:
         """Decide, and store the first group; *check* may refuse it at the last moment.

@@ -71,13 +71,15 @@ class EventKind:
 
     STATE: Final = 0  # epoch, runs, committed sequence, hour of the last use, and the rest of `state.Producer`
     STAGED: Final = 1  # sequence, part, epoch, number of the chunk, its records, its topics, whether it was moved
-    COMMIT: Final = 2  # sequence, epoch, [part, chunks] of each, place, hour, whether it is a copy, and is the last one
+    COMMIT: Final = (
+        2  # sequence, epoch, [part, chunks] of each, place, hour, whether it is a copy, the last one, content
+    )
     PROGRESS: Final = 3  # sequence, place
     DROPPED: Final = 4  # sequence, parts
     FORGOTTEN: Final = 5
     HOUR: Final = 6  # the number of hours that the broker has run
     PREPARED: Final = (
-        7  # sequence (-1 if the prepared one was dropped), epoch, [part, chunks] of each, hour, whether it is the last
+        7  # sequence (-1 if the prepared one was dropped), epoch, [part, chunks] of each, hour, whether last, content
     )
 
 

@@ -33,11 +33,13 @@ class Vote(NamedTuple):
     """What a run has prepared to commit: ``parts`` are names and numbers of chunks, kept whoever begins a run.
 
     Votes are in order, first by epoch: the later one counts. Sequence -1 says that there is nothing prepared.
+    ``content`` is what the run said of it.
     """
 
     epoch: int = 0
     sequence: int = -1
     parts: tuple[tuple[str, int], ...] = ()
+    content: str = ""
 
     def later(self, known: "Vote") -> "Vote":
         """Return this one unless *known* is later."""
@@ -60,6 +62,7 @@ class Producer(NamedTuple):
       brokers: the names of all brokers that it may write to, sorted.
       vote: what is prepared; over once it, or something later, is committed.
       is_ended: whether its last commit was said to be the last one.
+      content: what its last commit said of what it committed.
     """
 
     epoch: int = 0
@@ -71,6 +74,7 @@ class Producer(NamedTuple):
     brokers: tuple[str, ...] = ()
     vote: Vote = NO_VOTE
     is_ended: bool = False
+    content: str = ""
 
     @property
     def prepared(self) -> int:
@@ -91,6 +95,7 @@ class Producer(NamedTuple):
             began_ms=newer.began_ms,
             committed=ended.committed,
             is_ended=ended.is_ended,
+            content=ended.content,
             hour=max(said.hour, self.hour),
             brokers=tuple(sorted({*said.brokers, *self.brokers})),
             vote=said.vote.later(self.vote),
@@ -229,9 +234,10 @@ class ExternalState:
         parts: list[tuple[str, int]],
         hour: int,
         is_last: bool,
+        content: str = "",
     ) -> None:
         known = self.producers.get(key, Producer(epoch, noted_at=position))
-        vote = Vote(epoch, sequence, tuple([(name, chunks) for name, chunks in parts]))
+        vote = Vote(epoch, sequence, tuple([(name, chunks) for name, chunks in parts]), content)
         hour, ended = max(hour, known.hour), known.is_ended or is_last
         said = self.producers[key] = known._replace(vote=vote.later(known.vote), hour=hour, is_ended=ended)
         if known.vote[:2] < said.vote[:2]:  # the new vote replaces one that came to nothing
@@ -306,21 +312,23 @@ class ExternalState:
         hour: int,
         is_copy: bool,
         is_last: bool = False,
+        content: str = "",
     ) -> None:
         known = self.producers.get(key)
         if known is not None and sequence <= known.committed and not is_copy:
             return
-        said = Producer(epoch, (), sequence, hour, position, is_ended=is_last)
+        said = Producer(epoch, (), sequence, hour, position, is_ended=is_last, content=content)
         if known is None:
             self.producers[key] = said
         elif not known.epoch and known.merged(said)._replace(vote=NO_VOTE) == said and known.vote.sequence <= sequence:
             del self.producers[key]  # this event says everything
             self.producers[key] = said
         else:
-            ended = is_last if sequence > known.committed else known.is_ended
+            newer = said if sequence > known.committed else known
             committed, hour = max(sequence, known.committed), max(hour, known.hour)
             vote = known.vote if known.vote.sequence > committed else known.vote._replace(parts=())
-            self.producers[key] = known._replace(committed=committed, hour=hour, is_ended=ended, vote=vote)
+            known = known._replace(is_ended=newer.is_ended, content=newer.content)
+            self.producers[key] = known._replace(committed=committed, hour=hour, vote=vote)
         named = tuple([(name, chunks) for name, chunks in parts])
         before = self.deliveries.get(key)
         begin = before.place if before is not None and before.sequence == sequence else (0, 0, 0)
@@ -478,6 +486,7 @@ def _producer(head: Sequence[Any], noted_at: int, rest: Sequence[Any]) -> Produc
     known = Producer(epoch, tuple(runs), committed, hour, noted_at)
     if not rest:
         return known
-    began_ms, brokers, (vote_epoch, sequence, parts), is_ended = rest
-    vote = Vote(vote_epoch, sequence, tuple([(name, chunks) for name, chunks in parts]))
-    return known._replace(began_ms=began_ms, brokers=tuple(brokers), vote=vote, is_ended=is_ended)
+    began_ms, brokers, (vote_epoch, sequence, parts, *said), is_ended, *content = rest  # earlier versions said less
+    vote = Vote(vote_epoch, sequence, tuple([(name, chunks) for name, chunks in parts]), *said)
+    known = known._replace(began_ms=began_ms, brokers=tuple(brokers), vote=vote, is_ended=is_ended)
+    return known._replace(content=content[0]) if content else known

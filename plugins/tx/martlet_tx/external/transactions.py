@@ -117,6 +117,8 @@ class StagedTransactions(ExternalTransactions):
         if not 0 <= transaction.sequence <= SEQUENCE_MAX:
             text = f"sequence {transaction.sequence} is not a number from 0 to {SEQUENCE_MAX}"
             raise Refused(Reason.PARAMETER, f"{text}; number the transactions of a producer upwards")
+        if transaction.content:
+            _check_name("content", transaction.content, NAME_CHARS_MAX)
         producer = self.state.producers.get((transaction.identity, transaction.producer), UNKNOWN)
         if transaction.epoch < producer.epoch:
             self._refuse_old(transaction.producer, f"run with epoch {transaction.epoch}")
@@ -165,7 +167,7 @@ class StagedTransactions(ExternalTransactions):
             if wanted != known:
                 await self._note(self._state_event(key, wanted))
             prepared = wanted.prepared if wanted.vote.epoch < wanted.epoch else -1
-            return ExternalRun(wanted.epoch, wanted.committed, prepared, wanted.brokers)
+            return ExternalRun(wanted.epoch, wanted.committed, prepared, wanted.brokers, wanted.content)
 
     def _check_begin(self, known: Producer, key: Key, run: str, began_ms: int) -> None:
         """Raise `Refused` unless a new *run* may begin: one that waited somewhere may be older than the newest."""
@@ -190,7 +192,7 @@ class StagedTransactions(ExternalTransactions):
     def _state_event(self, key: Key, producer: Producer, hour: int | None = None) -> bytes:
         hour = self.state.hour if hour is None else hour
         head = producer.epoch, producer.runs, producer.committed, hour
-        rest = producer.began_ms, producer.brokers, producer.vote, producer.is_ended
+        rest = producer.began_ms, producer.brokers, producer.vote, producer.is_ended, producer.content
         return encode_event(EventKind.STATE, *key, *head, *rest)
 
     async def _note(self, event: bytes) -> None:
@@ -326,7 +328,8 @@ class StagedTransactions(ExternalTransactions):
             if transaction.sequence <= producer.committed:
                 self.duplicates += 1
                 return ExternalCommit(producer.committed, 0, True)
-            vote = Vote(transaction.epoch, transaction.sequence, tuple([(name, chunks) for name, chunks in parts]))
+            named = tuple([(name, chunks) for name, chunks in parts])
+            vote = Vote(transaction.epoch, transaction.sequence, named, transaction.content)
             if vote[:2] < producer.vote[:2]:
                 text = f"transaction {producer.vote.sequence} of {transaction.producer!r} is prepared already"
                 raise Refused(Reason.ILLEGAL, f"{text}; prepare transactions in the order of their numbers")
@@ -338,7 +341,8 @@ class StagedTransactions(ExternalTransactions):
         return ExternalCommit(producer.committed, 0, False)
 
     def _prepared_event(self, key: Key, vote: Vote, *, is_last: bool = False) -> bytes:
-        return encode_event(EventKind.PREPARED, *key, vote.sequence, vote.epoch, vote.parts, self.state.hour, is_last)
+        head = vote.sequence, vote.epoch, vote.parts
+        return encode_event(EventKind.PREPARED, *key, *head, self.state.hour, is_last, vote.content)
 
     async def commit(
         self,
@@ -352,8 +356,9 @@ class StagedTransactions(ExternalTransactions):
         key = transaction.identity, transaction.producer
         async with self._turn(key):
             producer = self._check_run(transaction)
+            content = transaction.content
             if parts is None:
-                parts = self._left(producer, transaction)
+                parts, content = self._left(producer, transaction), producer.vote.content
             if transaction.sequence <= producer.committed or parts is None:
                 self.duplicates += 1
                 return ExternalCommit(producer.committed, 0, True)
@@ -365,6 +370,7 @@ class StagedTransactions(ExternalTransactions):
             delivery = Delivery(
                 *(self._broker, self._events, self.state, key, transaction.sequence, transaction.epoch, parts),
                 is_last=is_last,
+                content=content,
             )
             self._deliveries[key] = delivery
             try:
@@ -511,6 +517,7 @@ class StagedTransactions(ExternalTransactions):
         # An event may be lost in the middle of the log.
         self.state.next = max(self.state.next, self._events.queue.next_offset)
         for key, left in self.state.deliveries.items():
+            producer = self.state.producers.get(key, UNKNOWN)
             self._deliveries[key] = Delivery(
                 self._broker,
                 self._events,
@@ -521,6 +528,8 @@ class StagedTransactions(ExternalTransactions):
                 left.parts,
                 left.place,
                 is_decided=True,
+                is_last=producer.is_ended,
+                content=producer.content,
             )
             log.info("transaction %d of %r was committed; delivering the rest of it", left.sequence, key[1])
 

@@ -1,0 +1,41 @@
+"""What a transaction commits, in a few bytes: brokers keep it, and a batch that is written again is compared with it."""
+
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final, final
+
+from martlet.checksum import crc32
+from martlet_spark.write.encode import MIDDLE_BYTES
+
+__all__ = ["Content", "content_of"]
+
+# Size and size of the body, at the begin of a message.
+HEAD: Final = Struct(">i12xi")
+DIGEST_MAX: Final = (1 << 64) - 1
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Content:
+    """So many rows, and the sum of their checksums: the same in whichever order and by whichever tasks."""
+
+    rows: int = 0
+    digest: int = 0
+
+    def __add__(self, other: "Content") -> "Content":
+        return Content(self.rows + other.rows, (self.digest + other.digest) & DIGEST_MAX)
+
+    def __str__(self) -> str:
+        return f"{self.rows}-{self.digest:016x}"
+
+
+def content_of(body: bytes) -> Content:
+    """Return the content of the messages in the *body* of a batch send, without their unique keys."""
+    view, at, rows, digest = memoryview(body), 0, 0, 0
+    while at < len(body):
+        size, body_bytes = HEAD.unpack_from(body, at)
+        middle = at + HEAD.size + body_bytes
+        digest += crc32(view[middle + MIDDLE_BYTES : at + size], crc32(view[at:middle]))
+        at += size
+        rows += 1
+    return Content(rows, digest & DIGEST_MAX)
