@@ -23,6 +23,9 @@ from martlet.delivery.interest import FilterTrie
 from martlet.delivery.tail_reader import RECEIVERS_A_SLICE, RECEIVERS_COUNTED
 from martlet.errors import Reason, Refused
 from martlet.message import Message
+from martlet.records.layout import ENTRY_BYTES
+from martlet.store import Queue, Store
+from martlet.store.queues import BlockDamaged
 from martlet.testing.disk import FakeDisk
 
 
@@ -735,3 +738,44 @@ async def test_a_cursor_that_was_full_gets_new_messages_after_those_that_it_miss
             client.take()
             await settle(broker)
         assert [int(body) for body in client.bodies] == list(range(31))
+
+
+async def filled_and_damaged(disk: FakeDisk) -> list[int]:
+    """Fill two queues, and flip a bit in the middle entry of one; return the positions of the messages."""
+    async with broker_in_memory(disk, flush="sync", segment_bytes=1 << 22) as broker:
+        feed_of(broker, 2)
+        positions = [send(broker, f"name {number % 2}", str(number), number % 2) for number in range(400)]
+        await settle(broker)
+    first, at = 96 * ENTRY_BYTES, 4 * ENTRY_BYTES  # entry 100
+    file = disk.files[f"/data/consumequeue/t/0/{first:020d}"]
+    file.data[at] ^= 1
+    file.stable[at] = file.data[at]
+    return positions
+
+
+async def test_a_damaged_queue_costs_a_cursor_nothing_of_the_others() -> None:
+    disk = FakeDisk()
+    positions = await filled_and_damaged(disk)
+    async with broker_in_memory(disk, flush="sync", segment_bytes=1 << 22) as broker:
+        client, all_names = (Client(feed_of(broker, 2), each, position=positions[300]) for each in ("name 1", "#"))
+        await settle(broker)
+        assert client.take() == [str(number) for number in range(301, 400, 2)]
+        assert all_names.take() == [str(number) for number in range(300, 400)]
+
+
+@pytest.mark.plain
+async def test_a_sweep_that_must_begin_too_early_brings_what_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FakeDisk()
+    positions = await filled_and_damaged(disk)
+
+    async def damaged(store: Store, queue: Queue, position: int) -> int:
+        if queue.queue_id == 0:
+            raise BlockDamaged(queue)
+        return positions.index(position) // 2
+
+    monkeypatch.setattr(catch_up_reader, "_search", damaged)
+    async with broker_in_memory(disk, flush="sync", segment_bytes=1 << 22) as broker:
+        client = Client(feed_of(broker, 2), "#", position=positions[300])
+        assert client.cursor.position == positions[300]
+        await settle(broker)
+        assert client.take() == [str(number) for number in range(300, 400)]

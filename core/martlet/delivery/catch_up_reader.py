@@ -7,13 +7,14 @@ tail. So ten thousand clients that return together cost one pass over the record
 If all filters in a sweep are names without wildcards, only records with the tag codes of these names are read.
 """
 
+from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Iterator
 from heapq import heappop, heappush
 from typing import Final, final
 
 from martlet.delivery.cursor import Cursor, Place
 from martlet.delivery.interest import FilterTrie, Grants, Route, in_pieces
-from martlet.delivery.merge import merge
+from martlet.delivery.merge import POSITION_OF, merge
 from martlet.delivery.routing import STEPS_A_SLICE, Found
 from martlet.delivery.runs import make_runs
 from martlet.delivery.tail_reader import RECEIVERS_A_SLICE, RECEIVERS_COUNTED, TailReader
@@ -31,6 +32,7 @@ BYTES_A_SLICE: Final = 1 << 20
 CURSORS_A_SLICE: Final = 256
 FILTERS_A_SLICE: Final = 512
 CODES_MAX: Final = 1000  # names to search for in one pass over the entries
+REPAIRS: Final = 2  # how often the search for a start has damaged entries repaired
 
 
 @final
@@ -108,7 +110,8 @@ class CatchUpReader:
             if not (self._take_along() and self._swept):
                 return False
             readable_to = self._store.readable
-            self._giving = self._give(merge(self._store, await self._read(), self._offsets, readable_to))
+            found = merge(self._store, await self._read(), self._offsets, readable_to)
+            self._giving = self._give(_from(found, self.swept_to))
         return not self._give_some() and self._is_at_tail()
 
     def _queues(self) -> list[tuple[Queue, int]]:
@@ -251,18 +254,29 @@ def _slice_of(cursors: Iterable[Cursor]) -> tuple[list[Cursor], bool]:
     return taken, True
 
 
+def _from(found: list[Found], position: int) -> list[Found]:
+    """Return the records of *found*, which are in log order, that begin at *position* or later."""
+    return found[bisect_left(found, position, key=POSITION_OF) :] if found and found[0][0] < position else found
+
+
 async def _first_from(store: Store, queue: Queue, position: int) -> int:
     """Return the first offset of *queue* whose record begins at *position* or later, or an earlier offset.
 
-    Reads entries from files in a thread.
+    Reads entries from files in a thread, and repairs damaged ones.
     """
+    for _ in range(REPAIRS):
+        try:
+            return await _search(store, queue, position)
+        except BlockDamaged:
+            await store.repairs.repair(queue)
+    return queue.first_offset
+
+
+async def _search(store: Store, queue: Queue, position: int) -> int:
     queues, low, saved = store.queues, queue.first_offset, queue.tail_offset
-    try:
-        if low < saved:
-            found = await store.disk.off_loop(lambda: queues.first_behind(queue, low, saved, position))
-            if found < saved:
-                return found
-            low = found
-        return queues.first_behind(queue, low, queue.next_offset, position)
-    except BlockDamaged:
-        return queue.first_offset  # the first read repairs it
+    if low < saved:
+        found = await store.disk.off_loop(lambda: queues.first_behind(queue, low, saved, position))
+        if found < saved:
+            return found
+        low = found
+    return queues.first_behind(queue, low, queue.next_offset, position)

@@ -15,9 +15,9 @@ from martlet.delivery.routing import Found
 from martlet.records.layout import ENTRY_BYTES, RecordView, names_of
 from martlet.store import Queue, ReadResult, Store
 
-__all__ = ["first_counts", "merge"]
+__all__ = ["POSITION_OF", "first_counts", "merge"]
 
-POSITION_OF: Final = itemgetter(0)
+POSITION_OF: Final = itemgetter(0)  # of what `merge` found
 
 
 def first_counts(store: Store, starts: Sequence[tuple[Queue, int]], count: int) -> list[int]:
