@@ -56,15 +56,13 @@ def jars() -> Path:
 
 
 @cache
-def python_with(wheel: str) -> str:
-    """Return a Python in which this checkout is installed, as the "pure" or the "compiled" wheel."""
-    folder = WORK / f"venv-{wheel}"
+def python_with_wheel() -> str:
+    """Return a Python in which this checkout is installed as a wheel."""
+    folder = WORK / "venv-wheel"
     if not folder.exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = str(folder / "bin" / "python")
-    compile_it = "1" if wheel == "compiled" else "0"
-    command = [python, "-m", "pip", "install", "--quiet", "--force-reinstall", str(HERE.parent)]
-    subprocess.run(command, check=True, env={**os.environ, "MARTLET_COMPILE": compile_it})
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--force-reinstall", str(HERE.parent)], check=True)
     return python
 
 

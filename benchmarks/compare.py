@@ -1,9 +1,9 @@
-"""Martlet, pure and compiled, beside RocketMQ on the same machine in one run, as ratios.
+"""Martlet beside RocketMQ on the same machine in one run, as ratios.
 
     python benchmarks/compare.py                      every series, the table on stdout and in the work folder
     python benchmarks/compare.py send pull --runs 5   some series
 
-Wheels of this checkout are built and installed first. Each load runs on one broker, then on
+A wheel of this checkout is built and installed first. Each load runs on one broker, then on
 the next, in turn, `--runs` times; a row shows the medians, and their ratios to RocketMQ's.
 A broker shares the machine's cores with the driver alone; the others are stopped meanwhile.
 """
@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from brokers import HERE, WORK, Broker, Martlet, Process, RocketMQ, driver, java, python_with
+from brokers import HERE, WORK, Broker, Martlet, Process, RocketMQ, driver, java, python_with_wheel
 
 EXAMPLE = "org.apache.rocketmq.example.benchmark."
 
@@ -40,7 +40,7 @@ class Table:
         print(f"{load:44} {figure:18}{shown}", flush=True)
 
     def markdown(self) -> str:
-        lines = ["| load | figure | RocketMQ | Martlet | ratio | compiled | ratio |", "|---|---|---|---|---|---|---|"]
+        lines = ["| load | figure | RocketMQ | Martlet | ratio |", "|---|---|---|---|---|"]
         for load, figure, values in self.rows:
             cells = [f"{values[0]:,.1f}", *(f"{value:,.1f} |{_ratio(value, values[0])}" for value in values[1:])]
             lines.append(f"| {load} | {figure} | {' | '.join(cells)} |")
@@ -74,7 +74,7 @@ def all_brokers(flush: str) -> Iterator[list[Broker]]:
     brokers: list[Broker] = []
     try:
         brokers.append(RocketMQ(folder / "rocketmq", flush))
-        brokers += (Martlet(folder / wheel, flush, python_with(wheel)) for wheel in ("pure", "compiled"))
+        brokers.append(Martlet(folder / "martlet", flush, python_with_wheel()))
         yield brokers
     finally:
         for broker in brokers:

@@ -1,7 +1,6 @@
 """MQTT beside Mosquitto with its defaults and with set_tcp_nodelay, by turns.
 
     python benchmarks/mqtt.py                                    everything, with the Martlet of this Python
-    python benchmarks/mqtt.py --wheels                           with the pure and the compiled wheel of this checkout
     python benchmarks/mqtt.py --python now=PYTHON --python before=OTHER_PYTHON   with the Martlet that each has
     python benchmarks/mqtt.py q1 latency --runs 3 --bytes 256    some loads
 
@@ -38,7 +37,6 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import mqtt_load as loads
-from brokers import python_with
 from idle import cpu_s, raise_limit
 from turns import Turns
 
@@ -224,8 +222,6 @@ def machine() -> str:
 def pythons_of(options: argparse.Namespace) -> dict[str, str]:
     """Return the Pythons whose Martlets are measured, by name."""
     found = dict(each.partition("=")[::2] for each in options.python)
-    if options.wheels:
-        found |= {f"{wheel} wheel": python_with(wheel) for wheel in ("pure", "compiled")}
     return found or {"martlet": sys.executable}
 
 
@@ -238,7 +234,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--python", action="append", default=[], metavar="NAME=PYTHON", help="measure the Martlet that it has installed"
     )
-    parser.add_argument("--wheels", action="store_true", help="build the pure and the compiled wheel, measure both")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write each run to FILE, a line for each load")
     return parser.parse_args()
 

@@ -1,7 +1,6 @@
 """Messages a second of STOMP, beside ActiveMQ and RabbitMQ, by turns.
 
     python benchmarks/stomp.py                                  everything, with the Martlet of this Python
-    python benchmarks/stomp.py --wheels                         with the pure and the compiled wheel of this checkout
     python benchmarks/stomp.py auto latency --runs 3 --bytes 256
 
 Loads:
@@ -40,7 +39,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from brokers import free_port, python_with, wait_port
+from brokers import free_port, wait_port
 from idle import cpu_s, resident_kib
 from sockets import BLOCK_BYTES, Connection
 from tests.interop.stomp_peers import ActiveMQ, RabbitMQ
@@ -272,12 +271,9 @@ def martlet(folder: Path, python: str, flush: str) -> Iterator[Broker]:
 
 
 @contextmanager
-def brokers_of(options: argparse.Namespace) -> Iterator[dict[str, Broker]]:
+def all_brokers() -> Iterator[dict[str, Broker]]:
     """Start all that are measured, by name, those of `PEERS` first."""
     before = ("taskset", "-c", BROKER_CPU)
-    pythons = {"martlet": sys.executable}
-    if options.wheels:
-        pythons = {f"{wheel} wheel": python_with(wheel) for wheel in ("pure", "compiled")}
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         found: dict[str, Broker] = {}
@@ -285,10 +281,8 @@ def brokers_of(options: argparse.Namespace) -> Iterator[dict[str, Broker]]:
             more = {"heap": "1g"} if start is ActiveMQ else {}
             running = stack.enter_context(closing(start(folder / peer, before, **more)))
             found[peer] = Broker(running.port, running.pid)
-        for each, python in pythons.items():
-            for flush in ("sync", "async"):
-                data = folder / f"{each} {flush}"
-                found[f"{each}, {flush}"] = stack.enter_context(martlet(data, python, flush))
+        for flush in ("sync", "async"):
+            found[f"martlet, {flush}"] = stack.enter_context(martlet(folder / flush, sys.executable, flush))
         yield found
 
 
@@ -376,10 +370,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3, help="of a run (default: 3)")
     parser.add_argument("--warm", type=float, default=4, help="seconds of each load before all runs (default: 4)")
     parser.add_argument("--bytes", type=int, nargs="+", default=[64, 256, 1024], help="sizes of payloads")
-    parser.add_argument("--wheels", action="store_true", help="build the pure and the compiled wheel, measure both")
     options = parser.parse_args()
     wanted = options.loads or choices
-    with brokers_of(options) as brokers:
+    with all_brokers() as brokers:
         os.sched_setaffinity(0, {CLIENT_CPU})
         idle = memory_of(brokers)
         if options.warm:

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.brokers import Martlet, Process, python_with
+from benchmarks.brokers import Martlet, Process
 from benchmarks.spark.kafka import Kafka
 from benchmarks.spark.rows import make_rows, send_rows
 from benchmarks.spark.session import Spark
@@ -122,8 +122,7 @@ class Bench:
         self.folder = folder
         self.options = options
         self.spark = Spark(folder / "spark", kafka="kafka" in options.series)
-        python = python_with("compiled") if options.compiled else sys.executable
-        self.martlet = Martlet(folder / "martlet", "async", python)
+        self.martlet = Martlet(folder / "martlet", "async", sys.executable)
 
     def close(self) -> None:
         self.spark.close()
@@ -267,7 +266,6 @@ def main() -> None:
     add("--bodies", type=int, nargs="+", choices=sorted(COUNTS), default=[1024, 100], help="sizes in bytes")
     add("--scale", type=float, default=1.0, help="rows, as a share of 1 M of 1 KiB and 2 M of 100 B")
     add("--queues", type=int, default=4, help="queues of a topic, to which messages are sent in turn")
-    add("--compiled", action="store_true", help="run the broker from the compiled wheel")
     options = parser.parse_args()
     unknown = set(options.series) - set(SERIES)
     if unknown:

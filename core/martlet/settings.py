@@ -1,8 +1,4 @@
-"""The core's configuration sections; the store and each plugin define their own.
-
-These records are not in the modules that use them, because mypyc can compile those modules but does not support
-msgspec's records.
-"""
+"""The core's configuration sections; the store and each plugin define their own."""
 
 from typing import Final
 

@@ -400,7 +400,7 @@ async def test_the_broker_is_ready_once_its_services_are(slow: type[Slow], nurse
 
 
 class Unsigned(Hooks):
-    """Has a service without a signature, as compiled methods are."""
+    """Has a service without a signature, like some callables written in C."""
 
     calls = 0
 

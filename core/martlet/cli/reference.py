@@ -1,7 +1,6 @@
 """API reference pages in Markdown: signatures as they are in the source, and docstrings.
 
-The source is parsed, not imported, so the pages are the same for compiled modules, and
-defaults and annotations appear as written. A docstring is text with sections:
+The source is parsed, not imported, so defaults and annotations appear as written. A docstring is text with sections:
 ``Args:``, ``Attributes:`` and ``Raises:`` with an item per line, ``Example:`` with code.
 """
 
@@ -52,12 +51,9 @@ class Source:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:
             raise ModuleNotFoundError(f"module {name!r} has no source; install it")
-        path = Path(spec.origin)
-        if spec.submodule_search_locations is None:
-            path = path.parent / f"{name.rpartition('.')[2]}.py"  # beside the compiled one, if it is compiled
         self.name = name
         self.package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
-        text = path.read_text()
+        text = Path(spec.origin).read_text()
         self.lines = text.splitlines()
         self.body = ast.parse(text).body
 

@@ -672,7 +672,6 @@ class Store:
                 nursery.start_soon(self.topic_retention.run)
                 task_status.started()
         except BaseExceptionGroup as group:
-            # Not `except*`, which mypyc cannot compile.
             if self.flusher.failed is None or group.split(StoreFailed)[1] is not None:
                 raise
             raise self.flusher.failed from None

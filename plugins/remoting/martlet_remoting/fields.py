@@ -3,8 +3,6 @@
 The records use the names on the wire. Numbers may be in quotes, as most clients write them, or
 not, as the C++ client does. A header that does not match its record, for example because a number
 is empty, is not refused here: the handler then reads it field by field.
-
-This module is not compiled, because msgspec creates the records from their annotations.
 """
 
 from collections.abc import Callable, Mapping

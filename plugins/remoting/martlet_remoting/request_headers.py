@@ -1,7 +1,4 @@
-"""The headers of sends, pulls and pops as records; `headers` decodes them.
-
-They are not in that module, because mypyc compiles it and does not support msgspec's records.
-"""
+"""The headers of sends, pulls and pops as records; `headers` decodes them."""
 
 from typing import Final, final
 
