@@ -522,7 +522,7 @@ class _Status:
 
 
 def _reports_ready(service: Service) -> bool:
-    """Whether *service* takes a ``task_status``; callables that show no signature, such as those written in C, do not."""
+    """Whether *service* takes a ``task_status``; callables without a signature (written in C) do not."""
     try:
         return "task_status" in signature(service).parameters
     except ValueError:

@@ -201,5 +201,5 @@ async def test_a_run_is_told_what_the_last_commit_said_of_its_content(saves: boo
     await found.store.close()
     again = await sink(disk)
     assert (await again.begin_at("run-3")).content == "1-def"
-    with pytest.raises(Refused, match="content 'xxx.* has 65 characters"):
+    with pytest.raises(Refused, match=r"content 'xxx.* has 65 characters"):
         await again.commit(2, [], epoch=3, content="x" * 65)

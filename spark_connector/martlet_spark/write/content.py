@@ -1,4 +1,4 @@
-"""What a transaction commits, in a few bytes: brokers keep it, and a batch that is written again is compared with it."""
+"""What a transaction commits, in a few bytes: brokers keep it, and a batch that is repeated is compared with it."""
 
 from dataclasses import dataclass
 from struct import Struct
@@ -7,7 +7,7 @@ from typing import Final, final
 from martlet.checksum import crc32
 from martlet_spark.write.encode import MIDDLE_BYTES
 
-__all__ = ["Content", "content_of"]
+__all__ = ["NOTHING", "Content", "content_of"]
 
 # Size and size of the body, at the begin of a message.
 HEAD: Final = Struct(">i12xi")
@@ -27,6 +27,9 @@ class Content:
 
     def __str__(self) -> str:
         return f"{self.rows}-{self.digest:016x}"
+
+
+NOTHING: Final = Content()
 
 
 def content_of(body: bytes) -> Content:

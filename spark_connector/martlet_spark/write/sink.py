@@ -17,7 +17,7 @@ from martlet_spark.errors import OptionError, SparkConnectorError, WriteError
 from martlet_spark.options import AT_LEAST_ONCE, IDEMPOTENT, Options
 from martlet_spark.write import staging
 from martlet_spark.write.columns import check_columns
-from martlet_spark.write.content import Content
+from martlet_spark.write.content import NOTHING, Content
 from martlet_spark.write.sending import Outbox
 from martlet_spark.write.staging import Part, Repeated, Staging, Transaction
 from martlet_spark.write.targets import Targets, Turns
@@ -39,7 +39,7 @@ class Written(WriterCommitMessage):
     """What a task has staged, or has *repeated* of what an older run had committed: all that the driver knows of it."""
 
     parts: tuple[Part, ...] = ()
-    content: Content = Content()
+    content: Content = NOTHING
     repeated: Repeated | None = None
 
 

@@ -99,8 +99,8 @@ class Staging:
     not asked for that. ``content`` is that of all rows.
 
     Raises:
-      WriteError: a broker does not offer transactions, refuses the rows, has a newer run or a later transaction, or does
-        not answer in time.
+      WriteError: a broker does not offer transactions, refuses the rows, has a newer run or a later transaction, or
+        does not answer in time.
     """
 
     def __init__(
