@@ -11,7 +11,7 @@ from .client import Client
 from .codes import V5, PacketType, ReasonCode
 from .connection import Event, LongPacket, MqttConnection, State
 from .context import Context
-from .control import PREFIX, answer_request
+from .control import answer_request
 from .errors import MqttError, reason_of
 from .handshake import Handshake
 from .incoming import replaced
@@ -85,9 +85,10 @@ class MqttHandler:
                 client.the_incoming.publish_run(event)
             case AckRun(kind, ids):
                 self._acknowledge(kind, ids, ReasonCode.SUCCESS)
-            case Publish(topic) if topic.startswith(PREFIX):
-                return self._answer_request(event)
             case Publish():
+                request = client.the_incoming.request_in(event)
+                if request is not None:
+                    return self._answer_request(request)
                 client.the_incoming.publish(event)
             case Ack(kind, packet_id, reason):
                 self._acknowledge(kind, (packet_id,), reason)

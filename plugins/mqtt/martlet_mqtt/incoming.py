@@ -7,6 +7,8 @@ message, so that after any crash either both are known or none: a PUBLISH that i
 from collections.abc import Sequence
 from typing import Final, final
 
+from msgspec.structs import replace
+
 from martlet.access import Gate
 from martlet.contracts import Buffer, Peer
 from martlet.delivery.session import JointChanges, Session
@@ -19,6 +21,7 @@ from .codec import encode_packet
 from .codes import V5, PacketType, ReasonCode
 from .connection import MqttConnection, State
 from .context import Context
+from .control import PREFIX as REQUESTS
 from .errors import MqttError, NotAccepted, reason_of
 from .flight import INCOMING, ranges_of
 from .frames import encoding_of
@@ -83,7 +86,8 @@ class Incoming:
         self._session = session
         self._version = connect.version
         self._client_id = connect.client_id
-        self._aliases: dict[int, Name] = {}
+        # By alias, the name that it was sent with last; for one that was refused, why.
+        self._aliases: dict[int, Name | str] = {}
         # The client must send its messages again, on another connection; those after them are not stored before that.
         self._is_closing = False
         # How many messages of QoS 2 are not released yet.
@@ -138,25 +142,61 @@ class Incoming:
             return max(end, self._session.until) if end else 0
         return end
 
-    def _name_of(self, packet: Publish) -> Name:
-        """Return the topic name of *packet*, which an alias may stand for (MQTT 5 section 3.3.2.3.4)."""
+    def request_in(self, packet: Publish) -> Publish | None:
+        """Return *packet* with its name if that is one of a request of administrators; None for any other.
+
+        Raises:
+          MqttError: its topic alias is too large.
+        """
+        is_request = packet.topic.startswith(REQUESTS)
+        if packet.topic:
+            if not is_request or len(packet.topic.encode()) > self._context.config.name_bytes_max:
+                return None
+            if alias := self._alias_of(packet):
+                self._aliases[alias] = Name(packet.topic, "")
+            return packet
+        found = self._aliases.get(self._alias_of(packet))
+        if not isinstance(found, Name) or not found.text.startswith(REQUESTS):
+            return None
+        return replace(packet, topic=found.text)
+
+    def _alias_of(self, packet: Publish) -> int:
+        """Return the topic alias of *packet*, 0 for none. Raises `MqttError` if it is too large."""
         alias = packet.properties.number(Property.TOPIC_ALIAS, 0)
         if alias > self._context.config.alias_max:
             text = f"topic alias {alias} is too large; at most {self._context.config.alias_max} are accepted"
             raise MqttError(text, ReasonCode.TOPIC_ALIAS_INVALID)
+        return alias
+
+    def _name_of(self, packet: Publish) -> Name:
+        """Return the topic name of *packet*, which an alias may stand for (MQTT 5 section 3.3.2.3.4).
+
+        A packet sets its alias even if it is refused: the client goes on with that alias.
+        """
+        alias = self._alias_of(packet)
         if packet.topic:
-            if packet.topic.startswith(REPLIES):
-                name = name_of_reply(packet.topic, self._context.config.name_bytes_max)
-            else:
-                name = self._context.names.find(packet.topic)
-            if alias:
-                self._aliases[alias] = name
+            if not alias:
+                return self._find(packet.topic)
+            try:
+                name = self._find(packet.topic)
+            except NotAccepted as error:
+                self._aliases[alias] = str(error)
+                raise
+            self._aliases[alias] = name
             return name
         found = self._aliases.get(alias)
         if found is None:
             what = f"topic alias {alias} is not known" if alias else "the topic name is empty"
             raise MqttError(f"{what}; send the topic name", ReasonCode.PROTOCOL_ERROR)
+        if isinstance(found, str):
+            raise NotAccepted(found, ReasonCode.TOPIC_NAME_INVALID)
         return found
+
+    def _find(self, topic: str) -> Name:
+        """Return the name *topic*. Raises `MqttError`; `NotAccepted`, with TOPIC_NAME_INVALID, keeps the connection."""
+        if topic.startswith(REPLIES):
+            return name_of_reply(topic, self._context.config.name_bytes_max)
+        return self._context.names.find(topic)
 
     def _store(self, packet: Publish, name: Name) -> int:
         """Store *packet*; return what to pass to `Peer.hold_until`. Raises `Refused`, `NotAccepted` and `MqttError`."""
