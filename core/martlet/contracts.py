@@ -519,6 +519,7 @@ class Peer(TypingProtocol):
     address: str  # "127.0.0.1:53214"
     host: bytes  # 4 or 16 address bytes and an i32 port, as a record holds them
     identity: Identity  # who its certificate proves it to be, else anonymous; a protocol may set it after a login
+    encrypted: bool  # whether the client has begun TLS
 
     def send(self, *pieces: Buffer) -> None:
         """Queue *pieces* for sending; everything queued while one socket read is handled leaves in one send."""
@@ -539,6 +540,24 @@ class Peer(TypingProtocol):
         """Like `wake`, but after all peers that were woken by `wake`, and for one peer in each turn of the event loop.
 
         For deliveries of much data that nobody waits for, so that others hardly notice them.
+        """
+        ...
+
+    def has_room(self) -> bool:
+        """Return whether the client keeps up; if not, what is sent now only waits in memory.
+
+        For data that may be dropped or sent later. Who delivers in `Handler.collect` need not ask.
+        """
+        ...
+
+    def start_tls(self) -> None:
+        """Begin TLS now, for protocols that upgrade: what was sent before leaves in plain text, the rest after it.
+
+        Call it in `Handler.handle`, for a command such as ``STARTTLS``, or while the handler is made, for a server that
+        speaks first. The next that the client sends must be a TLS handshake, else it is closed.
+
+        Raises:
+          Refused: the port has no certificate (Reason.NOT_SUPPORTED), or the connection uses TLS or WebSocket already.
         """
         ...
 
@@ -617,6 +636,8 @@ class Protocol(Struct, frozen=True, eq=False):
       handle: creates the handler of a new peer; called with the peer and its connection.
       tls: returns the TLS context, None for plain text; called for each new peer, so certificates can change.
       tls_required: whether plain text is refused. If not, a first byte of 0x16 means TLS (RocketMQ ``permissive``).
+        What a handler sends before the first bytes of the client waits for them, on such a port and with *websocket*.
+        If plain text is allowed, a client that sends nothing for 0.2 s gets it in plain text.
       bound: called with the address once the port is bound.
       websocket: if set, the port also accepts WebSocket clients, whose first byte is the G of ``GET``.
       optional: if the port cannot be bound, the broker logs a warning and starts without it.

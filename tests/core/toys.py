@@ -125,6 +125,12 @@ class Toy:
         self.do_echo(text)
         self.peer.close("it said bye")
 
+    def do_tls(self, text: str) -> None:
+        """Send *text*, begin TLS, and send *text* again."""
+        self.do_echo(text)
+        self.peer.start_tls()
+        self.do_echo(text)
+
     def do_bad(self, text: str) -> None:
         raise RemoteProtocolError(text)
 

@@ -70,6 +70,7 @@ class FakePeer:
         self.address = f"{host}:{40000 + number}"
         self.host = pack_host(host, 40000 + number)
         self.identity = Identity()
+        self.encrypted = False
         self.harness = harness
         self.sent: list[bytes] = []
         self.piece_bytes: list[int] = []
@@ -93,6 +94,12 @@ class FakePeer:
 
     def wake_last(self) -> None:
         self.woken = True
+
+    def has_room(self) -> bool:
+        return True
+
+    def start_tls(self) -> None:
+        raise AssertionError("RocketMQ's protocol never upgrades to TLS")
 
     def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
         self.harness.nursery.start_soon(work, *args)

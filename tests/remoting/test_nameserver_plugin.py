@@ -27,6 +27,7 @@ class Peer:
         self.address = "127.0.0.1:50000"
         self.host = bytes(8)
         self.identity = Identity()
+        self.encrypted = False
         self.sent = b""
 
     def send(self, *pieces: Buffer) -> None:
@@ -38,7 +39,10 @@ class Peer:
     def wake(self) -> None:
         raise AssertionError("a name server answers at once")
 
-    wake_last = wake
+    wake_last = start_tls = wake
+
+    def has_room(self) -> bool:
+        return True
 
     def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
         raise AssertionError("a name server answers at once")

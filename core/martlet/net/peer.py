@@ -2,6 +2,10 @@
 
 The answers of a round collect in `_batch`. At the end of the round `queue_output` moves them to `_held`, if the log
 must be flushed first, or to `_out`, and sends. If the transport does not accept everything, a task drains the rest.
+
+While nobody knows yet whether the client speaks TLS, WebSocket or the protocol itself, output waits in `_blocked`: a
+server that speaks first must not send its greeting in plain text to a client of TLS. The same holds for what is sent
+after `start_tls`, until the client has begun TLS.
 """
 
 import logging
@@ -18,7 +22,7 @@ from martlet.contracts import ANONYMOUS, Buffer, Connection, Handler, Protocol
 from martlet.errors import MartletError, Reason, Refused
 from martlet.net.origins import origin_of
 from martlet.net.pending import Pending
-from martlet.net.transports import Transport
+from martlet.net.transports import TlsTransport, Transport
 from martlet.settings import ServerConfig
 from martlet.state.journal import NEXT_COMMIT
 
@@ -27,6 +31,9 @@ __all__ = ["DELIVERY_TRANSITIONS", "TRANSITIONS", "Delivery", "PeerState", "Serv
 log = logging.getLogger("martlet.server")
 
 REST_BYTES: Final = 65536  # size of the pieces of copied output
+# How long a greeting waits for the first bytes of a client, which may begin TLS or WebSocket, on a port that also takes
+# plain text. A client of TLS sends its first bytes right after the connection is made.
+FIRST_BYTES_S: Final = 0.2
 FAREWELL_S: Final = 5.0  # time limit for sending the rest of the output before a connection is closed
 
 
@@ -112,6 +119,8 @@ class ServerPeer:
     __slots__ = (
         "_batch",
         "_batch_bytes",
+        "_blocked",
+        "_border",
         "_config",
         "_held",
         "_hold_position",
@@ -123,11 +132,13 @@ class ServerPeer:
         "_scopes",
         "_skipped",
         "_touched",
+        "_waits_for_bytes",
         "address",
         "alarm",
         "connection",
         "delivery",
         "draining",
+        "encrypted",
         "handler",
         "held_bytes",
         "host",
@@ -141,7 +152,11 @@ class ServerPeer:
         "rest",
         "rest_scope",
         "state",
+        "stops",
         "transport",
+        "undecided",
+        "upgrade",
+        "wrapped",
     )
 
     def __init__(
@@ -163,7 +178,10 @@ class ServerPeer:
         self.host = host
         self.origin = origin_of(host)
         self.identity = ANONYMOUS
+        self.encrypted = False
+        self.wrapped = False  # whether the transport is TLS or WebSocket
         self.state = OPEN
+        self.stops = False  # whether no more events may be handled now: it is closing, or TLS begins
         self.delivery = IDLE
         self.last = False  # woken by `wake_last` alone
         self.reason = ""
@@ -178,6 +196,12 @@ class ServerPeer:
         self._out: list[Buffer] = []  # ready to send
         self._skipped = 0  # bytes of the first piece that were sent already
         self.out_bytes = 0  # a piece counts until all of it is sent
+        # Whether the first bytes will tell how the client speaks; it is plain text where there is no other way.
+        self.undecided = protocol.tls_required or protocol.websocket is not None or protocol.tls() is not None
+        self._blocked: list[Buffer] | None = [] if self.undecided else None  # what may not be sent yet
+        self._waits_for_bytes = False  # a task will end that
+        self.upgrade: ssl.SSLContext | None = None  # set by `start_tls`, until the client has begun TLS
+        self._border: bytearray | None = None  # the piece of output where plain text ends
         self.draining = False  # whether a task waits until the transport accepts more of `_out`
         self._progress: trio.Event | None = None
         self._scopes: set[trio.CancelScope] = set()  # of slow requests in progress
@@ -191,6 +215,8 @@ class ServerPeer:
     def _become(self, state: PeerState) -> None:
         assert state in TRANSITIONS[self.state], f"peer {self.address} cannot go from {self.state!r} to {state!r}"
         self.state = state
+        if state >= CLOSING:
+            self.stops = True
 
     def set_delivery(self, delivery: Delivery) -> None:
         """Change the delivery state to *delivery*."""
@@ -233,7 +259,7 @@ class ServerPeer:
         self.set_delivery(QUEUED)
         self._pending.wake_last(self)
 
-    def _has_room(self) -> None:
+    def _deliver_on(self) -> None:
         """Continue with a delivery that had to wait for room."""
         if self.state is CLOSED:
             return
@@ -241,6 +267,22 @@ class ServerPeer:
             self._queue_last()
         else:
             self.wake()
+
+    def has_room(self) -> bool:
+        return not (self.draining or self.over)
+
+    def start_tls(self) -> None:
+        context = self.protocol.tls()
+        if context is None:
+            raise Refused(Reason.NOT_SUPPORTED, f"TLS cannot begin; {self.protocol.name} has no certificate")
+        if self.wrapped or self.upgrade is not None:
+            raise Refused(Reason.ILLEGAL, "TLS cannot begin; the connection uses TLS or WebSocket already")
+        if self.undecided:
+            self.decide()
+        self.upgrade = context
+        self.stops = True
+        self._border = bytearray()
+        self.send(self._border)
 
     def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
         limit = self._config.peer_tasks_max
@@ -257,6 +299,8 @@ class ServerPeer:
             return
         self._become(CLOSING)
         self.reason = reason
+        if self._blocked is not None:
+            self._end_blocked()
         if not self.idle:
             self._nursery.start_soon(self._close_when_idle)
         elif reason:
@@ -283,7 +327,7 @@ class ServerPeer:
     @property
     def idle(self) -> bool:
         """Whether there is no unsent output."""
-        return not (self._out or self._held or self._batch or self.transport.pending())
+        return not (self._out or self._held or self._batch or self._blocked or self.transport.pending())
 
     @property
     def is_working(self) -> bool:
@@ -367,6 +411,12 @@ class ServerPeer:
 
     def _let_out(self, pieces: list[Buffer]) -> None:
         """Append *pieces* to the output; if a task is draining it, they have to wait."""
+        if self._blocked is not None:
+            self._blocked += pieces
+            self._watch_first_bytes()
+            return
+        if self._border is not None:
+            pieces = self._stop_at_border(pieces)
         if not self.draining:
             self._out.extend(pieces)
             return
@@ -375,6 +425,17 @@ class ServerPeer:
                 self._out.append(piece)
             else:
                 self._out += copied(piece, 0)
+
+    def _stop_at_border(self, pieces: list[Buffer]) -> list[Buffer]:
+        """Return those of *pieces* that leave in plain text; block the others."""
+        for index, piece in enumerate(pieces):
+            if piece is self._border:
+                self._blocked = pieces[index + 1 :]
+                if self.state is not OPEN:
+                    self._drop_blocked()
+                self._note_progress()
+                return pieces[:index]
+        return pieces
 
     def _add_out(self, size: int) -> None:
         self.out_bytes += size
@@ -395,7 +456,7 @@ class ServerPeer:
         if self._out and not self.draining:
             self.push()
         if self.delivery is NO_ROOM and not self.draining:
-            self._has_room()
+            self._deliver_on()
         return not held
 
     def push(self) -> None:
@@ -451,7 +512,7 @@ class ServerPeer:
 
     async def _drain(self) -> None:
         try:
-            while self.state < LOST and (self.out_bytes or self.transport.pending()):
+            while self.state < LOST and (self._out or self.transport.pending()):
                 await self.transport.wait_writable()
                 self.push()
         except (OSError, trio.ClosedResourceError) as error:
@@ -462,7 +523,86 @@ class ServerPeer:
         if self.delivery is NO_ROOM and self.state is not CLOSED:
             await trio.lowlevel.checkpoint()
             if self.delivery is NO_ROOM:
-                self._has_room()
+                self._deliver_on()
+
+    # how the client speaks
+
+    def wrap(self, transport: Transport, *, encrypted: bool) -> None:
+        """Continue over *transport*, TLS or WebSocket; what it carries may be undecided still."""
+        self.transport = transport
+        self.wrapped = True
+        self.encrypted = self.encrypted or encrypted
+        if self._blocked:
+            self._watch_first_bytes()
+
+    def decide(self) -> None:
+        """Let the output leave: it is known how the client speaks."""
+        self.undecided = False
+        blocked, self._blocked = self._blocked, None
+        if blocked:
+            self._let_out(blocked)
+            if not self.draining:
+                self.push()
+
+    @property
+    def _may_be_plain(self) -> bool:
+        """Whether the protocol itself may follow now; False while only TLS may."""
+        return self.undecided and (self.encrypted or not self.protocol.tls_required)
+
+    def _watch_first_bytes(self) -> None:
+        """Decide soon if the client sends nothing: then it waits for the server's first word."""
+        if self._may_be_plain and not self._waits_for_bytes:
+            self._waits_for_bytes = True
+            self._nursery.start_soon(self._wait_first_bytes)
+
+    async def _wait_first_bytes(self) -> None:
+        transport: Transport | None = None
+        while self.undecided and (self.transport is not transport or self._is_shaking_hands):
+            transport = self.transport
+            await trio.sleep(FIRST_BYTES_S)
+        if self.undecided:
+            self.decide()
+
+    @property
+    def _is_shaking_hands(self) -> bool:
+        return isinstance(self.transport, TlsTransport) and not self.transport.is_ready
+
+    def _end_blocked(self) -> None:
+        """Let the blocked output leave if it may, because the client will not say how it speaks."""
+        if self._may_be_plain:
+            self.decide()
+        elif self.undecided:
+            self.drop_output()
+        else:
+            self._drop_blocked()
+
+    def _drop_blocked(self) -> None:
+        blocked, self._blocked = self._blocked, None
+        self._add_out(-sum(map(len, blocked or ())))
+
+    def drop_output(self) -> None:
+        """Drop the output, and send later output in plain text: the client does not speak TLS."""
+        self.undecided = False
+        self.upgrade = self._border = self._blocked = None
+        self.stops = self.state >= CLOSING
+        self._pending.held.pop(self, None)
+        self._held.clear()
+        self._add_held(-self.held_bytes)
+        self._add_out(-self.out_bytes)
+        self._out, self._skipped = [], 0
+        self.discard_batch()
+
+    async def wait_plain_sent(self) -> None:
+        """Return once all output before `start_tls` has been sent, or the peer is lost."""
+        while self.state < LOST and (self._blocked is None or self._out):
+            await self._wait_progress()
+
+    def begin_tls(self, transport: TlsTransport) -> None:
+        """Continue over *transport*, because the client has begun TLS after `start_tls`."""
+        self.upgrade = self._border = None
+        self.stops = self.state >= CLOSING
+        self.wrap(transport, encrypted=True)
+        self.decide()
 
     # waiting
 
@@ -526,6 +666,8 @@ class ServerPeer:
         """Stop reading; current requests are still answered."""
         if self.state is OPEN:
             self._become(READ_ENDED)
+            if self._blocked is not None:
+                self._end_blocked()
 
     def lose(self, error: Exception) -> None:
         """Drop the output, because nothing can be sent anymore after *error*."""
@@ -550,6 +692,7 @@ class ServerPeer:
         self._pending.unsent_bytes -= self.out_bytes + self.held_bytes
         self.out_bytes = self.held_bytes = self._skipped = 0
         self._out = []
+        self._blocked = None
         self._held.clear()
         self.discard_batch()
         for scope in self._scopes:

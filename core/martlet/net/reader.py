@@ -73,7 +73,7 @@ class Reader:
         """
         self.deadlines.watch(peer)
         transport = peer.transport
-        if self.pump is None or not isinstance(transport, SocketTransport):
+        if self.pump is None or not isinstance(transport, SocketTransport) or peer.upgrade is not None:
             return False
         reading = Reading(peer, self.pump, transport.fileno(), attend)
         reading.watch()
@@ -91,7 +91,10 @@ class Reader:
         With *reading*, do what it stopped for. Return True if the pump reads on, and False at the end.
         """
         try:
-            if reading is None:
+            if reading is None and peer.upgrade is not None:
+                await self._upgrade(peer, iter(()))
+                await self._read_on(peer)
+            elif reading is None:
                 await self._read(peer, await self._receive_some(peer))
             elif reading.first is None:
                 return await self._attend(peer, reading)
@@ -110,6 +113,9 @@ class Reader:
             await self._go_on(peer, events, reading.received, reading.now)
             self._taken(peer, reading.received, reading.now)
             del events
+            if peer.encrypted:  # since `_go_on`: the pump reads plain text only
+                await self._read_on(peer)
+                return False
         if peer.over:
             await peer.wait_room()
         if reading.ended or peer.state >= CLOSING:
@@ -138,6 +144,10 @@ class Reader:
         """Read by this task; *first* are the first bytes."""
         await self._open(peer, first)
         first = b""  # else every idle connection would keep its first bytes in memory
+        await self._read_on(peer)
+
+    async def _read_on(self, peer: ServerPeer) -> None:
+        """Read by this task, after the first bytes, to the end."""
         while peer.state < CLOSING:
             await peer.transport.wait_readable()
             await self._wait_turn(peer)
@@ -156,18 +166,49 @@ class Reader:
         if not data:
             return
         context, websocket = peer.protocol.tls(), peer.protocol.websocket
-        if context is not None and data[0] == TLS_HANDSHAKE:
-            peer.transport = TlsTransport(peer.transport, context, data, partial(self._identify, peer))
-            if websocket is None or not (data := await self._receive_some(peer)):
+        if peer.undecided and context is not None and data[0] == TLS_HANDSHAKE:
+            peer.wrap(self._tls_of(peer, context, data), encrypted=True)
+            if websocket is None:
+                peer.decide()
+                return
+            if not (data := await self._receive_some(peer)):
                 return
         elif peer.protocol.tls_required:
+            peer.drop_output()
             raise RemoteProtocolError("client speaks plain text; this port requires TLS")
-        if websocket is not None and data[0] == HTTP_GET:
+        if peer.undecided and websocket is not None and data[0] == HTTP_GET:
             from martlet.net.websocket import WebSocketTransport  # `martlet.run` imports it once the broker is ready
 
-            peer.transport = WebSocketTransport(peer.transport, websocket, data)
+            peer.wrap(WebSocketTransport(peer.transport, websocket, data), encrypted=False)
+            peer.decide()
             return
+        if peer.undecided:
+            peer.decide()
         await self._take(peer, data)
+
+    def _tls_of(self, peer: ServerPeer, context: ssl.SSLContext, first: bytes) -> TlsTransport:
+        return TlsTransport(peer.transport, context, first, partial(self._identify, peer))
+
+    async def _upgrade(self, peer: ServerPeer, events: Iterator[Any]) -> None:
+        """Send the rest of the plain text, then begin TLS, which the handler asked for.
+
+        Whatever else came in plain text is refused: anybody on the way may have written it, and it must not count as
+        a request of the client that TLS identifies.
+        """
+        context = peer.upgrade
+        assert context is not None
+        self._in_line.discard(peer)
+        self.deadlines.watch(peer)
+        more = next(events, None) is not None or peer.connection.buffered_bytes > 0
+        first = b""
+        if not more:
+            await peer.wait_plain_sent()
+            if peer.state >= LOST or not (first := await self._receive_some(peer)):
+                return
+        if more or first[0] != TLS_HANDSHAKE:
+            peer.drop_output()
+            raise RemoteProtocolError("client sent plain text where TLS had to begin")
+        peer.begin_tls(self._tls_of(peer, context, first))
 
     def _identify(self, peer: ServerPeer, certificate: Certificate) -> None:
         """Set the identity of *peer* from its certificate, which TLS has verified."""
@@ -177,11 +218,16 @@ class Reader:
             raise RemoteProtocolError(f"certificate of {certificate.common_name!r} was refused; {refused}") from refused
 
     def _is_plain(self, peer: ServerPeer, data: bytes) -> bool:
-        """Return whether *data*, the first bytes of *peer*, needs neither TLS nor WebSocket."""
+        """Return whether *data*, the first bytes of *peer*, needs neither TLS nor WebSocket; let it have its output."""
+        if not peer.undecided:
+            return True
         protocol = peer.protocol
         if data[0] == TLS_HANDSHAKE and protocol.tls() is not None:
             return False
-        return not protocol.tls_required and (protocol.websocket is None or data[0] != HTTP_GET)
+        if protocol.tls_required or (protocol.websocket is not None and data[0] == HTTP_GET):
+            return False
+        peer.decide()
+        return True
 
     async def _receive_some(self, peer: ServerPeer) -> bytes:
         """Return the next bytes from the transport; empty at the end."""
@@ -289,8 +335,10 @@ class Reader:
                 return False
             if peer.batch_bytes > self._look_bytes and peer.over:
                 return False
-            if peer.state >= CLOSING:
-                break
+            if peer.stops:
+                if peer.state >= CLOSING:
+                    break
+                return False
             left -= 1
             if not left:
                 return False
@@ -304,6 +352,9 @@ class Reader:
             while not done:
                 if peer.rest is not None:
                     await self._wait_rest(peer)
+                elif peer.upgrade is not None:
+                    await self._upgrade(peer, events)
+                    return
                 elif peer.over:
                     self._note_incomplete(peer, received, now)
                     await self._wait_room(peer)
@@ -311,6 +362,8 @@ class Reader:
                     await self._work.wait()
                 if peer.state >= CLOSING:
                     return
+                if peer.upgrade is not None:
+                    continue
                 self._rounds.begin()
                 try:
                     done = self._handle(peer, events)

@@ -164,6 +164,11 @@ class TlsTransport:
         self._has_ended = False  # the client sends no more
         self._ready: trio.Event | None = None  # set while a task waits for the end of the handshake
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the handshake is over."""
+        return self._shaken
+
     def receive(self, limit: int) -> bytes | None:
         if not self._incoming.pending:
             raw = self._inner.receive(limit)

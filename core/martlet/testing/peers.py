@@ -19,6 +19,7 @@ from martlet import persistence
 from martlet.broker import Broker
 from martlet.clock import Clock, SystemClock
 from martlet.contracts import Buffer, Connection, Dispatcher, Identity, Protocol, Service
+from martlet.errors import Reason, Refused
 from martlet.net.addresses import pack_host
 from martlet.net.server import Server
 from martlet.run import Config, build
@@ -207,6 +208,8 @@ class RecordingPeer(Struct, dict=True):
     held: int = 0
     wakes: int = 0
     reason: str | None = None
+    encrypted: bool = False
+    room: bool = True
     started: list[tuple[Callable[..., Awaitable[None]], tuple[Any, ...]]] = field(default_factory=list)
 
     def send(self, *pieces: Buffer) -> None:
@@ -227,6 +230,15 @@ class RecordingPeer(Struct, dict=True):
 
     def wake_last(self) -> None:
         self.wakes += 1
+
+    def has_room(self) -> bool:
+        return self.room
+
+    def start_tls(self) -> None:
+        """Set ``encrypted``, as if the client had begun TLS at once."""
+        if self.encrypted:
+            raise Refused(Reason.ILLEGAL, "TLS cannot begin; the connection uses TLS or WebSocket already")
+        self.encrypted = True
 
     def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
         self.started.append((work, args))
