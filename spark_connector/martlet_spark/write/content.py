@@ -1,4 +1,4 @@
-"""What a transaction commits, in a few bytes: brokers keep it, and a batch that is repeated is compared with it."""
+"""A digest of a transaction: brokers keep it, and a batch that is written again is compared with it."""
 
 from dataclasses import dataclass
 from struct import Struct
@@ -7,7 +7,7 @@ from typing import Final, final
 from martlet.checksum import crc32
 from martlet_spark.write.encode import MIDDLE_BYTES
 
-__all__ = ["NOTHING", "Content", "content_of"]
+__all__ = ["NO_CONTENT", "Content", "content_of"]
 
 # Size and size of the body, at the begin of a message.
 HEAD: Final = Struct(">i12xi")
@@ -29,7 +29,7 @@ class Content:
         return f"{self.rows}-{self.digest:016x}"
 
 
-NOTHING: Final = Content()
+NO_CONTENT: Final = Content()
 
 
 def content_of(body: bytes) -> Content:

@@ -17,7 +17,7 @@ from martlet_spark.errors import OptionError, SparkConnectorError, WriteError
 from martlet_spark.options import AT_LEAST_ONCE, IDEMPOTENT, Options
 from martlet_spark.write import staging
 from martlet_spark.write.columns import check_columns
-from martlet_spark.write.content import NOTHING, Content
+from martlet_spark.write.content import NO_CONTENT, Content
 from martlet_spark.write.sending import Outbox
 from martlet_spark.write.staging import Part, Repeated, Staging, Transaction
 from martlet_spark.write.targets import Targets, Turns
@@ -39,7 +39,7 @@ class Written(WriterCommitMessage):
     """What a task has staged, or has *repeated* of what an older run had committed: all that the driver knows of it."""
 
     parts: tuple[Part, ...] = ()
-    content: Content = NOTHING
+    content: Content = NO_CONTENT
     repeated: Repeated | None = None
 
 
@@ -102,7 +102,7 @@ class Writer:
           WriteError: a broker refuses it, or the rows are not those that an older run has committed as the same batch.
         """
         written = [message for message in messages if isinstance(message, Written)]
-        content = sum((each.content for each in written), start=Content())
+        content = sum((each.content for each in written), start=NO_CONTENT)
         repeated = next((each.repeated for each in written if each.repeated is not None), None)
         if repeated is not None:
             repeated.check(content, may_change=self.options["changingRows"])

@@ -25,7 +25,7 @@ from martlet_remoting.packets import MessageQueue
 from martlet_spark.cluster import BUSY, Cluster
 from martlet_spark.connection import ConnectionLost, attempts
 from martlet_spark.errors import WriteError
-from martlet_spark.write.content import Content, content_of
+from martlet_spark.write.content import NO_CONTENT, Content, content_of
 from martlet_spark.write.runs import NO_RUN, Transaction, ask, begin, explained, refused
 from martlet_spark.write.sending import WINDOW, Lane, Request, refusal, send_fields
 from martlet_spark.write.targets import Chunk, Turns
@@ -96,7 +96,7 @@ class Staging:
     """Stages the chunks of one task, at each broker as a part of its own.
 
     If an older run has committed the transaction, nothing is staged, and ``repeated`` says so. *retired* brokers are
-    not asked for that. ``content`` is that of all rows.
+    not asked for that. ``content`` is the content of all rows.
 
     Raises:
       WriteError: a broker does not offer transactions, refuses the rows, has a newer run or a later transaction, or
@@ -114,7 +114,7 @@ class Staging:
         self._topics: set[str] = set()  # those of which the run has begun at all brokers
         self._stages: dict[str, _Stage] = {}
         self._tries = attempts(cluster.timeout_s)
-        self.content = Content()
+        self.content = NO_CONTENT
         self.repeated: Repeated | None = None
 
     def write(self, chunk: Chunk) -> None:
