@@ -254,6 +254,13 @@ SOURCE: Final = (
         "for queues without a message at that time or later: fail, or begin at their end",
     ),
     Option("failOnDataLoss", _boolean, True, "fail if messages that were not read yet are gone; otherwise warn"),
+    Option(
+        "undecodableBody",
+        _choice("error", "null", "raw"),
+        "",
+        "a body that cannot be decompressed: fail (error), null, or as stored (raw). Default: error, or null with "
+        "failOnDataLoss=false",
+    ),
     Option("minPartitions", _integer(1), 0, "lowest number of Spark partitions, if there are that many messages"),
     Option("maxRecordsPerPartition", _integer(1), 0, "most messages in one Spark partition"),
     Option("targetPartitionBytes", _bytes, 64 << 20, "size of a Spark partition; smaller queues share one", "64m"),

@@ -15,9 +15,12 @@ from tests.client.patient import PATIENCE_S, patient
 
 from martlet_remoting.client.blocking import Admin, Producer
 from martlet_remoting.client.messages import Message
+from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.packets import MessageQueue
+from martlet_remoting.request_headers import SendHeader
 from martlet_spark import configure
-from martlet_spark.connection import CONNECTIONS
+from martlet_spark.cluster import Cluster as SparkCluster
+from martlet_spark.connection import CONNECTIONS, Security
 
 from . import java_options
 from .clusters import Cluster, Messages, cluster
@@ -55,6 +58,17 @@ class Topic:
                 message = Message(self.name, body, tags=tags, keys=keys.split(), properties={"number": str(number)})
                 producer.send(message, queue=MessageQueue(self.name, broker, queues[number % len(queues)]))
                 self.bodies.append(body)
+
+    def send_raw(self, body: bytes, sys_flag: int = 0, born_ms: int = 1_700_000_000_000, queue: int = 0) -> None:
+        """Send a message as no client of ours would."""
+        header = SendHeader("spark-tests", self.name, "TBW102", 4, queue, sys_flag, born_ms, 0, b"")
+        cluster = SparkCluster(self.endpoints.split(","), Security(), PATIENCE_S)
+        route = cluster.route(self.name)
+        broker = next(iter(route.brokers))
+        answer = cluster.ask_broker(
+            self.name, route, broker, lambda found: found.request(RequestCode.SEND_MESSAGE_V2, header.to_ext(), body)
+        )
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
 
     @property
     def options(self) -> dict[str, str]:

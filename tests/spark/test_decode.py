@@ -1,6 +1,7 @@
 """Decoding into Arrow: the fast way agrees with the loop over records, for records of every kind."""
 
 import datetime
+import sys
 import zlib
 
 import pyarrow as pa
@@ -212,8 +213,50 @@ def test_messages_of_any_kind_are_those_that_consumers_receive(odd: list[Message
 def test_a_body_in_a_format_that_nobody_knows_fails_the_read() -> None:
     messages = [usual(number) for number in range(MANY)]
     messages[9].sys_flag = COMPRESSED | 0x700
-    with pytest.raises(ReadError, match=r"message 9 of queue 3 .* cannot be decoded: compression type 7 is unknown"):
+    text = r"message 9 of queue 3 .* cannot be decompressed: compression type 7 is unknown.*; set the option undecodab"
+    with pytest.raises(ReadError, match=text):
         Decoder(ALL).decode(records(messages), "b")
+
+
+BOMB = zlib.compress(bytes(65 << 20))
+
+
+@pytest.mark.parametrize("body", [b"no ZLIB", BOMB, zlib.compress(b"cut short")[:-3]], ids=["other", "bomb", "cut"])
+@pytest.mark.parametrize("count", [1, MANY])
+def test_a_body_that_cannot_be_decompressed_concerns_only_those_who_want_it(body: bytes, count: int) -> None:
+    messages = [usual(number) for number in range(count)]
+    messages[0].body, messages[0].sys_flag = body, COMPRESSED
+    found = records(messages)
+    without = Decoder(tuple(name for name in ALL if name != "body"))
+    assert without.decode(found, "b").to_pylist() == without.decode_one_by_one(found, "b").to_pylist()
+    assert without.undecoded == 0
+    with pytest.raises(ReadError, match=r"message 0 of queue 3 .* has a body that cannot be decompressed: ZLIB body"):
+        Decoder(("body",)).decode(found, "b")
+    for policy, expected in (("null", None), ("raw", body)):
+        decoder = Decoder(ALL, policy)
+        rows = decoder.decode(found, "b").to_pylist()
+        assert [row["body"] for row in rows] == [expected, *[b"body"] * (count - 1)]
+        assert dict(rows[0]["properties"]).get("COMPRESSED_BODY") == ("ZLIB" if policy == "raw" else None)
+        assert decoder.undecoded == 1
+        assert "message 0 of queue 3" in decoder.first_undecoded
+
+
+def test_a_package_that_is_missing_fails_the_read_whatever_the_query_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise all bodies would be null, and nobody would install it."""
+    monkeypatch.setitem(sys.modules, "lz4.frame", None)
+    message = usual(0)
+    message.sys_flag = COMPRESSED | COMPRESSION_LZ4
+    with pytest.raises(ReadError, match=r"LZ4 body requires the package 'lz4'; install it with pip$"):
+        Decoder(("body",), "raw").decode(records([message]), "b")
+
+
+def test_bodies_are_counted_once_if_a_text_is_no_utf_8() -> None:
+    messages = [usual(number) for number in range(MANY)]
+    messages[3].sys_flag = COMPRESSED
+    messages[4].properties = b"TAGS\x01\xff\x02"
+    decoder = Decoder(ALL, "null")
+    decoder.decode(records(messages), "b")
+    assert decoder.undecoded == 1
 
 
 @given(st.data())

@@ -21,7 +21,9 @@ __all__ = [
     "COMPRESSION_ZSTD",
     "DELIVERED_BYTES_MAX",
     "CompressionError",
+    "PackageMissing",
     "compress",
+    "compression_name",
     "decompress",
 ]
 
@@ -41,6 +43,10 @@ class CompressionError(MartletError):
     """A compressed body cannot be decompressed; the text says what is missing or wrong."""
 
 
+class PackageMissing(CompressionError):
+    """The package that decompresses such bodies is not installed here."""
+
+
 class _Expander(Protocol):
     def decompress(self, data: bytes, max_length: int = ...) -> bytes: ...
 
@@ -48,6 +54,12 @@ class _Expander(Protocol):
 def compress(body: bytes, level: int = 5) -> tuple[bytes, int]:
     """Compress *body* with ZLIB; return it and its sysFlag bits."""
     return zlib.compress(body, level), COMPRESSED | COMPRESSION_ZLIB
+
+
+def compression_name(sys_flag: int) -> str:
+    """Return the name of the compression that the bits of a compressed body say; a number if none has it."""
+    kind = sys_flag & COMPRESSION_BITS or COMPRESSION_ZLIB
+    return {COMPRESSION_ZLIB: "ZLIB", COMPRESSION_LZ4: "LZ4", COMPRESSION_ZSTD: "ZSTD"}.get(kind, str(kind >> 8))
 
 
 def decompress(body: bytes, sys_flag: int, bytes_max: int = BODY_BYTES_MAX) -> bytes:
@@ -89,7 +101,7 @@ def _package(module: str, package: str, name: str) -> object:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise CompressionError(f"{name} body requires the package {package!r}; install it with pip") from error
+        raise PackageMissing(f"{name} body requires the package {package!r}; install it with pip") from error
 
 
 def _expand_lz4(body: bytes, bytes_max: int) -> bytes:

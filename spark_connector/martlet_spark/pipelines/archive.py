@@ -21,9 +21,10 @@ from martlet_spark.pipelines.archived import DATE, MESSAGE_COLUMNS
 from martlet_spark.pipelines.checkpoints import qualified
 from martlet_spark.pipelines.ends import check_ends, note_ends
 from martlet_spark.pipelines.owner import claim, note_query
-from martlet_spark.pipelines.progress import Show, StreamReport, follow_query, ignore
+from martlet_spark.pipelines.progress import UNDECODED, Show, StreamReport, count_undecoded, follow_query, ignore
 from martlet_spark.pipelines.session import plain_errors
 from martlet_spark.pipelines.storage import Location, is_remote
+from martlet_spark.read.decode import RAW
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -103,7 +104,7 @@ def archive(
         check_ends(session, source, target.checkpoint_path)
         query = start_archive(session, source, target, follow_s=follow_s)
         try:
-            return follow_query(query, show)
+            return follow_query(query, show, observed=(UNDECODED,))
         finally:
             note_ends(session, source, target.checkpoint_path)
 
@@ -122,10 +123,12 @@ def start_archive(
         **begin,
         "maxBytesPerTrigger": str(target.batch_bytes),
         "targetPartitionBytes": str(target.file_bytes),
+        "undecodableBody": RAW,
         **source,
         "columns": ",".join(COLUMNS),
     }
     stream = session.readStream.format("martlet").options(**options).load()
+    stream = count_undecoded(stream)
     messages = stream.selectExpr(*(f"`{name}`" for name in MESSAGE_COLUMNS), "topic", f"{DATE} AS date")
     writer = messages.writeStream.option("checkpointLocation", target.checkpoint_path)
     writer = writer.trigger(processingTime=f"{follow_s} seconds") if follow_s else writer.trigger(availableNow=True)

@@ -14,9 +14,10 @@ from pyspark.sql import functions as F
 from martlet_spark.columns import COLUMNS
 from martlet_spark.errors import OptionError
 from martlet_spark.pipelines.checkpoints import bind, check_bound, read_offsets
-from martlet_spark.pipelines.progress import OBSERVED, SENT, Show, StreamReport, follow_query, ignore
+from martlet_spark.pipelines.progress import OBSERVED, SENT, UNDECODED, Show, StreamReport, follow_query, ignore
 from martlet_spark.pipelines.replay import BATCH_BYTES, GUARANTEES, between, send_again
 from martlet_spark.pipelines.session import plain_errors
+from martlet_spark.read.decode import RAW
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -65,7 +66,8 @@ class Letters:
         """Return the options of the data source; *source* are those for the connection."""
         if not self.group:
             raise OptionError("the group is empty; give the name of a consumer group")
-        return {**source, "subscribe": f"{PREFIX}{self.group}", "columns": ",".join(COLUMNS)}
+        own = {"subscribe": f"{PREFIX}{self.group}", "columns": ",".join(COLUMNS)}
+        return {"undecodableBody": RAW, **source, **own}
 
     def select(self, letters: "DataFrame") -> "DataFrame":
         """Return these of *letters*, with the columns of their causes."""
@@ -125,7 +127,7 @@ def resend(
         writer = send_again(found, source, plan.checkpoint, plan.topic, plan.guarantee)
         bind(session, plan.checkpoint, chosen)
         query = writer.trigger(availableNow=True).start()
-        return follow_query(query, show, observed=(SENT, LEFT_OUT))
+        return follow_query(query, show, observed=(SENT, LEFT_OUT, UNDECODED))
 
 
 def unsent(session: "SparkSession", source: Mapping[str, str], letters: Letters, plan: Resend) -> "DataFrame":

@@ -9,17 +9,31 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
 from pyspark.errors import PySparkException
 
+from martlet_spark.read.decode import COMPRESSED_BODY
+
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["OBSERVED", "SENT", "Interrupted", "Show", "StreamReport", "follow_query", "ignore", "show_tasks"]
+__all__ = [
+    "OBSERVED",
+    "SENT",
+    "UNDECODED",
+    "Interrupted",
+    "Show",
+    "StreamReport",
+    "count_undecoded",
+    "follow_query",
+    "ignore",
+    "show_tasks",
+]
 
 # Called several times a second with how much is done, and the total. If it raises KeyboardInterrupt, the work ends.
 Show: TypeAlias = Callable[[int, int], None]
 LOOK_S: Final = 0.25
 # What a query that selects counts: how many messages it has sent. Its observation has this name, after `OBSERVED`.
 SENT: Final = "sent"
+UNDECODED: Final = "undecoded"  # bodies that are as they were stored, because they cannot be decompressed
 OBSERVED: Final = "martlet_"
 
 
@@ -57,7 +71,17 @@ class StreamReport:
         """For a printed report."""
         rate = round(self.messages / self.seconds) if self.seconds else 0
         counted = {"messages": self.messages, **self.counted, "batches": self.batches, "behind": self.behind}
+        if not counted.get(UNDECODED, 1):
+            del counted[UNDECODED]
         return {**counted, "seconds": round(self.seconds, 1), "messages_per_second": rate}
+
+
+def count_undecoded(messages: "DataFrame") -> "DataFrame":
+    """Return *messages*, whose query counts those with a body that cannot be decompressed as `UNDECODED`."""
+    from pyspark.sql import functions as F
+
+    is_one = F.expr(f"map_contains_key(properties, '{COMPRESSED_BODY}')")
+    return messages.observe(OBSERVED + UNDECODED, F.count_if(is_one).alias("count"))
 
 
 def _total(offsets: object) -> int:

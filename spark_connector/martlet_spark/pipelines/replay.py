@@ -19,9 +19,19 @@ from martlet_spark.pipelines.archive_log import kind_of
 from martlet_spark.pipelines.archive_sink import ArchiveSource
 from martlet_spark.pipelines.archived import spark_columns
 from martlet_spark.pipelines.checkpoints import bind, check_bound, qualified
-from martlet_spark.pipelines.progress import OBSERVED, SENT, Show, StreamReport, follow_query, ignore
+from martlet_spark.pipelines.progress import (
+    OBSERVED,
+    SENT,
+    UNDECODED,
+    Show,
+    StreamReport,
+    count_undecoded,
+    follow_query,
+    ignore,
+)
 from martlet_spark.pipelines.session import plain_errors
 from martlet_spark.pipelines.storage import Location
+from martlet_spark.read.decode import RAW
 from martlet_spark.read.offsets import decode
 from martlet_spark.read.topics import Subscribed
 
@@ -119,7 +129,7 @@ def replay(
             writer, is_done = writer.trigger(availableNow=True), None
         bind(session, plan.checkpoint, chosen)
         query = writer.start()
-        return follow_query(query, show, is_done, observed=(SENT,))
+        return follow_query(query, show, is_done, observed=(SENT, UNDECODED))
 
 
 def send_again(
@@ -131,7 +141,7 @@ def send_again(
     from pyspark.sql import functions as F
 
     columns = ["key", "tag", "body", f"map_concat({OWN}, {ORIGIN}) AS properties"]
-    found = messages.selectExpr(*columns, *(() if topic else ("`to` AS topic",)))
+    found = count_undecoded(messages).selectExpr(*columns, *(() if topic else ("`to` AS topic",)))
     writer = (
         found.observe(OBSERVED + SENT, F.count(F.lit(1)).alias("count"))
         .writeStream.format("martlet")
@@ -151,7 +161,7 @@ def _chosen(source: Mapping[str, str] | str, plan: Replay) -> dict[str, object]:
 
 
 def _of_topics(session: "SparkSession", source: Mapping[str, str], plan: Replay) -> "DataFrame":
-    options = {**source, "columns": ",".join(COLUMNS)}
+    options = {"undecodableBody": RAW, **source, "columns": ",".join(COLUMNS)}
     if plan.from_ms:
         options |= {"startingTimestamp": str(plan.from_ms), "startingOffsetsByTimestampStrategy": "latest"}
     elif not named(source, START):

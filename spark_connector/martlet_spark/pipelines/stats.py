@@ -9,6 +9,7 @@ from martlet_remoting.packets import MessageQueue
 from martlet_spark.cluster import check
 from martlet_spark.connection import Answer, Connection
 from martlet_spark.errors import OptionError
+from martlet_spark.read.decode import RAW
 from martlet_spark.read.topics import Subscribed
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ def message_stats(
 
     if window_s <= 0:
         raise OptionError(f"window of {window_s} s is too short; give 1 s or more")
-    messages = session.read.format("martlet").options(**{**source, "columns": SOURCE_COLUMNS}).load()
+    messages = (
+        session.read.format("martlet").options(**{"undecodableBody": RAW, **source, "columns": SOURCE_COLUMNS}).load()
+    )
     measured = messages.selectExpr(
         f"timestamp_seconds(floor(unix_seconds(store_ts) / {window_s}) * {window_s}) AS window",
         "topic",

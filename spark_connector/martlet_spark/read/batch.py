@@ -22,6 +22,7 @@ from martlet_spark.cluster import Cluster
 from martlet_spark.columns import COLUMNS, DEFAULT, select
 from martlet_spark.errors import OptionError
 from martlet_spark.options import Options
+from martlet_spark.read.decode import ERROR, NULL
 from martlet_spark.read.filters import Filter
 from martlet_spark.read.planner import Range, plan
 from martlet_spark.read.task import Reader
@@ -104,7 +105,12 @@ class TopicReader:
     def read_ranges(self, ranges: Sequence[Range]) -> Iterator[Any]:
         _freeze()
         fetch_bytes, fail_on_loss = self.options["fetchBytes"], self.options["failOnDataLoss"]
-        return Reader(self.cluster(), self.names, self.wanted, fetch_bytes, fail_on_loss=fail_on_loss).read(ranges)
+        reader = Reader(
+            *(self.cluster(), self.names, self.wanted, fetch_bytes),
+            fail_on_loss=fail_on_loss,
+            undecodable=self.options["undecodableBody"] or (ERROR if fail_on_loss else NULL),
+        )
+        return reader.read(ranges)
 
 
 @cache

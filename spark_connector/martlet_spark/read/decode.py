@@ -3,6 +3,9 @@
 Odd are records with a compressed body, an IPv6 host or a topic of over 127 bytes, and those whose properties have empty
 or repeated names; with columns of single properties only, these properties count. `vectors.py` takes about 0.2 ms per
 buffer, whatever its size, so a buffer of few records is decoded one by one too.
+
+Brokers store what producers call compressed, and do not look. So a body that cannot be decompressed is no damage, and
+need not end a query.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,24 +17,39 @@ import pyarrow as pa
 from martlet.errors import MartletError
 from martlet.message import KEYS, TAGS, UNIQ_KEY, Record, decode_properties
 from martlet.records.codec import decode_record
-from martlet.records.compression import decompress
+from martlet.records.compression import CompressionError, PackageMissing, compression_name, decompress
 from martlet_spark.columns import COLUMNS, MS_MAX, MS_MIN, arrow_schema
 from martlet_spark.errors import ReadError
 from martlet_spark.read.records import Records
 from martlet_spark.read.vectors import COLUMN, NEEDED, Places, bounds_of
 
-__all__ = ["VECTOR_MIN", "Decoder"]
+__all__ = ["COMPRESSED_BODY", "ERROR", "NULL", "RAW", "VECTOR_MIN", "Decoder"]
 
 # With fewer records in a buffer the loop is faster.
 VECTOR_MIN: Final = 64
+# What becomes of a body that cannot be decompressed: it fails the query, is null, or is as it was stored.
+ERROR: Final = "error"
+NULL: Final = "null"
+RAW: Final = "raw"
+# The property of a message with such a body: how its producer says that it is compressed.
+COMPRESSED_BODY: Final = "COMPRESSED_BODY"
+HINT: Final = "set the option undecodableBody to null or raw to continue, or leave the column body out"
 
 
 @final
 class Decoder:
-    """Decodes records into the columns *names*."""
+    """Decodes records into the columns *names*.
 
-    def __init__(self, names: Sequence[str]) -> None:
+    *undecodable* says what becomes of a body that cannot be decompressed: `ERROR`, `NULL` or `RAW`. ``undecoded``
+    counts these, and ``first_undecoded`` are words for the first.
+    """
+
+    def __init__(self, names: Sequence[str], undecodable: str = ERROR) -> None:
         self.names = tuple(names)
+        self.undecoded = 0
+        self.first_undecoded = ""
+        self._has_bodies = "body" in names
+        self._undecodable = undecodable
         self.schema = arrow_schema(names)
         self._properties = None if "properties" in names else [NEEDED[name] for name in names if name in NEEDED]
 
@@ -39,15 +57,17 @@ class Decoder:
         """Return a RecordBatch with a row per record; *broker* is the name of the broker that has them.
 
         Raises:
-          ReadError: a record is damaged.
+          ReadError: a record is damaged, or has a body that cannot be decompressed.
         """
         if len(records) < VECTOR_MIN:
             return self.decode_one_by_one(records, broker)
-        bounds = bounds_of(records)
+        bounds = bounds_of(records, has_bodies=self._has_bodies)
         fine = bounds[:, 0] >= 0
+        before = self.undecoded
         try:
             return self._decode(records, bounds, fine, broker)
         except pa.ArrowInvalid:  # a text is not UTF-8
+            self.undecoded = before
             return self.decode_one_by_one(records, broker)
 
     def decode_one_by_one(self, records: Records, broker: str) -> Any:
@@ -73,15 +93,42 @@ class Decoder:
         return Places(records.heads[fine], records.data, bounds[fine], broker, self._properties)
 
     def _one_by_one(self, records: Records, starts: Sequence[int], broker: str) -> Any:
-        rows = [_row(records, start, broker) for start in starts]
+        rows = [self._row(records, start, broker) for start in starts]
         getters = [(_VALUE[name], COLUMNS[name][1]) for name in self.names]
         arrays = [pa.array([get(row) for row in rows], type=kind) for get, kind in getters]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
+    def _row(self, records: Records, start: int, broker: str) -> "_Row":
+        try:
+            row = _Row(decode_record(records.data, start, check_body=False), broker)
+        except MartletError as error:
+            raise ReadError(f"{records.describe(start)} cannot be decoded: {error}") from error
+        if self._has_bodies:
+            try:
+                row.body = decompress(row.record.body, row.record.sys_flag)
+            except CompressionError as error:
+                self._note_undecoded(row, f"{records.describe(start)} has a body that cannot be decompressed", error)
+        return row
+
+    def _note_undecoded(self, row: "_Row", text: str, error: CompressionError) -> None:
+        """Do with the body of *row* as the query says.
+
+        Raises:
+          ReadError: it fails the query; so does a package that is missing, which is no fault of the message.
+        """
+        if self._undecodable == ERROR or isinstance(error, PackageMissing):
+            hint = "" if isinstance(error, PackageMissing) else f"; {HINT}"
+            raise ReadError(f"{text}: {error}{hint}") from error
+        self.undecoded += 1
+        self.first_undecoded = self.first_undecoded or f"{text}: {error}"
+        if self._undecodable == RAW:
+            row.body = row.record.body
+            row.properties[COMPRESSED_BODY] = compression_name(row.record.sys_flag)
+
 
 @final
 class _Row:
-    """One record, decompressed, with its properties."""
+    """One record, with its properties and what the query gets as its body."""
 
     __slots__ = ("body", "broker", "properties", "record")
 
@@ -89,19 +136,12 @@ class _Row:
         self.record = record
         self.broker = broker
         self.properties = decode_properties(record.properties)
-        self.body = decompress(record.body, record.sys_flag)
+        self.body: bytes | None = None
 
     @property
     def message_id(self) -> str:
         own = self.properties.get(UNIQ_KEY)
         return own or (self.record.store_host + self.record.position.to_bytes(8, "big")).hex().upper()
-
-
-def _row(records: Records, start: int, broker: str) -> _Row:
-    try:
-        return _Row(decode_record(records.data, start, check_body=False), broker)
-    except MartletError as error:
-        raise ReadError(f"{records.describe(start)} cannot be decoded: {error}") from error
 
 
 def _microseconds(ms: int) -> int | None:

@@ -12,7 +12,7 @@ from martlet_remoting.answers.routes import Route
 from martlet_spark.cluster import Busy, Cluster, UnknownBroker, UnknownTopic
 from martlet_spark.connection import CONNECTIONS, ConnectionLost, attempts
 from martlet_spark.errors import ReadError, SparkConnectorError
-from martlet_spark.read.decode import Decoder
+from martlet_spark.read.decode import ERROR, NULL, Decoder
 from martlet_spark.read.exchange import BulkReads, Exchange, NotSupported, Pulls, Unchecked, pull_only
 from martlet_spark.read.filters import Filter
 from martlet_spark.read.planner import Range
@@ -34,14 +34,23 @@ class Reader:
     Args:
       fetch_bytes: how much to ask a broker for at once.
       fail_on_loss: raise `DataLost` if messages are gone; otherwise log a warning and continue after them.
+      undecodable: what becomes of bodies that cannot be decompressed (`decode`).
     """
 
     def __init__(
-        self, cluster: Cluster, names: Sequence[str], wanted: Filter, fetch_bytes: int, *, fail_on_loss: bool
+        self,
+        cluster: Cluster,
+        names: Sequence[str],
+        wanted: Filter,
+        fetch_bytes: int,
+        *,
+        fail_on_loss: bool,
+        undecodable: str = ERROR,
     ) -> None:
         self._cluster = cluster
         self._names = tuple(names)
-        self._decoder = Decoder((*names, *(name for name in wanted.columns if name not in names)))
+        self._decoder = Decoder((*names, *(name for name in wanted.columns if name not in names)), undecodable)
+        self._undecodable = undecodable
         self._wanted = wanted
         self._fetch_bytes = fetch_bytes
         self._fail_on_loss = fail_on_loss
@@ -60,6 +69,10 @@ class Reader:
         for broker, left in by_broker.items():
             for records in self._read_broker(broker, left):
                 yield from self._batches(self._decoder.decode(records, broker))
+        if self._decoder.undecoded:
+            what = "null" if self._undecodable == NULL else "as they are stored"
+            count, first = self._decoder.undecoded, self._decoder.first_undecoded
+            log.warning("bodies that cannot be decompressed are %s: %d; the first: %s", what, count, first)
 
     def _batches(self, batch: Any) -> Iterator[Any]:
         found = self._wanted.select(batch)

@@ -21,7 +21,6 @@ from martlet_spark.read.records import Data, Integers, Records
 
 __all__ = ["COLUMN", "NEEDED", "Places", "bounds_of"]
 
-ODD: Final = WIDE_HOSTS | COMPRESSED
 NAME_END: Final = 1
 VALUE_END: Final = 2
 # Up to so many places, records times names, a table tells which name a record has twice; beyond, a sort does.
@@ -33,16 +32,17 @@ BODY, TOPIC, TEXT = 0, 2, 4
 BOUNDS: Final = 6
 
 
-def bounds_of(records: Records) -> Integers:
+def bounds_of(records: Records, *, has_bodies: bool) -> Integers:
     """Return a row of bounds per record: where body, topic and properties begin and end; -1 for odd records.
 
-    Odd are records with an IPv6 host, a long topic or a compressed body, and damaged ones.
+    Odd are records with an IPv6 host or a long topic, damaged ones, and, if bodies are wanted, compressed ones.
     """
+    odd = WIDE_HOSTS | (COMPRESSED if has_bodies else 0)
     heads, starts = records.heads, records.starts
     raw = np.frombuffer(records.data, np.uint8)
     ends = starts + heads["size"]
     body_ends = starts + HEAD_BYTES + heads["body_bytes"]
-    fine = (heads["magic"] == MAGIC_V1) & (heads["sys_flag"] & ODD == 0)
+    fine = (heads["magic"] == MAGIC_V1) & (heads["sys_flag"] & odd == 0)
     fine &= (heads["body_bytes"] >= 0) & (body_ends + 3 <= ends)
     topics = np.where(fine, body_ends + 1, 1)
     topic_ends = topics + raw[topics - 1]
