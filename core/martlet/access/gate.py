@@ -28,7 +28,6 @@ from martlet.access.grant import (
     TopicGrant,
     is_closed,
 )
-from martlet.access.replies import Replies
 from martlet.access.rules import Decisions, FollowPermit, SharePermit, name_of_group
 from martlet.contracts import (
     ExternalCommit,
@@ -72,6 +71,12 @@ __all__ = ["Gate"]
 T = TypeVar("T")
 
 
+class ReplyRouting(Protocol):
+    """Stores replies for those who wait; implemented by `martlet.access.replies.Replies`."""
+
+    def send(self, gate: "Gate", address: str, reply: Message) -> Placed: ...
+
+
 class Behind(Protocol):
     """The broker as a gate uses it; implemented by `martlet.broker.Broker`."""
 
@@ -81,8 +86,10 @@ class Behind(Protocol):
     subscriptions: Subscriptions
     shares: Shares
     sessions: Sessions
-    replies: Replies
     routers: tuple[tuple[str, Router], ...]
+
+    @property
+    def replies(self) -> ReplyRouting: ...
 
     def capability(self, kind: type[T]) -> T | None: ...
 

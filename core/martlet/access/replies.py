@@ -9,13 +9,11 @@ its address is ``PROTOCOL:none:...``.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeAlias, final
+from typing import Final, TypeAlias, final
 
+from martlet.access.gate import Gate
 from martlet.errors import Reason, Refused
 from martlet.message import Message, Placed
-
-if TYPE_CHECKING:
-    from martlet.access.gate import Gate
 
 __all__ = ["NO_CORRELATION", "Replies", "TakeReply", "is_uncorrelated"]
 
@@ -23,7 +21,7 @@ NO_CORRELATION: Final = "="
 
 # Called with the gate of who replies, the address without the name of the protocol, and the reply, with its
 # ``CORRELATION_ID``; its topic is not set. Stores it for the requester. Raises `Refused`: NOT_FOUND if nobody waits.
-TakeReply: TypeAlias = Callable[["Gate", str, Message], Placed]
+TakeReply: TypeAlias = Callable[[Gate, str, Message], Placed]
 
 
 def is_uncorrelated(address: str) -> bool:
@@ -47,7 +45,7 @@ class Replies:
         protocol, colon, _ = address.partition(":")
         return protocol if colon and protocol in self._takers else ""
 
-    def send(self, gate: "Gate", address: str, reply: Message) -> Placed:
+    def send(self, gate: Gate, address: str, reply: Message) -> Placed:
         """Store *reply* for *address*. Raises `Refused`."""
         protocol = self.protocol_of(address)
         take = self._takers.get(protocol)

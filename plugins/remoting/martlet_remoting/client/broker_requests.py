@@ -1,24 +1,39 @@
 """Requests from brokers to a consumer: rebalance, reset offsets, report its state, consume one message."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, Protocol, final
 
 from martlet_remoting.answers import bodies
 from martlet_remoting.answers.messages import ReceivedMessage
 from martlet_remoting.codes import VERSION, RequestCode, ResponseCode
 from martlet_remoting.packets import Command, MessageQueue
 
+from .consumption import ConsumedQueue
 from .link import Answer
-from .listening import Outcome
+from .listening import Listening, Outcome
 from .network import Network
-from .pulling import decode_messages
-
-if TYPE_CHECKING:
-    from .consumer import PushConsumer
+from .pulling import Subscription, decode_messages
 
 __all__ = ["ConsumerRequests"]
 
 BYTES_PER_MIB: Final = 1024 * 1024
+
+
+class Consumer(Protocol):
+    """A push consumer as these requests see it."""
+
+    group: str
+    network: Network
+    queues: dict[MessageQueue, ConsumedQueue]
+    subscriptions: dict[str, Subscription]
+    listening: Listening
+    orderly: bool
+    started_ms: int
+
+    @property
+    def assigned(self) -> list[MessageQueue]: ...
+
+    def statistics(self) -> dict[str, int]: ...
 
 
 @final
@@ -27,7 +42,7 @@ class ConsumerRequests:
 
     def __init__(
         self,
-        consumer: "PushConsumer",
+        consumer: Consumer,
         rebalance_soon: Callable[[], None],
         reset_offsets: Callable[[Mapping[MessageQueue, int]], Awaitable[None]],
     ) -> None:
