@@ -331,6 +331,7 @@ class Broker:
         """
         topic = self._open_topic(message)
         queue_id = self._choose_queue(topic, message.queue_id)
+        self.shares.keep_topic(topic.name, of_personal=False)
         for queue in topic.queues.values():
             if queue.next_offset or queue.noted >= 0:
                 break

@@ -89,10 +89,17 @@ class DeliveryConfig(Settings):
         8 << 20, "cache of encoded batches, shared by the subscribers at the tail of a queue", unit="bytes", low=0
     )
     subscriptions_max: int = setting(100_000, "subscriptions of all connections", low=1)
-    shares_max: int = setting(1000, "shared groups, counted once per topic", low=1)
+    shares_max: int = setting(
+        20_000, "shared groups in use, counted once per topic; each takes about 10 KB of memory", low=1
+    )
+    shares_user_max: int = setting(
+        15_000,
+        "the same for one user, so that others find room; all clients without a name are one user",
+        low=1,
+    )
     share_members_max: int = setting(1000, "members of one shared group on one topic", low=1)
     share_queues_max: int = setting(
-        50_000, "shared groups, counted once per queue, whose state is kept, with members or without", low=1
+        100_000, "shared groups, counted once per queue, whose state is kept, with members or without", low=1
     )
     lease_window: int = setting(
         20_000,

@@ -58,7 +58,7 @@ async def test_many_rows_come_in_several_messages(tmp_path: Path) -> None:
 async def test_an_unknown_list_is_an_error(tmp_path: Path) -> None:
     async with stomp_broker(tmp_path) as stomp:
         talk = await stomp.connect()
-        await talk.send(talk.frame("SUBSCRIBE", id="c", destination="/control/queues", receipt="r"))
+        await talk.send(talk.frame("SUBSCRIBE", id="c", destination="/control/nothing", receipt="r"))
         error = await talk.error()
         assert error["receipt-id"] == "r"
         assert "/control/connections, /control/subscriptions" in error.body.decode()

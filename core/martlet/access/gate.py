@@ -514,6 +514,7 @@ class Gate:
         names: Names | None = None,
         takes: Callable[[RecordView], bool] | None = None,
         is_exclusive: bool = False,
+        marks: int = 0,
     ) -> Member:
         """Return a new member of a shared group, like `Shares.join`; requires ``read`` on *topic* and *group*.
 
@@ -541,6 +542,8 @@ class Gate:
             names=names,
             takes=takes,
             is_exclusive=is_exclusive,
+            marks=marks,
+            user=self.identity.name,
         )
 
     def share(self, topic: str, group: str, policy: GroupPolicy | None = None) -> Share | None:

@@ -17,6 +17,7 @@ from martlet.delivery.lease_notes import (
     ACK,
     BEGIN,
     DROP,
+    MARK,
     NEW,
     REACH,
     SETTLE,
@@ -48,8 +49,8 @@ class Source(Protocol):
         """Return whether an acknowledgement in an atomic group has no result yet."""
         ...
 
-    def state(self) -> tuple[int, list[tuple[int, LeaseState]], int]:
-        """Return the next offset, every unsettled message, and ``reached``."""
+    def state(self) -> tuple[int, list[tuple[int, LeaseState]], int, int]:
+        """Return the next offset, every unsettled message, ``reached``, and the group's marks."""
         ...
 
     def account(self) -> None:
@@ -124,16 +125,19 @@ class GroupNotes:
         state.note_again = self._note_again
         state.was_dropped = self._was_dropped
 
-    def check_room(self, scope: str, group: str, topic: str, queues: int) -> None:
-        """Raise `Refused` (BUSY) unless there is room for the *queues* of a group on *topic*.
+    def has_room(self, key: Key, queues: int) -> bool:
+        """Return whether there is room for the *queues* of the group of *key* on its topic.
 
         Each group counts with all queues: one that finds messages by their names opens a queue when it needs it.
         """
         known = self._state.known
-        used = known.count_with(topic, queues)
-        if known.count_of(scope, group, topic):
-            return  # its other queues count already
-        if used + queues > self._lanes_max:
+        used = known.count_with(key.topic, queues)
+        return known.count_of(key.scope, key.group, key.topic) > 0 or used + queues <= self._lanes_max
+
+    def check_room(self, key: Key, queues: int) -> None:
+        """Raise `Refused` (BUSY) unless `has_room`."""
+        if not self.has_room(key, queues):
+            used = self._state.known.count_with(key.topic, queues)
             text = f"{used} queues of shared groups are in use; delivery.share_queues_max is {self._lanes_max}"
             raise Refused(Reason.BUSY, f"{text}, delete unused groups or topics")
 
@@ -172,9 +176,12 @@ class GroupNotes:
             self._store.commit_soon()
         acked.extend(offsets)
 
-    def begin(self, key: Key, offset: int, reached: int = -1) -> None:
-        """Note that the lane begins at *offset*, and has no other state; its group has *reached* that position."""
-        self._get(key).replace(whole(offset, (), reached))
+    def begin(self, key: Key, offset: int, reached: int = -1, marks: int = 0) -> None:
+        """Note that the lane begins at *offset*, and has no other state.
+
+        Its group has *reached* that position, and has *marks*.
+        """
+        self._get(key).replace(whole(offset, (), reached, marks))
         self._know(key)
 
     def begin_with(self, key: Key, next_offset: int, leases: Mapping[int, LeaseState]) -> None:
@@ -186,6 +193,11 @@ class GroupNotes:
         self._state.known.add(key)
         self._dropped.pop(key, None)
         self._undropped.pop(key, None)
+
+    def mark(self, key: Key, marks: int) -> None:
+        """Note that the group with the stored lane *key*, that of its first queue, has *marks* from now on."""
+        if key in self._state.known:
+            self.note(key, Change(MARK, number=marks))
 
     def reach(self, key: Key, position: int) -> None:
         """Note later that a group has found all its messages before log position *position*.
@@ -380,5 +392,5 @@ class GroupNotes:
         elif not self.is_applied(lane.key):
             return False
         else:
-            self._get(lane.key).replace(whole(lane.next, lane.leases.items(), lane.reached))
+            self._get(lane.key).replace(whole(lane.next, lane.leases.items(), lane.reached, lane.marks))
         return True

@@ -1,12 +1,17 @@
 """The rules of shared groups that are no consumer groups."""
 
-from typing import final
+from typing import Final, final
 
 from msgspec import Struct
 
 from martlet.errors import LocalProtocolError
 
-__all__ = ["GroupPolicy"]
+__all__ = ["AUTO_DELETE", "OWNS_TOPIC", "GroupPolicy"]
+
+# Marks of a group on a topic. The topic was created for the group, and goes with it if nothing else uses it.
+OWNS_TOPIC: Final = 1
+# The group is personal: it goes with its last member.
+AUTO_DELETE: Final = 2
 
 
 @final

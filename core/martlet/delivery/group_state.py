@@ -16,6 +16,7 @@ from martlet.delivery.lease_notes import (
     BEGIN,
     DROP,
     KEEP,
+    MARK,
     NEW,
     REACH,
     SETTLE,
@@ -52,10 +53,10 @@ class Lane:
 
     Messages below ``next`` that are not in ``leases`` are settled. ``since`` is the position of the oldest record that
     contributes to the present state. ``reached`` is the log position from which on the group looks for messages, if it
-    finds them by their names; the lane of the first queue has it, others -1.
+    finds them by their names; the lane of the first queue has it, others -1. That lane also has the group's ``marks``.
     """
 
-    __slots__ = ("edition", "key", "leases", "next", "number", "reached", "since")
+    __slots__ = ("edition", "key", "leases", "marks", "next", "number", "reached", "since")
 
     def __init__(self, number: int, key: Key, since: int, edition: int) -> None:
         self.number = number
@@ -64,6 +65,7 @@ class Lane:
         self.edition = edition
         self.next = -1  # unknown
         self.reached = -1
+        self.marks = 0
         self.leases: dict[int, LeaseState] = {}
 
     @property
@@ -73,7 +75,7 @@ class Lane:
 
     def copy(self, edition: int) -> "Lane":
         lane = Lane(self.number, self.key, self.since, edition)
-        lane.next, lane.reached, lane.leases = self.next, self.reached, self.leases.copy()
+        lane.next, lane.reached, lane.marks, lane.leases = self.next, self.reached, self.marks, self.leases.copy()
         return lane
 
     def apply(self, change: Change) -> None:
@@ -95,9 +97,11 @@ class Lane:
                 self.next = max(self.next, change.number)
         elif kind == BEGIN:
             leases.clear()
-            self.next, self.reached = change.number, -1
+            self.next, self.reached, self.marks = change.number, -1, 0
         elif kind == REACH:
             self.reached = max(self.reached, change.number)
+        elif kind == MARK:
+            self.marks = change.number
         else:
             self._hand_again(change, 1 if kind == AGAIN else 0)
 
@@ -121,14 +125,17 @@ class Lane:
                 self.leases[offset] = state
 
 
-def whole(next_offset: int, leases: Iterable[tuple[int, LeaseState]], reached: int = -1) -> list[Change]:
+def whole(
+    next_offset: int, leases: Iterable[tuple[int, LeaseState]], reached: int = -1, marks: int = 0
+) -> list[Change]:
     """Return the changes that recreate *leases* from nothing; messages with equal leases are combined."""
     alike: dict[LeaseState, list[int]] = {}
     for offset, state in leases:
         alike.setdefault(state, []).append(offset)
     keep = [Change(KEEP, state.generation, state.duration_ms, state.deliveries, o) for state, o in alike.items()]
     reach = [Change(REACH, number=reached)] if reached >= 0 else []
-    return [Change(BEGIN, number=next_offset), *reach, *keep]
+    mark = [Change(MARK, number=marks)] if marks else []
+    return [Change(BEGIN, number=next_offset), *reach, *mark, *keep]
 
 
 @final
@@ -248,5 +255,5 @@ class GroupState:
 def _rows(lanes: dict[int, Lane], number_max: int) -> Iterator[object]:
     yield number_max
     for lane in lanes.values():
-        changes = whole(lane.next, lane.leases.items(), lane.reached)
+        changes = whole(lane.next, lane.leases.items(), lane.reached, lane.marks)
         yield lane.since, encode_changes(head(lane.number, lane.key), changes, SNAPSHOT_NOTE_BYTES, b"")[0]

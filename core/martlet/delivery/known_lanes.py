@@ -16,6 +16,7 @@ class KnownLanes:
 
     def __init__(self) -> None:
         self._topics: dict[str, dict[Name, int]] = {}
+        self._groups: dict[Name, dict[str, None]] = {}  # the topics of each group
         self._counts: dict[str, int] = {}  # of lanes, by topic
         self._count = 0
         # The queues of each topic, as far as they were said, and how many lanes groups may still open on these.
@@ -36,6 +37,7 @@ class KnownLanes:
         before = self._missing_on(topic)
         groups = self._topics.setdefault(topic, {})
         groups[scope, group] = groups.get((scope, group), 0) | 1 << queue_id
+        self._groups.setdefault((scope, group), {})[topic] = None
         self._counts[topic] = self._counts.get(topic, 0) + 1
         self._count += 1
         self._missing += self._missing_on(topic) - before
@@ -53,14 +55,23 @@ class KnownLanes:
             groups[scope, group] = left
         else:
             del groups[scope, group]
+            self._forget(topic, (scope, group))
         if not groups:
             del self._topics[topic], self._counts[topic]
         self._missing += self._missing_on(topic) - before
         if not groups:
             self._queues.pop(topic, None)
 
+    def _forget(self, topic: str, name: Name) -> None:
+        """Note that a group has nothing on *topic* any more."""
+        topics = self._groups[name]
+        del topics[topic]
+        if not topics:
+            del self._groups[name]
+
     def clear(self) -> None:
         self._topics.clear()
+        self._groups.clear()
         self._counts.clear()
         self._queues.clear()
         self._count = self._missing = 0
@@ -72,6 +83,14 @@ class KnownLanes:
     def groups(self, topic: str) -> list[Name]:
         """Return the groups with lanes on *topic*."""
         return list(self._topics.get(topic, ()))
+
+    def topics_of(self, scope: str, group: str) -> list[str]:
+        """Return the topics on which a group has lanes."""
+        return list(self._groups.get((scope, group), ()))
+
+    def names(self) -> list[Name]:
+        """Return the groups with lanes."""
+        return list(self._groups)
 
     def count_with(self, topic: str, queues: int) -> int:
         """Return how many lanes there are if each group has all queues: *queues* on *topic*, and those said before."""

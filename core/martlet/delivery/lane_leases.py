@@ -51,7 +51,7 @@ def first_leases(
     if known is not None:
         restore(context, leases, known, offset)
     else:
-        owner.notes.begin(key, offset, reached)
+        owner.notes.begin(key, offset, reached, context.marks_of(queue.queue_id))
     context.commit_offset(queue.queue_id, leases.table.low)
     return leases
 

@@ -21,6 +21,7 @@ __all__ = [
     "BEGIN",
     "DROP",
     "KEEP",
+    "MARK",
     "NEW",
     "REACH",
     "RENEW",
@@ -51,6 +52,8 @@ RENEW: Final[Kind] = 9
 SETTLE: Final[Kind] = 10
 # All messages of the topic before a position of the log were found that the group wants (`finder.py`).
 REACH: Final[Kind] = 11
+# The marks of the group on this topic (`group_policy.py`), with the lane of its first queue.
+MARK: Final[Kind] = 12
 
 # The maximum size of a change per offset: a run of one message at any offset.
 OFFSET_BYTES_MAX: Final = 10
@@ -84,7 +87,7 @@ class Change(NamedTuple):
     generation: int = 0
     duration_ms: int = 0
     # For BEGIN and NEW: the next offset. For KEEP: the number of deliveries. For SETTLE: where the lane began, in case
-    # the log has no earlier notes. For REACH: the position.
+    # the log has no earlier notes. For REACH: the position. For MARK: the marks.
     number: int = 0
     offsets: Sequence[int] = ()
     # For NEW: the previous next offset. If a power failure lost earlier notes, the restored lane ends before it.
@@ -103,6 +106,7 @@ CHANGES: Final[dict[Kind, tuple[bool, bool, bool, bool]]] = {
     RENEW: (True, True, False, True),
     SETTLE: (False, False, True, True),
     REACH: (False, False, True, False),
+    MARK: (False, False, True, False),
 }
 
 

@@ -66,12 +66,14 @@ class Share:
         start: Start,
         policy: GroupPolicy | None = None,
         names: Names | None = None,
+        marks: int = 0,
+        user: str | None = None,
     ) -> None:
         self._owner = owner
         self._dead_letters = dead_letters
         self._forget_at = owner.now() + owner.config.share_memory_s
         self._look_at = math.inf  # when to look again whether the state is stored
-        context = self.context = ShareContext(owner, topic, group, policy)
+        context = self.context = ShareContext(owner, topic, group, policy, marks, user)
         competitors = self._competitors = Competitors(context)
         begun_at = finds_from(context) if names is not None else -1
         lanes = self.lanes = ShareLanes(context, competitors, start, begun_at)
@@ -117,6 +119,7 @@ class Share:
                 lane.forget_read()
         if not competitors.members:
             self.source.pause()
+            self._owner.left(self.context)
         self._forget_at = self._owner.now() + self._owner.config.share_memory_s
         self._owner.alarm(self.context, -math.inf)
         competitors.wake()

@@ -43,21 +43,39 @@ class Owner(Protocol):
 
     def alarm(self, context: "ShareContext", at: float) -> None: ...
 
+    def left(self, context: "ShareContext") -> None: ...
+
     def settled(self, count: int) -> None: ...
 
 
 @final
 class ShareContext:
-    """One group on one topic; without a *policy* it is a consumer group."""
+    """One group on one topic; without a *policy* it is a consumer group.
 
-    __slots__ = ("alarm_at", "group", "owner", "policy", "topic")
+    A group that is not stored yet begins with *marks* (`lease_notes.OWNS_TOPIC`, `lease_notes.AUTO_DELETE`). It counts
+    for *user*; None if that is the broker itself.
+    """
 
-    def __init__(self, owner: Owner, topic: Topic, group: str, policy: GroupPolicy | None) -> None:
+    __slots__ = ("alarm_at", "group", "marks", "owner", "policy", "topic", "user")
+
+    def __init__(
+        self,
+        owner: Owner,
+        topic: Topic,
+        group: str,
+        policy: GroupPolicy | None,
+        marks: int = 0,
+        user: str | None = None,
+    ) -> None:
         self.owner = owner
         self.topic = topic
         self.group = group
         self.policy = policy
+        self.user = user
         self.alarm_at = math.inf  # the earliest alarm that its owner knows
+        known = owner.notes.stored(self.key(0))
+        is_known = known is not None and known.next <= topic.queue(0).next_offset  # else it is of a deleted topic
+        self.marks = known.marks if known is not None and is_known else marks
 
     @property
     def place(self) -> tuple[str, str, str]:
@@ -67,6 +85,10 @@ class ShareContext:
     def key(self, queue_id: int) -> Key:
         """Return the key of a queue's stored state."""
         return Key(self.policy.scope if self.policy is not None else "", self.group, self.topic.name, queue_id)
+
+    def marks_of(self, queue_id: int) -> int:
+        """Return the marks that are stored with a queue: those of the group with its first one."""
+        return self.marks if not queue_id else 0
 
     def times(self) -> tuple[float, int]:
         """Return the time now, on the clock of deadlines in seconds and on the wall clock in ms."""

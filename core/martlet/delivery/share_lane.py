@@ -158,8 +158,11 @@ class ShareLane:
             self.low = leases.table.low
             context.commit_offset(self.queue.queue_id, self.low)
 
-    def state(self) -> tuple[int, list[tuple[int, LeaseState]], int]:
-        """Return the next offset and every unsettled message, in the form of notes, and what the group has reached."""
+    def state(self) -> tuple[int, list[tuple[int, LeaseState]], int, int]:
+        """Return the next offset and every unsettled message, in the form of notes.
+
+        With them, what the group has reached, and its marks.
+        """
         now, now_ms = self.context.times()
         found: list[tuple[int, LeaseState]] = []
         for offset, until, deliveries, generation, length_s in self.leases.table.unsettled_leases():
@@ -170,4 +173,4 @@ class ShareLane:
                 duration_ms = max(round((until - now) * 1000), 0) if abs(until) < math.inf else 0
             found.append((offset, LeaseState(generation, duration_ms, deliveries)))
         self.noted_next = self.leases.table.next
-        return self.leases.table.next, found, self.reached
+        return self.leases.table.next, found, self.reached, self.context.marks_of(self.queue.queue_id)

@@ -30,7 +30,7 @@ from martlet.delivery.fanout import Encoding
 from martlet.delivery.finder import Names
 from martlet.delivery.group_members import Member
 from martlet.delivery.group_notes import GroupNotes
-from martlet.delivery.group_policy import GroupPolicy
+from martlet.delivery.group_policy import AUTO_DELETE, OWNS_TOPIC, GroupPolicy
 from martlet.delivery.group_state import GroupState
 from martlet.delivery.lease_notes import Key, LeaseState
 from martlet.delivery.selection import EVERYTHING, Selection
@@ -39,6 +39,8 @@ from martlet.delivery.share_context import ShareContext
 from martlet.delivery.share_lane import ShareLane
 from martlet.delivery.subscriptions import MemberPeer, Start, from_tail, is_readable, readable
 from martlet.delivery.tail_reader import Tails
+from martlet.delivery.unused_groups import Place, UnusedGroups
+from martlet.delivery.user_shares import UserShares
 from martlet.errors import LocalProtocolError, Reason, Refused
 from martlet.records.layout import RecordView
 from martlet.settings import DeliveryConfig
@@ -54,6 +56,8 @@ log = logging.getLogger("martlet.shares")
 
 # Shares that one turn of the event loop looks at: 5 to 20 us each.
 SHARES_A_TURN: Final = 128
+# Shares without members to look at for one that can be dropped from memory.
+UNUSED_LOOKED_AT: Final = 256
 # How often to look how far groups are that find their messages by names.
 REACH_S: Final = 10.0
 # Groups on a topic that a slice forgets, each with a few lanes; lanes of ended shares that a turn closes: 3 us each.
@@ -94,17 +98,26 @@ class Shares:
         self.withheld = 0  # messages that no member of a group was allowed to read
         self._log_moved = False
         self.topics = topics
-        self._shares: dict[tuple[str, str, str], Share] = {}
+        self._shares: dict[Place, Share] = {}
+        # The same by topic, and those of consumer groups by group; those without members.
+        self._by_topic: dict[str, dict[Share, None]] = {}
+        self._by_group: dict[str, dict[Share, None]] = {}
+        self._empty: dict[Share, None] = {}
+        self.users = UserShares(config)
+        self.unused = UnusedGroups(self)
         self._due: dict[ShareContext, None] = {}  # those to look at in this turn or the next ones, the first one first
         # A heap: when to look at which share; the number orders them.
         self._alarms: list[tuple[float, int, ShareContext]] = []
         self._number = 0
+        self._to_wake: deque[Share] = deque()  # there is room for more messages that are not settled
         self._closing: deque[ShareLane] = deque()  # lanes of shares that ended
         self._reach_at = math.inf  # when to look how far groups are, and those not looked at yet
         self._to_reach: list[Share] = []
         self._look_at = math.inf  # when to look whether dropped lanes are stored
         self._rung = trio.Event()
         topics.changed.append(self._topic_changed)
+        topics.deleted.append(self._topic_deleted)
+        topics.make_room = self.unused.make_room_for_topic
         groups.changed.append(self._group_changed)
         groups.was_reset.append(self._was_reset)
         store.on_flushed.append(self._flushed)
@@ -134,6 +147,8 @@ class Shares:
         names: Names | None = None,
         takes: Callable[[RecordView], bool] | None = None,
         is_exclusive: bool = False,
+        marks: int = 0,
+        user: str | None = None,
     ) -> Member:
         """Make *peer* a member of *group* on *topic*.
 
@@ -159,12 +174,15 @@ class Shares:
             more, later ones are not looked at.
           is_exclusive: whether other members get no new messages as long as this one is there; of several exclusive
             ones, the first counts.
+          marks: of a new group with a *policy*: `OWNS_TOPIC` if the topic was created for it, `AUTO_DELETE` if it goes
+            with its last member (`unused_groups.py`).
+          user: who has the member, for limits of one user; None for the broker itself.
 
         Raises:
           Refused: the topic or group does not exist, there are too many groups or members, or the other members use
             another selection.
         """
-        share = self._open(topic, group, selection, start, policy, names)
+        share = self._open(topic, group, selection, start, policy, names, marks, user)
         present = share.source.selection.name
         if present != selection.name:
             if len(share):
@@ -181,6 +199,8 @@ class Shares:
             share, peer, encoding, lease_s, credit, permit, holder, permits, takes, is_exclusive=is_exclusive
         )
         share.join(member)
+        self._empty.pop(share, None)
+        self.unused.joined(share.context.place)
         return member
 
     def _open(
@@ -191,6 +211,8 @@ class Shares:
         start: Start,
         policy: GroupPolicy | None,
         names: Names | None = None,
+        marks: int = 0,
+        user: str | None = None,
     ) -> Share:
         found = readable(self.topics, topic)
         if policy is None:
@@ -200,26 +222,63 @@ class Shares:
         share = self._shares.get((topic, group, scope))
         if share is not None:
             return share
-        limit = self.config.shares_max
-        if len(self._shares) >= limit and not self._close_unused():
-            raise Refused(Reason.BUSY, f"{limit} shared groups are in use; delivery.shares_max is {limit}")
-        self.notes.check_room(scope, group, topic, found.read_queues)
-        share = self._shares[topic, group, scope] = Share(
-            self, self.dead_letters, found, group, selection, start, policy, names
-        )
+        self._check_room(Key(scope, group, topic, 0), found.read_queues, user)
+        share = Share(self, self.dead_letters, found, group, selection, start, policy, names, marks, user)
+        self._add(share)
         if names is not None:
             self._reach_at = min(self._reach_at, self.now() + REACH_S)
         self.alarm(share.context, -math.inf)
         return share
 
-    def _close_unused(self) -> bool:
-        """Drop one share without members from memory before its time; return False if there is none."""
-        share = next((share for share in self._shares.values() if share.is_unused), None)
-        if share is None:
-            return False
-        del self._shares[share.context.place]
+    def _check_room(self, key: Key, queues: int, user: str | None) -> None:
+        """Raise `Refused` (BUSY) unless *user* may use one more group, with so many *queues*."""
+        limit = self.config.shares_max
+        if user is not None and self.users.is_full(user):
+            self._close_unused(user)
+            self.users.check(user)
+        if len(self._shares) >= limit and not self._close_unused():
+            raise Refused(Reason.BUSY, f"{limit} shared groups are in use; delivery.shares_max is {limit}")
+        if not self.notes.has_room(key, queues):
+            self.unused.make_room()
+            self.notes.check_room(key, queues)
+
+    def _add(self, share: Share) -> None:
+        """Keep *share* in memory."""
+        context = share.context
+        self._shares[context.place] = share
+        self._by_topic.setdefault(context.topic.name, {})[share] = None
+        if context.policy is None:
+            self._by_group.setdefault(context.group, {})[share] = None
+        self._empty[share] = None
+        self.users.add(context.user)
+
+    def _remove(self, share: Share) -> None:
+        """Keep *share* in memory no more."""
+        context = share.context
+        del self._shares[context.place]
+        of_topic = self._by_topic[context.topic.name]
+        del of_topic[share]
+        if not of_topic:
+            del self._by_topic[context.topic.name]
+        of_group = self._by_group.get(context.group, {}) if context.policy is None else {}
+        of_group.pop(share, None)
+        if context.policy is None and not of_group:
+            del self._by_group[context.group]
+        self._empty.pop(share, None)
+        self.users.remove(context.user)
+
+    def _close_unused(self, user: str | None = None) -> bool:
+        """Drop one share without members, of *user* if given, from memory before its time; False if there is none."""
+        for share in islice(self._empty, UNUSED_LOOKED_AT):
+            if share.is_unused and user in (None, share.context.user):
+                self.close_unused(share)
+                return True
+        return False
+
+    def close_unused(self, share: Share) -> None:
+        """Drop *share*, which has no members and is stored, from memory."""
+        self._remove(share)
         share.close()
-        return True
 
     def find(self, topic: str, group: str, policy: GroupPolicy | None = None) -> Share | None:
         """Return *group* on *topic*, to settle messages by handle; None if it has never consumed the topic.
@@ -272,16 +331,15 @@ class Shares:
     def groups_of(self, scope: str) -> Iterator[str]:
         """Yield the groups with this scope that have a state, once for each topic."""
         known = self.state.known
-        for topic in known.topics():
-            for of, group in known.groups(topic):
-                if of == scope:
-                    yield group
+        for of, group in known.names():
+            for _ in known.topics_of(of, group) if of == scope else ():
+                yield group
 
     def forget_groups(self, policy: GroupPolicy, groups: Iterable[str]) -> Steps[None]:
         """Drop the state of *groups*, which are not consumer groups, on all topics where they have no members."""
         pace, known = Pace(FORGOTTEN_A_SLICE), self.state.known
         for group in groups:
-            for topic in known.topics():
+            for topic in known.topics_of(policy.scope, group):
                 share = self._shares.get((topic, group, policy.scope))
                 if share is None or not len(share):
                     self._forget(topic, policy.scope, group)
@@ -289,10 +347,17 @@ class Shares:
                     yield
 
     def _forget(self, topic: str, scope: str, group: str) -> None:
-        share = self._shares.pop((topic, group, scope), None)
+        share = self._shares.get((topic, group, scope))
         if share is not None:
+            self._remove(share)
             self._close(share)
+        self.drop((topic, group, scope))
+
+    def drop(self, place: Place) -> None:
+        """Drop the stored state of a group that is not in memory."""
+        topic, group, scope = place
         self._drop(self.state.known.of(scope, group, topic))
+        self.unused.joined(place)
 
     def _drop(self, keys: Collection[Key]) -> None:
         """Drop the stored state of *keys*, which are of no share in memory."""
@@ -316,33 +381,70 @@ class Shares:
         full = self.unsettled >= self.config.leases_max
         self.unsettled -= count
         if full and self.unsettled < self.config.leases_max:
-            for share in self._shares.values():
-                share.wake()
+            self._to_wake = deque(self._shares.values())
+            self._wake_some()
+
+    def _wake_some(self) -> None:
+        """Wake some of the groups that may have waited for room; others follow in the next turns."""
+        for _ in range(min(len(self._to_wake), SHARES_A_TURN)):
+            self._to_wake.popleft().wake()
+        if self._to_wake:
+            self._rung.set()
 
     def _forget_idle(self, context: ShareContext) -> None:
         """Drop a share from memory if it has no members, and either no unsettled messages or none for a long time."""
-        share = self._open_share(context)
+        share = self._share_of(context)
         if share is not None and share.idle(self.now()):
-            del self._shares[context.place]
-            share.close()
+            self.close_unused(share)
+            self.unused.left(share)
 
-    def _open_share(self, context: ShareContext) -> Share | None:
+    def left(self, context: ShareContext) -> None:
+        """Note that the last member of a group has left."""
+        share = self._share_of(context)
+        if share is not None:
+            self._empty[share] = None
+            self.unused.left(share)
+
+    def open_share(self, place: Place) -> Share | None:
+        """Return a group that is in memory."""
+        return self._shares.get(place)
+
+    def keep_topic(self, topic: str, *, of_personal: bool) -> None:
+        """Note that *topic* is not only for the group for which it was created.
+
+        It goes with a personal group all the same, unless *of_personal*.
+        """
+        for scope, group in self.state.known.groups(topic):
+            share, key = self._shares.get((topic, group, scope)), Key(scope, group, topic, 0)
+            lane = self.notes.stored(key)
+            marks = share.context.marks if share is not None else lane.marks if lane is not None else 0
+            if marks & OWNS_TOPIC and (of_personal or not marks & AUTO_DELETE):
+                marks &= ~OWNS_TOPIC
+                self.notes.mark(key, marks)
+                if share is not None:
+                    share.context.marks = marks
+
+    def _share_of(self, context: ShareContext) -> Share | None:
         """Return the share of *context* if it is in use; its topic may have been deleted and created again since."""
         share = self._shares.get(context.place)
         return share if share is not None and share.context is context else None
 
     def _topic_changed(self, topic: Topic | None) -> None:
-        for key, share in list(self._shares.items()):
-            if topic is not None and topic.name == key[0]:
-                share.follow(topic)
-                self._look(share)
-            elif topic is None and self.topics.get(key[0]) is None:
-                del self._shares[key]
-                share.gone = True
-                share.wake()
-                self._close(share)
         if topic is None:
-            self._drop_deleted_topics()
+            return
+        for share in list(self._by_topic.get(topic.name, ())):
+            share.follow(topic)
+            self._look(share)
+        self.keep_topic(topic.name, of_personal=True)
+
+    def _topic_deleted(self, name: str) -> None:
+        for share in list(self._by_topic.get(name, ())):
+            self._remove(share)
+            share.gone = True
+            share.wake()
+            self._close(share)
+            self.unused.joined(share.context.place)
+        self._drop(self.state.known.on(name))
 
     def _drop_deleted_topics(self) -> None:
         known = self.state.known
@@ -352,15 +454,14 @@ class Shares:
 
     def _group_changed(self, group: str) -> None:
         deleted = self.groups.get(group) is None and not self.groups.topics_of(group)
-        for key, share in list(self._shares.items()):
-            if key[1] == group and share.context.policy is None:
-                share.lanes.apply_retries()
-                self._look(share)
-                if deleted and not len(share):
-                    del self._shares[key]
-                    self._close(share)
+        for share in list(self._by_group.get(group, ())):
+            share.lanes.apply_retries()
+            self._look(share)
+            if deleted and not len(share):
+                self._remove(share)
+                self._close(share)
         if deleted:
-            for topic in self.state.known.topics():
+            for topic in self.state.known.topics_of("", group):
                 if (topic, group, "") not in self._shares:
                     self._drop(self.state.known.of("", group, topic))
 
@@ -403,11 +504,17 @@ class Shares:
             heapq.heappush(self._alarms, (at, self._number, context))
             if len(self._alarms) > STALE_ALARMS_MIN + 2 * len(self._shares):
                 alarms = [each for each in self._alarms if each[2].alarm_at == each[0]]
-                self._alarms = [each for each in alarms if self._open_share(each[2]) is not None]
+                self._alarms = [each for each in alarms if self._share_of(each[2]) is not None]
                 heapq.heapify(self._alarms)
         self._rung.set()
 
     async def run(self) -> None:
+        """End leases on time, store dead letters, and forget unused groups, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.unused.run)
+            await self._run()
+
+    async def _run(self) -> None:
         """End leases on time and store dead letters, until cancelled."""
         # The broker may have been killed after a topic was deleted and before that was noted.
         self._drop_deleted_topics()
@@ -429,7 +536,7 @@ class Shares:
     @property
     def _has_work(self) -> bool:
         """Whether there is something to do in this turn."""
-        return bool(self._due or self._closing or self._to_reach or self.notes.has_undropped)
+        return bool(self._due or self._closing or self._to_wake or self._to_reach or self.notes.has_undropped)
 
     def _take_alarms(self, now: float) -> None:
         """Note the shares to look at *now*."""
@@ -446,21 +553,22 @@ class Shares:
             if left <= 0:
                 break
             del self._due[context]
-            share = self._open_share(context)
+            share = self._share_of(context)
             if share is not None:
                 left = share.tick(now, left)
                 self._forget_idle(context)
-            if share is not None and self._open_share(context) is share:
+            if share is not None and self._share_of(context) is share:
                 self.alarm(context, share.deadline())
         for _ in range(min(LANES_CLOSED_A_TURN, len(self._closing))):
             self._closing.popleft().close()
+        self._wake_some()
         self.notes.drop_some()
         if self._reach_at <= now:
             self.notes.note_reached()
             self._to_reach = [share for share in self._shares.values() if share.source.finder is not None]
             self._reach_at = now + REACH_S if self._to_reach else math.inf
         for share in self._to_reach[-SHARES_A_TURN:]:
-            if self._open_share(share.context) is share:
+            if self._share_of(share.context) is share:
                 share.source.reach()
         del self._to_reach[-SHARES_A_TURN:]
         if self._look_at <= now:
@@ -478,4 +586,6 @@ class Shares:
             "dead_letters": self.dead_letters.stored,
             "dead_without_letter": self.dead_letters.without_letter,
             "withheld": self.withheld,
+            "unused_groups_forgotten": self.unused.forgotten,
+            "unused_topics_deleted": self.unused.topics,
         }

@@ -352,6 +352,7 @@ class Subscriptions:
         self._by_topic: dict[str, dict[Subscription, None]] = {}
         self._count = 0
         topics.changed.append(self._topic_changed)
+        topics.deleted.append(self._topic_deleted)
 
     def open(
         self,
@@ -399,18 +400,19 @@ class Subscriptions:
             del self._by_topic[name]
 
     def _topic_changed(self, topic: Topic | None) -> None:
-        if topic is not None:
-            for subscription in list(self._by_topic.get(topic.name, ())):
-                if subscription.topic.queues is topic.queues:  # else that topic was deleted, and the subscription ends
-                    subscription.follow(topic)
-                    subscription.gone = not is_readable(topic)
-                    if subscription.gone:
-                        subscription.peer.wake()
+        if topic is None:
             return
-        for name in [name for name in self._by_topic if self._topics.get(name) is None]:
-            for subscription in self._by_topic[name]:
-                subscription.gone = True
-                subscription.peer.wake()
+        for subscription in list(self._by_topic.get(topic.name, ())):
+            if subscription.topic.queues is topic.queues:  # else that topic was deleted, and the subscription ends
+                subscription.follow(topic)
+                subscription.gone = not is_readable(topic)
+                if subscription.gone:
+                    subscription.peer.wake()
+
+    def _topic_deleted(self, name: str) -> None:
+        for subscription in self._by_topic.get(name, ()):
+            subscription.gone = True
+            subscription.peer.wake()
 
     def statistics(self) -> dict[str, object]:
         return {"subscriptions": self._count, "encoded_bytes": self.encodings.kept_bytes}

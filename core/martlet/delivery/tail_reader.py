@@ -355,6 +355,7 @@ class Tails:
         self._rung = trio.Event()
         self.wakes = Wakes()
         topics.changed.append(self._topic_changed)
+        topics.deleted.append(self._topic_deleted)
         store.readable_end.on_watched.append(self._route_touched)
 
     def of(self, topic: Topic) -> TailReader:
@@ -376,6 +377,10 @@ class Tails:
                 self._readers_of.setdefault(name, {})[reader] = None
         return reader
 
+    def follows(self, topic: str) -> bool:
+        """Return whether somebody follows *topic*."""
+        return topic in self._readers_of
+
     def release(self, reader: TailReader) -> None:
         """Drop *reader* if nobody follows it any more."""
         if reader.is_idle and self._readers.get(reader.names) is reader:
@@ -396,8 +401,9 @@ class Tails:
         if topic is not None:
             for reader in list(self._readers_of.get(topic.name, ())):
                 reader.follow(topic)
-            return
-        for reader in list(self._readers.values()):
+
+    def _topic_deleted(self, name: str) -> None:
+        for reader in list(self._readers_of.get(name, ())):
             if reader.leave_deleted(self._topics) and not reader.has_interests:
                 self._drop(reader)
 

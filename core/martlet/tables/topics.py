@@ -190,9 +190,16 @@ class Topic:
         }
 
 
+def _without_room() -> bool:
+    return False
+
+
 @final
 class Topics:
-    """All topics by name. Each change increments ``version`` and calls every function in ``changed``."""
+    """All topics by name. Each change increments ``version`` and calls every function in ``changed``.
+
+    ``changed`` gets the topic, or None for a deletion; ``deleted`` gets the name of a topic that was deleted.
+    """
 
     def __init__(self, store: Store, clock: Clock, *, auto_create: bool, auto_create_queues: int) -> None:
         self._store = store
@@ -202,6 +209,9 @@ class Topics:
         self.auto_create_queues = auto_create_queues
         self.version = DataVersion(timestamp=clock.now_ms())
         self.changed: list[Callable[[Topic | None], None]] = []
+        self.deleted: list[Callable[[str], None]] = []
+        # Called when a new topic finds no room; deletes topics that nobody needs, and returns whether it found any.
+        self.make_room: Callable[[], bool] = _without_room
         self.table = Table("config/topics.json", self.json_in_steps, self.load, urgent=True)
 
     def get(self, name: str) -> Topic | None:
@@ -269,7 +279,7 @@ class Topics:
         topic = Topic(
             self._store, name, read_queues, write_queues, perm, sys_flag, order, dict(attributes or {}), filter_type
         )
-        if old is None and len(self._table) >= TOPICS_MAX:
+        if old is None and len(self._table) >= TOPICS_MAX and not self.make_room():
             raise Refused(Reason.BUSY, f"there are {len(self._table)} topics, the most a broker keeps; delete some")
         if old is not None:
             if old.as_json() == topic.as_json():
@@ -353,6 +363,8 @@ class Topics:
         self._store.delete_topic(name)
         self._store.topic_retention.deleted(name)
         self._table.pop(name, None)
+        for tell in self.deleted:
+            tell(name)
         self._moved(None)
         return True
 

@@ -28,6 +28,13 @@ class StompConfig(TlsConfig):
         6, "after so many redeliveries a message that a client refuses (NACK) becomes a dead letter", low=0, high=1000
     )
     dead_letters: str = setting("stomp_dead_letters", "the topic of dead letters; empty to drop such messages")
+    queue_expiry_s: int = setting(
+        3600,
+        "a queue without consumers in which nothing waits is forgotten after this time; with auto-delete:true at once, "
+        "and after this time with what waits",
+        unit="s",
+        low=1,
+    )
     temporary: str = setting("stomp_temp", "the topic with the messages to temporary queues and topics")
     transactions_max: int = setting(16, "transactions of one connection that have not ended", low=1, high=1000)
     transaction_frames_max: int = setting(

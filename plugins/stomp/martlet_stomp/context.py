@@ -20,6 +20,7 @@ from .following import Feeds
 from .heartbeats import Heartbeats
 from .messages import Template
 from .packets import MessageHeaders
+from .queue_groups import is_queue_group
 from .temporary import Temporary
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ class Context(Struct):
 def make_context(config: StompConfig, broker: Broker) -> Context:
     """Return the context of a broker's STOMP port."""
     names, temporary = frozenset(config.names), Temporary(broker.topics, config.temporary)
+    broker.shares.unused.expire(PROTOCOL, config.queue_expiry_s, is_queue_group)
     policy = GroupPolicy(PROTOCOL, config.redeliveries_max, config.dead_letters, leaving_counts=False, in_parts=True)
     return Context(
         config,

@@ -6,6 +6,7 @@ from typing import Final, final
 
 from martlet.access import Gate
 from martlet.delivery.finder import Names
+from martlet.delivery.group_policy import AUTO_DELETE, OWNS_TOPIC
 from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.delivery.subscriptions import from_earliest, from_tail
 from martlet.errors import Reason, Refused
@@ -19,20 +20,14 @@ from .errors import StompError, shown
 from .following import Follower
 from .names import select_names
 from .packets import Connect, Subscribe, Unsubscribe
+from .queue_groups import GROUP, queue_group
 from .selectors import not_from, select
 from .subscriptions import UNLIMITED, Source, Subscription
 
-__all__ = ["GROUP", "Opening", "queue_group"]
+__all__ = ["Opening"]
 
-# The group that consumes a queue; there is one on each topic, and one for each filter of names in a topic.
-GROUP: Final = "queue"
 # What a client may hold of a topic, however much it asks for: 100 bytes of memory each. Of a queue, the core bounds it.
 HELD_MAX: Final = 20_000
-
-
-def queue_group(destination: Destination) -> str:
-    """Return the group that consumes the queue *destination*."""
-    return f"{GROUP}/{destination.name}" if destination.name else GROUP
 
 
 @final
@@ -69,22 +64,27 @@ class Opening:
           StompError: it cannot be opened as the client wants it.
           Refused: it may not be opened, or its topic cannot be read.
         """
-        request, destination = subscription.request, subscription.destination
+        context, request, destination = self._context, subscription.request, subscription.destination
         group = self.durable_group(request, destination.kind)
         if request.is_browser:
             return self._browse(subscription)
         if not destination.kind.is_stored or (destination.is_filter and destination.kind is Kind.TOPIC and not group):
             return self._follow(subscription, position), None
-        self._find_topic(destination)
+        is_new = self._find_topic(destination)
         if destination.kind is Kind.QUEUE or group:
             if group:
                 subscription.durable = Durable(destination.topic, group)
                 take_over(subscription.durable)
-            return self._join(subscription, group), None
+            try:
+                return self._join(subscription, group, is_new=is_new), None
+            except (Refused, StompError):
+                if is_new:
+                    context.broker.topics.delete(destination.topic)  # else a client could create any number
+                raise
         return self._gate.subscribe(
             subscription,
             destination.topic,
-            self._context.encodings.of(self._version, destination, is_acknowledged=subscription.acknowledges),
+            context.encodings.of(self._version, destination, is_acknowledged=subscription.acknowledges),
             selection=self._select(request),
             start=from_tail,
             credit=self._credit(subscription),
@@ -103,8 +103,11 @@ class Opening:
         subscription.prefetch = min(prefetch or limit, limit) if subscription.acknowledges else UNLIMITED
         return subscription.prefetch
 
-    def _join(self, subscription: Subscription, group: str) -> Source:
-        """Consume a queue, or the durable subscription that has *group*. Raises `StompError` and `Refused`."""
+    def _join(self, subscription: Subscription, group: str, *, is_new: bool) -> Source:
+        """Consume a queue, or the durable subscription that has *group*; *is_new* says that it has created the topic.
+
+        Raises `StompError` and `Refused`.
+        """
         context, request, destination = self._context, subscription.request, subscription.destination
         acknowledges, name = subscription.acknowledges, destination.name
         selection, wanted = EVERYTHING, select(context.broker, request.selector)
@@ -129,6 +132,7 @@ class Opening:
             takes=None if group else wanted.predicate,
             names=names,
             is_exclusive=request.is_exclusive,
+            marks=OWNS_TOPIC * (is_new and not group) | AUTO_DELETE * (request.auto_delete is True and not group),
         )
 
     def _follow(self, subscription: Subscription, position: int | None) -> Source:
@@ -169,11 +173,13 @@ class Opening:
         )
         return reader, browse
 
-    def _find_topic(self, destination: Destination) -> None:
-        """Make sure that the topic is there. Raises `Refused`."""
+    def _find_topic(self, destination: Destination) -> bool:
+        """Make sure that the topic is there; return whether it was created. Raises `Refused`."""
         topic, context = destination.topic, self._context
-        if destination.is_filter and context.broker.topics.get(topic) is not None:
-            return  # whoever reads names need not be allowed to read the whole topic
+        is_new = context.broker.topics.get(topic) is None
+        if destination.is_filter and not is_new:
+            return False  # whoever reads names need not be allowed to read the whole topic
         if self._gate.find_topic(topic, "read", context.config.queues) is None:
             text = f"topic[{topic}] does not exist; create it, or set broker.auto_create_topics"
             raise Refused(Reason.NO_TOPIC, text)
+        return is_new
