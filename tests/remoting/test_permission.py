@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from martlet.contracts import Identity
-from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.codes import REQUEST_NAMES, RequestCode, ResponseCode
 from martlet_remoting.handler import TABLE
 
 from .conftest import NO_HEADER, Harness, long_ext, pull_ext, send_ext
@@ -200,6 +200,22 @@ async def test_one_no_is_enough_and_nothing_is_made(
     assert (harness.broker.groups.get("G"), harness.state.members.group("G")) == (None, None)
     assert (harness.state.members.producers, len(harness.state.locks)) == ({}, 0)
     assert harness.store.appended == end
+
+
+QUERIES = [case[:3] for case in CASES if REQUEST_NAMES[case[0]].startswith(("GET_", "QUERY_", "VIEW_"))]
+
+
+@pytest.mark.parametrize(("code", "ext", "body"), QUERIES, ids=[str(case[0]) for case in QUERIES])
+async def test_no_query_creates_a_group_or_a_topic(
+    harness: Harness, code: int, ext: Mapping[str, object], body: object
+) -> None:
+    """A dashboard asks about groups that were deleted, and a tool about mistyped ones."""
+    await prepared(harness)
+    topics = {topic.name for topic in harness.broker.topics}
+    harness.client().send(code, ext, encoded(body))
+    await trio.testing.wait_all_tasks_blocked()
+    assert harness.broker.groups.get("G") is None
+    assert {topic.name for topic in harness.broker.topics} == topics
 
 
 async def test_without_authorizers_nobody_is_asked(harness: Harness) -> None:

@@ -19,6 +19,7 @@ from martlet.errors import ConfigError
 from martlet.net.tls import Tls
 from martlet.records.codec import decode_records
 from martlet.run import read_config, run
+from martlet.tables.groups import Group
 from martlet_remoting.codec import FrameBuffer, encode_command
 from martlet_remoting.codes import REQUEST_NAMES, RequestCode, ResponseCode
 from martlet_remoting.config import RemotingConfig
@@ -171,28 +172,38 @@ async def test_a_broker_that_stops_answers_held_pulls_first(tmp_path: Path) -> N
 
 async def test_the_route_of_a_retry_topic_is_known_before_the_first_heartbeat(tmp_path: Path) -> None:
     async with broker(tmp_path, "nameserver") as running:
-        caller = await running.connect("nameserver")
+        caller, tool = await running.connect("nameserver"), await running.connect("nameserver")
         # Who asks for it alone may be a tool with a mistyped name.
         for topic, code in (("%RETRY%Fresh", ResponseCode.TOPIC_NOT_EXIST), ("TBW102", 0)):
             assert (await caller.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})).code == code
         answer = await caller.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "%RETRY%Fresh"})
         assert (answer.code, b'"writeQueueNums":1' in answer.body) == (0, True)
+        assert b'"brokerAddrs":{"0":"127.0.0.1:' in answer.body
         for topic in ("Fresh", "%RETRY%a b", "%DLQ%Fresh"):
             answer = await caller.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
             assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+        # A tool, such as RocketMQ's dashboard, gets other routes over the same connection, and lists.
+        await tool.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, {})
+        for topic, code in (("TBW102", 0), ("%RETRY%Fresh", ResponseCode.TOPIC_NOT_EXIST)):
+            assert (await tool.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})).code == code
 
 
-async def test_a_name_server_makes_a_retry_topic_only_if_everybody_may_read_it(harness: Harness) -> None:
+async def test_a_lookup_of_a_retry_topic_creates_no_group_and_no_topic(harness: Harness) -> None:
     broker, name_server = harness.broker, NameServer(NameServerConfig(), keep_nothing)
     broker.capabilities[NameServer] = name_server
-    broker.authorizers = (lambda identity, action, name: name == "%RETRY%Open",)
     [protocol] = RemotingPlugin(RemotingConfig(vip=False)).martlet_protocols(broker)
     protocol.bound("127.0.0.1:10911")
-    assert not name_server.wanted("%RETRY%Closed")
-    assert broker.groups.get("Closed") is None
-    assert broker.topics.get("%RETRY%Closed") is None
-    assert name_server.wanted("%RETRY%Open")
-    assert broker.topics.get("%RETRY%Open") is not None
+    broker.groups.update(Group("Gone", retry_queue_nums=3))
+    planned = name_server.planned("%RETRY%Gone")
+    assert planned is not None
+    assert planned.read_queues == 3
+    broker.groups.delete("Gone", clean_offsets=True)
+    for name in ("Gone", "Mistyped"):
+        assert name_server.planned(f"%RETRY%{name}") is not None
+        assert broker.groups.get(name) is None
+        assert broker.topics.get(f"%RETRY%{name}") is None
+    broker.groups.auto_create = False
+    assert name_server.planned("%RETRY%Gone") is None
 
 
 async def test_garbage_closes_its_own_connection_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Final, cast
 
 import trio
 
-from martlet.access import ANONYMOUS
 from martlet.broker import Broker
 from martlet.config import Settings
 from martlet.contracts import Command, Handler, Peer, Producers, Protocol, Router, Service, Stage
@@ -16,7 +15,8 @@ from martlet.net.addresses import check_address, pack_host, split_address
 from martlet.net.tls import Tls
 from martlet.plugins.hooks import Hooks
 from martlet.store.light import light_topics
-from martlet.tables.topics import RETRY_PREFIX
+from martlet.tables.groups import Group, check_group_name
+from martlet.tables.topics import READ, RETRY_PREFIX, WRITE
 
 from .config import RemotingConfig
 from .connection import RemotingConnection
@@ -24,13 +24,13 @@ from .context import RemotingState
 from .dialing import NameServerDialer
 from .handler import RemotingHandler
 from .handlers import bulk, pops
-from .handlers.groups import make_retry_topic
 from .handlers.pull import finish
 from .handlers.replies import take_reply
 from .nameserver.server import NameServer
 from .producers import RemotingProducers
 from .registrar import Registrar, create_standard_topics
 from .revived_pops import RevivedPops
+from .routes import TopicQueues
 from .unheld import refuse_unheld
 
 __all__ = ["RemotingPlugin"]
@@ -119,26 +119,26 @@ class RemotingPlugin(Hooks):
         self._registrar.bound(address)
         inside = state.broker.capability(NameServer)
         if inside is not None:
-            inside.wanted = self._make_wanted
+            inside.planned = self._planned_queues
 
-    def _make_wanted(self, topic: str) -> bool:
-        """Create the retry topic *topic* when a client requests its route; return whether it was created.
+    def _planned_queues(self, topic: str) -> TopicQueues | None:
+        """Return the queues that the retry topic *topic* will have; None if the next heartbeat will not create it.
 
-        A consumer requests that route before its first heartbeat, and then not again for 30 s. Without the topic, a
-        new group's first retry would wait that long. The name server does not know the client's identity, so with
-        access rules everybody must be allowed to read the topic.
+        It creates nothing: a name server does not know who asks, and a tool asks for deleted and mistyped names too.
         """
-        name = topic.removeprefix(RETRY_PREFIX)
+        name, broker = topic.removeprefix(RETRY_PREFIX), self.state.broker
         if name == topic or self._stopping:
-            return False
-        try:
-            group = self.state.broker.gate(ANONYMOUS).query_group(name)
-            policy = group.ensure()
-        except Refused:
-            return False
-        if policy is not None:
-            make_retry_topic(group, policy)
-        return policy is not None
+            return None
+        policy = broker.groups.get(name)
+        if policy is None and broker.groups.auto_create:
+            try:
+                check_group_name(name)
+            except Refused:
+                return None
+            policy = Group(name)
+        if policy is None or policy.retry_queue_nums <= 0:
+            return None
+        return TopicQueues(broker.config.name, policy.retry_queue_nums, policy.retry_queue_nums, READ | WRITE)
 
     def martlet_services(self, broker: Broker) -> Sequence[Service]:
         assert self._registrar is not None

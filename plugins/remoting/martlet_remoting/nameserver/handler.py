@@ -57,5 +57,4 @@ class NameServerHandler:
 
     def closed(self, reason: str) -> None:
         """Remove the brokers that registered over this connection."""
-        self._server.table.drop_connection(self._peer)
-        self._server.clients.discard(self._peer)
+        self._server.forget(self._peer)

@@ -41,6 +41,8 @@ def answer(server: NameServer, connection: object, command: Command) -> Steps[Fr
     """Return the frame that answers or refuses *command*; most requests take one slice."""
     server.requests += 1
     handle = REQUESTS.get(command.code)
+    if command.code in OF_TOOLS:
+        server.tools.add(connection)
     if handle is None:
         text = unsupported_text(command.code)
         return encode_response(command.opaque, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=text)
@@ -149,9 +151,7 @@ def _add_write(server: NameServer, connection: object, command: Command) -> Step
 
 def _route(server: NameServer, connection: object, command: Command) -> bytes:
     topic = command.text("topic")
-    route = server.table.route(topic)
-    if route is None and connection in server.clients and server.wanted(topic):
-        route = server.table.route(topic)
+    route = server.table.route(topic) or server.planned_route(topic, connection)
     if route is None:
         raise Refused(
             Reason.NO_TOPIC,
@@ -256,6 +256,18 @@ SAVED: Final[dict[int, Callable[[NameServer, Command], Awaitable[None]]]] = {
     RequestCode.PUT_KV_CONFIG: _put_kv,
     RequestCode.DELETE_KV_CONFIG: _delete_kv,
 }
+# Requests that no producer or consumer sends.
+OF_TOOLS: Final = frozenset(
+    {
+        RequestCode.GET_BROKER_CLUSTER_INFO,
+        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+        RequestCode.GET_TOPICS_BY_CLUSTER,
+        RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS,
+        RequestCode.GET_KVLIST_BY_NAMESPACE,
+        RequestCode.DELETE_TOPIC_IN_NAMESRV,
+        RequestCode.GET_NAMESRV_CONFIG,
+    }
+)
 REQUESTS: Final[dict[int, Handle]] = {
     RequestCode.GET_KV_CONFIG: _get_kv,
     RequestCode.REGISTER_BROKER: _register,

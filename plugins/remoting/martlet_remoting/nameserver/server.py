@@ -8,6 +8,7 @@ import trio
 from martlet.errors import Reason, Refused
 from martlet.turns import Turns
 from martlet_remoting.properties import format_properties, parse_properties
+from martlet_remoting.routes import Route, TopicQueues
 
 from .config import NameServerConfig
 from .kvconfig import KVConfig
@@ -61,14 +62,36 @@ class NameServer:
             "deleteTopicWithBrokerRegistration": config.drop_missing_topics,
         }
         self.address = config.listen
-        # Lets the broker in this process create a topic that a client asks for; returns whether it did. Only a
-        # connection that already got another route is a client: a tool with a mistyped name must not create it.
-        self.wanted: Callable[[str], bool] = lambda topic: False
+        # Returns the queues of a topic that the broker in this process will create at the first heartbeat of the group
+        # it belongs to; None if it will not.
+        self.planned: Callable[[str], TopicQueues | None] = lambda topic: None
+        # Connections that got a route. Tools ask for lists as well, and a name is mistyped there rather than new.
         self.clients: set[object] = set()
+        self.tools: set[object] = set()
         self.requests = 0
 
     def now(self) -> float:
         return trio.current_time()
+
+    def planned_route(self, topic: str, connection: object) -> Route | None:
+        """Return the route of *topic*, which does not exist yet, for a consumer that is about to make it.
+
+        A consumer asks for the route of its retry topic before its first heartbeat, with which the broker creates the
+        topic, and then not again for 30 s: so long a new group's first retry would wait.
+        """
+        if connection not in self.clients or connection in self.tools:
+            return None
+        queues = self.planned(topic)
+        try:
+            return Route((queues,), (self.table.group(queues.broker_name),)) if queues is not None else None
+        except KeyError:  # the broker has not registered yet
+            return None
+
+    def forget(self, connection: object) -> None:
+        """Drop what is kept of *connection*, which has closed, and the brokers that registered over it."""
+        self.table.drop_connection(connection)
+        self.clients.discard(connection)
+        self.tools.discard(connection)
 
     async def scan(self) -> None:
         """Remove silent brokers, and the topics of removed brokers, until cancelled."""

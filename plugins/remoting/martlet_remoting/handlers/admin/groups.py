@@ -93,9 +93,9 @@ def all_groups(context: Context, command: Command) -> Steps[Frame]:
 
 
 def one_group(context: Context, command: Command) -> bytes:
-    """Answer a group's configuration; create the group if auto-creation is on, as RocketMQ does."""
+    """Answer a group's configuration; unlike RocketMQ, create none: a mistyped or deleted one must not appear."""
     name = command.text("group")
-    group = context.gate(command).query_group(name).ensure()
+    group = context.gate(command).query_group(name).get()
     if group is None:
         raise Refused(Reason.NO_GROUP, f"No group in this broker. group: {name}; create it with updateSubGroup")
     return reply(command, body=dumps(group.as_json()))
