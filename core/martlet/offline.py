@@ -127,7 +127,8 @@ async def _tried(directory: str, config: Config, disk: Disk, report: Report | No
         broker = await _start(directory, config, dry, report)
         await broker.store.checkpointer.repair_all()
     messages += gone_since_checkpoint(broker.store, before)
-    found.findings += [Finding("start", text) for text in messages]
+    said = {finding.text for finding in found.findings}
+    found.findings += [Finding("start", text) for text in messages if text not in said]
     found.findings += [Finding("change", text) for text in _changes(directory, dry)]
     return found, broker
 
@@ -146,7 +147,7 @@ def _unusable_notes(directory: str, disk: Disk) -> Iterator[str]:
     names = disk.names(f"{directory}/config")
     for name in sorted({name.removesuffix(".bak").removesuffix(".tmp") for name in names}):
         if name.rpartition(".")[2] in ("json", "msgpack") and not read_file(disk, f"{directory}/config/{name}"):
-            yield f"config/{name} is missing or empty; its previous generation is used, if there is one"
+            yield f"config/{name} is missing or empty; using its previous generation"
 
 
 def _changes(directory: str, disk: DryDisk) -> Iterator[str]:

@@ -5,6 +5,9 @@ wait for that (`Broker.call_when_saved`). Committed offsets are written at an in
 RocketMQ: after a crash, a group receives the messages of the last seconds again. If the broker
 crashes before it has written a new topic, the topic is recreated from its records: the log is
 authoritative. A table is frozen on the event loop and rendered in a worker thread.
+
+Each file has a copy, its previous generation (``.bak``), so damage to one of them changes nothing. A table that is
+written right after a change gets both at once, the others get the copy an interval later.
 """
 
 import logging
@@ -19,6 +22,7 @@ from martlet.errors import StoreError
 from martlet.steps import finish_now, finish_off_loop
 from martlet.store import Store
 from martlet.store.files import is_full
+from martlet.store.inspect import topics_deleted_since
 from martlet.tables.saved import Table
 from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX, REVIVE_PREFIX, TEMPLATE_TOPIC, Topic, is_reserved
 
@@ -36,6 +40,8 @@ def load(broker: Broker) -> None:
     """Load the broker's own tables; if a file is invalid, load its previous generation."""
     groups, tables = broker.groups, broker.tables
     listed = tables.load(broker.topics.table)
+    if not listed and len(broker.topics):
+        _drop_deleted(broker)
     tables.load(groups.table)
     tables.load(groups.offsets_table)
     tables.load(groups.light_offsets_table)
@@ -45,6 +51,15 @@ def load(broker: Broker) -> None:
         groups.has_foreign_pops = any(topic.name.startswith(REVIVE_PREFIX) for topic in broker.topics)
         groups.offsets_changed()
     _make_topics_of_records(broker, closed=broker.store.recovered.unlisted if listed else set())
+
+
+def _drop_deleted(broker: Broker) -> None:
+    """Drop topics that were deleted after the loaded generation of the table, which is not the newest."""
+    store, since = broker.store, broker.topics.loaded_position
+    names = set(store.topics_on_disk())
+    for name in sorted(topics_deleted_since(store.segments, since if since <= store.readable else 0)):
+        if name not in names and broker.topics.drop(name):
+            log.warning("topic %s stays deleted: the log records its deletion", name)
 
 
 def _make_topics_of_records(broker: Broker, closed: set[str]) -> None:
@@ -87,8 +102,8 @@ def save(broker: Broker) -> str:
     problems: list[str] = []
     for table in _changed(broker, offsets=True):
         try:
-            _write(broker.store, table, finish_now(table.freeze(broker.store.durable)), removed=table.removed)
-            table.dirty = table.removed = False
+            _write(broker.store, table, finish_now(table.freeze(broker.store.durable)), copies=2)
+            table.dirty = table.removed = table.behind = False
         except OSError as error:
             problems.append(f"{table.path} cannot be written; {error}")
             if not is_full(error):
@@ -146,9 +161,9 @@ async def run(broker: Broker) -> None:
             due = now + interval_s
 
 
-def _write(store: Store, table: Table, data: list[bytes], *, removed: bool) -> None:
-    """Write *data*; write both generations of the file if an entry was *removed*."""
-    for _ in range(1 + removed):
+def _write(store: Store, table: Table, data: list[bytes], *, copies: int) -> None:
+    """Write *data*; with two *copies* also as the previous generation of the file."""
+    for _ in range(copies):
         store.write_file(table.path, *data)
 
 
@@ -161,7 +176,7 @@ async def _try_to_save(broker: Broker, *, offsets: bool) -> str:
     problem = ""
     for table in _changed(broker, offsets=offsets):
         # A change while the table is being rendered or written marks it again for the next time.
-        table.dirty = False
+        was_dirty, table.dirty = table.dirty, False
         removed, table.removed = table.removed, False
         try:
             # The rendered table contains everything that is durable now, and perhaps newer changes.
@@ -170,7 +185,10 @@ async def _try_to_save(broker: Broker, *, offsets: bool) -> str:
             # Remove a topic from the file only after its deletion is in the log.
             await store.wait_deleted()
             with trio.CancelScope(shield=True):
-                await store.disk.off_loop(partial(_write, store, table, data, removed=removed))
+                copies = 2 if removed or table.urgent else 1
+                await store.disk.off_loop(partial(_write, store, table, data, copies=copies))
+                # At the next interval the second copy follows, unless there is another change.
+                table.behind = was_dirty and copies == 1
         except trio.Cancelled:
             table.dirty, table.removed = True, table.removed or removed
             raise

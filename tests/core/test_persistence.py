@@ -308,7 +308,7 @@ async def test_a_plugins_table_that_is_damaged_gives_way_to_its_previous_generat
     async with broker_in_memory(disk) as broker:
         delays = Delays()
         broker.tables.add(delays.table)
-        assert delays.offsets == {1: 1}
+        assert delays.offsets == {1: 2}, "it is a copy"
     assert "config/delayOffset.json cannot be used, trying its previous generation" in caplog.text
 
 
@@ -339,6 +339,7 @@ async def test_offsets_that_another_wrote_are_newer_than_all_notes_in_the_log(da
     path = "/data/config/consumerOffset.json"
     table = orjson.loads(bytes(disk.files[path].data).replace(b"0:1", b'"0":1'))
     assert table.pop("martletPosition") > 0
+    assert table.pop("martletCrc") > 0
     if damage == "of a longer log":
         table["martletPosition"] = 1 << 40
     disk.files[path].data[:] = orjson.dumps(table)
@@ -387,3 +388,127 @@ async def test_a_topic_that_may_have_been_deleted_is_closed_unless_the_table_has
         persistence._make_topics_of_records(broker, closed={"T", "Listed"})
         perms = {name: topic.perm for name in ("T", "Listed", "New") if (topic := broker.topics.get(name))}
         assert perms == {"T": 0, "Listed": 6, "New": 6}
+
+
+TABLES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json")
+
+
+async def filled(disk: FakeDisk) -> None:
+    async with broker_in_memory(disk) as broker:
+        commit(broker, 1 << 20)
+        broker.topics.ensure("other", 3)
+        broker.groups.set_forbidden("G", "other", readable=False)
+        broker.publish(Message("t", b"x", queue_id=0))
+
+
+def known(broker: Broker) -> tuple[object, ...]:
+    groups = broker.groups
+    topics = {topic.name: topic.as_json() for topic in broker.topics}
+    return topics, sorted(groups.names()), groups.offset("G", "t", 0), groups.forbidden(), groups.offsets_position
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("copy", ["", ".bak"])
+async def test_a_flipped_bit_in_a_table_changes_nothing(name: str, copy: str) -> None:
+    disk = FakeDisk()
+    await filled(disk)
+    async with broker_in_memory(copy_of(disk)) as broker:
+        expected = known(broker)
+    size = len(disk.files[f"/data/config/{name}{copy}"].data)
+    for byte in sorted({*range(48), *range(0, size, max(size // 16, 1))}):
+        damaged = copy_of(disk)
+        damaged.files[f"/data/config/{name}{copy}"].data[byte] ^= 1 << byte % 8
+        async with broker_in_memory(damaged) as broker:
+            assert known(broker) == expected, byte
+        table, second = (damaged.files[f"/data/config/{name}{end}"].data for end in ("", ".bak"))
+        assert table == second, "both copies are whole again"
+
+
+def copy_of(disk: FakeDisk) -> FakeDisk:
+    return disk.after_power_cut(Cut.KILLED, random.Random(0))
+
+
+@pytest.mark.parametrize("name", TABLES)
+async def test_a_table_without_its_main_key_is_damaged(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    disk = FakeDisk()
+    await filled(disk)
+    async with broker_in_memory(copy_of(disk)) as broker:
+        expected = known(broker)
+    disk.files[f"/data/config/{name}"].data[:] = b'{"dataVersion":{}}'
+    async with broker_in_memory(disk) as broker:
+        assert known(broker) == expected
+    assert f"config/{name} cannot be used, trying its previous generation; {name} has no " in caplog.text
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("damage", ["missing", "empty"])
+async def test_the_use_of_a_previous_generation_is_logged(
+    name: str, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = FakeDisk()
+    await filled(disk)
+    async with broker_in_memory(copy_of(disk)) as broker:
+        expected = known(broker)
+    assert not caplog.records
+    path = f"/data/config/{name}"
+    if damage == "missing":
+        disk.unlink(path)
+    else:
+        disk.files[path].data.clear()
+    async with broker_in_memory(disk) as broker:
+        assert known(broker) == expected
+    assert f"config/{name} is missing or empty; using its previous generation" in caplog.text
+
+
+@pytest.mark.parametrize("damage", ["missing", "flipped"])
+async def test_a_topic_that_an_older_version_deleted_stays_deleted(
+    damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Older versions left the deleted topic in the previous generation of the table."""
+    disk = FakeDisk()
+    async with broker_in_memory(disk) as broker:
+        for name in ("gone", "again", "kept"):
+            broker.topics.ensure(name, 1)
+            broker.publish(Message(name, b"x", queue_id=0))
+    before = bytes(disk.files["/data/config/topics.json"].data)
+    async with broker_in_memory(disk) as broker:
+        broker.topics.delete("gone")
+        broker.topics.delete("again")
+        broker.topics.ensure("again", 1)
+        broker.publish(Message("again", b"y", queue_id=0))
+    disk.files["/data/config/topics.json.bak"].data[:] = before
+    async with broker_in_memory(copy_of(disk)):
+        pass
+    if damage == "missing":
+        disk.unlink("/data/config/topics.json")
+    else:
+        disk.files["/data/config/topics.json"].data[-5] ^= 1
+    async with broker_in_memory(disk) as broker:
+        assert {topic.name for topic in broker.topics} == {"again", "kept"}
+    assert "topic gone stays deleted: the log records its deletion" in caplog.text
+
+
+async def test_the_copy_of_a_table_follows_an_interval_later(autojump_clock: MockClock) -> None:
+    disk = FakeDisk()
+    async with broker_in_memory(disk) as broker, trio.open_nursery() as nursery:
+        nursery.start_soon(persistence.run, broker)
+        commit(broker, 1000)
+        await trio.sleep(6)
+        commit(broker, 2000)
+        await trio.sleep(11)
+        table, second = (disk.files[f"/data/config/consumerOffset.json{end}"].data for end in ("", ".bak"))
+        assert b"2000" in table
+        assert table == second
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_damaged_table_does_not_bring_rocketmqs_older_one_back() -> None:
+    disk = FakeDisk()
+    await filled(disk)
+    path = "/data/config/consumerOffset.json"
+    theirs = orjson.dumps({"dataVersion": {}, "offsetTable": {"t@G": {"0": 5}}})
+    disk.files[f"{path}.bak"].data[:] = theirs
+    disk.files[path].data[60] ^= 1
+    async with broker_in_memory(disk) as broker:
+        assert broker.groups.offset("G", "t", 0) == -1, "the log and its notes count, not an older file of RocketMQ"
+        assert broker.groups.offsets_position == 0

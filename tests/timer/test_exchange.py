@@ -1,5 +1,7 @@
 """Timers of a store that RocketMQ has used: what it delivered, rolled or recalled is not delivered again."""
 
+from random import Random
+
 import pytest
 import trio
 from tests.timer.timer_talk import Timed, timed
@@ -8,7 +10,7 @@ from trio.testing import MockClock
 from martlet.message import Message
 from martlet.tables.topics import TIMER_TOPIC
 from martlet.testing.clock import START_MS, TrioClock
-from martlet.testing.disk import FakeDisk
+from martlet.testing.disk import Cut, FakeDisk
 from martlet_timer.timers.exchange import PATH, mark
 from martlet_timer.timers.wheel_files import CHECK, SLOT, UNIT
 
@@ -21,9 +23,14 @@ def store(made: Timed, body: bytes, out_ms: int, key: str = "", **more: object) 
     made.broker.store.commit()
 
 
+def page(content: bytes) -> bytes:
+    """Return the file with *content* once RocketMQ has opened it."""
+    return content.ljust(4096, b"\0")
+
+
 async def write_check(disk: FakeDisk, clock: TrioClock, read_ms: int, offset: int) -> None:
     async with timed(disk, clock, delivers=False) as made:
-        made.broker.store.write_file(PATH, CHECK.pack(read_ms, 0, offset, offset + 100, 0, 0, 1))
+        made.broker.store.write_file(PATH, page(CHECK.pack(read_ms, 0, offset, offset + 100, 0, 0, 1)))
 
 
 # RocketMQ 5.5 leaves the topic out, unless appendTopicForTimerDeleteKey is set.
@@ -89,8 +96,53 @@ async def test_rocketmq_changes_a_marked_file(autojump_clock: MockClock) -> None
         made.publish(body=b"pending", TIMER_DELAY_MS=8000)
         before = mark(CHECK.pack(START_MS, 0, 0, 0, 0, 0, 1))
         # It maps the file and changes its beginning.
-        made.broker.store.write_file(PATH, CHECK.pack(START_MS + 5000, 0, 2, 2, 0, 0, 2) + before[CHECK.size :])
+        changed = CHECK.pack(START_MS + 5000, 0, 2, 2, 0, 0, 2) + before[CHECK.size :]
+        made.broker.store.write_file(PATH, page(changed))
+        await trio.sleep(5)
+        made.broker.publish(Message("T", b"over"))  # as RocketMQ delivered it
+        made.broker.store.commit()
     async with timed(disk, clock) as made:
+        await trio.sleep(9)
+        assert sorted(made.bodies()) == [b"over", b"pending"]
+
+
+@pytest.mark.parametrize("byte", range(len(mark(bytes(CHECK.size)))))
+async def test_a_flipped_bit_in_our_own_file_changes_nothing(autojump_clock: MockClock, byte: int) -> None:
+    disk, clock = FakeDisk(), TrioClock()
+    async with timed(disk, clock, delivers=False) as made:
+        made.publish(TIMER_DELAY_MS=2000)
+        content = bytearray(mark(CHECK.pack(START_MS, 0, 1, 1, 0, 0, 1)))
+        content[byte] ^= 1 << byte % 8
+        made.broker.store.write_file(PATH, bytes(content))
+    async with timed(disk, clock) as made:
+        await trio.sleep(3)
+        assert len(made.records()) == 1
+
+
+async def test_rocketmqs_file_says_nothing_of_what_is_newer_than_its_log(autojump_clock: MockClock) -> None:
+    disk, clock = FakeDisk(), TrioClock()
+    async with timed(disk, clock, delivers=False) as made:
+        store(made, b"over", START_MS - 1000)
+        store(made, b"pending", START_MS + 5000)
+    # A flipped bit makes the time one of the far future, and the offset one that no record has.
+    await write_check(disk, clock, START_MS + (1 << 40), 2 + (1 << 40))
+    async with timed(disk, clock) as made:
+        await trio.sleep(9)
+        assert made.bodies() == [b"pending"]
+
+
+async def test_an_older_file_of_rocketmq_is_not_taken_for_the_newest(autojump_clock: MockClock) -> None:
+    disk, clock = FakeDisk(), TrioClock()
+    async with timed(disk, clock, delivers=False) as made:
+        store(made, b"over", START_MS - 1000)
+    await write_check(disk, clock, START_MS, 1)
+    async with timed(disk, clock) as made:
+        await trio.sleep(1)
+        made.publish(body=b"pending", TIMER_DELAY_MS=5000)
+        made.broker.store.flusher.flush_now()
+        killed = disk.after_power_cut(Cut.KILLED, Random(0))
+    killed.unlink(f"/data/{PATH}")
+    async with timed(killed, clock) as made:
         await trio.sleep(9)
         assert made.bodies() == [b"pending"]
 

@@ -1,5 +1,6 @@
 """The data directory: which process has it open, and the files that other modules keep in it."""
 
+import logging
 import os
 from collections.abc import Iterator
 from typing import final
@@ -23,6 +24,8 @@ def lock_directory(path: str, disk: Disk) -> int:
         pid = (read_file(disk, f"{path}/abort") or b"").decode("ascii", "replace").strip()
         holder = f"process {pid}" if pid else "another process"
         raise StoreLocked(f"data directory {path!r} is in use by {holder}; stop it first") from error
+
+logger = logging.getLogger("martlet.store")
 
 
 @final
@@ -85,11 +88,19 @@ class DataDirectory:
             self._disk.unlink(f"{self.path}/abort")
         self._disk.sync_directory(self.path)
 
+    def lacks_newest(self, name: str) -> bool:
+        """Return whether only the previous generation of file *name* is left: the newest is missing or empty."""
+        size_of = self._disk.path_size
+        path = f"{self.path}/{name}"
+        return size_of(f"{path}.bak") > 0 and size_of(path) <= 0 and size_of(f"{path}.tmp") <= 0
+
     def read_generations(self, name: str) -> Iterator[bytes]:
         """Yield the generations of file *name*, newest first; the caller stops at a valid one.
 
         After a crash between the two renames of a `write_file`, the newest is ``name.tmp``.
         """
+        if self.lacks_newest(name):
+            logger.warning("%s is missing or empty; using its previous generation", name)
         for generation in (name, f"{name}.tmp", f"{name}.bak"):
             data = read_file(self._disk, f"{self.path}/{generation}")
             if data:

@@ -27,9 +27,19 @@ from martlet.store.checkpoint import Checkpoint, read_checkpoint, stopped_in_ord
 from martlet.store.data_directory import lock_directory
 from martlet.store.files import Disk, Files
 from martlet.store.light import places
+from martlet.store.notes import NOTES_TOPIC, read_note
 from martlet.store.segments import Segment, Segments
 
-__all__ = ["Damage", "Inspection", "QueueContent", "SegmentContent", "Walk", "inspect", "record_at"]
+__all__ = [
+    "Damage",
+    "Inspection",
+    "QueueContent",
+    "SegmentContent",
+    "Walk",
+    "inspect",
+    "record_at",
+    "topics_deleted_since",
+]
 
 BLOCK_BYTES: Final = 4 * 1024 * 1024
 OPEN_FILES: Final = 64
@@ -127,6 +137,18 @@ def inspect(directory: str, disk: Disk, *, report: Report | None = None) -> Insp
             disk.close(lock)
 
 
+def topics_deleted_since(segments: Segments, position: int) -> set[str]:
+    """Return the topics whose deletion the log records from *position* on, where a record begins or the log ends."""
+    deleted: set[str] = set()
+
+    def take(record: Record) -> None:
+        if record.topic == NOTES_TOPIC:
+            deleted.add(read_note(record.body).deleted)
+
+    Walk(segments, bodies=False, take=take).run(None, position)
+    return deleted - {""}
+
+
 def _judged_from(checkpoint: Checkpoint | None, *, clean: bool, journal: bool) -> int:
     """Return the position from which the next start accepts only whole groups of records (`Recovery`)."""
     if clean:
@@ -187,11 +209,13 @@ class Walk:
         self._segments = segments
         self._take_record = take
 
-    def run(self, report: Report | None) -> None:
+    def run(self, report: Report | None, begin: int = 0) -> None:
+        """Walk the log, from its first byte or the record at *begin* on."""
         segments = self._segments
-        self.found.log_start = self.found.log_end = segments.start
-        position = segments.start
+        self.found.log_start = self.found.log_end = position = max(segments.start, begin)
         for segment in segments.items:
+            if segment.end <= begin:
+                continue
             content = SegmentContent(segment.path, segment.start, segment.end - segment.start, segment.start)
             self.found.segments.append(content)
             position = max(position, segment.start)

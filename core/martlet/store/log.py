@@ -415,6 +415,10 @@ class Store:
         """
         return self._place.read_generations(name)
 
+    def lacks_newest(self, name: str) -> bool:
+        """Return whether only the previous generation of file *name* is left: the newest is missing or empty."""
+        return self._place.lacks_newest(name)
+
     def names(self, directory: str) -> list[str]:
         """Return the names in *directory* of the data directory; none if there is no such directory."""
         return self.disk.names(f"{self._place.path}/{directory}")

@@ -15,7 +15,7 @@ from martlet.errors import Reason, Refused
 from martlet.steps import Steps
 from martlet.store.light import is_light
 from martlet.tables import names
-from martlet.tables.rocketmq_json import DataVersion, head_of, parse, reading, render_in_steps
+from martlet.tables.rocketmq_json import DataVersion, head_of, parse, reading, render_in_steps, table_in
 from martlet.tables.saved import NO_POSITION, POSITION_KEY, Table
 
 __all__ = ["BUILT_IN", "Group", "Groups", "check_group_name"]
@@ -354,12 +354,12 @@ class Groups:
     def load(self, data: bytes) -> None:
         """Load a ``config/subscriptionGroup.json``. Raises `StoreError`, and changes nothing, if it is invalid."""
         table = parse(data, "subscriptionGroup.json")
+        entries = table_in(table, "subscriptionGroupTable", "subscriptionGroup.json").items()
         with reading("subscriptionGroup.json"):
             forbidden = {
                 group: {topic: int(bits) for topic, bits in topics.items()}
                 for group, topics in (table.get("forbiddenTable") or {}).items()
             }
-            entries = (table.get("subscriptionGroupTable") or {}).items()
             found = {name: Group.from_json({**entry, "groupName": name}) for name, entry in entries}
         self.version.load(table.get("dataVersion"))
         self._forbidden = forbidden
@@ -392,7 +392,7 @@ class Groups:
         """Load a ``config/consumerOffset.json``. Raises `StoreError`, and changes nothing, if it is invalid."""
         table = parse(data, "consumerOffset.json")
         with reading("consumerOffset.json"):
-            found = _offsets_in(table)
+            found = _offsets_in(table, "consumerOffset.json")
             position = int(table.get(POSITION_KEY, NO_POSITION))
         self.offsets_version.load(table.get("dataVersion"))
         self.offsets_position = position
@@ -423,7 +423,7 @@ class Groups:
         """
         table = parse(data, "lmqConsumerOffset.json")
         with reading("lmqConsumerOffset.json"):
-            found = _offsets_in(table)
+            found = _offsets_in(table, "lmqConsumerOffset.json")
             for key, offset in (table.get("lmqOffsetTable") or {}).items():
                 topic, _, group = key.rpartition("@")
                 found[topic, group] = {0: int(offset)}
@@ -441,10 +441,10 @@ class Groups:
         self.offsets_changed()
 
 
-def _offsets_in(table: Mapping[str, Any]) -> dict[tuple[str, str], dict[int, int]]:
-    """The ``offsetTable`` of *table*, by topic and group."""
+def _offsets_in(table: Mapping[str, Any], name: str) -> dict[tuple[str, str], dict[int, int]]:
+    """Return the ``offsetTable`` of *table*, the content of file *name*, by topic and group."""
     found: dict[tuple[str, str], dict[int, int]] = {}
-    for key, offsets in (table.get("offsetTable") or {}).items():
+    for key, offsets in table_in(table, "offsetTable", name).items():
         topic, _, group = key.rpartition("@")
         found[topic, group] = {int(queue_id): int(offset) for queue_id, offset in offsets.items()}
     return found

@@ -2,6 +2,10 @@
 
 They are written as RocketMQ writes them, so that each broker can read the other's tables:
 with a ``dataVersion``, and with unquoted integer keys (Fastjson's dialect; not standard JSON).
+
+A file of Martlet begins with the key ``martletCrc``, the CRC-32 of everything after it, and has the log position up to
+which it is complete as ``martletPosition``. RocketMQ drops both when it writes the file. So a file without either is
+RocketMQ's, and one whose CRC is wrong is damaged.
 """
 
 import re
@@ -11,12 +15,16 @@ from typing import Any, Final, final
 
 import orjson
 
+from martlet.checksum import crc32
 from martlet.clock import Clock
 from martlet.errors import Refused, StoreError
 from martlet.steps import Pace, Steps
 from martlet.tables.saved import NO_POSITION, POSITION_KEY
 
-__all__ = ["DataVersion", "head_of", "parse", "reading", "render_in_steps"]
+__all__ = ["CRC_KEY", "DataVersion", "check_seal", "head_of", "parse", "reading", "render_in_steps", "seal", "table_in"]
+
+CRC_KEY: Final = "martletCrc"
+_SEAL: Final = re.compile(rb'\{"martletCrc":(\d{1,10}),')
 
 # A string, which stays unchanged, or an unquoted map key.
 _TEXT_OR_BARE_KEY: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(\s*:)', re.DOTALL)
@@ -69,8 +77,9 @@ def parse(data: bytes, name: str) -> dict[str, Any]:
     """Return the object in *data*, with integer keys as strings.
 
     Raises:
-      StoreError: *data* is not such a table.
+      StoreError: *data* is not such a table, or its CRC is wrong.
     """
+    check_seal(data, name)
     try:
         table = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -78,6 +87,22 @@ def parse(data: bytes, name: str) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise StoreError(f"{name} is not a JSON object")
     return table
+
+
+def seal(pieces: list[bytes]) -> list[bytes]:
+    """Return the JSON object in *pieces*, which has at least one key, with its CRC as the first one."""
+    first = pieces[0][1:]
+    crc = crc32(first)
+    for piece in pieces[1:]:
+        crc = crc32(piece, crc)
+    return [b'{"%b":%d,%b' % (CRC_KEY.encode(), crc, first), *pieces[1:]]
+
+
+def check_seal(data: bytes, name: str) -> None:
+    """Raise `StoreError` if *data* has a wrong CRC; older versions and RocketMQ write none."""
+    found = _SEAL.match(data)
+    if found is not None and int(found[1]) != crc32(memoryview(data)[found.end() :]):
+        raise StoreError(f"{name} is damaged: its checksum is wrong (if you have edited it, remove the key {CRC_KEY})")
 
 
 def _parse_bare_keys(data: bytes, name: str) -> object:
@@ -89,6 +114,18 @@ def _parse_bare_keys(data: bytes, name: str) -> object:
 
 def _quoted(found: re.Match[bytes]) -> bytes:
     return found[0] if found[2] is None else b'%b"%b"%b' % (found[1], found[2], found[3])
+
+
+def table_in(table: Mapping[str, Any], key: str, name: str) -> Mapping[str, Any]:
+    """Return the entries of *table*, the content of file *name*, under its main *key*.
+
+    Raises:
+      StoreError: it has none, so it is damaged: an empty table has an empty object.
+    """
+    found = table.get(key)
+    if not isinstance(found, Mapping):
+        raise StoreError(f"{name} has no {key}")
+    return found
 
 
 @contextmanager
@@ -105,7 +142,8 @@ def render_in_steps(
 ) -> Steps[list[bytes]]:
     """Return a JSON object of *fields* and the object *name* with the entries of *table*, one per line, in slices.
 
-    The result is one piece per slice, because joining megabytes would take 10 ms.
+    The result is one piece per slice, because joining megabytes would take 10 ms. A file, whose *fields* have the log
+    position up to which it is complete, gets its CRC.
 
     The source of *table* may change in the meantime: each entry is rendered as it is when its slice runs.
     *bare_keys* omits the quotes around integer keys within an entry.
@@ -124,4 +162,4 @@ def render_in_steps(
             lines.clear()
             yield
     pieces.append(b"".join([*lines, b"\n}}"]))
-    return pieces
+    return seal(pieces) if POSITION_KEY in fields else pieces

@@ -15,6 +15,8 @@ log = logging.getLogger("martlet.tables")
 # The key with the log position up to which a JSON table is complete. RocketMQ drops unknown keys, so if it is missing,
 # RocketMQ wrote the file last.
 POSITION_KEY: Final = "martletPosition"
+# In each JSON table that Martlet wrote, at least one of these is left after damage to a few bytes.
+OWN_KEYS: Final = (b'"martletPosition"', b'"martletCrc"')
 NO_POSITION: Final = -1
 
 
@@ -32,7 +34,7 @@ class Table:
       urgent: write it right after a change instead of at the interval ``broker.offsets_persist_ms``.
     """
 
-    __slots__ = ("_freeze", "changed", "dirty", "load", "path", "removed", "urgent")
+    __slots__ = ("_freeze", "behind", "changed", "dirty", "load", "path", "removed", "urgent")
 
     def __init__(
         self,
@@ -48,8 +50,10 @@ class Table:
         self.urgent = urgent
         # The table differs from its file.
         self.dirty = False
-        # An entry was removed, which the previous generation of the file still has.
+        # The second copy of the file must be written with the first one.
         self.removed = False
+        # Only the second copy differs from the table.
+        self.behind = False
         # Called at every change of an urgent table.
         self.changed: Callable[[], None] | None = None
 
@@ -57,7 +61,7 @@ class Table:
         """Note that the table has changed and must be written.
 
         Args:
-          removed: an entry was removed and must not reappear if the file is damaged: write both generations.
+          removed: an entry was removed and must not reappear if the file is damaged: write both copies at once.
         """
         self.dirty = True
         self.removed = self.removed or removed
@@ -92,15 +96,25 @@ class Tables:
         table.changed = self._changed
 
     def load(self, table: Table) -> bool:
-        """Load the newest valid generation of *table*; return whether that is the one written last."""
-        newest = True
-        for data in self._store.read_generations(table.path):
+        """Load the newest valid generation of *table*; return whether that is the one written last.
+
+        Unless both copies of the file are the same, both are then written again.
+        """
+        newest, is_ours = not self._store.lacks_newest(table.path), False
+        generations = self._store.read_generations(table.path)
+        for data in generations:
+            if is_ours and not _is_ours(data):
+                log.warning("%s.bak is RocketMQ's, from before Martlet used it; ignoring it", table.path)
+                break
             try:
                 table.load(data)
-                return newest
             except (StoreError, ValueError, TypeError, AttributeError) as error:
                 log.warning("%s cannot be used, trying its previous generation; %s", table.path, error)
-                newest = False
+                newest, is_ours = False, is_ours or _is_ours(data)
+                continue
+            if not newest or next(generations, b"") != data:
+                table.change(removed=True)
+            return newest
         return False
 
     def notify(self, changed: Callable[[], None]) -> None:
@@ -111,4 +125,13 @@ class Tables:
 
     def to_save(self, *, every: bool) -> list[Table]:
         """Return the tables that differ from their files: only urgent ones, or *every* one."""
-        return [table for table in self._tables if table.dirty and (every or table.urgent)]
+        return [table for table in self._tables if (table.dirty and table.urgent) or (every and _is_unsaved(table))]
+
+
+def _is_unsaved(table: Table) -> bool:
+    return table.dirty or table.behind
+
+
+def _is_ours(data: bytes) -> bool:
+    """Return whether Martlet wrote the JSON table in *data*, which may be damaged."""
+    return any(key in data for key in OWN_KEYS)

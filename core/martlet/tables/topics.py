@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, final
 
 from martlet.clock import Clock
-from martlet.errors import Reason, Refused, StoreError
+from martlet.errors import Reason, Refused
 from martlet.steps import Steps
 from martlet.store import Queue, Store
 from martlet.store.light import is_light
 from martlet.tables import names
-from martlet.tables.rocketmq_json import DataVersion, head_of, parse, reading, render_in_steps
-from martlet.tables.saved import NO_POSITION, Table
+from martlet.tables.rocketmq_json import DataVersion, head_of, parse, reading, render_in_steps, table_in
+from martlet.tables.saved import NO_POSITION, POSITION_KEY, Table
 
 __all__ = [
     "BROKER_TOPICS",
@@ -213,6 +213,8 @@ class Topics:
         # Called when a new topic finds no room; deletes topics that nobody needs, and returns whether it found any.
         self.make_room: Callable[[], bool] = _without_room
         self.table = Table("config/topics.json", self.json_in_steps, self.load, urgent=True)
+        # The log position up to which the loaded file was complete; `NO_POSITION` if it does not say.
+        self.loaded_position = NO_POSITION
 
     def get(self, name: str) -> Topic | None:
         """Return topic *name*, None if there is none. A light topic is there while the store has its queue."""
@@ -368,6 +370,10 @@ class Topics:
         self._moved(None)
         return True
 
+    def drop(self, name: str) -> bool:
+        """Remove topic *name*, which the log says was deleted, from the table; return whether it was there."""
+        return self._table.pop(name, None) is not None
+
     def _moved(self, topic: Topic | None) -> None:
         self.version.next(self._clock)
         self.table.change(removed=topic is None)
@@ -389,10 +395,10 @@ class Topics:
           StoreError: it is invalid; nothing was changed.
         """
         table = parse(data, "topics.json")
-        if "topicConfigTable" not in table:
-            raise StoreError("topics.json has no topicConfigTable")
+        entries = table_in(table, "topicConfigTable", "topics.json").items()
         with reading("topics.json"):
-            found = {name: self._from_json(name, e) for name, e in table["topicConfigTable"].items()}
+            found = {name: self._from_json(name, entry) for name, entry in entries}
+            self.loaded_position = int(table.get(POSITION_KEY, NO_POSITION))
         self.version.load(table.get("dataVersion"))
         self._table.update(found)
         for topic in found.values():

@@ -11,8 +11,8 @@ from msgspec import Struct
 from martlet.errors import Reason, Refused
 from martlet.steps import Steps
 from martlet.tables.groups import Groups
-from martlet.tables.rocketmq_json import parse, reading, render_in_steps
-from martlet.tables.saved import NO_POSITION, Table
+from martlet.tables.rocketmq_json import parse, reading, render_in_steps, table_in
+from martlet.tables.saved import NO_POSITION, POSITION_KEY, Table
 from martlet.tables.topics import RETRY_PREFIX, Topic, Topics
 
 __all__ = ["MODES", "POP", "PULL", "RequestMode", "RequestModes"]
@@ -78,8 +78,9 @@ class RequestModes:
                 self.table.change(removed=True)
 
     def json_in_steps(self, position: int = NO_POSITION) -> Steps[list[bytes]]:
-        """Return RocketMQ's JSON; *position* is not in it."""
-        return render_in_steps({}, NAME, self._entries())
+        """Return RocketMQ's JSON, with *position* if given."""
+        fields = {} if position == NO_POSITION else {POSITION_KEY: position}
+        return render_in_steps(fields, NAME, self._entries())
 
     def _entries(self) -> Iterator[tuple[str, object]]:
         for topic, groups in list(self._modes.items()):
@@ -94,11 +95,12 @@ class RequestModes:
     def load(self, data: bytes) -> None:
         """Load a ``config/messageRequestMode.json``. Raises `StoreError`, and changes nothing, if it is invalid."""
         table = parse(data, "messageRequestMode.json")
+        topics = table_in(table, NAME, "messageRequestMode.json").items()
         with reading("messageRequestMode.json"):
             self._modes = {
                 topic: {
                     group: RequestMode(POP if mode.get("mode") == POP else PULL, int(mode.get("popShareQueueNum", 0)))
                     for group, mode in groups.items()
                 }
-                for topic, groups in table.get(NAME, {}).items()
+                for topic, groups in topics
             }

@@ -10,6 +10,7 @@ import orjson
 import trio
 
 from martlet.errors import Reason, Refused, RemoteProtocolError
+from martlet.tables.rocketmq_json import check_seal, seal
 from martlet_remoting.routes import load_object
 
 __all__ = ["ORDER_TOPICS", "KVConfig"]
@@ -34,10 +35,12 @@ class KVConfig:
 
         Raises:
           RemoteProtocolError: the content is invalid.
+          StoreError: its CRC is wrong.
         """
-        table = load_object(data).get("configTable") or {}
+        check_seal(data, "kvConfig.json")
+        table = load_object(data).get("configTable")
         if not isinstance(table, Mapping):
-            raise RemoteProtocolError("configTable is not an object")
+            raise RemoteProtocolError("it has no object configTable")
         self._table = {str(name): _texts(name, values) for name, values in table.items()}
 
     def get(self, namespace: str, key: str) -> str | None:
@@ -70,7 +73,8 @@ class KVConfig:
         data = orjson.dumps({"configTable": table})
         if len(data) > self._bytes_max:
             raise Refused(Reason.BUSY, f"the table would have {len(data)} bytes; at most {self._bytes_max} are allowed")
-        await self._save(data)
+        (sealed,) = seal([data])
+        await self._save(sealed)
         self._table = table
 
 

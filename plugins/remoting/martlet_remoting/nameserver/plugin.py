@@ -94,4 +94,5 @@ async def _save(broker: Broker, data: bytes) -> None:
     """Write the key-value texts in a worker thread: an fsync takes milliseconds."""
     store = broker.store
     with trio.CancelScope(shield=True):
-        await store.disk.off_loop(partial(store.write_file, KV_FILE, data))
+        for _ in range(2):  # the previous generation is a copy
+            await store.disk.off_loop(partial(store.write_file, KV_FILE, data))

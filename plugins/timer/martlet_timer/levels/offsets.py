@@ -3,7 +3,7 @@
 Each atomic group of delivered messages contains a note with the offsets of all levels, so after a crash a message was
 either delivered and is not again, or it was not (`delivered.py`). RocketMQ knows only the file; with `POSITION_KEY` it
 says which notes it contains. If that is missing, RocketMQ wrote the file last: its offsets count, and notes that are in
-the log already do not.
+the log already do not. They become a note of their own, so that everything is in the log again.
 
 Nothing in the file is ahead of the durable log: else a crash could lose a delivery that the file contains.
 """
@@ -23,7 +23,7 @@ from martlet.state import NOTHING, pack_rows, unpack_rows
 from martlet.state.journal import Journal, read_notes
 from martlet.steps import Steps, WaitingSteps, finish_now
 from martlet.store.delays import SCHEDULE_TOPIC
-from martlet.tables.rocketmq_json import DataVersion, head_of, parse, reading
+from martlet.tables.rocketmq_json import DataVersion, head_of, parse, reading, seal, table_in
 from martlet.tables.saved import NO_POSITION, POSITION_KEY, Table
 
 from .delivered import Delivered, Offsets, Ranges, apply_note, encode_note, later_of, low_of, union
@@ -81,6 +81,7 @@ class LevelOffsets:
         if self._position == NO_POSITION:
             # RocketMQ wrote the file: all notes in our log so far are older.
             self._position, self._is_foreign = broker.store.readable, True
+            self.delivered = {level: self._up_to_end(level, ranges) for level, ranges in self.delivered.items()}
         elif self._position > broker.store.readable:
             # A power failure took the end of a log with asynchronous flush: any note is nearer to the truth.
             self._position = 0
@@ -96,6 +97,12 @@ class LevelOffsets:
     def note(self, reached: Offsets, begun: Offsets, later: Mapping[int, Ranges]) -> bytes:
         """Return the note of a round that brought the levels from *begun* to *reached*; see `encode_note`."""
         return encode_note(reached, begun, later)
+
+    def _up_to_end(self, level: int, ranges: Ranges) -> Ranges:
+        """Return *ranges* up to the end of the queue: a later offset would skip messages that are yet to come."""
+        queue = self._broker.store.find_queue(SCHEDULE_TOPIC, level - 1)
+        end = queue.next_offset if queue is not None else 0
+        return union((min(first, end), min(after, end)) for first, after in ranges)
 
     # the projection
 
@@ -175,14 +182,15 @@ class LevelOffsets:
             lines = b",".join(b"%d:%d" % each for each in offsets.items())
             fields = b",".join(b"%b:%b" % (orjson.dumps(key), orjson.dumps(value)) for key, value in head.items())
             yield
-            return [b'{%b,"offsetTable":{%b}}' % (fields, lines)]
+            return seal([b'{%b,"offsetTable":{%b}}' % (fields, lines)])
 
         return render()
 
     def _load(self, data: bytes) -> None:
         table = parse(data, "delayOffset.json")
+        offsets = table_in(table, "offsetTable", "delayOffset.json").items()
         with reading("delayOffset.json"):
-            found = {int(level): [(0, int(offset))] for level, offset in (table.get("offsetTable") or {}).items()}
+            found = {int(level): [(0, int(offset))] for level, offset in offsets}
             for level, ranges in (table.get(LATER_KEY) or {}).items():
                 found.setdefault(int(level), []).extend((int(first), int(end)) for first, end in ranges)
             position = int(table.get(POSITION_KEY, NO_POSITION))
@@ -191,16 +199,21 @@ class LevelOffsets:
         self._position, self._is_known = position, True
 
     async def adopt(self) -> None:
-        """Write the file if RocketMQ wrote it last, before anything is delivered.
+        """If RocketMQ wrote the file last, note its offsets in the log and write it, before anything is delivered.
 
-        Else, after a crash, its old offsets would count again.
+        Else, after a crash, its old offsets would count again. Both copies are written: damage to the new file must not
+        bring the old one back.
         """
         store = self._broker.store
         while self._is_foreign:
-            content = finish_now(self._render(NO_POSITION))
             try:
+                self._broker.publish_atomic([], [(self.journal, encode_note(self.by_level, {}, {}))])
+                store.committer.commit_early()
+                await store.wait_flushed(store.written)
+                content = finish_now(self._render(NO_POSITION))
                 with trio.CancelScope(shield=True):
-                    await store.disk.off_loop(partial(store.write_file, PATH, *content))
+                    for _ in range(2):
+                        await store.disk.off_loop(partial(store.write_file, PATH, *content))
                 self._is_foreign = False
             except (OSError, StoreError, Refused) as error:
                 log.error("%s cannot be written, so nothing is delivered yet; %s", PATH, error)

@@ -5,7 +5,10 @@ timer topic it has put records into its wheel. So a record before that offset is
 pending otherwise. A record that RocketMQ rolled exists several times, with the same time and unique key; the last one
 counts. A recall is a record with the time and the key of the recalled message.
 
-After that the file gets a mark with its CRC, which no longer holds once RocketMQ changes the file.
+After that the file gets a mark with its CRC, which no longer holds once RocketMQ changes the file. RocketMQ maps a page
+of 4096 bytes, and so lengthens the file to that. A shorter one is Martlet's, and damaged if its CRC is wrong.
+
+Nothing in the file is believed beyond the newest record of the log: what RocketMQ has delivered is in the log, too.
 
 At an orderly shutdown, RocketMQ's files are written (`wheel_files.py`).
 """
@@ -21,8 +24,9 @@ from martlet.checksum import crc32
 from martlet.errors import NotReady, Reason, Refused, StoreError
 from martlet.message import find_property
 from martlet.records.codec import decode_records, tags_code
-from martlet.records.layout import I32
+from martlet.records.layout import FRONT_BYTES, I32, RecordView
 from martlet.steps import Pace, Steps
+from martlet.store.queues import BlockDamaged
 from martlet.tables.saved import Table
 from martlet.tables.topics import TIMER_TOPIC
 from martlet_timer.properties import REAL_TOPIC
@@ -43,12 +47,15 @@ __all__ = ["PATH", "Exchange", "mark"]
 log = logging.getLogger("martlet.timer")
 
 PATH: Final = "config/timercheck"
+# The least size of the file once RocketMQ has opened it (TimerCheckpoint, DefaultMappedFile.OS_PAGE_SIZE).
+FOREIGN_BYTES: Final = 4096
 MARK: Final = b"MARTLET1"
 RECALL_TAG: Final = "_RECALL_TAG_"
 NOTED_AT_ONCE: Final = 512
 READ_AT_ONCE: Final = 512
 READ_BYTES: Final = 1 << 20
 RETRY_S: Final = 5.0
+UNKNOWN_MS: Final = 1 << 62
 
 
 def mark(check: bytes) -> bytes:
@@ -65,11 +72,14 @@ class Exchange:
         self._broker = broker
         self._timers = timers
         self._delivery = delivery
-        # The file as RocketMQ wrote it; empty if it has not.
-        self._foreign = b""
+        # The file as RocketMQ wrote it, empty if it has not, and when the newest record of its log was stored.
+        self._foreign, self._newest_ms = b"", 0
         content = next(iter(broker.store.read_generations(PATH)), b"")
-        if len(content) >= CHECK.size and not content.startswith(mark(content)):
+        if len(content) >= FOREIGN_BYTES and not content.startswith(mark(content)):
             self._foreign = content
+            self._newest_ms = _newest_ms(broker)
+        elif content and not content.startswith(mark(content)):
+            log.warning("%s is damaged; ignoring it, because Martlet wrote it and the log says the same", PATH)
         self._table = Table(PATH, self._render, lambda content: None)
         broker.tables.register(self._table)
 
@@ -89,6 +99,8 @@ class Exchange:
     async def _adopt(self) -> None:
         store = self._broker.store
         read_ms, _, of_this, of_master, *_ = CHECK.unpack_from(self._foreign)
+        # The copy of a timer is stored when it is due, or later.
+        read_ms = min(read_ms, self._newest_ms + PRECISION_MS)
         wheel_end = await self._position_of(min(of_this, of_master))
         over = await self._broker.turns.finish(self._over(read_ms, wheel_end))
         over |= await self._recalled()
@@ -99,7 +111,8 @@ class Exchange:
         await store.wait_flushed(store.written)
         content = mark(self._foreign)
         with trio.CancelScope(shield=True):
-            await store.disk.off_loop(partial(store.write_file, PATH, content))
+            for _ in range(2):  # so that the previous generation is no file of RocketMQ
+                await store.disk.off_loop(partial(store.write_file, PATH, content))
         self._foreign = b""
         log.info("RocketMQ has used this store: %d of its timers are over", len(timers))
 
@@ -196,6 +209,18 @@ class Exchange:
                     found |= {(due_ms, position) for position in positions if position < record.position}
             offset = max(result.next_offset, offset + 1)
         return found
+
+
+def _newest_ms(broker: "Broker") -> int:
+    """Return when the newest record of a queue was stored; the largest number if that cannot be told."""
+    store = broker.store
+    used = [queue for queue in store.queues.all() if queue.next_offset > queue.stored_from]
+    try:
+        newest = max((store.queues.position_at(queue, queue.next_offset - 1) for queue in used), default=-1)
+    except BlockDamaged:
+        newest = -1
+    front = store.segments.read(newest, FRONT_BYTES) if newest >= 0 else b""
+    return RecordView(front).store_ms if len(front) == FRONT_BYTES else UNKNOWN_MS
 
 
 def _recalled_keys(properties: bytes) -> list[int]:
