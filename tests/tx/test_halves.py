@@ -152,3 +152,14 @@ def test_without_op_records_rocketmq_reads_on_at_the_next_one(offset: int) -> No
     ops = OpBlocks()
     ops.restore([], offset)
     assert ops.first_with(0) == offset
+
+
+def test_op_blocks_come_back_from_a_snapshot() -> None:
+    """The compiled class checks types: msgpack returns arrays as lists."""
+    ops = OpBlocks()
+    for offset in range(3):
+        ops.add(offset, offset)
+    ((blocks,),) = unpack_rows(1, b"".join(finish_now(pack_rows(1, [(ops.freeze(),)]))))
+    again = OpBlocks()
+    again.restore(blocks, ops.next)
+    assert (again.freeze(), again.next) == (ops.freeze(), ops.next)

@@ -4,7 +4,7 @@ A byte is 0 if the transaction has ended, else 1 plus the number of checks. Noth
 a half message is in the consume queue, and everything else is in its record.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, TypeAlias, final
 
 from martlet.state import Pages
@@ -194,9 +194,9 @@ class OpBlocks:
     def freeze(self) -> list[tuple[int, int]]:
         return list(self._blocks)
 
-    def restore(self, blocks: list[tuple[int, int]], following: int) -> None:
-        """Replace the state by the blocks of a snapshot; the next op record has offset *following*."""
-        self._blocks = [(offset, highest) for offset, highest in blocks]
+    def restore(self, blocks: Iterable[Sequence[int]], following: int) -> None:
+        """Replace the state by the blocks of a snapshot, arrays of msgpack; the next op record is *following*."""
+        self._blocks = [(block[0], block[1]) for block in blocks]
         self._size = BLOCK
         self._in_last = BLOCK
         self.next = following
