@@ -25,6 +25,7 @@ def lock_directory(path: str, disk: Disk) -> int:
         holder = f"process {pid}" if pid else "another process"
         raise StoreLocked(f"data directory {path!r} is in use by {holder}; stop it first") from error
 
+
 logger = logging.getLogger("martlet.store")
 
 
