@@ -24,6 +24,8 @@ TX: Final = "plugins/tx/martlet_tx/"
 ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     # Puts the shared state together; request handlers get none of these from it.
     f"{REMOTING}context.py": frozenset(("groups", "store", "topics")),
+    # Tells the name server in this process which retry topics a heartbeat would create.
+    f"{REMOTING}plugin.py": frozenset(("groups",)),
     # Tells name servers about the topics of this broker, and creates the standard ones.
     f"{REMOTING}registrar.py": frozenset(("topics",)),
     # Held by `context.py`'s shared state: members of groups, rates, request modes, and pulls, pops and bulk reads.
@@ -77,8 +79,11 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     f"{MQTT}context.py": frozenset(("topics",)),
     # Forgets the groups that no session has.
     f"{MQTT}unused_groups.py": frozenset(("sessions", "shares")),
-    # Asks which tag codes records have, and hands the topics to `temporary.py`, which creates its own.
-    f"{STOMP}context.py": frozenset(("store", "topics")),
+    # Asks which tag codes records have, hands the topics to `temporary.py`, which creates its own, and says when
+    # queues that nobody uses are forgotten.
+    f"{STOMP}context.py": frozenset(("shares", "store", "topics")),
+    # Lists and forgets queues; only after the gate allowed to manage the broker.
+    f"{STOMP}control.py": frozenset(("shares",)),
     f"{STOMP}temporary.py": frozenset(("Topics",)),
     # Opens the feeds that all gates follow, and says before which topics have names.
     f"{STOMP}following.py": frozenset(("cursors", "rules")),
