@@ -60,14 +60,14 @@ def frame(command: str, body: bytes = b"", version: Version = V1_2, /, **headers
 
 
 class Talk:
-    """One connection; keeps MESSAGE frames until they are asked for."""
+    """One connection; keeps MESSAGE frames in ``came`` until they are asked for."""
 
     def __init__(self, wire: Wire, version: Version = V1_2, idle: Idle = trio.lowlevel.checkpoint) -> None:
         self.wire = wire
         self.version = version
         self._idle = idle
         self._data = b""
-        self._came: list[Frame] = []
+        self.came: list[Frame] = []
         self._probes = 0
 
     async def send(self, *frames: bytes) -> None:
@@ -101,7 +101,7 @@ class Talk:
             if found.command == command:
                 return found
             assert found.command == "MESSAGE", found
-            self._came.append(found)
+            self.came.append(found)
 
     async def receipt(self, receipt: str) -> None:
         """Wait for RECEIPT, which must be the next frame that is no MESSAGE."""
@@ -109,17 +109,17 @@ class Talk:
 
     async def messages(self, count: int) -> list[Frame]:
         """Return the next *count* MESSAGE frames."""
-        while len(self._came) < count:
+        while len(self.came) < count:
             found = await self.receive()
             assert found.command == "MESSAGE", found
-            self._came.append(found)
-        data, self._came = self._came[:count], self._came[count:]
+            self.came.append(found)
+        data, self.came = self.came[:count], self.came[count:]
         return data
 
     async def some(self, most: int) -> list[Frame]:
         """Return at least one MESSAGE frame, and at most *most* of those that came with other answers."""
         found = await self.messages(1)
-        return [*found, *(self._came.pop(0) for _ in range(min(most - 1, len(self._came))))]
+        return [*found, *(self.came.pop(0) for _ in range(min(most - 1, len(self.came))))]
 
     async def bodies(self, count: int) -> list[bytes]:
         return [each.body for each in await self.messages(count)]
@@ -132,7 +132,7 @@ class Talk:
         await self.send(self.frame("SUBSCRIBE", id=probe, destination="/topic/probe"))
         await self.send(self.frame("UNSUBSCRIBE", id=probe, receipt=probe))
         await self.receipt(probe)
-        found, self._came = self._came, []
+        found, self.came = self.came, []
         return found
 
     # frames, with a receipt

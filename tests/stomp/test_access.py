@@ -50,8 +50,10 @@ async def room_of(directory: Path) -> AsyncIterator[Room]:
 async def refused(talk: Talk, *frames: bytes, receipt: str = "r") -> str:
     """Send *frames*, and return the message of the ERROR for the one with *receipt*."""
     await talk.send(*frames)
-    error = await talk.error()
-    assert error["receipt-id"] == receipt
+    while (error := await talk.receive()).command == "RECEIPT":
+        pass
+    assert (error.command, error["receipt-id"]) == ("ERROR", receipt)
+    assert await talk.is_closed()
     return error["message"]
 
 
@@ -112,6 +114,7 @@ async def test_a_refused_transaction_leaves_what_it_acknowledged(room: Room) -> 
         ann.settling("ACK", message, transaction="t"),
         ann.frame("SEND", b"x", destination="/queue/orders", transaction="t", receipt="sent"),
     )
+    await ann.receipt("sent")
     await ann.rest()
     room.allow("ann read orders", GROUPS)
     await ann.send(ann.frame("COMMIT", transaction="t", receipt="r"))
@@ -227,7 +230,7 @@ async def test_a_client_that_may_not_read_any_more_gets_nothing_and_an_error(
     await other.publish(send_to, b"2")
     error = await ann.error()
     assert "may not" in error["message"] or "may not" in error.body.decode()
-    assert ann._came == []
+    assert ann.came == []
 
 
 async def test_what_a_client_may_not_read_any_more_goes_to_one_that_may(room: Room) -> None:
@@ -255,4 +258,4 @@ async def test_a_temporary_destination_that_may_not_be_read_any_more_gets_nothin
     room.allow(*rights)
     await bob.publish(request["reply-to"], b"that")
     await ann.error()
-    assert ann._came == []
+    assert ann.came == []

@@ -23,7 +23,7 @@ DELAYS = [
     ("TIMER_DELIVER_MS", START_MS + 12_000),
     ("DELAY", 3),  # the third level, 10 s
 ]
-USUAL = {"subscription", "message-id", "destination", "content-length"}
+USUAL = {"subscription", "message-id", "destination", "content-length", "timestamp"}
 
 each_delay = pytest.mark.parametrize(("header", "value"), DELAYS)
 

@@ -12,7 +12,7 @@ ORDERS = Destination(Kind.QUEUE, "/queue/or:ders", "or%3Aders")
 
 
 def record(offset: int, body: bytes, properties: bytes = b"") -> bytes:
-    message = Message("T", body, properties, born_host=HOST)
+    message = Message("T", body, properties, born_ms=77, born_host=HOST)
     return encode_record(message, 3, offset, 1000, 1, HOST)
 
 
@@ -33,16 +33,16 @@ def test_the_rest_of_a_message_is_the_same_for_all_subscribers() -> None:
     data = record(4, b"body", b"CONTENT_TYPE\x01text/plain\x02a:b\x01c\x02") + record(5, b"")
     of_1_2 = encodings.of(V1_2, ORDERS, is_acknowledged=True)
     assert of_1_2.encode(data) == [
-        b"3-4\nmessage-id:or%3Aders-3-4\ndestination:/queue/or\\cders\ncontent-length:4\n"
+        b"3-4\nmessage-id:or%3Aders-3-4\ndestination:/queue/or\\cders\ncontent-length:4\ntimestamp:77\n"
         b"a\\cb:c\ncontent-type:text/plain\n\nbody\0",
-        b"3-5\nmessage-id:or%3Aders-3-5\ndestination:/queue/or\\cders\ncontent-length:0\n\n\0",
+        b"3-5\nmessage-id:or%3Aders-3-5\ndestination:/queue/or\\cders\ncontent-length:0\ntimestamp:77\n\n\0",
     ]
     others = [encodings.of(version, ORDERS, is_acknowledged=version is not V1_2) for version in (V1_0, V1_1, V1_2)]
-    assert others[0].encode(data)[1] == b"3-5\ndestination:/queue/or:ders\ncontent-length:0\n\n\0"
+    assert others[0].encode(data)[1] == b"3-5\ndestination:/queue/or:ders\ncontent-length:0\ntimestamp:77\n\n\0"
     assert (
         others[1].encode(data)[1]
         == others[2].encode(data)[1]
-        == (b"3-5\ndestination:/queue/or\\cders\ncontent-length:0\n\n\0")
+        == (b"3-5\ndestination:/queue/or\\cders\ncontent-length:0\ntimestamp:77\n\n\0")
     )
     assert len({each.name for each in (of_1_2, *others)}) == 4
     assert encodings.of(V1_1, ORDERS, is_acknowledged=False).name == others[1].name

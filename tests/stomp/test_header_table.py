@@ -19,7 +19,7 @@ CLOCK = ManualClock()
 EXPIRES = str(CLOCK.ms + 60_000)
 REQUEST = {"CLUSTER": "DefaultCluster", "TTL": "86400000"}
 # What each message has at least.
-FRAME = ("content-length", "destination", "message-id", "subscription")
+FRAME = ("content-length", "destination", "message-id", "subscription", "timestamp")
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ OTHERS = [
     "`AMQ_SCHEDULED_DELAY`, `x-delay` (ms)",
     "`DELAY`, `TIMER_DELAY_SEC`, `TIMER_DELAY_MS`, `TIMER_DELIVER_MS`",
     "`TAGS`",
+    "`timestamp` (ms since 1970)",
     "`original-destination` of a dead letter",
 ]
 
@@ -184,3 +185,19 @@ async def test_a_dead_letter_says_where_it_was(tmp_path: Path) -> None:
         await protocols.stomp.publish("mqtt", b"x", encode_properties({"TAGS": "a", "DLQ_ORIGIN_TOPIC": "orders"}))
         (published,) = await mqtt.messages(1)
         assert published.properties.user == (("DLQ_ORIGIN_TOPIC", "orders"),)
+
+
+async def test_a_message_says_when_it_was_sent_unless_its_sender_does(tmp_path: Path) -> None:
+    async with all_protocols(tmp_path, clock=CLOCK) as protocols:
+        talk, rocketmq = await protocols.stomp.connect(), protocols.remoting()
+        await talk.subscribe("/queue/orders")
+        await talk.publish("/queue/orders", b"x")
+        await talk.publish("/queue/orders", b"x", expires=EXPIRES)
+        await talk.publish("/queue/orders", b"x", timestamp="1700000000")
+        assert (await rocketmq.send("orders", b"x", {})).code == 0
+        await protocols.stomp.publish("orders", b"x", born_ms=77)
+        came = [message["timestamp"] for message in await talk.messages(5)]
+        assert came[:3] == [str(CLOCK.ms), str(CLOCK.ms), "1700000000"]
+        assert came[4] == "77"
+        (_, _, _, sent, _) = protocols.stomp.records("orders")
+        assert came[3] == str(sent.born_ms)

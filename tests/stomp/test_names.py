@@ -65,6 +65,7 @@ async def test_a_message_comes_whole(tmp_path: Path) -> None:
             "TAGS": "mine",
             "KEYS": "k",
             "content-length": "6",
+            "timestamp": message["timestamp"],
         }
 
 

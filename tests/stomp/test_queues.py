@@ -29,6 +29,7 @@ async def test_a_message_comes_whole(tmp_path: Path, version: Version) -> None:
             "destination": QUEUE,
             "content-type": "text/plain",
             "content-length": "16",
+            "timestamp": message["timestamp"],
             "colour": "blue",
         }
 

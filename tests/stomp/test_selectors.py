@@ -8,7 +8,7 @@ import pytest
 from tests.stomp.stomp_talk import Running, Talk, stomp_broker
 
 from martlet_filter_sql92.plugin import Sql92Config, Sql92Plugin
-from martlet_stomp.selectors import translated
+from martlet_stomp.selectors import select, translated
 
 QUEUE, TOPIC = "/queue/cars", "/topic/cars"
 
@@ -165,3 +165,52 @@ def test_only_names_are_translated() -> None:
     text = """JMSType = 'JMSType' AND "JMSType" = '''JMSType' OR xJMSType = JMSTypes"""
     assert translated(text) == """type = 'JMSType' AND type = '''JMSType' OR xJMSType = JMSTypes"""
     assert translated('"content-type" LIKE \'a%\' OR "own name" = 1') == "CONTENT_TYPE LIKE 'a%' OR \"own name\" = 1"
+
+
+@pytest.mark.parametrize(
+    ("selector", "wanted"),
+    [
+        ("JMSPriority >= 7", [b"high"]),
+        ("JMSPriority = 4", [b"low", b"plain"]),
+        ("priority IS NULL", [b"low", b"plain"]),
+        ("JMSDeliveryMode = 'PERSISTENT'", [b"high"]),
+        ("JMSDeliveryMode = 'NON_PERSISTENT'", [b"low", b"plain"]),
+        ("JMSExpiration > 0", [b"low"]),
+        ("JMSExpiration = 0", [b"high", b"plain"]),
+        ("JMSTimestamp > 1000 AND JMSTimestamp < 2000", [b"low"]),
+        ('"timestamp" > 2000', [b"high", b"plain"]),
+        ("JMSMessageID = 'cars-0-1'", [b"low"]),
+        ("\"message-id\" = 'cars-0-2'", [b"plain"]),
+        ('NOT "JMSPriority" = 4', [b"high"]),
+        ("JMSPriority = 4 AND JMSType IN ('a', 'b') OR colour = 'none'", [b"low"]),
+    ],
+)
+@pytest.mark.parametrize("destination", [QUEUE, TOPIC])
+async def test_what_a_message_has_without_a_header_is_selected(
+    tmp_path: Path, destination: str, selector: str, wanted: list[bytes]
+) -> None:
+    async with selecting(tmp_path) as stomp:
+        talk = await stomp.connect()
+        await talk.subscribe(destination, selector=selector)
+        await talk.publish(destination, b"high", priority="7", persistent="true")
+        await talk.publish(destination, b"low", expires="4000000000000", timestamp="1500", type="a")
+        await talk.publish(destination, b"plain")
+        assert [message.body for message in await talk.rest()] == wanted
+
+
+async def test_equal_selectors_of_other_protocols_keep_their_meaning(tmp_path: Path) -> None:
+    async with selecting(tmp_path) as stomp:
+        stored = stomp.broker.selection("SQL92", "JMSPriority = 4")
+        assert select(stomp.broker, "JMSPriority = 4").name != stored.name
+        assert select(stomp.broker, "colour = 4") is stomp.broker.selection("SQL92", "colour = 4")
+
+
+@pytest.mark.parametrize("name", ["JMSRedelivered", "JMSXDeliveryCount", "JMSDestination", '"redelivered"'])
+async def test_what_no_message_has_when_it_is_selected_is_an_error(tmp_path: Path, name: str) -> None:
+    async with selecting(tmp_path) as stomp:
+        talk = await stomp.connect()
+        headers = {"id": "0", "destination": TOPIC, "receipt": "r"}
+        await talk.send(talk.frame("SUBSCRIBE", selector=f"{name} = 'x'", **headers))
+        error = await talk.error()
+        assert f"selector asks for {name.strip(chr(34))}" in error["message"]
+        assert error["receipt-id"] == "r"

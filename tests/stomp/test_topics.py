@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.stomp.stomp_talk import stomp_broker
+from tests.stomp.stomp_talk import V1_0, stomp_broker
 
 from martlet.message import put_property
 from martlet_stomp.config import StompConfig
@@ -135,6 +135,7 @@ async def test_messages_of_other_protocols_come_with_their_properties(tmp_path: 
             "own name": "v",
             "content-type": "1",
             "content-length": "5",
+            "timestamp": message["timestamp"],
         }
 
 
@@ -183,3 +184,37 @@ async def test_what_a_client_may_hold_of_a_topic_is_bounded(tmp_path: Path, aske
         (handler,) = stomp.context.clients
         (found,) = handler.described_subscriptions()
         assert (found["prefetch"], found["held"]) == (held, 0)
+
+
+async def test_a_client_of_1_0_subscribes_twice_without_an_id(tmp_path: Path) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        talk, sender = await stomp.connect(V1_0), await stomp.connect()
+        for receipt in "12":
+            await talk.send(talk.frame("SUBSCRIBE", destination="/topic/a", receipt=receipt))
+            await talk.receipt(receipt)
+        await sender.publish("/topic/a", b"x")
+        assert await talk.bodies(2) == [b"x", b"x"]
+        for number, left in enumerate((1, 0)):
+            await talk.send(talk.frame("UNSUBSCRIBE", destination="/topic/a", receipt=f"end {number}"))
+            await talk.receipt(f"end {number}")
+            await sender.publish("/topic/a", b"y")
+            await stomp.idle()
+            await talk.send(talk.frame("SEND", destination="/topic/other", receipt=f"probe {number}"))
+            await talk.receipt(f"probe {number}")
+            assert len(talk.came) == left
+            talk.came.clear()
+        await talk.send(talk.frame("UNSUBSCRIBE", destination="/topic/a", receipt="none"))
+        assert (await talk.error())["receipt-id"] == "none"
+
+
+async def test_acknowledgements_of_two_subscriptions_without_an_id_are_their_own(tmp_path: Path) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        talk = await stomp.connect(V1_0)
+        for receipt in "12":
+            await talk.send(talk.frame("SUBSCRIBE", destination="/queue/a", ack="client", receipt=receipt))
+            await talk.receipt(receipt)
+        await talk.publish("/queue/a", b"1", b"2")
+        messages = await talk.messages(2)
+        for message in reversed(messages):
+            await talk.send(talk.frame("ACK", message_id=message["message-id"], receipt=message["message-id"]))
+            await talk.receipt(message["message-id"])

@@ -78,7 +78,7 @@ async def test_a_transaction_that_does_not_end_is_aborted(tmp_path: Path, end: s
         await send(talk, b"1")
         await talk.send(talk.settling("ACK", message, **TX))
         assert await talk.rest() == []
-        assert stomp.context.transaction_bytes > 0
+        assert stomp.context.transactions.size > 0
         if end == "hang up":
             talk.hang_up()
         else:
@@ -87,29 +87,59 @@ async def test_a_transaction_that_does_not_end_is_aborted(tmp_path: Path, end: s
         await other.subscribe(QUEUE)
         assert await other.bodies(1) == [b"0"]
         assert await other.rest() == []
-        assert stomp.context.transaction_bytes == 0
+        assert stomp.context.transactions.size == 0
 
 
-async def test_receipts_of_a_transaction_come_when_it_ends_before_that_of_its_end(tmp_path: Path) -> None:
+async def test_receipts_in_a_transaction_come_when_the_frames_are_taken(tmp_path: Path) -> None:
     async with stomp_broker(tmp_path) as stomp:
         talk = await stomp.connect()
         for end in ("COMMIT", "ABORT"):
-            await talk.send(
-                talk.frame("BEGIN", transaction="t", receipt="1"),
-                talk.frame("SEND", b"x", destination=QUEUE, transaction="t", receipt="2"),
-                talk.frame("SEND", b"x", destination=QUEUE, receipt="3"),
-                talk.frame("SEND", b"x", destination=QUEUE, transaction="t", receipt="4"),
-                talk.frame(end, transaction="t", receipt="5"),
-            )
-            for receipt in "13245":
-                await talk.receipt(receipt)
+            for number, each in enumerate(
+                (
+                    partial(talk.frame, "BEGIN", transaction="t"),
+                    partial(talk.frame, "SEND", b"x", destination=QUEUE, transaction="t"),
+                    partial(talk.frame, "SEND", b"x", destination=QUEUE),
+                    partial(talk.frame, "SEND", b"x", destination=QUEUE, transaction="t"),
+                    partial(talk.frame, end, transaction="t"),
+                )
+            ):
+                await talk.send(each(receipt=str(number)))
+                await talk.receipt(str(number))
         assert len(stored(stomp)) == 4
 
 
-@pytest.mark.parametrize("asking", ["frames", "COMMIT"])
+@pytest.mark.parametrize("ack", ["client", "client-individual"])
+@every_version
+async def test_receipts_of_acknowledgements_in_a_transaction_come_when_they_are_taken(
+    tmp_path: Path, version: Version, ack: str
+) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        talk = await stomp.connect(version)
+        await talk.subscribe(QUEUE, ack)
+        await talk.publish(QUEUE, b"1", b"2")
+        messages = await talk.messages(2)
+        await say(talk, "BEGIN")
+        await talk.send(talk.settling("ACK", messages[0], receipt="ack", **TX))
+        await talk.receipt("ack")
+        if version is not Version.V1_0:
+            await talk.send(talk.settling("NACK", messages[1], receipt="nack", **TX))
+            await talk.receipt("nack")
+        await say(talk, "ABORT")
+
+
+async def test_a_receipt_in_a_transaction_comes_before_an_error_in_the_same_packet(tmp_path: Path) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        talk = await stomp.connect()
+        good = talk.frame("SEND", b"x", destination=QUEUE, transaction="t", receipt="good")
+        bad = talk.frame("SEND", b"x", destination="/queue/%RETRY%g", transaction="t", receipt="bad")
+        await talk.send(talk.frame("BEGIN", **TX), good, bad)
+        await talk.receipt("good")
+        assert (await talk.error())["receipt-id"] == "bad"
+
+
 @pytest.mark.parametrize(("sent", "settled"), [(2, 0), (0, 2), (1, 1)])
-async def test_no_receipt_of_a_transaction_comes_before_it_is_durable(
-    monkeypatch: pytest.MonkeyPatch, sent: int, settled: int, asking: str
+async def test_no_receipt_of_a_commit_comes_before_it_is_durable(
+    monkeypatch: pytest.MonkeyPatch, sent: int, settled: int
 ) -> None:
     disk, may_sync = FakeDisk(), trio.Event()
     finish = disk.off_loop
@@ -126,23 +156,21 @@ async def test_no_receipt_of_a_transaction_comes_before_it_is_durable(
         frames = [partial(talk.frame, "SEND", destination="/queue/results")] * sent
         frames += [partial(talk.settling, "ACK", message) for message in messages[:settled]]
         frames.append(partial(talk.frame, "COMMIT"))
-        receipts = ["0", "1"] if asking == "frames" else ["2"]
-        data = [
-            frame(**TX, **({"receipt": number} if number in receipts else {}))
-            for number, frame in zip("012", frames, strict=True)
-        ]
+        data = [frame(**TX, receipt=number) for number, frame in zip("012", frames, strict=True)]
         await stomp.idle()
         with monkeypatch.context() as patched:
             patched.setattr(disk, "off_loop", hold)
-            await talk.send(talk.frame("BEGIN", **TX), *data)
+            await talk.send(talk.frame("BEGIN", **TX), *data[:2])
+            for receipt in "01":
+                await talk.receipt(receipt)
+            await talk.send(data[2])
             await wait_all_tasks_blocked()
             wire = talk.wire
             assert isinstance(wire, MemoryPeer)
             waiting = wire.waiting()
             may_sync.set()
             assert waiting == 0, "a receipt came before fdatasync"
-            for receipt in receipts:
-                await talk.receipt(receipt)
+            await talk.receipt("2")
         assert len(stored(stomp, "results")) == sent
 
 
@@ -328,17 +356,18 @@ async def test_transactions_are_limited_in_number_and_size(tmp_path: Path) -> No
         small = talk.frame("SEND", b"x", destination=QUEUE, transaction="a", receipt="r")
         large = talk.frame("SEND", b"x" * 6000, destination=QUEUE, transaction="a")
         other = talk.frame("SEND", b"x" * 6000, destination=QUEUE, transaction="b")
-        asking = talk.frame("SEND", b"x", destination=QUEUE, transaction="a", receipt="r" * 6000)
         for frames, limit in (
             (begin, "stomp.transactions_max"),
             ([begin[0], *[small] * 4], "stomp.transaction_frames_max"),
             ([*begin[:2], large, other], "stomp.transaction_bytes_max"),
-            ([begin[0], asking, asking], "stomp.transaction_bytes_max"),
         ):
             talk = await stomp.connect()
             await talk.send(*frames)
-            assert limit in (await talk.error()).body.decode()
-        assert stomp.context.transaction_bytes == 0
+            while (answer := await talk.receive()).command == "RECEIPT":
+                pass
+            assert limit in answer.body.decode()
+            assert await talk.is_closed()
+        assert stomp.context.transactions.size == 0
         assert stored(stomp) == []
 
 
@@ -375,3 +404,47 @@ async def test_a_transaction_that_the_store_cannot_take_is_an_error(tmp_path: Pa
         other = await stomp.connect()
         await other.subscribe(QUEUE)
         assert await other.bodies(1) == [b"0"]
+
+
+async def test_the_transactions_of_a_user_are_limited_together(tmp_path: Path) -> None:
+    config = StompConfig(transactions_user_bytes_max=100_000)
+    async with stomp_broker(tmp_path, config) as stomp:
+        talks = [await stomp.connect_as("ann"), await stomp.connect_as("ann"), await stomp.connect_as("bob")]
+        for talk in talks:
+            await say(talk, "BEGIN")
+        large = b"x" * 60_000
+        for talk in (talks[0], talks[2]):
+            await talk.send(talk.frame("SEND", large, destination=QUEUE, receipt="r", **TX))
+            await talk.receipt("r")
+        await talks[1].send(talks[1].frame("SEND", large, destination=QUEUE, receipt="r", **TX))
+        assert "stomp.transactions_user_bytes_max" in (await talks[1].error()).body.decode()
+        await say(talks[0], "COMMIT")
+        talk = await stomp.connect_as("ann")
+        await say(talk, "BEGIN")
+        await talk.send(talk.frame("SEND", large, destination=QUEUE, receipt="r", **TX))
+        await talk.receipt("r")
+
+
+async def test_a_transaction_that_takes_too_long_ends_with_its_connection(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with stomp_broker(tmp_path, StompConfig(transaction_s=60)) as stomp:
+        talk = await stomp.connect()
+        await talk.publish(QUEUE, b"0")
+        await talk.subscribe(QUEUE, "client-individual")
+        (message,) = await talk.messages(1)
+        await say(talk, "BEGIN", "ended")
+        await say(talk, "COMMIT", "ended")
+        await trio.sleep(30)
+        await say(talk, "BEGIN")
+        await send(talk, b"1")
+        await talk.send(talk.settling("ACK", message, **TX))
+        other = await stomp.connect()
+        await trio.sleep(59)
+        assert await talk.rest() == []
+        assert "stomp.transaction_s" in (await talk.error()).body.decode()
+        assert stomp.context.transactions.size == len(stomp.context.transactions) == 0
+        assert "transaction 't' has not ended within 60 s" in caplog.text
+        await other.subscribe(QUEUE)
+        assert await other.bodies(1) == [b"0"]
+        assert await other.rest() == []

@@ -72,6 +72,7 @@ __all__ = [
     "STORE_MS_AT",
     "STORE_V6",
     "SYS_FLAG_AT",
+    "TIMED_OUTLINE",
     "TOPIC_V1_BYTES_MAX",
     "TRANSACTION_MASK",
     "WIDE_HOSTS",
@@ -142,6 +143,7 @@ AFTER_STORE: Final = Struct(">iqi")  # reconsume_times prepared_position body_by
 NARROW: Final = Struct(">iIIi4xqqi8x8xq8x4x8xi")
 # size magic queue_id queue_offset sys_flag body_bytes; both hosts IPv4
 OUTLINE: Final = Struct(">iI4xi4xq8xi44xi")
+TIMED_OUTLINE: Final = Struct(">iI4xi4xq8xiq36xi")  # the same with born_ms, after sys_flag
 PLACE: Final = Struct(">i16xqq")  # size queue_offset position
 # queue_id queue_offset, from QUEUE_ID_AT on
 IDENTITY: Final = Struct(">i4xq")

@@ -43,7 +43,13 @@ class StompConfig(TlsConfig):
     transaction_bytes_max: int = setting(
         8 << 20, "size of all transactions of one connection, plus 256 bytes for each frame", unit="bytes", low=1024
     )
+    transactions_user_bytes_max: int = setting(
+        64 << 20, "the same for all connections of a user, or of an address without one", unit="bytes", low=1024
+    )
     transactions_bytes_max: int = setting(256 << 20, "the same for all connections together", unit="bytes", low=65_536)
+    transaction_s: int = setting(
+        900, "a transaction must end within this time, or its connection is closed", unit="s", low=1, high=86_400
+    )
     subscriptions_max: int = setting(1000, "subscriptions of one connection", low=1, high=100_000)
     origins: list[str] = setting(
         [],

@@ -19,6 +19,7 @@ from .encoding import Encodings
 from .following import Feeds
 from .heartbeats import Heartbeats
 from .messages import Template
+from .open_transactions import OpenTransactions
 from .packets import MessageHeaders
 from .queue_groups import is_queue_group
 from .temporary import Temporary
@@ -101,13 +102,13 @@ class Context(Struct):
     # Returns the tag code of a record with given properties.
     code_of: Callable[[bytes], int]
     server: str  # what CONNECTED says
+    transactions: OpenTransactions
     counters: Counters = field(default_factory=Counters)
     # Warnings about clients, limited in number.
     complaints: Complaints = field(default_factory=lambda: Complaints(log))
     # Durable subscriptions that a connection uses.
     durable: "dict[Durable, Subscription]" = field(default_factory=dict)
     heartbeats: Heartbeats = field(default_factory=Heartbeats)
-    transaction_bytes: int = 0  # of all clients
     clients: "dict[StompHandler, None]" = field(default_factory=dict)
 
     def statistics(self) -> dict[str, object]:
@@ -119,7 +120,8 @@ class Context(Struct):
             "unreadable": encodings.unreadable,
             "unanswered": self.temporary.unanswered,
             "clients": len(self.clients),
-            "transaction_bytes": self.transaction_bytes,
+            "transactions": len(self.transactions),
+            "transaction_bytes": self.transactions.size,
             "heartbeats": self.heartbeats.sent,
         }
 
@@ -140,4 +142,5 @@ def make_context(config: StompConfig, broker: Broker) -> Context:
         policy,
         broker.store.writer.code_of,
         f"martlet/{installed_version()}",
+        OpenTransactions(config.transaction_s),
     )

@@ -5,6 +5,8 @@ message, in ``ack`` with STOMP 1.2 and else in ``message-id``, and the rest begi
 of a subscription are its head joined with the rests of its messages. Headers of the broker come first, because of
 repeated ones the first counts.
 
+``timestamp`` is when the message was sent, in ms since 1970, as with ActiveMQ, unless its sender gave it such a header.
+
 ``message-id`` is ``TOPIC-QUEUE-OFFSET``: the same for everybody, also when a message is delivered again. Clients of
 STOMP 1.0 and 1.1 that acknowledge messages do so by ``message-id``, so that is their ack id (`packets.Place`).
 """
@@ -14,7 +16,7 @@ from typing import Final, final
 
 from martlet.clock import Clock
 from martlet.contracts import Buffer
-from martlet.delivery.fanout import Encoding, parts
+from martlet.delivery.fanout import Encoding, timed_parts
 from martlet.records.compression import COMPRESSED
 
 from .codec import encode_header, escape
@@ -24,6 +26,7 @@ from .packets import Version
 
 __all__ = ["Encodings", "HeaderLines", "message_head"]
 
+TIMESTAMP: Final = "timestamp"
 # Properties whose header lines are remembered, and their bytes; with more, all are forgotten.
 LINES_KEPT: Final = 4096
 LINES_BYTES_KEPT: Final = 1 << 20
@@ -57,7 +60,8 @@ def message_head(
 class HeaderLines:
     """The header lines of messages, by the properties of their records.
 
-    Lines are None for messages that are not all delivered alike (`messages.Arrived.is_plain`).
+    Lines are None for messages that are not all delivered alike (`messages.Arrived.is_plain`), or that have a
+    ``timestamp`` of their sender's.
     """
 
     __slots__ = ("_bytes", "_named", "_prefix", "_version", "table")
@@ -92,7 +96,8 @@ class HeaderLines:
     def learn(self, properties: bytes) -> bytes | None:
         """Return the lines of messages with *properties*, and remember them."""
         arrived = self.arrived(properties)
-        lines = self.encode(arrived.headers, arrived.name) if arrived.is_plain else None
+        is_usual = arrived.is_plain and TIMESTAMP not in arrived.headers
+        lines = self.encode(arrived.headers, arrived.name) if is_usual else None
         self._bytes += len(properties) + len(lines or b"")
         if len(self.table) >= LINES_KEPT or self._bytes > LINES_BYTES_KEPT:
             self.table.clear()
@@ -131,28 +136,33 @@ class Encodings:
     ) -> Callable[[Buffer], list[bytes]]:
         """Return the function of an encoding, with *line* in each frame, and *with_id* with ``message-id``."""
         id_line = b"message-id:%b-%%d-%%d\n" % topic.replace("%", "%%").encode() if with_id else b""
-        rest = b"%%d-%%d\n%b%bcontent-length:%%d\n%%b\n%%b\0" % (id_line, line.replace(b"%", b"%%"))
+        start = b"%%d-%%d\n%b%bcontent-length:%%d\n" % (id_line, line.replace(b"%", b"%%"))
+        rest, own_rest = start + b"timestamp:%d\n%b\n%b\0", start + b"%b\n%b\0"
         table, learn, alone = lines.table, lines.learn, self._alone
 
         def encode(piece: Buffer) -> list[bytes]:
             frames: list[bytes] = []
-            for queue_id, offset, sys_flag, body, properties in parts(piece):
+            for queue_id, offset, sys_flag, born_ms, body, properties in timed_parts(piece):
                 known = table.get(properties)
                 if sys_flag & COMPRESSED or (known is None and (known := learn(properties)) is None):
-                    content = alone(sys_flag, body, properties, lines)
+                    content = alone(sys_flag, born_ms, body, properties, lines)
                     if content is None:
                         frames.append(b"")
-                        continue
-                    known, body = content
-                if with_id:
-                    frames.append(rest % (queue_id, offset, queue_id, offset, len(body), known, body))
+                    else:
+                        known, body = content
+                        place = (queue_id, offset, queue_id, offset) if with_id else (queue_id, offset)
+                        frames.append(own_rest % (*place, len(body), known, body))
+                elif with_id:
+                    frames.append(rest % (queue_id, offset, queue_id, offset, len(body), born_ms, known, body))
                 else:
-                    frames.append(rest % (queue_id, offset, len(body), known, body))
+                    frames.append(rest % (queue_id, offset, len(body), born_ms, known, body))
             return frames
 
         return encode
 
-    def _alone(self, sys_flag: int, body: bytes, properties: bytes, lines: HeaderLines) -> tuple[bytes, bytes] | None:
+    def _alone(
+        self, sys_flag: int, born_ms: int, body: bytes, properties: bytes, lines: HeaderLines
+    ) -> tuple[bytes, bytes] | None:
         """Return the header lines and the body of a message that is not like others; None if nobody gets it."""
         arrived = lines.arrived(properties)
         if 0 < arrived.expires_ms <= self._clock.now_ms():
@@ -163,4 +173,5 @@ class Encodings:
             self.unreadable += 1
             return None
         headers, plain = content
-        return lines.encode(headers, arrived.name), plain
+        timestamp = b"timestamp:%d\n" % born_ms if TIMESTAMP not in headers else b""
+        return timestamp + lines.encode(headers, arrived.name), plain

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from .arguments import check_subscribe_arguments
 from .codec import Head, escape
 from .errors import StompError, UnknownVersion, shown
 from .packets import (
@@ -37,6 +38,7 @@ _ACK_MODES: Final = {
     "client": AckMode.CLIENT,
     "client-individual": AckMode.CLIENT_INDIVIDUAL,
 }
+_EXCLUSIVE: Final = ("activemq.exclusive", "exclusive", "x-single-active-consumer")
 # Not of the message, but of the frame that carries it.
 OF_FRAME: Final = frozenset(("destination", "content-length", "receipt", "transaction"))
 
@@ -89,6 +91,7 @@ def event_of(head: Head, version: Version) -> Event:
 
 
 def _subscribe(headers: Headers, version: Version) -> Subscribe:
+    check_subscribe_arguments(headers)
     mode = headers.get("ack", "auto")
     ack = _ACK_MODES.get(mode)
     if ack is None:
@@ -107,9 +110,10 @@ def _subscribe(headers: Headers, version: Version) -> Subscribe:
         durable_name,
         is_durable,
         _flag(headers, "auto-delete") if "auto-delete" in headers else None,
-        _flag(headers, "activemq.exclusive") or _flag(headers, "exclusive"),
+        any(_flag(headers, name) for name in _EXCLUSIVE),
         _flag(headers, "browser"),
         _flag(headers, "activemq.noLocal") or _flag(headers, "no-local"),
+        _flag(headers, "activemq.retroactive"),
         receipt_of(headers, version),
     )
 

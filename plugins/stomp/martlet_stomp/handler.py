@@ -210,7 +210,7 @@ class StompHandler:
         context.temporary.begin(self.session, gate.identity.name)
         subscriptions = self._subscriptions = Subscriptions(peer, context, gate, connect, self.session, self._end)
         sending = self._sending = Sending(peer, context, gate, self.session, subscriptions.reply_to)
-        self._transactions = Transactions(peer, context, gate, sending, subscriptions)
+        self._transactions = Transactions(peer, context, gate, sending, subscriptions, self._end)
         beats = agreed_beats(connect, context.config.heartbeat_min_ms)
         self._connection.open(beats[1], trio.current_time())
         if beats[0]:

@@ -24,6 +24,7 @@ from martlet.message import CORRELATION_ID, KEYS, PROPERTIES_BYTES_MAX, TAGS, de
 from martlet.records.compression import COMPRESSED, DELIVERED_BYTES_MAX, CompressionError, decompress
 from martlet.records.reserved import BODY_BYTES, OF_PROTOCOLS, RESERVED
 
+from .arguments import check_send_arguments
 from .destinations import Destination, Kind, destination_of, parse_destination
 from .errors import StompError, shown
 from .events import OF_FRAME
@@ -97,6 +98,7 @@ class Template:
           StompError: a header cannot be understood.
         """
         self.destination = destination
+        check_send_arguments(headers.pairs)
         for name in _SCHEDULES:
             if headers.get(name) is not None:
                 raise StompError(f"header {name} is not supported; send the message each time, or use {_DELAYS[0]}")

@@ -66,6 +66,13 @@ class Opening:
         """
         context, request, destination = self._context, subscription.request, subscription.destination
         group = self.durable_group(request, destination.kind)
+        if (
+            request.is_retroactive
+            and destination.kind is not Kind.QUEUE
+            and (destination.name or not destination.topic)
+        ):
+            text = f"{shown(destination.text)} begins with the next message; activemq.retroactive is for a whole topic"
+            raise StompError(text)
         if request.is_browser:
             return self._browse(subscription)
         if not destination.kind.is_stored or (destination.is_filter and destination.kind is Kind.TOPIC and not group):
@@ -86,12 +93,12 @@ class Opening:
             destination.topic,
             context.encodings.of(self._version, destination, is_acknowledged=subscription.acknowledges),
             selection=self._select(request),
-            start=from_tail,
+            start=from_earliest if request.is_retroactive else from_tail,
             credit=self._credit(subscription),
         ), None
 
     def _select(self, request: Subscribe) -> Selection:
-        """Return which messages of a topic *request* wants. Raises `Refused`."""
+        """Return which messages of a topic *request* wants. Raises `StompError` and `Refused`."""
         wanted = select(self._context.broker, request.selector)
         return wanted.both(not_from(self._host)) if request.no_local else wanted
 
@@ -125,7 +132,7 @@ class Opening:
             context.encodings.of(self._version, destination, is_acknowledged=acknowledges),
             lease_s=math.inf if acknowledges else 0,
             credit=self._credit(subscription),
-            start=from_tail if group or name else from_earliest,
+            start=from_tail if name or (group and not request.is_retroactive) else from_earliest,
             policy=context.policy,
             selection=selection.both(wanted) if group else selection,
             # Consumers of a queue may have different selectors.

@@ -143,6 +143,10 @@ class SendRun(NamedTuple):
         """Return the receipt that message *index* asks for."""
         return _receipt_of(self.receipts, self.asking, index)
 
+    def receipts_before(self, index: int) -> Sequence[bytes]:
+        """Return the receipts that the messages before *index* ask for."""
+        return self.receipts[: bisect_left(self.asking, index)]
+
 
 @final
 class AckRun(NamedTuple):
@@ -164,6 +168,10 @@ class AckRun(NamedTuple):
     def receipt_of(self, index: int) -> bytes | None:
         """Return the receipt that ACK *index* asks for."""
         return _receipt_of(self.receipts, self.asking, index)
+
+    def receipts_before(self, index: int) -> Sequence[bytes]:
+        """Return the receipts that the ACKs before *index* ask for."""
+        return self.receipts[: bisect_left(self.asking, index)]
 
 
 def _receipt_of(receipts: Sequence[bytes], asking: Sequence[int], index: int) -> bytes | None:
@@ -194,9 +202,10 @@ class Subscribe(Struct, frozen=True):
         ``activemq.subcriptionName``, as some clients write it).
       is_durable: ``durable:true``: the subscription is durable, and ``id`` is its name.
       auto_delete: ``auto-delete``; None if it is absent.
-      is_exclusive: ``activemq.exclusive:true`` or ``exclusive:true``.
+      is_exclusive: ``activemq.exclusive:true``, ``exclusive:true`` or ``x-single-active-consumer:true``.
       is_browser: ``browser:true``: read the queue, and leave it as it is.
       no_local: ``activemq.noLocal:true`` or ``no-local:true``: a topic without the messages of this connection.
+      is_retroactive: ``activemq.retroactive:true``: a topic from its first message on.
     """
 
     destination: str
@@ -210,6 +219,7 @@ class Subscribe(Struct, frozen=True):
     is_exclusive: bool = False
     is_browser: bool = False
     no_local: bool = False
+    is_retroactive: bool = False
     receipt: bytes | None = None
 
 

@@ -44,7 +44,8 @@ class StompPlugin(Hooks):
         return self._context
 
     def martlet_services(self, broker: Broker) -> Sequence[Service]:
-        return (self.context(broker).heartbeats.run,)
+        context = self.context(broker)
+        return (context.heartbeats.run, context.transactions.run)
 
     def martlet_commands(self) -> Sequence[Command]:
         from .commands.command import COMMAND  # a broker does not need it

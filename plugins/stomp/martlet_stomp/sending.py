@@ -75,7 +75,7 @@ class Sending:
         self._context.counters.stored += len(run.bodies) - len(result.refused)
         if result.refused:
             first = min(result.refused)
-            self._answer([run.receipts[place] for place, at in enumerate(run.asking) if at < first], result.end)
+            self._answer(run.receipts_before(first), result.end)
             raise StompError(str(result.refused[first]), run.receipt_of(first)) from result.refused[first]
         if run.receipts:
             self._answer(run.receipts, result.end)

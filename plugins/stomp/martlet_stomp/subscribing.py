@@ -82,10 +82,9 @@ class Subscriptions:
         destination = parse_destination(request.destination, self._context.names)
         check_filter(destination)
         self._context.temporary.check(destination)
-        key = _key(request.id, destination.text)
-        if key in self._by_id:
-            what = f"id {shown(request.id)}" if request.id is not None else shown(destination.text)
-            raise StompError(f"there is a subscription with {what} already; use another id, or UNSUBSCRIBE first")
+        if request.id is not None and _key(request.id, "") in self._by_id:
+            text = f"there is a subscription with id {shown(request.id)} already"
+            raise StompError(f"{text}; use another id, or UNSUBSCRIBE first")
         position = self._make_way(destination) if is_temporary(destination.kind) else None
         self._begin(request, destination, position)
 
@@ -101,7 +100,10 @@ class Subscriptions:
         if subscription.durable is not None:
             self._context.durable[subscription.durable] = subscription
         self._by_number[subscription.number] = subscription
-        self._by_id[_key(request.id, destination.text)] = subscription
+        key = _key(request.id, destination.text)
+        # With STOMP 1.0 there can be several without an id to one destination.
+        subscription.key = key if key not in self._by_id else f"number {subscription.number}"
+        self._by_id[subscription.key] = subscription
         if is_temporary(destination.kind):
             self._temporary.setdefault(destination.text, {})[subscription] = None
         return subscription
@@ -188,7 +190,7 @@ class Subscriptions:
 
     def _drop(self, subscription: Subscription) -> None:
         self._by_number.pop(subscription.number, None)
-        self._by_id.pop(_key(subscription.request.id, subscription.destination.text), None)
+        self._by_id.pop(subscription.key, None)
         self._ready.pop(subscription, None)
         text = subscription.destination.text
         if self._automatic.get(text) is subscription:
@@ -248,7 +250,7 @@ class Subscriptions:
                 if done < len(some):
                     break
         if settled < count:
-            self._answer([run.receipts[place] for place, at in enumerate(run.asking) if at < settled])
+            self._answer(run.receipts_before(settled))
             text = self._not_held("ACK", subscriptions[settled], queue_ids[settled], offsets[settled])
             raise StompError(text, run.receipt_of(settled))
         self._answer(run.receipts)

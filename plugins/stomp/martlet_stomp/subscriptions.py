@@ -80,6 +80,7 @@ class Subscription:
         "_version",
         "destination",
         "durable",
+        "key",
         "number",
         "prefetch",
         "request",
@@ -102,6 +103,7 @@ class Subscription:
         self.request = request
         self.destination = destination
         self.number = number
+        self.key = ""  # among those of its client
         self.durable: Durable | None = None
         self.prefetch = UNLIMITED
         self._heads: dict[int, bytes] = {}  # by the number of the delivery

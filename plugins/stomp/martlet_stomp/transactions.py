@@ -2,16 +2,18 @@
 
 What a client sends and acknowledges in a transaction is kept in memory. COMMIT stores all of it in one atomic group, so
 that a crash leaves all or nothing. ABORT forgets it; messages that were acknowledged are then held by the client as
-before. The receipts of the frames of a transaction are answered when it ends.
+before. A RECEIPT of a frame in a transaction says that the broker has taken the frame, and that of COMMIT that all of
+it is durable.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, final
 
 from martlet.access import Gate
 from martlet.contracts import Peer
 from martlet.errors import Refused
 from martlet.message import Message
-from martlet.state.journal import NEXT_COMMIT, Journal
+from martlet.state.journal import Journal
 
 from .codec import encode_receipts
 from .context import Context
@@ -41,12 +43,11 @@ class _Settling(NamedTuple):
 class _Transaction:
     """What one transaction has until now; ``frames`` and ``size`` say how much that is."""
 
-    __slots__ = ("frames", "messages", "receipts", "settlings", "size")
+    __slots__ = ("frames", "messages", "settlings", "size")
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.settlings: list[_Settling] = []
-        self.receipts: list[bytes] = []
         self.frames = 0
         self.size = 0
 
@@ -55,14 +56,24 @@ class _Transaction:
 class Transactions:
     """Those of one client that have not ended."""
 
-    __slots__ = ("_context", "_gate", "_open", "_peer", "_sending", "_subscriptions")
+    __slots__ = ("_context", "_end_client", "_gate", "_open", "_owner", "_peer", "_sending", "_subscriptions")
 
     def __init__(
-        self, peer: Peer, context: Context, gate: Gate, sending: Sending, subscriptions: Subscriptions
+        self,
+        peer: Peer,
+        context: Context,
+        gate: Gate,
+        sending: Sending,
+        subscriptions: Subscriptions,
+        end_client: Callable[[str], None],
     ) -> None:
+        """Begin without any; *end_client* closes the connection, with the reason."""
         self._peer = peer
         self._context = context
         self._gate = gate
+        self._end_client = end_client
+        # Whose share of all transactions they are: a user's, or an address's if the client has no name.
+        self._owner = gate.identity.name or f"at {peer.host[:-4].hex()}"
         self._sending = sending
         self._subscriptions = subscriptions
         self._open: dict[str, _Transaction] = {}
@@ -77,7 +88,17 @@ class Transactions:
         limit = self._context.config.transactions_max
         if len(self._open) >= limit:
             raise StompError(f"the connection has {limit} transactions; stomp.transactions_max allows no more")
-        self._open[name] = _Transaction()
+        transaction = self._open[name] = _Transaction()
+        self._context.transactions.begin(transaction, lambda: self._expire(name))
+
+    def _expire(self, name: str) -> None:
+        """Abort *name*, whose time is over: its client is told, and its connection closed."""
+        limit = self._context.config.transaction_s
+        text = (
+            f"transaction {shown(name)} has not ended within {limit} s and is aborted; stomp.transaction_s is {limit}"
+        )
+        self._context.complaints.warn(f"client {self._peer.address}: {text}")
+        self._end_client(text)
 
     def _find(self, name: str) -> _Transaction:
         found = self._open.get(name)
@@ -96,14 +117,17 @@ class Transactions:
                 transaction = self._find(name)
                 message = self._sending.message(headers, body)
                 size = len(message.body) + len(message.properties) if message is not None else 0
-                self._count(transaction, size, receipt)
+                self._count(transaction, size)
             except Refused as refused:
+                self._answer(run.receipts_before(index))
                 raise StompError(str(refused), receipt) from refused
             except StompError as error:
+                self._answer(run.receipts_before(index))
                 error.receipt = receipt
                 raise
             if message is not None:
                 transaction.messages.append(message)
+        self._answer(run.receipts)
 
     def acknowledge(self, run: AckRun, name: str) -> None:
         """Keep the acknowledgements of *run* for COMMIT. Raises `StompError`."""
@@ -114,41 +138,46 @@ class Transactions:
                 transaction = self._find(name)
                 found = self._subscriptions.reserve("ACK", number, queue_id, offset)
                 transaction.settlings.append(_Settling(*found))
-                self._count(transaction, 0, receipt)
+                self._count(transaction, 0)
             except StompError as error:
+                self._answer(run.receipts_before(index))
                 error.receipt = receipt
                 raise
+        self._answer(run.receipts)
 
     def refuse(self, nack: Nack, name: str) -> None:
         """Keep NACK for COMMIT. Raises `StompError`."""
         transaction = self._find(name)
         found = self._subscriptions.reserve("NACK", *nack.place)
         transaction.settlings.append(_Settling(*found, is_failed=True, requeue=nack.requeue))
-        self._count(transaction, 0, nack.receipt)
+        self._count(transaction, 0)
+        if nack.receipt is not None:
+            self._answer((nack.receipt,))
 
-    def _count(self, transaction: _Transaction, size: int, receipt: bytes | None) -> None:
-        """Count a frame, and keep its receipt. Raises `StompError` if there are too many, or too large ones."""
-        config, context = self._context.config, self._context
-        size += FRAME_BYTES + len(receipt or b"")
+    def _count(self, transaction: _Transaction, size: int) -> None:
+        """Count a frame. Raises `StompError` if there are too many, or too large ones."""
+        config, all_open = self._context.config, self._context.transactions
+        size += FRAME_BYTES
         if transaction.frames >= config.transaction_frames_max:
             limit = f"stomp.transaction_frames_max is {config.transaction_frames_max}"
             raise StompError(f"a transaction has too many frames; {limit}")
         if sum(each.size for each in self._open.values()) + size > config.transaction_bytes_max:
             limit = f"stomp.transaction_bytes_max is {config.transaction_bytes_max}"
             raise StompError(f"the transactions of the connection are too large; {limit}")
-        if context.transaction_bytes + size > config.transactions_bytes_max:
+        if all_open.size_of(self._owner) + size > config.transactions_user_bytes_max:
+            limit = f"stomp.transactions_user_bytes_max is {config.transactions_user_bytes_max}"
+            raise StompError(f"the transactions of the user are too large together; {limit}, try again later")
+        if all_open.size + size > config.transactions_bytes_max:
             limit = f"stomp.transactions_bytes_max is {config.transactions_bytes_max}"
             raise StompError(f"all transactions are too large together; {limit}, try again later")
         transaction.frames += 1
         transaction.size += size
-        context.transaction_bytes += size
-        if receipt is not None:
-            transaction.receipts.append(receipt)
+        all_open.grow(self._owner, size)
 
     # the end
 
     def commit(self, name: str) -> None:
-        """Store all of transaction *name*, or nothing, and answer its receipts. Raises `StompError` and `Refused`."""
+        """Store all of transaction *name*, or nothing. Raises `StompError` and `Refused`."""
         transaction = self._end(name)
         begun: list[_Settling] = []
         notes: list[tuple[Journal, bytes]] = []
@@ -171,29 +200,27 @@ class Transactions:
                 each.subscription.failed(each.parts, requeue=each.requeue)
             else:
                 each.subscription.committed(each.parts)
-        self._answer(transaction)
 
     def abort(self, name: str) -> None:
-        """Forget transaction *name*, and answer its receipts. Raises `StompError`."""
+        """Forget transaction *name*. Raises `StompError`."""
         transaction = self._end(name)
         reserved: dict[Subscription, list[Part]] = {}
         for each in transaction.settlings:
             reserved.setdefault(each.subscription, []).extend(each.parts)
         for subscription, parts in reserved.items():
             subscription.restore(parts)
-        self._answer(transaction)
 
     def _end(self, name: str) -> _Transaction:
         transaction = self._find(name)
         del self._open[name]
-        self._context.transaction_bytes -= transaction.size
+        self._context.transactions.end(transaction, self._owner)
         return transaction
 
-    def _answer(self, transaction: _Transaction) -> None:
-        if transaction.receipts:
-            self._peer.hold_until(NEXT_COMMIT)
-            self._context.counters.receipts += len(transaction.receipts)
-            self._peer.send(encode_receipts(transaction.receipts))
+    def _answer(self, receipts: Sequence[bytes]) -> None:
+        """Say that the broker has taken frames; what the client sent before them is durable by then."""
+        if receipts:
+            self._context.counters.receipts += len(receipts)
+            self._peer.send(encode_receipts(receipts))
 
     def close(self) -> None:
         """Forget all: the client is gone."""

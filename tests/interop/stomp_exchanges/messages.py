@@ -45,6 +45,22 @@ def content_length(place: Place) -> str:
     return "yes" if wire.message().headers.get("content-length") == "1" else "no"
 
 
+@exchange("MESSAGE has a `timestamp`")
+def timestamp(place: Place) -> str:
+    wire = place.wire()
+    wire.subscribe(place.queue)
+    wire.publish(place.queue, "x")
+    return "yes" if int(wire.message().headers.get("timestamp", "0")) > 1_000_000_000_000 else "no"
+
+
+@exchange("`timestamp:1700000000` of SEND in MESSAGE")
+def own_timestamp(place: Place) -> str:
+    wire = place.wire()
+    wire.subscribe(place.queue)
+    wire.publish(place.queue, "x", timestamp="1700000000")
+    return "kept" if wire.message().headers.get("timestamp") == "1700000000" else "changed"
+
+
 @exchange("body of 300,000 bytes")
 def large_body(place: Place) -> str:
     wire = place.wire()

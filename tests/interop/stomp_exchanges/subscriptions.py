@@ -5,7 +5,7 @@ import time
 from tests.interop.process import eventually
 from tests.interop.stomp_wire import Wire
 
-from .place import END, Place, ended, exchange, texts
+from .place import END, Place, ended, exchange, outcome, texts
 
 
 @exchange("durable subscription by `client-id` and `activemq.subscriptionName`: 1 sent while it was away")
@@ -44,6 +44,61 @@ def selector(place: Place) -> str:
         wire.publish(place.queue, colour, colour=colour)
     wire.publish(place.queue, END, colour="red")
     return " ".join(wire.until(END))
+
+
+@exchange("`selector:JMSPriority > 4`: what comes of priority 1, 9 and none")
+def priority_selector(place: Place) -> str:
+    wire = place.wire()
+    wire.subscribe(place.queue, selector="JMSPriority > 4")
+    for priority in ({"priority": "1"}, {"priority": "9"}, {}):
+        wire.publish(place.queue, priority.get("priority", "none"), **priority)
+    wire.publish(place.queue, END, priority="9")
+    return " ".join(wire.until(END))
+
+
+@exchange("`selector:JMSPriority = 4 AND JMSExpiration = 0 AND JMSTimestamp > 0`: a message without headers comes")
+def selector_without_headers(place: Place) -> str:
+    wire = place.wire()
+    wire.subscribe(place.queue, selector="JMSPriority = 4 AND JMSExpiration = 0 AND JMSTimestamp > 0")
+    wire.publish(place.queue, "x")
+    return "yes" if wire.message().text == "x" else "no"
+
+
+@exchange("`selector:JMSDeliveryMode = 'PERSISTENT'`: what comes of `persistent:true` and of none")
+def delivery_mode_selector(place: Place) -> str:
+    wire = place.wire()
+    wire.subscribe(place.queue, selector="JMSDeliveryMode = 'PERSISTENT'")
+    wire.do("SEND", "none", destination=place.queue)
+    wire.do("SEND", "persistent", destination=place.queue, persistent="true")
+    wire.publish(place.queue, END)
+    return " ".join(wire.until(END))
+
+
+@exchange("SUBSCRIBE with `x-max-length:5`")
+def longest_queue(place: Place) -> str:
+    return outcome(place.wire(), "SUBSCRIBE", id="0", destination=place.queue, **{"x-max-length": "5"})
+
+
+@exchange("SUBSCRIBE with `activemq.priority:10`")
+def priority_of_a_consumer(place: Place) -> str:
+    return outcome(place.wire(), "SUBSCRIBE", id="0", destination=place.queue, **{"activemq.priority": "10"})
+
+
+@exchange("SUBSCRIBE with `activemq.typo:1`")
+def unknown_argument(place: Place) -> str:
+    return outcome(place.wire(), "SUBSCRIBE", id="0", destination=place.queue, **{"activemq.typo": "1"})
+
+
+@exchange("STOMP 1.0: a second SUBSCRIBE without `id` to the same topic: how often a message comes")
+def second_subscription_without_id(place: Place) -> str:
+    wire = place.wire(accept_version="1.0")
+    answers = [wire.ask("SUBSCRIBE", destination=place.topic).command for _ in range(2)]
+    if "ERROR" in answers:
+        return "ERROR"
+    wire.publish(place.topic, "x")
+    wire.publish(place.topic, END)
+    found = [wire.message().text for _ in range(2)]
+    return str(found.count("x"))
 
 
 @exchange("`browser:true`: what remains of 1 2")
