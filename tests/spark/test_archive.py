@@ -235,3 +235,20 @@ def test_the_list_of_commands_imports_no_spark() -> None:
         "import sys; from martlet.cli.main import commands; commands(); print({'pyspark', 'pyarrow'} & {*sys.modules})"
     )
     assert subprocess.check_output([sys.executable, "-c", text], text=True) == "set()\n"
+
+
+def test_a_topic_that_was_created_again_is_not_archived_with_the_old_one(
+    spark: SparkSession, topic: Topic, tmp_path: Path
+) -> None:
+    target = Archive(str(tmp_path / "archive"))
+    topic.send(8)
+    archive(spark, topic.options, target)
+    topic.delete()
+    topic.create(4)
+    topic.send(12)
+    with pytest.raises(
+        PipelineError, match=r"was deleted and created again.*; set failOnDataLoss to false to continue"
+    ):
+        archive(spark, topic.options, target)
+    archive(spark, {**topic.options, "failOnDataLoss": "false"}, target)
+    assert read_parquet(spark, target) == sorted(topic.bodies)

@@ -137,7 +137,7 @@ def test_rocketmq_is_read_by_pulls_without_a_pause(theirs: Messages, monkeypatch
         raise AssertionError(f"waited {seconds} s")
 
     monkeypatch.setattr("martlet_spark.read.exchange.pull_only", pulls := set[str]())
-    for module in ("task", "watching"):
+    for module in ("identity", "task", "watching"):
         monkeypatch.setattr(f"martlet_spark.read.{module}.pull_only", pulls)
     with monkeypatch.context() as patch:
         # Not the sleep of the whole process: other threads, such as Py4J's, may sleep.

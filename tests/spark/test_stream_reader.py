@@ -222,6 +222,69 @@ def test_a_topic_that_was_created_again_fails_the_query(topic: Topic) -> None:
     assert sorted(rows(lenient, offset, end)) == sorted(topic.bodies[-4:])
 
 
+def create_again(topic: Topic, count: int) -> None:
+    topic.delete()
+    topic.create(4)
+    topic.send(count)
+
+
+def test_a_topic_that_was_created_again_with_more_messages_fails_the_query(topic: Topic) -> None:
+    """Its offsets look as if the query had only to continue, and would miss those before."""
+    topic.send(10)
+    found = reader(topic)
+    offset = found.latestOffset(found.initialOffset(), ALL)
+    create_again(topic, 15)
+    text = f"topic '{topic.name}' was deleted and created again: message 2 of queue martlet/[01] is not the one that"
+    for strict in (found, reader(topic)):
+        with pytest.raises(DataLost, match=text):
+            strict.latestOffset(through_json(offset), ALL)
+    lenient = reader(topic, failOnDataLoss="false")
+    end = lenient.latestOffset(through_json(offset), ALL)
+    assert sorted(rows(lenient, offset, end)) == sorted(topic.bodies[-15:])
+    topic.send(5)
+    after = lenient.latestOffset(through_json(end), ALL)
+    assert sorted(rows(lenient, end, after)) == sorted(topic.bodies[-5:])
+
+
+def test_a_batch_that_is_planned_again_is_not_read_from_a_topic_that_was_created_again(topic: Topic) -> None:
+    topic.send(10)
+    found = reader(topic)
+    start = found.initialOffset()
+    end = found.latestOffset(start, ALL)
+    create_again(topic, 15)
+    with pytest.raises(DataLost, match="was deleted and created again"):
+        rows(reader(topic), start, end)
+
+
+def test_the_offset_of_an_earlier_version_does_not_say_which_message_was_the_last(topic: Topic) -> None:
+    topic.send(8)
+    offset = reader(topic).latestOffset({"v": 1, "t": {}}, ALL)
+    topic.send(4)
+    found = reader(topic)
+    end = found.latestOffset({"v": 1, "t": offset["t"]}, ALL)
+    assert sorted(rows(found, offset, end)) == sorted(topic.bodies[-4:])
+    assert [*end["last"]] == [topic.name]
+
+
+def test_a_query_with_available_now_reads_a_topic_that_appears_while_it_starts(endpoints: str) -> None:
+    """Name servers that have just started know no topic at the first look, and all at the second."""
+    later = Topic(endpoints)
+    name = f"{later.name}-later"
+    for options in ({"subscribe": name}, {"subscribe": "", "subscribePattern": name}):
+        found = reader(later, timeoutMs="1s", **options)
+        found.prepareForTriggerAvailableNow()
+        start = found.initialOffset()
+        later.name = name
+        later.create(4)
+        later.send(8)
+        end = found.latestOffset(start, ALL)
+        assert sorted(rows(found, start, end)) == sorted(later.bodies)
+        later.send(4)  # too late for this run
+        assert found.latestOffset(through_json(end), ALL) == end
+        later.delete()
+        later.bodies.clear()
+
+
 def test_a_topic_that_is_gone_fails_the_query(topic: Topic) -> None:
     topic.send(4)
     named = {"timeoutMs": "1s"}

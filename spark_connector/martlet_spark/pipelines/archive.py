@@ -19,7 +19,6 @@ from martlet_spark.errors import OptionError, PipelineError
 from martlet_spark.options import START, named
 from martlet_spark.pipelines.archived import DATE, MESSAGE_COLUMNS
 from martlet_spark.pipelines.checkpoints import qualified
-from martlet_spark.pipelines.ends import check_ends, note_ends
 from martlet_spark.pipelines.owner import claim, note_query
 from martlet_spark.pipelines.progress import UNDECODED, Show, StreamReport, count_undecoded, follow_query, ignore
 from martlet_spark.pipelines.session import plain_errors
@@ -101,12 +100,8 @@ def archive(
     with plain_errors():
         target = target.on(session)
         target.check()
-        check_ends(session, source, target.checkpoint_path)
         query = start_archive(session, source, target, follow_s=follow_s)
-        try:
-            return follow_query(query, show, observed=(UNDECODED,))
-        finally:
-            note_ends(session, source, target.checkpoint_path)
+        return follow_query(query, show, observed=(UNDECODED,))
 
 
 def start_archive(

@@ -4,18 +4,35 @@ A stream's offset is ``{"v": 1, "t": {topic: {"broker/queue": next}}, "new": {to
 offset after the last message of each queue, and where the queues begin that were not in the offset before. Spark asks
 for the initial offset several times, also after a restart, and "latest" would be another place each time. So the
 initial offset is always empty: every queue is new in the first batch, and the checkpoint has its beginning and its end.
+
+``"last": {topic: {"broker/queue": [offset, identity]}}`` says which message was the last of a queue, for one of each
+topic and broker. By this the source notices a topic that was deleted and created again.
 """
 
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeAlias, TypeVar
 
 from martlet_remoting.packets import MessageQueue
 from martlet_spark.errors import SparkConnectorError
 
-__all__ = ["EARLIEST", "LATEST", "Offsets", "decode", "decode_new", "encode", "find_queues", "queue_name"]
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "Last",
+    "Offsets",
+    "decode",
+    "decode_last",
+    "decode_new",
+    "encode",
+    "find_queues",
+    "queue_name",
+]
 
 Offsets: TypeAlias = dict[MessageQueue, int]
+T = TypeVar("T")
+# Of some queues the offset of the last message and what identifies it.
+Last: TypeAlias = dict[MessageQueue, tuple[int, str]]
 
 VERSION: Final = 1
 # Words for offsets in options, as in Spark's Kafka source.
@@ -28,11 +45,15 @@ def queue_name(queue: MessageQueue) -> str:
     return f"{queue.broker_name}/{queue.queue_id}"
 
 
-def encode(offsets: Mapping[MessageQueue, int], new: Mapping[MessageQueue, int] | None = None) -> dict[str, Any]:
+def encode(
+    offsets: Mapping[MessageQueue, int], new: Mapping[MessageQueue, int] | None = None, last: Last | None = None
+) -> dict[str, Any]:
     """Return *offsets* for the checkpoint; *new* says where those queues begin that the offset before lacks."""
     found: dict[str, Any] = {"v": VERSION, "t": _table(offsets)}
     if new:
         found["new"] = _table(new)
+    if last:
+        found["last"] = _table({queue: list(each) for queue, each in last.items()})
     return found
 
 
@@ -42,31 +63,36 @@ def decode(value: Mapping[str, Any]) -> Offsets:
     Raises:
       SparkConnectorError: *value* is no such offset; the checkpoint belongs to another source or a later version.
     """
-    return _queues(value, "t")
+    return _queues(value, "t", int)
 
 
 def decode_new(value: Mapping[str, Any]) -> Offsets:
     """Return where new queues begin, as `decode` returns the offsets."""
-    return _queues(value, "new") if value.get("new") else {}
+    return _queues(value, "new", int) if value.get("new") else {}
 
 
-def _table(offsets: Mapping[MessageQueue, int]) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
-    for queue in sorted(offsets):
-        found.setdefault(queue.topic, {})[queue_name(queue)] = offsets[queue]
+def decode_last(value: Mapping[str, Any]) -> Last:
+    """Return the last messages that `encode` encoded; earlier versions did not."""
+    return _queues(value, "last", lambda each: (int(each[0]), str(each[1]))) if value.get("last") else {}
+
+
+def _table(values: Mapping[MessageQueue, T]) -> dict[str, dict[str, T]]:
+    found: dict[str, dict[str, T]] = {}
+    for queue in sorted(values):
+        found.setdefault(queue.topic, {})[queue_name(queue)] = values[queue]
     return found
 
 
-def _queues(value: Mapping[str, Any], field: str) -> Offsets:
-    found: Offsets = {}
+def _queues(value: Mapping[str, Any], field: str, parse: Callable[[Any], T]) -> dict[MessageQueue, T]:
+    found: dict[MessageQueue, T] = {}
     try:
         if value["v"] != VERSION:
             raise ValueError("version")
         for topic, queues in value[field].items():
-            for name, offset in queues.items():
+            for name, each in queues.items():
                 broker, _, number = name.rpartition("/")
-                found[MessageQueue(topic, broker, int(number))] = int(offset)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+                found[MessageQueue(topic, broker, int(number))] = parse(each)
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         text = f"the checkpoint has the offset {json.dumps(value)[:200]}, which this version did not write"
         raise SparkConnectorError(f"{text}; use the checkpoint of this query, or a new one") from error
     return found

@@ -27,7 +27,8 @@ from martlet_spark.connection import attempts
 from martlet_spark.errors import DataLost, ReadError
 from martlet_spark.options import Options
 from martlet_spark.read.batch import RangePartition, TopicReader
-from martlet_spark.read.offsets import Offsets, decode, decode_new, encode, queue_name
+from martlet_spark.read.identity import identities
+from martlet_spark.read.offsets import Last, Offsets, decode, decode_last, decode_new, encode, queue_name
 from martlet_spark.read.planner import MESSAGE_BYTES, Range
 from martlet_spark.read.topics import Places, Subscribed
 from martlet_spark.read.watching import MessageSizes, Watch
@@ -53,6 +54,7 @@ class _Driver:
         self.published: Offsets = {}  # the offsets of the group that shows the progress
         self.publish_error = ""
         self.warned: set[str] = set()
+        self.last: Last = {}  # which messages the query has read last
         self.turn = 0  # which queue is the first of a batch that is smaller than the number of queues
 
 
@@ -64,6 +66,7 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
         super().__init__(options, schema)
         self._made: _Driver | None = None
         self._target: Offsets | None = None  # where a query with Trigger.AvailableNow ends
+        self._has_looked = False
 
     def __getstate__(self) -> dict[str, Any]:
         """What tasks need: connections stay on the driver."""
@@ -83,9 +86,10 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
     def prepareForTriggerAvailableNow(self) -> None:
         try:
             bounds = self._driver.subscribed.bounds()
-        except UnknownTopic:  # the name server may have started just now; the first look waits if the topic was known
+        except UnknownTopic:  # the name server may have started just now; the first look sets the target then
             bounds = {}
         self._target = {queue: end for queue, (_, end) in bounds.items()}
+        self._driver.subscribed.forget_routes()  # the first look finds what was created just now
 
     def getDefaultReadLimit(self) -> ReadLimit:
         options = self.options
@@ -96,7 +100,7 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
         return ReadMinRows(options["minOffsetsPerTrigger"]) if options["minOffsetsPerTrigger"] else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        offsets = decode(start)
+        offsets, self._driver.last = decode(start), decode_last(start)
         self._publish(offsets)
         end = None if self._is_watched(offsets) else self._next(offsets, self._look(offsets), limit)
         if end is None and self._target is None:
@@ -121,7 +125,7 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
         if ends == offsets:
             return None
         self._driver.last_batch = monotonic()
-        return encode(ends, new)
+        return encode(ends, new, self._last(offsets, ends))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         bounds = self._driver.bounds
@@ -137,9 +141,11 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
         if self._target is None:
             return bounds
         target = self._target
-        for queue in offsets:
-            if queue in bounds:  # but not when the query began: its broker was away
-                target.setdefault(queue, bounds[queue][1])
+        for queue, (_, end) in bounds.items():
+            # Not there when the query began: its broker was away, or its topic was created just then.
+            if queue in offsets or not self._has_looked:
+                target.setdefault(queue, end)
+        self._has_looked = True
         return {queue: (first, min(end, target[queue])) for queue, (first, end) in bounds.items() if queue in target}
 
     def _wait_for(self, offsets: Offsets) -> dict[MessageQueue, Bounds]:
@@ -187,7 +193,59 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
                 text = f"{_words(queue)} ends at {end}, but the checkpoint is at {offset}"
                 self._lose(f"{text}: the topic was created again, or the broker lost messages")
                 begins[queue] = driver.bounds[queue][0]
-        return begins
+        again = self._created_again(offsets)
+        return begins | {
+            queue: driver.bounds[queue][0] for queue in offsets if (queue.topic, queue.broker_name) in again
+        }
+
+    def _created_again(self, offsets: Offsets) -> set[tuple[str, str]]:
+        """Return the topics and brokers whose last message that was read is another one now.
+
+        Only those that have new messages are looked at.
+
+        Raises:
+          DataLost: there is one.
+        """
+        driver = self._driver
+        advanced = {
+            (queue.topic, queue.broker_name)
+            for queue, (_, end) in driver.bounds.items()
+            if queue in offsets and offsets[queue] < end
+        }
+        wanted: Offsets = {}
+        for queue, (offset, _) in driver.last.items():
+            first, end = driver.bounds.get(queue, (0, 0))
+            if first <= offset < end and (queue.topic, queue.broker_name) in advanced:
+                wanted[queue] = offset
+        return self._differ(wanted, driver.last) if wanted else set()
+
+    def _differ(self, wanted: Offsets, last: Last) -> set[tuple[str, str]]:
+        """Return the topics and brokers of which a message at the *wanted* offsets is not the one that *last* says.
+
+        Raises:
+          DataLost: there is one.
+        """
+        found: set[tuple[str, str]] = set()
+        routes = self._driver.subscribed.routes(wanted)
+        for queue, identity in identities(self._driver.cluster, routes, wanted).items():
+            if identity != last[queue][1]:
+                text = f"topic {queue.topic!r} was deleted and created again: message {wanted[queue]} of queue"
+                self._lose(f"{text} {queue_name(queue)} is not the one that the query has read")
+                found.add((queue.topic, queue.broker_name))
+        return found
+
+    def _last(self, offsets: Offsets, ends: Offsets) -> Last:
+        """Return the last messages of a batch that ends at *ends*: of one queue for each topic and broker."""
+        driver = self._driver
+        longest: dict[tuple[str, str], MessageQueue] = {}
+        for queue, end in ends.items():
+            name = queue.topic, queue.broker_name
+            if end > offsets.get(queue, 0) and (name not in longest or end > ends[longest[name]]):
+                longest[name] = queue
+        wanted = {queue: ends[queue] - 1 for queue in longest.values()}
+        found = identities(driver.cluster, driver.subscribed.routes(ends), wanted)
+        last = {queue: each for queue, each in driver.last.items() if (queue.topic, queue.broker_name) not in longest}
+        return last | {queue: (wanted[queue], identity) for queue, identity in found.items()}
 
     def _lose(self, text: str) -> None:
         if self.options["failOnDataLoss"]:
@@ -260,6 +318,9 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         starts, ends = {**decode(start), **decode_new(end)}, decode(end)
+        last = decode_last(end)
+        if last and not self._driver.has_begun:  # the batch was planned by a query that ended
+            self._differ({queue: offset for queue, (offset, _) in last.items()}, last)
         bounds = {queue: (starts[queue], ends[queue]) for queue in sorted(ends) if starts[queue] < ends[queue]}
         sizes = self._sizes(bounds)
         ranges = [Range(queue, first, last, sizes[queue.topic]) for queue, (first, last) in bounds.items()]

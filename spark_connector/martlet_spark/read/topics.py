@@ -1,7 +1,7 @@
 """Which queues a query reads, and where it begins and ends in them; runs on the driver."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from time import monotonic
 from typing import Any, Final, final
 
@@ -52,8 +52,7 @@ class Subscribed:
           UnknownTopic: a topic that is named does not exist.
         """
         if monotonic() >= self._routes_until:
-            names = self.cluster.topics(self._pattern) if self._pattern else [*(self._subscribe or self._assign or ())]
-            self._routes = self._resolve(names, {queue.topic for queue in known})
+            self._routes = self._resolve({queue.topic for queue in known})
             self._routes_until = monotonic() + ROUTES_S
         return self._routes
 
@@ -78,15 +77,15 @@ class Subscribed:
         """Ask for new routes when they are needed next."""
         self._routes_until = 0.0
 
-    def _resolve(self, names: Sequence[str], known: Collection[str]) -> dict[str, Route]:
+    def _resolve(self, known: Collection[str]) -> dict[str, Route]:
+        """Return the routes; wait for brokers that register with name servers that have just started."""
+        names = [*(self._subscribe or self._assign or ())]
         found: dict[str, Route] = {}
+        missing: list[str] = []
         for _ in attempts(self.cluster.timeout_s):
-            found = self.cluster.routes(names)
-            # One that matches the pattern may have been deleted just now.
-            missing = [] if self._pattern else [name for name in names if name not in found and name not in known]
-            if not missing:
-                return found
-            if not self.cluster.knows_no_topic():
+            found = self.cluster.routes(self.cluster.topics(self._pattern) if self._pattern else names)
+            missing = [name for name in names if name not in found and name not in known]
+            if (found and not missing) or not self.cluster.knows_no_topic():
                 break
         return found | {name: self.cluster.route(name) for name in missing}
 

@@ -1,0 +1,73 @@
+"""Which message is at an offset: a topic that was deleted and created again has others at the same offsets."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from martlet_remoting.answers.routes import Route
+from martlet_remoting.codes import ResponseCode
+from martlet_remoting.packets import MessageQueue
+from martlet_spark.cluster import Cluster
+from martlet_spark.connection import Connection
+from martlet_spark.errors import ReadError
+from martlet_spark.read.exchange import OUTSTANDING_MAX, pull_only, request_one
+from martlet_spark.read.offsets import Offsets
+from martlet_spark.read.records import Records
+
+__all__ = ["identities"]
+
+log = logging.getLogger("martlet.spark")
+
+
+def identities(cluster: Cluster, routes: Mapping[str, Route], offsets: Offsets) -> dict[MessageQueue, str]:
+    """Return what identifies the message at each of *offsets*; without those that are gone, or cannot be read now."""
+    by_broker: dict[str, list[MessageQueue]] = {}
+    for queue in sorted(offsets):
+        if queue.topic in routes:
+            by_broker.setdefault(queue.broker_name, []).append(queue)
+    found: dict[MessageQueue, str] = {}
+    for broker, queues in by_broker.items():
+        topic = queues[0].topic
+        try:
+            found |= cluster.ask_broker(topic, routes[topic], broker, partial(_ask, queues, offsets))
+        except ReadError as error:  # whoever reads the messages finds that too
+            log.info("the last messages of topics on broker %r are unknown: %s", broker, error)
+    return found
+
+
+def _ask(queues: Sequence[MessageQueue], offsets: Offsets, connection: Connection) -> dict[MessageQueue, str]:
+    found: dict[MessageQueue, str] = {}
+    left = list(queues)
+    pulled = refused = False
+    while left and not (pulled and refused):
+        pulled, refused = connection.address in pull_only, False
+        asked = {request_one(connection, queue, offsets[queue], 0, 1): queue for queue in left[:OUTSTANDING_MAX]}
+        while asked:
+            answer = connection.receive()
+            queue = asked.get(answer.opaque)
+            if queue is None:
+                continue
+            if answer.body and (identity := _identity(answer.body, offsets[queue])):
+                found[queue] = identity
+            if answer.ext.get("more") == "true":
+                continue
+            del asked[answer.opaque]
+            connection.outstanding -= 1
+            if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                refused = True
+                pull_only.add(connection.address)
+            else:
+                left.remove(queue)
+    return found
+
+
+def _identity(body: bytearray | memoryview, offset: int) -> str:
+    """Return what identifies the message at *offset*, if it is the first in *body*, or in a batch that is; else ""."""
+    try:
+        head = Records(body).heads[0]
+    except ReadError:
+        return ""
+    if not head["offset"] <= offset:
+        return ""
+    # Neither moves with the message: its broker may get another address, and compaction changes its position.
+    return f"{int(head['born_ms']):x}-{int(head['crc']):x}"
