@@ -104,6 +104,11 @@ def stomp_driver() -> str:
     return _program("stomp")
 
 
+def spring_application() -> str:
+    """Return the class path of the web application with Spring's relay."""
+    return _program("spring")
+
+
 def _program(name: str) -> str:
     """Return the class path of the Java program in the folder *name*."""
     pom = HERE / name / "pom.xml"
@@ -232,6 +237,7 @@ def fetch_all() -> None:
     print(
         f"STOMP clients: {node_program('node-stomp', HERE / 'stomp' / 'client.js')[1]} {stomp_driver().split(':')[0]}"
     )
+    print(f"Spring: {spring_application().split(':')[0]}")
     print(f"Mosquitto: {tool('mosquitto')} {tool('mosquitto_pub')}")
 
 
