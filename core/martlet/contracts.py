@@ -608,15 +608,19 @@ class WebSocket(Struct, frozen=True):
     """A protocol over WebSocket: the payloads of all frames form one stream of bytes.
 
     Args:
-      subprotocols: a client must offer at least one of these, such as ``("mqtt",)``.
+      subprotocols: a client that offers any must offer at least one of these, such as ``("mqtt",)``; one that offers
+        none gets the protocol of the port.
       text: whether text frames are accepted as well as binary ones. Frames sent are always binary.
-      origins: web pages that may connect, such as ``https://example.org``, or ``*`` for all; those of this machine, and
-        clients that send no Origin header, such as those that are no browsers, may always.
+      origins: web pages that may connect, such as ``https://example.org``, or ``*`` for all; those of this machine and
+        of the host that the client connects to (its header Host), and clients that send no Origin header, such as
+        those that are no browsers, may always.
+      origins_key: the configuration key of *origins*, for the reason of a refusal.
     """
 
     subprotocols: tuple[str, ...]
     text: bool = False
     origins: Collection[str] = ("*",)
+    origins_key: str = ""
 
 
 class Traffic(Struct, eq=False):

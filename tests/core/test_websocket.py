@@ -26,7 +26,7 @@ from wsproto.events import (
 )
 
 from martlet.contracts import Protocol, WebSocket
-from martlet.net.websocket import PAYLOAD_BYTES, _head_of
+from martlet.net.websocket import HEAD_BYTES_MAX, PAYLOAD_BYTES, _head_of
 from martlet.settings import ServerConfig
 from martlet.testing.links import Caller, Conditions
 
@@ -169,7 +169,6 @@ REQUEST = (
 )
 REFUSED = {
     "no subprotocol of ours": (REQUEST.replace(b": toy", b": other"), 400),
-    "no subprotocol": (REQUEST.replace(b"Sec-WebSocket-Protocol: toy\r\n", b""), 400),
     "wrong version": (REQUEST.replace(b"13", b"12"), 426),
     "no key": (REQUEST.replace(b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n", b""), 400),
     "no upgrade": (REQUEST.replace(b"Connection: Upgrade\r\n", b""), 400),
@@ -177,7 +176,15 @@ REFUSED = {
     "not HTTP": (b"GARBAGE\r\n", 400),
     "bytes": (b"G\xff\x00\r\n", 400),
     "not ASCII": (REQUEST.replace(b"Host: x", b"Host: \xff\xfe"), 400),
-    "too long": (REQUEST + b"X: " + b"x" * 20_000, 431),
+    "too long": (REQUEST + b"X: " + b"x" * 40_000, 431),
+    "too long by one byte": (REQUEST + b"X: " + b"x" * (HEAD_BYTES_MAX - len(REQUEST) - 6) + b"\r\n", 431),
+}
+PHRASES = {400: b"Bad Request", 403: b"Forbidden", 426: b"Upgrade Required", 431: b"Request Header Fields Too Large"}
+NAMED = {
+    "no subprotocol of ours": "the client offers the subprotocols other; this port has toy, toy2",
+    "origin": "a web page of origin https://evil.example may not connect; toy.origins can allow it",
+    "too long": f"the HTTP request has more than {HEAD_BYTES_MAX} bytes",
+    "no upgrade": "Missing header, 'Connection: Upgrade'; this port is for WebSocket",
 }
 
 
@@ -188,20 +195,67 @@ async def test_a_refused_handshake_gives_the_reason_and_ends(
 ) -> None:
     request, status = REFUSED[case]
     async with toy_server(world=world):
-        caller, _ = world.dial(protocol=speaks(world, origins=()))
+        caller, _ = world.dial(protocol=speaks(world, origins=(), origins_key="toy.origins"))
         data = request + b"\r\n"
         try:
             for piece in (data[at : at + 1] for at in range(len(data))) if cut else [data]:
                 await caller.send(piece)
         except OSError:
-            assert case == "too long"
-        answer = await caller.receive_all()
-        assert answer.startswith(b"HTTP/1.1 %d " % status)
-        assert answer.endswith(b"\r\n\r\n")
+            assert case.startswith("too long")
+        head, _, body = (await caller.receive_all()).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 %d %b\r\n" % (status, PHRASES[status]))
+        assert b"\r\nContent-Length: %d" % len(body) in head
+        assert NAMED.get(case, "") in body.decode()
         await trio.testing.wait_all_tasks_blocked()
         assert world.handled == []
-    assert "WebSocket handshake refused" in caplog.text
+    assert f"WebSocket handshake refused ({status}): {body.decode().strip()}" in caplog.text
     assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("cut", [1, 1000, 4096, 8191, 100_000])
+async def test_a_long_handshake_is_taken_however_it_is_cut(cut: int, world: World, autojump_clock: MockClock) -> None:
+    data = REQUEST + b"Cookie: " + b"c" * (HEAD_BYTES_MAX - len(REQUEST) - 12) + b"\r\n\r\n"
+    assert len(data) == HEAD_BYTES_MAX
+    async with toy_server(world=world):
+        caller, _ = world.dial(protocol=speaks(world))
+        for at in range(0, len(data), cut):
+            await caller.send(data[at : at + cut])
+        await trio.testing.wait_all_tasks_blocked()
+        await caller.send(Frame(Opcode.BINARY, b"echo one\n").serialize(mask=True))
+        while not world.handled:
+            await trio.testing.wait_all_tasks_blocked()
+        assert world.handled == ["echo one"]
+
+
+async def test_a_client_without_subprotocols_speaks_the_protocol_of_the_port(
+    world: World, autojump_clock: MockClock
+) -> None:
+    async with toy_server(world=world):
+        client = Client(world.dial(protocol=speaks(world))[0])
+        await client.send(hello(subprotocols=[]))
+        assert await client.receive() == AcceptConnection(subprotocol=None)
+        await client.send(BytesMessage(data=b"echo one\n"))
+        assert await client.receive_bytes(4) == b"one\n"
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "is_allowed"),
+    [
+        (b"https://broker.example:8443", b"broker.example:1883", True),
+        (b"http://BROKER.example", b"broker.Example", True),
+        (b"http://[fd00::1]:8080", b"[fd00::1]:1883", True),
+        (b"https://broker.example.evil.example", b"broker.example", False),
+        (b"https://evil.example", b"broker.example", False),
+        (b"null", b"null", False),
+    ],
+)
+async def test_a_page_of_the_host_that_the_client_connects_to_is_not_foreign(
+    origin: bytes, host: bytes, is_allowed: bool, world: World, autojump_clock: MockClock
+) -> None:
+    async with toy_server(world=world):
+        caller, _ = world.dial(protocol=speaks(world, origins=()))
+        await caller.send(REQUEST.replace(b"Host: x", b"Host: " + host) + b"Origin: " + origin + b"\r\n\r\n")
+        assert (await caller.receive_line()).startswith(b"HTTP/1.1 101" if is_allowed else b"HTTP/1.1 403")
 
 
 BROKEN = {

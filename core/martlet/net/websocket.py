@@ -2,11 +2,12 @@
 
 Message boundaries are ignored: the payloads of all binary frames form one byte stream, as MQTT over WebSocket requires
 (MQTT 5 section 6). Payload is passed on as it arrives, so even a long frame takes no memory. The HTTP request is
-limited in size, and control frames have 125 bytes at most.
+limited in size, and control frames have 125 bytes at most. A refusal is an HTTP response whose body says why.
 """
 
 import contextlib
 from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Final, TypeAlias, final
 
 import trio
@@ -37,9 +38,10 @@ Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 # although earlier requests must still be answered.
 FRAMES: Final = FrameProtocol(client=False, extensions=[])
 HEAD_END: Final = b"\r\n\r\n"
-HEAD_BYTES_MAX: Final = 16384  # of the HTTP request; h11's own limit
+HEAD_BYTES_MAX: Final = 32768  # of the HTTP request: cookies of a site take much of it
 PAYLOAD_BYTES: Final = 262144  # largest payload of a frame that we send
 RECEIVE_BYTES: Final = 4096  # parsed at once: this can be hundreds of tiny frames, of about 8 us each
+REASON_CHARACTERS_MAX: Final = 500  # of a refusal, which repeats what the client sent
 UNSENT_PONG_BYTES_MAX: Final = 4096  # above, pings are not answered (RFC 6455 5.5.3 allows that)
 
 
@@ -65,7 +67,7 @@ class WebSocketTransport:
     def __init__(self, inner: Transport, settings: WebSocket, first: bytes) -> None:
         self._inner = inner
         self._settings = settings
-        self._head = b""
+        self._head = bytearray()
         self._unparsed = first
         self._frames: Connection | None = None  # set after the handshake
         self._payload = b""  # received together with the handshake
@@ -106,23 +108,26 @@ class WebSocketTransport:
         return b"" if self._ended else None
 
     def _receive_head(self, raw: bytes) -> None:
+        known = max(len(self._head) - len(HEAD_END) + 1, 0)
         self._head += raw
-        if HEAD_END in self._head:
-            self._shake_hands()
-        elif len(self._head) > HEAD_BYTES_MAX:
-            self._reject(f"an HTTP request of more than {HEAD_BYTES_MAX} bytes", 431)
+        at = self._head.find(HEAD_END, known)
+        end = at + len(HEAD_END) if at >= 0 else len(self._head) + 1
+        if end > HEAD_BYTES_MAX:
+            if at >= 0 or len(self._head) >= HEAD_BYTES_MAX:
+                self._reject(f"the HTTP request has more than {HEAD_BYTES_MAX} bytes, such as cookies", 431)
+        elif at >= 0:
+            self._shake_hands(bytes(self._head[:end]), bytes(self._head[end:]))
 
-    def _shake_hands(self) -> None:
-        """Answer the HTTP request; the bytes after it are frames."""
-        head, end, rest = self._head.partition(HEAD_END)
-        self._head = b""
+    def _shake_hands(self, head: bytes, rest: bytes) -> None:
+        """Answer the HTTP request *head*; the bytes after it are frames."""
+        self._head.clear()
         handshake = H11Handshake(ConnectionType.SERVER)
         try:
-            handshake.receive_data(head + end)
+            handshake.receive_data(head)
         except Rejected as error:
             hint = error.event_hint
             if isinstance(hint, RejectConnection):
-                self._reject(str(error), hint.status_code, hint.headers)
+                self._reject(f"{error}; this port is for WebSocket", hint.status_code, hint.headers)
             else:
                 self._reject(str(error), 400)
             return
@@ -136,13 +141,15 @@ class WebSocketTransport:
         self._reject("no HTTP request", 400)
 
     def _answer(self, handshake: H11Handshake, request: Request, rest: bytes) -> None:
-        known = self._settings.subprotocols
-        subprotocol = next((name for name in request.subprotocols if name in known), None)
+        settings, offered = self._settings, request.subprotocols
+        subprotocol = next((name for name in offered if name in settings.subprotocols), None)
         origin = next((value for name, value in request.extra_headers if name == b"origin"), b"").decode("latin-1")
-        if subprotocol is None:
-            self._reject(f"no subprotocol of {list(known)} among {request.subprotocols}", 400)
-        elif not may_connect(self._settings.origins, origin):
-            self._reject(f"origin {origin!r} is not allowed", 403)
+        if offered and subprotocol is None:
+            known = ", ".join(settings.subprotocols)
+            self._reject(f"the client offers the subprotocols {', '.join(offered)}; this port has {known}", 400)
+        elif not may_connect(settings.origins, origin, request.host):
+            key = f"; {settings.origins_key} can allow it" if settings.origins_key else ""
+            self._reject(f"a web page of origin {origin} may not connect{key}", 403)
         else:
             self._unsent += handshake.send(AcceptConnection(subprotocol=subprotocol))
             assert handshake.connection is not None
@@ -153,9 +160,10 @@ class WebSocketTransport:
 
     def _reject(self, why: str, status: int, headers: Headers = ()) -> None:
         """Refuse the handshake and end the connection."""
-        self._unsent += _response(status, headers)
+        self._unsent += _response(status, headers, why)
         self._closed = self._ended = True
-        self._failure = f"WebSocket handshake refused: {why}"
+        self._head.clear()
+        self._failure = f"WebSocket handshake refused ({status}): {_printable(why)}"
         self._note_opened()
 
     def _receive_frames(self, frames: Connection, raw: bytes) -> None:
@@ -261,8 +269,19 @@ def _head_of(pieces: Sequence[Buffer]) -> tuple[bytes, int]:
     return b"".join(chosen), size
 
 
-def _response(status: int, headers: Headers) -> bytes:
-    """Return an HTTP response without a body."""
-    fixed = [(b"Connection", b"close"), (b"Content-Length", b"0")]
-    lines = [b"HTTP/1.1 %d " % status, *(b"%s: %s" % header for header in (*headers, *fixed))]
-    return b"\r\n".join(lines) + HEAD_END
+def _response(status: int, headers: Headers, why: str) -> bytes:
+    """Return an HTTP response whose body is *why*, for whoever looks at it in a browser."""
+    body = f"{_printable(why)}\n".encode()
+    fixed = [
+        (b"Connection", b"close"),
+        (b"Content-Type", b"text/plain; charset=utf-8"),
+        (b"Content-Length", b"%d" % len(body)),
+    ]
+    lines = [b"HTTP/1.1 %d %b" % (status, HTTPStatus(status).phrase.encode())]
+    lines += [b"%s: %s" % header for header in (*headers, *fixed)]
+    return b"\r\n".join(lines) + HEAD_END + body
+
+
+def _printable(text: str) -> str:
+    """Return *text*, in which a client may have anything, on one line of moderate length."""
+    return "".join([each if each.isprintable() else "?" for each in text[:REASON_CHARACTERS_MAX]])

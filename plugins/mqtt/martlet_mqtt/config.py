@@ -27,7 +27,7 @@ class MqttConfig(TlsConfig):
     origins: list[str] = setting(
         [],
         "web pages that may connect over WebSocket, such as https://example.org, or * for all; always allowed are "
-        "those of this machine, and clients that are no browsers",
+        "those of this machine and of the host that they connect to, and clients that are no browsers",
     )
     connect_s: int = setting(
         10, "a client must connect within this time after its first byte", unit="s", low=1, high=600

@@ -129,6 +129,6 @@ class MqttPlugin(Hooks):
             tls=tls.context,
             tls_required=tls.required,
             bound=bound,
-            websocket=WebSocket(("mqtt", "mqttv3.1"), origins=frozenset(config.origins)),
+            websocket=WebSocket(("mqtt", "mqttv3.1"), origins=frozenset(config.origins), origins_key="mqtt.origins"),
             traffic=self._traffic,
         )

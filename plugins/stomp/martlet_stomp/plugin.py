@@ -89,6 +89,8 @@ class StompPlugin(Hooks):
             tls=tls.context,
             tls_required=tls.required,
             bound=bound,
-            websocket=WebSocket(SUBPROTOCOLS, text=True, origins=frozenset(config.origins)),
+            websocket=WebSocket(
+                SUBPROTOCOLS, text=True, origins=frozenset(config.origins), origins_key="stomp.origins"
+            ),
             traffic=self._traffic,
         )
