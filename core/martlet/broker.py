@@ -10,6 +10,7 @@ from typing import Final, TypeVar, final
 from martlet.access import Authentication, Gate, Replies, Rules
 from martlet.clock import Clock
 from martlet.contracts import Authorizer, Compile, Identity, Router, Stage
+from martlet.delivery.draining import Draining
 from martlet.delivery.feed import Cursors
 from martlet.delivery.selection import Selection, Selections
 from martlet.delivery.sessions import Sessions
@@ -103,6 +104,7 @@ class Broker:
         self.projections.add(OWN_STATE, self.sessions.table)
         self.sessions.writer.is_current = lambda: self.projections.has_applied(self.sessions.table)
         self.sessions.writer.wait_current = lambda: self.projections.wait_applied(self.sessions.table)
+        self.draining = Draining(store, topics, groups, self.shares, self.sessions, self.turns)
         for table in (topics.table, groups.table, groups.offsets_table, groups.light_offsets_table):
             self.tables.register(table)
         stats.add("broker", self.statistics)

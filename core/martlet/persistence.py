@@ -51,6 +51,11 @@ def load(broker: Broker) -> None:
         groups.has_foreign_pops = any(topic.name.startswith(REVIVE_PREFIX) for topic in broker.topics)
         groups.offsets_changed()
     _make_topics_of_records(broker, closed=broker.store.recovered.unlisted if listed else set())
+    for topic in broker.topics.read_again():
+        log.warning(
+            "topic %s has %s queues, but messages in up to %d, which stay readable until they are consumed",
+            *(topic.name, topic.read_queues_wanted, topic.read_queues),
+        )
 
 
 def _drop_deleted(broker: Broker) -> None:

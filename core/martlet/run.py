@@ -291,6 +291,7 @@ async def _run_with_store(
             nursery.start_soon(broker.cursors.run)
             nursery.start_soon(broker.shares.run)
             nursery.start_soon(broker.sessions.expiry.run)
+            nursery.start_soon(broker.draining.run)
             nursery.start_soon(persistence.run, broker)
             nursery.start_soon(broker.projections.run)
             ready({protocol.name: _address(listener) for protocol, listener in bound.items()})

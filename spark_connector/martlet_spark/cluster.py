@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeAlias, TypeVar, final
 
@@ -166,7 +166,7 @@ class Cluster:
                     found.pop(topic, None)
                 elif topic in found:
                     check(answer, f"offsets of topic {topic!r}", f"broker {broker!r}")
-                    _add_bounds(found[topic], table)
+                    _add_bounds(found[topic], table, routes[topic].write_queues(topic))
         return found
 
     def offsets_at(self, times_ms: Mapping[MessageQueue, int], route: Route) -> dict[MessageQueue, int]:
@@ -284,11 +284,19 @@ def _statistics(
     return found
 
 
-def _add_bounds(found: dict[MessageQueue, Bounds], table: Mapping[MessageQueue, object]) -> None:
-    """Set the bounds of the queues in *found* that *table* has."""
+def _add_bounds(
+    found: dict[MessageQueue, Bounds], table: Mapping[MessageQueue, object], writable: Collection[MessageQueue]
+) -> None:
+    """Set the bounds of the queues in *found* that *table* has.
+
+    Adds those that had messages when they were taken away from the topic: Martlet still lets them be read. Queues that
+    are *writable* and not in *found* are of a RocketMQ broker, which lets nobody read them.
+    """
     for queue, item in table.items():
-        if queue in found and isinstance(item, Mapping):
-            found[queue] = (max(integer(item, "minOffset"), 0), max(integer(item, "maxOffset"), 0))
+        if isinstance(item, Mapping):
+            end = max(integer(item, "maxOffset"), 0)
+            if queue in found or (end and queue not in writable):
+                found[queue] = (max(integer(item, "minOffset"), 0), end)
 
 
 def _route(topic: str, body: bytes) -> Route:

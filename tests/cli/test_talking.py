@@ -17,7 +17,7 @@ import pytest
 import trio
 from tests.client.patient import command, patient
 
-from martlet_remoting.client import Admin, PullConsumer, blocking
+from martlet_remoting.client import Admin, Message, PullConsumer, blocking
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -94,6 +94,32 @@ def test_a_topic_that_is_changed_keeps_what_is_not_given(to: Run) -> None:
     to("topic", "create", "Narrow", "--queues", "2")
     assert listed() == (2, "rw", "24 h")
     to("topic", "delete", "Narrow", "--yes")
+
+
+def test_fewer_queues_keep_their_messages_unless_they_are_forced_away(
+    to: Run, addresses: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert to("topic", "create", "Shrunk", "--queues", "4")[0] == 0
+    with blocking.Producer(patient(addresses["nameserver"]), "shrinking") as producer:
+        for number in range(8):
+            queue = producer.queues("Shrunk")[number % 4]
+            producer.send(Message("Shrunk", b"%d" % number), queue=queue)
+    shrunk = "topic Shrunk has 1 queue on martlet\n"
+    kept = "3 more queues with 6 messages: readable until all known consumers have read them, or --force is given\n"
+    assert to("topic", "create", "Shrunk", "--queues", "1") == (0, shrunk + kept, "")
+    assert to("topic", "create", "Shrunk", "--retention", "24") == (0, shrunk + kept, "")
+    found = from_json(to("topic", "create", "Shrunk", "--queues", "1", "--json"))
+    assert (found["kept_queues"], found["kept_messages"], found["lost_messages"]) == (3, 6, 0)
+    tailed = to("tail", "Shrunk", "--from", "begin", "--count", "8")[1]
+    assert len(tailed.splitlines()) == 8
+    monkeypatch.setattr(sys, "stdin", io.StringIO("no\n"))
+    code, _, err = to("topic", "create", "Shrunk", "--queues", "1", "--force")
+    assert (code, "stay readable until they are consumed; answer yes" in err) == (1, True)
+    lost = "6 messages that not every consumer had read were in other queues and are lost\n"
+    assert to("topic", "create", "Shrunk", "--queues", "1", "--force", "--yes") == (0, shrunk + lost, "")
+    assert len(to("tail", "Shrunk", "--from", "begin", "--count", "2")[1].splitlines()) == 2
+    assert to("topic", "create", "Shrunk", "--queues", "1") == (0, shrunk, "")
+    to("topic", "delete", "Shrunk", "--yes")
 
 
 def test_the_systems_topics_are_shown_on_demand(to: Run) -> None:

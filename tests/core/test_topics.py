@@ -65,10 +65,16 @@ class Kept:
         self.hours.pop(topic, None)
 
 
+class NoQueues:
+    def __init__(self) -> None:
+        self.topics: dict[str, dict[int, Queue]] = {}
+
+
 class NoStore:
     """As much of a store as a topic table needs."""
 
     def __init__(self) -> None:
+        self.queues = NoQueues()
         self.topic_retention = Kept()
         self.deleted: list[str] = []
         self.full = False

@@ -70,11 +70,9 @@ async def test_an_optional_field_that_makes_no_sense_is_refused(harness: Harness
     assert harness.state.bulk_reads.count == 0
 
 
-@pytest.mark.parametrize(
-    ("queues", "perm", "code"), [(1, 6, ResponseCode.INVALID_PARAMETER), (4, 2, ResponseCode.NO_PERMISSION)]
-)
+@pytest.mark.parametrize(("queues", "perm", "code"), [(1, 6, ResponseCode.SUCCESS), (4, 2, ResponseCode.NO_PERMISSION)])
 @pytest.mark.parametrize("waits", [False, True])
-async def test_a_topic_that_changes_ends_reads_that_it_no_longer_allows(
+async def test_a_topic_that_changes_ends_only_reads_that_it_no_longer_allows(
     open_harness: OpenHarness, queues: int, perm: int, code: int, waits: bool
 ) -> None:
     harness = await open_harness(store={"flush": "async"}, bulk_frame_bytes=4096)
@@ -88,7 +86,7 @@ async def test_a_topic_that_changes_ends_reads_that_it_no_longer_allows(
     if waits:
         harness.state.bulk_reads.end_waits()
     client.handler.collect(1 << 20)
-    (answer,) = frames(client)
+    answer = frames(client)[-1]
     assert (answer.opaque, answer.code) == (opaque, code)
     assert harness.state.bulk_reads.count == 0
 

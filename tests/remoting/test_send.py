@@ -133,6 +133,8 @@ async def test_a_queue_that_shrank_away_takes_messages_while_it_is_read(harness:
     assert (await client.ask(V2, send_ext("T", 3), b"x")).code == 0
     assert len(await stored(harness, "T", 3)) == 1
     harness.broker.topics.update("T", 2, 2)
+    assert (await client.ask(V2, send_ext("T", 3), b"x")).code == 0, "it has messages, so it is still read"
+    harness.broker.topics.update("T", 2, 2, force=True)
     answer = await client.ask(V2, send_ext("T", 3), b"x")
     assert (answer.code, "queues 0 to 1" in str(answer.remark)) == (ResponseCode.INVALID_PARAMETER, True)
 

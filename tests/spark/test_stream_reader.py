@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from tests.client.patient import patient
 from tests.interop.process import eventually
 
-from martlet_remoting.client.blocking import Admin
+from martlet_remoting.client.blocking import Admin, PullConsumer
 from martlet_spark.cluster import Cluster
 from martlet_spark.errors import DataLost, OptionError, ReadError
 from martlet_spark.read.stream import StreamReader
@@ -67,6 +67,29 @@ def test_each_message_is_in_one_batch(topic: Topic) -> None:
         assert sorted(rows(found, offset, end)) == sorted(topic.bodies[-10:])
         assert found.latestOffset(through_json(end), ALL) == end
         offset = end
+
+
+@pytest.mark.parametrize("is_consumed", [False, True])
+def test_queues_that_are_taken_away_are_read_to_their_end(topic: Topic, is_consumed: bool) -> None:
+    """Also when all other consumers have read them, so that no route has them any more."""
+    topic.send(10)
+    found = reader(topic)
+    offset = found.latestOffset(found.initialOffset(), ALL)
+    topic.send(10)
+    topic.create(1)
+    if is_consumed:
+        with Admin(patient(topic.endpoints)) as admin, PullConsumer(patient(topic.endpoints), topic.name) as other:
+            admin.create_group(topic.name)
+            for queue in other.queues(topic.name):
+                other.commit(queue, 5)
+            eventually(lambda: len(admin.topic_route(topic.name).read_queues(topic.name)) == 1)
+        found = reader(topic)
+    end = found.latestOffset(through_json(offset), ALL)
+    assert sorted(rows(found, offset, end)) == sorted(topic.bodies[10:])
+    topic.create(4)
+    topic.send(10)
+    last = found.latestOffset(through_json(end), ALL)
+    assert sorted(rows(found, end, last)) == sorted(topic.bodies[20:])
 
 
 def test_the_beginning_is_kept_although_spark_asks_for_it_again(topic: Topic) -> None:

@@ -142,10 +142,14 @@ class TopicAdminGrant(TopicFigures):
         order: bool = False,
         attributes: dict[str, str] | None = None,
         filter_type: str = "SINGLE_TAG",
+        *,
+        force: bool = False,
     ) -> Topic:
         """Create or change the topic, and return it. Raises `Refused` like `Topics.update`, or if it is internal."""
         self._check_open()
-        return self._topics.update(self.name, read_queues, write_queues, perm, sys_flag, order, attributes, filter_type)
+        return self._topics.update(
+            self.name, read_queues, write_queues, perm, sys_flag, order, attributes, filter_type, force=force
+        )
 
     def delete(self) -> bool:
         """Delete the topic, its messages and the groups' offsets in it; return False if there was none.

@@ -39,7 +39,7 @@ def first_leases(
     if known is not None:
         offset = known.low if first >= 0 else max(offset, known.low)
     elif offset < 0:
-        offset = start(queue) if start is not None else queue.first_offset
+        offset = start(queue) if start is not None else context.topic.beginning_of(queue)
     # A power cut can lose messages whose offsets were committed; later messages get these offsets again.
     offset = min(offset, queue.next_offset)
     leases = Leases(

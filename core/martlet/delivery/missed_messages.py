@@ -128,12 +128,15 @@ class MissedMessages:
         counts = dict.fromkeys(positions, 0)
         for queue in self._queues(topic):
             end = queue.first_offset if is_expired else queue.next_offset
-            for position, offset in zip(positions, (yield from self._offsets(queue, end, positions)), strict=True):
+            for position, offset in zip(positions, (yield from self.offsets(queue, end, positions)), strict=True):
                 counts[position] += offset
         return counts
 
-    def _offsets(self, queue: Queue, end: int, positions: Sequence[int]) -> Steps[list[int]]:
-        """Return the first offset of *queue* up to *end* at or after each of *positions*."""
+    def offsets(self, queue: Queue, end: int, positions: Sequence[int]) -> Steps[list[int]]:
+        """Return the first offset of *queue* up to *end* at or after each of *positions*, which ascend.
+
+        Raises `BlockDamaged` and `OSError`.
+        """
         queues, low, saved = self._store.queues, queue.stored_from, min(queue.tail_offset, end)
         found: list[int] = []
         if low < saved:  # these are in files

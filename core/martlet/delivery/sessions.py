@@ -120,6 +120,11 @@ class Sessions:
             return None, False
         return state, holder is not None and holder.lost is not None
 
+    def position_of(self, key: str) -> int:
+        """Return the log position before which session *key* has everything; -1 if there is no such session."""
+        session = self.live.by_key.get(key)
+        return session.reached() if session is not None and session.lost is None else self.table.position(key)[0]
+
     def changes_without_client(self, protocol: str, name: str) -> JointChanges | None:
         """Return changes of a session that no client uses, to be stored with messages; None if there is none."""
         state, has_client = self.find(protocol, name)

@@ -138,6 +138,11 @@ class ShareSource:
                 self.parked += 1
                 lanes.activate(lane)
 
+    @property
+    def reached(self) -> int:
+        """The log position before which everything was found by names and delivered; -1 if the group does not do so."""
+        return self._reached(self.finder) if self.finder is not None else -1
+
     def _reached(self, finder: Finder) -> int:
         """Return the log position before which everything was found and delivered."""
         return min([finder.position, *[lane.found[0][1] for lane in self._lanes.by_queue.values() if lane.found]])

@@ -292,6 +292,31 @@ class Shares:
             return share
         return self._open(topic, group, EVERYTHING, from_tail, policy)
 
+    def groups_on(self, topic: str) -> list[tuple[str, str]]:
+        """Return scope and name of each group that is not a consumer group and has a state on *topic*."""
+        return [each for each in self.state.known.groups(topic) if each[0]]
+
+    def low_of(self, scope: str, group: str, queue: Queue) -> int | None:
+        """Return the offset in *queue* before which all messages are settled.
+
+        None if the group finds its messages by their names, and none of this queue is unsettled: see `reached_by`.
+        """
+        share, key = self._shares.get((queue.topic, group, scope)), Key(scope, group, queue.topic, queue.queue_id)
+        lane, known = share.lanes.by_queue.get(queue.queue_id) if share is not None else None, self.notes.stored(key)
+        by_name, has_unsettled = self.reached_by(scope, group, queue.topic) >= 0, False
+        low = queue.first_offset
+        if lane is not None:
+            low, has_unsettled = lane.leases.table.low, lane.leases.table.size > 0
+        elif known is not None:
+            low, has_unsettled = known.low, bool(known.leases)
+        return None if by_name and not has_unsettled else low
+
+    def reached_by(self, scope: str, group: str, topic: str) -> int:
+        """Return the log position before which a group has found everything by names; -1 if it reads its queues."""
+        share, known = self._shares.get((topic, group, scope)), self.notes.stored(Key(scope, group, topic, 0))
+        reached = share.source.reached if share is not None else -1
+        return max(reached, known.reached if known is not None else -1)
+
     def take_over(self, topic: str, group: str, queue_id: int, leases: Mapping[int, LeaseState], room: int) -> int:
         """Lease messages below the committed offset of *group*, which another broker handed out; return how many.
 
@@ -300,7 +325,7 @@ class Shares:
         topic, queue or group that does not exist. The group must not be in memory.
         """
         found = self.topics.get(topic)
-        if found is None or not 0 <= queue_id < found.read_queues or self.groups.get(group) is None:
+        if found is None or not found.has_readable(queue_id) or self.groups.get(group) is None:
             return 0
         queue, key = found.queue(queue_id), Key("", group, topic, queue_id)
         committed = min(self.groups.offset(group, topic, queue_id), queue.next_offset)

@@ -278,7 +278,7 @@ class Subscription:
         for queue_id in range(topic.read_queues):
             if queue_id not in self._lanes:
                 queue = topic.queue(queue_id)
-                self._add(queue, self._start(queue) if new else queue.first_offset)
+                self._add(queue, self._start(queue) if new else topic.beginning_of(queue))
 
     def _add(self, queue: Queue, cursor: int) -> None:
         tail = self._owner.encodings.join(queue, self.encoding, self.selection)

@@ -79,7 +79,7 @@ class TailReader:
         for queue_id in range(topic.read_queues):
             queue = topic.queue(queue_id)
             if queue not in self._routed:
-                self._routed[queue] = self._store.end_offset(queue) if new else queue.first_offset
+                self._routed[queue] = self._store.end_offset(queue) if new else topic.beginning_of(queue)
                 watch(queue, self._arrived)
                 if queue.next_offset > self._routed[queue]:
                     self._arrived(queue)

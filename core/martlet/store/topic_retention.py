@@ -180,6 +180,21 @@ class TopicRetention:
         queue = self._queues.find(record.topic, record.queue_id)
         return queue is not None and record.queue_offset < queue.expired_to
 
+    def expire_whole(self, queues: Sequence[Queue]) -> Steps[None]:
+        """Let all messages of *queues* expire now, which are written no more.
+
+        Raises `NotReady`, and `Refused` if the disk is full.
+        """
+        for at in range(0, len(queues), QUEUES_A_TURN):
+            part = queues[at : at + QUEUES_A_TURN]
+            self._notes.note_expiries([(queue.topic, queue.queue_id, queue.next_offset) for queue in part])
+            for queue in part:
+                end = (yield from self._end_before(queue, queue.next_offset)) or queue.last_end
+                queue.expire_to(queue.next_offset)
+                self._queues.note_change(queue)
+                self._removed_to[queue.topic] = max(self._removed_to.get(queue.topic, 0), end)
+            yield
+
     # ---- sweeps
 
     async def run(self) -> None:

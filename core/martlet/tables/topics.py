@@ -84,6 +84,9 @@ TOPIC_CHARS_MAX: Final = 127
 RETRY_TOPIC_CHARS_MAX: Final = 255
 QUEUES_MAX: Final = 16384
 HOURS_DIGITS_MAX: Final = 19  # of RocketMQ's longest, in a Java long
+# What topics.json says of a topic beyond RocketMQ's keys.
+WANTED_KEY: Final = "martletReadQueueNums"
+BEGINS_KEY: Final = "martletQueueBegins"
 # A registration with a name server is one frame of at most 16 MiB, which has room for about 90,000 topics.
 TOPICS_MAX: Final = 80_000
 
@@ -118,12 +121,17 @@ def reserve_hours(attributes: Mapping[str, str]) -> int:
 class Topic:
     """One topic, which is replaced when it changes. ``queues`` has the store's queues that were used so far, by id.
 
-    ``open_queues`` is the number of queues that accept messages: 0 if the topic is not writable.
+    ``read_queues`` is at least ``write_queues``, so that nobody writes where nobody reads. It also includes queues that
+    were taken away and still have messages: ``read_queues_wanted`` is the number without them, if it is smaller.
+    ``open_queues`` is the number of queues that accept messages: 0 if the topic is not writable. ``begins`` has the
+    offset where a queue begins for readers that know the topic and not the queue: it was taken away and added again,
+    and its older messages had been read.
     """
 
     __slots__ = (
         "_store",
         "attributes",
+        "begins",
         "filter_type",
         "name",
         "open_queues",
@@ -131,6 +139,7 @@ class Topic:
         "perm",
         "queues",
         "read_queues",
+        "read_queues_wanted",
         "sys_flag",
         "write_queues",
     )
@@ -146,10 +155,14 @@ class Topic:
         order: bool = False,
         attributes: dict[str, str] | None = None,
         filter_type: str = "SINGLE_TAG",
+        read_queues_wanted: int | None = None,
+        begins: dict[int, int] | None = None,
     ) -> None:
         self._store = store
         self.name = name
-        self.read_queues = read_queues
+        self.read_queues = max(read_queues, write_queues)
+        self.read_queues_wanted = read_queues_wanted
+        self.begins = begins or {}
         self.write_queues = write_queues
         self.perm = perm
         self.sys_flag = sys_flag
@@ -166,6 +179,22 @@ class Topic:
             queue = self.queues[queue_id] = self._store.queue(self.name, queue_id)
         return queue
 
+    def beginning_of(self, queue: Queue) -> int:
+        """Return where a reader of the topic begins in *queue*, which was added after the reader had begun."""
+        return max(queue.first_offset, self.begins.get(queue.queue_id, 0))
+
+    def has_readable(self, queue_id: int) -> bool:
+        """Return whether a queue may be read by its id: it is one of the topic's, or was, and had messages then."""
+        if 0 <= queue_id < self.read_queues:
+            return True
+        queue = self._store.find_queue(self.name, queue_id)
+        return queue is not None and queue.next_offset > 0
+
+    def queue_ids(self) -> list[int]:
+        """Return the ids of all queues, and of those that were taken away and had messages."""
+        used = [key for key, queue in self._store.queues.topics.get(self.name, {}).items() if queue.next_offset]
+        return sorted({*range(self.read_queues), *used})
+
     def check_queue(self, queue_id: int) -> None:
         """Raise `Refused` (PARAMETER) for a *queue_id* beyond the topic's queues.
 
@@ -177,8 +206,14 @@ class Topic:
             raise Refused(Reason.PARAMETER, text)
 
     def as_json(self) -> dict[str, object]:
-        """RocketMQ's TopicConfig."""
+        """RocketMQ's TopicConfig, and what only we know of the topic; RocketMQ ignores and drops that."""
+        own: dict[str, object] = {}
+        if self.read_queues_wanted is not None:
+            own[WANTED_KEY] = self.read_queues_wanted
+        if self.begins:
+            own[BEGINS_KEY] = {str(queue_id): offset for queue_id, offset in self.begins.items()}
         return {
+            **own,
             "attributes": self.attributes,
             "order": self.order,
             "perm": self.perm,
@@ -199,6 +234,7 @@ class Topics:
     """All topics by name. Each change increments ``version`` and calls every function in ``changed``.
 
     ``changed`` gets the topic, or None for a deletion; ``deleted`` gets the name of a topic that was deleted.
+    ``grown`` is called first if a topic has more queues for readers, with the topic and the ids of these.
     """
 
     def __init__(self, store: Store, clock: Clock, *, auto_create: bool, auto_create_queues: int) -> None:
@@ -212,6 +248,7 @@ class Topics:
         self.deleted: list[Callable[[str], None]] = []
         # Called when a new topic finds no room; deletes topics that nobody needs, and returns whether it found any.
         self.make_room: Callable[[], bool] = _without_room
+        self.grown: list[Callable[[Topic, range], None]] = []
         self.table = Table("config/topics.json", self.json_in_steps, self.load, urgent=True)
         # The log position up to which the loaded file was complete; `NO_POSITION` if it does not say.
         self.loaded_position = NO_POSITION
@@ -270,16 +307,33 @@ class Topics:
         order: bool = False,
         attributes: dict[str, str] | None = None,
         filter_type: str = "SINGLE_TAG",
+        *,
+        force: bool = False,
     ) -> Topic:
         """Create or change topic *name*, and return it.
+
+        It gets fewer *write_queues* at once. Queues beyond *read_queues* that have messages stay readable, until they
+        are consumed (`martlet.delivery.draining`); with *force* they do not.
 
         Raises:
           Refused: the name or a number is invalid (Reason.PARAMETER).
         """
         self._check(name, read_queues, write_queues, perm)
         old = self._table.get(name)
+        wanted, used = max(read_queues, write_queues), self.used_queues(name)
+        kept = wanted if old is None or force else max(wanted, min(old.read_queues, used))
         topic = Topic(
-            self._store, name, read_queues, write_queues, perm, sys_flag, order, dict(attributes or {}), filter_type
+            self._store,
+            name,
+            kept,
+            write_queues,
+            perm,
+            sys_flag,
+            order,
+            dict(attributes or {}),
+            filter_type,
+            wanted if old is not None and wanted < used else None,
+            self._begins(old, kept) if old is not None else None,
         )
         if old is None and len(self._table) >= TOPICS_MAX and not self.make_room():
             raise Refused(Reason.BUSY, f"there are {len(self._table)} topics, the most a broker keeps; delete some")
@@ -289,8 +343,53 @@ class Topics:
             topic.queues = old.queues
         self._keep_for_hours(topic, reserve_hours(old.attributes) if old is not None else 0)
         self._table[name] = topic
+        if old is not None and topic.read_queues > old.read_queues:
+            for grow in self.grown:
+                grow(topic, range(old.read_queues, topic.read_queues))
         self._moved(topic)
         return topic
+
+    def used_queues(self, name: str) -> int:
+        """Return how many queues topic *name* must have for all that have messages."""
+        queues = self._store.queues.topics.get(name, {})
+        return 1 + max((key for key, queue in queues.items() if queue.first_offset < queue.next_offset), default=-1)
+
+    def _begins(self, old: Topic, read_queues: int) -> dict[int, int]:
+        """Return ``begins`` of a topic that had the queues of *old*, and has *read_queues* now."""
+        queues = self._store.queues.topics.get(old.name, {})
+        found = {key: queue.next_offset for key, queue in queues.items() if old.read_queues <= key < read_queues}
+        found |= old.begins
+        return {key: offset for key, offset in found.items() if key in queues and offset > queues[key].first_offset}
+
+    def narrow(self, topic: Topic) -> Topic:
+        """Take away the queues of *topic* that are only there because they had messages to read; return it."""
+        wanted = topic.read_queues_wanted
+        if wanted is None or self._table.get(topic.name) is not topic:
+            return topic
+        return self.update(
+            topic.name,
+            wanted,
+            topic.write_queues,
+            topic.perm,
+            topic.sys_flag,
+            topic.order,
+            topic.attributes,
+            topic.filter_type,
+            force=True,
+        )
+
+    def read_again(self) -> list[Topic]:
+        """Make all queues readable that have messages and were taken away by RocketMQ, or by an older version of us.
+
+        Call this after `load`. Returns the topics that have such queues.
+        """
+        found: list[Topic] = []
+        for topic in self:
+            used = self.used_queues(topic.name)
+            if used > topic.read_queues and topic.read_queues_wanted is None and not _is_system(topic.name):
+                topic.read_queues_wanted, topic.read_queues = topic.read_queues, used
+                found.append(topic)
+        return found
 
     def _keep_for_hours(self, topic: Topic, before: int) -> None:
         """Apply the retention of *topic*, which was *before* until now. Raises `Refused` if it is too long."""
@@ -417,4 +516,6 @@ class Topics:
             bool(entry.get("order", False)),
             {str(k): str(v) for k, v in (entry.get("attributes") or {}).items()},
             str(entry.get("topicFilterType", "SINGLE_TAG")),
+            int(entry[WANTED_KEY]) if WANTED_KEY in entry else None,
+            {int(queue_id): int(offset) for queue_id, offset in (entry.get(BEGINS_KEY) or {}).items()},
         )

@@ -312,6 +312,7 @@ async def serving(
             nursery.start_soon(made.cursors.run)
             nursery.start_soon(made.shares.run)
             nursery.start_soon(made.sessions.expiry.run)
+            nursery.start_soon(made.draining.run)
             for service in services(made):
                 nursery.start_soon(service)
             yield Serving(made, serves, nursery)

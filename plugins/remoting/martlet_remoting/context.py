@@ -115,6 +115,7 @@ class RemotingState:
         self.counters: Final = RequestCounters(broker.clock.now_ms(), broker.store.readable)
         self.deadlines: Final = Deadlines()
         self.members: Final = Members(broker.groups, config.groups_peer_max, config.subscribed_chars_peer_max)
+        broker.draining.others.append(self.members.broadcasting_on)
         self.locks: Final = QueueLocks(config.lock_s, config.locks_peer_max, broker.topics.has_queue)
         self.parked: Final = ParkedPulls(broker.store, self.deadlines, config.parked_max)
         self.pops: Final = PopGroups(broker, self.deadlines, self.now, config.pops_waiting_max, config.pops_line_max)

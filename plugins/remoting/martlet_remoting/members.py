@@ -192,6 +192,13 @@ class Members:
         """Return the live consumer group *name*, None if it has no members."""
         return self.consumers.get(name)
 
+    def broadcasting_on(self, topic: str) -> str:
+        """Return which group consumes *topic* by broadcasting, whose members keep their offsets; empty if none does."""
+        for name, group in self.consumers.items():
+            if group.model == BROADCASTING and topic in group.subscriptions:
+                return f"broadcasting group {name}"
+        return ""
+
     def join(self, name: str, member: Member, subscriptions: Iterable[Subscription] | None = None) -> ConsumerGroup:
         """Return the consumer group *name* for a heartbeat of *member*; call `enter` afterwards.
 

@@ -1,7 +1,8 @@
 """``martlet topic``: list, create, delete, stats."""
 
 import argparse
-from typing import Any, Final, final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple, final
 
 from msgspec import Struct
 
@@ -24,6 +25,8 @@ examples:
   martlet topic list --all --json
   martlet topic create orders --queues 16
   martlet topic create alarms --retention 24  messages expire after a day
+  martlet topic create orders --queues 4      fewer queues: those beyond stay readable until they are consumed
+  martlet topic create orders --queues 4 --force    says how many messages are lost, and asks first
   martlet topic stats orders                  messages in each queue, and the time of the last one
   martlet topic delete orders                 asks first, unless --yes is given
 """
@@ -31,6 +34,7 @@ examples:
 QUEUES: Final = 8
 QUEUES_MAX: Final = 16384  # the broker's limit, in martlet.tables.topics
 HOURS_MAX: Final = 1_000_000
+WANTED: Final = "martletReadQueueNums"  # while the topic has more queues, until they are consumed
 RESERVE_TIME: Final = "reserve.time"
 PERMS: Final = {"rw": 6, "r": 4, "w": 2}
 # RocketMQ's own topics (TopicValidator); retry and dead-letter topics belong to groups.
@@ -60,6 +64,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="let messages expire after this time, which cannot be longer than store.file_reserved_hours; 0: keep them "
         "as long as the log does; default for a new topic 0, else as it is (attribute reserve.time)",
     )
+    create.add_argument(
+        "--force",
+        action="store_true",
+        help="with fewer --queues: take the other queues away although they have messages that are not consumed; asks "
+        "first, unless --yes is given, and says how many messages are lost",
+    )
+    create.add_argument("--yes", action="store_true", help="do not ask")
     create.add_argument("--cluster", help="use only the brokers of this cluster")
     delete = add("delete", "delete a topic from every broker and name server", do_delete)
     delete.add_argument("topic", help="name of the topic")
@@ -126,22 +137,88 @@ async def do_create(arguments: Any) -> int:
             cluster=arguments.cluster,
             attributes=attributes,
         )
+        kept = await _kept(admin, arguments.topic, queues, brokers)
+        lost = 0
+        if kept.kept_queues and arguments.force:
+            most = plural(kept.kept_messages, "message")
+            question = f"delete up to {most} of topic {arguments.topic}, in its other queues?"
+            if not arguments.yes and not await confirmed(question):
+                raise ClientError("the queues stay readable until they are consumed; answer yes, or give --yes")
+            lost = await _force(admin, arguments.topic, queues, brokers)
     if arguments.json:
-        print_json({"topic": arguments.topic, "brokers": brokers})
-    else:
-        print(f"topic {arguments.topic} has {plural(queues, 'queue')} on {', '.join(brokers)}")
+        left = {"kept_queues": 0, "kept_messages": 0} if arguments.force else kept._asdict()
+        print_json({"topic": arguments.topic, "brokers": brokers, **left, "lost_messages": lost})
+        return Exit.OK
+    print(f"topic {arguments.topic} has {plural(queues, 'queue')} on {', '.join(brokers)}")
+    if arguments.force:
+        print(f"{plural(lost, 'message')} that not every consumer had read were in other queues and are lost")
+    elif kept.kept_queues:
+        what = f"{plural(kept.kept_queues, 'more queue')} with {plural(kept.kept_messages, 'message')}"
+        print(f"{what}: readable until all known consumers have read them, or --force is given")
     return Exit.OK
+
+
+class Kept(NamedTuple):
+    """Queues that a topic has only until they are consumed, and their messages, on all brokers."""
+
+    kept_queues: int
+    kept_messages: int
+
+
+async def _kept(admin: Admin, topic: str, queues: int, brokers: Sequence[str]) -> Kept:
+    """Return which queues of *topic* beyond its *queues* are still there to be read."""
+    kept_queues = 0
+    for address in await _masters(admin, brokers):
+        fields = await _config(admin, address, topic)
+        if integer(fields, WANTED, -1) >= 0:
+            kept_queues += max(integer(fields, "readQueueNums", 0) - queues, 0)
+    if not kept_queues:
+        return Kept(0, 0)
+    found = [each for each in await admin.topic_stats(topic) if each.queue.queue_id >= queues]
+    return Kept(kept_queues, sum(max(each.max_offset - each.min_offset, 0) for each in found))
+
+
+async def _force(admin: Admin, topic: str, queues: int, brokers: Sequence[str]) -> int:
+    """Take away all queues of *topic* beyond its *queues*; return how many messages are lost."""
+    lost = 0
+    for address in await _masters(admin, brokers):
+        fields = await _config(admin, address, topic)
+        ext = {
+            "topic": topic,
+            "defaultTopic": topic,
+            "readQueueNums": queues,
+            "writeQueueNums": queues,
+            "perm": integer(fields, "perm", PERMS["rw"]),
+            "topicFilterType": str(fields.get("topicFilterType", "SINGLE_TAG")),
+            "topicSysFlag": integer(fields, "topicSysFlag", 0),
+            "order": fields.get("order") is True,
+            "force": True,
+        }
+        answer = await admin.network.ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
+        lost += answer.integer("lostMessages", 0)
+    return lost
+
+
+async def _masters(admin: Admin, brokers: Sequence[str]) -> list[str]:
+    masters = (await admin.cluster()).masters()
+    return [masters[name] for name in brokers if name in masters]
+
+
+async def _config(admin: Admin, address: str, topic: str) -> Mapping[object, object]:
+    """Return what the broker at *address* says of *topic*; nothing if it has no such topic."""
+    answer = await admin.network.ask(address, RequestCode.GET_ALL_TOPIC_CONFIG, {})
+    fields = mapping(load_object(answer.body), "topicConfigTable").get(topic)
+    return fields if isinstance(fields, Mapping) else {}
 
 
 async def _queues_and_perm(admin: Admin, topic: str) -> tuple[int, int]:
     """Return what *topic* has on each broker, or what a new one gets. Raises `ClientError` if brokers differ."""
     found: set[tuple[int, int, int]] = set()
     for address in (await admin.cluster()).masters().values():
-        answer = await admin.network.ask(address, RequestCode.GET_ALL_TOPIC_CONFIG, {})
-        fields = mapping(load_object(answer.body), "topicConfigTable").get(topic)
-        if isinstance(fields, dict):
+        fields = await _config(admin, address, topic)
+        if fields:
             numbers = [integer(fields, name, 0) for name in ("readQueueNums", "writeQueueNums", "perm")]
-            found.add((numbers[0], numbers[1], numbers[2]))
+            found.add((integer(fields, WANTED, numbers[0]), numbers[1], numbers[2]))
     if not found:
         return QUEUES, PERMS["rw"]
     read_queues, write_queues, perm = found.pop()

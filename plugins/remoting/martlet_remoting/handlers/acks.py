@@ -169,7 +169,7 @@ def _queue(context: Context, grant: ConsumeGrant, queue_id: int) -> Queue:
     topic = grant.get_topic()
     if topic is None:
         raise Refused(Reason.NO_TOPIC, f"topic[{grant.topic}] not exist, apply first please! It may be deleted")
-    if not 0 <= queue_id < topic.read_queues:
+    if not topic.has_readable(queue_id):
         text_ = f"queueId[{queue_id}] is illegal, topic:[{grant.topic}]"
         text_ += f" topicConfig.readQueueNums:[{topic.read_queues}] consumer:[{context.peer.address}]"
         raise Declined(ResponseCode.MESSAGE_ILLEGAL, text_, NOTHING)
@@ -202,7 +202,7 @@ def batch_ack_message(context: Context, command: Command) -> Steps[None]:
 def _share_of_batch(context: Context, gate: Gate, group: str, topic: str, queue_id: int) -> Share | None:
     """Return the group of the messages; None if the topic or the queue does not exist."""
     found = gate.consume(group, topic).get_topic()
-    if found is None or not 0 <= queue_id < found.read_queues:
+    if found is None or not found.has_readable(queue_id):
         return None
     return context.state.pops.share(gate, group, topic)
 

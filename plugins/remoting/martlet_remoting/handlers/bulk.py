@@ -75,7 +75,7 @@ def _readable(topic: Topic | None, name: str, queue_id: int) -> Queue:
         raise Refused(Reason.NO_TOPIC, f"topic[{name}] not exist, apply first please! Send to it or create it")
     if not topic.perm & READ:
         raise Refused(Reason.NO_PERMISSION, f"the topic[{name}] reading message is forbidden; its perm lacks 4")
-    if not 0 <= queue_id < topic.read_queues:
+    if not topic.has_readable(queue_id):
         text = f"queueId[{queue_id}] is illegal, topic:[{name}] topicConfig.readQueueNums:[{topic.read_queues}]"
         raise Refused(Reason.PARAMETER, text)
     return topic.queue(queue_id)

@@ -76,7 +76,7 @@ def update_consumer_offset(context: Context, command: Command) -> bytes:
     found = grant.get_topic()
     if found is None:
         raise Refused(Reason.NO_TOPIC, f"topic[{topic}] not exist, apply first please!")
-    if not 0 <= queue_id < max(found.read_queues, found.write_queues):
+    if not found.has_readable(queue_id):
         text = f"queue {queue_id} of topic[{topic}] does not exist; it has {found.read_queues} queues"
         raise Refused(Reason.PARAMETER, text)
     if command.ext.get("commitOffset") in (None, ""):

@@ -116,7 +116,7 @@ def _readable_topic(context: Context, grant: ConsumeGrant, queue_id: int) -> Top
         raise Refused(Reason.NO_TOPIC, f"topic[{name}] not exist, apply first please! Send to it or create it")
     if not topic.perm & READ:
         raise _forbidden(FORBIDDEN_TOPIC, f"the topic[{name}] pulling message is forbidden; its perm lacks 4")
-    if not 0 <= queue_id < topic.read_queues:
+    if not topic.has_readable(queue_id):
         text = f"queueId[{queue_id}] is illegal, topic:[{name}]"
         text += f" topicConfig.readQueueNums:[{topic.read_queues}] consumer:[{context.peer.address}]"
         raise Refused(Reason.PARAMETER, text)

@@ -99,9 +99,11 @@ def _reset_clients(broker: Broker, members: Members, grant: GroupAdminGrant, com
         raise Declined(ResponseCode.SYSTEM_ERROR, text)
     table: dict[MessageQueue, int] = {}
     pace = Pace(QUEUES_AT_ONCE)
-    for number in range(topic.write_queues):
+    for number in range(topic.read_queues):
         committed = grant.offset(name, number)
         if committed < 0:
+            if number >= topic.write_queues:
+                continue
             raise Declined(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{group}> not exist")
         target = yield from _offset_at(figures, number, timestamp)
         table[message_queue(broker, name, number)] = target if forced else min(target, committed)

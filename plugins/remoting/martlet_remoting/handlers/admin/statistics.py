@@ -32,7 +32,7 @@ def topic_stats(context: Context, command: Command) -> Steps[Frame]:
     topic = existing_topic(grant)
     table: dict[MessageQueue, object] = {}
     pace = Pace(QUEUES_AT_ONCE)
-    for queue_id in range(max(topic.read_queues, topic.write_queues)):
+    for queue_id in topic.queue_ids():
         end = grant.end_offset(queue_id)
         table[message_queue(state.broker, topic.name, queue_id)] = {
             "lastUpdateTimestamp": (yield from _stored_ms(grant, queue_id, end - 1)),
@@ -106,7 +106,7 @@ def all_group_stats(context: Context, command: Command) -> Steps[Frame]:
         for topic in _topics_of(state.members, of_group, []):
             if ordered and not topic.order:
                 continue
-            table = yield from consume_stats(state.broker, of_group, topic, topic.write_queues, pace)
+            table = yield from consume_stats(state.broker, of_group, topic, topic.read_queues, pace)
             total += sum(entry["brokerOffset"] - entry["consumerOffset"] for entry in table.values())
             tps = state.rates.tps("GROUP_GET_NUMS", f"{topic.name}@{group}")
             stats.append({"consumeTps": tps, "offsetTable": table})
@@ -139,7 +139,7 @@ def time_span(context: Context, command: Command) -> Steps[Frame]:
     topic = existing_topic(grant)
     spans: list[object] = []
     pace = Pace(QUEUES_AT_ONCE)
-    for queue_id in range(topic.write_queues):
+    for queue_id in range(topic.read_queues):
         end = grant.end_offset(queue_id)
         first_ms = yield from grant.earliest_store_ms(queue_id)
         committed = grant.committed(group).get(queue_id, -1)
@@ -249,7 +249,7 @@ def consume_queue(context: Context, command: Command) -> Steps[bytes]:
 def _no_queue(grant: TopicGrant, command: Command, queue_id: int) -> bytes:
     """Answer for a queue without a consume queue: empty if the topic has this queue, else an error."""
     found = grant.get()
-    if found is None or not 0 <= queue_id < max(found.read_queues, found.write_queues):
+    if found is None or not found.has_readable(queue_id):
         raise Declined(ResponseCode.SYSTEM_ERROR, f"{queue_id}-{grant.name} not exists.")
     remark = f"Index {command.integer('index')} of {queue_id}@{grant.name} is not exist!"
     return encode_response(command.opaque, ResponseCode.SUCCESS, remark=remark)

@@ -26,6 +26,9 @@ __all__ = ["TABLE", "Allowed", "alter_attributes", "is_system", "page", "system_
 T = TypeVar("T")
 
 DIGITS_MAX: Final = 20
+# Our own fields of a request to change a topic, and of its answer.
+FORCE: Final = "force"
+LOST: Final = "lostMessages"
 TOPICS_AT_ONCE: Final = 16  # few, because each change notifies name servers, shared groups and subscriptions
 
 # The values of an attribute: one of some words, or a number in a range.
@@ -133,15 +136,36 @@ def parse_attributes(text: str) -> dict[str, str]:
     return found
 
 
-def update_topic(context: Context, command: Command) -> bytes:
-    """Create or change a topic; listeners of the topic table inform the name servers."""
+def update_topic(context: Context, command: Command) -> bytes | Steps[bytes]:
+    """Create or change a topic; listeners of the topic table inform the name servers.
+
+    Queues that are taken away and have messages stay readable until these are consumed. With our own field *force*
+    they do not, and the answer says how many messages are lost.
+    """
     name = command.text("topic")
     grant = _changeable(context, command, name)
+    if command.boolean(FORCE):
+        return _force_update(context, command, grant)
+    _update(grant, command)
+    return reply(command)
+
+
+def _force_update(context: Context, command: Command, grant: TopicAdminGrant) -> Steps[bytes]:
+    broker, held, lost = context.state.broker, grant.get(), 0
+    if held is not None:
+        left = max(command.integer("readQueueNums"), command.integer("writeQueueNums"))
+        lost = (yield from broker.draining.unread(held, left)).messages
+    topic = _update(grant, command, force=True)
+    yield from broker.draining.drop(topic)
+    return reply(command, {LOST: lost})
+
+
+def _update(grant: TopicAdminGrant, command: Command, *, force: bool = False) -> Topic:
     held = grant.get()
     attributes = alter_attributes(
         held.attributes if held else {}, parse_attributes(command.text("attributes", "")), new=held is None
     )
-    grant.update(
+    return grant.update(
         command.integer("readQueueNums"),
         command.integer("writeQueueNums"),
         command.integer("perm"),
@@ -149,8 +173,8 @@ def update_topic(context: Context, command: Command) -> bytes:
         command.boolean("order"),
         attributes,
         command.text("topicFilterType", "SINGLE_TAG"),
+        force=force,
     )
-    return reply(command)
 
 
 def update_topics(context: Context, command: Command) -> Steps[bytes]:
