@@ -1,7 +1,7 @@
 """Cursors behind the tail: in log order, nothing twice, nothing lost, and one pass for all that return together."""
 
 from collections.abc import Callable, Hashable
-from errno import EIO
+from errno import EIO, ENOSPC
 from itertools import pairwise
 
 import pytest
@@ -327,13 +327,14 @@ async def test_filters_can_be_changed_wherever_the_cursor_is() -> None:
         await settle(broker)
         client = Client(feed, "a", position=0)
         client.cursor.add_filter("b")
+        send(broker, "b", "1")
         await settle(broker)
         client.cursor.remove_filter("b")
         client.cursor.add_filter("c/#")
         for name in ("a", "b", "c"):
             send(broker, name, name)
         await settle(broker)
-        assert client.take() == ["0", "a", "c"]
+        assert client.take() == ["1", "a", "c"]
         with pytest.raises(Refused) as refused:
             client.cursor.add_filter("c#")
         assert refused.value.reason is Reason.ILLEGAL
@@ -392,6 +393,8 @@ STEP = st.one_of(
     st.tuples(st.just("send"), st.integers(0, 2), st.sampled_from(["a", "a/b", "c"])),
     st.tuples(st.just("commit"), st.just(0), st.just("")),
     st.tuples(st.just("open"), st.integers(0, 60), st.sampled_from(["a", "#", "a/#", "+"])),
+    st.tuples(st.just("follow"), st.just(0), st.sampled_from(["a", "#", "a/#", "+"])),
+    st.tuples(st.just("filter"), st.integers(0, 5), st.sampled_from(["a", "#", "a/#", "+"])),
     st.tuples(st.just("take"), st.integers(0, 5), st.just("")),
     st.tuples(st.just("turn"), st.sampled_from([0, 1]), st.just("")),
 )
@@ -424,7 +427,14 @@ def test_every_cursor_gets_what_it_wants_once_and_in_order_whatever_happens(
                 elif what == "open":
                     position = sent[min(number, len(sent) - 1)][0] if sent else 0
                     client = Client(feed, text, position=position, pending_bytes_max=400)
-                    clients.append((client, min(position, broker.store.readable), text))
+                    clients.append((client, position, text))
+                elif what == "follow":
+                    clients.append((Client(feed, text, pending_bytes_max=400), broker.store.appended, text))
+                elif what == "filter" and clients:
+                    _, position, _ = clients[number % len(clients)]
+                    added = Client(feed, "z", position=position, pending_bytes_max=400)
+                    added.cursor.add_filter(text)
+                    clients.append((added, broker.store.appended, text))
                 elif what == "take" and clients:
                     clients[number % len(clients)][0].take(200)
                 elif number:
@@ -508,7 +518,7 @@ async def test_a_cursor_that_is_closed_leaves_the_others_and_the_last_one_the_ta
         assert three.take() == ["3"]
 
 
-async def test_a_filter_that_is_added_during_a_sweep_gets_its_messages_from_there_on(
+async def test_a_filter_that_is_added_during_a_sweep_gets_messages_published_from_then_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(catch_up_reader, "MESSAGES_A_SLICE", 8)
@@ -526,11 +536,12 @@ async def test_a_filter_that_is_added_during_a_sweep_gets_its_messages_from_ther
                 client.cursor.add_filter("b")
 
         client.cursor.wake = add
-        await settle(broker)
+        while not places:
+            await trio.lowlevel.checkpoint()
         assert places == [Place.SWEPT]
-        came = [int(body) for body in client.take()]
-        assert came[:8] == list(range(0, 16, 2))
-        assert came[-16:] == list(range(48, 64))
+        send(broker, "b", "new")
+        await settle(broker)
+        assert client.take() == [*(str(number) for number in range(0, 64, 2)), "new"]
 
 
 class Allowing:
@@ -779,3 +790,66 @@ async def test_a_sweep_that_must_begin_too_early_brings_what_comes_later(monkeyp
         assert client.cursor.position == positions[300]
         await settle(broker)
         assert client.take() == [str(number) for number in range(300, 400)]
+
+
+async def test_what_was_published_before_is_not_live_though_it_becomes_readable_later() -> None:
+    async with broker_in_memory(flush="sync") as broker:
+        feed = feed_of(broker)
+        early = Client(feed, "#")
+        send(broker, "a", "old")
+        follower, adding = Client(feed, "a"), Client(feed, "b")
+        adding.cursor.add_filter("a")
+        end = broker.store.appended
+        skipping = Client(feed, "a", position=0)
+        skipping.cursor.skip_to_tail()
+        assert (follower.cursor.position, skipping.cursor.position) == (end, end)
+        send(broker, "a", "new")
+        await settle(broker)
+        assert early.take() == ["old", "new"]
+        assert [each.take() for each in (follower, adding, skipping)] == [["new"]] * 3
+
+
+async def test_a_filter_begins_though_nothing_comes_that_it_matches() -> None:
+    async with broker_in_memory(flush="sync") as broker:
+        feed, other = feed_of(broker), feed_of(broker, 1, "u")
+        Client(other, "#")
+        client = Client(feed, "a")
+        send(broker, "x", "other", topic="u")
+        client.cursor.add_filter("b")
+        assert set(broker.cursors._beginning) == {feed}
+        await settle(broker)
+        assert (client.cursor.begins, broker.cursors._beginning) == (None, {})
+
+
+async def test_a_filter_begins_where_the_log_goes_on_after_a_failed_commit() -> None:
+    disk = FakeDisk()
+    async with broker_in_memory(disk, flush="sync") as broker:
+        feed = feed_of(broker)
+        behind = Client(feed, "z", position=0)
+        await settle(broker)
+        send(broker, "a", "lost")
+        clients = [Client(feed, "a"), Client(feed, "b"), behind]
+        for each in clients[1:]:
+            each.cursor.add_filter("a")
+        disk.fail_next("write", ENOSPC)
+        with pytest.raises(Refused):
+            broker.store.commit()
+        broker.store.admission.refusal = ""
+        send(broker, "a", "kept")
+        await settle(broker)
+        assert [each.take() for each in clients] == [["kept"]] * 3
+
+
+async def test_a_live_filter_of_a_paused_cursor_brings_nothing_old() -> None:
+    async with broker_in_memory(flush="sync") as broker:
+        feed = feed_of(broker)
+        for number in range(6):
+            send(broker, "ab"[number % 2], str(number))
+        await settle(broker)
+        client = Client(feed, position=0, is_paused=True)
+        client.cursor.add_filter("a")
+        client.cursor.add_filter("b", is_live=True)
+        send(broker, "b", "live")
+        client.cursor.resume()
+        await settle(broker)
+        assert client.take() == ["0", "2", "4", "live"]

@@ -109,7 +109,7 @@ async def test_a_reset_is_answered_to_pulls_and_commits_wait_for_that(harness: H
     assert await query(client) == (0, "2")
 
 
-async def test_a_queues_bounds_are_those_that_may_be_read(harness: Harness) -> None:
+async def test_a_queues_end_is_after_what_was_sent_before_and_is_told_once_that_may_be_read(harness: Harness) -> None:
     harness.topic("T")
     await fill(harness, "T", 3)
     client = harness.client()
@@ -123,7 +123,8 @@ async def test_a_queues_bounds_are_those_that_may_be_read(harness: Harness) -> N
     client.send(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"not committed yet")
     number = client.send(RequestCode.GET_MAX_OFFSET, place())
     client.receive()
-    assert client.answers.pop(number).ext["offset"] == "3"
+    assert client.answers.pop(number).ext["offset"] == "4"
+    assert client.peer.held_until == harness.store.appended
     await harness.step()
     for more in ({"topic": "Nowhere"}, {"queueId": "77"}, {"queueId": "-1"}):
         for code in (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET):

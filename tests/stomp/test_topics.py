@@ -6,6 +6,7 @@ import pytest
 from tests.stomp.stomp_talk import V1_0, stomp_broker
 
 from martlet.message import put_property
+from martlet.store import StoreConfig
 from martlet_stomp.config import StompConfig
 from martlet_stomp.opening import HELD_MAX
 from martlet_stomp.packets import Version
@@ -218,3 +219,23 @@ async def test_acknowledgements_of_two_subscriptions_without_an_id_are_their_own
         for message in reversed(messages):
             await talk.send(talk.frame("ACK", message_id=message["message-id"], receipt=message["message-id"]))
             await talk.receipt(message["message-id"])
+
+
+@pytest.mark.parametrize("destination", [TOPIC, "/topic/mqtt/a/b", "/topic/mqtt/a/#"])
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("store", [StoreConfig(flush="async"), StoreConfig(flush="sync")], ids=["async", "sync"])
+async def test_what_is_sent_before_in_the_same_segment_does_not_come(
+    tmp_path: Path, destination: str, durable: bool, store: StoreConfig
+) -> None:
+    async with stomp_broker(tmp_path, store=store) as stomp:
+        talk, other = await stomp.connect(client_id="me"), await stomp.connect()
+        target = destination.replace("#", "b")
+        await other.subscribe(target)
+        headers = {"activemq.subscriptionName": "kept"} if durable else {}
+        await talk.send(
+            talk.frame("SEND", b"before", destination=target),
+            talk.frame("SUBSCRIBE", destination=destination, id="0", **headers),
+            talk.frame("SEND", b"after", destination=target),
+        )
+        assert await talk.bodies(1) == [b"after"]
+        assert await other.bodies(2) == [b"before", b"after"]

@@ -69,6 +69,15 @@ class TopicFigures(_Grant):
         queue = self._queue(queue_id)
         return self._store.end_offset(queue) if queue is not None else 0
 
+    def next_offset(self, queue_id: int) -> tuple[int, int]:
+        """Return the offset of the next message that is appended, and the log position up to which it must be readable.
+
+        Who begins there gets only messages published from now on: hold the answer until that position
+        (`Peer.hold_until`), because a failed commit would take the offset back.
+        """
+        queue = self._queue(queue_id)
+        return (queue.next_offset, queue.last_end) if queue is not None else (0, 0)
+
     def store_ms_at(self, queue_id: int, offset: int) -> Steps[int]:
         """Return when message *offset* was stored; -1 if it is not readable or damaged. Raises `NotReady`."""
         queue = self._queue(queue_id)

@@ -8,10 +8,10 @@ If all filters in a sweep are names without wildcards, only records with the tag
 """
 
 from bisect import bisect_left
-from collections.abc import Hashable, Iterable, Iterator
-from heapq import heappop, heappush
+from collections.abc import Iterable, Iterator
 from typing import Final, final
 
+from martlet.delivery.beginnings import FILTERS_A_SLICE, Beginnings
 from martlet.delivery.cursor import Cursor, Place
 from martlet.delivery.interest import FilterTrie, Grants, Route, in_pieces
 from martlet.delivery.merge import POSITION_OF, merge
@@ -28,9 +28,8 @@ __all__ = ["CatchUpReader"]
 # Routing a message whose name has no cached route takes about 25 us.
 MESSAGES_A_SLICE: Final = 256
 BYTES_A_SLICE: Final = 1 << 20
-# Cursors, and filters of several, that a sweep adds, or moves to the tail; a filter takes 5 to 10 us.
+# Cursors, and filters of several (`FILTERS_A_SLICE`), that a sweep adds, or moves to the tail.
 CURSORS_A_SLICE: Final = 256
-FILTERS_A_SLICE: Final = 512
 CODES_MAX: Final = 1000  # names to search for in one pass over the entries
 REPAIRS: Final = 2  # how often the search for a start has damaged entries repaired
 
@@ -55,7 +54,7 @@ class CatchUpReader:
         self._behind: dict[Cursor, None] = {}  # those that the sweep has not reached yet
         self._swept: dict[Cursor, None] = {}
         self._offsets: dict[Queue, int] = {}
-        self._starts: list[int] = []  # a heap of the positions at which cursors join the sweep
+        self._beginnings = Beginnings(trie, lambda cursor: cursor.place is Place.SWEPT)
         self._codes: frozenset[int] | None = None
         self._codes_known = False
         self._rules = 0  # counts the changes of rules
@@ -80,11 +79,11 @@ class CatchUpReader:
                 self._trie.remove(each, cursor)
             self._codes_known = self._codes_known and self._codes is None
 
-    def add_filter(self, cursor: Cursor, topic_filter: str, value: Hashable) -> None:
-        """Note a new filter of *cursor*."""
+    def add_filter(self, cursor: Cursor, topic_filter: str) -> None:
+        """Note a new filter of *cursor*, or a new value of one."""
         if cursor.place is Place.SWEPT:
             self._codes_known = False
-            self._trie.add(topic_filter, cursor, value)
+            self._beginnings.add(cursor, topic_filter, self.swept_to)
 
     def remove_filter(self, cursor: Cursor, topic_filter: str) -> None:
         """Note that *cursor* has a filter no longer."""
@@ -127,7 +126,6 @@ class CatchUpReader:
         for queue, _ in self._queues():
             offsets[queue] = await _first_from(self._store, queue, start)
         self._offsets, self.swept_to = offsets, start
-        self._starts.clear()
 
     def _take_along(self) -> bool:
         """Add cursors that the sweep has reached; return False if there are more of them."""
@@ -136,11 +134,8 @@ class CatchUpReader:
         for cursor in taken:
             del self._behind[cursor]
             self._swept[cursor] = None
-            if cursor.start > self.swept_to:
-                heappush(self._starts, cursor.start)
             cursor.place = Place.SWEPT
-            for each, value in cursor.filters.items():
-                self._trie.add(each, cursor, value)
+            self._beginnings.enter(cursor, self.swept_to)
         return is_all
 
     async def _read(self) -> dict[Queue, ReadResult]:
@@ -202,8 +197,7 @@ class CatchUpReader:
             for run in make_runs(found[start:end]):
                 for count, receivers in in_pieces(grants, RECEIVERS_COUNTED):
                     for cursor, values in receivers:
-                        if cursor.start <= run.position:
-                            cursor.swept(run, values)
+                        cursor.swept(run, values)
                     if pace.is_over(count):
                         yield
             if self._rules != rules:
@@ -211,22 +205,24 @@ class CatchUpReader:
         return len(found)
 
     def _by_route(self, found: list[Found], first: int) -> Iterator[tuple[Grants[Cursor], int, int]]:
-        """Split *found* where the route changes, and where a cursor that joined the sweep later begins.
+        """Split *found* where the route changes, and where filters begin.
 
         Yields who gets them, and the indexes where they begin and end; equal ones for a pause before what begins there,
         because finding routes took long.
         """
-        starts, limit = self._starts, self._trie.steps + STEPS_A_SLICE
+        beginnings, limit = self._beginnings, self._trie.steps + STEPS_A_SLICE
         current: Route[Cursor] | None = None
         for index in range(first, len(found)):
             position, name = found[index][0], found[index][4]
+            if beginnings.first <= position:
+                if current is not None and current.grants:
+                    yield current.grants, first, index
+                first, current = index, None
+                while not beginnings.begin(position):
+                    yield {}, first, first
             while (route := self._trie.find_route(name)) is None:
                 yield {}, first, first
-            begins = False
-            while starts and starts[0] <= position:
-                heappop(starts)
-                begins = True
-            if route is not current or begins:
+            if route is not current:
                 if current is not None and current.grants:
                     yield current.grants, first, index
                 first, current = index, route

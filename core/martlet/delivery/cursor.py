@@ -64,11 +64,11 @@ class Source(Protocol):
     @property
     def swept_to(self) -> int: ...
 
-    def tail_position(self, taken: int = 0) -> int: ...
+    def tail_position(self) -> int: ...
 
     def check(self, topic_filter: str) -> None: ...
 
-    def add_filter(self, cursor: "Cursor", topic_filter: str, value: Hashable) -> None: ...
+    def add_filter(self, cursor: "Cursor", topic_filter: str, value: Hashable, *, is_live: bool) -> None: ...
 
     def remove_filter(self, cursor: "Cursor", topic_filter: str) -> None: ...
 
@@ -89,6 +89,7 @@ class Cursor:
 
     ``place`` tells where it is; at `Place.TAIL` it has joined the tail. ``wake`` is called when there is something to
     collect, and when the tail is joined. ``dropped`` counts messages that a full cursor did not take (`Feed.open`).
+    ``begins`` has the log positions at which filters begin that bring nothing yet; it may be None.
     """
 
     __slots__ = (
@@ -100,8 +101,10 @@ class Cursor:
         "_pending_bytes_max",
         "_permit",
         "_position",
+        "begins",
         "dropped",
         "filters",
+        "is_paused",
         "place",
         "wake",
     )
@@ -122,6 +125,8 @@ class Cursor:
         self._permit = permit
         self._generation = permit.generation if permit is not None else 0
         self.filters = dict(filters)
+        self.begins: dict[str, int] | None = None
+        self.is_paused = False
         self.place = Place.BEHIND
         self._feed = feed
         self._position = position
@@ -135,7 +140,7 @@ class Cursor:
         if self._pending:
             return self._pending[0][0].position
         if self.place is Place.TAIL:
-            return self._feed.tail_position(self._position)
+            return max(self._position, self._feed.tail_position())
         if self.place is Place.SWEPT:
             return max(self._position, self._feed.swept_to)
         return self._position
@@ -147,15 +152,8 @@ class Cursor:
 
     @property
     def start(self) -> int:
-        """The log position before which the cursor ignores records of a sweep."""
+        """The log position of the first record that the cursor may take."""
         return self._position
-
-    @property
-    def reach(self) -> int:
-        """The log position from which on a filter that is added now brings messages, or an earlier one."""
-        if self.place is Place.TAIL:
-            return self._feed.tail_position()
-        return max(self._position, self._feed.swept_to) if self.place is Place.SWEPT else self._position
 
     def collect(self, budget_bytes: int, messages_max: int = MESSAGES_ANY) -> list[tuple[Run, tuple[Hashable, ...]]]:
         """Return about *budget_bytes* of records, as runs with the values of the filters that match them.
@@ -212,8 +210,8 @@ class Cursor:
 
     def matched(self, run: Run, grants: tuple[Hashable, ...]) -> None:
         """Take *run* at the tail (see `Receiver`); a cursor that is full then leaves it."""
-        # A run may reach its receivers in several turns, and some may have left the tail since the first.
-        if self.place is not Place.TAIL:
+        # A run may reach its receivers in several turns; some may have left the tail since the first, or skipped it.
+        if self.place is not Place.TAIL or run.position < self._position:
             return
         if self._droppable is not None and self._is_full_with(run) and self._droppable(grants):
             self.dropped += run.count
@@ -259,19 +257,43 @@ class Cursor:
         self._position = max(self._position, position)
         self.place = place
 
+    def begin_later(self, topic_filter: str, position: int) -> None:
+        """Note that a filter brings nothing from before log position *position*."""
+        if self.begins is None:
+            self.begins = {}
+        self.begins[topic_filter] = position
+
+    def has_begun(self, topic_filter: str) -> None:
+        """Note that a filter brings messages now, or is gone."""
+        if self.begins is not None:
+            self.begins.pop(topic_filter, None)
+            if not self.begins:
+                self.begins = None
+
+    def undone(self, position: int) -> None:
+        """Note that the log was cut at *position*: what is appended now is new to the cursor."""
+        self._position = min(self._position, position)
+        if self.begins is not None:
+            self.begins = {each: min(begin, position) for each, begin in self.begins.items()}
+
     def restart(self, position: int) -> None:
         """Note that the feed has removed the cursor from a sweep or the tail; it continues from *position*."""
         self._position = position
 
     def resume(self) -> None:
         """Begin to receive, if the cursor was opened paused."""
+        self.is_paused = False
         if self.place is Place.FULL:
             self._feed.resume(self)
 
-    def add_filter(self, topic_filter: str, value: Hashable = None) -> None:
-        """Deliver messages that match *topic_filter* from now on. Raises `Refused` like `check`."""
+    def add_filter(self, topic_filter: str, value: Hashable = None, *, is_live: bool = False) -> None:
+        """Deliver messages that match *topic_filter* and are published from now on, wherever the cursor is.
+
+        If the cursor has the filter already, this replaces its value only. If it is paused, the filter begins at the
+        cursor's position, unless it *is_live*. Raises `Refused` like `check`.
+        """
         self.check(topic_filter)
-        self._feed.add_filter(self, topic_filter, value)
+        self._feed.add_filter(self, topic_filter, value, is_live=is_live or not self.is_paused)
 
     def remove_filter(self, topic_filter: str) -> None:
         """Stop delivering messages that match only *topic_filter*."""

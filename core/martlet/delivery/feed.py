@@ -11,6 +11,7 @@ from typing import final
 
 import trio
 
+from martlet.delivery.beginnings import Beginnings
 from martlet.delivery.catch_up_reader import CURSORS_A_SLICE, CatchUpReader
 from martlet.delivery.cursor import PENDING_BYTES, Cursor, Permit, Place
 from martlet.delivery.interest import FilterTrie
@@ -47,6 +48,7 @@ class Feed:
         self.topics_of = topics_of
         self._reader: TailReader | None = None  # of all topics; None while there are no cursors
         self._tail: FilterTrie[Cursor] = make_trie()
+        self._beginnings = Beginnings(self._tail, lambda cursor: cursor.place is Place.TAIL)
         swept: FilterTrie[Cursor] = make_trie()
         for trie in (self._tail, swept):
             trie.permits = _may_read
@@ -74,8 +76,9 @@ class Feed:
         Args:
           wake: called when there is something to collect; must not collect itself.
           filters: topic filters, each with a value that is returned with the runs that it matches.
-          position: start with the first record at or after this log position; None for the tail. A position beyond the
-            end, which a power failure can cause, means the tail too.
+          position: start with the first record at or after this log position; None for the tail, which are the records
+            that are appended from now on. A position beyond the end, which a power failure can cause, means the tail
+            too.
           pending_bytes_max: limit for uncollected records; a single run always fits. When all cursors of the feed
             together have 64 MiB, it is at most 256 KiB.
           permit: decides what the receiver may follow and read; None allows everything.
@@ -90,13 +93,15 @@ class Feed:
             self._tail.check(each)
         if not self._cursors:
             self._attach()
-        start = 0 if position is None else min(position, self._owner.store.readable)
+        store = self._owner.store
+        start = store.appended if position is None else min(position, store.appended)
         cursor = Cursor(self, wake, filters, start, pending_bytes_max, permit, droppable)
         self._cursors[cursor] = None
-        if position is None:
-            self._join(cursor)
-        elif is_paused:
+        if is_paused:
+            cursor.is_paused = True
             cursor.move_to(Place.FULL, 0)
+        elif start >= store.readable:
+            self._join(cursor, start)
         else:
             self.resume(cursor)
         return cursor
@@ -132,7 +137,7 @@ class Feed:
     def _attach(self) -> None:
         """Follow the topics at their tails."""
         self._reader = self.catch_up.reader = self._owner.reader(self.topics)
-        self._reader.attach(self._tail)
+        self._reader.attach(self._tail, self._beginnings)
 
     def _detach(self) -> None:
         reader, self._reader = self._reader, None
@@ -147,15 +152,10 @@ class Feed:
         """The log position before which everything was routed to the cursors that are swept."""
         return self.catch_up.swept_to
 
-    def tail_position(self, taken: int = 0) -> int:
-        """The log position before which everything was delivered to the cursors at the tail.
-
-        *taken* is the end of the last run that one of them took: runs come in log order over all topics.
-        """
+    def tail_position(self) -> int:
+        """The log position before which everything was delivered to the cursors at the tail."""
         reader = self._reader
-        if reader is None or not reader.is_behind:
-            return self._owner.store.readable
-        return max(reader.position, taken)
+        return self._owner.store.readable if reader is None or not reader.is_behind else reader.position
 
     def has_removed(self, position: int, filters: Iterable[str]) -> bool:
         """Return whether retention removed messages from log position *position* on that *filters* may match."""
@@ -195,20 +195,25 @@ class Feed:
         """Move *cursor* to the tail, skipping everything before."""
         if cursor.place is not Place.CLOSED:
             self._take_out(cursor)
-            self._join(cursor)
+            cursor.begins = None
+            self._join(cursor, self._owner.store.appended)
 
-    def add_filter(self, cursor: Cursor, topic_filter: str, value: Hashable) -> None:
-        """Add a filter of *cursor*."""
+    def add_filter(self, cursor: Cursor, topic_filter: str, value: Hashable, *, is_live: bool) -> None:
+        """Add a filter of *cursor*, or change its value; if it *is_live*, a new one begins at the end of the log."""
         self._tail.check(topic_filter)
+        if is_live and topic_filter not in cursor.filters:
+            cursor.begin_later(topic_filter, self._owner.store.appended)
         cursor.filters[topic_filter] = value
         if cursor.place is Place.TAIL:
-            self._tail.add(topic_filter, cursor, value)
+            self._beginnings.add(cursor, topic_filter, self.tail_position())
+            self._begin_soon()
         else:
-            self.catch_up.add_filter(cursor, topic_filter, value)
+            self.catch_up.add_filter(cursor, topic_filter)
 
     def remove_filter(self, cursor: Cursor, topic_filter: str) -> None:
         """Remove a filter of *cursor*."""
         if cursor.filters.pop(topic_filter, self) is not self:
+            cursor.has_begun(topic_filter)
             if cursor.place is Place.TAIL:
                 self._tail.remove(topic_filter, cursor)
             else:
@@ -222,10 +227,28 @@ class Feed:
         else:
             self.catch_up.remove(cursor)
 
-    def _join(self, cursor: Cursor) -> None:
-        cursor.move_to(Place.TAIL, self.tail_position())
-        for each, value in cursor.filters.items():
-            self._tail.add(each, cursor, value)
+    def _join(self, cursor: Cursor, position: int) -> None:
+        """Let *cursor* follow the tail from log position *position* on."""
+        cursor.move_to(Place.TAIL, position)
+        self._beginnings.enter(cursor, self.tail_position())
+        self._begin_soon()
+
+    # filters that begin later
+
+    def _begin_soon(self) -> None:
+        if self._beginnings:
+            self._owner.begin_soon(self)
+
+    def begin_due(self) -> bool:
+        """Let filters begin whose positions the tail has reached; return whether there are no others."""
+        self._beginnings.begin(self.tail_position())
+        return not self._beginnings
+
+    def undone(self, position: int) -> None:
+        """Note that the log was cut at *position*."""
+        self._beginnings.undone(position)
+        for cursor in self._cursors:
+            cursor.undone(position)
 
     # the sweep
 
@@ -238,7 +261,7 @@ class Feed:
         """Move some cursors to the tail, in the turn in which the sweep reached it; the others follow later."""
         for cursor in self.catch_up.next_at_tail():
             self._take_out(cursor)
-            self._join(cursor)
+            self._join(cursor, self.tail_position())
             cursor.wake()
 
 
@@ -261,7 +284,10 @@ class Cursors:
         self._feeds: dict[Feed, None] = {}
         self._sweeping: dict[Feed, None] = {}
         self._asking: list[Cursor] = []  # to wake, because the rules have changed
+        self._beginning: dict[Feed, None] = {}  # those with filters that begin later
         self._rung = trio.Event()
+        store.readable_end.on_moved.append(self._begin_due)
+        store.committer.on_undone.append(self._undone)
 
     def open(
         self,
@@ -309,6 +335,20 @@ class Cursors:
         """Remove *feed*, which was closed."""
         self._feeds.pop(feed, None)
         self._sweeping.pop(feed, None)
+        self._beginning.pop(feed, None)
+
+    def begin_soon(self, feed: Feed) -> None:
+        """Let filters of *feed* begin when the log is readable up to where they do."""
+        self._beginning[feed] = None
+
+    def _begin_due(self) -> None:
+        for feed in list(self._beginning):
+            if feed.begin_due():
+                del self._beginning[feed]
+
+    def _undone(self, position: int) -> None:
+        for feed in self._feeds:
+            feed.undone(position)
 
     def ring(self, feed: Feed) -> None:
         """Wake the sweeper for *feed*: one of its cursors is behind."""

@@ -56,16 +56,15 @@ class Finder:
         self._wake = wake
         self._cursor: Cursor | None = None
 
-    def go_on(self, readable: int) -> None:
-        """Find messages; *readable* is the present end of what can be read.
+    def go_on(self) -> None:
+        """Find messages.
 
         Raises:
           Refused: the feed may not be read.
         """
         if self._cursor is None:
             feed, topic_filter, _ = self._names
-            position = None if self._start >= readable else self._start
-            self._cursor = feed.open(self._wake, {topic_filter: None}, position, PENDING_BYTES)
+            self._cursor = feed.open(self._wake, {topic_filter: None}, self._start, PENDING_BYTES)
 
     def pause(self) -> None:
         """Hold nothing, and find nothing more until `go_on`."""

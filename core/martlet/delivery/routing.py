@@ -56,20 +56,21 @@ class Interest(Protocol):
 Stretch: TypeAlias = tuple[Route, list[Found]]
 
 
-def divide(found: list[Found], interest: Interest, begin: int = 0) -> tuple[list[Part], int]:
-    """Return the receivers of *found* from index *begin* on with what they get, and the index up to which it did that.
+def divide(found: list[Found], interest: Interest, begin: int = 0, stop: int | None = None) -> tuple[list[Part], int]:
+    """Return the receivers of *found* from index *begin* up to *stop*, with what they get, and where it ended.
 
     Records without receivers are left out. It ends early if names are new and take long, because many filters with
     wildcards may fit each of them; then it may have done nothing.
     """
     stretches: list[Stretch] = []
     current: Route | None = None
-    route_of, limit, end = interest.find_route, interest.steps + STEPS_A_SLICE, len(found)
+    route_of, limit = interest.find_route, interest.steps + STEPS_A_SLICE
+    end = len(found) if stop is None else stop
     for start in range(begin, end, RECORDS_AT_ONCE):
         if start >= end or interest.steps > limit:
             end = min(start, end)
             break
-        for index, each in enumerate(found[start : start + RECORDS_AT_ONCE], start):
+        for index, each in enumerate(found[start : min(start + RECORDS_AT_ONCE, end)], start):
             route = route_of(each[4])
             if route is None:
                 end = index

@@ -119,7 +119,7 @@ class ShareSource:
     def go_on(self) -> None:
         """Find messages by their names, if the group does so. Raises `Refused` if the topic may not be read."""
         if self.finder is not None:
-            self.finder.go_on(self._context.owner.store.readable)
+            self.finder.go_on()
 
     def pause(self) -> None:
         """Find nothing more until `go_on`."""

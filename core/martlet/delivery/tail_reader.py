@@ -9,15 +9,17 @@ its messages. Receivers without a match cost nothing.
 """
 
 import logging
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final, final
 
 import trio
 
+from martlet.delivery.beginnings import Beginnings
 from martlet.delivery.handed import HandedFrames
 from martlet.delivery.interest import in_pieces
 from martlet.delivery.listeners import Codes, Listener, Listeners, Wakes, codes_between, unwatch, watch
-from martlet.delivery.merge import first_counts, merge
+from martlet.delivery.merge import POSITION_OF, first_counts, merge
 from martlet.delivery.routing import Found, Interest, Matched, divide
 from martlet.delivery.runs import Frames, Run, make_runs
 from martlet.errors import Refused, StoreError
@@ -59,7 +61,7 @@ class TailReader:
         self._routed: dict[Queue, int] = {}
         self._touched: dict[Queue, None] = {}  # queues with unrouted records
         self._listeners = Listeners()
-        self._interests: dict[Interest, None] = {}
+        self._interests: dict[Interest, Beginnings | None] = {}
         self._handed = HandedFrames()
         self._undone = self._store.committer.undone
         self._routing: Steps[None] | None = None  # of records that were read, if it takes several turns
@@ -144,14 +146,14 @@ class TailReader:
         self._listeners.remove(listener)
         self._tails.release(self)
 
-    def attach(self, interest: Interest) -> None:
-        """Route new records by *interest* from now on."""
+    def attach(self, interest: Interest, beginnings: Beginnings | None = None) -> None:
+        """Route new records by *interest* from now on; *beginnings* has filters that join it at later positions."""
         if not self._interests:
             self._routing = None
             self._touched.clear()
             for queue in self._routed:
                 self._routed[queue] = self._store.end_offset(queue)
-        self._interests[interest] = None
+        self._interests[interest] = beginnings
 
     def detach(self, interest: Interest) -> None:
         """Stop routing by *interest*."""
@@ -279,25 +281,33 @@ class TailReader:
 
     def _route_all(self, found: list[Found], readable: int) -> Steps[None]:
         pace = Pace(RECEIVERS_A_SLICE)
-        for interest in list(self._interests):
-            yield from self._route_by(interest, found, pace)
+        for interest, beginnings in list(self._interests.items()):
+            yield from self._route_by(interest, beginnings, found, pace)
         if not self._touched:
             self.position = max(self.position, readable)
         if self._handed:
             self._handed.drop_before(found[-1][0] + 1 if self._touched and found else self.position)
 
-    def _route_by(self, interest: Interest, found: list[Found], pace: Pace) -> Steps[None]:
+    def _route_by(
+        self, interest: Interest, beginnings: Beginnings | None, found: list[Found], pace: Pace
+    ) -> Steps[None]:
         """Give each receiver its records of *found*."""
-        end = 0
+        end = stop = 0
         while end < len(found):
+            if end == stop:
+                stop = len(found)
+                if beginnings:
+                    while not beginnings.begin(found[end][0]):
+                        yield
+                    stop = bisect_left(found, beginnings.first, end, key=POSITION_OF)
             rules = self._rules
-            parts, end = divide(found, interest, end)
+            parts, end = divide(found, interest, end, stop)
             for grants, part in parts:
                 if self._rules == rules:
                     yield from self._give(grants, part, pace)
                 else:  # in a pause: those who still are receivers get the rest
                     yield from self._give_again(interest, grants, part, pace)
-            if end < len(found):
+            if end < stop:
                 yield
 
     def _give_again(self, interest: Interest, grants: Matched, part: list[Found], pace: Pace) -> Steps[None]:

@@ -346,13 +346,30 @@ class Projections:
         """Return whether *projection* has every record that is readable; it usually has, unless there came many."""
         return self._has_applied(projection, self._store.readable)
 
-    async def wait_applied(self, projection: Projection) -> None:
-        """Wait until *projection* has every record that is readable now."""
-        end = self._store.readable
+    async def wait_applied(self, projection: Projection, end: int = 0) -> None:
+        """Wait until *projection* has every record that is readable now, or that was appended before position *end*."""
+        end = max(end, self._store.readable)
+        if end > self._store.readable:
+            await self._wait_readable(end)
         while not self._has_applied(projection, end):
             if self._applied is None:
                 self._applied = trio.Event()
             await self._applied.wait()
+
+    async def _wait_readable(self, end: int) -> None:
+        """Wait until the log is readable up to *end*, or ends before."""
+        moved = trio.Event()
+
+        def note() -> None:
+            moved.set()
+
+        self._store.on_flushed.append(note)
+        try:
+            while self._store.readable < min(end, self._store.appended):
+                await moved.wait()
+                moved = trio.Event()
+        finally:
+            self._store.on_flushed.remove(note)
 
     def may_have_newer(self, projection: Projection, topic: str, tag: str) -> bool:
         """Return whether the log may have a message of *topic* with *tag* that *projection* has not applied yet.

@@ -48,6 +48,7 @@ class Committer:
         "now_ms",
         "on_commit_wanted",
         "on_sealed",
+        "on_undone",
         "pending",
         "undone",
     )
@@ -88,6 +89,8 @@ class Committer:
         self._lost: Refused | StoreFailed | None = None
         # How often appends were undone: other records get the positions that these had.
         self.undone = 0
+        # Each is called with the log position from which on appends were undone.
+        self.on_undone: list[Callable[[int], None]] = []
         self.appended_messages = 0
         self.appended_bytes = 0
         self.commits = 0
@@ -252,6 +255,8 @@ class Committer:
     def _take_back(self) -> None:
         """Undo all pending appends; none was stored."""
         self.take_back(0)
+        for callback in self.on_undone:
+            callback(self._tail.written)
 
     def take_back(self, count: int) -> None:
         """Return the queue offsets of the pending records, except the first *count*."""

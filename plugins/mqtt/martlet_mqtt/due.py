@@ -144,7 +144,7 @@ class DueMessages:
             if not self._due:
                 if not self._retained:
                     break
-                await projections.wait_applied(self._context.retained)
+                await projections.wait_applied(self._context.retained, self._end_of_retained())
                 self._take_retained()
                 await trio.lowlevel.checkpoint()
                 continue
@@ -179,6 +179,10 @@ class DueMessages:
             self._moved = await self._context.broker.turns.finish(retained.find_origins(origins))
         entry = retained.get(self._moved.get(due.position, ""))
         return await store.known_record_far(entry.position) if entry and entry.origin == due.position else None
+
+    def _end_of_retained(self) -> int:
+        """Return the log position before which the next retained messages that are due were published."""
+        return next((wanted.rest.end for _, wanted in self._retained.values()), 0)
 
     def _take_retained(self) -> None:
         """Find some retained messages that are due."""

@@ -22,7 +22,6 @@ from martlet.delivery.subscriptions import Delivery
 from martlet.errors import Refused
 from martlet.state.journal import NEXT_COMMIT
 
-from .beginnings import Beginnings
 from .client_frames import ClientFrames
 from .context import Context
 from .due import DueMessages
@@ -39,7 +38,6 @@ from .subscribing import Rest
 __all__ = ["Outgoing"]
 
 BEGIN: Final = -1
-NEVER: Final = 1 << 62
 
 
 @final
@@ -47,7 +45,6 @@ class Outgoing:
     """What one client is sent; `flight` takes its acknowledgements, `figures` what is in no log."""
 
     __slots__ = (
-        "_beginnings",
         "_context",
         "_cursor",
         "_due",
@@ -57,7 +54,6 @@ class Outgoing:
         "_peer",
         "_session",
         "_shares",
-        "_waiting",
         "figures",
         "flight",
     )
@@ -74,9 +70,6 @@ class Outgoing:
         self._frames = ClientFrames(context, connect)
         self.figures = Figures(peer, context, gate, self._frames)
         self._due = DueMessages(peer, context, session, self.flight, self._frames)
-        # Subscriptions of QoS 0 of a session that catches up: nothing old is sent for them.
-        self._waiting: dict[str, Grant] = {}
-        self._beginnings = Beginnings()
         # By filter, retained messages to send once the cursor has brought what the client missed: they are among that,
         # and would come before older ones of their names.
         self._later: dict[str, tuple[Grant, Rest]] = {}
@@ -90,13 +83,12 @@ class Outgoing:
         self._cursor, self._session.where, self._due.may_read = cursor, lambda: cursor.position, cursor.may_read
 
     def go_on(self, grant: Grant, rest: Rest | None) -> None:
-        """Send messages for *grant*, which the session has, from where it is, and *rest*. Raises `Refused`."""
-        cursor, topic_filter = self._the_cursor, grant.subscription.topic_filter
-        if grant.subscription.qos or cursor.place is Place.TAIL:
-            cursor.add_filter(topic_filter, grant)
-        else:
-            cursor.check(topic_filter)
-            self._waiting[topic_filter] = grant
+        """Send messages for *grant*, which the session has, and *rest*: of QoS 1 and 2 from where it is, of 0 new ones.
+
+        Raises `Refused`.
+        """
+        topic_filter = grant.subscription.topic_filter
+        self._the_cursor.add_filter(topic_filter, grant, is_live=not grant.subscription.qos)
         if rest is not None:
             self._later[topic_filter] = grant, rest
 
@@ -113,7 +105,8 @@ class Outgoing:
     @property
     def has_missed(self) -> bool:
         """Whether retention may have removed messages that its subscriptions match before the client returned."""
-        return self._context.feed.has_removed(self._session.position, self._the_cursor.filters)
+        cursor = self._the_cursor
+        return self._context.feed.has_removed(self._session.position, cursor.filters.keys() - (cursor.begins or {}))
 
     @property
     def dropped(self) -> int:
@@ -152,39 +145,23 @@ class Outgoing:
 
         If the client has the subscription already and is behind, those that are among what it missed come after that.
         """
-        cursor, now = self._the_cursor, self._context.broker.store.readable
-        if grant.subscription.topic_filter in cursor.filters:
-            is_at_end = cursor.place is Place.TAIL and not cursor.has_pending
-            return Rest(BEGIN, now if is_at_end else min(cursor.position, now), now)
-        end = now if grant.subscription.qos or cursor.place is Place.TAIL else NEVER
-        return Rest(BEGIN, end, end)
+        cursor, store = self._the_cursor, self._context.broker.store
+        if grant.subscription.topic_filter not in cursor.filters:
+            return Rest(BEGIN, store.appended, store.appended)
+        now = store.readable
+        is_at_end = cursor.place is Place.TAIL and not cursor.has_pending
+        return Rest(BEGIN, now if is_at_end else min(cursor.position, now), now)
 
-    def subscribe(self, grant: Grant, *, is_unmarked: bool = False) -> None:
-        """Send messages for *grant* that are published from now on.
+    def subscribe(self, grant: Grant) -> None:
+        """Send messages for *grant* that are published from now on. Raises `Refused`.
 
-        Args:
-          is_unmarked: messages of the client itself, which must not come back to it, are not marked as such until now.
-
-        Raises:
-          Refused: the client may not subscribe to it.
+        If the client has the subscription already, what waits for it is sent too (MQTT 5 section 3.8.4).
         """
-        cursor, topic_filter, store = self._the_cursor, grant.subscription.topic_filter, self._context.broker.store
-        self._waiting.pop(topic_filter, None)
-        is_replaced = topic_filter in cursor.filters  # what waits for it must not be lost (MQTT 5 section 3.8.4)
-        if not is_replaced and (is_unmarked or cursor.reach < store.readable):
-            now = store.readable
-            self._beginnings.add(topic_filter, now, store.appended if is_unmarked else now)
-        if grant.subscription.qos or is_replaced or cursor.place is Place.TAIL:
-            cursor.add_filter(topic_filter, grant)
-        else:
-            cursor.remove_filter(topic_filter)
-            self._waiting[topic_filter] = grant
+        self._the_cursor.add_filter(grant.subscription.topic_filter, grant)
 
     def unsubscribe(self, topic_filter: str) -> None:
         """Send nothing more for *topic_filter*, except what is in flight."""
-        self._waiting.pop(topic_filter, None)
         self._later.pop(topic_filter, None)
-        self._beginnings.remove(topic_filter)
         self._the_cursor.remove_filter(topic_filter)
         self._shares.remove(topic_filter)
         self.figures.forget(topic_filter)
@@ -221,24 +198,17 @@ class Outgoing:
             try:
                 for run, grants in cursor.collect(budget_bytes, count):
                     budget_bytes = 0 if run.is_compressed else budget_bytes - len(run.data)
-                    if self._beginnings:
-                        for part, wanted in self._beginnings.divide(run, cast("tuple[Grant, ...]", grants)):
-                            self._deliver(part, wanted)
-                    else:
-                        self._deliver(run, cast("tuple[Grant, ...]", grants))
+                    self._deliver(run, cast("tuple[Grant, ...]", grants))
             except Exception:  # whatever it is, it ends the connection
                 self._session.where = lambda: 0  # not the cursor's: some of what it gave was not delivered
                 raise
             if not cursor.has_pending:
-                if (self._waiting or self._later) and cursor.place is Place.TAIL:
-                    self._end_catching_up(cursor)
+                if self._later and cursor.place is Place.TAIL:
+                    self._end_catching_up()
                 return
 
-    def _end_catching_up(self, cursor: Cursor) -> None:
-        """Send what had to wait until the client has what it missed."""
-        waiting, self._waiting = self._waiting, {}
-        for topic_filter, grant in waiting.items():
-            cursor.add_filter(topic_filter, grant)
+    def _end_catching_up(self) -> None:
+        """Send the retained messages that had to wait until the client has what it missed."""
         later, self._later = self._later, {}
         for grant, rest in later.values():
             self._due.add_retained(grant, rest)

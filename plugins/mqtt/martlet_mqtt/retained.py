@@ -163,8 +163,10 @@ class Retained:
         return found
 
     def may_match(self, topic_filter: str) -> bool:
-        """Return False if *topic_filter* matches no name with a retained message."""
-        return topic_filter in self._entries or (_has_wildcards(topic_filter) and len(self._entries) > 0)
+        """Return False if *topic_filter* matches no name with a retained message, applied or not."""
+        if _has_wildcards(topic_filter):
+            return len(self._entries) + len(self._ahead) > 0
+        return topic_filter in self._entries or self._ahead.newest(topic_filter) is not None
 
     def matches(self, topic_filter: str, after: str = "") -> Iterator[str]:
         """Yield the names with a retained message that *topic_filter* matches, in order, while messages come and go.

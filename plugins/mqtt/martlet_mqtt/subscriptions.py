@@ -198,8 +198,7 @@ class Subscriptions:
                 self._outgoing.unshare(topic_filter)
             raise
         if shared is None and not is_sys(topic_filter):
-            is_unmarked = is_new and grant.subscription.no_local and not self._incoming.marks
-            self._outgoing.subscribe(grant, is_unmarked=is_unmarked)
+            self._outgoing.subscribe(grant)
         return grant, is_new, rest
 
     def _wants_retained(self, grant: Grant, is_new: bool) -> bool:

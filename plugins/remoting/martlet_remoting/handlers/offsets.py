@@ -87,7 +87,7 @@ def update_consumer_offset(context: Context, command: Command) -> bytes:
 
 
 def get_max_offset(context: Context, command: Command) -> bytes | Steps[bytes]:
-    """Answer the offset after the newest message; 0 for a queue that was never used.
+    """Answer the offset after the newest message, once that is readable; 0 for a queue that was never used.
 
     Retries that may still be delayed (`retries`) do not count. RocketMQ writes them only after their delay. A
     consumer that begins at the end, for example because its group was deleted, must not skip them.
@@ -96,7 +96,9 @@ def get_max_offset(context: Context, command: Command) -> bytes | Steps[bytes]:
     grant, queue_id = _queue(context, command)
     if grant.name.startswith(RETRY_PREFIX) and not supports_delays(broker):
         return _end_of_retries(command, grant, queue_id, broker.clock.now_ms() - LONGEST_MS)
-    return reply(command, {"offset": grant.end_offset(queue_id)})
+    offset, position = grant.next_offset(queue_id)
+    context.peer.hold_until(position)
+    return reply(command, {"offset": offset})
 
 
 def _end_of_retries(command: Command, grant: TopicGrant, queue_id: int, before_ms: int) -> Steps[bytes]:
