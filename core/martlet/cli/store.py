@@ -35,8 +35,7 @@ examples:
   martlet store verify martlet-data                  read all records and look each one up
   martlet store repair martlet-data                  repair now what the next start would repair
   martlet store repair /var/lib/martlet --config /etc/martlet.toml --yes
-The broker must be stopped, or DIR be a copy or a snapshot. inspect and verify change nothing. verify and repair need
-the broker's configuration if it sets any file size of [store].
+The broker must be stopped, or DIR be a copy or a snapshot. inspect and verify change nothing.
 Exit codes: 0 no damage; 1 repair was declined; 3 damage was found (verify) or could not be repaired (repair), or a
 broker has the directory open.
 """

@@ -8,7 +8,7 @@ __all__ = ["QUEUE_FILE_ENTRIES", "StoreConfig"]
 
 MIB: Final = 1024 * 1024
 
-# RocketMQ's readers require this length (mappedFileSizeConsumeQueue, 6,000,000 bytes).
+# mappedFileSizeConsumeQueue is 6,000,000 bytes by default.
 QUEUE_FILE_ENTRIES: Final = 300_000
 
 
@@ -24,7 +24,7 @@ class StoreConfig(Settings):
     )
     segment_bytes: int = setting(
         1024 * MIB,
-        "size of a log file; retention removes whole files (mappedFileSizeCommitLog)",
+        "size of a log file of a new store; retention removes whole files (mappedFileSizeCommitLog)",
         unit="bytes",
         low=1024,
         high=2**31 - 1,
@@ -50,7 +50,10 @@ class StoreConfig(Settings):
         high=1024 * MIB,
     )
     queue_file_entries: int = setting(
-        QUEUE_FILE_ENTRIES, "entries per consume queue file; RocketMQ accepts only the default", unit="entries", low=1
+        QUEUE_FILE_ENTRIES,
+        "entries per consume queue file of a new store (mappedFileSizeConsumeQueue / 20)",
+        unit="entries",
+        low=1,
     )
     light_queues_max: int = setting(
         20_000,
@@ -85,13 +88,13 @@ class StoreConfig(Settings):
     keys_index: bool = setting(True, "index messages by key and unique key (messageIndexEnable)")
     index_slots: int = setting(
         5_000_000,
-        "hash slots per file of the key index (maxHashSlotNum); RocketMQ accepts only the default",
+        "hash slots per file of the key index of a new store (maxHashSlotNum)",
         unit="slots",
         low=1,
     )
     index_entries: int = setting(
         20_000_000,
-        "entries per file of the key index (maxIndexNum); RocketMQ accepts only the default",
+        "entries per file of the key index of a new store (maxIndexNum)",
         unit="entries",
         low=2,
     )

@@ -28,7 +28,7 @@ from martlet.store.keyless import is_keyless, record_end
 from martlet.store.queues import Queue
 from martlet.store.segments import Segments
 
-__all__ = ["IndexFile", "KeyIndex"]
+__all__ = ["IndexFile", "KeyIndex", "is_index_name"]
 
 logger = logging.getLogger("martlet.store")
 
@@ -154,7 +154,7 @@ class KeyIndex:
     def _paths(self) -> list[str]:
         """Return the paths of index files; other files are ignored."""
         disk = self.files.disk
-        paths = [f"{self.directory}/{name}" for name in disk.names(self.directory) if _is_name(name)]
+        paths = [f"{self.directory}/{name}" for name in disk.names(self.directory) if is_index_name(name)]
         return [path for path in paths if disk.path_size(path) >= 0]
 
     def _load_file(self, path: str) -> IndexFile | None:
@@ -556,7 +556,7 @@ def _swapped(data: bytes) -> "array[int]":
     return numbers
 
 
-def _is_name(name: str) -> bool:
+def is_index_name(name: str) -> bool:
     return len(name) == 17 and name.isascii() and name.isdecimal()
 
 

@@ -43,6 +43,7 @@ from martlet.store.recovery import Progress, Recovery
 from martlet.store.repairs import Repairs
 from martlet.store.retention import Retention
 from martlet.store.segments import Segments
+from martlet.store.sizes import fit_sizes
 from martlet.store.statistics import Recovered, StoreStatistics
 from martlet.store.topic_retention import TopicRetention
 from martlet.store.wakeup import Wakeup
@@ -201,7 +202,8 @@ class Store:
           StoreLocked: another process has it open; the text says which.
           OSError: the directory cannot be used.
         """
-        store = cls(directory, config, clock, disk if disk is not None else RealDisk())
+        disk = disk if disk is not None else RealDisk()
+        store = cls(directory, fit_sizes(str(directory), config, disk), clock, disk)
         store.queues.dispatchers = {SCHEDULE_TOPIC: due_dispatcher(DELAYS_MS), **(dispatchers or {})}
         store._place.lock()
         with ExitStack() as undo:

@@ -362,6 +362,16 @@ class QueueFiles:
                 return False
         return True
 
+    def complete(self, queue: Queue) -> set[str]:
+        """Give all files of *queue* their full size, which RocketMQ checks; return the paths of those that changed."""
+        changed: set[str] = set()
+        for start in self.starts(queue):
+            path = self.path_of(queue, start)
+            if self.files.size(path) != self.file_bytes:
+                self.files.truncate(path, self.file_bytes)
+                changed.add(path)
+        return changed
+
     def cut(self, queue: Queue, end: int) -> None:
         """Ensure that the files have nothing from offset *end* on."""
         at = end * ENTRY_BYTES

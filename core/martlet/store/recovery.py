@@ -329,6 +329,8 @@ class Recovery:
         repair.complete()
         repair.finish()
         self.paths |= repair.paths
+        for queue in self._broken:
+            self.paths |= self.queues.files.complete(queue)
         self.records += repair.scan.records
         self.damaged += repair.scan.damaged
         self._progress(end - begin, end - begin, self._scan.records + repair.scan.records, last=True)

@@ -105,6 +105,30 @@ class Segments:
                 self.strays.append(path)
         return sizes
 
+    def bytes_on_disk(self, least: int) -> int:
+        """Return the size that the segments on disk have, or shall have; the configured one if there are none.
+
+        All of them have it but the newest, which a crash or a copy may have left short. If that is the only one, it is
+        whole if it is not full of records, which are then cut off; one of fewer bytes than *least* is no segment.
+        """
+        sizes = self._sizes()
+        self.strays = []
+        found = sorted(
+            _segments_among(sizes, [start for start in sizes if self._begins_with_record(start)], self.segment_bytes)
+        )
+        if not found:
+            return self.segment_bytes
+        newest = sizes[found[-1]]
+        if len(found) > 1:
+            before, between = sizes[found[-2]], found[-1] - found[-2]
+            # If segments are missing between the two, there is room for several.
+            return max(before if before and not between % before else between, newest)
+        if newest >= self.segment_bytes or newest < least:
+            return max(newest, self.segment_bytes)
+        path = self.path_of(found[0])
+        last = self.files.read(path, FRONT_BYTES, newest - FRONT_BYTES)
+        return self.segment_bytes if last.rstrip(b"\x00") else newest
+
     def _begins_with_record(self, start: int) -> bool:
         """Return whether the file named after *start* begins with a record for that position."""
         front = self.files.read(self.path_of(start), FRONT_BYTES, 0)

@@ -27,7 +27,9 @@ SLOT: Final = Struct(">qqqii")
 UNIT: Final = Struct(">iqiqiqiiq")
 BLANK: Final = Struct(">iqi")
 BLANK_MAGIC: Final = (0xBBCCDDEE ^ (1_880_681_586 + 8)) - (1 << 32)
-LOG_BYTES: Final = 100 << 20
+LOG_BYTES: Final = 100 << 20  # mappedFileSizeTimerLog
+# Another size of a file is RocketMQ's setting if it is a multiple of this, else the file is damaged.
+LOG_STEP_BYTES: Final = 1024
 # lastReadTimeMs lastTimerLogFlushPos lastTimerQueueOffset masterTimerQueueOffset; the data version: state, ms, counter
 CHECK: Final = Struct(">qqqqqqq")
 USUAL: Final = 1
@@ -64,12 +66,13 @@ class _Log:
         self._written = 0
         self.position = 0
         disk.make_directory(directory)
+        self._file_bytes = _log_bytes(disk, directory)
         for name in disk.names(directory):
             disk.unlink(f"{directory}/{name}")
 
     def append(self, unit: bytes) -> int:
         """Append *unit* and return its position."""
-        left = LOG_BYTES - self.position % LOG_BYTES
+        left = self._file_bytes - self.position % self._file_bytes
         if len(unit) + BLANK.size > left:
             self._put(BLANK.pack(left, 0, BLANK_MAGIC))
             self.flush()
@@ -89,17 +92,27 @@ class _Log:
         """Write what was appended; it is all in one file."""
         if not self._parts:
             return
-        start, at = divmod(self._written, LOG_BYTES)
-        path = f"{self._directory}/{start * LOG_BYTES:020d}"
+        start, at = divmod(self._written, self._file_bytes)
+        path = f"{self._directory}/{start * self._file_bytes:020d}"
         fd = self._disk.open(path, create=not at)
         try:
             if not at:
-                self._disk.truncate(fd, LOG_BYTES)
+                self._disk.truncate(fd, self._file_bytes)
             self._disk.write(fd, b"".join(self._parts), at)
             self._disk.sync(fd)
         finally:
             self._disk.close(fd)
         self._parts, self._bytes, self._written = [], 0, self.position
+
+
+def _log_bytes(disk: Disk, directory: str) -> int:
+    """Return the size of the log's files, which RocketMQ compares with its setting: that of the files that are there.
+
+    A file without room for two units and a blank one is none.
+    """
+    sizes = {disk.path_size(f"{directory}/{name}") for name in disk.names(directory)}
+    size = sizes.pop() if len(sizes) == 1 else 0
+    return size if size >= 2 * UNIT.size + BLANK.size and not size % LOG_STEP_BYTES else LOG_BYTES
 
 
 def write_wheel(
