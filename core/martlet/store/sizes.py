@@ -105,12 +105,21 @@ def _index_sizes(directory: str, config: StoreConfig, disk: Disk, files: Files) 
     size, count = sizes.most_common(1)[0]
     if count * 2 <= sizes.total():
         return usual
+    has_content = False
     for path in paths:
-        if disk.path_size(path) == size:
-            found = _find_sizes(path, size, config, files)
+        if disk.path_size(path) == size and (count := _count_in(path, files)) > 1:
+            has_content = True
+            found = _find_sizes(path, size, count, config, files)
             if found is not None:
                 return found
-    return next(_possible_sizes(size, config), usual)
+    # Content that fits no sizes is damaged, and so may be the size.
+    return usual if has_content else next(_possible_sizes(size, config), usual)
+
+
+def _count_in(path: str, files: Files) -> int:
+    """Return the number of the next entry in the index file at *path*; 1 or less if it has none."""
+    header = files.read(path, HEADER.size, 0)
+    return HEADER.unpack(header)[-1] if len(header) == HEADER.size else 0
 
 
 def _possible_sizes(size: int, config: StoreConfig) -> Iterator[tuple[int, int]]:
@@ -130,20 +139,17 @@ def _size_of(slots: int, entries: int) -> int:
     return HEADER.size + slots * SLOT_BYTES + entries * ITEM_BYTES
 
 
-def _find_sizes(path: str, size: int, config: StoreConfig, files: Files) -> tuple[int, int] | None:
+def _find_sizes(path: str, size: int, count: int, config: StoreConfig, files: Files) -> tuple[int, int] | None:
     """Return slots and entries of the index file at *path*, whose header says neither.
 
     Only the sum of both is known from the size. Where the entries begin shows in the file: each names its slot.
     """
-    header = files.read(path, HEADER.size, 0)
-    if len(header) < HEADER.size:
-        return None
-    *_, last_position, _, count = HEADER.unpack(header)
+    *_, last_position, _, _ = HEADER.unpack(files.read(path, HEADER.size, 0))
     rest = size - HEADER.size
     for slots, entries in _possible_sizes(size, config):
         if _is_index(path, size, slots, count, files):
             return slots, entries
-    for at in _places_of(path, POSITION.pack(last_position), size, files) if count > 1 else ():
+    for at in _places_of(path, POSITION.pack(last_position), size, files):
         # It is the second field of the newest entry.
         slots = (at - 4 - (count - 1) * ITEM_BYTES - HEADER.size) // SLOT_BYTES
         if _is_index(path, size, slots, count, files):
