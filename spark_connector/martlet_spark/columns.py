@@ -15,9 +15,10 @@ from martlet_spark.errors import OptionError
 __all__ = ["COLUMNS", "DEFAULT", "MS_MAX", "MS_MIN", "PROPERTIES", "TIMESTAMP", "arrow_schema", "select"]
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
-# Times outside of the years 1 to 9999 are null: a producer may have sent any number.
-MS_MIN: Final = -62_135_596_800_000
-MS_MAX: Final = 253_402_300_799_999
+# Times outside of the years 1 to 9999 are null: a producer may have sent any number. So are the first and last two days
+# of these, which a time zone could move out of Python's calendar: `collect` would fail.
+MS_MIN: Final = -62_135_596_800_000 + 2 * 86_400_000
+MS_MAX: Final = 253_402_300_799_999 - 2 * 86_400_000
 PROPERTIES: Final = pa.map_(pa.string(), pa.string())
 
 # name -> (Spark's type, Arrow's type). All are nullable: Spark compares nullability too.

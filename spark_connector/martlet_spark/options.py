@@ -306,7 +306,13 @@ SINK: Final = (
         False,
         "a batch that is repeated after its commit may have other rows, as with rand(): keep those that were written",
     ),
-    Option("batchBytes", _bytes, 1 << 20, "most bytes in one request; at most the brokers' limit of a message", "512k"),
+    Option(
+        "batchBytes",
+        _bytes,
+        1 << 20,
+        "most bytes in one request, unless a message alone has more; at most the brokers' limit of a message",
+        "512k",
+    ),
     Option(
         "retiredBrokers",
         _list,

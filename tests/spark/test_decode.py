@@ -2,6 +2,7 @@
 
 import datetime
 import sys
+import time
 import zlib
 
 import pyarrow as pa
@@ -9,6 +10,7 @@ import pytest
 import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pyspark.sql.types import TimestampType
 
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, encode_properties
 from martlet.records.codec import decode_records, with_room_for_record_crc, write_record_crc
@@ -275,9 +277,28 @@ def test_damaged_records_are_refused_or_read_alike(data: st.DataObject) -> None:
         assert decoder.decode(found, "b").to_pylist() == slow
 
 
+EDGES = [MS_MIN - 1, MS_MIN, MS_MAX, MS_MAX + 1, -(1 << 63), (1 << 63) - 1]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Etc/GMT+12", "Pacific/Kiritimati", "America/New_York", "Asia/Kolkata"])
+def test_times_at_the_edges_of_the_calendar_can_be_collected(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PySpark makes them times of the driver's zone, where the first hours of year 1 may be before it."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    messages = [usual(number) for number in range(MANY)]
+    for message, born_ms in zip(messages, EDGES, strict=False):
+        message.born_ms = born_ms
+    found = both_ways(records(messages), ("born_ts",)).column("born_ts")
+    assert [each.is_valid for each in found[: len(EDGES)]] == [False, True, True, False, False, False]
+    for each in found.cast(pa.int64()).to_pylist()[1:3]:
+        assert TimestampType().fromInternal(each).year in (1, 9999)
+    monkeypatch.undo()
+    time.tzset()
+
+
 def test_impossible_times_are_null() -> None:
     messages = [usual(number) for number in range(MANY)]
-    for number, ms in enumerate((-(1 << 63), (1 << 63) - 1, 253_402_300_799_999, 0)):
+    for number, ms in enumerate((-(1 << 63), (1 << 63) - 1, MS_MAX, 0)):
         messages[number].born_ms = ms
     found = both_ways(records(messages)).column("born_ts")
     assert [value.as_py() is None for value in found[:5]] == [True, True, False, False, False]

@@ -138,9 +138,26 @@ def test_many_rows_in_small_batches(topic: Topic) -> None:
     assert all(numbers == sorted(numbers) for numbers in by_key.values())
 
 
-def test_a_message_over_the_limit_says_which_limit(topic: Topic) -> None:
-    with pytest.raises(WriteError, match=r"MESSAGE_ILLEGAL: batch is \d+ bytes; broker.message_bytes_max is 4194304"):
-        write(topic, {"body": [bytes(5 << 20)]})
+@pytest.mark.parametrize("guarantee", ["at-least-once", "exactly-once"])
+def test_messages_of_exactly_the_limit_are_written_and_larger_ones_name_it(topic: Topic, guarantee: str) -> None:
+    limit = 4 << 20
+    columns: Columns = {"body": [b"x", bytes(limit), b"y"], "key": ["k"] * 3, "properties": [[("a", "b" * 30_000)]] * 3}
+    write(topic, columns, guarantee=guarantee)
+    found = stored(topic.endpoints, topic.name)
+    assert [len(message.body) for message in found] == [1, limit, 1]
+    assert {message.properties["a"] for message in found} == {"b" * 30_000}
+    with pytest.raises(
+        WriteError, match=r"MESSAGE_ILLEGAL: message body is \d+ bytes; broker.message_bytes_max is 419430"
+    ):
+        write(topic, {"body": [bytes(limit + 1)]}, guarantee=guarantee)
+
+
+def test_empty_bodies_are_written_in_transactions_which_others_refuse(topic: Topic) -> None:
+    """A query that copies a topic of MQTT clients has them: they clear retained messages."""
+    write(topic, {"body": [b"", b"1"], "key": ["a", "b"]}, guarantee="exactly-once")
+    assert sorted(message.body for message in stored(topic.endpoints, topic.name)) == [b"", b"1"]
+    with pytest.raises(WriteError, match="a row has an empty body, which brokers take with the guarantee exactly-once"):
+        write(topic, {"body": [b""]})
 
 
 def test_what_cannot_be_written_fails_before_anything_is(topic: Topic) -> None:

@@ -13,7 +13,7 @@ from martlet.cli.main import main
 from martlet_remoting.client.blocking import Admin, PullConsumer
 from martlet_remoting.packets import MessageQueue
 from martlet_spark.errors import OptionError, PipelineError
-from martlet_spark.pipelines.plots import Chart, charts_of, plot
+from martlet_spark.pipelines.plots import Chart, charts_of, plot, short_number
 from martlet_spark.pipelines.stats import message_stats, per_topic
 
 from .conftest import Topic
@@ -89,6 +89,32 @@ def test_a_plot_is_a_page_that_needs_nothing(tmp_path: Path) -> None:
     assert page.count("<polyline") == 6
     assert "&lt;B&gt;" in page
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_a_line_is_interrupted_where_windows_have_no_messages(tmp_path: Path) -> None:
+    minutes = [0, 1, 2, 7, 9, 10]
+    chart = Chart("any", {"A": [(NOON + timedelta(minutes=n), 1.0) for n in minutes]})
+    assert [[point[0].minute for point in part] for part in chart.lines("A")] == [[0, 1, 2], [7], [9, 10]]
+    plot([chart], str(tmp_path / "page.html"), "Topics")
+    page = (tmp_path / "page.html").read_text()
+    assert (page.count("<polyline"), page.count("<circle")) == (3, 6)
+    plot([chart], str(tmp_path / "page.png"), "Topics")
+
+
+def test_one_window_is_drawn_between_its_begin_and_its_end(tmp_path: Path) -> None:
+    plot(charts_of(rows(1), 300), str(tmp_path / "page.html"), "Topics")
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("12:00:00") == page.count("12:05:00") == 3
+    assert 'cx="460.0"' in page  # the middle
+    plot(charts_of(rows(1), 300), str(tmp_path / "page.png"), "Topics")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.25, "0.25"), (1500, "1,500"), (1e7, "10 M"), (2.5e9, "2.5 G"), (2e13, "20 T"), (5e15, "5,000 T")],
+)
+def test_numbers_of_an_axis_are_written_out(value: float, text: str) -> None:
+    assert short_number(value) == text
 
 
 def test_a_plot_can_be_a_png(tmp_path: Path) -> None:

@@ -55,8 +55,8 @@ class SparkSink:
         ext = {"producer": self.producer, "epoch": self.epoch, "sequence": sequence, "topic": "T"}
         return await self.client.ask(code, ext, orjson.dumps({"parts": parts}))
 
-    async def received(self, queue_id: int = 1, topic: str = "T") -> list[bytes]:
-        answer = await self.client.ask(PULL, pull_ext(topic, 0, queue_id))
+    async def received(self, queue_id: int = 1, topic: str = "T", offset: int = 0) -> list[bytes]:
+        answer = await self.client.ask(PULL, pull_ext(topic, offset, queue_id))
         return [record.body for record in decode_records(answer.body)]
 
 
@@ -239,13 +239,25 @@ async def test_a_wrong_commit_is_refused_and_changes_nothing(tmp_path: Path) -> 
 async def test_messages_that_a_batch_cannot_have_are_refused(tmp_path: Path) -> None:
     async with spark(tmp_path) as sink:
         for bodies, properties, code, text in (
-            ([b""], b"", 1, "message body is empty"),
             ([], b"", 13, "staged batch is empty"),
             ([b"x"], b"TRAN_MSG\x01true\x02PGROUP\x01P\x02", 13, "has the property TRAN_MSG of another transaction"),
             ([b"x"], b"A\x01\x00\x02", 13, "contain U+0000"),
         ):
             answer = await sink.stage(0, "a", 0, bodies, properties)
             assert (answer.code, text in str(answer.remark)) == (code, True), answer.remark
+
+
+async def test_empty_messages_and_those_of_the_largest_size_are_staged_and_delivered(tmp_path: Path) -> None:
+    """Consumers of MQTT clear a retained message by an empty one, and whoever copies a topic has both."""
+    limit = 4 << 20
+    async with spark(tmp_path) as sink:
+        for number, body in enumerate((b"", bytes(limit), b"x")):
+            assert (await sink.stage(0, "a", number, [body], b"A\x01" + b"b" * 30_000 + b"\x02")).code == 0
+        answer = await sink.stage(0, "a", 3, [bytes(limit + 1)])
+        assert (answer.code, f"message body is {limit + 1} bytes" in str(answer.remark)) == (13, True), answer.remark
+        assert (await sink.end(COMMIT, 0, [["a", 3]])).code == 0
+        bodies = [body for offset in range(3) for body in (await sink.received(offset=offset))[:1]]
+        assert [len(body) for body in bodies] == [0, limit, 1]
 
 
 async def test_a_broker_without_the_plugin_names_it(tmp_path: Path) -> None:

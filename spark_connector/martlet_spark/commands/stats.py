@@ -54,7 +54,8 @@ def stats(arguments: Any) -> int:
                 _write(found.orderBy("window", "topic", "tag"), arguments.to, arguments.format)
             if arguments.plot:
                 latest = per_topic(found).orderBy("window", ascending=False).limit(PLOT_ROWS).collect()
-                plot(charts_of(row.asDict() for row in reversed(latest)), arguments.plot, "Topics")
+                charts = charts_of((row.asDict() for row in reversed(latest)), arguments.window / 1000)
+                plot(charts, arguments.plot, "Topics")
             rows = (
                 found.orderBy("window", "topic", "tag", ascending=[False, True, True]).limit(arguments.rows).collect()
             )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from html import escape
 from importlib.util import find_spec
 from math import log10
@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias, final
 
 from martlet_spark.errors import OptionError, PipelineError
 
-__all__ = ["PLOT_ROWS", "SERIES_MAX", "Chart", "charts_of", "check_plot", "plot"]
+__all__ = ["PLOT_ROWS", "SERIES_MAX", "Chart", "charts_of", "check_plot", "plot", "short_number"]
 
 Points: TypeAlias = list[tuple[datetime, float]]
 
@@ -35,10 +35,31 @@ STYLE: Final = "body{font:14px sans-serif;margin:2em}h2{font-size:15px;margin:1.
 @final
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One chart: a line for each topic."""
+    """One chart: a line for each topic, interrupted where windows of *window_s* have no messages."""
 
     title: str
     series: dict[str, Points]
+    window_s: float = 60
+
+    @property
+    def half(self) -> timedelta:
+        """Half a window: each is drawn at its middle."""
+        return timedelta(seconds=self.window_s / 2)
+
+    def span(self) -> tuple[datetime, datetime]:
+        """Return where the first window begins and the last one ends: also one window has a width."""
+        times = [when for series in self.series.values() for when, _ in series]
+        return min(times), max(times) + 2 * self.half
+
+    def lines(self, topic: str) -> list[Points]:
+        """Return the points of *topic* in groups that follow one another without a gap."""
+        found: list[Points] = []
+        for point in self.series[topic]:
+            if found and (point[0] - found[-1][-1][0]).total_seconds() <= self.window_s * 1.01:
+                found[-1].append(point)
+            else:
+                found.append([point])
+        return found
 
 
 def check_plot(path: str) -> None:
@@ -50,7 +71,7 @@ def check_plot(path: str) -> None:
         raise PipelineError("matplotlib is not installed, and PNG needs it; pip install matplotlib, or plot to .html")
 
 
-def charts_of(rows: Iterable[Mapping[str, Any]]) -> list[Chart]:
+def charts_of(rows: Iterable[Mapping[str, Any]], window_s: float = 60) -> list[Chart]:
     """Return the charts of *rows*, each with ``window``, ``topic`` and measures, in order of time."""
     found = list(rows)
     totals: dict[str, int] = {}
@@ -64,7 +85,7 @@ def charts_of(rows: Iterable[Mapping[str, Any]]) -> list[Chart]:
             for row in found:
                 if row["topic"] in series:
                     series[row["topic"]].append((row["window"], float(row[measure] or 0)))
-            charts.append(Chart(title, series))
+            charts.append(Chart(title, series, window_s))
     return charts
 
 
@@ -89,7 +110,8 @@ def _svg(chart: Chart) -> str:
     points = [point for series in chart.series.values() for point in series]
     if not points:
         return "<p>no messages</p>"
-    first, last = min(when for when, _ in points), max(when for when, _ in points)
+    half = chart.half
+    first, last = chart.span()
     top = _round_up(max(value for _, value in points))
     low = min(0.0, min(value for _, value in points))
     span_s = (last - first).total_seconds() or 1.0
@@ -104,15 +126,17 @@ def _svg(chart: Chart) -> str:
     for tick in range(TICKS + 1):
         value = low + (top - low) * tick / TICKS
         lines.append(f'<path d="M{LEFT} {y(value):.1f}H{WIDTH - 10}" stroke="#ddd"/>')
-        lines.append(f'<text x="{LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:,.10g}</text>')
+        lines.append(f'<text x="{LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{short_number(value)}</text>')
     for when, anchor in ((first, "start"), (last, "end")):
         text = when.isoformat(" ", "seconds")
         lines.append(f'<text x="{x(when):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="{anchor}">{text}</text>')
     for number, (topic, series) in enumerate(chart.series.items()):
         colour = COLOURS[number]
-        path = " ".join(f"{x(when):.1f},{y(value):.1f}" for when, value in series)
-        lines.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
-        lines += [f'<circle cx="{x(when):.1f}" cy="{y(value):.1f}" r="2" fill="{colour}"/>' for when, value in series]
+        for part in chart.lines(topic):
+            path = " ".join(f"{x(when + half):.1f},{y(value):.1f}" for when, value in part)
+            lines.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+        dots = [(x(when + half), y(value)) for when, value in series]
+        lines += [f'<circle cx="{across:.1f}" cy="{down:.1f}" r="2" fill="{colour}"/>' for across, down in dots]
         at = HEIGHT + 18 * number
         lines.append(f'<rect x="{LEFT}" y="{at - 8}" width="12" height="8" fill="{colour}"/>')
         lines.append(f'<text x="{LEFT + 18}" y="{at}">{escape(topic)}</text>')
@@ -127,6 +151,14 @@ def _round_up(value: float) -> float:
     return next(power * step for step in (1, 2, 5, 10, 20) if power * step >= value)
 
 
+def short_number(value: float) -> str:
+    """Return *value* as a label of an axis: 1,500 or 20 M, never 1e7."""
+    for limit, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M")):
+        if abs(value) >= limit:
+            return f"{value / limit:,.4g}{unit}" if abs(value) < limit * 1000 else f"{value / limit:,.0f}{unit}"
+    return f"{value:,.6g}"
+
+
 def _png(charts: Sequence[Chart], path: str, title: str) -> None:
     from matplotlib.figure import Figure
 
@@ -135,8 +167,14 @@ def _png(charts: Sequence[Chart], path: str, title: str) -> None:
     for number, chart in enumerate(charts):
         axes: Any = figure.add_subplot(len(charts), 1, number + 1)
         axes.set_title(chart.title, fontsize=9)
-        for topic, series in chart.series.items():
-            axes.plot([when for when, _ in series], [value for _, value in series], marker=".", label=topic)
+        handles: dict[str, Any] = {}
+        axes.yaxis.set_major_formatter(lambda value, _: short_number(value))
+        for topic, colour in zip(chart.series, COLOURS, strict=False):
+            for part in chart.lines(topic):
+                times, values = [when + chart.half for when, _ in part], [value for _, value in part]
+                shown = axes.plot(times, values, color=colour, marker=".")
+            handles[topic] = shown[0]
         if chart.series:
-            axes.legend(fontsize=7)
+            axes.set_xlim(*chart.span())
+            axes.legend(handles.values(), handles.keys(), fontsize=7)
     figure.savefig(path)

@@ -10,7 +10,10 @@ __all__ = ["SINK_COLUMNS", "check_columns"]
 
 # name -> (Spark's types, what it is for)
 SINK_COLUMNS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
-    "body": (("binary", "string"), "the message; required, at least one byte"),
+    "body": (
+        ("binary", "string"),
+        "the message; required. Empty only in transactions: brokers refuse that of other sends",
+    ),
     "topic": (("string",), "required without the option `topic`, which replaces it"),
     "key": (("string",), "property `KEYS`: a key, or several separated by spaces; also chooses the queue"),
     "tag": (("string",), "property `TAGS`"),

@@ -79,10 +79,14 @@ class Encoded:
 
 @final
 class Encoder:
-    """Encodes rows; each gets a unique key of its own."""
+    """Encodes rows; each gets a unique key of its own.
 
-    def __init__(self) -> None:
+    *allows_empty* bodies, which brokers take in transactions only.
+    """
+
+    def __init__(self, *, allows_empty: bool = False) -> None:
         self._keys = UniqueKeys()
+        self._allows_empty = allows_empty
 
     def encode(self, rows: Any) -> Encoded:
         """Return the messages of *rows*, a RecordBatch with columns of the sink.
@@ -90,7 +94,7 @@ class Encoder:
         Raises:
           WriteError: a row cannot be a message.
         """
-        body = _body(rows)
+        body = _body(rows, allows_empty=self._allows_empty)
         parts = [part for name, make in PARTS.items() if name in rows.schema.names for part in make(rows.column(name))]
         body_bytes = np.asarray(pc.binary_length(body)).astype(np.int64)
         text_bytes = np.full(len(rows), MIDDLE_BYTES - 2, np.int64)
@@ -136,12 +140,13 @@ def _offsets(texts: Any) -> Integers:
     return np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
 
 
-def _body(rows: Any) -> Any:
+def _body(rows: Any, *, allows_empty: bool) -> Any:
     body = rows.column("body").cast(pa.binary())
     if body.null_count:
         raise WriteError(f"{body.null_count} of {len(rows)} rows have no body (null); filter them out, or fill it")
-    if pc.any(pc.equal(pc.binary_length(body), 0)).as_py():
-        raise WriteError("a row has an empty body, which brokers refuse; give it at least one byte, or filter it out")
+    if not allows_empty and pc.any(pc.equal(pc.binary_length(body), 0)).as_py():
+        text = "a row has an empty body, which brokers take with the guarantee exactly-once only"
+        raise WriteError(f"{text}; give it at least one byte, or filter it out")
     return body
 
 

@@ -150,10 +150,11 @@ class Outbox:
             lane.drop()
 
     def _requests(self, chunk: Chunk) -> Iterator[Request]:
-        if not chunk.place.timed:
+        if not chunk.place.timed and not chunk.is_over:
             yield self._batch(chunk.place, chunk.body, chunk.count)
             return
-        for message in decode_batch(chunk.body):  # brokers refuse batches with such messages
+        # Brokers refuse batches with timed messages, and count the properties of a batch with its bodies.
+        for message in decode_batch(chunk.body):
             queue = self._turns.next_queue(chunk.place, self._avoided_now())
             ext = send_fields(queue, message.properties, message.flag, batch=False)
             yield Request(RequestCode.SEND_MESSAGE_V2, ext, message.body, queue, chunk.place, 1)

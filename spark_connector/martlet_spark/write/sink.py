@@ -90,7 +90,8 @@ class Writer:
 
     def _write(self, batches: Iterator[Any], queues_of: WritableQueues, sender: Outbox | Staging) -> None:
         options = self.options
-        targets = Targets(queues_of, options["topic"], options["batchBytes"])
+        in_transaction = options["guarantee"] != AT_LEAST_ONCE
+        targets = Targets(queues_of, options["topic"], options["batchBytes"], allows_empty=in_transaction)
         for rows in batches:
             for chunk in targets.chunks(rows):
                 sender.write(chunk)

@@ -44,11 +44,12 @@ class Place(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The body of a batch send: *count* messages for one place."""
+    """The body of a batch send: *count* messages for one place. *is_over* says that one alone has too many bytes."""
 
     place: Place
     body: bytes
     count: int
+    is_over: bool = False
 
 
 @final
@@ -75,14 +76,14 @@ class Turns:
 class Targets:
     """Divides rows into chunks.
 
-    *topic* replaces the column.
+    *topic* replaces the column. *allows_empty* is that of `Encoder`.
     """
 
-    def __init__(self, queues_of: QueuesOf, topic: str, chunk_bytes: int) -> None:
+    def __init__(self, queues_of: QueuesOf, topic: str, chunk_bytes: int, *, allows_empty: bool = False) -> None:
         self._queues_of = queues_of
         self._topic = topic
         self._chunk_bytes = chunk_bytes
-        self._encoder = Encoder()
+        self._encoder = Encoder(allows_empty=allows_empty)
         self._places: list[Place] = []
         self._numbers: dict[Place, int] = {}
 
@@ -110,7 +111,7 @@ class Targets:
                 limit = encoded.bounds[first] + self._chunk_bytes
                 after = int(np.searchsorted(encoded.bounds, limit, "right")) - 1
                 after = min(max(after, first + 1), first + CHUNK_MESSAGES_MAX, end)
-                yield Chunk(place, encoded.slice(first, after), after - first)
+                yield Chunk(place, encoded.slice(first, after), after - first, encoded.bounds[after] > limit)
                 first = after
 
     def _number(self, place: Place) -> int:

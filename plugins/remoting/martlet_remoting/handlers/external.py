@@ -13,12 +13,13 @@ from martlet.access import Gate, PublishGrant
 from martlet.broker import Broker
 from martlet.contracts import ExternalTransaction, ExternalTransactions, StagedBatch
 from martlet.errors import Reason, Refused
+from martlet.message import PROPERTIES_BYTES_MAX
 from martlet.steps import Steps
 from martlet.tables.topics import RETRY_PREFIX
 from martlet_remoting.batches import Member, split_batch
 from martlet_remoting.bodies import read_body
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Answer, Context, Declined, Handle, Later, reply
+from martlet_remoting.codes import RequestCode
+from martlet_remoting.context import Answer, Context, Handle, Later, reply
 from martlet_remoting.headers import decode_send_header
 from martlet_remoting.packets import Command
 from martlet_remoting.request_headers import SendHeader
@@ -33,6 +34,8 @@ T = TypeVar("T")
 # Members of a batch that are taken apart in one slice.
 SPLIT_AT_ONCE: Final = 1024
 LISTED_MAX: Final = 500
+# What a batch has besides the body of its only message: properties and lengths.
+BATCH_OVERHEAD: Final = PROPERTIES_BYTES_MAX + 64
 
 
 def _check_supported(broker: Broker) -> ExternalTransactions:
@@ -77,7 +80,7 @@ def stage(context: Context, command: Command) -> Answer:
     _check_supported(state.broker)
     header, transaction = decode_send_header(command), _transaction(command)
     limit = state.broker.config.message_bytes_max
-    if len(command.body) > limit:
+    if len(command.body) > limit + BATCH_OVERHEAD:  # so that one message of the largest size fits
         raise Refused(Reason.ILLEGAL, f"batch is {len(command.body)} bytes; broker.message_bytes_max is {limit}")
     if header.sys_flag & TRANSACTION_MASK or not I32_MIN <= header.sys_flag <= I32_MAX:
         text = f"sysFlag {header.sys_flag} is of another transaction or does not fit 32 bits"
@@ -98,8 +101,6 @@ async def _stage(
     transaction: ExternalTransaction,
 ) -> bytes:
     members = await context.state.broker.turns.finish(_split(command.body))
-    if b"" in [body for body, _, _ in members]:
-        raise Declined(ResponseCode.SYSTEM_ERROR, "message body is empty; send at least one byte")
     open_topic(context, grant, header)
     check_load(grant, context.state.config.unflushed_bytes_max)
     batch = StagedBatch(header.topic, header.queue_id, members, header.sys_flag, header.born_ms, context.peer.host)

@@ -318,9 +318,14 @@ class Delivery:
             self._note_lost(part, chunk, 1)  # nobody knows how many
         for stored in chunks.records if chunks is not None else ():
             body = yield from read_staged(self._broker, self._events, stored)
+            if stored.messages:
+                records.append((body, stored.messages))
+            else:  # it continues the one before
+                before, messages = records.pop()
+                records.append((None if before is None or body is None else b"".join((before, body)), messages))
+        for body, messages in records:
             if body is None:
-                self._note_lost(part, chunk, stored.messages)
-            records.append((body, stored.messages))
+                self._note_lost(part, chunk, messages)
         return Loaded(records, message)
 
     def _note_lost(self, part: int, chunk: int, messages: int) -> None:

@@ -1,7 +1,8 @@
 """The records of external transactions, in two internal topics.
 
 `STAGED_TOPIC` has the staged messages. Body of a record: a head in msgpack, after its length (u16), then for each
-message the lengths of body (u32) and properties (u16) and its flag (i32), then body and properties of each message.
+message the lengths of body (u32) and properties (u16) and its flag (i32), then body and properties of each message. If
+that is longer than a record may be, because of one message of the largest size, further records continue it.
 
 `EVENTS_TOPIC` has what happens to them, one event in msgpack a record. The projection follows only this topic, so that
 a replay does not read the messages. Records that depend on each other are in one atomic group, or the first is durable
@@ -28,6 +29,7 @@ __all__ = [
     "Member",
     "Place",
     "Stored",
+    "cut",
     "decode_batch",
     "encode_batch",
     "encode_event",
@@ -49,7 +51,7 @@ Place: TypeAlias = tuple[int, int, int]
 
 
 class Stored(NamedTuple):
-    """A record of staged messages: its offset in its queue, its size, its number of messages."""
+    """A record of staged messages: its offset in its queue, its size, its number of messages, 0 if it continues one."""
 
     offset: int
     size: int
@@ -102,6 +104,12 @@ def encode_batch(batch: StagedBatch) -> bytes:
     rows = [ROW.pack(len(body), len(properties), flag) for body, properties, flag in members]
     payload = chain.from_iterable([member[:2] for member in members])
     return b"".join([HEAD.pack(len(head), len(members)), head, *rows, *payload])
+
+
+def cut(body: bytes, messages: int, bytes_max: int) -> tuple[list[bytes], list[int]]:
+    """Return *body* in pieces that fit a record, and the number of messages of each: 0 for all but the first."""
+    pieces = [body[at : at + bytes_max] for at in range(0, len(body), bytes_max)] if len(body) > bytes_max else [body]
+    return pieces, [messages] + [0] * (len(pieces) - 1)
 
 
 def decode_batch(data: Buffer) -> tuple[StagedBatch, Iterator[Member]]:

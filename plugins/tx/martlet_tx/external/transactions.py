@@ -30,7 +30,7 @@ from martlet.steps import Pace, Steps, WaitingSteps
 from martlet_tx.config import TxConfig
 
 from .delivery import Delivery, EventLog, read_staged
-from .records import Chunk, EventKind, Key, encode_batch, encode_event, staged_bytes
+from .records import Chunk, EventKind, Key, cut, encode_batch, encode_event, staged_bytes
 from .state import ExternalState, Part, PartKey, Producer, Vote
 
 __all__ = ["StagedTransactions"]
@@ -228,7 +228,12 @@ class StagedTransactions(ExternalTransactions):
         messages, size = len(batch.members), sum([staged_bytes(each) for each in batches])
         self._check_sizes(batches)
         self._check_room(transaction, found, messages, size)
-        items, records = self._events.staged(list(map(encode_batch, batches)), [len(each.members) for each in batches])
+        bodies, counts = list[bytes](), list[int]()
+        for each in batches:
+            pieces, numbers = cut(encode_batch(each), len(each.members), self._store.config.message_bytes_max)
+            bodies += pieces
+            counts += numbers
+        items, records = self._events.staged(bodies, counts)
         name = transaction.identity, transaction.producer, transaction.sequence, part, transaction.epoch
         event = encode_event(EventKind.STAGED, *name, chunk, records, [batch.topic], False)
         return self._events.append(event, items)
@@ -280,13 +285,12 @@ class StagedTransactions(ExternalTransactions):
         return list(by_head.values())
 
     def _check_sizes(self, batches: Sequence[StagedBatch]) -> None:
-        """Raise `Refused` unless the records of *batches* fit: also one of their messages, in a group."""
-        config = self._store.config
-        limit = min(config.message_bytes_max, config.segment_bytes - 1024)
+        """Raise `Refused` unless the records of *batches* fit a segment: also one of their messages, in a group."""
+        limit = self._store.config.segment_bytes - 1024
         for batch in batches:
             size = staged_bytes(batch)
             if size > limit:
-                text = f"staged batch needs {size} bytes; a record holds {limit} (store.message_bytes_max)"
+                text = f"staged batch needs {size} bytes; a segment has room for {limit} (store.segment_bytes)"
                 raise Refused(Reason.ILLEGAL, f"{text}; stage smaller batches")
 
     def _check_room(self, transaction: ExternalTransaction, found: Part | None, messages: int, size: int) -> None:
