@@ -24,7 +24,7 @@ from .context import PROTOCOL, Context
 from .destinations import Kind, parse_destination
 from .errors import StompError, shown
 from .packets import Subscribe, Version
-from .queue_groups import destination_of_group, is_queue_group, queue_group
+from .queue_groups import destination_of_group, queue_group
 
 __all__ = ["DELETE", "PREFIX", "answer_request"]
 
@@ -88,9 +88,10 @@ def _queues(context: Context) -> Iterator[Row]:
 
 
 def _row_of(found: GroupOnTopic) -> Row:
-    is_queue = is_queue_group(found.group)
+    destination = destination_of_group(found.topic, found.group)
+    is_queue = destination.startswith(Kind.QUEUE.value)
     return {
-        "destination": destination_of_group(found.topic, found.group),
+        "destination": destination,
         "durable": None if is_queue else found.group,
         "consumers": found.members,
         "held": found.unsettled,

@@ -5,6 +5,9 @@ consumes them. A NAME that RocketMQ allows is the name of the topic; of others, 
 percent-encoded (``orders.new`` is topic ``orders%2Enew``). As with ActiveMQ and RabbitMQ, a NAME without a prefix is a
 queue.
 
+As with ActiveMQ, ``/queue/Consumer.APPLICATION.VirtualTopic.NAME`` has what is sent to ``/topic/VirtualTopic.NAME``
+since it was first consumed, for the consumers of that application together.
+
 In some topics each message has a name, which is its tag, such as in that of the plugin mqtt (`StompConfig.names`).
 There ``/topic/mqtt/home/door`` is the name ``home/door`` in topic ``mqtt``, and a subscription may have wildcards as in
 MQTT.
@@ -33,6 +36,8 @@ _UNFIT: Final = re.compile(r"[^%|a-zA-Z0-9_-]")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 # Levels that are wildcards with ActiveMQ or RabbitMQ.
 _WILDCARD: Final = re.compile(r"(?:^|[./])[*>#](?:$|[./])")
+
+_VIRTUAL: Final = re.compile(r"Consumer\.([^.]+)\.(VirtualTopic\..+)", re.DOTALL)
 
 # What ActiveMQ understands in a destination: several of them, options, and other prefixes.
 _COMPOSITE: Final = re.compile(
@@ -72,12 +77,14 @@ class Destination(NamedTuple):
       topic: the platform topic; empty if `Kind.is_stored` is not.
       name: of a message in a topic whose messages have names, or a filter of such names; empty for none. If
         `Kind.is_stored` is not, what follows the prefix.
+      application: whose consumers share the messages of a virtual topic; empty for other destinations.
     """
 
     kind: Kind
     text: str
     topic: str
     name: str = ""
+    application: str = ""
 
     @property
     def is_filter(self) -> bool:
@@ -112,12 +119,14 @@ def parse_destination(text: str, named: Collection[str] = ()) -> Destination:
     if _COMPOSITE.search(name):
         hint = "name one destination in each frame, and write options as headers"
         raise StompError(f"destination {shown(text)} is a list or has options, which are not supported; {hint}")
+    virtual = _VIRTUAL.fullmatch(name) if kind is Kind.QUEUE else None
+    application, name = (virtual[1], virtual[2]) if virtual is not None else ("", name)
     topic = _UNFIT.sub(_encoded, name)
     # Dead letters of a group can be consumed, and their topics have longer names.
     limit = TOPIC_CHARS_MAX + (len(DLQ_PREFIX) if topic.startswith(DLQ_PREFIX) else 0)
     if len(topic) > limit:
         raise StompError(f"destination {shown(text)} is topic {shown(topic)}, of {len(topic)} characters; use {limit}")
-    return Destination(kind, text, topic)
+    return Destination(kind, text, topic, application=application)
 
 
 def _split(text: str) -> tuple[Kind, str]:
@@ -150,6 +159,9 @@ def check_name(destination: Destination) -> None:
         return
     if destination.topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
         raise StompError(f"destination {shown(text)} is written only by the broker; send to another one")
+    if destination.application:
+        topic = Kind.TOPIC.value + unquote(destination.topic)
+        raise StompError(f"destination {shown(text)} has what is sent to a virtual topic; send to {shown(topic)}")
     if not name:
         _check_no_wildcard(destination)
         return

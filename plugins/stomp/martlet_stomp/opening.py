@@ -20,7 +20,7 @@ from .errors import StompError, shown
 from .following import Follower
 from .names import select_names
 from .packets import Connect, Subscribe, Unsubscribe
-from .queue_groups import GROUP, queue_group
+from .queue_groups import queue_group
 from .selectors import not_from, select
 from .subscriptions import UNLIMITED, Source, Subscription
 
@@ -73,6 +73,9 @@ class Opening:
         ):
             text = f"{shown(destination.text)} begins with the next message; activemq.retroactive is for a whole topic"
             raise StompError(text)
+        if destination.application and request.auto_delete:
+            text = "keeps what its consumers have missed; subscribe without auto-delete"
+            raise StompError(f"{shown(destination.text)} {text}")
         if request.is_browser:
             return self._browse(subscription)
         if not destination.kind.is_stored or (destination.is_filter and destination.kind is Kind.TOPIC and not group):
@@ -117,6 +120,7 @@ class Opening:
         """
         context, request, destination = self._context, subscription.request, subscription.destination
         acknowledges, name = subscription.acknowledges, destination.name
+        is_topics = bool(group or destination.application)  # what is sent to the topic from now on
         selection, wanted = EVERYTHING, select(context.broker, request.selector)
         names: Names | None = None
         if name:
@@ -132,14 +136,14 @@ class Opening:
             context.encodings.of(self._version, destination, is_acknowledged=acknowledges),
             lease_s=math.inf if acknowledges else 0,
             credit=self._credit(subscription),
-            start=from_tail if name or (group and not request.is_retroactive) else from_earliest,
+            start=from_tail if name or (is_topics and not request.is_retroactive) else from_earliest,
             policy=context.policy,
             selection=selection.both(wanted) if group else selection,
             # Consumers of a queue may have different selectors.
             takes=None if group else wanted.predicate,
             names=names,
             is_exclusive=request.is_exclusive,
-            marks=OWNS_TOPIC * (is_new and not group) | AUTO_DELETE * (request.auto_delete is True and not group),
+            marks=0 if is_topics else OWNS_TOPIC * is_new | AUTO_DELETE * (request.auto_delete is True),
         )
 
     def _follow(self, subscription: Subscription, position: int | None) -> Source:
@@ -169,7 +173,10 @@ class Opening:
         if destination.kind is not Kind.QUEUE or destination.name:
             raise StompError(f"{shown(destination.text)} cannot be browsed, because it is no queue; subscribe to it")
         self._find_topic(destination)
-        browse = Browse(self._gate.share(destination.topic, GROUP, context.policy))
+        share = self._gate.share(destination.topic, queue_group(destination), context.policy)
+        if share is None and destination.application:
+            raise StompError(f"{shown(destination.text)} has no messages, nobody ever consumed it; subscribe to it")
+        browse = Browse(share)
         reader = self._gate.subscribe(
             subscription,
             destination.topic,

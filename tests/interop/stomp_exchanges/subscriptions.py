@@ -174,3 +174,28 @@ def reply_to_a_temporary_queue(place: Place) -> str:
     client.publish(place.queue, "what?", reply_to="/temp-queue/replies")
     service.publish(service.message().headers["reply-to"], "this")
     return "comes" if client.message().text == "this" else "is lost"
+
+
+@exchange("`/queue/Consumer.A.VirtualTopic.NAME` of what is sent to `/topic/VirtualTopic.NAME`: which of 1 2 come")
+def virtual_topic(place: Place) -> str:
+    topic, wire, sender = f"/topic/VirtualTopic.{place.name}", place.wire(), place.wire()
+    queue = f"/queue/Consumer.A.VirtualTopic.{place.name}"
+    wire.subscribe(queue)
+    sender.publish(topic, "1", "2")
+    if sender.ask("SEND", END, destination=queue).command == "ERROR":
+        place.wire().publish(topic, END)
+    return " ".join(wire.until(END)) or "nothing"
+
+
+@exchange("`/queue/Consumer.A.VirtualTopic.NAME`: `destination` of its messages")
+def destination_of_virtual_topic(place: Place) -> str:
+    wire, queue = place.wire(), f"/queue/Consumer.A.VirtualTopic.{place.name}"
+    wire.subscribe(queue)
+    place.wire().publish(f"/topic/VirtualTopic.{place.name}", "1")
+    place.wire().send("SEND", END, destination=queue)
+    return "that queue" if wire.message().headers["destination"] == queue else "another"
+
+
+@exchange("SEND to `/queue/Consumer.A.VirtualTopic.NAME`")
+def send_to_a_virtual_topics_queue(place: Place) -> str:
+    return outcome(place.wire(), "SEND", "x", destination=f"/queue/Consumer.A.VirtualTopic.{place.name}")
