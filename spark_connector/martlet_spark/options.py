@@ -202,6 +202,12 @@ def _secret(text: str) -> str:
     raise ValueError("is no reference; write env:NAME or file:PATH, so that the secret itself is shown nowhere")
 
 
+def _name(text: str) -> str:
+    if not 1 <= len(text) <= 255 or not text.isprintable():
+        raise ValueError("has no or over 255 characters, or unprintable ones")
+    return text
+
+
 def _columns(text: str) -> tuple[str, ...]:
     return select(_list(text))
 
@@ -300,6 +306,14 @@ SINK: Final = (
         EXACTLY_ONCE,
         "exactly-once, idempotent or at-least-once, see below",
     ),
+    Option(
+        "txnAppId",
+        _name,
+        "",
+        "in batches, as within foreachBatch: a name of the transactions; with txnVersion each is written once",
+        "orders-per-minute",
+    ),
+    Option("txnVersion", _integer(0, (1 << 63) - 1), None, "number of the transaction; it rises, as a batch's", "7"),
     Option(
         "changingRows",
         _boolean,
@@ -430,7 +444,21 @@ def _check_pairs(values: Mapping[str, Any]) -> None:
     if since_ms is not None and until_ms is not None and since_ms > until_ms:
         text = f"option startingTimestamp {since_ms} is after endingTimestamp {until_ms}"
         raise OptionError(f"{text}; no message could be between them")
+    _check_transaction(values)
     least, most = values.get("minOffsetsPerTrigger", 0), values.get("maxOffsetsPerTrigger", 0)
     if most and least > most:
         text = f"option minOffsetsPerTrigger {least} is more than maxOffsetsPerTrigger {most}"
         raise OptionError(f"{text}; no micro-batch could have so many messages")
+
+
+def _check_transaction(values: Mapping[str, Any]) -> None:
+    """Check the options of a transaction that the user numbers.
+
+    Raises:
+      OptionError: some do not fit.
+    """
+    name, number = values.get("txnAppId", ""), values.get("txnVersion")
+    if bool(name) != (number is not None):
+        raise OptionError("options txnAppId and txnVersion belong together; give both or none")
+    if name and values["guarantee"] == AT_LEAST_ONCE:
+        raise OptionError(f"options txnAppId and guarantee {AT_LEAST_ONCE} contradict each other; give one of them")

@@ -278,6 +278,57 @@ def test_the_last_batch_with_other_rows_fails_instead_of_leaving_them_out(topic:
     assert values(topic) == [1, 2, 3, 9]
 
 
+def numbered(topic: Topic, version: int, *numbers: int, **options: str) -> None:
+    """Write *numbers* as a batch that the user has named after the topic and numbered."""
+    columns: Columns = {"body": [b"%d" % number for number in numbers]}
+    options = {"guarantee": "exactly-once", "txnAppId": topic.name, "txnVersion": str(version), **options}
+    write(topic, columns, **options)
+
+
+def test_a_batch_that_the_user_numbers_is_written_once(topic: Topic) -> None:
+    for version in (0, 0, 1, 5, 5):
+        numbered(topic, version, version, 10 + version)
+    assert values(topic) == [0, 1, 5, 10, 11, 15]
+    with pytest.raises(WriteError, match=f"txnVersion 5 of txnAppId '{topic.name}' was written before with other rows"):
+        numbered(topic, 5, 6)
+    with pytest.raises(WriteError, match=r"txnVersion 4 of txnAppId .* is older than 5, .*; choose another txnAppId"):
+        numbered(topic, 4, 6)
+    numbered(topic, 5, 6, changingRows="true")
+    numbered(topic, 4, 6, txnAppId=f"{topic.name}-2")
+    assert values(topic) == [0, 1, 5, 6, 10, 11, 15]
+
+
+def test_a_batch_that_is_written_again_elsewhere_fences_the_one_before(topic: Topic) -> None:
+    options = {"guarantee": "exactly-once", "txnAppId": topic.name, "txnVersion": "3"}
+    old, rows = writer(topic, "body", **options), frame({"body": [b"1"]})
+    message = old.write(iter([rows]))
+    numbered(topic, 3, 1)
+    with pytest.raises(WriteError, match="only its newest run can write"):
+        old.commit([message])
+    assert values(topic) == [1]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"txnAppId": "a"}, "txnAppId and txnVersion belong together"),
+        ({"txnVersion": "0"}, "txnAppId and txnVersion belong together"),
+        ({"txnAppId": "a", "txnVersion": "-1"}, "option txnVersion '-1' is not between"),
+        ({"txnAppId": "x" * 256, "txnVersion": "1"}, "over 255 characters"),
+        ({"txnAppId": "a", "txnVersion": "1", "guarantee": "at-least-once"}, "contradict each other"),
+    ],
+)
+def test_a_wrong_number_of_a_batch_is_refused(topic: Topic, options: dict[str, str], text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        writer(topic, "body", **{"guarantee": "exactly-once", **options})
+
+
+def test_a_stream_numbers_its_batches_itself(topic: Topic) -> None:
+    source = MartletDataSource({"endpoints": topic.endpoints, "topic": topic.name, "txnAppId": "a", "txnVersion": "1"})
+    with pytest.raises(OptionError, match="are for batches, as within foreachBatch"):
+        source.streamWriter(StructType([StructField("body", BinaryType())]), overwrite=False)
+
+
 def test_what_a_batch_had_is_known_after_a_restart_of_the_broker(own_broker: Martlet) -> None:
     topic = Topic(own_broker.name_server)
     query = Query(topic, "query")

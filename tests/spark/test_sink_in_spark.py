@@ -161,3 +161,37 @@ def test_guarantees_of_a_batch(spark: SparkSession, empty: Topic) -> None:
     with pytest.raises(PySparkException, match="rows have no body"):
         broken.write.format("martlet").mode("append").options(**options(empty)).save()
     assert len(values(empty)) == 200
+
+
+def test_results_that_change_are_written_once_within_foreach_batch(
+    spark: SparkSession, topic: Topic, empty: Topic, tmp_path: Path
+) -> None:
+    """Spark's Python writers know no output mode update; a run fails after the write, before Spark notes the batch."""
+    topic.send(8)
+    frame = spark.readStream.format("martlet").options(**topic.options, startingOffsets="earliest").load()
+    counts = frame.groupBy("queue").count().selectExpr("concat(queue, ':', count) AS body")
+    with pytest.raises(PySparkException, match="martlet does not support Update mode"):
+        run(
+            counts.writeStream.format("martlet")
+            .options(**options(empty))
+            .option("checkpointLocation", str(tmp_path / "update"))
+            .outputMode("update")
+        )
+    failures = [1]
+
+    def write(batch: DataFrame, number: int) -> None:
+        numbered = options(empty, txnAppId="counts", txnVersion=str(number))
+        batch.write.format("martlet").mode("append").options(**numbered).save()
+        if number in failures:
+            failures.remove(number)
+            raise ValueError("the driver dies")
+
+    writing = counts.writeStream.foreachBatch(write).outputMode("update").trigger(availableNow=True)
+    writing = writing.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    run(writing)
+    topic.send(4)
+    with pytest.raises(PySparkException, match="the driver dies"):
+        run(writing)
+    run(writing)
+    bodies = sorted(message.body.decode() for message in stored(empty.endpoints, empty.name))
+    assert bodies == sorted(f"{queue}:{count}" for queue in range(4) for count in (2, 3))

@@ -52,6 +52,11 @@ class Transaction:
             return f"txnVersion {self.sequence} of txnAppId {self.producer!r}"
         return f"batch {self.sequence} of query {self.producer!r}"
 
+    @property
+    def anew(self) -> str:
+        """Words for what to do if another query has written under the same name."""
+        return "choose another txnAppId" if self.named else "begin with a new checkpoint"
+
     def fields(self, epoch: int, content: str = "") -> dict[str, object]:
         """Return the header fields of a request about it; brokers keep the *content* of a commit."""
         found: dict[str, object] = {"producer": self.producer, "epoch": epoch, "sequence": self.sequence}

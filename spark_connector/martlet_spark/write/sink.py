@@ -54,8 +54,8 @@ class Writer:
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
         self.options = options
         if overwrite:
-            text = "a topic cannot be overwritten; use mode append, and in streams output mode append or update"
-            raise OptionError(f"{text}, or delete the topic before")
+            text = "a topic cannot be overwritten; use mode append, and in streams output mode append"
+            raise OptionError(f"{text}; for results that change, write within foreachBatch")
         check_columns({field.name: field.dataType.simpleString() for field in schema.fields}, options["topic"])
         if options["topic"]:
             write_queues(self.cluster(), options["topic"])
@@ -125,17 +125,22 @@ def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[Part]:
 
 @final
 class BatchWriter(Writer, DataSourceArrowWriter):
-    """Writes the rows of a batch query, under a name of its own: Spark commits and aborts with a copy of it.
+    """Writes the rows of a batch query: Spark commits and aborts with a copy of it.
 
-    The driver commits for ``idempotent`` too, since each task's own name would be remembered by the brokers for long.
+    It is a transaction with a name of its own, or the one that the user names and numbers. The driver commits for
+    ``idempotent`` too, since each task's own name would be remembered by the brokers for long.
     """
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite=overwrite)
-        self._name = f"spark-batch-{uuid4().hex}"
+        name = f"spark-batch-{uuid4().hex}"
+        self._transaction = Transaction(name, 0, is_last=True)
+        if options["txnAppId"]:
+            began_ms = time.time_ns() // 1_000_000
+            self._transaction = Transaction(options["txnAppId"], options["txnVersion"], name, began_ms, named=True)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        return self.write_rows(iterator, lambda: Transaction(self._name, 0, is_last=True), in_task=False)
+        return self.write_rows(iterator, lambda: self._transaction, in_task=False)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self.commit_parts(messages)
@@ -154,6 +159,11 @@ class StreamWriter(Writer, DataSourceStreamArrowWriter):
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite=overwrite)
+        if options["txnAppId"]:
+            text = "options txnAppId and txnVersion are for batches, as within foreachBatch"
+            raise OptionError(
+                f"{text}; a stream has the id of its query and the numbers of its batches, leave them out"
+            )
         self._made_ms = time.time_ns() // 1_000_000
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:

@@ -75,9 +75,8 @@ class Repeated:
             log.warning("%s; keeping those", text)
             return
         hint = "set the option changingRows to true to keep what was written"
-        raise WriteError(
-            f"{text}: {OLDER}, or a function changes its result, such as rand(); begin with a new checkpoint, or {hint}"
-        )
+        why = f"{OLDER}, or a function changes its result, such as rand()"
+        raise WriteError(f"{text}: {why}; {self.transaction.anew}, or {hint}")
 
 
 @final
@@ -164,7 +163,7 @@ class Staging:
         self._topics.add(topic)
         if self._run.committed > self._transaction.sequence:
             text = f"{self._transaction} is older than {self._run.committed}, the last one that was written: {OLDER}"
-            raise WriteError(f"{text}, and its rows would be missing; begin with a new checkpoint")
+            raise WriteError(f"{text}, and its rows would be missing; {self._transaction.anew}")
         if self._run.committed == self._transaction.sequence:
             self.repeated = Repeated(self._transaction, self._run.content)
 
