@@ -178,6 +178,46 @@ async def test_a_round_sends_the_producers_of_a_group_no_more_than_configured(
     assert [found.state.halves.checks(offset) for offset in range(9)].count(0) == 9 - len(asked)
 
 
+@pytest.mark.parametrize("count", [8, 2500])
+async def test_what_a_round_leaves_the_next_one_asks_about(
+    nursery: trio.Nursery, clock: ManualClock, count: int
+) -> None:
+    """Nobody answers, so the oldest stay pending; every other one must be asked about as often as they are."""
+    found = await running(nursery, clock, config=replace(CONFIG, check_bytes_max=count * 100))
+    for number in range(count):
+        found.prepare(f"k{number}")
+    for number in range(3):
+        found.prepare(f"other{number}", group="Q")
+    await found.settle()
+    clock.ms += LATER
+    asked: list[str] = []
+    rounds = 0
+    while len({key for key in asked if key.startswith("k")}) < count:
+        more = await found.round()
+        assert {key for key in more if key.startswith("other")} == {"other0", "other1", "other2"}
+        asked += [key for key in more if key.startswith("k")]
+        rounds += 1
+        assert rounds < 20
+    assert asked[:count] == [f"k{number}" for number in range(count)], "in turn"
+    for _ in range(3 * rounds):
+        await found.round()
+    checks = [found.state.halves.checks(offset) for offset in range(count)]
+    assert max(checks) - min(checks) <= 1
+
+
+async def test_a_group_within_the_limit_again_is_asked_about_all(nursery: trio.Nursery, clock: ManualClock) -> None:
+    found = await running(nursery, clock, config=replace(CONFIG, check_bytes_max=1000))
+    placed = [found.prepare(f"k{number}") for number in range(8)]
+    await found.settle()
+    clock.ms += LATER
+    first = await found.round()
+    for each in placed[len(first) + 1 :]:
+        await found.end(each, commit=False)
+    await found.settle()
+    assert await found.round() == [f"k{len(first)}"]
+    assert await found.round() == first
+
+
 async def test_a_clock_that_jumped_back_stops_no_check(nursery: trio.Nursery, clock: ManualClock) -> None:
     found = await running(nursery, clock)
     found.prepare("k1")

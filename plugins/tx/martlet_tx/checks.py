@@ -1,8 +1,10 @@
 """The service that asks producers about pending transactions, in rounds (RocketMQ TransactionalMessageCheckService).
 
 A round goes through the pending half messages in the order in which they were stored, up to the first that is too
-young. It notes the checks of a portion in the journal, waits until the note is durable, and only then asks. So no crash
-leads to more checks than configured. It appends copies of half messages only when retention removes them.
+young. What it may send to the producers of one group is limited; where a group reaches the limit, the next round goes
+on with it, so every transaction is checked in turn. A round notes the checks of a portion in the journal, waits until
+the note is durable, and only then asks. So no crash leads to more checks than configured. It appends copies of half
+messages only when retention removes them.
 """
 
 import logging
@@ -42,6 +44,9 @@ class Checks:
         self._held = held
         self._journal = broker.journal(NAME)
         self._sent: Counter[str] = Counter()  # bytes sent in this round, by group
+        # The first half message of a group that the last round, and this one, had to leave for the next.
+        self._begins: dict[str, int] = {}
+        self._left: dict[str, int] = {}
         self.sent = self.unanswerable = self.lost = 0
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -68,13 +73,18 @@ class Checks:
     # ---- rounds
 
     async def round(self) -> None:
-        """Check every pending transaction that is due once.
+        """Check every pending transaction that is due once; of a group with too many, those whose turn it is.
 
         Raises:
           Refused: the disk is full.
           StoreFailed: the disk failed.
         """
         self._sent.clear()
+        self._left = {}
+        await self._check_all()
+        self._begins = self._left
+
+    async def _check_all(self) -> None:
         halves = self._held.state.halves
         end = halves.next
         for number in halves.pages():
@@ -121,10 +131,14 @@ class Checks:
             return False
         if 0 <= age_ms <= immunity_ms(record.properties, self._config.immunity_ms):
             return False
-        sent = self._sent[half.group]
-        if sent and sent + record.size > self._config.check_bytes_max:
+        group = half.group
+        if group in self._left or record.queue_offset < self._begins.get(group, 0):
             return False
-        self._sent[half.group] += record.size
+        sent = self._sent[group]
+        if sent and sent + record.size > self._config.check_bytes_max:
+            self._left[group] = record.queue_offset
+            return False
+        self._sent[group] += record.size
         return True
 
     async def _ask_all(self, due: Sequence[HalfMessage]) -> None:

@@ -34,7 +34,8 @@ class TxConfig(Settings):
     )
     check_bytes_max: int = setting(
         16 * 1024 * 1024,
-        "half messages that a round of checks sends to the producers of one group; the others wait for the next round",
+        "half messages that a round of checks sends to the producers of one group; the next round goes on with "
+        "the others",
         unit="bytes",
         low=1,
         high=1 << 40,
