@@ -116,8 +116,8 @@ class Timers(Struct, frozen=True):
 
     Attributes:
       recall: called with (topic, TIMER_OUT_MS, unique key, producer group) for a client that may publish to the topic;
-        recalls the message, and returns the log position after which that is durable. Raises `Refused`
-        (Reason.NOT_FOUND) if no such message is held. None if messages cannot be recalled.
+        recalls the message, and returns the log position after which that is durable, 0 if no such message is held.
+        Raises `Refused` (Reason.NOT_FOUND) if its time is over. None if messages cannot be recalled.
       count: called with times in ms since 1970; returns how many messages with a time are held that are due before each
         of them, and how many in all.
       pending: called with (time, number); returns at most so many messages that are due at this time or later, the

@@ -16,7 +16,7 @@ from martlet_remoting.packets import Command
 from martlet_remoting.pops import IDLE_S, STALL_S
 
 from .conftest import FakeClient, Harness, OpenHarness
-from .pop_talk import ack, ack_ext, bodies, committed, let_pass, pop, pop_ext, popped, run, waiting_ext
+from .pop_talk import Popped, ack, ack_ext, bodies, committed, let_pass, pop, pop_ext, popped, run, waiting_ext
 
 POP = RequestCode.POP_MESSAGE
 CHANGE = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
@@ -425,15 +425,99 @@ async def test_in_order_the_next_messages_wait_for_those_before(
     assert opaque not in client.answers
     await let_pass(harness, 10.3)
     answer = client.answers.pop(opaque)
-    assert answer.text("orderCountInfo") == "0 qo0%0 1;0 0 0"
-    again, c = popped(answer)
-    assert (again.body, again.times, c.body, c.times) == (b"a", 1, b"c", 0)
+    assert answer.text("orderCountInfo") == "0 qo0%0 1;0 qo0%1 1;0 0 0"
+    again, b, c = popped(answer)
+    assert (again.body, again.times, b.body, b.times, c.body, c.times) == (b"a", 1, b"b", 1, b"c", 0)
     await fill(harness, topic, b"d")
     opaque = client.send(POP, waiting_ext(topic, order="true"))
-    await ack(client, c)
+    await ack(client, c, b)
     assert opaque not in client.answers
     await ack(client, again)
     assert bodies(popped(client.answers.pop(opaque))) == [b"d"]
+
+
+async def ack_late(client: FakeClient, *messages: Popped) -> None:
+    """Send acknowledgements that have no effect."""
+    for message in messages:
+        answer = await client.ask(RequestCode.ACK_MESSAGE, ack_ext(message))
+        assert (answer.code, "nothing was acknowledged" in (answer.remark or "")) == (SUCCESS, True)
+
+
+async def test_in_order_what_was_acknowledged_after_an_extended_message_follows_it_again(
+    harness: Harness, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    run(harness, nursery)
+    topic = harness.topic("T", 1)
+    await fill(harness, topic, b"1", b"2", b"3", b"4")
+    client = harness.client()
+    first, second, third = await pop(client, topic, order="true", maxMsgNums="3", invisibleTime="5000")
+    await ack(client, first)
+    answer = await client.ask(CHANGE, ack_ext(second, invisibleTime="3000"))
+    assert answer.code == SUCCESS
+    await ack(client, third)
+    assert committed(harness, topic) == 1
+    assert await pop(client, topic, order="true") == []
+    await let_pass(harness, 3.3)
+    found = await pop(client, topic, order="true", invisibleTime="5000")
+    assert [(each.body, each.times) for each in found] == [(b"2", 1), (b"3", 1), (b"4", 0)]
+    await ack(client, *found)
+    assert committed(harness, topic) == 4
+    assert harness.broker.shares.statistics()["unsettled"] == 0
+
+
+async def test_in_order_an_acknowledgement_before_an_earlier_one_counts_if_that_follows(harness: Harness) -> None:
+    topic = harness.topic("T", 1)
+    await fill(harness, topic, b"1", b"2", b"3")
+    client = harness.client()
+    first, second = await pop(client, topic, order="true", maxMsgNums="2")
+    await ack(client, second)
+    await ack(client, first)
+    assert committed(harness, topic) == 2
+    assert bodies(await pop(client, topic, order="true")) == [b"3"]
+
+
+async def test_the_last_attempt_takes_the_same_messages_again(harness: Harness) -> None:
+    """Its answer was lost; another one waits for the invisible time."""
+    topic = harness.topic("T", 1)
+    await fill(harness, topic, *[b"%d" % number for number in range(5)])
+    one: dict[str, Any] = {"order": "true", "maxMsgNums": "2", "attemptId": "X"}
+    lost = await pop(harness.client(), topic, **one)
+    client = harness.client()
+    assert await pop(client, topic, order="true", attemptId="Y") == []
+    assert await pop(client, topic, order="true") == []
+    notification = {**waiting_ext(topic, order="true", pollTime="0"), "attemptId": "X"}
+    assert (await client.ask(RequestCode.NOTIFICATION, notification)).boolean("hasMsg")
+    again = await pop(client, topic, **one)
+    assert bodies(again) == bodies(lost) == [b"0", b"1"]
+    await ack_late(client, *lost)
+    assert committed(harness, topic) == 0, "these handles are no longer valid"
+    await ack(client, again[1])
+    assert bodies(await pop(client, topic, **one)) == [b"0", b"1"], "from the first that is not acknowledged"
+    for _ in range(20):
+        again = await pop(client, topic, **one)
+    assert bodies(again) == [b"0", b"1"], "an attempt is no failed delivery"
+    await ack(client, *again)
+    assert bodies(await pop(client, topic, **one)) == [b"2", b"3"]
+
+
+@pytest.mark.parametrize("queue_id", [-1, 0])
+@pytest.mark.parametrize(("offset", "came"), [(0, [b"0", b"1"]), (3, [b"3", b"4"])])
+async def test_a_reset_ends_what_is_popped_in_order(
+    harness: Harness, offset: int, came: list[bytes], queue_id: int
+) -> None:
+    topic = harness.topic("T", 1)
+    await fill(harness, topic, *[b"%d" % number for number in range(5)])
+    client = harness.client()
+    old = await pop(client, topic, queue_id, order="true", maxMsgNums="2")
+    opaque = client.send(POP, waiting_ext(topic, queue_id, order="true", maxMsgNums="2"))
+    await harness.step()
+    assert opaque not in client.answers
+    harness.broker.groups.reset("G", topic, {0: offset})
+    await harness.step()
+    assert bodies(popped(client.answers.pop(opaque))) == came
+    await ack_late(client, *old)
+    assert committed(harness, topic) == offset
+    assert await pop(client, topic, queue_id, order="true") == []
 
 
 # where a group begins, and what ends it

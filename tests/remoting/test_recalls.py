@@ -9,7 +9,8 @@ import trio
 from martlet.clock import SystemClock
 from martlet.contracts import Identity, Timers
 from martlet.errors import Reason, Refused
-from martlet_remoting.client import BrokerError, Message, Producer
+from martlet.state.journal import NEXT_COMMIT
+from martlet_remoting.client import Message, Producer
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.recall_handles import RecallHandle, decode_handle, encode_handle
 
@@ -62,8 +63,8 @@ async def test_a_timed_message_is_recalled_over_the_wire(tmp_path: Path) -> None
         answer = await client.ask(RECALL, {"topic": "T", "recallHandle": handle, "producerGroup": "P"})
         assert (answer.code, answer.text("msgId")) == (0, "K")
         answer = await client.ask(RECALL, {"topic": "T", "recallHandle": handle})
-        assert answer.code == ResponseCode.ILLEGAL_OPERATION
-        assert "it was recalled already, or its handle is wrong" in (answer.remark or "")
+        assert answer.code == 0
+        assert "it was recalled already, or the handle is wrong" in (answer.remark or "")
 
 
 async def test_the_python_client_recalls(tmp_path: Path) -> None:
@@ -73,8 +74,7 @@ async def test_the_python_client_recalls(tmp_path: Path) -> None:
     ):
         result = await producer.send(Message("T", b"x", delay_ms=3_600_000))
         assert await producer.recall("T", result.recall_handle) == result.message_id
-        with pytest.raises(BrokerError, match="recalled already"):
-            await producer.recall("T", result.recall_handle)
+        assert await producer.recall("T", result.recall_handle) == result.message_id, "as with RocketMQ"
         with pytest.raises(ValueError, match="is invalid"):
             await producer.recall("T", "forged")
         assert (await producer.send(Message("T", b"x"))).recall_handle == ""
@@ -86,6 +86,7 @@ class Recalled:
     def __init__(self, harness: Harness) -> None:
         self.asked: list[tuple[str, int, str, str]] = []
         self.refused: Refused | None = None
+        self.end = NEXT_COMMIT
         harness.broker.capabilities = {Timers: Timers(self.recall)}
 
     async def recall(self, topic: str, out_ms: int, unique: str, group: str) -> int:
@@ -93,7 +94,7 @@ class Recalled:
         self.asked.append((topic, out_ms, unique, group))
         if self.refused is not None:
             raise self.refused
-        return 0
+        return self.end
 
 
 async def test_a_handle_counts_for_its_topic_and_broker_only(harness: Harness) -> None:
@@ -137,6 +138,16 @@ async def test_who_may_not_publish_to_a_topic_recalls_nothing_of_it(harness: Har
     answer = await client.ask(RECALL, {"topic": "rmq_sys_wheel_timer", "recallHandle": wheel})
     assert answer.code == ResponseCode.NO_PERMISSION
     assert recalled.asked == []
+
+
+async def test_a_recall_of_an_absent_message_succeeds_and_says_that_nothing_was_recalled(harness: Harness) -> None:
+    recalled, client = Recalled(harness), harness.client()
+    harness.topic("T")
+    recalled.end = 0
+    ext = {"topic": "T", "recallHandle": encode_handle(RecallHandle("T", harness.broker.config.name, 5, "KEY"))}
+    answer = await client.ask(RECALL, ext)
+    assert (answer.code, answer.text("msgId")) == (0, "KEY")
+    assert (answer.remark or "").startswith("nothing was recalled; no message 'KEY' is pending for that time")
 
 
 async def test_reasons_why_nothing_was_recalled_are_told(harness: Harness) -> None:

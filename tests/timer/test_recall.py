@@ -67,9 +67,7 @@ async def test_a_forged_handle_recalls_nothing(autojump_clock: MockClock, topic:
     async with timed(topics=("T", "other")) as made:
         made.publish(UNIQ_KEY="K0", TIMER_DELIVER_MS=DUE_MS)
         await trio.sleep(1)
-        with pytest.raises(Refused, match="it was recalled already, or its handle is wrong") as refused:
-            await made.plugin.recalls.recall(topic, out_ms, unique)
-        assert refused.value.reason == Reason.NOT_FOUND
+        assert await made.plugin.recalls.recall(topic, out_ms, unique) == 0
         await trio.sleep(5)
         assert len(made.records()) == 1
 
@@ -81,8 +79,7 @@ async def test_a_key_with_the_same_hash_recalls_nothing(autojump_clock: MockCloc
         pending = made.plugin.timers.pending
         pending.remove(DUE_MS, placed.position)
         pending.add(DUE_MS, placed.position, key_of("T", "another"))
-        with pytest.raises(Refused, match="its handle is wrong"):
-            await made.plugin.recalls.recall("T", OUT_MS, "another")
+        assert await made.plugin.recalls.recall("T", OUT_MS, "another") == 0
 
 
 async def test_recalls_that_come_too_late_say_so(autojump_clock: MockClock) -> None:
@@ -91,8 +88,7 @@ async def test_recalls_that_come_too_late_say_so(autojump_clock: MockClock) -> N
         made.publish(UNIQ_KEY="K1", TIMER_DELIVER_MS=DUE_MS)
         await trio.sleep(1)
         await made.plugin.recalls.recall("T", OUT_MS, "K0")
-        with pytest.raises(Refused, match="recalled already"):
-            await made.plugin.recalls.recall("T", OUT_MS, "K0")
+        assert await made.plugin.recalls.recall("T", OUT_MS, "K0") == 0
         await trio.sleep(5)
         text = f"message 'K1' of topic\\[T\\] was due at {DUE_MS} ms and cannot be recalled any more"
         with pytest.raises(Refused, match=text) as refused:
@@ -177,7 +173,8 @@ async def test_recalls_deliveries_and_moves_at_the_same_time(autojump_clock: Moc
                     reasons.add(refused.reason)
                 else:
                     await made.broker.store.wait_flushed(end)
-                    recalled.add(unique.encode())
+                    if end:
+                        recalled.add(unique.encode())
 
         async def move() -> None:
             for _ in range(20):

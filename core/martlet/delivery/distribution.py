@@ -35,6 +35,7 @@ class Distribution:
         "_rest",
         "_rest_calls",
         "_returned",
+        "_settlement",
         "_source",
         "_turn_left",
     )
@@ -51,30 +52,35 @@ class Distribution:
         self._competitors = competitors
         self._lanes = lanes
         self._source = source
+        self._settlement = settlement
         self._returned = ReturnedMessages(context, competitors, source, settlement)
         self._new = NewMessages(context, competitors, lanes, source)
         self._rest = self._rest_calls = 0  # the last result of `rest`, and how many calls it serves
         self._turn_left = MESSAGES_A_TURN  # of the next lane
 
     def hand_out(
-        self, member: Competitor, budget_bytes: int, queue_id: int = -1, *, in_order: bool = False
+        self, member: Competitor, budget_bytes: int, queue_id: int = -1, *, in_order: bool = False, attempt: str = ""
     ) -> list[Delivery]:
         """Lease messages to *member*, of each queue in turn: first returned ones, then new ones.
 
         All get the same generation. With *queue_id* they are of that queue only. With *in_order* a queue is left out
-        until its earlier messages are settled or can be delivered again.
+        until its earlier messages are settled or can be delivered again, and messages that were settled before an
+        earlier one follow that again. The *attempt* that took the last messages of a queue in order takes them again.
         """
         exclusive, owner, lanes, source = self._competitors.exclusive, self._context.owner, self._lanes, self._source
         if exclusive and member is not next(iter(exclusive)):
             return []
         until = owner.now() + member.lease_s
+        self._begin_reset(queue_id)
+        for lane in self._taken_by(attempt, queue_id) if in_order else ():
+            self._settlement.return_attempt(lane, member.holder)
         visited: list[ShareLane] = []
         if source.finder is not None:
             source.find(source.finder, member.credit)
         parked = source.parked
         collection = Collection(member, budget_bytes, until, max(owner.clock.now_ms(), lanes.newest + 1))
         try:
-            self._visit(collection, queue_id, in_order, visited)
+            self._visit(collection, queue_id, attempt if in_order else None, visited)
         finally:
             for lane in visited:
                 if not lanes.activate(lane):
@@ -94,17 +100,18 @@ class Distribution:
             return True
         return any(lane.due or lane.leases.waiting for lane in self._may_have(queue_id))
 
-    def _visit(self, collection: Collection, queue_id: int, in_order: bool, visited: list[ShareLane]) -> None:
-        """Add messages to *collection*, and every lane that was looked at to *visited*."""
+    def _visit(self, collection: Collection, queue_id: int, attempt: str | None, visited: list[ShareLane]) -> None:
+        """Add messages to *collection*, and every lane that was looked at to *visited*.
+
+        *attempt* is what `hand_out` got, None if the order does not matter.
+        """
         member = collection.member
         for lane in self._next_lanes(queue_id):
             if member.credit <= 0 or collection.budget_bytes <= 0 or collection.reads_left <= 0:
                 break
             visited.append(lane)
-            if in_order:
-                lane.in_order = True
-                if lane.is_blocked:
-                    continue
+            if attempt is not None and not self._begin_in_order(lane, attempt):
+                continue
             credit = member.credit
             try:
                 if lane.failure is not None:
@@ -128,6 +135,35 @@ class Distribution:
                 if self._turn_left <= 0:
                     self._end_turn(lane)
                 break
+
+    def _is_reset(self, lane: ShareLane) -> bool:
+        """Whether an administrator has reset the group in the queue of *lane*, which must begin again."""
+        context = self._context
+        if context.policy is not None:
+            return False
+        return context.owner.groups.pending_reset(context.group, context.topic.name, lane.queue.queue_id) >= 0
+
+    def _begin_reset(self, queue_id: int) -> None:
+        """Begin again with queues in which the group was reset, before the generation of a delivery is chosen."""
+        context = self._context
+        if context.policy is None and context.owner.groups.has_resets(context.group, context.topic.name):
+            for lane in [lane for lane in self._may_have(queue_id) if self._is_reset(lane)]:
+                self._lanes.begin_again(lane)
+
+    def _taken_by(self, attempt: str, queue_id: int) -> list[ShareLane]:
+        """Return the queues whose next messages wait for those that *attempt* has taken in order."""
+        lanes = self._lanes.by_queue.values() if queue_id < 0 else self._may_have(queue_id)
+        return [lane for lane in lanes if lane.attempt == attempt and lane.is_blocked] if attempt else []
+
+    def _begin_in_order(self, lane: ShareLane, attempt: str) -> bool:
+        """Return whether messages of *lane* may be taken in order now."""
+        lane.in_order = True
+        if lane.is_blocked:
+            return False
+        if lane.early and lane.leases.waiting:
+            self._settlement.return_early(lane)
+        lane.attempt = attempt
+        return True
 
     def _next_lanes(self, queue_id: int) -> Iterator[ShareLane]:
         """Yield the lane of *queue_id*; if it is -1, active lanes: one whose turn is not over is next again."""
@@ -153,12 +189,18 @@ class Distribution:
         lane = self._lanes.get(queue_id)
         return (lane,) if lane is not None else ()
 
-    def is_ready(self, queue_id: int = -1, *, in_order: bool = False) -> bool:
+    def is_ready(self, queue_id: int = -1, *, in_order: bool = False, attempt: str = "") -> bool:
         """Return whether `hand_out` may find messages now; if not, members with credit are woken once it may."""
         owner = self._context.owner
+        if self._taken_by(attempt, queue_id):
+            return True
         for lane in self._may_have(queue_id):
             reader = lane.reader
-            if (reader.must_wait and not reader.has_read) or (in_order and lane.is_blocked):
+            if reader.must_wait and not reader.has_read:
+                continue
+            if in_order and lane.is_blocked:
+                if self._is_reset(lane):
+                    return True
                 continue
             if lane.failure or lane.leases.waiting:
                 return True

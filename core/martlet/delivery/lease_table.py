@@ -84,6 +84,11 @@ class LeaseTable:
         lease = self.slots.get(offset)
         return lease.generation if lease is not None else 0
 
+    @property
+    def newest(self) -> int:
+        """The newest generation of all unsettled messages; 0 if there are none."""
+        return max((lease.generation for lease in set(self.slots.values())), default=0)
+
     def holder(self, offset: int, generation: int) -> Hashable | None:
         """Return the holder of the message at *offset* since *generation*; None if that handle is no longer valid."""
         lease = self.slots.get(offset)
@@ -116,6 +121,12 @@ class LeaseTable:
             self.by_holder.setdefault(lease.holder, {}).update(dict.fromkeys(offsets))
         self.order.extend(offsets)
         self.next = max(self.next, offsets[-1] + 1)
+        self.low = self.order[0]
+
+    def insert(self, lease: Lease, offsets: Sequence[int]) -> None:
+        """Track messages at *offsets* again, which were settled, with one shared *lease* that nobody holds."""
+        self.slots.update(dict.fromkeys(offsets, lease))
+        self.order = deque(sorted(self.slots))
         self.low = self.order[0]
 
     def find(self, holder: Hashable, offset: int) -> Lease | None:

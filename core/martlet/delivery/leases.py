@@ -143,6 +143,12 @@ class Leases:
             del table.by_holder[holder]
         return given
 
+    def reopen(self, offsets: Sequence[int]) -> None:
+        """Make settled messages at *offsets*, which ascend, available again; each was delivered once."""
+        lease = Lease(None, -math.inf, 0, -1, shared=True)
+        self.table.insert(lease, offsets)
+        self.returns.offer_alike(lease, offsets)
+
     # actions of holders
 
     def ack(self, holder: Hashable, offset: int) -> bool:

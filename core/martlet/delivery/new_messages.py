@@ -38,9 +38,6 @@ class NewMessages:
         """Lease the next messages of *lane* to the member, and add them to *collection*. Raises `Refused`."""
         context, competitors, source = self._context, self._competitors, self._source
         owner, member = context.owner, collection.member
-        group, topic, queue_id = context.group, context.topic.name, lane.queue.queue_id
-        if context.policy is None and owner.groups.pending_reset(group, topic, queue_id) >= 0:
-            self._lanes.begin_again(lane)
         leases, table = lane.leases, lane.leases.table
         room = min(table.room, owner.room, member.credit, MESSAGES_A_READ)
         if context.policy is not None and context.policy.in_parts:

@@ -84,8 +84,8 @@ class Settlement:
             return False
         self._owner.notes.ack(lane.key, (offset,))
         self._competitors.give_credit(holder)
-        if lane.in_order and not lane.is_blocked:
-            self._competitors.wake()
+        if lane.in_order:
+            self._settled_in_order(lane, (offset,))
         return True
 
     def _was_settled(self, lane: ShareLane, offsets: Sequence[int], holders: Mapping[Hashable, int]) -> None:
@@ -93,10 +93,28 @@ class Settlement:
         self._owner.notes.ack(lane.key, offsets)
         for holder, count in holders.items():
             self._competitors.give_credit(holder, count)
-        if lane.in_order and not lane.is_blocked:
+        if lane.in_order:
+            self._settled_in_order(lane, offsets)
+
+    def _settled_in_order(self, lane: ShareLane, offsets: Sequence[int]) -> None:
+        lane.note_early(offsets)
+        if not lane.is_blocked:
             self._competitors.wake()
 
     # returned
+
+    def return_attempt(self, lane: ShareLane, holder: Hashable) -> None:
+        """Make everything available that *holder* holds: the attempt that took it takes it again."""
+        self.give_back(lane, holder, lane.leases.table.held(holder), 0, counts=False)
+
+    def return_early(self, lane: ShareLane) -> None:
+        """Make messages available that were settled before an earlier one, which comes again: in order, they follow."""
+        low, early = lane.leases.table.low, lane.early
+        offsets = sorted(offset for offset in early if offset > low)
+        early.clear()
+        if offsets:
+            lane.leases.reopen(offsets)
+            self._owner.notes.note(lane.key, Change(KEEP, 0, 0, 1, offsets))
 
     def nack_held(self, holder: Hashable, queue_id: int, offsets: Sequence[int], delay_s: float) -> list[int]:
         """Return failed messages that *holder* holds; return their offsets."""

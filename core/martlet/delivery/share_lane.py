@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from itertools import islice
 from typing import Final, final
 
@@ -30,11 +30,13 @@ class ShareLane:
 
     __slots__ = (
         "_by_name",
+        "attempt",
         "began",
         "competitors",
         "context",
         "counted",
         "due",
+        "early",
         "failure",
         "found",
         "in_order",
@@ -86,6 +88,10 @@ class ShareLane:
         self.counted = leases.table.size
         self.low = leases.table.low
         self.due = not self._by_name
+        # Of messages that are taken in order: those that were settled although an earlier one was not, and the attempt
+        # that took the last ones.
+        self.early: dict[int, None] = {}
+        self.attempt = ""
 
     def _was_read(self, place: Hashable) -> None:
         self.competitors.wake()
@@ -144,6 +150,13 @@ class ShareLane:
     def is_blocked(self) -> bool:
         """Whether nothing may be delivered in order now: an earlier message is held, pauses or is dead."""
         return self.leases.table.unsettled > self.leases.waiting
+
+    def note_early(self, offsets: Sequence[int]) -> None:
+        """Remember which of *offsets* were settled before an earlier message."""
+        low, early = self.leases.table.low, self.early
+        early.update(dict.fromkeys([offset for offset in offsets if offset > low]))
+        for offset in [offset for offset in early if offset < low]:
+            del early[offset]
 
     def account(self) -> None:
         """Count what was leased and settled since the last call, and commit the group's offset."""

@@ -93,6 +93,7 @@ class ShareLanes:
             if held := len(lane.leases.table.held(member.holder)):
                 member.add_credit(held)
         queue_id = lane.queue.queue_id
+        self.newest = max(self.newest, lane.leases.table.newest)  # handles of before are not valid any more
         lane.use(first_leases(context, lane.queue, lane.key, None, -1, self._begun_at if queue_id == 0 else -1))
         self.activate(lane)
         lane.unflushed.clear()

@@ -305,6 +305,10 @@ class Groups:
             return -1
         return groups.get(group, {}).get(queue_id, -1)
 
+    def has_resets(self, group: str, topic: str) -> bool:
+        """Return whether a reset of *group* is pending in any queue of *topic*."""
+        return bool(self._resets) and group in self._resets.get(topic, ())
+
     def take_reset(self, group: str, topic: str, queue_id: int) -> int:
         """Return the offset of the pending reset like `pending_reset`, and clear it."""
         table = self._resets.get(topic, {}).get(group, {})

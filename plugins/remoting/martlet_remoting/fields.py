@@ -135,6 +135,7 @@ class PopFields(Struct, gc=False):
     expType: str = "TAG"
     exp: str = ""
     order: bool = False
+    attemptId: str = ""
 
 
 class AckFields(Struct, gc=False):

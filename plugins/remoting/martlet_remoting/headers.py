@@ -221,6 +221,7 @@ def decode_pop_header(command: Command) -> PopHeader:
         fields.expType,
         fields.exp,
         fields.order,
+        fields.attemptId,
     )
 
 
@@ -238,4 +239,5 @@ def _odd_pop_header(command: Command) -> PopHeader:
         command.text("expType", "TAG"),
         command.text("exp", ""),
         command.boolean("order"),
+        command.text("attemptId", ""),
     )

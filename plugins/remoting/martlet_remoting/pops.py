@@ -109,6 +109,7 @@ class Pop:
 
     __slots__ = (
         "address",
+        "attempt",
         "bucket",
         "count_max",
         "counted",
@@ -139,6 +140,7 @@ class Pop:
         self.topic = topic
         self.queue_id = queue_id
         self.in_order = in_order
+        self.attempt = ""  # the client's name for it, if it may repeat it
         self.count_max = 0
         self.invisible_ms = 0
         self.selection = EVERYTHING
@@ -290,11 +292,11 @@ class PopGroup:
     def _open_retries(self) -> list["PopGroup"]:
         return [group for group in self.retries if not group.share.gone]
 
-    def is_ready(self, queue_id: int, *, in_order: bool) -> bool:
+    def is_ready(self, queue_id: int, *, in_order: bool, attempt: str = "") -> bool:
         """Return whether there may be messages for a pop of this queue."""
         if not in_order and any(group.share.distribution.is_ready() for group in self._open_retries()):
             return True
-        return self.share.distribution.is_ready(queue_id, in_order=in_order)
+        return self.share.distribution.is_ready(queue_id, in_order=in_order, attempt=attempt)
 
     def is_reading(self, queue_id: int, *, in_order: bool) -> bool:
         """Return whether a thread reads messages for a pop of this queue."""
@@ -320,7 +322,8 @@ class PopGroup:
         taker.lease_s = pop.invisible_ms / 1000
         taker.credit = pop.count_max
         try:
-            return self.share.distribution.hand_out(taker, budget_bytes, queue_id, in_order=pop.in_order)
+            distribution = self.share.distribution
+            return distribution.hand_out(taker, budget_bytes, queue_id, in_order=pop.in_order, attempt=pop.attempt)
         finally:
             taker.peer = self
 

@@ -120,10 +120,13 @@ class PopHeader(Struct):
     expression_type: str = "TAG"
     expression: str = ""
     in_order: bool = False
+    attempt: str = ""
 
     def to_ext(self) -> dict[str, object]:
         """Return the header fields under their names on the wire."""
+        own = {"attemptId": self.attempt} if self.attempt else {}
         return {
+            **own,
             "consumerGroup": self.group,
             "topic": self.topic,
             "queueId": self.queue_id,

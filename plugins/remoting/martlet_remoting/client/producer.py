@@ -250,7 +250,7 @@ class Producer(Client):
 
         Raises:
           TypeError, ValueError: an argument is wrong.
-          BrokerError: the message was delivered or recalled already, or the broker does not recall messages.
+          BrokerError: the message was delivered already, or the broker does not recall messages.
           RouteNotFound, NameServerUnreachable: nobody knows where the message is.
           ConnectionLost, RequestTimeout: its broker did not answer. You cannot know whether it was recalled.
         """

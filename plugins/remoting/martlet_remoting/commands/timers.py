@@ -7,7 +7,7 @@ from martlet.cli.outcome import Exit
 from martlet.cli.terminal import print_json
 from martlet.contracts import Command
 from martlet_remoting.answers.bodies import load_object
-from martlet_remoting.client import Admin, ClientError, Producer
+from martlet_remoting.client import Admin, ClientError
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.recall_handles import decode_handle
 
@@ -82,11 +82,19 @@ async def show_list(arguments: Any) -> int:
 
 async def do_recall(arguments: Any) -> int:
     try:
-        topic = decode_handle(arguments.handle).topic
+        handle = decode_handle(arguments.handle)
     except ValueError as error:
         raise ClientError(str(error)) from error
-    async with Producer(arguments.settings, PRODUCER_GROUP) as producer:
-        message_id = await producer.recall(topic, arguments.handle, timeout_s=arguments.settings.request_timeout_s)
+    topic = handle.topic
+    async with Admin(arguments.settings) as admin:
+        address = (await admin.cluster()).masters().get(handle.broker)
+        if address is None:
+            raise ClientError(f"no broker {handle.broker!r} is registered with the name server; the handle is for it")
+        ext = {"producerGroup": PRODUCER_GROUP, "topic": topic, "recallHandle": arguments.handle}
+        answer = await admin.network.ask(address, RequestCode.RECALL_MESSAGE, ext)
+    if answer.remark:
+        raise ClientError(answer.remark)
+    message_id = answer.text("msgId", "")
     if arguments.json:
         print_json({"topic": topic, "recalled": message_id})
     else:

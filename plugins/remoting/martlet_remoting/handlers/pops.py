@@ -37,6 +37,7 @@ __all__ = ["NOTHING", "TABLE", "check_invisible", "collect", "finish"]
 
 COUNT_MAX: Final = 32
 LATE_MS: Final = 500  # a request that is older than this and its poll time has no waiting client any more
+ATTEMPT_CHARS_MAX: Final = 128  # proxies send UUIDs; each queue of a group keeps the last one
 INVISIBLE_MS_MAX: Final = 10 * 365 * 86_400_000
 NEWEST: Final = 1  # initMode; RocketMQ ConsumeInitMode.MAX
 # How long a pop that does not want to wait may wait for a thread to read its messages.
@@ -126,6 +127,7 @@ def _make(context: Context, gate: Gate, command: Command, header: PopHeader) -> 
         max(header.queue_id, ANY_QUEUE),
         in_order=header.in_order,
     )
+    pop.attempt = header.attempt[:ATTEMPT_CHARS_MAX]
     now_ms = state.broker.clock.now_ms()
     # By the client's clock, which may be ahead of ours.
     left_ms = min((header.born_ms or now_ms) + header.poll_ms - now_ms, header.poll_ms, state.config.suspend_ms_max)
@@ -245,7 +247,7 @@ def _run(context: Context, pop: Pop, start: Start) -> int:
     state = context.state
     group = state.pops.open(pop, start)
     if not pop.count_max:
-        if group.is_ready(pop.queue_id, in_order=pop.in_order):
+        if group.is_ready(pop.queue_id, in_order=pop.in_order, attempt=pop.attempt):
             _answer_notification(context, pop, found=True)
             group.wake()
         else:
@@ -276,7 +278,7 @@ def _wait(context: Context, pop: Pop, group: PopGroup) -> None:
     if pop.last or pops.stopping or (pop.until <= now and not is_reading):
         _answer_nothing(context, pop, ResponseCode.POLLING_TIMEOUT)
         return
-    if not is_reading and group.is_ready(pop.queue_id, in_order=pop.in_order):
+    if not is_reading and group.is_ready(pop.queue_id, in_order=pop.in_order, attempt=pop.attempt):
         pop.group = group  # what was read did not match; there is more
         pop.pending.call(pop)
         return

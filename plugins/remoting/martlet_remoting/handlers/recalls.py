@@ -6,6 +6,7 @@ from martlet.access import Gate
 from martlet.contracts import Timers
 from martlet.errors import Reason, Refused
 from martlet.tables.topics import RETRY_PREFIX
+from martlet_remoting.codec import encode_response
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.context import Context, Declined, Handle, Later, reply
 from martlet_remoting.packets import Command
@@ -45,8 +46,14 @@ async def _recall(context: Context, command: Command, gate: Gate, handle: Recall
         if refused.reason == Reason.NOT_FOUND:
             raise Declined(ResponseCode.ILLEGAL_OPERATION, f"recall failed, {refused}") from refused
         raise
+    ext = {"msgId": handle.unique}
+    if not end:  # RocketMQ does not look whether there is such a message
+        text = (
+            f"nothing was recalled; no message {handle.unique!r} is pending for that time: it was recalled already, or"
+        )
+        return encode_response(command.opaque, ResponseCode.SUCCESS, ext, remark=f"{text} the handle is wrong")
     context.peer.hold_until(end)
-    return reply(command, {"msgId": handle.unique})
+    return reply(command, ext)
 
 
 TABLE: Final[dict[int, Handle]] = {RequestCode.RECALL_MESSAGE: recall_message}

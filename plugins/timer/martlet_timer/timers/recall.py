@@ -41,16 +41,17 @@ class Recalls:
     async def recall(self, topic: str, out_ms: int, unique: str, group: str = "") -> int:
         """Recall the message of *topic* with this unique key and TIMER_OUT_MS; return the end of that in the log.
 
+        Returns 0 if no such message is pending: it was recalled already, or there never was one.
+
         Raises:
-          Refused: no such message is pending (Reason.NOT_FOUND), it is busy for too long (Reason.BUSY), its record
+          Refused: it is due already (Reason.NOT_FOUND), it is busy for too long (Reason.BUSY), its record
             cannot be read (Reason.UNAVAILABLE), or the store refuses writes.
           StoreFailed: the disk failed.
         """
         due_ms = due_of(out_ms)
         timers = await self._take(topic, due_ms, unique)
         if not timers:
-            text = f"no message {unique!r} of topic[{topic}] is due at {due_ms} ms"
-            raise Refused(Reason.NOT_FOUND, f"{text}; it was recalled already, or its handle is wrong")
+            return 0
         try:
             keys = delete_key(topic, unique), unique
             end = self._delivery.append([self._record_of(topic, out_ms, unique, group, key) for key in keys], timers)
