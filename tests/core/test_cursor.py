@@ -13,13 +13,14 @@ from tests.core.pushing import broker_in_memory
 
 from martlet.broker import Broker
 from martlet.contracts import Identity
-from martlet.delivery import catch_up_reader
 from martlet.delivery import cursor as cursor_module
-from martlet.delivery.catch_up_reader import CatchUpReader
+from martlet.delivery import sweep, sweeps
 from martlet.delivery.cursor import Cursor, Permit, Place
 from martlet.delivery.fanout import Encoding, parts
 from martlet.delivery.feed import Feed
 from martlet.delivery.interest import FilterTrie
+from martlet.delivery.sweep import Sweep
+from martlet.delivery.sweeps import Sweeps
 from martlet.delivery.tail_reader import RECEIVERS_A_SLICE, RECEIVERS_COUNTED
 from martlet.errors import Reason, Refused
 from martlet.message import Message
@@ -157,14 +158,14 @@ async def test_names_without_wildcards_are_found_by_their_codes_alone() -> None:
 async def test_a_cursor_that_comes_while_others_are_swept_begins_at_its_own_position(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(catch_up_reader, "MESSAGES_A_SLICE", 8)
+    monkeypatch.setattr(sweep, "MESSAGES_A_SLICE", 8)
     async with broker_in_memory(flush="sync") as broker:
         feed = feed_of(broker)
         positions = [send(broker, "a", str(n)) for n in range(64)]
         await settle(broker)
         early = Client(feed, "a", position=0)
         late = Client(feed, "a", position=positions[37])
-        latest = Client(feed, "#", position=positions[63])
+        latest = Client(feed, "a", position=positions[63])
         await settle(broker)
         assert early.take() == [str(n) for n in range(64)]
         assert late.take() == [str(n) for n in range(37, 64)]
@@ -173,7 +174,7 @@ async def test_a_cursor_that_comes_while_others_are_swept_begins_at_its_own_posi
 
 
 async def test_cursors_with_many_filters_change_places_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catch_up_reader, "FILTERS_A_SLICE", 10)
+    monkeypatch.setattr(sweep, "FILTERS_A_SLICE", 10)
     added: list[int] = []
     add = FilterTrie[Cursor].add
 
@@ -182,12 +183,12 @@ async def test_cursors_with_many_filters_change_places_a_few_at_a_time(monkeypat
         add(trie, topic_filter, subscriber, value)
 
     monkeypatch.setattr(FilterTrie, "add", counted)
-    for kind, step in ((CatchUpReader, "_take_along"), (Feed, "_join_some")):
+    for kind, step in ((Sweeps, "_take_along"), (Feed, "_join_some")):
         original = getattr(kind, step)
 
-        def noted(owner: object, original: Callable[[object], object] = original) -> object:
+        def noted(owner: object, each: Sweep, original: Callable[[object, Sweep], object] = original) -> object:
             added.append(0)
-            return original(owner)
+            return original(owner, each)
 
         monkeypatch.setattr(kind, step, noted)
     async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:
@@ -407,9 +408,9 @@ WANTED: dict[str, Callable[[str], bool]] = {
 
 
 @settings(max_examples=80)
-@given(st.lists(STEP, max_size=50), st.sampled_from([1, 3, 1000]), st.booleans())
+@given(st.lists(STEP, max_size=50), st.sampled_from([1, 3, 1000]), st.sampled_from([1, 300, 1 << 20]), st.booleans())
 def test_every_cursor_gets_what_it_wants_once_and_in_order_whatever_happens(
-    steps: list[tuple[str, int, str]], slice_messages: int, several_topics: bool
+    steps: list[tuple[str, int, str]], slice_messages: int, near_bytes: int, several_topics: bool
 ) -> None:
     topics = [f"t{number}" for number in range(3)] if several_topics else ["t"]
 
@@ -455,7 +456,10 @@ def test_every_cursor_gets_what_it_wants_once_and_in_order_whatever_happens(
                 assert client.positions == wanted
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(catch_up_reader, "MESSAGES_A_SLICE", slice_messages)
+        patched.setattr(sweep, "MESSAGES_A_SLICE", slice_messages)
+        for module in (sweep, sweeps):
+            patched.setattr(module, "AHEAD_BYTES", near_bytes)
+        patched.setattr(sweeps, "NEAR_BYTES", near_bytes)
         trio.run(scenario)
 
 
@@ -521,7 +525,7 @@ async def test_a_cursor_that_is_closed_leaves_the_others_and_the_last_one_the_ta
 async def test_a_filter_that_is_added_during_a_sweep_gets_messages_published_from_then_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(catch_up_reader, "MESSAGES_A_SLICE", 8)
+    monkeypatch.setattr(sweep, "MESSAGES_A_SLICE", 8)
     async with broker_in_memory(flush="sync") as broker:
         feed = feed_of(broker)
         for number in range(64):
@@ -575,7 +579,7 @@ async def test_a_filter_that_the_receiver_may_not_follow_is_not_added() -> None:
 
 
 async def test_a_feed_reads_each_slice_of_a_queue_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catch_up_reader, "MESSAGES_A_SLICE", 8)
+    monkeypatch.setattr(sweep, "MESSAGES_A_SLICE", 8)
     async with broker_in_memory(flush="sync") as broker:
         feed = feed_of(broker)
         for number in range(64):
@@ -728,7 +732,7 @@ async def test_a_collect_of_exactly_a_run_leaves_nothing_pending() -> None:
 async def test_a_cursor_that_was_full_gets_new_messages_after_those_that_it_missed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(catch_up_reader, "MESSAGES_A_SLICE", 1)
+    monkeypatch.setattr(sweep, "MESSAGES_A_SLICE", 1)
     async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:
         feed = feed_of(broker)
         client = Client(feed, "a", pending_bytes_max=2000)
@@ -784,7 +788,7 @@ async def test_a_sweep_that_must_begin_too_early_brings_what_comes_later(monkeyp
             raise BlockDamaged(queue)
         return positions.index(position) // 2
 
-    monkeypatch.setattr(catch_up_reader, "_search", damaged)
+    monkeypatch.setattr(sweep, "_search", damaged)
     async with broker_in_memory(disk, flush="sync", segment_bytes=1 << 22) as broker:
         client = Client(feed_of(broker, 2), "#", position=positions[300])
         assert client.cursor.position == positions[300]

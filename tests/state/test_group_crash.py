@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
+import trio
 from tests.state.group_talk import Handles, drain, handles, join
 from tests.state.power_cuts import Left, copied, cut_everywhere, cut_of, opened
 
@@ -78,8 +79,9 @@ class Workload:
     async def collect(self, broker: Broker, member: Member) -> Handles:
         found: Handles = {}
         while True:
-            while feed_of(broker).catch_up.is_sweeping:
-                await feed_of(broker).sweep()
+            async with trio.open_nursery() as nursery:
+                while feed_of(broker).catch_up.is_sweeping:
+                    await broker.cursors.sweep(nursery)
             more = handles((await drain(member))[1])
             found |= more
             if not (more or feed_of(broker).catch_up.is_sweeping):

@@ -15,7 +15,7 @@ from typing import Final, Protocol, final
 from martlet.delivery.runs import Run
 from martlet.errors import Refused
 
-__all__ = ["Cursor", "Permit", "Place", "Source"]
+__all__ = ["Cursor", "Permit", "Place", "Source", "Sweeping"]
 
 # Of uncollected records: for a cursor; for all cursors of a feed; for a cursor while they have that much.
 PENDING_BYTES: Final = 1 << 22
@@ -28,7 +28,7 @@ MESSAGES_ANY: Final = 1 << 62
 class Place(Enum):
     """Whether a cursor is behind the tail, at it, or full."""
 
-    BEHIND = "behind"  # the sweep has not reached it yet
+    BEHIND = "behind"  # no sweep has reached it yet
     SWEPT = "swept"
     TAIL = "tail"
     FULL = "full"  # until some records are collected
@@ -52,17 +52,25 @@ class Permit(Protocol):
         ...
 
 
+class Sweeping(Protocol):
+    """What reads the log for a cursor behind the tail: a sweep, which has routed everything before ``swept_to``."""
+
+    swept_to: int
+
+    def leave(self, cursor: "Cursor") -> None: ...
+
+    def add_filter(self, cursor: "Cursor", topic_filter: str) -> None: ...
+
+    def remove_filter(self, cursor: "Cursor", topic_filter: str) -> None: ...
+
+
 class Source(Protocol):
     """What a cursor belongs to and asks for its messages: a `Feed`.
 
-    ``pending_bytes`` is the size of what its cursors have not yet collected, ``swept_to`` the log position up to which
-    a sweep has come.
+    ``pending_bytes`` is the size of what its cursors have not yet collected.
     """
 
     pending_bytes: int
-
-    @property
-    def swept_to(self) -> int: ...
 
     def tail_position(self) -> int: ...
 
@@ -89,7 +97,8 @@ class Cursor:
 
     ``place`` tells where it is; at `Place.TAIL` it has joined the tail. ``wake`` is called when there is something to
     collect, and when the tail is joined. ``dropped`` counts messages that a full cursor did not take (`Feed.open`).
-    ``begins`` has the log positions at which filters begin that bring nothing yet; it may be None.
+    ``sweep`` is what reads for it at `Place.SWEPT`. ``begins`` has the log positions at which filters begin that bring
+    nothing yet; it may be None.
     """
 
     __slots__ = (
@@ -106,6 +115,7 @@ class Cursor:
         "filters",
         "is_paused",
         "place",
+        "sweep",
         "wake",
     )
 
@@ -128,6 +138,7 @@ class Cursor:
         self.begins: dict[str, int] | None = None
         self.is_paused = False
         self.place = Place.BEHIND
+        self.sweep: Sweeping | None = None
         self._feed = feed
         self._position = position
         self._pending: deque[tuple[Run, tuple[Hashable, ...]]] = deque()
@@ -141,8 +152,8 @@ class Cursor:
             return self._pending[0][0].position
         if self.place is Place.TAIL:
             return max(self._position, self._feed.tail_position())
-        if self.place is Place.SWEPT:
-            return max(self._position, self._feed.swept_to)
+        if self.sweep is not None:
+            return max(self._position, self.sweep.swept_to)
         return self._position
 
     @property
@@ -219,9 +230,9 @@ class Cursor:
         else:
             self._take(run, grants)
 
-    def swept(self, run: Run, grants: tuple[Hashable, ...]) -> None:
-        """Take *run* in a sweep; a cursor that is full then leaves it."""
-        if self.place is Place.SWEPT:
+    def swept(self, run: Run, grants: tuple[Hashable, ...], sweep: Sweeping) -> None:
+        """Take *run* in *sweep*; a cursor that is full then leaves it."""
+        if self.sweep is sweep:
             self._take(run, grants)
 
     def _is_full_with(self, run: Run) -> bool:

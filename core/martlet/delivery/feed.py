@@ -1,21 +1,24 @@
 """Feeds: what one protocol follows, some topics and the topic filters of its receivers.
 
 Each receiver has a `Cursor`. At the tail, the cursor's filters are in a trie that the topics' tail reader queries.
-Cursors behind the tail are swept (`catch_up_reader.py`). When the sweep reaches the tail, its cursors join the tail
+Cursors behind the tail are swept (`catch_up_reader.py`). When a sweep reaches the tail, its cursors join the tail
 reader, and get each record exactly once.
 """
 
 import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import final
+from typing import Final, final
 
 import trio
 
 from martlet.delivery.beginnings import Beginnings
-from martlet.delivery.catch_up_reader import CURSORS_A_SLICE, CatchUpReader
+from martlet.delivery.catch_up_reader import CatchUpReader
 from martlet.delivery.cursor import PENDING_BYTES, Cursor, Permit, Place
 from martlet.delivery.interest import FilterTrie
 from martlet.delivery.subscriptions import readable
+from martlet.delivery.sweep import CURSORS_A_SLICE, Sweep, slice_of
+from martlet.delivery.sweep_turns import SweepTurns
+from martlet.delivery.sweeps import distance_class
 from martlet.delivery.tail_reader import READ_AGAIN_S, TailReader, Tails
 from martlet.errors import Refused, StoreError
 from martlet.store import Store
@@ -24,6 +27,9 @@ from martlet.tables.topics import Topics
 __all__ = ["Cursors", "Feed"]
 
 log = logging.getLogger("martlet.delivery")
+
+# What cached routes of a sweep may take; there are few sweeps at a time, but more than one.
+SWEEP_ROUTES_BYTES: Final = 1 << 24
 
 
 @final
@@ -49,13 +55,23 @@ class Feed:
         self._reader: TailReader | None = None  # of all topics; None while there are no cursors
         self._tail: FilterTrie[Cursor] = make_trie()
         self._beginnings = Beginnings(self._tail, lambda cursor: cursor.place is Place.TAIL)
-        swept: FilterTrie[Cursor] = make_trie()
-        for trie in (self._tail, swept):
-            trie.permits = _may_read
-            trie.asks = lambda: owner.asks()  # the owner gets it later
-            trie.is_name = is_name
-        self.catch_up = CatchUpReader(owner.store, swept)  # for the cursors behind the tail
+        self._make_trie = make_trie
+        self._is_name = is_name
+        self._prepare(self._tail)
+        self.catch_up = CatchUpReader(owner.store, self._trie_of_sweep)  # for the cursors behind the tail
         self._cursors: dict[Cursor, None] = {}
+
+    def _prepare(self, trie: FilterTrie[Cursor]) -> None:
+        owner = self._owner
+        trie.permits = _may_read
+        trie.asks = lambda: owner.asks()  # the owner gets it later
+        trie.is_name = self._is_name
+
+    def _trie_of_sweep(self) -> FilterTrie[Cursor]:
+        trie = self._make_trie()
+        self._prepare(trie)
+        trie.routes_bytes_max = SWEEP_ROUTES_BYTES
+        return trie
 
     def __len__(self) -> int:
         """The number of open cursors."""
@@ -141,16 +157,11 @@ class Feed:
 
     def _detach(self) -> None:
         reader, self._reader = self._reader, None
-        self.catch_up.reader = None
+        self.catch_up.end()
         if reader is not None:
             reader.detach(self._tail)
 
     # requests of cursors
-
-    @property
-    def swept_to(self) -> int:
-        """The log position before which everything was routed to the cursors that are swept."""
-        return self.catch_up.swept_to
 
     def tail_position(self) -> int:
         """The log position before which everything was delivered to the cursors at the tail."""
@@ -166,7 +177,7 @@ class Feed:
         return bool(topics) and any(not topics.isdisjoint(self.topics_of(each)) for each in filters)
 
     def resume(self, cursor: Cursor) -> None:
-        """Add *cursor* to the sweep when it passes the cursor's position."""
+        """Let *cursor* wait for a sweep that comes to its position."""
         cursor.move_to(Place.BEHIND, 0)
         self.catch_up.add(cursor)
         self._owner.ring(self)
@@ -207,8 +218,8 @@ class Feed:
         if cursor.place is Place.TAIL:
             self._beginnings.add(cursor, topic_filter, self.tail_position())
             self._begin_soon()
-        else:
-            self.catch_up.add_filter(cursor, topic_filter)
+        elif cursor.sweep is not None:
+            cursor.sweep.add_filter(cursor, topic_filter)
 
     def remove_filter(self, cursor: Cursor, topic_filter: str) -> None:
         """Remove a filter of *cursor*."""
@@ -216,8 +227,8 @@ class Feed:
             cursor.has_begun(topic_filter)
             if cursor.place is Place.TAIL:
                 self._tail.remove(topic_filter, cursor)
-            else:
-                self.catch_up.remove_filter(cursor, topic_filter)
+            elif cursor.sweep is not None:
+                cursor.sweep.remove_filter(cursor, topic_filter)
 
     def _take_out(self, cursor: Cursor) -> None:
         """Remove *cursor* from where it is: the tail, or a sweep."""
@@ -252,14 +263,14 @@ class Feed:
 
     # the sweep
 
-    async def sweep(self) -> None:
-        """Do one slice of a sweep, and move cursors to the tail when it is reached."""
-        if await self.catch_up.sweep():
-            self._join_some()
+    async def go_on(self, sweep: Sweep) -> None:
+        """Do one slice of *sweep*, and move cursors to the tail when it is reached."""
+        if await self.catch_up.go_on(sweep):
+            self._join_some(sweep)
 
-    def _join_some(self) -> None:
-        """Move some cursors to the tail, in the turn in which the sweep reached it; the others follow later."""
-        for cursor in self.catch_up.next_at_tail():
+    def _join_some(self, sweep: Sweep) -> None:
+        """Move some cursors to the tail, in the turn in which *sweep* reached it; the others follow later."""
+        for cursor in slice_of(sweep.cursors)[0]:
             self._take_out(cursor)
             self._join(cursor, self.tail_position())
             cursor.wake()
@@ -282,7 +293,8 @@ class Cursors:
         self._topics = topics
         self._tails = tails
         self._feeds: dict[Feed, None] = {}
-        self._sweeping: dict[Feed, None] = {}
+        self._calling: dict[Feed, None] = {}  # those with cursors that wait for a sweep
+        self._turns: SweepTurns[tuple[Feed, Sweep]] = SweepTurns()
         self._asking: list[Cursor] = []  # to wake, because the rules have changed
         self._beginning: dict[Feed, None] = {}  # those with filters that begin later
         self._rung = trio.Event()
@@ -334,7 +346,7 @@ class Cursors:
     def forget(self, feed: Feed) -> None:
         """Remove *feed*, which was closed."""
         self._feeds.pop(feed, None)
-        self._sweeping.pop(feed, None)
+        self._calling.pop(feed, None)
         self._beginning.pop(feed, None)
 
     def begin_soon(self, feed: Feed) -> None:
@@ -351,27 +363,55 @@ class Cursors:
             feed.undone(position)
 
     def ring(self, feed: Feed) -> None:
-        """Wake the sweeper for *feed*: one of its cursors is behind."""
-        self._sweeping[feed] = None
+        """Find a sweep for a cursor of *feed* that is behind."""
+        self._calling[feed] = None
         self._rung.set()
 
     async def run(self) -> None:
         """Sweep until cancelled."""
-        while True:
-            await self._rung.wait()
-            self._rung = trio.Event()
-            while self._sweeping or self._asking:
-                self._wake_some()
-                await trio.lowlevel.checkpoint()
-                for feed in list(self._sweeping):
-                    try:
-                        await feed.sweep()
-                    except (Refused, StoreError, OSError) as error:
-                        log.error("cursors behind the tail cannot read, retrying in 5 s; %s", error)
-                        await trio.sleep(READ_AGAIN_S)
+        async with trio.open_nursery() as nursery:
+            while True:
+                await self._rung.wait()
+                self._rung = trio.Event()
+                while self._calling or self._turns or self._asking:
+                    self._wake_some()
                     await trio.lowlevel.checkpoint()
-                    if not feed.catch_up.is_sweeping:
-                        self._sweeping.pop(feed, None)
+                    await self.sweep(nursery)
+                    await trio.lowlevel.checkpoint()
+
+    async def sweep(self, nursery: trio.Nursery) -> None:
+        """Do one slice of the sweep whose turn it is; after a failure, that waits, in *nursery*."""
+        self._plan()
+        if not self._turns:
+            return
+        feed, sweep = self._turns.take()
+        if sweep.is_over:
+            return
+        try:
+            await feed.go_on(sweep)
+        except (Refused, StoreError, OSError) as error:
+            log.error("cursors behind the tail cannot read, retrying in 5 s; %s", error)
+            nursery.start_soon(self._retry, feed, sweep)
+            return
+        if not sweep.is_over:
+            self._queue(feed, sweep)
+        if feed.catch_up.has_waiting:
+            self.ring(feed)
+
+    def _plan(self) -> None:
+        """Begin sweeps for the cursors that need one."""
+        calling, self._calling = self._calling, {}
+        for feed in calling:
+            for sweep in feed.catch_up.plan():
+                self._queue(feed, sweep)
+
+    def _queue(self, feed: Feed, sweep: Sweep) -> None:
+        self._turns.add((feed, sweep), distance_class(self.store.readable - sweep.swept_to))
+        self._rung.set()
+
+    async def _retry(self, feed: Feed, sweep: Sweep) -> None:
+        await trio.sleep(READ_AGAIN_S)
+        self._queue(feed, sweep)
 
     def _wake_some(self) -> None:
         for cursor in self._asking[:CURSORS_A_SLICE]:

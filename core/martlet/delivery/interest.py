@@ -222,6 +222,7 @@ class FilterTrie(Generic[T]):
         # Earlier contents of these three, freed a few at a time: 200,000 routes take 0.1 s.
         self._dropped: list[dict[Any, Any]] = []
         self._finding: tuple[str, Steps[Route[T]]] | None = None  # the name whose route is being found
+        self.routes_bytes_max = ROUTES_BYTES_MAX
         self.found = 0  # routes that were not cached
         self.steps = 0  # what finding those took (`FilterTree.steps`)
         # Whether a subscriber may receive messages of a name. It is asked while ``asks`` returns True.
@@ -348,7 +349,7 @@ class FilterTrie(Generic[T]):
 
     def _find(self, name: str) -> Route[T] | None:
         self.found += 1
-        if len(self._cached) >= self._names_max or self._bytes >= ROUTES_BYTES_MAX:
+        if len(self._cached) >= self._names_max or self._bytes >= self.routes_bytes_max:
             self.forget_routes()
         if self._dropped:
             self._free_some()

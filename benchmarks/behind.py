@@ -1,0 +1,181 @@
+"""How long clients that are behind wait for each other, in the broker's process.
+
+    python benchmarks/behind.py [--messages 1000000] [--clients 10000] [--rate 10000]
+
+- alone: a cursor that takes everything reads the whole log; what one sweep takes.
+- near: while such a cursor catches up and publishers send *rate* messages/s, a cursor returns that is 1,000 messages
+  behind, and takes a name or everything. When does it get its first message, and when is it at the tail?
+- mixed: *clients* cursors at all distances return together. How much longer than one sweep until all are at the tail?
+- live: what a cursor at the tail waits for a message, with and without one that is far behind.
+
+Messages have 256 B and 1,000 names, in 8 queues. Nothing is sent over sockets. Each figure is of one run.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from statistics import quantiles
+from typing import Final
+
+import trio
+
+from martlet.broker import Broker
+from martlet.delivery.cursor import Cursor, Place
+from martlet.delivery.feed import Feed
+from martlet.message import Message
+from martlet.store import StoreConfig
+from martlet.testing.peers import serving
+
+NAMES = 1000
+QUEUES = 8
+NEAR = 1000
+A_READ = 40
+COLLECT_BYTES = 1 << 18
+LIVE_S = 5.0
+SETTLE_S = 2.0
+
+
+class Client:
+    """Collects what its cursor brings as soon as it is woken; keeps how old each message of ``watched`` was."""
+
+    def __init__(self, feed: Feed, topic_filter: str, position: int | None, *, watches: bool = False) -> None:
+        self.count = 0
+        self.first_s = 0.0
+        self.ages: list[float] = []
+        self._watches = watches
+        self._began = time.monotonic()
+        self.cursor: Cursor = feed.open(self._wake, {topic_filter: None}, position)
+
+    def _wake(self) -> None:
+        WOKEN[self] = None
+
+    def collect(self) -> None:
+        """Take what there is."""
+        for run, _ in self.cursor.collect(COLLECT_BYTES):
+            self.count += run.count
+            self.first_s = self.first_s or time.monotonic() - self._began
+            if self._watches:
+                now = time.monotonic()
+                self.ages += [now - float(bytes(record.body[:20])) for record in run.records()]
+
+    async def until_at_tail(self) -> float:
+        """Return how long it took, in seconds."""
+        while self.cursor.place is not Place.TAIL or self.cursor.has_pending:
+            await trio.lowlevel.checkpoint()
+        return time.monotonic() - self._began
+
+
+WOKEN: Final[dict[Client, None]] = {}
+
+
+async def collect_all() -> None:
+    """Let clients collect, as peers with room do."""
+    while True:
+        for client in list(islice(WOKEN, 64)):
+            del WOKEN[client]
+            client.collect()
+        await trio.sleep(0 if WOKEN else 0.0005)
+
+
+def publish(broker: Broker, number: int) -> int:
+    """Publish a message and return its log position."""
+    body = f"{time.monotonic():020.6f}".encode().ljust(256, b"x")
+    name = number * 7919 % NAMES
+    return broker.publish(Message("bench", body, b"TAGS\x01n/%d\x02" % name, name % QUEUES)).position
+
+
+async def fill(broker: Broker, count: int) -> list[int]:
+    """Publish *count* messages; return their positions."""
+    positions: list[int] = []
+    for start in range(0, count, A_READ):
+        positions += [publish(broker, number) for number in range(start, min(start + A_READ, count))]
+        broker.store.commit()
+        await trio.lowlevel.checkpoint()
+    await trio.sleep(SETTLE_S)  # lets the key index catch up
+    return positions
+
+
+async def keep_publishing(broker: Broker, rate: int) -> None:
+    began, number = time.monotonic(), 0
+    while True:
+        due = int((time.monotonic() - began) * rate)
+        while number < due:
+            for _ in range(min(A_READ, due - number)):
+                publish(broker, number)
+                number += 1
+            broker.store.commit()
+        await trio.sleep(0.002)
+
+
+async def measure(broker: Broker, positions: Sequence[int], clients: int, rate: int) -> None:
+    feed, store = broker.cursors.open(["bench"]), broker.store
+    began = time.monotonic()
+    one = Client(feed, "#", 0)
+    await one.until_at_tail()
+    alone = time.monotonic() - began
+    print(f"alone   {one.count} messages in {alone:.2f} s")
+    one.cursor.close()
+
+    began = time.monotonic()
+    mixed = [
+        Client(feed, f"n/{each % NAMES}", positions[each * len(positions) // clients]) for each in range(clients - 1)
+    ]
+    mixed.append(Client(feed, "#", 0))
+    sweeps, viewed = feed.catch_up.sweeps, feed.catch_up.viewed
+    for each in mixed:
+        await each.until_at_tail()
+    seconds = time.monotonic() - began
+    sweeps, viewed = feed.catch_up.sweeps - sweeps, feed.catch_up.viewed - viewed
+    took = f"{seconds:.2f} s, {seconds / alone:.2f} times as long"
+    print(f"mixed   {clients} clients in {took}; {sweeps} sweeps, {viewed} viewed")
+    for each in mixed:
+        each.cursor.close()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_publishing, broker, rate)
+        await trio.sleep(1)
+        p99 = [await live(feed)]
+        for topic_filter in ("n/7", "#"):
+            far = Client(feed, "#", 0)
+            await trio.sleep(0.2)
+            near = Client(feed, topic_filter, store.readable - NEAR * (positions[-1] - positions[0]) // len(positions))
+            seconds = await near.until_at_tail()
+            is_far = far.cursor.place is not Place.TAIL
+            took = f"first message after {near.first_s * 1e3:.0f} ms, at the tail after {seconds:.2f} s"
+            print(f"near    {topic_filter}: {took}, the far one {'still behind' if is_far else 'at the tail, too'}")
+            near.cursor.close()
+            if topic_filter == "#":
+                p99.append(await live(feed))
+            far.cursor.close()
+        print(f"live    p99 {p99[0] * 1e3:.1f} ms without, {p99[1] * 1e3:.1f} ms with one that is far behind")
+        nursery.cancel_scope.cancel()
+
+
+async def live(feed: Feed) -> float:
+    """Return the 99th percentile of how old messages are when a cursor at the tail gets them."""
+    client = Client(feed, "n/3", None, watches=True)
+    await trio.sleep(LIVE_S)
+    client.cursor.close()
+    return quantiles(client.ages, n=100)[-1]
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--clients", type=int, default=10_000)
+    parser.add_argument("--rate", type=int, default=10_000)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        async with serving(Path(folder), store=StoreConfig(flush="async")) as served, trio.open_nursery() as nursery:
+            served.broker.topics.ensure("bench", QUEUES)
+            nursery.start_soon(collect_all)
+            positions = await fill(served.broker, arguments.messages)
+            await measure(served.broker, positions, arguments.clients, arguments.rate)
+            nursery.cancel_scope.cancel()
+
+
+if __name__ == "__main__":
+    trio.run(main)

@@ -1,0 +1,43 @@
+"""Which sweep has the next turn, of all feeds.
+
+Every second turn is for the sweeps that are nearest to the tail, every second one of the others for the next class of
+distances, and so on; within a class they take turns. So a client that is a few messages behind is soon at the tail,
+however many records others have to catch up, and the furthest still get on.
+"""
+
+from collections import deque
+from typing import Generic, TypeVar, final
+
+__all__ = ["SweepTurns"]
+
+T = TypeVar("T")
+
+
+@final
+class SweepTurns(Generic[T]):
+    """Lines of sweeps, by the class of their distance from the tail."""
+
+    __slots__ = ("_lines", "_turns")
+
+    def __init__(self) -> None:
+        self._lines: dict[int, deque[T]] = {}
+        self._turns = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def add(self, sweep: T, nearness: int) -> None:
+        """Let *sweep* wait for its turn among those of a class."""
+        self._lines.setdefault(nearness, deque()).append(sweep)
+
+    def take(self) -> T:
+        """Remove and return the sweep whose turn it is; there is one."""
+        self._turns += 1
+        classes = sorted(self._lines)
+        rank = (self._turns & -self._turns).bit_length() - 1  # 0 in every second turn, 1 in every fourth
+        nearness = classes[min(rank, len(classes) - 1)]
+        line = self._lines[nearness]
+        sweep = line.popleft()
+        if not line:
+            del self._lines[nearness]
+        return sweep
