@@ -5,10 +5,12 @@
 - alone: a cursor that takes everything reads the whole log; what one sweep takes.
 - near: while such a cursor catches up and publishers send *rate* messages/s, a cursor returns that is 1,000 messages
   behind, and takes a name or everything. When does it get its first message, and when is it at the tail?
-- mixed: *clients* cursors at all distances return together. How much longer than one sweep until all are at the tail?
+- mixed: *clients* cursors with a name each, and one with all, return together at all distances. How long until all are
+  at the tail, with one sweep that takes them along from the furthest on, and with several?
 - live: what a cursor at the tail waits for a message, with and without one that is far behind.
 
-Messages have 256 B and 1,000 names, in 8 queues. Nothing is sent over sockets. Each figure is of one run.
+Messages have 256 B and as many names as there are clients, in 8 queues. Nothing is sent over sockets. Each figure is of
+one run.
 """
 
 import argparse
@@ -23,13 +25,13 @@ from typing import Final
 import trio
 
 from martlet.broker import Broker
+from martlet.delivery import sweeps
 from martlet.delivery.cursor import Cursor, Place
 from martlet.delivery.feed import Feed
 from martlet.message import Message
 from martlet.store import StoreConfig
 from martlet.testing.peers import serving
 
-NAMES = 1000
 QUEUES = 8
 NEAR = 1000
 A_READ = 40
@@ -47,6 +49,7 @@ class Client:
         self.ages: list[float] = []
         self._watches = watches
         self._began = time.monotonic()
+        self._at_tail = trio.Event()
         self.cursor: Cursor = feed.open(self._wake, {topic_filter: None}, position)
 
     def _wake(self) -> None:
@@ -61,10 +64,12 @@ class Client:
                 now = time.monotonic()
                 self.ages += [now - float(bytes(record.body[:20])) for record in run.records()]
 
+        if self.cursor.place is Place.TAIL and not self.cursor.has_pending:
+            self._at_tail.set()
+
     async def until_at_tail(self) -> float:
         """Return how long it took, in seconds."""
-        while self.cursor.place is not Place.TAIL or self.cursor.has_pending:
-            await trio.lowlevel.checkpoint()
+        await self._at_tail.wait()
         return time.monotonic() - self._began
 
 
@@ -80,31 +85,31 @@ async def collect_all() -> None:
         await trio.sleep(0 if WOKEN else 0.0005)
 
 
-def publish(broker: Broker, number: int) -> int:
+def publish(broker: Broker, number: int, names: int) -> int:
     """Publish a message and return its log position."""
     body = f"{time.monotonic():020.6f}".encode().ljust(256, b"x")
-    name = number * 7919 % NAMES
+    name = number * 7919 % names
     return broker.publish(Message("bench", body, b"TAGS\x01n/%d\x02" % name, name % QUEUES)).position
 
 
-async def fill(broker: Broker, count: int) -> list[int]:
+async def fill(broker: Broker, count: int, names: int) -> list[int]:
     """Publish *count* messages; return their positions."""
     positions: list[int] = []
     for start in range(0, count, A_READ):
-        positions += [publish(broker, number) for number in range(start, min(start + A_READ, count))]
+        positions += [publish(broker, number, names) for number in range(start, min(start + A_READ, count))]
         broker.store.commit()
         await trio.lowlevel.checkpoint()
     await trio.sleep(SETTLE_S)  # lets the key index catch up
     return positions
 
 
-async def keep_publishing(broker: Broker, rate: int) -> None:
+async def keep_publishing(broker: Broker, rate: int, names: int) -> None:
     began, number = time.monotonic(), 0
     while True:
         due = int((time.monotonic() - began) * rate)
         while number < due:
             for _ in range(min(A_READ, due - number)):
-                publish(broker, number)
+                publish(broker, number, names)
                 number += 1
             broker.store.commit()
         await trio.sleep(0.002)
@@ -119,23 +124,14 @@ async def measure(broker: Broker, positions: Sequence[int], clients: int, rate: 
     print(f"alone   {one.count} messages in {alone:.2f} s")
     one.cursor.close()
 
-    began = time.monotonic()
-    mixed = [
-        Client(feed, f"n/{each % NAMES}", positions[each * len(positions) // clients]) for each in range(clients - 1)
-    ]
-    mixed.append(Client(feed, "#", 0))
-    sweeps, viewed = feed.catch_up.sweeps, feed.catch_up.viewed
-    for each in mixed:
-        await each.until_at_tail()
-    seconds = time.monotonic() - began
-    sweeps, viewed = feed.catch_up.sweeps - sweeps, feed.catch_up.viewed - viewed
-    took = f"{seconds:.2f} s, {seconds / alone:.2f} times as long"
-    print(f"mixed   {clients} clients in {took}; {sweeps} sweeps, {viewed} viewed")
-    for each in mixed:
-        each.cursor.close()
+    several, sweeps.REACH = sweeps.REACH, 1 << 40
+    one_s = await mixed("one sweep", feed, positions, clients)
+    sweeps.REACH = several
+    several_s = await mixed("several", feed, positions, clients)
+    print(f"mixed   {several_s / one_s:.2f} times as long")
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(keep_publishing, broker, rate)
+        nursery.start_soon(keep_publishing, broker, rate, clients)
         await trio.sleep(1)
         p99 = [await live(feed)]
         for topic_filter in ("n/7", "#"):
@@ -154,9 +150,24 @@ async def measure(broker: Broker, positions: Sequence[int], clients: int, rate: 
         nursery.cancel_scope.cancel()
 
 
+async def mixed(what: str, feed: Feed, positions: Sequence[int], clients: int) -> float:
+    """Let *clients* return together from everywhere; return how long it takes until all are at the tail."""
+    began, sweeps_before, viewed_before = time.monotonic(), feed.catch_up.sweeps, feed.catch_up.viewed
+    found = [Client(feed, f"n/{each}", positions[each * len(positions) // clients]) for each in range(clients)]
+    found.append(Client(feed, "#", 0))
+    for each in found:
+        await each.until_at_tail()
+    seconds = time.monotonic() - began
+    count, viewed = feed.catch_up.sweeps - sweeps_before, feed.catch_up.viewed - viewed_before
+    print(f"mixed   {what}: {clients} clients in {seconds:.2f} s, {count} sweeps, {viewed} viewed")
+    for each in found:
+        each.cursor.close()
+    return seconds
+
+
 async def live(feed: Feed) -> float:
     """Return the 99th percentile of how old messages are when a cursor at the tail gets them."""
-    client = Client(feed, "n/3", None, watches=True)
+    client = Client(feed, "#", None, watches=True)
     await trio.sleep(LIVE_S)
     client.cursor.close()
     return quantiles(client.ages, n=100)[-1]
@@ -172,7 +183,7 @@ async def main() -> None:
         async with serving(Path(folder), store=StoreConfig(flush="async")) as served, trio.open_nursery() as nursery:
             served.broker.topics.ensure("bench", QUEUES)
             nursery.start_soon(collect_all)
-            positions = await fill(served.broker, arguments.messages)
+            positions = await fill(served.broker, arguments.messages, arguments.clients)
             await measure(served.broker, positions, arguments.clients, arguments.rate)
             nursery.cancel_scope.cancel()
 
