@@ -34,6 +34,7 @@ log = logging.getLogger("martlet.tables")
 TOGETHER_S: Final = 0.05
 # The maximum number of requests that wait for their change to be written; bounds them while the disk hangs.
 WAITING_MAX: Final = 10_000
+NO_END: Final = 1 << 62
 
 
 def load(broker: Broker) -> None:
@@ -45,17 +46,36 @@ def load(broker: Broker) -> None:
     tables.load(groups.table)
     tables.load(groups.offsets_table)
     tables.load(groups.light_offsets_table)
-    if not 0 <= groups.offsets_position <= broker.store.readable:
+    is_older = groups.offsets_position > broker.store.readable  # the log, than the table
+    if is_older or groups.offsets_position < 0:
         # RocketMQ wrote the offsets, or they are of another log: all offsets noted in our log so far are older.
         groups.offsets_position = broker.store.readable
         groups.has_foreign_pops = any(topic.name.startswith(REVIVE_PREFIX) for topic in broker.topics)
         groups.offsets_changed()
+    _lower_offsets(broker, unused=0 if is_older else NO_END)
     _make_topics_of_records(broker, closed=broker.store.recovered.unlisted if listed else set())
     for topic in broker.topics.read_again():
         log.warning(
             "topic %s has %s queues, but messages in up to %d, which stay readable until they are consumed",
             *(topic.name, topic.read_queues_wanted, topic.read_queues),
         )
+
+
+def _lower_offsets(broker: Broker, unused: int) -> None:
+    """Lower offsets that are beyond the end of their queue: its group would skip messages that are sent from now on.
+
+    The log of a copy can be older than its tables, and RocketMQ's offsets can be ahead of what a crash has left.
+    *unused* is the end of a queue without messages.
+    """
+    find = broker.store.find_queue
+
+    def end_of(topic: str, queue_id: int) -> int:
+        queue = find(topic, queue_id)
+        return queue.next_offset if queue is not None and queue.next_offset else unused
+
+    lowered = broker.groups.lower_offsets(end_of)
+    if lowered:
+        log.warning("%d committed offsets were beyond the last message of their queue; lowered them to it", lowered)
 
 
 def _drop_deleted(broker: Broker) -> None:

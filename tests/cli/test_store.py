@@ -315,3 +315,78 @@ def test_what_no_start_can_repair_is_left_and_said(martlet: Run, tmp_path: Path)
     assert told["planned"]
     assert told["done"]
     assert {finding["kind"] for finding in told["left"]} == {"damage", "queue"}
+
+
+def listed(directory: Path, martlet: Run) -> Any:
+    found = json.loads(martlet("store", "inspect", str(directory), "--json")[1])
+    return found["records"], found["queues"]
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+def test_a_backup_is_verified_and_changes_nothing(orderly: bool, martlet: Run, tmp_path: Path) -> None:
+    data, target = tmp_path / "data", tmp_path / "backups" / "monday"
+    data.mkdir()
+    written(data, orderly=orderly)
+    before = {path: path.read_bytes() for path in data.rglob("*") if path.is_file()}
+    code, out, _ = martlet("store", "backup", str(data), str(target), *SETTINGS)
+    assert (code, out.splitlines()[-1]) == (
+        0,
+        "verified  every record is intact and can be served; a start changes nothing",
+    )
+    assert f" to {target}" in out
+    assert {path: path.read_bytes() for path in data.rglob("*") if path.is_file()} == before
+    assert listed(target, martlet) == listed(data, martlet)
+    assert verified(martlet, target)[0] == 0
+    assert {path.stat().st_mode & 0o077 for path in [target, *target.rglob("*")]} == {0}
+    assert not target.with_name("monday.unfinished").exists()
+
+
+def test_a_backup_of_a_damaged_store_says_so(martlet: Run, tmp_path: Path) -> None:
+    data, target = tmp_path / "data", tmp_path / "copy"
+    data.mkdir()
+    placed = written(data)
+    flip(data, placed[7].position + 100)
+    code, out, _ = martlet("store", "backup", str(data), str(target), *SETTINGS, "--json")
+    found = json.loads(out)
+    assert (code, found["sound"], found["records"]) == (3, False, RECORDS - 1)
+    assert {finding["kind"] for finding in found["findings"]} == {"damage", "queue"}
+    assert target.is_dir()
+
+
+def test_a_backup_replaces_nothing(martlet: Run, tmp_path: Path) -> None:
+    data, target = tmp_path / "data", tmp_path / "copy"
+    data.mkdir()
+    written(data)
+    target.mkdir()
+    code, _, err = martlet("store", "backup", str(data), str(target))
+    assert code == 3
+    assert "exists; choose another target, or remove it" in err
+    code, _, err = martlet("store", "backup", str(data), str(data / "copy"))
+    assert code == 3
+    assert "is inside of the data directory" in err
+    code, _, err = martlet("store", "backup", str(tmp_path / "absent"), str(tmp_path / "other"))
+    assert code == 3
+    assert "holds no commitlog" in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "data"]
+
+
+def test_a_running_broker_is_backed_up_and_restored(martlet: Run, start: Callable[..., Any], tmp_path: Path) -> None:
+    running = start("run", folder=tmp_path / "first")
+    names = running.addresses()["nameserver"]
+    for number in range(3):
+        assert martlet("send", "Kept", f"message {number}", "--name-server", names)[0] == 0
+    code, out, err = martlet("store", "backup", str(running.data), str(tmp_path / "copy"))
+    assert code == 0, err
+    assert out.splitlines()[-1].startswith("verified  every record is intact")
+    assert martlet("send", "Kept", "later", "--name-server", names)[0] == 0
+    assert running.stop() == 0
+    folder = tmp_path / "second"
+    folder.mkdir()
+    shutil.copytree(tmp_path / "copy", folder / "data")
+    restored = start("run", folder=folder)
+    names = restored.addresses()["nameserver"]
+    code, out, _ = martlet("tail", "Kept", "--from", "begin", "--no-follow", "--name-server", names)
+    assert code == 0
+    assert [f"message {number}" in out for number in range(3)] == [True] * 3
+    assert "later" not in out
+    assert restored.stop() == 0

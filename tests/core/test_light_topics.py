@@ -210,7 +210,8 @@ async def test_offsets_of_a_light_topic_with_an_at_sign_in_its_name_are_found_ag
     disk, name = FakeDisk(), "%LMQ%P2P@@@device"
     async with broker_in_memory(disk) as made:
         broker = with_routers(made)
-        publish(broker, "t", 0, b"x", properties=A.replace(b"%LMQ%a", name.encode()))
+        for _ in range(8):
+            publish(broker, "t", 0, b"x", properties=A.replace(b"%LMQ%a", name.encode()))
         broker.groups.commit("G", name, 0, 1)
     async with broker_in_memory(disk) as broker:
         assert broker.groups.offset("G", name, 0) == 1

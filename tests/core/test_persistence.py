@@ -395,7 +395,7 @@ TABLES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json")
 
 async def filled(disk: FakeDisk) -> None:
     async with broker_in_memory(disk) as broker:
-        commit(broker, 1 << 20)
+        commit(broker, 1)
         broker.topics.ensure("other", 3)
         broker.groups.set_forbidden("G", "other", readable=False)
         broker.publish(Message("t", b"x", queue_id=0))
@@ -512,3 +512,14 @@ async def test_a_damaged_table_does_not_bring_rocketmqs_older_one_back() -> None
     async with broker_in_memory(disk) as broker:
         assert broker.groups.offset("G", "t", 0) == -1, "the log and its notes count, not an older file of RocketMQ"
         assert broker.groups.offsets_position == 0
+
+
+async def test_an_offset_beyond_the_last_message_is_lowered(caplog: pytest.LogCaptureFixture) -> None:
+    """The log of a copy can be older than its tables."""
+    disk = FakeDisk()
+    async with broker_in_memory(disk) as broker:
+        commit(broker, 5)
+        broker.publish(Message("t", b"x", queue_id=0))
+    async with broker_in_memory(disk) as broker:
+        assert broker.groups.offset("G", "t", 0) == 1
+    assert "1 committed offsets were beyond the last message of their queue; lowered them to it" in caplog.text

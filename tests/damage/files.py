@@ -51,6 +51,7 @@ FILES: Final = (
     DataFile("queues.0000000000", Kind.DERIVED),
     DataFile("abort", Kind.MARK),
     DataFile("lock", Kind.MARK),
+    DataFile("space.probe", Kind.MARK),
     DataFile("config/topics.json", Kind.COPIED, has_bak=True),
     DataFile("config/subscriptionGroup.json", Kind.COPIED, has_bak=True),
     DataFile("config/consumerOffset.json", Kind.COPIED, has_bak=True),

@@ -43,8 +43,9 @@ from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.peers import Serving, serving
 from martlet.testing.stores import HOST, small_config
 from martlet_filter_sql92.plugin import Sql92Config, Sql92Plugin
+from martlet_mqtt.codes import PacketType
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Connack, Connect, Publish, Will
+from martlet_mqtt.packets import Ack, Connack, Connect, Publish, Will
 from martlet_mqtt.plugin import MqttPlugin
 from martlet_mqtt.properties import Properties, Property
 from martlet_remoting.codes import RequestCode
@@ -395,7 +396,11 @@ async def _drain(talk: MqttTalk) -> list[tuple[object, ...]]:
     found: list[Publish] = []
     with trio.move_on_after(SEEN_S * 3 / 4):
         while True:
-            packet = (await talk.messages(1))[0]
+            packet = await talk.receive()
+            if isinstance(packet, Ack):  # PUBREL of a message that was received before
+                await talk.send(Ack(PacketType.PUBCOMP, packet.packet_id))
+                continue
+            assert isinstance(packet, Publish), packet
             found.append(packet)
             await talk.acknowledge(packet)
     return sorted((each.topic, each.payload, each.qos, each.is_duplicate, each.retain) for each in found)

@@ -1,9 +1,10 @@
-"""``martlet store inspect|verify|repair``: work on a data directory that no broker has open."""
+"""``martlet store inspect|verify|repair|backup``: work on a data directory; only ``backup`` on that of a broker."""
 
 import argparse
 import os
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -35,9 +36,11 @@ examples:
   martlet store verify martlet-data                  read all records and look each one up
   martlet store repair martlet-data                  repair now what the next start would repair
   martlet store repair /var/lib/martlet --config /etc/martlet.toml --yes
-The broker must be stopped, or DIR be a copy or a snapshot. inspect and verify change nothing.
-Exit codes: 0 no damage; 1 repair was declined; 3 damage was found (verify) or could not be repaired (repair), or a
-broker has the directory open.
+  martlet store backup martlet-data /backup/monday   copy it, also while the broker runs, and verify the copy
+For inspect, verify and repair the broker must be stopped, or DIR be a copy or a snapshot. inspect and verify change
+nothing. To restore a backup, stop the broker and put a copy of the backup in the place of its data directory.
+Exit codes: 0 no damage; 1 repair was declined; 3 damage was found (verify, backup) or could not be repaired (repair),
+or a broker has the directory open.
 """
 
 
@@ -48,9 +51,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         ("inspect", "show the contents of a data directory", show),
         ("verify", "report what a start would repair, read the whole log, and look up every record", verify),
         ("repair", "list what a start would repair, ask, and repair it", repair),
+        ("backup", "copy a data directory, also of a running broker, and verify the copy", back_up),
     ):
         inner = choices.add_parser(name, help=text, description=f"{text[:1].upper()}{text[1:]}.", allow_abbrev=False)
         inner.add_argument("directory", metavar="DIR", help="the data directory")
+        if name == "backup":
+            inner.add_argument("target", metavar="TARGET", help="the new directory for the copy")
         inner.add_argument("--json", action="store_true", help="print a JSON object")
         inner.set_defaults(work=work)
         if name == "inspect":
@@ -79,7 +85,7 @@ def _config(arguments: Any) -> "Config":
 
 
 def _shown(bar: Bar) -> "Report":
-    return lambda done, total, records: bar.update(done, total, f"{records:,} records")
+    return lambda done, total, records: bar.update(done, total, f"{records:,} records" if records else "")
 
 
 def _inspect(arguments: Any) -> "Inspection":
@@ -219,6 +225,38 @@ def repair(arguments: Any) -> int:
     return Exit.UNUSABLE if left else Exit.OK
 
 
+def back_up(arguments: Any) -> int:
+    from martlet.backup import backup, remove_tree
+    from martlet.errors import StoreError
+    from martlet.store.files import RealDisk
+
+    disk, target = RealDisk(), os.path.abspath(arguments.target)
+    unfinished = f"{target}.unfinished"
+    for path in (target, unfinished):
+        if os.path.lexists(path):
+            raise StoreError(f"{path!r} exists; choose another target, or remove it")
+    os.umask(0o077)  # no other user may read messages
+    labels = ("copying", "starting the copy", "indexing keys", "trying a start", "verifying")
+    try:
+        made = _offline(arguments, partial(backup, target=unfinished), *labels)
+        disk.rename(unfinished, target)
+    except BaseException:
+        with suppress(OSError):
+            remove_tree(disk, unfinished)
+        raise
+    disk.sync_directory(os.path.dirname(target))
+    if arguments.json:
+        fields = {"target": target, "copied_bytes": made.copied_bytes, "sound": not made.findings}
+        print_json({**fields, "findings": _listed(made.findings), **_fields(made.inspection)})
+    else:
+        print(_summary(made.inspection))
+        _print_findings(made.findings)
+        state = SOUND if not made.findings else f"{_count(made.findings)}, which the original has as well"
+        print(f"copied    {human_bytes(made.copied_bytes)} to {target}")
+        print(f"verified  {state}")
+    return Exit.UNUSABLE if made.findings else Exit.OK
+
+
 def _confirmed(arguments: Any) -> bool:
     """Return whether to change the directory: the user gave `--yes`, or agreed at the terminal."""
     if arguments.yes:
@@ -281,4 +319,4 @@ def _time(ms: int) -> str | None:
         return str(ms)
 
 
-COMMAND = Command("store", "inspect, verify or repair a data directory that no broker uses", configure, run)
+COMMAND = Command("store", "inspect, verify, repair or back up a data directory", configure, run)

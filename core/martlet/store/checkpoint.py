@@ -13,7 +13,7 @@ import msgspec
 
 from martlet.store.files import Files, read_file
 
-__all__ = ["Checkpoint", "read_checkpoint", "stopped_in_order", "write_checkpoint"]
+__all__ = ["Checkpoint", "parse_checkpoint", "read_checkpoint", "stopped_in_order", "write_checkpoint"]
 
 PAGE_BYTES: Final = 4096
 TIMES: Final = Struct(">5q")
@@ -56,7 +56,11 @@ class Checkpoint(msgspec.Struct):
 
 def read_checkpoint(files: Files, path: str) -> Checkpoint | None:
     """Return the checkpoint; None if there is none or it is too short."""
-    data = read_file(files.disk, path)
+    return parse_checkpoint(read_file(files.disk, path))
+
+
+def parse_checkpoint(data: bytes | None) -> Checkpoint | None:
+    """Return the checkpoint in the page *data*; None if there is none or it is too short."""
     if data is None or len(data) < TIMES.size:
         return None
     times = TIMES.unpack_from(data)

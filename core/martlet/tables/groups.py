@@ -317,6 +317,20 @@ class Groups:
             self._drop_reset(topic, group)
         return offset
 
+    def lower_offsets(self, end_of: Callable[[str, int], int]) -> int:
+        """Lower each committed offset that is beyond *end_of* its topic and queue id; return how many there were."""
+        lowered = 0
+        for topics in self._offsets.values():
+            for topic, offsets in topics.items():
+                for queue_id, offset in offsets.items():
+                    end = end_of(topic, queue_id)
+                    if offset > end:
+                        offsets[queue_id] = end
+                        lowered += 1
+        if lowered:
+            self.offsets_changed()
+        return lowered
+
     def forget_topic(self, topic: str) -> None:
         """Drop the offsets of all groups in *topic*."""
         for group in self.groups_of(topic):
