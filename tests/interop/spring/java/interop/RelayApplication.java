@@ -23,7 +23,7 @@ import org.springframework.web.socket.server.support.DefaultHandshakeHandler;
 
 /**
  * A web application as Spring's manual shows it: browsers connect to /ws, the relay has a connection to the broker for
- * each of them and one of its own, and instances tell each other which users they have.
+ * each of them and one of its own, and an instance asks the others about users that it does not have.
  */
 @SpringBootApplication(proxyBeanMethods = false)
 public class RelayApplication {
@@ -47,8 +47,9 @@ public class RelayApplication {
             registry.enableStompBrokerRelay("/queue", "/topic")
                 .setRelayHost("127.0.0.1")
                 .setRelayPort(brokerPort)
-                .setUserDestinationBroadcast("/topic/unresolved-user")
-                .setUserRegistryBroadcast("/topic/user-registry");
+                // Not with a broadcast of the users as well: an instance that learns of a user while its own question
+                // comes back to it answers that too, so that the user gets a message twice.
+                .setUserDestinationBroadcast("/topic/unresolved-user");
         }
 
         @Override
@@ -80,7 +81,7 @@ public class RelayApplication {
             available = event.isBrokerAvailable();
         }
 
-        /** Returns how many users all instances have; -1 while the broker is away. */
+        /** Returns how many users this instance has; -1 while the broker is away. */
         @GetMapping("/users")
         String users() {
             return Integer.toString(available ? users.getUserCount() : -1);
