@@ -210,7 +210,8 @@ async def test_a_topic_that_is_used_otherwise_stays(
         use(broker)
         member.leave()
         await pass_time(broker)
-        assert "t/g" not in known(broker)
+        # The owner of the topic is remembered as long as somebody else may leave it.
+        assert ("t/g" in known(broker)) is (use in (_with_subscription, _with_another_group))
         # What is delayed for a personal queue goes with it.
         assert (broker.topics.get("t") is None) is (use is _with_delayed and marks == PERSONAL)
 
@@ -316,3 +317,28 @@ async def calls_of_a_topic(groups: int) -> int:
 async def test_a_topic_costs_the_same_beside_many_groups() -> None:
     few = await calls_of_a_topic(3)
     assert 0 < await calls_of_a_topic(300) <= few + 40
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+async def test_a_topic_that_was_created_for_a_group_goes_though_nobody_ever_joined(
+    autojump_clock: MockClock, is_killed: bool
+) -> None:
+    disk = FakeDisk()
+    async with broker_of(disk) as broker:
+        for name in ("empty", "used", "joined"):
+            broker.shares.begin(broker.topics.ensure(name, 2), "g", POLICY)
+        publish(broker, "used", 1, b"1")
+        member = join(broker, "joined")  # before its beginning is applied
+        publish(broker, "joined", 1, b"2")
+        assert told(member.collect(1 << 20)) == ["1:0:2"]
+        await settle(broker)
+        persistence.save(broker)
+        killed = disk.after_power_cut(Cut.KILLED, Random(0))
+    async with broker_of(killed if is_killed else disk) as broker:
+        await pass_time(broker)
+        assert known(broker) == ["joined/g", "used/g"]
+        assert broker.topics.get("empty") is None
+        assert told(join(broker, "used").collect(1 << 20)) == ["1:0:1"]
+        broker.store.queue("joined", 1).expire_to(1)
+        await pass_time(broker)
+        assert broker.topics.get("joined") is None

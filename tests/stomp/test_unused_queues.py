@@ -134,6 +134,7 @@ async def test_one_connection_and_one_user_leave_room_for_others(tmp_path: Path)
 async def test_queues_are_listed_and_freed(tmp_path: Path) -> None:
     async with stomp_broker(tmp_path, CONFIG) as stomp:
         talk, other = await stomp.connect(), await stomp.connect()
+        stomp.broker.topics.ensure("orders%2Enew", 1)
         await talk.publish("/queue/orders.new", b"1", b"2", b"3")
         await other.subscribe("/queue/orders.new", "client-individual", prefetch_count="2")
         await other.subscribe("/queue/my", "client", "1", auto_delete="true")
@@ -176,3 +177,22 @@ async def test_deleting_needs_permission(tmp_path: Path) -> None:
         await talk.send(talk.frame("SUBSCRIBE", id="0", destination="/control/delete/queue/my"))
         assert b"manage" in (await talk.error()).body
         assert topics(stomp) == ["my"]
+
+
+async def test_topics_that_clients_created_go_once_they_are_empty(tmp_path: Path, autojump_clock: MockClock) -> None:
+    async with stomp_broker(tmp_path, CONFIG) as stomp:
+        talk = await stomp.connect()
+        await talk.subscribe("/topic/my-watched")
+        await talk.subscribe("/topic/my-left", name="1")
+        await talk.unsubscribe("1")
+        await talk.publish("/queue/my-sent", b"1")
+        await talk.publish("/topic/my-told", b"1")
+        await pass_time(stomp)
+        assert topics(stomp) == ["my-watched", "my-sent", "my-told"]
+        for name in ("my-sent", "my-told"):  # as retention does it
+            stomp.broker.store.queue(name, 0).expire_to(1)
+        await pass_time(stomp)
+        assert topics(stomp) == ["my-watched"]
+        await talk.unsubscribe("0")
+        await pass_time(stomp)
+        assert topics(stomp) == []

@@ -223,6 +223,7 @@ class Shares:
         if share is not None:
             return share
         self._check_room(Key(scope, group, topic, 0), found.read_queues, user)
+        marks |= self.unused.marks_of((topic, group, scope))
         share = Share(self, self.dead_letters, found, group, selection, start, policy, names, marks, user)
         self._add(share)
         if names is not None:
@@ -279,6 +280,18 @@ class Shares:
         """Drop *share*, which has no members and is stored, from memory."""
         self._remove(share)
         share.close()
+
+    def begin(self, topic: Topic, group: str, policy: GroupPolicy) -> None:
+        """Note that *topic* was created for *group*, whose first member comes later, if ever.
+
+        The group begins with the first message, and goes with the topic as others with `OWNS_TOPIC`. If there is no
+        room for one more, the topic belongs to nobody.
+        """
+        key = Key(policy.scope, group, topic.name, 0)
+        if self.state.known.groups(topic.name) or not self.notes.has_room(key, topic.read_queues):
+            return
+        self.notes.begin(key, topic.queue(0).first_offset, marks=OWNS_TOPIC)
+        self.unused.begun((topic.name, group, policy.scope), OWNS_TOPIC)
 
     def find(self, topic: str, group: str, policy: GroupPolicy | None = None) -> Share | None:
         """Return *group* on *topic*, to settle messages by handle; None if it has never consumed the topic.

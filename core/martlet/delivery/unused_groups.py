@@ -62,8 +62,9 @@ class _Scope:
     def __init__(self, after_s: float, wants: Callable[[str], bool]) -> None:
         self.after_s = after_s
         self.wants = wants
-        # When to look at each, and when its last member has left; the next one to look at first.
-        self.unused: OrderedDict[Place, tuple[float, float]] = OrderedDict()
+        # When to look at each, when its last member has left, and marks with which it began since; the next one to look
+        # at first.
+        self.unused: OrderedDict[Place, tuple[float, float, int]] = OrderedDict()
 
     @property
     def next_at(self) -> float:
@@ -104,13 +105,23 @@ class UnusedGroups:
             self._soon.append(place)
             self._rung.set()
 
-    def _add(self, place: Place) -> None:
+    def begun(self, place: Place, marks: int) -> None:
+        """Note that a group began with *marks*, and has no members."""
+        self._add(place, marks)
+
+    def marks_of(self, place: Place) -> int:
+        """Return the marks with which a group without members began, whether these are stored yet or not."""
+        scope = self._scopes.get(place[2])
+        found = scope.unused.get(place) if scope is not None else None
+        return found[2] if found is not None else 0
+
+    def _add(self, place: Place, marks: int = 0) -> None:
         scope = self._scopes.get(place[2])
         if scope is not None and place not in scope.unused and scope.wants(place[1]):
             now = self._owner.now()
             if not scope.unused:
                 self._rung.set()
-            scope.unused[place] = now + scope.after_s, now
+            scope.unused[place] = now + scope.after_s, now, marks
 
     def joined(self, place: Place) -> None:
         """Note that a group has a member, or has ended."""
@@ -151,7 +162,7 @@ class UnusedGroups:
                 self._forget(place, has_expired=False)
         now, has_more = self._owner.now(), bool(self._soon)
         for scope in self._scopes.values():
-            due = [place for place, (at, _) in islice(scope.unused.items(), GROUPS_A_TURN) if at <= now]
+            due = [place for place, (at, _, _) in islice(scope.unused.items(), GROUPS_A_TURN) if at <= now]
             for place in due:
                 if place in scope.unused and not self._forget(place, has_expired=True):
                     self._look_later(scope, place)
@@ -159,7 +170,8 @@ class UnusedGroups:
         return has_more
 
     def _look_later(self, scope: _Scope, place: Place) -> None:
-        scope.unused[place] = self._owner.now() + scope.after_s, scope.unused[place][1]
+        _, since, marks = scope.unused[place]
+        scope.unused[place] = self._owner.now() + scope.after_s, since, marks
         scope.unused.move_to_end(place)
 
     def make_room(self) -> bool:
@@ -169,7 +181,7 @@ class UnusedGroups:
         """
         before, now = self.forgotten, self._owner.now()
         for scope in self._scopes.values():
-            for place, (_, since) in list(islice(scope.unused.items(), GROUPS_FOR_ROOM)):
+            for place, (_, since, _) in list(islice(scope.unused.items(), GROUPS_FOR_ROOM)):
                 if not self._forget(place, has_expired=now >= since + scope.after_s, needs_room=True):
                     self._look_later(scope, place)
         return self.forgotten > before
@@ -228,10 +240,12 @@ class _Use:
         self._queues = owner.store.queues.topics.get(topic.name, {})
         marks = max((lane.marks for lane in lanes), default=0)
         self.is_personal = bool(marks & AUTO_DELETE)
-        name, known = topic.name, owner.state.known
-        is_alone = len(known.groups(name)) == 1 and not owner.tails.follows(name) and not owner.groups.groups_of(name)
-        # Whether the topic goes with the group.
-        self.deletes = bool(marks & OWNS_TOPIC) and is_alone and (self.is_personal or self._is_empty)
+        name = topic.name
+        owns_topic = bool(marks & OWNS_TOPIC) and not owner.groups.groups_of(name)
+        is_followed = owner.tails.follows(name) or len(owner.state.known.groups(name)) > 1
+        # Whether the topic goes with the group, or will once its followers have left.
+        self.deletes = owns_topic and not is_followed and (self.is_personal or self._is_empty)
+        self._deletes_later = owns_topic and is_followed
 
     def is_over(self, *, is_expired: bool, needs_room: bool) -> bool:
         """Return whether the group can be forgotten.
@@ -244,7 +258,7 @@ class _Use:
         if self._finds_names:
             waits = any(queue.last_end > self._lanes[0].reached for queue in self._queues.values())
             return not self._has_leases and (not waits or (is_expired and needs_room))
-        return self._is_settled and (self.deletes or self._is_empty)
+        return self._is_settled and (self.deletes or (self._is_empty and not self._deletes_later))
 
     @property
     def _has_leases(self) -> bool:

@@ -21,7 +21,7 @@ from .heartbeats import Heartbeats
 from .messages import Template
 from .open_transactions import OpenTransactions
 from .packets import MessageHeaders
-from .queue_groups import is_queue_group
+from .queue_groups import GROUP, is_queue_group
 from .temporary import Temporary
 
 if TYPE_CHECKING:
@@ -110,6 +110,16 @@ class Context(Struct):
     durable: "dict[Durable, Subscription]" = field(default_factory=dict)
     heartbeats: Heartbeats = field(default_factory=Heartbeats)
     clients: "dict[StompHandler, None]" = field(default_factory=dict)
+
+    def has_topic(self, name: str) -> bool:
+        """Return whether there is a topic *name*."""
+        return self.broker.topics.get(name) is not None
+
+    def created(self, name: str) -> None:
+        """Note that a client has created topic *name*: it goes when nobody uses it and it is empty."""
+        topic = self.broker.topics.get(name)
+        if topic is not None and name not in self.names and name != self.temporary.topic:
+            self.broker.shares.begin(topic, GROUP, self.policy)
 
     def statistics(self) -> dict[str, object]:
         """Return the counters."""

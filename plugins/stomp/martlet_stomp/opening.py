@@ -91,6 +91,8 @@ class Opening:
                 if is_new:
                     context.broker.topics.delete(destination.topic)  # else a client could create any number
                 raise
+        if is_new:
+            context.created(destination.topic)
         return self._gate.subscribe(
             subscription,
             destination.topic,
@@ -172,7 +174,8 @@ class Opening:
         context, destination = self._context, subscription.destination
         if destination.kind is not Kind.QUEUE or destination.name:
             raise StompError(f"{shown(destination.text)} cannot be browsed, because it is no queue; subscribe to it")
-        self._find_topic(destination)
+        if self._find_topic(destination):
+            context.created(destination.topic)
         share = self._gate.share(destination.topic, queue_group(destination), context.policy)
         if share is None and destination.application:
             raise StompError(f"{shown(destination.text)} has no messages, nobody ever consumed it; subscribe to it")
@@ -190,7 +193,7 @@ class Opening:
     def _find_topic(self, destination: Destination) -> bool:
         """Make sure that the topic is there; return whether it was created. Raises `Refused`."""
         topic, context = destination.topic, self._context
-        is_new = context.broker.topics.get(topic) is None
+        is_new = not context.has_topic(topic)
         if destination.is_filter and not is_new:
             return False  # whoever reads names need not be allowed to read the whole topic
         if self._gate.find_topic(topic, "read", context.config.queues) is None:

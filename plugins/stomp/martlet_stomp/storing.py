@@ -18,7 +18,10 @@ def queue_count(context: Context, gate: Gate, topic: str) -> int:
     """
     if topic == context.temporary.topic:
         context.temporary.ensure_topic()
+    is_new = not context.has_topic(topic)
     found = gate.find_topic(topic, "publish", context.config.queues)
+    if is_new and found is not None:
+        context.created(topic)
     if found is None:
         raise Refused(Reason.NO_TOPIC, f"topic[{topic}] does not exist; create it, or set broker.auto_create_topics")
     return found.write_queues or 1
