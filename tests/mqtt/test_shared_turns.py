@@ -9,9 +9,9 @@ from tests.core.calls import Calls
 from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
 from trio.testing import MockClock
 
+from martlet.delivery.leaving import LEAVES_A_SLICE
 from martlet.testing.clock import TrioClock
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.leaving import LEAVES_A_SLICE
 from martlet_mqtt.outgoing import Outgoing
 from martlet_mqtt.properties import Property
 from martlet_mqtt.shares import STEPS_A_GROUP, STEPS_A_READ, STEPS_A_TURN, STEPS_OF

@@ -9,6 +9,9 @@ from tests.stomp.test_control import ask
 from trio.testing import MockClock
 
 from martlet.contracts import Identity
+from martlet.delivery.competitors import Competitor
+from martlet.delivery.leaving import LEAVES_A_SLICE
+from martlet.delivery.share import Share
 from martlet.settings import DeliveryConfig
 from martlet_stomp.config import StompConfig
 
@@ -196,3 +199,28 @@ async def test_topics_that_clients_created_go_once_they_are_empty(tmp_path: Path
         await talk.unsubscribe("0")
         await pass_time(stomp)
         assert topics(stomp) == []
+
+
+@pytest.mark.plain
+async def test_the_end_of_a_connection_with_many_queues_leaves_others_their_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[Competitor] = []
+    real = Share.leave
+
+    def leave(share: Share, member: Competitor, *, keep: bool) -> None:
+        left.append(member)
+        real(share, member, keep=keep)
+
+    monkeypatch.setattr(Share, "leave", leave)
+    async with stomp_broker(tmp_path, CONFIG) as stomp:
+        talk = await stomp.connect()
+        await fill(talk, 0, 3 * LEAVES_A_SLICE)
+        await talk.receipt("r")
+        talk.hang_up()
+        while not left:
+            await trio.lowlevel.checkpoint()
+        assert len(left) <= LEAVES_A_SLICE
+        await stomp.idle()
+        assert len(left) == 3 * LEAVES_A_SLICE
+        assert {row["consumers"] for row in await ask(await stomp.connect(), "queues")} == {0}

@@ -38,7 +38,7 @@ log = logging.getLogger("martlet.shares")
 Place: TypeAlias = tuple[str, str, str]
 
 # Unused groups that one turn of the event loop looks at, up to 100 us each if a topic is deleted.
-GROUPS_A_TURN: Final = 16
+GROUPS_A_TURN: Final = 8
 # Unused groups to look at when there is no room, the longest unused first.
 GROUPS_FOR_ROOM: Final = 64
 

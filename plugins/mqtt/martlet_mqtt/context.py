@@ -8,11 +8,11 @@ from msgspec.structs import asdict
 
 from martlet.broker import Broker
 from martlet.delivery.feed import Feed
+from martlet.delivery.leaving import Leaving
 from martlet.net.complaints import Complaints
 
 from .config import MqttConfig
 from .frames import Shapes
-from .leaving import Leaving
 from .names import Names
 from .retained import Retained
 from .rules import Rules

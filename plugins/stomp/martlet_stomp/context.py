@@ -10,6 +10,7 @@ from msgspec.structs import asdict
 from martlet.broker import Broker
 from martlet.cli.version import installed_version
 from martlet.delivery.group_policy import GroupPolicy
+from martlet.delivery.leaving import Leaving
 from martlet.message import TAGS
 from martlet.net.complaints import Complaints
 
@@ -109,6 +110,8 @@ class Context(Struct):
     # Durable subscriptions that a connection uses.
     durable: "dict[Durable, Subscription]" = field(default_factory=dict)
     heartbeats: Heartbeats = field(default_factory=Heartbeats)
+    # Consumers of queues whose clients are gone.
+    leaving: Leaving = field(default_factory=Leaving)
     clients: "dict[StompHandler, None]" = field(default_factory=dict)
 
     def has_topic(self, name: str) -> bool:

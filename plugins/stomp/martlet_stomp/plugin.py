@@ -1,6 +1,7 @@
 """The entry point: the STOMP port."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import trio
@@ -45,7 +46,8 @@ class StompPlugin(Hooks):
 
     def martlet_services(self, broker: Broker) -> Sequence[Service]:
         context = self.context(broker)
-        return (context.heartbeats.run, context.transactions.run)
+        leaving = partial(context.leaving.run, broker.turns)
+        return (context.heartbeats.run, context.transactions.run, leaving)
 
     def martlet_commands(self) -> Sequence[Command]:
         from .commands.command import COMMAND  # a broker does not need it

@@ -203,14 +203,19 @@ class Subscriptions:
 
     def _close(self, subscription: Subscription) -> None:
         subscription.close()
+        self._forget_durable(subscription)
+
+    def _forget_durable(self, subscription: Subscription) -> None:
         durable, table = subscription.durable, self._context.durable
         if durable is not None and table.get(durable) is subscription:
             del table[durable]
 
     def close(self) -> None:
         """End all: the client is gone."""
+        members = [subscription.end() for subscription in self._by_number.values()]
+        self._context.leaving.leave(member for member in members if member is not None)
         for subscription in self._by_number.values():
-            self._close(subscription)
+            self._forget_durable(subscription)
         for table in self._by_number, self._by_id, self._ready, self._temporary, self._automatic:
             table.clear()
 

@@ -165,11 +165,18 @@ class Subscription:
 
     def close(self) -> None:
         """End; what the client holds goes to others."""
+        member = self.end()
+        if member is not None:
+            member.leave()
+
+    def end(self) -> Member | None:
+        """End, but for a member of a group, which is returned and must leave."""
         source, self._source = self._source, None
         if isinstance(source, Member):
-            source.leave()
-        elif source is not None:
+            return source
+        if source is not None:
             source.close()
+        return None
 
     # messages
 
