@@ -75,7 +75,7 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     f"{MQTT}wills.py": frozenset(("sessions",)),
     # Counts and lists sessions; lists only after the gate allowed to manage the broker.
     f"{MQTT}sys_topics.py": frozenset(("sessions",)),
-    f"{MQTT}control.py": frozenset(("sessions",)),
+    f"{MQTT}control.py": frozenset(("sessions", "shares")),
     # Creates the topics of the rules again.
     f"{MQTT}context.py": frozenset(("topics",)),
     # Forgets the groups that no session has.

@@ -100,6 +100,23 @@ def test_a_client_is_disconnected_with_the_reason(to: Run, addresses: dict[str, 
     assert "client 'kicked' is not connected" in err
 
 
+def test_shared_subscriptions_are_listed_and_freed(to: Run, addresses: dict[str, str]) -> None:
+    with connected(addresses, "worker") as client:
+        client.subscribe(Subscription("$share/workers/jobs/#", 1))
+        (row,) = from_json(to("shared", "--json"))
+        assert row == {"filter": "$share/workers/jobs/#", "topic": "mqtt", "members": 1, "held": 0}
+        code, out, err = to("forget", "$share/workers/jobs/#")
+        assert (code, out) == (1, "")
+        assert "has 1 members" in err
+    assert to("forget", "$share/workers/jobs/#")[0] == 0
+    code, out, err = to("shared")
+    assert (code, "workers" in out, err) == (0, False, "")
+    code, out, err = to("forget", "$share/workers/jobs/#")
+    assert (code, out) == (1, "")
+    assert "nothing is known" in err
+    assert "write $share/GROUP/FILTER" in to("forget", "jobs/#")[2]
+
+
 WRONG = [
     (1, ("publish", "a/#", "x"), "contains a wildcard"),
     (1, ("publish", "$SYS/broker/version", "x"), "only the broker publishes"),

@@ -78,3 +78,25 @@ def test_what_cannot_be_done_is_said_in_one_line(to: Run, addresses: dict[str, s
 def test_a_port_of_another_protocol_is_named(martlet: Run, addresses: dict[str, str], other: str) -> None:
     code, _, err = martlet("stomp", "connections", "--address", addresses[other])
     assert (code, err.rpartition("; ")[2]) == (3, "is it a STOMP port?\n")
+
+
+def test_queues_are_listed_and_freed(to: Run, addresses: dict[str, str]) -> None:
+    with socket.create_connection(split_address(addresses["stomp"])) as stream:
+        stream.sendall(HELLO + SUBSCRIBE.replace(b"orders", b"freed"))
+        data = b""
+        while b"RECEIPT\n" not in data:
+            data += stream.recv(65_536)
+        rows = {row["destination"]: row for row in from_json(to("queues", "--json"))}
+        assert rows["/queue/freed"].items() >= {"consumers": 1, "waiting": 0, "owns_topic": True}.items()
+        code, out, err = to("delete", "/queue/freed")
+        assert (code, out) == (1, "")
+        assert "has 1 consumers" in err
+        stream.sendall(b"DISCONNECT\nreceipt:bye\n\n\0")
+        while stream.recv(65_536):
+            pass
+    assert to("delete", "freed") == (0, "deleted /queue/freed with its topic and 0 waiting messages\n", "")
+    code, out, err = to("queues")
+    assert (code, "/queue/freed" in out, err) == (0, False, "")
+    code, out, err = to("delete", "/queue/freed")
+    assert (code, out) == (1, "")
+    assert "nobody ever consumed the queue" in err

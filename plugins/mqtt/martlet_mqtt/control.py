@@ -8,6 +8,8 @@ Requires the permission to manage the broker.
 |---|---|---|
 | clients | | a session, connected or not |
 | subscriptions | client (optional) | a filter of a session |
+| shared | | a shared subscription of a topic, with members or without |
+| forget | filter, such as $share/workers/jobs/# | what it had, once for each topic |
 | retained | filter (optional) | a name |
 | kick | client | |
 """
@@ -19,15 +21,20 @@ import orjson
 
 from martlet.access import Gate
 from martlet.contracts import Peer
+from martlet.delivery.group_list import GroupOnTopic, describe, describe_all
 from martlet.delivery.session_notes import NEVER_MS, SessionState
-from martlet.errors import Refused
+from martlet.errors import Reason, Refused
+from martlet.state.journal import NEXT_COMMIT
 from martlet.steps import Pace, Steps
 
 from .codes import V5
 from .connection import MqttConnection, State
 from .context import PROTOCOL, Context
+from .errors import MqttError
 from .frames import publish_frame
+from .names import SHARE, split_shared
 from .packets import Publish
+from .shares import POLICY, group_of
 from .subscribing import grant_of
 
 if TYPE_CHECKING:
@@ -86,10 +93,12 @@ def answer_request(
                 rows = []
             if pace.is_over():
                 yield
+        if command == "forget":
+            peer.hold_until(NEXT_COMMIT)
         send({"rows": rows, "done": True})
     except orjson.JSONDecodeError as error:
         send({"error": f"the payload is no JSON; {error}"})
-    except Refused as refused:
+    except (Refused, MqttError) as refused:
         send({"error": str(refused)})
 
 
@@ -147,6 +156,37 @@ def _subscriptions(context: Context, request: Row) -> Iterator[Row]:
             }
 
 
+def _shared(context: Context, request: Row) -> Iterator[Row]:
+    for found in describe_all(context.broker.shares, PROTOCOL):
+        yield _row_of(found)
+
+
+def _row_of(found: GroupOnTopic) -> Row:
+    return {
+        "filter": f"{SHARE}{found.group}",
+        "topic": found.topic,
+        "members": found.members,
+        "held": found.unsettled,
+    }
+
+
+def _forget(context: Context, request: Row) -> Iterator[Row]:
+    """Forget a shared subscription that no connected client has. Raises `MqttError` and `Refused`."""
+    topic_filter = str(request.get("filter", ""))
+    shared = split_shared(topic_filter)
+    if shared is None:
+        raise Refused(Reason.ILLEGAL, f"{topic_filter!r} is no shared subscription; write $share/GROUP/FILTER")
+    shares, group = context.broker.shares, group_of(shared)
+    topics = shares.state.known.topics_of(PROTOCOL, group)
+    rows = [found for topic in topics if (found := describe(shares, PROTOCOL, group, topic)) is not None]
+    members = max((found.members for found in rows), default=0)
+    if members:
+        raise Refused(Reason.BUSY, f"{topic_filter} has {members} members; disconnect them first")
+    for found in rows:
+        shares.forget(found.topic, group, POLICY)
+        yield _row_of(found)
+
+
 def _retained(context: Context, request: Row) -> Iterator[Row]:
     for name in context.retained.matches(str(request.get("filter", "#"))):
         position = context.retained.position(name)
@@ -163,6 +203,8 @@ def _kick(context: Context, request: Row) -> Iterator[Row]:
 _COMMANDS: Final[dict[str, Callable[[Context, Row], Iterator[Row]]]] = {
     "clients": _clients,
     "subscriptions": _subscriptions,
+    "shared": _shared,
+    "forget": _forget,
     "retained": _retained,
     "kick": _kick,
 }

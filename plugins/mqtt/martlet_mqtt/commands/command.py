@@ -1,4 +1,4 @@
-"""``martlet mqtt``: publish, subscribe, clients, subscriptions, retained, kick."""
+"""``martlet mqtt``: publish, subscribe, clients, subscriptions, shared, forget, retained, kick."""
 
 import argparse
 import sys
@@ -29,6 +29,8 @@ examples:
   martlet mqtt subscribe 'home/#' --count 1 --json     one message, as JSON
   martlet mqtt clients                                 sessions, connected or not
   martlet mqtt subscriptions --client sensor-7
+  martlet mqtt shared                                  shared subscriptions, also without members
+  martlet mqtt forget '$share/workers/jobs/#'          free one; later members begin with new messages
   martlet mqtt retained 'home/#'                       names with a retained message
   martlet mqtt kick sensor-7                           disconnect a client
 """
@@ -72,6 +74,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("clients", "list sessions and their clients", show_clients)
     listing = add("subscriptions", "list the topic filters of sessions", show_subscriptions)
     listing.add_argument("--client", metavar="ID", help="of this client alone")
+    add("shared", "list shared subscriptions, with members or without", show_shared)
+    forget = add("forget", "forget a shared subscription without members, with what waits for it", do_forget)
+    forget.add_argument("filter", help="such as $share/workers/jobs/#")
     retained = add("retained", "list the names with a retained message", show_retained)
     retained.add_argument("filter", nargs="?", default="#", help="topic filter; default %(default)s")
     kick = add("kick", "disconnect a client; its session stays", do_kick)
@@ -170,6 +175,19 @@ def show_subscriptions(arguments: Any) -> int:
     rows = list(_rows(arguments, "subscriptions", client=arguments.client))
     rows.sort(key=lambda row: (row["client"], row["filter"]))
     return _print(rows, ("client", "filter", "qos", "no_local", "identifier", "selector"), as_json=arguments.json)
+
+
+def show_shared(arguments: Any) -> int:
+    rows = sorted(_rows(arguments, "shared"), key=lambda row: (row["filter"], row["topic"]))
+    return _print(rows, ("filter", "topic", "members", "held"), as_json=arguments.json)
+
+
+def do_forget(arguments: Any) -> int:
+    rows = list(_rows(arguments, "forget", filter=arguments.filter))
+    if not rows:
+        raise MqttFailed(f"nothing is known of {arguments.filter!r}; list all with `martlet mqtt shared`")
+    print_json(rows) if arguments.json else print(f"{arguments.filter} is forgotten; later members get new messages")
+    return Exit.OK
 
 
 def show_retained(arguments: Any) -> int:
