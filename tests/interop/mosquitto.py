@@ -74,22 +74,32 @@ class Subscriber:
 
 
 class MosquittoBroker:
-    """Mosquitto's broker, with nothing on the disk."""
+    """Mosquitto's broker, with nothing on the disk; *more* are further lines of its configuration, such as bridges.
 
-    def __init__(self, folder: Path) -> None:
+    `close`, then `start` brings it back on the same port.
+    """
+
+    def __init__(self, folder: Path, *more: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
         self.port = free_port()
         lines = [f"listener {self.port} 127.0.0.1", "allow_anonymous true", "persistence false", "log_type error"]
         if os.getuid() == 0:
             lines.append("user root")  # otherwise it becomes another user, who may not read this folder
-        config = folder / "mosquitto.conf"
-        config.write_text("\n".join(lines) + "\n")
-        self._process = Process([tool("mosquitto"), "-c", str(config)], folder / "mosquitto.log")
-        link = Link(f"mqtt://127.0.0.1:{self.port}")
+        self._config = folder / "mosquitto.conf"
+        self._config.write_text("\n".join([*lines, *more]) + "\n")
+        self.start()
+
+    def start(self) -> None:
+        self._process = Process([tool("mosquitto"), "-c", str(self._config)], self._folder / "mosquitto.log")
         with ExitStack() as undo:
             undo.callback(self._process.kill)
-            self._process.wait_until(lambda: self._answers(link), "mosquitto")
+            self._process.wait_until(lambda: self._answers(self.link()), "mosquitto")
             undo.pop_all()
+
+    def link(self, version: int = 5) -> Link:
+        """Return how to connect."""
+        return Link(f"mqtt://127.0.0.1:{self.port}", version)
 
     @staticmethod
     def _answers(link: Link) -> bool | None:

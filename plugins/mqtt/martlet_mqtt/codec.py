@@ -46,7 +46,8 @@ from .properties import (
 __all__ = ["FILTERS_A_PACKET", "connect_version", "decode_in_steps", "decode_packet", "encode_packet", "packet_bytes"]
 
 LENGTH_BYTES_MAX: Final = 4
-# Names of the protocol with the levels that go with them; bridges set the upper bit of the level.
+# Names of the protocol with the levels that go with them; bridges of MQTT 3 set the upper bit of the level. Those of
+# MQTT 5 have options of SUBSCRIBE instead.
 _NAMES: Final = {"MQIsdp": (V3,), "MQTT": (V4, V5)}
 BRIDGE: Final = 0x80
 # The lower four bits of the first byte (MQTT 5 section 2.1.3); those of PUBLISH have a meaning.
@@ -134,9 +135,10 @@ def _decode_connect(first: int, data: bytes, version: int) -> Connect:
     if at + 4 > len(data):
         raise Malformed("CONNECT ends before its keep alive")
     version, flags, keep_alive_s = data[at] & ~BRIDGE, data[at + 1], data[at + 2] << 8 | data[at + 3]
-    if version not in _NAMES.get(name, ()):
+    is_bridge = bool(data[at] & BRIDGE)
+    if version not in _NAMES.get(name, ()) or (is_bridge and version == V5):
         reason = ReasonCode.UNSUPPORTED_PROTOCOL_VERSION
-        raise MqttError(f"protocol {name[:20]!r} level {version} is not supported; MQTT 3.1, 3.1.1 and 5 are", reason)
+        raise MqttError(f"protocol {name[:20]!r} level {data[at]} is not supported; MQTT 3.1, 3.1.1 and 5 are", reason)
     has_user, has_password, will_flags = flags & 0x80, flags & 0x40, flags & _WILL_FLAGS
     if flags & 1:
         raise Malformed("CONNECT has the reserved flag")
@@ -159,7 +161,8 @@ def _decode_connect(first: int, data: bytes, version: int) -> Connect:
     if has_password:
         password, at = decode_data(data, at)
     _check_end(at, data, PacketType.CONNECT)
-    return Connect(client_id, version, bool(flags & 2), keep_alive_s, will, user_name, password, properties)
+    is_clean = bool(flags & 2)
+    return Connect(client_id, version, is_clean, keep_alive_s, will, user_name, password, properties, is_bridge)
 
 
 def _decode_connack(first: int, data: bytes, version: int) -> Connack:
@@ -406,7 +409,8 @@ def _connect_content(packet: Connect) -> bytes:
     if will is not None:
         flags |= _WITH_WILL | will.qos << 3 | will.retain << 5
     name = encode_text("MQIsdp" if version == V3 else "MQTT")
-    parts = [name, bytes((version, flags)), U16.pack(packet.keep_alive_s), _encoded(packet.properties, version)]
+    level = version | BRIDGE if packet.is_bridge else version
+    parts = [name, bytes((level, flags)), U16.pack(packet.keep_alive_s), _encoded(packet.properties, version)]
     parts.append(encode_text(packet.client_id))
     if will is not None:
         parts += _encoded(will.properties, version), encode_text(will.topic), encode_data(will.payload)

@@ -106,6 +106,7 @@ class MqttConnection:
         "_silence_s",
         "accepted_bytes_max",
         "explains",
+        "is_bridge",
         "state",
         "version",
     )
@@ -123,6 +124,7 @@ class MqttConnection:
         # Whether errors may carry a reason string, and the largest packet that the client accepts.
         self.explains = True
         self.accepted_bytes_max = ANY_BYTES
+        self.is_bridge = False
 
     @property
     def buffered_bytes(self) -> int:
@@ -214,6 +216,7 @@ class MqttConnection:
         self._previous, self.state = self.state, state
         if isinstance(packet, Connect):
             self.version = packet.version
+            self.is_bridge = packet.is_bridge
             self.explains = packet.properties.number(Property.REQUEST_PROBLEM_INFORMATION, 1) == 1
             self.accepted_bytes_max = packet.properties.number(Property.MAXIMUM_PACKET_SIZE, ANY_BYTES)
         return packet

@@ -11,6 +11,7 @@ from martlet.delivery.feed import Feed
 from martlet.delivery.leaving import Leaving
 from martlet.net.complaints import Complaints
 
+from .bridges import Bridges
 from .config import MqttConfig
 from .frames import Shapes
 from .names import Names
@@ -75,6 +76,8 @@ class Context(Struct):
     complaints: Complaints = field(default_factory=lambda: Complaints(log))
     # Connected clients by their identifier.
     clients: dict[str, "Client"] = field(default_factory=dict)
+    # What bridges of other brokers say about themselves.
+    bridges: Bridges = field(default_factory=Bridges)
     # Members of shared subscriptions whose clients are gone.
     leaving: Leaving = field(default_factory=Leaving)
     # Groups of shared subscriptions that somebody joined lately, so that they are not taken for unused ones.

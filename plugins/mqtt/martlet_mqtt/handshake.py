@@ -19,7 +19,7 @@ from .codec import encode_packet
 from .codes import V5, ReasonCode
 from .connection import ANY_BYTES, State
 from .context import PROTOCOL
-from .errors import MqttError, reason_of
+from .errors import MqttError, NotAccepted, reason_of
 from .logins import EnhancedLogin, login_reason, needs_password_check
 from .missed import count_missed
 from .names import AUTOMATIC, check_client_id
@@ -131,7 +131,9 @@ class Handshake:
             reason = login_reason(refused, is_enhanced=self._login is not None) or reason_of(refused)
             self._turn_away(connect, reason, str(refused))
         except MqttError as error:
-            self._turn_away(connect, error.reason, str(error))
+            # MQTT 3 has no reason for a will that the broker does not accept, but the client must learn of it.
+            is_told = isinstance(error, NotAccepted) and connect.version != V5
+            self._turn_away(connect, ReasonCode.NOT_AUTHORIZED if is_told else error.reason, str(error))
 
     def _turn_away(self, connect: Connect, reason: ReasonCode, text: str) -> None:
         client = self._client

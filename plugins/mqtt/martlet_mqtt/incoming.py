@@ -17,6 +17,7 @@ from martlet.state.journal import NEXT_COMMIT
 from martlet.store import Queue
 from martlet.store.writer import RunItem, RunResult
 
+from .bridges import is_state, state_name
 from .codec import encode_packet
 from .codes import V5, PacketType, ReasonCode
 from .connection import MqttConnection, State
@@ -112,6 +113,10 @@ class Incoming:
             name = self._name_of(packet)
             if self._is_repeated(packet):
                 return
+            if is_state(name.text):
+                self._context.bridges.publish(self._gate, name.text, packet.payload, retain=packet.retain)
+                self._acknowledge_new(packet)
+                return
             is_reply = name.text.startswith(REPLIES)
             end = self._reply(packet, name) if is_reply else self._store(packet, name)
         except NotAccepted as error:
@@ -196,6 +201,8 @@ class Incoming:
         """Return the name *topic*. Raises `MqttError`; `NotAccepted`, with TOPIC_NAME_INVALID, keeps the connection."""
         if topic.startswith(REPLIES):
             return name_of_reply(topic, self._context.config.name_bytes_max)
+        if is_state(topic):
+            return Name(state_name(topic, self._context.config.name_bytes_max), "")
         return self._context.names.find(topic)
 
     def _store(self, packet: Publish, name: Name) -> int:
@@ -237,6 +244,11 @@ class Incoming:
         """
         if self._is_repeated(packet):
             return False
+        self._acknowledge_new(packet)
+        return True
+
+    def _acknowledge_new(self, packet: Publish) -> None:
+        """Answer *packet*, which was not taken before, without storing it. Raises as `acknowledge`."""
         if packet.qos == 2:
             self._count_open(1)
             self._session.hold(INCOMING + packet.packet_id)
@@ -244,7 +256,6 @@ class Incoming:
             self._peer.hold_until(self._session.until)
         if packet.qos:
             self._answer(packet, ReasonCode.SUCCESS, "")
-        return True
 
     def _answer(self, packet: Publish, reason: ReasonCode, text: str) -> None:
         """Acknowledge *packet*; clients of MQTT 3 cannot be told that it was refused [MQTT-3.3.5-2]."""

@@ -39,7 +39,10 @@ class Will(Struct, frozen=True):
 
 @final
 class Connect(Struct, frozen=True):
-    """CONNECT: who the client is, and which session it wants; ``version`` is the protocol level."""
+    """CONNECT: who the client is, and which session it wants; ``version`` is the protocol level.
+
+    ``is_bridge`` says that another broker connects with MQTT 3, as Mosquitto's bridges do: the upper bit of the level.
+    """
 
     client_id: str
     version: int = V5
@@ -49,6 +52,7 @@ class Connect(Struct, frozen=True):
     user_name: str | None = None
     password: bytes | None = None
     properties: Properties = NO_PROPERTIES
+    is_bridge: bool = False
 
 
 @final

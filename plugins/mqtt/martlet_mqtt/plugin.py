@@ -78,6 +78,7 @@ class MqttPlugin(Hooks):
         return (
             self._wills_of(broker).run,
             self._sys_of(broker).run,
+            self._sys_of(broker).run_bridges,
             UnusedGroups(context).run,
             partial(context.retained.run, turns),
             partial(context.leaving.run, turns),

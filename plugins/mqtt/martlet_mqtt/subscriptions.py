@@ -19,7 +19,7 @@ from .frames import Grant
 from .incoming import Incoming
 from .names import SharedFilter, check_filter, is_shared, split_shared
 from .outgoing import Outgoing
-from .packets import Suback, Subscribe, Unsuback, Unsubscribe
+from .packets import Suback, Subscribe, Subscription, Unsuback, Unsubscribe
 from .selecting import selector_of
 from .subscribing import Rest, grant_of, options_of, rest_of
 from .sys_topics import SysTopics, is_sys
@@ -136,7 +136,7 @@ class Subscriptions:
         for each in packet.subscriptions:
             try:
                 selector = selector_of(self._context.broker, packet.properties) if self._may_select else ""
-                begun.append(self._begin(Grant(each, identifier, selector)))
+                begun.append(self._begin(Grant(self._with_options(each), identifier, selector)))
                 codes.append(each.qos)
             except NotAccepted as error:
                 codes.append(error.reason)
@@ -157,6 +157,12 @@ class Subscriptions:
                 yield
                 if self._is_ended:
                     return
+
+    def _with_options(self, each: Subscription) -> Subscription:
+        """Return *each* with the options that a bridge of MQTT 3 means, as in Mosquitto."""
+        if not self._connection.is_bridge:
+            return each
+        return Subscription(each.topic_filter, each.qos, not is_shared(each.topic_filter), retain_as_published=True)
 
     @property
     def _may_select(self) -> bool:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from resource import RUSAGE_SELF, getrusage
 from typing import TYPE_CHECKING, Final, NamedTuple, cast, final
 
@@ -91,7 +92,7 @@ class SysTopics:
             self._values = self._figures()
         alone: FilterTrie[None] = FilterTrie()
         alone.add(topic_filter, None)
-        for name, value in self._values.items():
+        for name, value in chain(self._values.items(), self._context.bridges):
             if alone.match(name):
                 outgoing.figures.add(name, value, (grant,), retain=True)
 
@@ -115,18 +116,24 @@ class SysTopics:
             await trio.sleep(interval_s)
             await self._context.broker.turns.finish(self._sum_up())
             before, self._values = self._values, self._figures()
-            await self._context.broker.turns.finish(self._publish(before))
+            changed = {name: value for name, value in self._values.items() if before.get(name) != value}
+            await self._context.broker.turns.finish(self._publish(changed))
 
-    def _publish(self, before: Mapping[str, bytes]) -> Steps[None]:
-        """Send the figures that are not as *before* to those who subscribe to them, in slices."""
+    async def run_bridges(self) -> None:
+        """Publish what bridges say about themselves, until cancelled."""
+        while True:
+            await self._context.broker.turns.finish(self._publish(await self._context.bridges.wait_news()))
+
+    def _publish(self, values: Mapping[str, bytes]) -> Steps[None]:
+        """Send *values* to those who subscribe to them, in slices; they are published with RETAIN."""
         if not len(self._trie):
             return
         pace = Pace()
-        for name, value in self._values.items():
-            if before.get(name) == value:
-                continue
-            for outgoing, grants in list(self._trie.match(name).items()):
-                outgoing.figures.add(name, value, cast("tuple[Grant, ...]", grants), retain=False)
+        for name, value in values.items():
+            for outgoing, found in list(self._trie.match(name).items()):
+                grants = cast("tuple[Grant, ...]", found)
+                keeps_retain = any(grant.subscription.retain_as_published for grant in grants)
+                outgoing.figures.add(name, value, grants, retain=keeps_retain)
                 if pace.is_over():
                     yield
 

@@ -18,6 +18,7 @@ from martlet.delivery.session_notes import SessionState
 from martlet.errors import Reason, Refused, StoreError
 from martlet.steps import Pace, Steps
 
+from .bridges import check_state, is_state, state_name
 from .codec import decode_packet, encode_packet, packet_bytes
 from .codes import V5, ReasonCode
 from .context import PROTOCOL, Context
@@ -45,12 +46,16 @@ def check_will(context: Context, gate: Gate, will: Will) -> bytes:
       Refused: the client of *gate* may not publish it.
       MqttError: it cannot be published, or is too large for a session.
     """
-    name = context.names.find(will.topic)
-    gate.check_message(name.topic, name.properties[1])
     packet = _packet(will)
     check_response_topic(packet)
     check_retain(packet)
-    record_of(packet, name, 0)
+    if is_state(will.topic):
+        gate.check("publish", state_name(will.topic, context.config.name_bytes_max))
+        check_state(will.topic, will.payload)
+    else:
+        name = context.names.find(will.topic)
+        gate.check_message(name.topic, name.properties[1])
+        record_of(packet, name, 0)
     data, limit = encode_will(will), context.broker.sessions.quota.data_bytes_max
     if len(data) > limit:
         text = f"the will takes {len(data)} bytes; a session has room for {limit}"
@@ -125,6 +130,10 @@ class Wills:
 
     def _store(self, gate: Gate, client_id: str, data: bytes, changes: JointChanges) -> None:
         context, (_, packet) = self._context, decode_will(data)
+        if is_state(packet.topic):
+            context.bridges.publish(gate, packet.topic, packet.payload, retain=packet.retain)
+            changes.store()
+            return
         name = context.names.find(packet.topic)
         try:
             store(context, gate, packet, name, NO_HOST, client_id, changes)
