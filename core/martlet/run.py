@@ -56,6 +56,8 @@ log = logging.getLogger("martlet")
 STOP_TIMEOUT_S: Final = 10.0
 EXPIRY_TIMEOUT_S: Final = 5.0  # for what expired while the broker was stopped
 GOODBYE_TIMEOUT_S: Final = 4.0  # for each plugin, so that pending answers are still sent if one hangs
+# What a request has beside the body of its message: properties, a topic name, and what the protocol adds.
+INCOMPLETE_SPARE_BYTES: Final = 1 << 20
 RESTART_FIRST_S: Final = 1.0
 RESTART_MOST_S: Final = 30.0
 # RFC 1123, and the underscore that container networks allow.
@@ -128,12 +130,25 @@ def read_config(tables: dict[str, object]) -> Config:
             f"config key 'broker.message_bytes_max' is {config.broker.message_bytes_max}, "
             f"more than 'store.message_bytes_max', which is {config.store.message_bytes_max}; raise that one as well"
         )
+    _check_incomplete(config)
     _check_broker(config.broker)
     installed = available() if rest else {}  # a scan of all installed distributions
     for name in rest:
         if name not in installed:
             raise ConfigError(unknown_key(name, [*SECTIONS, *installed]))
     return config
+
+
+def _check_incomplete(config: Config) -> None:
+    """Raise `ConfigError` unless the longest message may be received: until all of it is there, it is incomplete."""
+    need = config.broker.message_bytes_max + INCOMPLETE_SPARE_BYTES
+    for key in "incomplete_address_bytes_max", "incomplete_total_bytes_max":
+        limit = getattr(config.server, key)
+        if need > limit and config.broker.message_bytes_max > BrokerConfig().message_bytes_max:
+            raise ConfigError(
+                f"config key 'server.{key}' is {limit}, too little to receive a message of "
+                f"'broker.message_bytes_max', {config.broker.message_bytes_max}; raise it to {need} or more"
+            )
 
 
 def _check_broker(broker: BrokerConfig) -> None:

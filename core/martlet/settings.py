@@ -20,7 +20,11 @@ class BrokerConfig(Settings):
         "host name or address for clients to connect to, if it is not the listening one (NAT, containers)",
     )
     message_bytes_max: int = setting(
-        4 * MIB, "largest body of a message (maxMessageSize)", unit="bytes", low=1, high=12 * MIB
+        4 * MIB,
+        "largest body of a message (maxMessageSize); RocketMQ's clients read no more than about 16 MiB",
+        unit="bytes",
+        low=1,
+        high=128 * MIB,
     )
     auto_create_topics: bool = setting(True, "create a topic when its first message arrives (autoCreateTopicEnable)")
     auto_create_queues: int = setting(

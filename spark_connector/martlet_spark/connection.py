@@ -19,7 +19,7 @@ import orjson
 
 from martlet.errors import RemoteProtocolError
 from martlet.net.addresses import split_address
-from martlet_remoting.codec import FRAME_BYTES_MAX, encode_command_in_pieces
+from martlet_remoting.codec import READ_BYTES_MAX, encode_command_in_pieces
 from martlet_remoting.packets import Command
 from martlet_remoting.signatures import SigningKey
 from martlet_spark.errors import OptionError, ReadError, SparkConnectorError
@@ -233,7 +233,7 @@ class Connection:
     def _receive(self, room: Callable[[int], memoryview] | None) -> Answer | None:
         length, header_bytes = PREFIX.unpack(self._take(PREFIX.size))
         body_bytes = length - 4 - header_bytes
-        if not 4 <= length <= FRAME_BYTES_MAX or body_bytes < 0 or header_bytes > length:
+        if not 4 <= length <= READ_BYTES_MAX or body_bytes < 0 or header_bytes > length:
             raise RemoteProtocolError(f"{self.address} sent a frame of {length} bytes with a header of {header_bytes}")
         try:
             header = orjson.loads(self._take(header_bytes))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from martlet.config import Setting, Settings, describe, fill, override, read_toml, setting
 from martlet.errors import ConfigError
+from martlet.run import read_config
 
 
 class Kitchen(Settings):
@@ -177,3 +178,11 @@ def test_a_file_that_is_not_toml_is_named(tmp_path: Path, content: bytes) -> Non
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"bad\.toml' is not TOML"):
         read_toml(path)
+
+
+def test_the_largest_message_must_be_receivable() -> None:
+    large = {"broker": {"message_bytes_max": 100 << 20}, "store": {"message_bytes_max": 100 << 20}}
+    assert read_config(dict(large)).broker.message_bytes_max == 100 << 20
+    for key in "incomplete_address_bytes_max", "incomplete_total_bytes_max":
+        with pytest.raises(ConfigError, match=f"config key 'server.{key}' is 104857600, .* raise it to 105906176"):
+            read_config({**large, "server": {key: 100 << 20}})

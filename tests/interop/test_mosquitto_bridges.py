@@ -117,6 +117,10 @@ def test_a_bridge_carries_each_message_once_with_its_retain_flag(
         assert (late[0]["payload"], late[0]["retain"]) == ("state at near", 1)
 
 
+def wait_state(watcher: mosquitto.Subscriber, state: str) -> None:
+    eventually(lambda: True if state in [each["payload"] for each in watcher.now()][-1:] else None)
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_state_of_a_bridge_is_seen_at_both_ends(
     martlet: MqttMartlet, tmp_path: Path, start: Start, version: int
@@ -127,10 +131,10 @@ def test_the_state_of_a_bridge_is_seen_at_both_ends(
     try:
         for link in broker.link(), martlet.link():
             watcher = start(link, topic)
-            eventually(lambda watcher=watcher: any(each["payload"] == "1" for each in watcher.now()) or None)
+            wait_state(watcher, "1")
     finally:
         broker.close()
-    assert eventually(lambda: [each["payload"] for each in watcher.now()][-1:] == ["0"] or None)
+    wait_state(watcher, "0")
     late = mosquitto.subscribe(martlet.link(), "-t", topic, "-C", "1")
     assert (late[0]["payload"], late[0]["retain"]) == ("0", 1)
 

@@ -3,11 +3,12 @@
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from martlet.testing.peers import check_connection
 from martlet_mqtt.codec import decode_packet, encode_packet
 from martlet_mqtt.codes import V3, V4, V5, PacketType, ReasonCode
-from martlet_mqtt.connection import TRANSITIONS, Limits, MqttConnection, State
+from martlet_mqtt.connection import LARGE_BYTES, TRANSITIONS, LargePublish, Limits, MqttConnection, State
 from martlet_mqtt.errors import MqttError
 from martlet_mqtt.names import Names
 from martlet_mqtt.packets import (
@@ -207,3 +208,53 @@ def test_a_client_must_connect_and_then_speak_in_time() -> None:
     connection = connect(State.ACCEPTING)
     connection.open(V4, 0, 5.0)
     assert connection.deadline() == math.inf
+
+
+@pytest.mark.parametrize("version", [V3, V4])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_publish_of_mqtt_3_that_is_too_large_is_passed_over(version: int, qos: int) -> None:
+    large = Publish("a/name", bytes(1200), qos, True, packet_id=7 if qos else 0)
+    size = len(encode_packet(large, version))
+    data = encode_packet(Pingreq(), version) + encode_packet(large, version) * 2 + encode_packet(Pingreq(), version)
+    passed = LargePublish(replace(large, payload=b""), size)
+    check_connection(lambda: connect(State.OPEN, version), data, [Pingreq(), passed, passed, Pingreq()])
+
+
+def test_its_payload_is_not_kept() -> None:
+    connection = connect(State.OPEN, V4)
+    connection.receive_data(b"\x30\xff\xff\xff\x7f\x00\x01a" + bytes(100), 0.0)
+    assert list(connection.events()) == []
+    for now in range(1000):
+        connection.receive_data(bytes(1000), float(now))
+        assert list(connection.events()) == []
+        assert connection.buffered_bytes == 0
+    assert connection.deadline() == 999 + 90
+
+
+# A name of 65,535 bytes with U+0000, packet identifier 0, and QoS 3.
+@pytest.mark.parametrize("head", ["32ffff7fffff", "32ffff7f0001610000", "36ffff7f000161"])
+def test_one_that_is_malformed_ends_the_connection(head: str) -> None:
+    connection, data = connect(State.OPEN, V4), bytes.fromhex(head)
+    connection.receive_data(data + bytes(70_000), 0.0)
+    with pytest.raises(MqttError):
+        list(connection.events())
+
+
+@pytest.mark.parametrize("version", [V3, V4, V5])
+def test_long_packets_come_whole_however_they_are_cut(version: int) -> None:
+    payload = bytes(range(256)) * (LARGE_BYTES // 128)
+    packet = Publish("a", payload, 1, packet_id=1)
+    data = encode_packet(Pingreq(), version) + encode_packet(packet, version) * 2 + encode_packet(Pingreq(), version)
+    for piece in (len(data), LARGE_BYTES, 300_000):
+        connection = MqttConnection(Limits(), Names(100), 0.0)
+        connection.receive_data(encode_packet(Connect("c", version), version), 0.0)
+        list(connection.events())
+        connection.open(version, 60, 0.0)
+        found: list[object] = []
+        for at in range(0, len(data), piece):
+            connection.receive_data(data[at : at + piece], 0.0)
+            for event in connection.events():
+                found += event.bodies if isinstance(event, PublishRun) else [event]
+        bodies = [each.payload if isinstance(each, Publish) else each for each in found]
+        assert bodies == [Pingreq(), payload, payload, Pingreq()]
+        assert connection.buffered_bytes == 0

@@ -19,6 +19,9 @@ from tests.mqtt.normative import (
     stay,
 )
 
+from martlet.contracts import Stage
+from martlet.errors import Reason, Refused
+from martlet.message import Message
 from martlet_mqtt.codes import V4, V5, PacketType, ReasonCode
 from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.packets import (
@@ -354,10 +357,14 @@ async def test_what_is_no_packet_of_clients_ends_the_connection_but_no_other(
 
 @statement(V4, "MQTT-4.8.0-2")
 async def test_what_fails_for_now_ends_the_connection_so_that_the_client_sends_it_again(tmp_path: Path) -> None:
-    async with mqtt_broker(tmp_path, MqttConfig(retained_max=0)) as mqtt:
+    def refuse(message: Message) -> Message:
+        raise Refused(Reason.UNAVAILABLE, "not now")
+
+    async with mqtt_broker(tmp_path) as mqtt:
+        mqtt.broker.set_stages([("test", Stage(refuse))])
         talk = await stay(mqtt, "c", V4)
         for qos in (1, 2):
-            await talk.send(Publish("a", b"x", qos, retain=True, packet_id=1))
+            await talk.send(Publish("a", b"x", qos, packet_id=1))
             assert await talk.closed() is None
             talk = await stay(mqtt, "c", V4, present=True)
 

@@ -63,6 +63,7 @@ __all__ = [
     "PREPARED",
     "QUEUE_ID_AT",
     "QUEUE_OFFSET_AT",
+    "RECORD_BYTES_MAX",
     "RECORD_BYTES_MIN",
     "ROLLBACK",
     "SHORT",
@@ -130,6 +131,8 @@ HEAD_BYTES: Final = 88
 FRONT_BYTES: Final = 76
 # With empty body, topic and properties.
 RECORD_BYTES_MIN: Final = 91
+# With the longest body that `broker.message_bytes_max` allows, and the longest topic and properties.
+RECORD_BYTES_MAX: Final = (128 << 20) + (1 << 17)
 TOPIC_V1_BYTES_MAX: Final = 127
 
 # size magic crc queue_id flag queue_offset position sys_flag born_ms born_host store_ms store_host

@@ -5,7 +5,7 @@ from typing import Final, final
 
 from martlet.errors import NotReady
 from martlet.records.codec import check_record
-from martlet.records.layout import FRONT_BYTES, MAGICS, RECORD_BYTES_MIN, RecordView
+from martlet.records.layout import FRONT_BYTES, MAGICS, RECORD_BYTES_MAX, RECORD_BYTES_MIN, RecordView
 from martlet.steps import Pace, Steps, off_loop
 from martlet.store.files import Disk
 from martlet.store.indexer import Indexer
@@ -23,9 +23,9 @@ __all__ = ["Found", "Lookup"]
 OWN_BYTES: Final = OWN_PREFIX.encode()
 # The total size of the records that a query by key returns.
 QUERY_BYTES_MAX: Final = 1 << 30
-# No client accepts a frame over 16 MiB. What a client calls a position may not be one, and then the size there is
-# random.
-RECORD_BYTES_MAX: Final = 16 << 20
+# What a client calls a position may not be one, and then the size there is random; RocketMQ's clients accept no frame
+# over 16 MiB.
+ASKED_BYTES_MAX: Final = 16 << 20
 QUERY_PAUSE_BYTES: Final = 524_288  # per slice of a query; each read counts as QUERY_STEP_BYTES at least
 QUERY_STEP_BYTES: Final = 32_768
 # Messages per slice of a search by time. Each may cost two reads of 0.3 ms: a block of entries and the record.
@@ -108,7 +108,7 @@ class Lookup:
         """Like `Store.record_far`."""
 
         def read() -> bytes | None:
-            return self.record_at(position, bytes_max=RECORD_BYTES_MAX)
+            return self.record_at(position, bytes_max=ASKED_BYTES_MAX)
 
         data = read() if self._is_near(position) else await self._disk.off_loop(read)
         if data is None:

@@ -50,8 +50,9 @@ class MqttConfig(TlsConfig):
         3600, "a shared subscription that no session has any more is forgotten after this time", unit="s", low=0
     )
     packet_bytes_max: int = setting(
-        16 << 20,
-        "a client that sends a longer packet is disconnected; at most 128 KiB more than broker.message_bytes_max",
+        268_435_460,
+        "the longest packet, but at most 128 KiB more than broker.message_bytes_max; a longer PUBLISH of MQTT 3 is "
+        "acknowledged and dropped, any other packet ends the connection",
         unit="bytes",
         low=1024,
         high=268_435_460,

@@ -11,17 +11,18 @@ from typing import Final, NamedTuple, TypeAlias, final
 
 from msgspec.structs import replace
 
+from martlet.contracts import Buffer
 from martlet.steps import Steps
 
 from .codec import connect_version, decode_in_steps, decode_packet, encode_packet, packet_bytes
 from .codes import V4, V5, PacketType, ReasonCode, return_code
 from .errors import MqttError, reason_of
 from .names import Names
-from .packets import Ack, Connack, Connect, Disconnect, Packet, Suback, Subscribe, Unsuback, Unsubscribe
+from .packets import Ack, Connack, Connect, Disconnect, Packet, Publish, Suback, Subscribe, Unsuback, Unsubscribe
 from .properties import Properties, Property
 from .scanner import PUBLISH_FIRST, RUN_PACKETS_MAX, AckRun, PublishRun, scan_acks, scan_publishes
 
-__all__ = ["ANY_BYTES", "TRANSITIONS", "Limits", "LongPacket", "MqttConnection", "State"]
+__all__ = ["ANY_BYTES", "TRANSITIONS", "LargePublish", "Limits", "LongPacket", "MqttConnection", "State"]
 
 # A client may be silent for one and a half times its keep alive [MQTT-3.1.2-22].
 GRACE: Final = 1.5
@@ -32,6 +33,8 @@ ANY_BYTES: Final = 1 << 30
 
 # SUBSCRIBE and UNSUBSCRIBE that are longer are decoded in slices.
 LONG_BYTES: Final = 4096
+# A longer packet is not copied together with what came before and after it.
+LARGE_BYTES: Final = 1 << 20
 _WITH_FILTERS: Final = (PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE)
 
 
@@ -42,7 +45,15 @@ class LongPacket(NamedTuple):
     steps: Steps[Subscribe | Unsubscribe]
 
 
-Event: TypeAlias = Packet | PublishRun | AckRun | LongPacket
+@final
+class LargePublish(NamedTuple):
+    """A PUBLISH of MQTT 3 of *size* bytes, more than are accepted; its payload was passed over, and is empty."""
+
+    packet: Publish
+    size: int
+
+
+Event: TypeAlias = Packet | PublishRun | AckRun | LongPacket | LargePublish
 # Packets with a reason string.
 Explained: TypeAlias = Ack | Connack | Disconnect | Suback | Unsuback
 
@@ -104,6 +115,8 @@ class MqttConnection:
         "_previous",
         "_room",
         "_silence_s",
+        "_skip",
+        "_skipped",
         "accepted_bytes_max",
         "explains",
         "is_bridge",
@@ -118,6 +131,9 @@ class MqttConnection:
         self._need = 2  # bytes without which no packet is complete
         self._room = RUN_PACKETS_MAX  # how many more packets of runs may come in this turn
         self._heard = now
+        # A packet that is too large, and how many bytes of it are still to come.
+        self._skipped: LargePublish | None = None
+        self._skip = 0
         self._silence_s = limits.connect_s
         self.state = self._previous = State.NEW
         self.version = V4
@@ -134,6 +150,10 @@ class MqttConnection:
         self._room = RUN_PACKETS_MAX
         if self.state is State.OPEN:
             self._heard = now  # until then, every byte of a slow client would gain it time
+        if self._skip:
+            passed = min(self._skip, len(data))
+            self._skip -= passed
+            data = data[passed:]
         if self.state is not State.ENDED:
             self._buffer += data
 
@@ -149,8 +169,13 @@ class MqttConnection:
         self.state = self._previous = State.ENDED
 
     def events(self) -> Iterator[Event]:
+        if self._skipped is not None and not self._skip:
+            passed, self._skipped = self._skipped, None
+            yield passed
         if len(self._buffer) < self._need:
             return
+        if self._need > LARGE_BYTES and self.state is not State.ENDED:
+            yield self._large_packet()
         data, at, size = bytes(self._buffer), 0, len(self._buffer)
         self._need = 2
         try:
@@ -158,10 +183,16 @@ class MqttConnection:
                 event, end = self._run_at(data, at) if self.state is State.OPEN else (None, at)
                 if event is None:
                     end = at + self._size_at(data, at)
+                    if self._is_too_large(data, at, end):
+                        large, at = self._pass_over(data, at, end)
+                        if large is None:
+                            break
+                        yield large
+                        continue
                     if end == at or end > size:
                         self._need = end - at or size - at + 1
                         break
-                    event = self._packet(data, at, end)
+                    event = self._packet(data[at], data[_content_at(data, at) : end])
                 at = end
                 yield event
         finally:
@@ -196,23 +227,57 @@ class MqttConnection:
             limit = self._limits.connect_bytes_max
         else:
             limit = self._limits.packet_bytes_max
-        if size > limit:
+        if size > limit and not self._may_pass_over(data[at]):
             raise MqttError(f"a packet has {size} bytes; at most {limit} are accepted", ReasonCode.PACKET_TOO_LARGE)
         return size
 
-    def _packet(self, data: bytes, at: int, end: int) -> Packet | LongPacket:
-        kind = data[at] >> 4
+    def _may_pass_over(self, first: int) -> bool:
+        """Return whether a packet that is too large, with the first byte *first*, does not end the connection.
+
+        A client of MQTT 3 does not know the limit, and sends a PUBLISH again whenever it connects.
+        """
+        return self.state is State.OPEN and self.version != V5 and first >> 4 == PacketType.PUBLISH
+
+    def _is_too_large(self, data: bytes, at: int, end: int) -> bool:
+        return end - at > self._limits.packet_bytes_max and self._may_pass_over(data[at])
+
+    def _pass_over(self, data: bytes, at: int, end: int) -> tuple[LargePublish | None, int]:
+        """Return the PUBLISH at *at* without its payload, which is not kept, and where the rest of *data* begins.
+
+        None if more bytes have to come: for its head, or of the payload.
+        """
+        head, size = _content_at(data, at), len(data)
+        begin = head + 2 + int.from_bytes(data[head : head + 2]) + (2 if data[at] & 6 else 0)
+        if head + 2 > size or begin > size:
+            self._need = max(begin, head + 2) - at
+            return None, at
+        packet = decode_packet(data[at], data[head : min(begin, end)], self.version)
+        assert isinstance(packet, Publish)
+        event, self._skip = LargePublish(packet, end - at), max(end - size, 0)
+        if self._skip:
+            self._skipped = event
+            return None, size
+        return event, end
+
+    def _large_packet(self) -> Packet | LongPacket:
+        """Take the packet at the beginning of the buffer out of it, with one copy at a time."""
+        buffer, end = self._buffer, self._need
+        self._need = 2
+        with memoryview(buffer) as view:
+            first, content = view[0], bytes(view[_content_at(buffer, 0) : end])
+        del buffer[:end]
+        return self._packet(first, content)
+
+    def _packet(self, first: int, content: bytes) -> Packet | LongPacket:
+        kind = first >> 4
         state = TRANSITIONS.get((self.state, kind))
         if state is None:
             raise MqttError(f"packet type {kind} is not allowed in state {self.state.name.lower()!r}")
-        head = at + 2
-        while data[head - 1] > 127:
-            head += 1
         if kind == PacketType.CONNECT:
-            self.version = connect_version(data[head:end])
-        if kind in _WITH_FILTERS and end - head > LONG_BYTES:
-            return LongPacket(decode_in_steps(data[at], data[head:end], self.version))
-        packet = decode_packet(data[at], data[head:end], self.version)
+            self.version = connect_version(content)
+        if kind in _WITH_FILTERS and len(content) > LONG_BYTES:
+            return LongPacket(decode_in_steps(first, content, self.version))
+        packet = decode_packet(first, content, self.version)
         self._previous, self.state = self.state, state
         if isinstance(packet, Connect):
             self.version = packet.version
@@ -266,3 +331,11 @@ class MqttConnection:
             text = f"nothing was heard for {self._silence_s:g} s; send PINGREQ within the keep alive"
             raise MqttError(text, ReasonCode.KEEP_ALIVE_TIMEOUT)
         raise MqttError(f"the client did not connect within {self._silence_s:g} s", ReasonCode.UNSPECIFIED_ERROR)
+
+
+def _content_at(data: Buffer, at: int) -> int:
+    """Return where the content of the packet at *at* begins, after its length."""
+    head = at + 2
+    while data[head - 1] > 127:
+        head += 1
+    return head

@@ -40,6 +40,7 @@ class Counters(Struct):
     dropped: int = 0  # messages of QoS 0 that a slow client did not get
     oversize: int = 0  # messages that a client did not get because they are larger than it accepts
     refused: int = 0  # messages of clients that were not stored
+    unretained: int = 0  # messages with RETAIN that were stored but not retained
     expired: int = 0  # messages that expired before they were delivered
     unreadable: int = 0  # messages that a client did not get because their bodies cannot be decompressed
     wills: int = 0  # wills that were published

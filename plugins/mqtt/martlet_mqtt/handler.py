@@ -9,7 +9,7 @@ from martlet.steps import Steps
 
 from .client import Client
 from .codes import V5, PacketType, ReasonCode
-from .connection import Event, LongPacket, MqttConnection, State
+from .connection import Event, LargePublish, LongPacket, MqttConnection, State
 from .context import Context
 from .control import answer_request
 from .errors import MqttError, reason_of
@@ -99,6 +99,8 @@ class MqttHandler:
                 return client.the_subscriptions.subscribe(event)
             case Unsubscribe():
                 return client.the_subscriptions.unsubscribe(event)
+            case LargePublish(packet, size):
+                client.the_incoming.refuse_large(packet, size)
             case LongPacket(steps):
                 return self._decode(steps)
             case Disconnect():
@@ -178,7 +180,7 @@ class MqttHandler:
 
 def _takes_long(event: Event) -> bool:
     """Return whether others must have their turn before the next packet of this client."""
-    if isinstance(event, PublishRun | AckRun | Pingreq | Pingresp | LongPacket):
+    if isinstance(event, PublishRun | AckRun | Pingreq | Pingresp | LongPacket | LargePublish):
         return False
     count = len(event.subscriptions) if isinstance(event, Subscribe) else 0
     count = len(event.filters) if isinstance(event, Unsubscribe) else count

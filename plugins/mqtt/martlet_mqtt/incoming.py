@@ -7,12 +7,13 @@ message, so that after any crash either both are known or none: a PUBLISH that i
 from collections.abc import Sequence
 from typing import Final, final
 
+import trio
 from msgspec.structs import replace
 
 from martlet.access import Gate
 from martlet.contracts import Buffer, Peer
 from martlet.delivery.session import JointChanges, Session
-from martlet.errors import Refused
+from martlet.errors import Reason, Refused
 from martlet.state.journal import NEXT_COMMIT
 from martlet.store import Queue
 from martlet.store.writer import RunItem, RunResult
@@ -39,11 +40,8 @@ __all__ = ["Incoming", "replaced"]
 
 _ANSWERS: Final = {1: b"\x40\x02", 2: b"\x50\x02"}
 _KINDS: Final = {1: PacketType.PUBACK, 2: PacketType.PUBREC}
-_MAY_SUCCEED_LATER: Final = (
-    ReasonCode.QUOTA_EXCEEDED,
-    ReasonCode.UNSPECIFIED_ERROR,
-    ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
-)
+# Seconds between two log lines about refused messages of one connection.
+_COMPLAIN_S: Final = 10.0
 # The encodings in which a packet with this QoS can go to subscribers as it came, by whether it has properties.
 _SAME: Final = {
     (has_properties, qos): tuple(encoding_of(has_properties, each).name for each in range(qos, 3))
@@ -59,6 +57,7 @@ class Incoming:
     __slots__ = (
         "_aliases",
         "_client_id",
+        "_complain_at",
         "_connection",
         "_context",
         "_gate",
@@ -67,6 +66,7 @@ class Incoming:
         "_peer",
         "_receive_max",
         "_session",
+        "_unlogged",
         "_version",
         "marks",
     )
@@ -91,6 +91,9 @@ class Incoming:
         self._aliases: dict[int, Name | str] = {}
         # The client must send its messages again, on another connection; those after them are not stored before that.
         self._is_closing = False
+        # When the next refused message is logged, and how many were not since the last one.
+        self._complain_at = 0.0
+        self._unlogged = 0
         # How many messages of QoS 2 are not released yet.
         self._open = sum(1 for number in session.flight if number & INCOMING)
         self._receive_max = context.config.receive_max if connect.version == V5 else 65_535
@@ -119,10 +122,8 @@ class Incoming:
                 return
             is_reply = name.text.startswith(REPLIES)
             end = self._reply(packet, name) if is_reply else self._store(packet, name)
-        except NotAccepted as error:
-            self._refuse(packet, error.reason, str(error))
-        except Refused as refused:
-            self._refuse(packet, reason_of(refused), str(refused))
+        except (NotAccepted, Refused) as error:
+            self._refuse(packet, error)
         else:
             context.counters.stored += 1
             if packet.qos:
@@ -212,8 +213,18 @@ class Incoming:
             self._count_open(1)
             changes = self._session.changes()
             changes.hold(INCOMING + packet.packet_id)
+        context, gate, host = self._context, self._gate, self._peer.host
         client_id = self._client_id if self.marks or packet.retain else ""
-        end = store(self._context, self._gate, packet, name, self._peer.host, client_id, changes)
+        try:
+            end = store(context, gate, packet, name, host, client_id, changes)
+        except Refused as refused:
+            if not packet.retain or refused.reason is not Reason.BUSY or (packet.qos and self._version == V5):
+                raise
+            # The client cannot be told. There may never be room for another retained message, but subscribers can have
+            # it now.
+            self._complain("did not retain", str(refused))
+            context.counters.unretained += 1
+            end = store(context, gate, replace(packet, retain=False), name, host, client_id, changes)
         self._open += packet.qos == 2
         return end
 
@@ -222,18 +233,55 @@ class Incoming:
             text = f"more than {self._receive_max} messages of QoS 2 are not released; the receive maximum is that"
             raise MqttError(text, ReasonCode.RECEIVE_MAXIMUM_EXCEEDED)
 
-    def _refuse(self, packet: Publish, reason: ReasonCode, text: str) -> None:
-        """Tell the client; one of MQTT 3 is disconnected if it could succeed later, so that it sends it again."""
+    def refuse_large(self, packet: Publish, size: int) -> None:
+        """Acknowledge *packet* of a client of MQTT 3, whose payload was not received because it has *size* bytes.
+
+        The client would send it again and again otherwise.
+
+        Raises:
+          MqttError: the packet breaks the protocol.
+        """
+        context = self._context
+        context.counters.received += 1
+        try:
+            self._name_of(packet)
+        except NotAccepted as error:
+            self._refuse(packet, error)
+            return
+        if not self._is_repeated(packet):
+            text = f"a packet has {size} bytes; at most {context.packet_bytes_max} are accepted"
+            keys = "broker.message_bytes_max and mqtt.packet_bytes_max"
+            self._refuse(packet, NotAccepted(f"{text} ({keys})", ReasonCode.PACKET_TOO_LARGE))
+
+    def _refuse(self, packet: Publish, error: NotAccepted | Refused) -> None:
+        """Tell the client; one of MQTT 3 is disconnected if it could succeed later, so that it sends it again.
+
+        Any other message of MQTT 3 is acknowledged: it would come again for ever, and nothing after it.
+        """
+        text = str(error)
         self._context.counters.refused += 1
         if self._connection.state is State.ENDED:
             return  # its session was lost, and it was told
-        if packet.qos and self._version != V5 and reason in _MAY_SUCCEED_LATER:
+        may_succeed_later = isinstance(error, Refused) and error.reason is Reason.UNAVAILABLE
+        if packet.qos and self._version != V5 and may_succeed_later:
             self._is_closing = True
             values = self._session.owner, self._peer.address, text
             self._context.complaints.warn("disconnected a client of user %r at %s; %s", *values)
             self._peer.close(text)
-        elif packet.qos:
-            self._answer(packet, reason, text)
+            return
+        self._complain("dropped" if not packet.qos or self._version != V5 else "refused", text)
+        if packet.qos:
+            self._answer(packet, reason_of(error), text)
+
+    def _complain(self, what: str, why: str) -> None:
+        """Log that a message was not taken as it is, at most once in a while for each connection."""
+        now, self._unlogged = trio.current_time(), self._unlogged + 1
+        if now < self._complain_at:
+            return
+        more = f" ({self._unlogged - 1} more before)" if self._unlogged > 1 else ""
+        self._complain_at, self._unlogged = now + _COMPLAIN_S, 0
+        values = what, self._client_id[:80], self._session.owner[:80], self._peer.address, why, more
+        self._context.complaints.warn("%s a message of client %r of user %r at %s; %s%s", *values)
 
     def acknowledge(self, packet: Publish) -> bool:
         """Answer *packet* without storing it; return False if it was taken already.
@@ -338,7 +386,7 @@ class Incoming:
             refused = result.refused.get(index)
             packet = self._packet(run, index)
             if refused is not None:
-                self._refuse(packet, reason_of(refused), str(refused))
+                self._refuse(packet, refused)
             else:
                 self._context.counters.stored += 1
                 if run.qos:

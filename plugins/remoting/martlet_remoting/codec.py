@@ -37,6 +37,7 @@ from .packets import NO_EXT, Command, ext_text
 __all__ = [
     "FRAME_BYTES_MAX",
     "HEADER_BYTES_MAX",
+    "READ_BYTES_MAX",
     "FrameBuffer",
     "ack_response_template",
     "decode_frame",
@@ -57,6 +58,8 @@ __all__ = [
 
 # RocketMQ: com.rocketmq.remoting.frameMaxLength, the same in client and server.
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
+# What our own clients read: RocketMQ's limit is too small for the longest messages that a broker may be set to accept.
+READ_BYTES_MAX: Final = 256 * 1024 * 1024
 # A property string of 32767 bytes, each escaped as \\u0001, makes a header of 192 KiB. A header of 1 MiB with 60,000
 # fields would block the event loop for 30 ms.
 HEADER_BYTES_MAX: Final = 256 * 1024

@@ -1,11 +1,16 @@
 """The configuration section ``[stomp]``."""
 
+from typing import Final
+
 from martlet.config import setting
 from martlet.net.tls import TlsConfig
 
 from .codec import Limits
 
 __all__ = ["StompConfig"]
+
+# What a frame has beside its body, at least: the header lines by default.
+BESIDE_BODY_BYTES: Final = 65_536
 
 
 class StompConfig(TlsConfig):
@@ -63,8 +68,9 @@ class StompConfig(TlsConfig):
         65_536, "the longest CONNECT frame, which comes before the client is known", unit="bytes", low=1024
     )
     frame_bytes_max: int = setting(
-        (4 << 20) + 65_536,
-        "a client that sends a longer frame is disconnected; header lines are part of it",
+        256 << 20,
+        "a client that sends a longer frame is disconnected; header lines are part of it; at most 64 KiB more than "
+        "broker.message_bytes_max",
         unit="bytes",
         low=1024,
         high=256 << 20,
@@ -78,11 +84,11 @@ class StompConfig(TlsConfig):
         500, "the broker neither sends nor expects heart-beats more often", unit="ms", low=10, high=60_000
     )
 
-    def limits(self) -> Limits:
-        """Return what the connections of clients must observe."""
+    def limits(self, body_bytes_max: int) -> Limits:
+        """Return what the connections of clients must observe, if a message has at most *body_bytes_max*."""
         return Limits(
             self.connect_bytes_max,
-            self.frame_bytes_max,
+            min(self.frame_bytes_max, body_bytes_max + BESIDE_BODY_BYTES),
             self.head_bytes_max,
             self.headers_max,
             self.header_bytes_max,

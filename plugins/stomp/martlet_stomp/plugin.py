@@ -74,7 +74,7 @@ class StompPlugin(Hooks):
         """Return the protocol."""
         config, context = self.config, self.context(broker)
         broker.stats.add(PROTOCOL, context.statistics)
-        heads = Heads(config.limits())
+        heads = Heads(config.limits(broker.config.message_bytes_max))
         tls = self._tls = Tls(config, PROTOCOL)
 
         def connect(now: float) -> StompConnection:

@@ -15,7 +15,7 @@ import trio
 
 from martlet.errors import RemoteProtocolError
 from martlet_remoting.answers.errors import ConnectionLost, RequestTimeout
-from martlet_remoting.codec import FrameBuffer, encode_command
+from martlet_remoting.codec import READ_BYTES_MAX, FrameBuffer, encode_command
 from martlet_remoting.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
 from martlet_remoting.packets import Command
 from martlet_remoting.signatures import SigningKey
@@ -185,7 +185,7 @@ class Link:
                 self._drained.set()
 
     async def _read(self, nursery: trio.Nursery) -> None:
-        frames = FrameBuffer(header_bytes_max=HEADER_BYTES_MAX)
+        frames = FrameBuffer(READ_BYTES_MAX, HEADER_BYTES_MAX)
         first = b""
         while not self.closed:
             try:

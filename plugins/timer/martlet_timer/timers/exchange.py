@@ -24,7 +24,7 @@ from martlet.checksum import crc32
 from martlet.errors import NotReady, Reason, Refused, StoreError
 from martlet.message import find_property
 from martlet.records.codec import decode_records, tags_code
-from martlet.records.layout import FRONT_BYTES, I32, RecordView
+from martlet.records.layout import FRONT_BYTES, I32, RECORD_BYTES_MAX, RecordView
 from martlet.steps import Pace, Steps
 from martlet.store.queues import BlockDamaged
 from martlet.tables.saved import Table
@@ -33,7 +33,6 @@ from martlet_timer.properties import REAL_TOPIC
 
 from .delivery import TimerDelivery
 from .pending import HOUR_MS, Frozen
-from .reader import RECORD_BYTES_MAX
 from .records import OUT_MS, PRECISION_MS, RECALLED_KEY, due_of, key_of
 from .schedule import Timer
 from .state import TimerState

@@ -6,16 +6,15 @@ from typing import Final, TypeAlias, final
 from martlet.errors import CorruptRecord
 from martlet.message import Record
 from martlet.records.codec import check_record, decode_record
-from martlet.records.layout import I32, RECORD_BYTES_MIN
+from martlet.records.layout import I32, RECORD_BYTES_MAX, RECORD_BYTES_MIN
 from martlet.store import Store
 
-__all__ = ["RECORD_BYTES_MAX", "Found", "RecordReader"]
+__all__ = ["Found", "RecordReader"]
 
 # Timers with the same time were often stored one after the other, so a read takes more than one record.
 BLOCK_BYTES: Final = 16_384
 # A record in the kernel's page cache is read on the event loop, in a few us; most have less than this.
 RECORD_BYTES: Final = 2048
-RECORD_BYTES_MAX: Final = 16 << 20
 
 # The record; None if it is damaged or gone; the error if the disk failed to read it.
 Found: TypeAlias = Record | OSError | None
