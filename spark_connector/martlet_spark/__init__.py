@@ -4,13 +4,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from martlet_spark.copies import own_properties
     from martlet_spark.read.lag import Lag, LagListener
     from martlet_spark.session import configure
 
-__all__ = ["Lag", "LagListener", "configure"]
+__all__ = ["Lag", "LagListener", "configure", "own_properties"]
 
 # Imported when they are used: PySpark takes 0.3 s, and commands of `martlet` import modules of this package.
-_HOMES: Final = {"Lag": "read.lag", "LagListener": "read.lag", "configure": "session"}
+_HOMES: Final = {
+    "Lag": "read.lag",
+    "LagListener": "read.lag",
+    "configure": "session",
+    "own_properties": "copies",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -16,7 +16,7 @@ from martlet_remoting.packets import MessageQueue
 from martlet_spark.connection import CONNECTIONS, Answer, Connection, ConnectionLost, Security, attempts
 from martlet_spark.errors import ReadError
 
-__all__ = ["BUSY", "Bounds", "BrokerGone", "Busy", "Cluster", "UnknownBroker", "UnknownTopic", "check"]
+__all__ = ["BUSY", "Bounds", "BrokerGone", "Busy", "Cluster", "UnknownBroker", "UnknownTopic", "check", "rights_hint"]
 
 T = TypeVar("T")
 # How long to wait for an answer of one of several name servers.
@@ -31,6 +31,10 @@ INTERNAL: Final = re.compile(
     r"%RETRY%|%DLQ%|rmq_sys_|RMQ_SYS_|TBW102$|SCHEDULE_TOPIC_XXXX$|BenchmarkTest$|SELF_TEST_TOPIC$"
     r"|OFFSET_MOVED_EVENT$|TRANS_CHECK_MAX_TIME_TOPIC$|CHECKPOINT_TOPIC$|.*_REPLY_TOPIC$"
 )
+NAME_SERVER: Final = "name server"
+DEAD_LETTERS: Final = "%DLQ%"
+# Refusals for everybody, whoever the user is: of closed topics, brokers and groups, and by plugins that are off.
+CLOSED: Final = re.compile(r"\bperm\b|forbidden|not writable|not readable|consumeEnable|plugins\.enabled")
 # The field of a route that only static topics have.
 STATIC: Final = b"topicQueueMappingByBroker"
 
@@ -64,8 +68,19 @@ def check(answer: Answer, what: str, where: str) -> None:
     if answer.code in BUSY:
         raise Busy(f"{where} refused the {what}: {name}: {answer.remark}")
     kind = UnknownTopic if answer.code == ResponseCode.TOPIC_NOT_EXIST else ReadError
-    hint = "; check the options accessKey and secretKey" if answer.code == ResponseCode.NO_PERMISSION else ""
+    hint = rights_hint(answer)
+    if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED and where.startswith(NAME_SERVER):
+        hint = (
+            "; this is the port of a broker: give that of a name server in the option endpoints, which is usually 9876"
+        )
     raise kind(f"{where} refused the {what}: {name}: {answer.remark}{hint}")
+
+
+def rights_hint(answer: Answer) -> str:
+    """Return what to do about the rights of the user, if *answer* is about these."""
+    if answer.code != ResponseCode.NO_PERMISSION or CLOSED.search(answer.remark):
+        return ""
+    return "; check the options accessKey and secretKey, and what the brokers allow this user"
 
 
 @final
@@ -98,7 +113,7 @@ class Cluster:
 
     def _topics(self) -> Sequence[str]:
         where, [answer] = self._ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, [{}], "list of topics")
-        check(answer, "list of topics", f"name server {where}")
+        check(answer, "list of topics", f"{NAME_SERVER} {where}")
         return texts(load_object(bytes(answer.body)), "topicList")
 
     def route(self, topic: str) -> Route:
@@ -111,6 +126,9 @@ class Cluster:
         found = self.routes([topic])
         if topic not in found:
             servers = ", ".join(self._endpoints)
+            if topic.startswith(DEAD_LETTERS):
+                text = f"group {topic.removeprefix(DEAD_LETTERS)!r} has no dead letters, or does not exist"
+                raise UnknownTopic(f"{text}: topic {topic!r} is unknown to name server {servers}")
             raise UnknownTopic(f"topic {topic!r} is unknown to name server {servers}; create it, or send to it first")
         return found[topic]
 
@@ -127,7 +145,7 @@ class Cluster:
         found: dict[str, Route] = {}
         for topic, answer in zip(topics, answers, strict=True):
             if answer.code != ResponseCode.TOPIC_NOT_EXIST:
-                check(answer, f"route of topic {topic!r}", f"name server {where}")
+                check(answer, f"route of topic {topic!r}", f"{NAME_SERVER} {where}")
                 found[topic] = _route(topic, bytes(answer.body))
         return found
 
@@ -138,7 +156,7 @@ class Cluster:
           ReadError: no name server answers, or it refuses.
         """
         where, (answer,) = self._ask(RequestCode.GET_BROKER_CLUSTER_INFO, [{}], "list of brokers")
-        check(answer, "list of brokers", f"name server {where}")
+        check(answer, "list of brokers", f"{NAME_SERVER} {where}")
         found: dict[str, str] = {}
         for name, data in mapping(load_object(bytes(answer.body)), "brokerAddrTable").items():
             addresses = mapping(data, "brokerAddrs") if isinstance(data, Mapping) else {}

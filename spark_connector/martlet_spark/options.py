@@ -7,8 +7,10 @@ case.
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from difflib import get_close_matches
 from typing import Any, Final, TypeVar, final
 
@@ -36,6 +38,8 @@ __all__ = [
 
 T = TypeVar("T")
 TIME_HINT: Final = "write milliseconds since 1970, such as 1700000000000"
+TIME_FORMS: Final = "2026-03-01T12:00 (local time), 2026-03-01T12:00+01:00, -2h (two hours ago) or 1700000000000 (ms)"
+AGO_S: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 SIZES: Final = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
 TIMES_MS: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000}
 
@@ -62,6 +66,8 @@ def _list(text: str) -> tuple[str, ...]:
 def _address_list(text: str) -> tuple[str, ...]:
     found = _list(text)
     for address in found:
+        if "://" in address:
+            raise ValueError(f"has the address {address!r} with a scheme; write {address.partition('://')[2]}")
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise ValueError(f"has the address {address!r}; write HOST:PORT of a name server, such as 127.0.0.1:9876")
@@ -157,9 +163,17 @@ def _times(text: str) -> dict[str, dict[str, int]]:
 
 
 def _time(text: str) -> int:
-    if not text.strip().isdecimal():
-        raise ValueError(f"is not a time in milliseconds; {TIME_HINT}")
-    return int(text)
+    """Parse milliseconds since 1970, a time in ISO 8601, or how long ago it was."""
+    text = text.strip()
+    if text.isdecimal():
+        return int(text)
+    ago = re.fullmatch(r"-\s*(\d{1,9})\s*(s|m|min|h|d)", text.lower())
+    if ago is not None:
+        return max(time.time_ns() // 1_000_000 - int(ago[1]) * AGO_S[ago[2]] * 1000, 0)
+    try:
+        return max(int(datetime.fromisoformat(text).timestamp() * 1000), 0)
+    except (ValueError, OverflowError):
+        raise ValueError(f"is not a time; write {TIME_FORMS}") from None
 
 
 def _offsets(*words: str) -> Callable[[str], object]:
@@ -243,7 +257,14 @@ START: Final = (
         "where to begin; -2 is earliest, -1 latest. Default: earliest for a batch, latest for a stream",
         '{"Orders": {"0": 23, "1": -2}}',
     ),
-    Option("startingTimestamp", _time, None, "begin with the first message stored then (ms since 1970) or later"),
+    Option(
+        "startingTimestamp",
+        _time,
+        None,
+        "begin with the first message stored then or later: a time (without an offset, the driver's), how long ago, or "
+        "ms since 1970",
+        "2026-03-01T12:00, -2h",
+    ),
     Option("startingOffsetsByTimestamp", _times, None, "the same per queue", '{"Orders": {"0": 1700000000000}}'),
 )
 SOURCE: Final = (
@@ -281,7 +302,7 @@ BATCH: Final = (
         "where to end, exclusive; -1 is latest, the default",
         '{"Orders": {"0": 42}}',
     ),
-    Option("endingTimestamp", _time, None, "end before the first message stored then (ms since 1970) or later"),
+    Option("endingTimestamp", _time, None, "end before the first message stored then or later", "2026-03-02, -1d"),
     Option("endingOffsetsByTimestamp", _times, None, "the same per queue", '{"Orders": {"0": 1700000000000}}'),
 )
 STREAM: Final = (

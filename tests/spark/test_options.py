@@ -42,10 +42,10 @@ def test_names_are_found_in_any_case() -> None:
         ({"startingOffsets": '{"T": {"x": 5}}'}, "names the queue 'x'"),
         (
             {"startingTimestamp": "yesterday"},
-            "is not a time in milliseconds; write milliseconds since 1970, such as 17",
+            "is not a time; write 2026-03-01T12:00 (local time), 2026-03-01T12:00+01:00, -2h (two hours ago) or 17",
         ),
-        ({"startingTimestamp": "15m"}, "option startingTimestamp '15m' is not a time in milliseconds"),
-        ({"endingTimestamp": "-1"}, "option endingTimestamp '-1' is not a time in milliseconds"),
+        ({"startingTimestamp": "15m"}, "option startingTimestamp '15m' is not a time; write"),
+        ({"endingTimestamp": "-1"}, "option endingTimestamp '-1' is not a time; write"),
         ({"startingTimestamp": "9", "endingTimestamp": "8"}, "option startingTimestamp 9 is after endingTimestamp 8"),
         ({"startingOffsetsByTimestamp": '{"T": {"0": -1}}'}, "has the time -1 for queue 0 of 'T'; write milliseconds"),
         ({"endingOffsetsByTimestamp": '{"T": {"0": -2}}'}, "has the time -2 for queue 0 of 'T'; write milliseconds"),
@@ -107,3 +107,24 @@ def test_a_secret_itself_is_never_shown(reference: str, text: str) -> None:
 def test_options_of_tls_switch_it_on(option: str) -> None:
     assert parse({**HERE, option: "true"}, BATCH).security.tls
     assert not parse(HERE, BATCH).security.tls
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("1700000000000", 1_700_000_000_000),
+        ("2023-11-14T22:13:20+00:00", 1_700_000_000_000),
+        ("2023-11-14T23:13:20.500+01:00", 1_700_000_000_500),
+        ("2023-11-14 22:13:20Z", 1_700_000_000_000),
+        ("-2h", 1_700_000_000_000 - 7_200_000),
+        ("- 30 min", 1_700_000_000_000 - 1_800_000),
+        ("-7D", 1_700_000_000_000 - 7 * 86_400_000),
+        ("-90000d", 0),
+        ("0001-01-01T00:00+00:00", 0),
+    ],
+)
+def test_a_time_is_a_text_a_number_or_how_long_ago(monkeypatch: pytest.MonkeyPatch, text: str, ms: int) -> None:
+    monkeypatch.setattr("martlet_spark.options.time.time_ns", lambda: 1_700_000_000_000_000_000)
+    options = {"endpoints": "127.0.0.1:9876", "subscribe": "T", "startingTimestamp": text, "endingTimestamp": text}
+    found = parse(options, BATCH)
+    assert (found["startingTimestamp"], found["endingTimestamp"]) == (ms, ms)

@@ -123,7 +123,10 @@ def test_a_command_names_its_own_options(closed: Closed, capsys: pytest.CaptureF
             "; name the authority that signed its certificate by the option --tls-ca\n",
         ),
         (["--tls-ca", "no.pem"], "options --tls-ca, --tls-cert and --tls-key name the file "),
-        (["--tls-ca", "ca.pem"], "check the options --access-key and --secret-file\n"),
+        (
+            ["--tls-ca", "ca.pem"],
+            "check the options --access-key and --secret-file, and what the brokers allow this user\n",
+        ),
     ):
         assert main([*words, tls[0], str(closed.folder / tls[1])]) in (1, 2)
         assert text in capsys.readouterr().err

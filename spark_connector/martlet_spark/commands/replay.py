@@ -49,7 +49,7 @@ def configure_replay(parser: argparse.ArgumentParser) -> None:
 
 
 def replay(arguments: Any) -> int:
-    from martlet_spark.pipelines.replay import Replay
+    from martlet_spark.pipelines.replay import Replay, check_target
     from martlet_spark.pipelines.replay import replay as run_replay
 
     plan = Replay(
@@ -63,6 +63,7 @@ def replay(arguments: Any) -> int:
         arguments.batch_bytes,
     )
     source = _source(arguments)
+    check_target(source, plan)
 
     def work(session: "SparkSession", show: "Show") -> "StreamReport":
         return run_replay(session, source, cluster_options(arguments), plan, show)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
-from martlet.records.reserved import PAST, PAST_PREFIXES, RESERVED
 from martlet_spark.columns import COLUMNS
+from martlet_spark.copies import own_properties_sql
 from martlet_spark.errors import OptionError
 from martlet_spark.options import SOURCE, START, named
 from martlet_spark.pipelines.archive_log import kind_of
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["BATCH_BYTES", "GUARANTEES", "Replay", "between", "replay", "send_again"]
+__all__ = ["BATCH_BYTES", "GUARANTEES", "Replay", "between", "check_target", "replay", "send_again"]
 
 # Whether a query, judging by its progress, has nothing left to do.
 Done: TypeAlias = Callable[[Mapping[str, Any]], bool]
@@ -51,9 +51,7 @@ ORIGIN: Final = (
     " 'ORIGIN_OFFSET', string(`offset`), 'ORIGIN_STORED_MS', string(unix_millis(store_ts)))"
 )
 ORIGIN_NAMES: Final = ("ORIGIN_TOPIC", "ORIGIN_BROKER", "ORIGIN_QUEUE", "ORIGIN_OFFSET", "ORIGIN_STORED_MS")
-NOT_SENT: Final = ", ".join(f"'{name}'" for name in sorted({*RESERVED, *PAST, *ORIGIN_NAMES}))
-NO_PREFIX: Final = " AND ".join(f"NOT startswith(name, '{prefix}')" for prefix in PAST_PREFIXES)
-OWN: Final = f"map_filter(properties, (name, value) -> name NOT IN ({NOT_SENT}) AND {NO_PREFIX} AND value != '')"
+OWN: Final = own_properties_sql("properties", ORIGIN_NAMES)
 # Options of the source that say what is replayed.
 CHOOSING: Final = (
     "subscribe",
@@ -103,14 +101,10 @@ def replay(
       PipelineError: it failed; a new run continues.
       OptionError: an option is invalid.
     """
-    if not plan.to or not plan.checkpoint:
-        raise OptionError("a replay needs a topic to write to and a checkpoint; give both")
     with plain_errors():
+        check_target(source, plan)
         if isinstance(source, str):
             source = qualified(session, source)
-        elif not 0 < plan.until_ms <= time.time() * 1000 and Subscribed.of(source).selects_topic(plan.to):
-            text = f"topic {plan.to!r} is replayed to itself, so each run would send again what the last one has sent"
-            raise OptionError(f"{text}; give an end in the past with --until, or another topic")
         chosen = _chosen(source, plan)
         check_bound(session, plan.checkpoint, "replay", chosen)
         kind = kind_of(source) if isinstance(source, str) else ""
@@ -130,6 +124,21 @@ def replay(
         bind(session, plan.checkpoint, chosen)
         query = writer.start()
         return follow_query(query, show, is_done, observed=(SENT, UNDECODED))
+
+
+def check_target(source: Mapping[str, str] | str, plan: Replay) -> None:
+    """Fail if *source* cannot be replayed as *plan* says, whatever it has: Spark need not have started.
+
+    Raises:
+      OptionError: the target is missing, or is replayed to itself.
+    """
+    if not plan.to or not plan.checkpoint:
+        raise OptionError("a replay needs a topic to write to and a checkpoint; give both")
+    if isinstance(source, str) or 0 < plan.until_ms <= time.time() * 1000:
+        return
+    if Subscribed.of(source).selects_topic(plan.to):
+        text = f"topic {plan.to!r} is replayed to itself, so each run would send again what the last one has sent"
+        raise OptionError(f"{text}; give an end in the past with --until, or another topic")
 
 
 def send_again(

@@ -9,7 +9,7 @@ from martlet_remoting.answers.routes import Route
 from martlet_remoting.packets import MessageQueue
 from martlet_spark.cluster import Bounds, Cluster, UnknownTopic
 from martlet_spark.connection import attempts
-from martlet_spark.errors import OptionError
+from martlet_spark.errors import OptionError, ReadError
 from martlet_spark.options import SELECTION, Options, named, parse
 from martlet_spark.read.offsets import EARLIEST, LATEST, Offsets, find_queues, queue_name
 
@@ -104,6 +104,8 @@ class Subscribed:
             if not self._pattern and all(queue.topic != topic for queue in known):
                 raise UnknownTopic(f"topic {topic!r} is being created or deleted; start the query again")
         for topic, bounds in by_topic.items():
+            if not bounds and not self._pattern and all(queue.topic != topic for queue in known):
+                raise ReadError(f"topic {topic!r} has no queue that may be read; its perm lacks 4, open it on a broker")
             found.update(bounds if self._assign is None else self._assigned(topic, bounds, known))
         return found
 

@@ -13,7 +13,7 @@ from typing import Final, final
 
 from martlet_remoting.codes import RESPONSE_NAMES, RequestCode, ResponseCode
 from martlet_remoting.packets import MessageQueue
-from martlet_spark.cluster import BUSY, Cluster
+from martlet_spark.cluster import BUSY, Cluster, rights_hint
 from martlet_spark.connection import CONNECTIONS, Answer, ConnectionLost, attempts
 from martlet_spark.errors import WriteError
 from martlet_spark.write.writable import TEMPLATE_TOPIC, master
@@ -240,7 +240,5 @@ def explained(text: str, answer: Answer) -> str:
         return f"{text}; the query was started again, and only its newest run can write"
     if answer.code == ResponseCode.QUERY_NOT_FOUND:
         return f"{text}; start the query again, which writes the batch again"
-    hint = "check the options accessKey and secretKey"
-    if answer.code == ResponseCode.NO_PERMISSION and hint not in text:
-        return f"{text}; {hint}"
-    return text
+    hint = rights_hint(answer)
+    return text if hint in text else text + hint

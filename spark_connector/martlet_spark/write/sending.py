@@ -11,7 +11,7 @@ from martlet_remoting.batches import decode_batch
 from martlet_remoting.codes import RESPONSE_NAMES, RequestCode, ResponseCode
 from martlet_remoting.packets import MessageQueue
 from martlet_remoting.request_headers import SendHeader
-from martlet_spark.cluster import BUSY, Cluster
+from martlet_spark.cluster import BUSY, Cluster, rights_hint
 from martlet_spark.connection import CONNECTIONS, Answer, Connection, ConnectionLost, attempts
 from martlet_spark.errors import WriteError
 from martlet_spark.write.targets import Chunk, Place, Turns
@@ -230,9 +230,7 @@ def refusal(request: Request, answer: Answer) -> str:
     """Return words for the answer of a broker that did not do what was asked."""
     queue, name = request.queue, RESPONSE_NAMES.get(answer.code, str(answer.code))
     what = f"{request.count} messages ({len(request.body)} bytes) for topic {queue.topic!r}"
-    text = f"broker {queue.broker_name!r} answered to {what}: {name}: {answer.remark}"
-    if answer.code == ResponseCode.NO_PERMISSION:
-        text += "; check the options accessKey and secretKey"
+    text = f"broker {queue.broker_name!r} answered to {what}: {name}: {answer.remark}{rights_hint(answer)}"
     if answer.code == ResponseCode.MESSAGE_ILLEGAL and request.count > 1:
         text += "; if its limit is below the option batchBytes, set that lower"
     return text

@@ -1,0 +1,29 @@
+"""Which properties of a message are its sender's own, so that a copy of the message may have them."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from martlet.records.reserved import PAST, PAST_PREFIXES, RESERVED
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+__all__ = ["own_properties", "own_properties_sql"]
+
+
+def own_properties(column: str = "properties") -> "Column":
+    """Return the sender's own properties of the map *column*, for the column ``properties`` of the sink.
+
+    What brokers and clients have written there is left out, as is the tag, the key and an empty value: the sink refuses
+    these.
+    """
+    from pyspark.sql import functions as F
+
+    return F.expr(own_properties_sql(f"`{column}`"))
+
+
+def own_properties_sql(column: str, without: Iterable[str] = ()) -> str:
+    """Return `own_properties` in Spark's SQL, without these names."""
+    names = ", ".join(f"'{name}'" for name in sorted({*RESERVED, *PAST, *without}))
+    prefixes = " AND ".join(f"NOT startswith(name, '{prefix}')" for prefix in PAST_PREFIXES)
+    return f"map_filter({column}, (name, value) -> name NOT IN ({names}) AND {prefixes} AND value != '')"
