@@ -19,11 +19,13 @@ from martlet.delivery.feed import Feed
 from martlet.delivery.finder import Names
 from martlet.delivery.group_members import Member
 from martlet.delivery.group_policy import AUTO_DELETE, OWNS_TOPIC, GroupPolicy
+from martlet.delivery.lease_notes import Key
 from martlet.delivery.subscriptions import from_earliest
 from martlet.errors import Refused
 from martlet.message import Message
 from martlet.settings import DeliveryConfig
 from martlet.state import Projection
+from martlet.steps import finish_now
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.peers import RecordingPeer, serving
 from martlet.testing.stores import ManualClock, small_config
@@ -342,3 +344,20 @@ async def test_a_topic_that_was_created_for_a_group_goes_though_nobody_ever_join
         broker.store.queue("joined", 1).expire_to(1)
         await pass_time(broker)
         assert broker.topics.get("joined") is None
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+async def test_marks_are_kept_when_old_notes_are_removed(is_open: bool) -> None:
+    async with broker_of() as broker:
+        member = join(broker, "t", "kept", PERSONAL)
+        await settle(broker)
+        if not is_open:
+            member.leave()
+            await settle(broker)
+        end = broker.store.appended
+        finish_now(broker.shares.state.roll(0, end))
+        await settle(broker)
+        lane = broker.shares.notes.stored(Key("tested", "kept", "t", 0))
+        assert lane is not None
+        assert lane.since >= end
+        assert lane.marks == PERSONAL

@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from martlet.errors import RemoteProtocolError
-from martlet.steps import finish_now
+from martlet.steps import Steps, finish_now
 from martlet_remoting.codec import FrameBuffer, encode_response
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.nameserver.config import NameServerConfig
@@ -174,6 +174,38 @@ async def test_deleted_topics_leave_the_route_and_the_end_leaves_nothing(
         nursery.cancel_scope.cancel()
     finish_now(server.table.sweep())
     assert server.table.statistics() == {"brokers": 0, "clusters": 0, "topics": 0, "topics_of_all_brokers": 0}
+
+
+@pytest.mark.plain
+async def test_topics_that_are_deleted_one_by_one_leave_the_routes_together(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    server, registrar = inside(harness)
+    whole: list[float] = []
+    register = registrar._register_inside
+
+    def counted() -> Steps[None]:
+        whole.append(trio.current_time())
+        mock_clock.jump(0.05)  # so long it takes with many topics
+        yield from register()
+
+    monkeypatch.setattr(registrar, "_register_inside", counted)
+    registrar.bound(ADDRESS)
+    for number in range(20):
+        harness.topic(f"T{number}")
+    whole.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(registrar.run)
+        for number in range(20):
+            harness.broker.topics.delete(f"T{number}")
+            await settle()
+            mock_clock.jump(0.05)
+            await settle()
+        mock_clock.jump(1)
+        await settle()
+        assert 2 <= len(whole) <= 5
+        assert not any(queues_of(server, f"T{number}") for number in range(20))
+        nursery.cancel_scope.cancel()
 
 
 async def test_the_route_contains_the_advertised_host(open_harness: OpenHarness) -> None:

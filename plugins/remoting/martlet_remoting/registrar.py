@@ -45,6 +45,10 @@ FULL: Final = READ | WRITE | INHERIT
 # With more topics most rounds are only a heartbeat, because encoding the whole table takes milliseconds.
 FEW_TOPICS: Final = 1000
 WHOLE_EVERY: Final = 10
+# Deleted topics leave the routes of the name server in this process together: the pause after each whole registration
+# there, in units of its duration, and at most in seconds.
+PAUSE_TIMES: Final = 10
+PAUSE_MOST_S: Final = 1.0
 
 Connect: TypeAlias = Callable[[str, int], Awaitable[trio.abc.Stream]]
 
@@ -286,7 +290,9 @@ class Registrar:
                 await self._wake.wait()
             self._wake = trio.Event()
             if self._inside_stale or self.tells_all(rounds) or not self._renewed_inside():
+                begun = trio.current_time()
                 await self.turns.finish(self._register_inside())
+                await trio.sleep(min(PAUSE_TIMES * (trio.current_time() - begun), PAUSE_MOST_S))
 
     def _renewed_inside(self) -> bool:
         """Send a heartbeat; return False if the name server does not have our current topics."""
