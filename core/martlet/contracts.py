@@ -636,6 +636,8 @@ class Protocol(Struct, frozen=True, eq=False):
     Args:
       name: the name in logs and in the ready line.
       listen: ``host:port``; port 0 means any free port.
+      listen_at: if set, called for the address in place of *listen* once the protocols before this one are bound, for a
+        port at a distance from another one.
       connect: creates the connection of a new peer; called with the time, on the clock of `Connection.receive_data`.
       handle: creates the handler of a new peer; called with the peer and its connection.
       tls: returns the TLS context, None for plain text; called for each new peer, so certificates can change.
@@ -656,6 +658,7 @@ class Protocol(Struct, frozen=True, eq=False):
     tls_required: bool = False
     bound: Callable[[str], None] = lambda address: None  # (address), once the port is bound
     optional: bool = False
+    listen_at: Callable[[], str] | None = None
     websocket: WebSocket | None = None
     traffic: Traffic = field(default_factory=Traffic)
 

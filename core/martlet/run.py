@@ -441,7 +441,9 @@ def _bind(server: Server, protocol: Protocol) -> socket.socket | None:
     except ConfigError as error:
         if not protocol.optional:
             raise
-        log.warning("%s; the broker continues without this port", error)
+        # Nobody has chosen a number that follows from a free one.
+        level = logging.WARNING if protocol.listen_at is None else logging.INFO
+        log.log(level, "%s; the broker continues without this port", error)
         return None
 
 

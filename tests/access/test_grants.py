@@ -21,6 +21,7 @@ from martlet.access import (
     TopicGrant,
 )
 from martlet.broker import Broker
+from martlet.contracts import Identity
 from martlet.errors import Reason, Refused
 from martlet.message import Message
 from martlet.records.codec import encode_record
@@ -28,7 +29,7 @@ from martlet.records.layout import RecordView
 from martlet.store import Store
 from martlet.store.notes import OWN_PREFIX
 from martlet.tables.groups import Group, Groups
-from martlet.tables.topics import BROKER_TOPICS, Topics
+from martlet.tables.topics import BROKER_TOPICS, EVENT_TOPIC, Topics
 from martlet.turns import Turns
 
 GRANTS: dict[type, Callable[[Gate], object]] = {
@@ -231,3 +232,27 @@ async def test_the_event_loop_does_not_wait_for_an_entry_on_the_disk() -> None:
         assert await turns.finish(figures.position_at(0, 40)) == -1
         assert await turns.finish(figures.position_at(1, 0)) == -1
         assert figures.readable == placed[-1].end
+
+
+@pytest.mark.parametrize("topic", sorted({*BROKER_TOPICS, f"{OWN_PREFIX}journal.mqtt"} - {EVENT_TOPIC}))
+async def test_only_rocketmqs_tools_pull_from_internal_topics(topic: str) -> None:
+    """Its dashboard shows half messages, of all topics: so who manages the broker may read them, and nobody else."""
+    asked: list[tuple[str, str]] = []
+
+    def allow(identity: Identity, action: str, name: str) -> bool:
+        asked.append((action, name))
+        return True
+
+    async with broker_in_memory() as broker:
+        for identity in (ANONYMOUS, Identity("tool")):
+            with pytest.raises(Refused, match="it is internal to the broker"):
+                broker.gate(identity).consume("G", topic)
+        broker.authorizers = (allow,)
+        gate = broker.gate(Identity("tool"))
+        if topic in BROKER_TOPICS:
+            assert gate.consume("TOOLS_CONSUMER", topic).topic == topic
+            assert asked[-2:] == [("read", topic), ("manage", "")]
+            broker.authorizers = (lambda identity, action, name: action == "read",)
+            gate = broker.gate(Identity("reader"))
+        with pytest.raises(Refused):
+            gate.consume("TOOLS_CONSUMER", topic)

@@ -241,3 +241,20 @@ def test_retry_topics_have_their_flags() -> None:
     assert [real_topic("T", "G", flag) for flag in "012"] == ["T", "%RETRY%G_T", "%RETRY%G+T"]
     with pytest.raises(Refused, match="must be 0, 1 or 2"):
         real_topic("T", "G", "3")
+
+
+async def test_acknowledgements_are_counted_by_topic_and_group(harness: Harness) -> None:
+    """GROUP_ACK_NUMS and BROKER_ACK_NUMS, as RocketMQ's exporter asks for them."""
+    topic, client = harness.topic("T"), harness.client()
+    await fill(harness, topic, b"1", b"2", b"3", b"4")
+    rates = harness.state.rates
+    await rates.start()
+    one, two, three, four = await pop(client, topic)
+    assert (await client.ask(ACK, ack_ext(one))).code == 0
+    assert (await client.ask(ACK, ack_ext(one))).code == 0  # again: nothing is acknowledged
+    assert (await ack_batch(client, batch(two, three, four))).code == 0
+    await rates.sample()
+    for name, key, wanted in (("GROUP_ACK_NUMS", "T@G", 2.0), ("BROKER_ACK_NUMS", "DefaultCluster", 1.0)):
+        answer = await client.ask(RequestCode.VIEW_BROKER_STATS_DATA, {"statsName": name, "statsKey": key})
+        window = orjson.loads(answer.body)["statsMinute"]
+        assert (window["sum"], window["avgpt"]) == (4, wanted)

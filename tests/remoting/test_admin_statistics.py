@@ -526,6 +526,7 @@ async def test_rates_come_from_queues_and_pulls(harness: Harness) -> None:
     harness.topic("New", 2)
     await rates.start()
     await rates.sample()
+    started = harness.store.appended
     await fill(harness, "New")
     harness.broker.groups.update(Group("G"))
     pulled = await client.ask(RequestCode.PULL_MESSAGE, pull_ext("New", 0))
@@ -545,10 +546,38 @@ async def test_rates_come_from_queues_and_pulls(harness: Harness) -> None:
         data = await told(client, RequestCode.VIEW_BROKER_STATS_DATA, statsName=name, statsKey="DefaultCluster")
         assert isinstance(data, dict)
         assert data["statsMinute"]["sum"] == 3
+    size = await minute(client, "TOPIC_PUT_SIZE", "New")
+    assert size["sum"] == harness.store.appended - started
+    assert size["avgpt"] == size["sum"] / 3
+    assert (await minute(client, "GROUP_GET_NUMS", "New@G"))["avgpt"] == 3.0  # messages of one pull
+    assert (await minute(client, "GROUP_GET_SIZE", "New@G"))["avgpt"] == size["sum"]
     harness.broker.topics.delete("New")
     await rates.sample()
     assert rates.put_total == 3
-    assert rates.series("TOPIC_PUT_NUMS", "New") is None
+    for name in ("TOPIC_PUT_NUMS", "TOPIC_PUT_SIZE"):
+        assert rates.series(name, "New") is None
+
+
+async def minute(client: FakeClient, name: str, key: str) -> dict[str, float]:
+    """Return a statistic of the last minute."""
+    data = await told(client, RequestCode.VIEW_BROKER_STATS_DATA, statsName=name, statsKey=key)
+    assert isinstance(data, dict)
+    found: dict[str, float] = data["statsMinute"]
+    return found
+
+
+async def test_stored_bytes_count_from_the_start(harness: Harness) -> None:
+    """As RocketMQ's statistics do."""
+    client = await fill(harness)
+    rates = harness.state.rates
+    await rates.start()
+    await rates.sample()
+    answer = await client.ask(RequestCode.VIEW_BROKER_STATS_DATA, {"statsName": "TOPIC_PUT_SIZE", "statsKey": "T"})
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    batch = b"x" * 1000
+    await ask(client, RequestCode.SEND_MESSAGE_V2, batch, **send_ext("T"))
+    await rates.sample()
+    assert 1000 < (await minute(client, "TOPIC_PUT_SIZE", "T"))["sum"] < 1200
 
 
 async def test_totals_are_remembered_at_midnight(harness: Harness) -> None:
@@ -573,9 +602,9 @@ async def test_sampling_runs_by_the_clock(autojump_clock: trio.testing.MockClock
 
 
 def test_series_has_a_window_a_minute_an_hour_and_a_day() -> None:
-    series = Series(0.0, 0)
+    series = Series(0.0, 0, 0)
     for step in range(1, 361 * 25):
-        series.sample(step * 10.0, step * 20)
+        series.sample(step * 10.0, step * 20, step * 4)
     shown = {name: window for name, window in series.as_json().items() if isinstance(window, dict)}
     assert {name: window["sum"] for name, window in shown.items()} == {
         "statsMinute": 120,
@@ -583,13 +612,14 @@ def test_series_has_a_window_a_minute_an_hour_and_a_day() -> None:
         "statsDay": 24 * 360 * 20,
     }
     assert {window["tps"] for window in shown.values()} == {2.0}
+    assert {window["avgpt"] for window in shown.values()} == {5.0}
     assert [series.tps(seconds) for seconds in (10.0, 60.0, 600.0)] == [2.0, 2.0, pytest.approx(2.0)]
 
 
 def test_series_that_does_not_move_is_flat_after_a_day() -> None:
-    series = Series(0.0, 5)
+    series = Series(0.0, 5, 1)
     for step in range(1, 360 * 25):
-        series.sample(step * 10.0, 5)
+        series.sample(step * 10.0, 5, 1)
         assert series.is_flat == (step >= 360)
-    series.sample(1e6, 6)
+    series.sample(1e6, 6, 2)
     assert not series.is_flat

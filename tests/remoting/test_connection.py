@@ -64,6 +64,51 @@ def test_a_browser_gets_an_http_answer_that_explains_this_port() -> None:
     assert b"RocketMQ remoting" in body
 
 
+def test_a_grpc_client_gets_the_reason_in_a_goaway() -> None:
+    made = connection()
+    made.receive_data(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9), 0.0)
+    with pytest.raises(RemoteProtocolError, match="gRPC") as caught:
+        list(made.events())
+    answer = made.farewell(caught.value)
+    settings, goaway = answer[:9], answer[9:]
+    assert settings == b"\0\0\0\x04\0\0\0\0\0"
+    debug = str(caught.value).encode()
+    assert goaway == (8 + len(debug)).to_bytes(3, "big") + b"\x07\0\0\0\0\0\x7f\xff\xff\xff\0\0\0\x01" + debug
+
+
+def test_a_grpc_client_is_answered_before_it_makes_its_call_and_refused_then() -> None:
+    """One that is refused before connects again at once, and again."""
+    made = connection()
+    sent: list[bytes] = []
+    made.send = sent.append
+    settings, window = b"\0\0\6\4\0\0\0\0\0" + bytes(6), b"\0\0\4\x08\0\0\0\0\0" + bytes(4)
+    headers = b"\0\0\3\1\4\0\0\0\1abc"
+    for data in (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings, window, b"\0\0\0\4\1\0\0\0\0"):
+        made.receive_data(data, 0.0)
+        assert list(made.events()) == []
+    assert sent == [b"\0\0\0\x04\0\0\0\0\0"]
+    made.receive_data(headers[:5], 0.0)
+    assert list(made.events()) == []
+    made.receive_data(headers[5:], 0.0)
+    with pytest.raises(RemoteProtocolError, match="gRPC") as caught:
+        list(made.events())
+    answer = made.farewell(caught.value)
+    assert answer[3] == 7
+    assert answer.endswith(str(caught.value).encode())
+
+
+def test_an_http2_client_that_makes_no_call_is_refused_in_the_end() -> None:
+    made = connection()
+    sent: list[bytes] = []
+    made.send = sent.append
+    ping = b"\0\0\x08\6\0\0\0\0\0" + bytes(8)
+    made.receive_data(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + 1000 * ping, 0.0)
+    assert list(made.events()) == []
+    made.receive_data(5000 * ping, 0.0)
+    with pytest.raises(RemoteProtocolError, match="gRPC"):
+        list(made.events())
+
+
 MQTT_PROTOCOL = b"\x00\x04MQTT\x05\x02\x00\x3c"
 OTHER_PROTOCOLS = [
     ("HTTP;", b"OPTIONS * HTTP/1.1\r\n"),

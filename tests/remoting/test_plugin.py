@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import orjson
 import pytest
 import trio
@@ -124,7 +125,7 @@ async def broker(
 
 async def test_messages_go_through_a_running_broker(tmp_path: Path) -> None:
     async with broker(tmp_path) as running:
-        assert list(running.addresses) == ["remoting"]
+        assert set(running.addresses) <= {"remoting", "remoting-vip"}
         sender, reader = await running.connect(), await running.connect()
         number = await reader.send(SEND, send_ext("T"), b"first")
         answer = await reader.receive()
@@ -234,7 +235,6 @@ def protocols(harness: Harness, **keys: object) -> dict[str, tuple[str, bool]]:
     [
         ({}, "127.0.0.1:10909"),
         ({"listen": "[::1]:20000"}, "[::1]:19998"),
-        ({"listen": "127.0.0.1:0"}, ""),
         ({"listen": "127.0.0.1:2"}, ""),
         ({"vip": False}, ""),
     ],
@@ -243,6 +243,16 @@ async def test_the_vip_port_is_two_below(harness: Harness, keys: dict[str, objec
     found = protocols(harness, **keys)
     assert found["remoting"][1] is False
     assert found.get("remoting-vip") == ((vip, True) if vip else None)
+
+
+async def test_the_vip_port_is_two_below_a_free_port_as_well(tmp_path: Path) -> None:
+    async with broker(tmp_path, listen="127.0.0.1:0") as running:
+        # Somebody else may have that one.
+        if "remoting-vip" in running.addresses:
+            ports = [int(running.addresses[name].rpartition(":")[2]) for name in ("remoting", "remoting-vip")]
+            assert ports[0] - ports[1] == 2
+            caller = await running.connect("remoting-vip")
+            assert (await caller.ask(SEND, send_ext("T"), b"x")).code == 0
 
 
 async def test_without_its_vip_port_the_broker_starts_with_a_warning(
@@ -375,3 +385,23 @@ def test_the_documentation_names_every_code_that_is_answered() -> None:
     page = Path(__file__).parents[2] / "docs" / "remoting.md"
     rows = re.findall(r"^\| (\d+) \| ([A-Z_0-9]+) \|", page.read_text(), re.MULTILINE)
     assert {int(code): name for code, name in rows} == {code: REQUEST_NAMES[code] for code in TABLE}
+
+
+@pytest.mark.parametrize("port", ["remoting", "nameserver"])
+async def test_a_real_grpc_client_shows_the_reason_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, port: str
+) -> None:
+    def call(address: str) -> str:
+        with grpc.insecure_channel(address) as channel:
+            method = channel.unary_unary("/apache.rocketmq.v2.MessagingService/QueryRoute")
+            try:
+                method(b"", timeout=60)
+            except grpc.RpcError as error:
+                return str(error)
+        return "it answered"
+
+    async with broker(tmp_path, "nameserver") as running:
+        text = await trio.to_thread.run_sync(call, running.addresses[port])
+    wanted = "client speaks HTTP/2, as RocketMQ's gRPC clients do; this port speaks RocketMQ remoting"
+    assert wanted in text
+    assert wanted in caplog.text

@@ -63,8 +63,8 @@ from martlet.store.light import MULTI, light_places, light_topics, may_be_indexe
 from martlet.store.queues import Queue
 from martlet.store.tags import find_tags
 from martlet.store.writer import RunItem, RunResult
-from martlet.tables.groups import Groups
-from martlet.tables.topics import DLQ_PREFIX, EVENT_TOPIC, RETRY_PREFIX, Topic, Topics, is_reserved
+from martlet.tables.groups import TOOLS_GROUP, Groups
+from martlet.tables.topics import BROKER_TOPICS, DLQ_PREFIX, EVENT_TOPIC, RETRY_PREFIX, Topic, Topics, is_reserved
 
 __all__ = ["Gate"]
 
@@ -559,12 +559,18 @@ class Gate:
         return permit
 
     def consume(self, group: str, topic: str) -> ConsumeGrant:
-        """Return the grant for a pull; requires ``read`` on both, so call it before each answer."""
+        """Return the grant for a pull; requires ``read`` on both, so call it before each answer.
+
+        RocketMQ's tools may pull from its internal topics too, which requires ``manage`` on the broker as well.
+        """
         grant = self._decisions.consumable.get((group, topic))
         if grant is None:
             self.check("read", RETRY_PREFIX + group)
-            self._check_open(topic)
-            self.check("read", topic)
+            if group == TOOLS_GROUP and topic in BROKER_TOPICS:
+                self._check_shown(topic)
+            else:
+                self._check_open(topic)
+                self.check("read", topic)
             grant = ConsumeGrant(*self._tables, group, topic)
             self._decisions.remember_consumable(grant)
         return grant

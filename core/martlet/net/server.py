@@ -85,14 +85,13 @@ class Server:
         Raises:
           ConfigError: the address is invalid or in use.
         """
-        host, port = split_address(protocol.listen)
+        listen = protocol.listen if protocol.listen_at is None else protocol.listen_at()
+        host, port = split_address(listen)
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
             listener = socket.create_server((host, port), family=family, backlog=1024)
         except OSError as error:
-            raise ConfigError(
-                f"{protocol.name} cannot listen on {protocol.listen!r}; {error.strerror or error}"
-            ) from error
+            raise ConfigError(f"{protocol.name} cannot listen on {listen!r}; {error.strerror or error}") from error
         listener.setblocking(False)
         # Its connections inherit these.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -88,6 +88,7 @@ class Queue:
         "noted",
         "overhead",
         "plain",
+        "put_bytes",
         "queue_id",
         "saved",
         "saved_end",
@@ -110,6 +111,7 @@ class Queue:
         # Consumers get no message before this offset, though the log may have it until its own retention.
         self.expired_to = 0
         self.next_offset = 0
+        self.put_bytes = 0  # of the records that were appended since the start
         self.watchers: list[Callable[[Queue], None]] | None = None
         # Entries [tail_offset, next_offset) are in memory, [.., saved) are in files.
         self.tail = bytearray()
@@ -179,6 +181,7 @@ class Queue:
         """Append the entry of the record at *position*."""
         self.tail += ENTRY.pack(position, size, code)
         self.next_offset += 1
+        self.put_bytes += size
         self.last_end = position + size
 
     def add_holes(self, count: int, position: int) -> None:

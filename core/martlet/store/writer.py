@@ -202,6 +202,7 @@ class Writer:
         tail.data[at + body_bytes : end - tail.page_base] = rest
         queue.tail += ENTRY_PACK(position, size, code)
         queue.next_offset = offset + 1
+        queue.put_bytes += size
         queue.last_end = tail.position = end
         if not queue.dirty:
             self._queues.touch(queue)
@@ -418,6 +419,7 @@ class Writer:
                     write_record_crc(data, position - base, end - base)
                 queue.tail += ENTRY_PACK(position, size, code)
                 queue.next_offset, queue.last_end = offset + 1, end
+                queue.put_bytes += size
                 if not queue.dirty:
                     queues.touch(queue)
                 pending.append((queue, position, end, now, properties))

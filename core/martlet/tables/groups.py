@@ -18,7 +18,7 @@ from martlet.tables import names
 from martlet.tables.rocketmq_json import DataVersion, head_of, parse, reading, render_in_steps, table_in
 from martlet.tables.saved import NO_POSITION, POSITION_KEY, Table
 
-__all__ = ["BUILT_IN", "Group", "Groups", "check_group_name"]
+__all__ = ["BUILT_IN", "TOOLS_GROUP", "Group", "Groups", "check_group_name"]
 
 # Each group may have a retry topic, which counts towards the limit of topics.
 GROUPS_MAX: Final = 40_000
@@ -28,9 +28,11 @@ FOREIGN_POPS_KEY: Final = "martletForeignPops"
 OFFSETS_MAX: Final = 500_000  # the default of broker.offsets_max
 GROUP_CHARS_MAX: Final = 120  # RocketMQ 5.x TopicValidator/GroupValidator
 
+# RocketMQ's tools pull with this group, also from internal topics (MixAll.TOOLS_CONSUMER_GROUP).
+TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 # Groups that every RocketMQ broker knows (MixAll, SubscriptionGroupManager.init).
 BUILT_IN: Final = (
-    "TOOLS_CONSUMER",
+    TOOLS_GROUP,
     "FILTERSRV_CONSUMER",
     "SELF_TEST_C_GROUP",
     "CID_ONS-HTTP-PROXY",

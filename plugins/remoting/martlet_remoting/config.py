@@ -14,7 +14,7 @@ class RemotingConfig(TlsConfig):
     listen: str = setting("127.0.0.1:10911", "address to listen on; port 0 chooses a free one")
     vip: bool = setting(
         True,
-        "also listen two ports below, where clients up to 4.4 send everything except pulls; ignored with port 0",
+        "also listen two ports below, where clients up to 4.4 send everything except pulls",
     )
     region: str = setting("DefaultRegion", "property MSG_REGION of every message, which groups trace data")
     trace: bool = setting(True, "allow producers and consumers to send trace messages")

@@ -6,12 +6,13 @@ from functools import partial
 from typing import Any, ClassVar, Final, cast
 
 import trio
+from msgspec.structs import replace
 
 from martlet.broker import Broker
 from martlet.config import Settings
 from martlet.contracts import Command, Handler, Peer, Producers, Protocol, Router, Service, Stage
 from martlet.errors import Refused
-from martlet.net.addresses import check_address, pack_host, split_address
+from martlet.net.addresses import check_address, pack_host, show_address, split_address
 from martlet.net.tls import Tls
 from martlet.plugins.hooks import Hooks
 from martlet.store.light import light_topics
@@ -88,11 +89,18 @@ class RemotingPlugin(Hooks):
         create_standard_topics(broker)
         broker.replies.add("", partial(take_reply, broker, state.members, state.templates))
         protocols = [self._protocol("remoting", config.listen, fast=False)]
-        host, port = split_address(config.listen)
+        _, port = split_address(config.listen)
         if config.vip and port > VIP_DISTANCE:
-            listen = f"[{host}]:{port - VIP_DISTANCE}" if ":" in host else f"{host}:{port - VIP_DISTANCE}"
-            protocols.append(self._protocol("remoting-vip", listen, fast=True))
+            protocols.append(self._protocol("remoting-vip", _vip_of(config.listen), fast=True))
+        elif config.vip and port == 0:
+            protocols.append(
+                replace(self._protocol("remoting-vip", config.listen, fast=True), listen_at=self._find_vip)
+            )
         return protocols
+
+    def _find_vip(self) -> str:
+        """Return the address of the VIP port, now that the main port has a number."""
+        return _vip_of(self.addresses["remoting"])
 
     def _protocol(self, name: str, listen: str, *, fast: bool) -> Protocol:
         config, state = self._config, self.state
@@ -101,7 +109,9 @@ class RemotingPlugin(Hooks):
             return RemotingConnection(config.frame_bytes_max, config.idle_s, now)
 
         def handle(peer: Peer, connection: Any) -> Handler:
-            return RemotingHandler(state, peer, cast(RemotingConnection, connection), fast=fast)
+            remoting = cast(RemotingConnection, connection)
+            remoting.send = peer.send
+            return RemotingHandler(state, peer, remoting, fast=fast)
 
         def bound(address: str) -> None:
             self.addresses[name] = address
@@ -216,6 +226,11 @@ def _seen(address: str, advertised: str) -> str:
     host, port = split_address(address)
     seen = advertised if host in WILDCARDS else host
     return f"[{seen}]:{port}" if ":" in seen else f"{seen}:{port}"
+
+
+def _vip_of(address: str) -> str:
+    host, port = split_address(address)
+    return show_address(host, port - VIP_DISTANCE)
 
 
 def _store_host(advertised: str, bound: str, port: int) -> bytes:

@@ -1,13 +1,13 @@
 """Message rates per topic and group, over the last minute, hour and day.
 
-Nothing is counted per message: stored messages are known from the ends of the queues, and
+Nothing is counted per message here: the store knows the ends and sizes of its queues, and
 delivered messages are added up once per pull. A service samples the sums every ten seconds. The
 windows and their names are RocketMQ's (BrokerStatsManager and StatsItem).
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 import trio
 
@@ -25,31 +25,40 @@ DAY_EVERY: Final = 360
 TOPICS_AT_ONCE: Final = 256
 SUMS_AT_ONCE: Final = 2048  # more than topics, because each needs only a look-up
 DAY_MS: Final = 86_400_000
+PUT_NUMS: Final = "TOPIC_PUT_NUMS"
+PUT_SIZE: Final = "TOPIC_PUT_SIZE"
+OF_TOPICS: Final = (PUT_NUMS, PUT_SIZE)
+
+Sample: TypeAlias = tuple[float, int, int]
 
 
 @final
 class Series:
-    """One growing sum, and its samples of the last minute, hour and day."""
+    """One growing sum, and its samples of the last minute, hour and day: time, value, and how often it grew.
+
+    The last is RocketMQ's ``times``: messages for what was stored, and requests for what was delivered or acknowledged.
+    """
 
     __slots__ = ("_count", "_day", "_hour", "_minute", "last")
 
-    def __init__(self, now: float, value: int) -> None:
-        first = (now, value)
+    def __init__(self, now: float, value: int, times: int) -> None:
+        first = (now, value, times)
         self._minute = deque([first], MINUTE_SAMPLES)
         self._hour = deque([first], HOUR_SAMPLES)
         self._day = deque([first], DAY_SAMPLES)
         self._count = 0
         self.last = value
 
-    def sample(self, now: float, value: int) -> None:
+    def sample(self, now: float, value: int, times: int) -> None:
         """Add a sample; called every SAMPLE_S."""
         self._count += 1
         self.last = value
-        self._minute.append((now, value))
+        sample = (now, value, times)
+        self._minute.append(sample)
         if self._count % HOUR_EVERY == 0:
-            self._hour.append((now, value))
+            self._hour.append(sample)
         if self._count % DAY_EVERY == 0:
-            self._day.append((now, value))
+            self._day.append(sample)
 
     @property
     def is_flat(self) -> bool:
@@ -58,11 +67,12 @@ class Series:
 
     def tps(self, seconds: float = 60.0) -> float:
         """Return the increase per second over the last *seconds* of samples."""
-        (newest, value) = self._minute[-1]
-        start, base = next(((t, v) for t, v in self._points() if newest - t <= seconds + SAMPLE_S / 2), (newest, value))
+        newest, value, _ = self._minute[-1]
+        recent = ((t, v) for t, v, _ in self._points() if newest - t <= seconds + SAMPLE_S / 2)
+        start, base = next(recent, (newest, value))
         return (value - base) / (newest - start) if newest > start else 0.0
 
-    def _points(self) -> Iterator[tuple[float, int]]:
+    def _points(self) -> Iterator[Sample]:
         """Yield the samples, oldest first: those of the hour, then those of the minute."""
         oldest = self._minute[0][0]
         yield from (point for point in self._hour if point[0] < oldest)
@@ -73,10 +83,14 @@ class Series:
         return {"statsDay": _window(self._day), "statsHour": _window(self._hour), "statsMinute": _window(self._minute)}
 
 
-def _window(points: deque[tuple[float, int]]) -> dict[str, object]:
-    (start, base), (end, value) = points[0], points[-1]
-    total, seconds = value - base, end - start
-    return {"avgpt": 0.0, "sum": total, "tps": total / seconds if seconds > 0 else 0.0}
+def _window(points: deque[Sample]) -> dict[str, object]:
+    (start, base, times_before), (end, value, times) = points[0], points[-1]
+    total, seconds, count = value - base, end - start, times - times_before
+    return {
+        "avgpt": total / count if count > 0 else 0.0,
+        "sum": total,
+        "tps": total / seconds if seconds > 0 else 0.0,
+    }
 
 
 @final
@@ -88,16 +102,18 @@ class Rates:
         self._store = store
         self._now = now
         self._now_ms = now_ms
-        self._gets: dict[tuple[str, str], list[int]] = {}  # (topic, group): messages, bytes
+        self._gets: dict[tuple[str, str], list[int]] = {}  # (topic, group): messages, bytes, deliveries
+        self._acks: dict[tuple[str, str], list[int]] = {}  # (topic, group): messages, requests
         self._removed = 0  # messages that were stored in deleted topics
         self.sent_back: dict[tuple[str, str], int] = {}
         self.found = 0  # messages delivered
         self.found_bytes = 0
         self.missed = 0  # pulls that found nothing
+        self.acknowledged = 0  # popped messages
         self._base = 0  # messages stored before the start
         self._put_now = 0
         self._series: dict[tuple[str, str], Series] = {}  # (statistic, key)
-        self._last: dict[tuple[str, str], int] = {}
+        self._last: dict[tuple[str, str], tuple[int, int]] = {}  # value and times of the last sample
         self._day = now_ms() // DAY_MS
         self.put_at_midnight = [0, 0]  # the sum at the last midnight but one, and at the last one
         self.get_at_midnight = [0, 0]
@@ -107,11 +123,19 @@ class Rates:
         key = (topic, group)
         sums = self._gets.get(key)
         if sums is None:
-            sums = self._gets[key] = [0, 0]
+            sums = self._gets[key] = [0, 0, 0]
         sums[0] += messages
         sums[1] += size
+        sums[2] += 1
         self.found += messages
         self.found_bytes += size
+
+    def acked(self, topic: str, group: str, messages: int, requests: int = 1) -> None:
+        """Count *messages* that a consumer of *group* popped and acknowledged in so many *requests*."""
+        sums = self._acks.setdefault((topic, group), [0, 0])
+        sums[0] += messages
+        sums[1] += requests
+        self.acknowledged += messages
 
     def came_back(self, topic: str, group: str) -> None:
         """Count a message of *topic* that a consumer of *group* sent back."""
@@ -147,25 +171,33 @@ class Rates:
         now = self._now()
         await self._forget_topics()
         self._put_now = self._removed + await self._sample_topics(now, new=True)
-        for number, ((topic, group), (messages, size)) in enumerate(list(self._gets.items())):
+        for number, ((topic, group), (messages, size, times)) in enumerate(list(self._gets.items())):
             key = f"{topic}@{group}"
-            self._note("GROUP_GET_SIZE", key, size, now)
-            if not self._note("GROUP_GET_NUMS", key, messages, now):
+            self._note("GROUP_GET_SIZE", key, size, now, times)
+            if not self._note("GROUP_GET_NUMS", key, messages, now, times):
                 del self._gets[topic, group]
             if number % TOPICS_AT_ONCE == TOPICS_AT_ONCE - 1:
                 await trio.lowlevel.checkpoint()
+        for number, ((topic, group), (messages, times)) in enumerate(list(self._acks.items())):
+            if not self._note("GROUP_ACK_NUMS", f"{topic}@{group}", messages, now, times):
+                del self._acks[topic, group]
+            if number % TOPICS_AT_ONCE == TOPICS_AT_ONCE - 1:
+                await trio.lowlevel.checkpoint()
         for (topic, group), count in list(self.sent_back.items()):
-            if not self._note("SNDBCK_PUT_NUMS", f"{topic}@{group}", count, now):
+            if not self._note("SNDBCK_PUT_NUMS", f"{topic}@{group}", count, now, count):
                 del self.sent_back[topic, group]
-        for name, value in (("PUT", self.put_total), ("GET", self.found), ("MISS", self.missed)):
-            self._note("BROKER", name, value, now, always=True)
+        sums = {"PUT": self.put_total, "GET": self.found, "MISS": self.missed, "ACK": self.acknowledged}
+        for name, value in sums.items():
+            self._note("BROKER", name, value, now, value, always=True)
         self._turn_day()
 
     async def _forget_topics(self) -> None:
         """Drop the series of deleted topics, but keep their messages in the total."""
         for number, place in enumerate(list(self._last)):
-            if place[0] == "TOPIC_PUT_NUMS" and self._topics.get(place[1]) is None:
-                self._removed += self._last.pop(place)
+            if place[0] in OF_TOPICS and self._topics.get(place[1]) is None:
+                last, _ = self._last.pop(place)
+                if place[0] == PUT_NUMS:
+                    self._removed += last
                 self._series.pop(place, None)
             if number % SUMS_AT_ONCE == SUMS_AT_ONCE - 1:
                 await trio.lowlevel.checkpoint()
@@ -173,35 +205,40 @@ class Rates:
     async def _sample_topics(self, now: float, *, new: bool) -> int:
         total = 0
         for number, topic in enumerate(self._topics):
-            stored = self._stored(topic.name)
+            stored, size = self._stored(topic.name)
             total += stored
-            self._note("TOPIC_PUT_NUMS", topic.name, stored, now, new=new)
+            self._note(PUT_NUMS, topic.name, stored, now, stored, new=new)
+            self._note(PUT_SIZE, topic.name, size, now, stored, new=new)
             if number % TOPICS_AT_ONCE == TOPICS_AT_ONCE - 1:
                 await trio.lowlevel.checkpoint()
         return total
 
-    def _stored(self, topic: str) -> int:
-        """Return how many messages were ever stored in *topic*."""
+    def _stored(self, topic: str) -> tuple[int, int]:
+        """Return how many messages were ever stored in *topic*, and their bytes since the start."""
         queues = self._store.queues.topics.get(topic)
-        return sum([queue.next_offset for queue in queues.values()]) if queues else 0
+        if not queues:
+            return 0, 0
+        return sum([queue.next_offset for queue in queues.values()]), sum([q.put_bytes for q in queues.values()])
 
-    def _note(self, name: str, key: str, value: int, now: float, *, always: bool = False, new: bool = True) -> bool:
+    def _note(
+        self, name: str, key: str, value: int, now: float, times: int, *, always: bool = False, new: bool = True
+    ) -> bool:
         """Sample a sum; return whether it has a series.
 
         A sum that never changed has none, and one that has not changed for a day loses it. If *new*, it began at 0.
         """
         place = (name, key)
-        old = self._last.get(place, 0 if new else value)
-        self._last[place] = value
+        old, old_times = self._last.get(place, (0, 0) if new else (value, times))
+        self._last[place] = value, times
         series = self._series.get(place)
         if series is None and (always or old != value):
-            series = self._series[place] = Series(now - SAMPLE_S, old)
+            series = self._series[place] = Series(now - SAMPLE_S, old, old_times)
         if series is None:
             return False
-        series.sample(now, value)
+        series.sample(now, value, times)
         if series.is_flat and not always:
             del self._series[place]
-            if name != "TOPIC_PUT_NUMS":
+            if name not in OF_TOPICS:
                 del self._last[place]
             return False
         return True

@@ -46,6 +46,7 @@ def ack_message(context: Context, command: Command) -> bytes:
     pop_ms = handle_ms(fields.extraInfo)
     if share is not None and share.ack(fields.queueId, fields.offset, pop_ms):
         context.peer.hold_until(NEXT_COMMIT)
+        context.state.rates.acked(fields.topic, fields.consumerGroup, 1)
         return encode_ack_response(context.state.templates.acknowledged, command.opaque)
     return encode_response(command.opaque, ResponseCode.SUCCESS, remark=STALE)
 
@@ -69,7 +70,9 @@ def ack_run(context: Context, acks: Sequence[Ack]) -> int:
         except (Refused, Declined):
             break
         settled = share.settlement.ack_all(fields.queueId, offsets, pop_ms) if share is not None else []
-        has_settled = has_settled or bool(settled)
+        if settled:
+            has_settled = True
+            context.state.rates.acked(fields.topic, fields.consumerGroup, len(settled), len(settled))
         if len(settled) == len(offsets):
             answers += [encode_ack_response(template, head.opaque) for head in heads]
         else:
@@ -191,7 +194,9 @@ def batch_ack_message(context: Context, command: Command) -> Steps[None]:
         first, pop_ms, queue_id = integer(ack, "so"), integer(ack, "pt"), integer(ack, "q", -1)
         numbers = _bits(text(ack, "b"))
         while offsets := [first + number for number in islice(numbers, SETTLED_AT_ONCE)]:
-            settled = (share is not None and bool(share.settlement.ack_all(queue_id, offsets, pop_ms))) or settled
+            if share is not None and (done := share.settlement.ack_all(queue_id, offsets, pop_ms)):
+                settled = True
+                context.state.rates.acked(topic, group, len(done))
             if pace.is_over(len(offsets)):
                 yield
     if settled:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import ClassVar, Final, final
+from typing import ClassVar, Final, cast, final
 
 import trio
 
@@ -50,6 +50,7 @@ class NameServerPlugin(Hooks):
             return RemotingConnection(config.frame_bytes_max, config.idle_s, now)
 
         def handle(peer: Peer, connection: Connection) -> Handler:
+            cast(RemotingConnection, connection).send = peer.send
             return NameServerHandler(server, peer)
 
         def bound(address: str) -> None:

@@ -13,7 +13,7 @@ from martlet.net.addresses import split_address
 from martlet.stats import Stats
 from martlet.steps import Steps
 from martlet.store import StoreConfig
-from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.codes import VERSION, RequestCode, ResponseCode
 from martlet_remoting.context import Context, Handle, reply, supports_transactions
 from martlet_remoting.counters import RequestCounters
 from martlet_remoting.fastjson import dumps
@@ -255,6 +255,7 @@ def _broker_info(counters: RequestCounters, now_ms: int) -> dict[str, str]:
         "EndTransactionThreadPoolQueueCapacity": "0",
         "bootTimestamp": str(started_ms),
         "brokerActive": "true",
+        "brokerVersion": str(VERSION),
         "brokerVersionDesc": VERSION_NAME,
         "runtime": _duration(now_ms - started_ms),
         "startAcceptSendRequestTimeStamp": str(started_ms),

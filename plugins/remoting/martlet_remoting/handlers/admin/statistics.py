@@ -21,7 +21,11 @@ __all__ = ["TABLE", "consume_stats"]
 
 QUEUE_ENTRIES_MAX: Final = 1024
 # The key of statistics of the whole broker is the cluster's name.
-WHOLE_BROKER: Final = {"BROKER_PUT_NUMS": ("BROKER", "PUT"), "BROKER_GET_NUMS": ("BROKER", "GET")}
+WHOLE_BROKER: Final = {
+    "BROKER_PUT_NUMS": ("BROKER", "PUT"),
+    "BROKER_GET_NUMS": ("BROKER", "GET"),
+    "BROKER_ACK_NUMS": ("BROKER", "ACK"),
+}
 LONG_MAX: Final = (1 << 63) - 1
 
 

@@ -37,7 +37,7 @@ Allowed: TypeAlias = tuple[str, ...] | range
 ATTRIBUTES: Final[Mapping[str, Allowed]] = {
     "queue.type": ("BatchCQ", "SimpleCQ", "RocksDBCQ"),
     "cleanup.policy": ("DELETE", "COMPACTION"),
-    "message.type": ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY"),
+    "message.type": ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "LITE"),
     RESERVE_TIME: range(-1, 1 << 63),  # hours; those of the log with -1 and 0
 }
 # Attributes that determine how a topic is stored cannot be changed later.
