@@ -10,6 +10,7 @@ from enum import Enum, unique
 from typing import final
 
 __all__ = [
+    "AddressUnavailable",
     "ConfigError",
     "CorruptRecord",
     "LocalProtocolError",
@@ -33,6 +34,11 @@ class MartletError(Exception):
 @final
 class ConfigError(MartletError):
     """The configuration is invalid; the text names the key and says what to write instead."""
+
+
+@final
+class AddressUnavailable(MartletError):
+    """A port cannot be opened now: another process has it, or the machine does not have the address yet."""
 
 
 @final

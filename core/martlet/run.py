@@ -29,7 +29,7 @@ from martlet.broker import OWN_STATE, Broker
 from martlet.clock import Clock, SystemClock
 from martlet.config import Settings, fill, setting, unknown_key
 from martlet.contracts import Dispatcher, Protocol, Service
-from martlet.errors import ConfigError, MartletError, PluginError, StoreError
+from martlet.errors import AddressUnavailable, ConfigError, MartletError, PluginError, StoreError
 from martlet.ids import Ids
 from martlet.logs import LogConfig
 from martlet.net.server import Server
@@ -438,7 +438,7 @@ def _bind(server: Server, protocol: Protocol) -> socket.socket | None:
     """Bind *protocol*; return None if it is optional and cannot be bound."""
     try:
         return server.bind(protocol)
-    except ConfigError as error:
+    except (AddressUnavailable, ConfigError) as error:
         if not protocol.optional:
             raise
         # Nobody has chosen a number that follows from a free one.

@@ -13,6 +13,7 @@ import pytest
 import trio
 from tests.client.patient import PATIENCE_S, patient
 
+from martlet.cli.outcome import Exit
 from martlet_remoting.client import Message, NameServerUnreachable, Producer
 
 from .conftest import Process
@@ -101,6 +102,15 @@ def test_the_unit_agrees_with_the_commands(machine: Machine) -> None:
         "--config",
     ]
     assert "systemctl enable --now martlet\n" in machine.notes.read_text()
+
+
+def test_the_unit_exposes_little_of_the_machine_and_starts_again_after_a_conflict_of_ports() -> None:
+    said = dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.MULTILINE))
+    assert set(said["RestartPreventExitStatus"].split()) == {str(Exit.USAGE), str(Exit.UNUSABLE)}
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=20", "--no-pager", str(UNIT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout  # not above 2.0
+    assert re.search(r"Overall exposure level for martlet.service: [01]\.\d OK", done.stdout)
 
 
 def test_the_service_answers_the_commands_that_try_it(machine: Machine) -> None:

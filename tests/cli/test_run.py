@@ -68,6 +68,18 @@ def test_a_second_broker_on_the_same_data_is_refused_by_the_first_ones_pid(start
     assert first.stop() == 0
 
 
+def test_a_port_in_use_is_no_wrong_configuration(start: Start) -> None:
+    """A service manager tries the first again, and leaves the second to people."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        process = start("run", remoting=f"127.0.0.1:{taken.getsockname()[1]}")
+        assert process.wait_ready() == ""
+        assert process.wait() == 4
+        assert "martlet: remoting cannot listen on '127.0.0.1:" in process.log.read_text()
+    process = start("run", remoting="nowhere")
+    assert process.wait_ready() == ""
+    assert process.wait() == 2
+
+
 def test_it_starts_again_on_what_a_kill_left(start: Start) -> None:
     process = start("run")
     process.wait_ready()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum, unique
 from typing import Any
 
-from martlet.errors import ConfigError, MartletError, PluginError, StoreError
+from martlet.errors import AddressUnavailable, ConfigError, MartletError, PluginError, StoreError
 
 __all__ = ["Exit", "Unreachable", "UsageError", "complain", "flush_output", "guarded"]
 
@@ -18,6 +18,7 @@ class Exit(IntEnum):
     FAILED = 1  # refused, not found, not healthy
     USAGE = 2  # invalid command line or configuration; the same as argparse's
     UNUSABLE = 3  # the server is unreachable; or the data directory is in use, has failed, or is damaged
+    ADDRESS = 4  # a port to listen on is in use, or the machine does not have its address
     INTERRUPTED = 130  # Ctrl-C; shells use 128 + SIGINT
 
 
@@ -88,6 +89,7 @@ def _sentence(error: BaseException) -> str:
 
 def _code(error: BaseException) -> Exit:
     for kind, code in (
+        (AddressUnavailable, Exit.ADDRESS),
         (ConfigError, Exit.USAGE),
         (PluginError, Exit.USAGE),
         (UsageError, Exit.USAGE),

@@ -37,7 +37,8 @@ Once it accepts connections it prints one line:
   martlet ready: remoting=127.0.0.1:10911 nameserver=127.0.0.1:9876 mqtt=127.0.0.1:1883 \
 stomp=127.0.0.1:61613 data=/home/me/martlet-data in 0.21 s
 SIGTERM and Ctrl-C stop it cleanly; SIGHUP reloads certificates.
-Exit codes: 0 clean shutdown; 1 failure; 2 invalid command line or configuration; 3 data directory in use or failed.
+Exit codes: 0 clean shutdown; 1 failure; 2 invalid command line or configuration; 3 data directory in use or failed;
+4 a port is in use.
 """
 
 

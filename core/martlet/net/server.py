@@ -5,6 +5,7 @@ each (`reader`). At the end of the round the store writes all appended records a
 sent at once, or held until the log is flushed (`rounds`, `peer`).
 """
 
+import errno
 import logging
 import socket
 import time
@@ -14,7 +15,7 @@ from typing import Any, Final, final
 import trio
 
 from martlet.contracts import Identity, Protocol, Traffic
-from martlet.errors import ConfigError
+from martlet.errors import AddressUnavailable, ConfigError
 from martlet.net.addresses import pack_host, show_address, split_address
 from martlet.net.complaints import Complaints
 from martlet.net.lingering import LingeringSockets
@@ -83,7 +84,8 @@ class Server:
         """Return a listening socket for *protocol*, and call ``protocol.bound`` with its actual address.
 
         Raises:
-          ConfigError: the address is invalid or in use.
+          AddressUnavailable: another process has the port, or the machine does not have the address.
+          ConfigError: the address is invalid or not allowed.
         """
         listen = protocol.listen if protocol.listen_at is None else protocol.listen_at()
         host, port = split_address(listen)
@@ -91,7 +93,9 @@ class Server:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
             listener = socket.create_server((host, port), family=family, backlog=1024)
         except OSError as error:
-            raise ConfigError(f"{protocol.name} cannot listen on {listen!r}; {error.strerror or error}") from error
+            text = f"{protocol.name} cannot listen on {listen!r}; {error.strerror or error}"
+            kind = AddressUnavailable if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL) else ConfigError
+            raise kind(text) from error
         listener.setblocking(False)
         # Its connections inherit these.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
