@@ -68,18 +68,6 @@ def test_a_second_broker_on_the_same_data_is_refused_by_the_first_ones_pid(start
     assert first.stop() == 0
 
 
-def test_a_port_in_use_is_no_wrong_configuration(start: Start) -> None:
-    """A service manager tries the first again, and leaves the second to people."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        process = start("run", remoting=f"127.0.0.1:{taken.getsockname()[1]}")
-        assert process.wait_ready() == ""
-        assert process.wait() == 4
-        assert "martlet: remoting cannot listen on '127.0.0.1:" in process.log.read_text()
-    process = start("run", remoting="nowhere")
-    assert process.wait_ready() == ""
-    assert process.wait() == 2
-
-
 def test_it_starts_again_on_what_a_kill_left(start: Start) -> None:
     process = start("run")
     process.wait_ready()
@@ -161,15 +149,19 @@ def test_the_core_runs_with_no_plugin_at_all(start: Start) -> None:
     assert process.stop() == 0
 
 
-def test_a_port_that_is_taken_is_a_sentence(start: Start) -> None:
+def test_a_port_that_is_taken_is_a_sentence_and_no_wrong_configuration(start: Start) -> None:
+    """A service manager tries the first again, and leaves the second to people."""
     first = start("run")
     taken = first.addresses()["remoting"]
     second = start("run", remoting=taken, folder=first.data.parent / "second")
     assert second.wait_ready() == ""
-    assert second.wait() == 2
+    assert second.wait() == 4
     log = second.log.read_text()
     assert taken in log
     assert "Traceback" not in log
+    wrong = start("run", remoting="nowhere", folder=first.data.parent / "third")
+    assert wrong.wait_ready() == ""
+    assert wrong.wait() == 2
 
 
 def test_data_that_cannot_be_kept_is_a_sentence(start: Start, tmp_path: Path) -> None:
