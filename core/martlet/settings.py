@@ -105,6 +105,9 @@ class DeliveryConfig(Settings):
     share_queues_max: int = setting(
         100_000, "shared groups, counted once per queue, whose state is kept, with members or without", low=1
     )
+    share_queues_user_max: int = setting(
+        75_000, "the same for those that one user has begun since the broker's start", low=1
+    )
     lease_window: int = setting(
         20_000,
         "leased messages per queue and shared group, plus at most as many acknowledged after the oldest of them",

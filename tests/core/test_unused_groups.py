@@ -270,6 +270,16 @@ async def test_unused_groups_make_room_for_others(autojump_clock: MockClock) -> 
         member.leave()
 
 
+async def test_the_topic_that_needs_room_stays(autojump_clock: MockClock) -> None:
+    async with broker_of(delivery=DeliveryConfig(share_queues_max=1)) as broker:
+        join(broker, marks=OWNS_TOPIC).leave()
+        await settle(broker)
+        with pytest.raises(Refused, match="share_queues_max is 1"):
+            join(broker, group="other")
+        assert known(broker) == ["t/g"]
+        assert broker.topics.get("t") is not None
+
+
 @pytest.mark.plain
 async def test_unused_topics_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async with broker_of() as broker:
@@ -287,7 +297,7 @@ async def test_one_user_does_not_use_up_the_room_of_others() -> None:
     config = replace(DeliveryConfig(), shares_max=4, shares_user_max=2)
     async with broker_of(delivery=config) as broker:
         members = [join(broker, f"t{number}", user="ann") for number in range(2)]
-        with pytest.raises(Refused, match=r"user 'ann' uses 2 shared groups; delivery.shares_user_max is 2"):
+        with pytest.raises(Refused, match=r"user 'ann' has 2 shared groups in use; delivery.shares_user_max is 2"):
             join(broker, "t2", user="ann")
         join(broker, "t0", user="bob")  # there already
         join(broker, "t2", user="bob")
@@ -298,6 +308,23 @@ async def test_one_user_does_not_use_up_the_room_of_others() -> None:
         anonymous.join(RecordingPeer(), "t3", "other", LINES, lease_s=30, policy=POLICY)
         with pytest.raises(Refused, match="4 shared groups are in use"):
             anonymous.join(RecordingPeer(), "t3", "another", LINES, lease_s=30, policy=POLICY)
+
+
+async def test_groups_that_a_user_has_begun_count_until_they_are_forgotten(autojump_clock: MockClock) -> None:
+    async with broker_of(delivery=DeliveryConfig(share_queues_max=100, share_queues_user_max=5)) as broker:
+        for topic in ("a", "b", "c"):
+            broker.topics.ensure(topic, 2)
+        publish(broker, "a", 0, b"waits")
+        join(broker, "a", user="ann").leave()
+        member = join(broker, "b", user="ann")
+        with pytest.raises(Refused, match=r"user 'ann' has 4 queues of shared groups; delivery.share_queues_user_max"):
+            join(broker, "c", user="ann")
+        join(broker, "c", user="bob")
+        join(broker, "c", user="ann")  # begun by bob
+        member.leave()
+        await settle(broker)
+        join(broker, "c", "another", user="ann")  # that on topic b makes room
+        assert known(broker) == ["a/g", "c/another", "c/g"]
 
 
 async def calls_of_a_topic(groups: int) -> int:

@@ -128,7 +128,7 @@ async def test_one_connection_and_one_user_leave_room_for_others(tmp_path: Path)
         await fill(one, 0, 4)
         await one.receipt("r")
         await fill(two, 4, 3)
-        assert b"user 'ann' uses 6 shared groups; delivery.shares_user_max is 6" in (await two.error()).body
+        assert b"user 'ann' has 6 shared groups in use; delivery.shares_user_max is 6" in (await two.error()).body
         bob = await stomp.connect_as("bob")
         await fill(bob, 10, 4)
         await bob.receipt("r")

@@ -39,8 +39,8 @@ from martlet.delivery.share_context import ShareContext
 from martlet.delivery.share_lane import ShareLane
 from martlet.delivery.subscriptions import MemberPeer, Start, from_tail, is_readable, readable
 from martlet.delivery.tail_reader import Tails
-from martlet.delivery.unused_groups import Place, UnusedGroups
-from martlet.delivery.user_shares import UserShares
+from martlet.delivery.unused_groups import UnusedGroups
+from martlet.delivery.user_shares import Place, UserShares
 from martlet.errors import LocalProtocolError, Reason, Refused
 from martlet.records.layout import RecordView
 from martlet.settings import DeliveryConfig
@@ -223,9 +223,12 @@ class Shares:
         if share is not None:
             return share
         self._check_room(Key(scope, group, topic, 0), found.read_queues, user)
+        begins = not self.state.known.count_of(scope, group, topic)
         marks |= self.unused.marks_of((topic, group, scope))
         share = Share(self, self.dead_letters, found, group, selection, start, policy, names, marks, user)
         self._add(share)
+        if begins:
+            self.users.begin(share.context.place, user, found.read_queues)
         if names is not None:
             self._reach_at = min(self._reach_at, self.now() + REACH_S)
         self.alarm(share.context, -math.inf)
@@ -239,9 +242,12 @@ class Shares:
             self.users.check(user)
         if len(self._shares) >= limit and not self._close_unused():
             raise Refused(Reason.BUSY, f"{limit} shared groups are in use; delivery.shares_max is {limit}")
-        if not self.notes.has_room(key, queues):
-            self.unused.make_room()
+        begins = not self.state.known.count_of(key.scope, key.group, key.topic)
+        if not self.notes.has_room(key, queues) or (begins and not self.users.has_queues(user, queues)):
+            self.unused.make_room(key.topic)
             self.notes.check_room(key, queues)
+        if begins:
+            self.users.check_queues(user, queues)
 
     def _add(self, share: Share) -> None:
         """Keep *share* in memory."""
@@ -400,6 +406,8 @@ class Shares:
     def _drop(self, keys: Collection[Key]) -> None:
         """Drop the stored state of *keys*, which are of no share in memory."""
         if keys:
+            for scope, group, topic, _ in keys:
+                self.users.forget((topic, group, scope))
             self.notes.drop(keys)
             self._look_at_dropped()
 

@@ -18,7 +18,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Final, Protocol, TypeAlias, final
+from typing import Final, Protocol, final
 
 import trio
 
@@ -26,16 +26,14 @@ from martlet.delivery.group_policy import AUTO_DELETE, OWNS_TOPIC
 from martlet.delivery.group_state import Lane
 from martlet.delivery.share import Share
 from martlet.delivery.share_context import Owner
+from martlet.delivery.user_shares import Place
 from martlet.errors import Refused, StoreFailed
 from martlet.steps import Pace, Steps
 from martlet.tables.topics import Topic
 
-__all__ = ["Place", "UnusedGroups"]
+__all__ = ["UnusedGroups"]
 
 log = logging.getLogger("martlet.shares")
-
-# The topic, the group and its scope.
-Place: TypeAlias = tuple[str, str, str]
 
 # Unused groups that one turn of the event loop looks at, up to 100 us each if a topic is deleted.
 GROUPS_A_TURN: Final = 8
@@ -174,15 +172,17 @@ class UnusedGroups:
         scope.unused[place] = self._owner.now() + scope.after_s, since, marks
         scope.unused.move_to_end(place)
 
-    def make_room(self) -> bool:
-        """Forget some unused groups before their time; return whether there were any.
+    def make_room(self, needed: str = "") -> bool:
+        """Forget some unused groups before their time, none on the topic *needed*; return whether there were any.
 
         Groups that find messages by their names go even if messages may wait for them, but not before their time.
         """
         before, now = self.forgotten, self._owner.now()
         for scope in self._scopes.values():
             for place, (_, since, _) in list(islice(scope.unused.items(), GROUPS_FOR_ROOM)):
-                if not self._forget(place, has_expired=now >= since + scope.after_s, needs_room=True):
+                if place[0] == needed or not self._forget(
+                    place, has_expired=now >= since + scope.after_s, needs_room=True
+                ):
                     self._look_later(scope, place)
         return self.forgotten > before
 
