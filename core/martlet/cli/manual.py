@@ -316,6 +316,7 @@ PLUGIN_CHAPTERS: Final = (
     Chapter("What an interest finds", "martlet.delivery.routing", ("Interest",)),
     Chapter("Runs of messages", "martlet.delivery.runs", ("Run", "Frames", "Receiver")),
     Chapter("Rules of shared groups", "martlet.delivery.group_policy", ("GroupPolicy", "OWNS_TOPIC", "AUTO_DELETE")),
+    Chapter("Messages that stay with one member", "martlet.delivery.sticky", ("Sticky",)),
     Chapter("Shared groups that nobody uses", "martlet.delivery.unused_groups", ("UnusedGroups: expire since",)),
     Chapter("Shared groups that take some names", "martlet.delivery.finder", ("Names",)),
     Chapter(

@@ -3,11 +3,14 @@
 A member may take only some of the group's messages, such as a consumer with a selector. The member that collects reads
 for all of them: what it does not take is kept for another member that does. What no member takes is *parked*: it stays
 in the group, for a member that joins later.
+
+Messages can also be sticky: all with one key are for the same member (`sticky.py`).
 """
 
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeVar
 
+from martlet.delivery.sticky import Keepers, Sticky, sticky_takers
 from martlet.records.layout import RecordView, record_views
 from martlet.store import ReadResult
 
@@ -28,18 +31,32 @@ class Taker(Protocol):
         """Returns whether the member takes a message; None if it takes all."""
         ...
 
+    @property
+    def is_full(self) -> bool:
+        """Whether as much is kept for the member as can be."""
+        ...
+
 
 T = TypeVar("T", bound=Taker)
 
 
-def takers_of(result: ReadResult, first: T, others: Sequence[T]) -> list[T | None]:
+def takers_of(
+    result: ReadResult, first: T, others: Sequence[T], sticky: Sticky | None, keepers: Keepers, *, may_stop: bool = True
+) -> list[T | None]:
     """Return for each message of *result* the member that takes it, None if nobody does.
+
+    With *sticky*, it stops before a message for a member that cannot take more now, if it *may_stop*.
 
     Args:
       first: the member that gets what it takes.
       others: all members, in the order in which they are asked.
     """
     members = [first, *(each for each in others if each is not first)]
+    if sticky is not None:
+        records = [record for piece in result.pieces for record in record_views(piece)]
+        return sticky_takers(
+            records, members, sticky, keepers, lambda taker: may_stop and taker is not first and taker.is_full
+        )
     predicates = [(member, member.takes) for member in members]
     found: list[T | None] = []
     for piece in result.pieces:

@@ -19,10 +19,11 @@ READS_A_CALL: Final = 128  # how often one call reads: 20 to 40 us each, as retu
 class Collection:
     """Messages leased to *member* in one call, all with the same *generation*, *until* a time.
 
-    ``Competitor.credit``, ``budget_bytes`` and ``reads_left`` say how many more it may get.
+    ``Competitor.credit``, ``budget_bytes`` and ``reads_left`` say how many more it may get, and ``kept`` how many were
+    kept for others.
     """
 
-    __slots__ = ("budget_bytes", "found", "generation", "member", "reads_left", "until")
+    __slots__ = ("budget_bytes", "found", "generation", "kept", "member", "reads_left", "until")
 
     def __init__(self, member: Competitor, budget_bytes: int, until: float, generation: int) -> None:
         self.member = member
@@ -30,6 +31,7 @@ class Collection:
         self.until = until
         self.generation = generation
         self.reads_left = READS_A_CALL
+        self.kept = 0
         self.found: list[Delivery] = []
 
     def give(
@@ -53,6 +55,7 @@ class Collection:
                 member.credit -= 1
                 self.found.append(delivery)
             else:
+                self.kept += 1
                 receiver.keep(name, delivery)
                 context.owner.alarm(context, now + receiver.lease_s)
 

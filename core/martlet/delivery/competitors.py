@@ -11,6 +11,7 @@ from typing import Final, Protocol, final
 
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.share_context import ShareContext
+from martlet.delivery.sticky import Keepers, Sticky
 from martlet.delivery.subscriptions import Delivery, MemberPeer
 from martlet.records.layout import RecordView
 
@@ -38,6 +39,9 @@ class Competitor(Protocol):
     def asks(self) -> bool: ...
 
     @property
+    def is_full(self) -> bool: ...
+
+    @property
     def takes(self) -> Callable[[RecordView], bool] | None: ...
 
     def may_get(self, name: str) -> bool: ...
@@ -53,13 +57,14 @@ class Competitor(Protocol):
 class Competitors:
     """The members of one group; ``gone`` says that they get no more messages, and are all woken to learn that."""
 
-    __slots__ = ("_by_holder", "_context", "choosing", "exclusive", "gone", "members", "stalled_at")
+    __slots__ = ("_by_holder", "_context", "choosing", "exclusive", "gone", "keepers", "members", "stalled_at")
 
     def __init__(self, context: ShareContext) -> None:
         self._context = context
         self.gone = False
         self.members: OrderedDict[Competitor, None] = OrderedDict()  # the one whose turn it is first
         self.choosing = 0  # members that take only some messages
+        self.keepers = Keepers()
         self.exclusive: dict[Competitor, None] = {}  # the first one gets everything
         self._by_holder: dict[Hashable, Competitor] = {}
         self.stalled_at = math.inf  # when to wake another member in place of one that has not collected
@@ -75,12 +80,20 @@ class Competitors:
     def remove(self, member: Competitor) -> bool:
         """Forget *member*; return whether no other one has its holder."""
         del self.members[member]
+        self.keepers.forget(member)
         self.choosing -= member.takes is not None
         self.exclusive.pop(member, None)
         last = self._by_holder.get(member.holder) is member
         if last:
             del self._by_holder[member.holder]
         return last
+
+    @property
+    def sticky(self) -> Sticky | None:
+        """Which messages stay with one member; None if no message does."""
+        policy = self._context.policy
+        sticky = policy.sticky if policy is not None else None
+        return sticky if sticky is not None and sticky.seen else None
 
     def in_turn(self) -> list[Competitor]:
         """Return those that may get messages, the one whose turn it is first."""

@@ -89,7 +89,8 @@ class Distribution:
         if found:
             owner.alarm(self._context, until)
             self._rest -= sum([delivery.count for delivery in found])
-        if (found or source.parked < parked or collection.reads_left <= 0) and self.has_more(queue_id):
+        goes_on = bool(found) or collection.kept > 0 or source.parked < parked or collection.reads_left <= 0
+        if goes_on and self.has_more(queue_id):
             self._competitors.wake()
         return found
 

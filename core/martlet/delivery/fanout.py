@@ -100,6 +100,12 @@ class Batch:
         found._positions = [positions[index] for index in indexes]
         return found
 
+    def beginning(self, count: int) -> "Batch":
+        """Return the first *count* messages alone."""
+        found = self.chosen(range(count))
+        found.next = self.offsets[count]
+        return found
+
     def forget_records(self) -> None:
         """Keep no part of the log in memory any longer."""
         self._positions = self.positions

@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from typing import final
+from typing import Final, final
 
 from martlet.delivery.by_name import NamePermit
 from martlet.delivery.fanout import Encoding
@@ -13,7 +13,11 @@ from martlet.errors import Refused
 from martlet.records.layout import RecordView
 from martlet.state.journal import Journal
 
-__all__ = ["Member"]
+__all__ = ["KEPT_BYTES_MAX", "KEPT_MAX", "Member"]
+
+# What is kept for a member before the messages that are sticky to it wait in the log instead.
+KEPT_MAX: Final = 256
+KEPT_BYTES_MAX: Final = 1 << 18
 
 
 @final
@@ -28,6 +32,7 @@ class Member:
     __slots__ = (
         "_distribution",
         "_kept",
+        "_kept_bytes",
         "_names",
         "_permit",
         "_settlement",
@@ -64,6 +69,7 @@ class Member:
         self._names = names
         # Messages that it holds and has not collected, with their names: another member read them.
         self._kept: deque[tuple[str, Delivery]] = deque()
+        self._kept_bytes = 0
         self.share = share
         self._distribution = share.distribution
         self._settlement = share.settlement
@@ -107,6 +113,10 @@ class Member:
         budget_bytes -= sum(delivery.size for delivery in found)
         if self.credit > 0 and budget_bytes > 0:
             found += self._distribution.hand_out(self, budget_bytes)
+        elif self._kept and self.credit > 0:
+            self.wake()
+        elif found and self._distribution.has_more():
+            self.share.wake()
         if not self.acknowledges:
             for delivery in found:  # it holds those that were delivered before, or that another member read
                 self._settlement.ack_held_all(self.holder, delivery.queue_id, delivery.offsets)
@@ -116,6 +126,7 @@ class Member:
         found: list[Delivery] = []
         while self._kept and self.credit > 0 and budget_bytes > 0:
             name, delivery = self._kept.popleft()
+            self._kept_bytes -= delivery.size
             if not self._settlement.is_held(self.holder, delivery):
                 self.credit -= 1  # the end of its lease gave one back that was not taken
             elif self.may_get(name):
@@ -143,7 +154,13 @@ class Member:
     def keep(self, name: str, delivery: Delivery) -> None:
         """Keep a message of *name*, which it holds since another member read it, until it collects."""
         self._kept.append((name, delivery))
+        self._kept_bytes += delivery.size
         self.wake()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as much is kept for it as can be."""
+        return len(self._kept) >= KEPT_MAX or self._kept_bytes >= KEPT_BYTES_MAX
 
     def touch(self) -> None:
         """Note that the peer is alive, and give it back the credit of leases that ended."""
@@ -220,4 +237,5 @@ class Member:
         With *keep*, the messages stay with the ``holder`` until they are settled or their leases end.
         """
         self._kept.clear()
+        self._kept_bytes = 0
         self.share.leave(self, keep=keep)

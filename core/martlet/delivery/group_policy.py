@@ -4,6 +4,7 @@ from typing import Final, final
 
 from msgspec import Struct
 
+from martlet.delivery.sticky import Sticky
 from martlet.errors import LocalProtocolError
 
 __all__ = ["AUTO_DELETE", "OWNS_TOPIC", "GroupPolicy"]
@@ -28,6 +29,7 @@ class GroupPolicy(Struct, frozen=True):
         If not, such a message is available again at once, and only `Member.nack` makes a message dead.
       in_parts: whether all members with credit get a part of what has arrived. If not, one member gets all that it has
         credit for, which costs less.
+      sticky: which messages stay with one member, in order; None if all of them may go to any member.
     """
 
     scope: str
@@ -35,6 +37,7 @@ class GroupPolicy(Struct, frozen=True):
     dead_letters: str = ""
     leaving_counts: bool = True
     in_parts: bool = False
+    sticky: Sticky | None = None
 
     def __post_init__(self) -> None:
         if not self.scope or "/" in self.scope:

@@ -48,15 +48,16 @@ class NewMessages:
         if room <= 0 or not lane.due:
             return
         collection.reads_left -= 1
-        start, read = (lane.found[0][0], source.read_found) if lane.found else (table.next, source.read_new)
+        is_found = bool(lane.found)
+        start, read = (lane.found[0][0], source.read_found) if is_found else (table.next, source.read_new)
         result = read(lane, member, room, collection.budget_bytes)
         if result is None or result.next_offset <= start:
             return
         batch = encode_result(result, start, member.encoding)
         if member.asks and not may_get_all(member, result):
             self._lease_by_name(lane, collection, result, batch)
-        elif competitors.choosing and result.count:
-            self._lease_by_choice(lane, collection, result, batch)
+        elif result.count and (competitors.choosing or competitors.sticky is not None):
+            self._lease_by_choice(lane, collection, result, batch, may_stop=not is_found)
         else:
             self._lease_all(lane, collection, result, batch)
 
@@ -100,11 +101,24 @@ class NewMessages:
             self._competitors.wake()
         collection.give(lane, receivers, batch, result, 1)
 
-    def _lease_by_choice(self, lane: ShareLane, collection: Collection, result: ReadResult, batch: Batch) -> None:
-        """As `lease`, for messages of which each goes to a member that takes it; those that nobody takes are parked."""
+    def _lease_by_choice(
+        self, lane: ShareLane, collection: Collection, result: ReadResult, batch: Batch, *, may_stop: bool
+    ) -> None:
+        """As `lease`, for messages of which each goes to a member that takes it.
+
+        Those that nobody takes are parked. If it *may_stop*, messages from the first one on whose member can take no
+        more now are left.
+        """
         leases, table = lane.leases, lane.leases.table
         owner, generation = self._context.owner, collection.generation
-        takers, now = takers_of(result, collection.member, self._competitors.in_turn()), owner.now()
+        members, now = self._competitors, owner.now()
+        sticky, keepers = members.sticky, members.keepers
+        takers = takers_of(result, collection.member, members.in_turn(), sticky, keepers, may_stop=may_stop)
+        if len(takers) < len(batch.offsets):
+            lane.due = True
+            if not takers:
+                return  # who gets the next message reads it
+            batch = batch.beginning(len(takers))
         parked: list[int] = []
         for taker, run in groupby(zip(takers, batch.offsets, strict=True), itemgetter(0)):
             offsets = [offset for _, offset in run]
@@ -113,7 +127,7 @@ class NewMessages:
                 parked += offsets
             else:
                 leases.hand_out(taker.holder, offsets, now + taker.lease_s, generation, taker.lease_s)
-        leases.skip_to(result.next_offset)
+        leases.skip_to(batch.next)
         lease_ms, left = in_ms(collection.member.lease_s), frozenset(parked)
         taken = [offset for offset in batch.offsets if offset not in left]
         owner.notes.note(lane.key, Change(NEW, generation, lease_ms, table.next, taken, lane.noted_next))

@@ -8,7 +8,7 @@ from martlet.delivery.by_name import may_get_all, receivers_of
 from martlet.delivery.choosing import takers_of
 from martlet.delivery.collection import MESSAGES_A_READ, Collection
 from martlet.delivery.competitors import Competitors
-from martlet.delivery.fanout import encode_result
+from martlet.delivery.fanout import Batch, encode_result
 from martlet.delivery.lease_notes import AGAIN, Change, in_ms
 from martlet.delivery.settlement import Settlement
 from martlet.delivery.share_context import ShareContext
@@ -47,13 +47,14 @@ class ReturnedMessages:
             if member.asks and not may_get_all(member, result):
                 self._lease_by_name(lane, collection, result, range(first, end))
                 continue
-            if self._competitors.choosing:
-                self._lease_by_choice(lane, collection, result, range(first, end))
-                continue
+            batch = encode_result(result, first, member.encoding)
+            if self._competitors.choosing or self._competitors.sticky is not None:
+                if self._lease_by_choice(lane, collection, result, batch, range(first, end)):
+                    continue
+                break
             until = collection.until
             deliveries = leases.hand_again(member.holder, end - first, until, generation, member.lease_s)[0][1]
             member.credit -= end - first
-            batch = encode_result(result, first, member.encoding)
             matching = bisect_left(batch.offsets, end)
             offsets = batch.offsets[:matching]
             if matching < end - first:
@@ -84,12 +85,18 @@ class ReturnedMessages:
             self._owner.notes.note(lane.key, change)
         collection.give(lane, receivers, batch, result, deliveries)
 
-    def _lease_by_choice(self, lane: ShareLane, collection: Collection, result: ReadResult, run: range) -> None:
-        """As `lease` for the messages of *run*, each for a member that takes it, or parked again."""
-        member, generation = collection.member, collection.generation
-        batch = encode_result(result, run.start, member.encoding)
+    def _lease_by_choice(
+        self, lane: ShareLane, collection: Collection, result: ReadResult, batch: Batch, run: range
+    ) -> bool:
+        """As `lease` for the messages of *run*, each for a member that takes it, or parked again.
+
+        Returns False if the next one is for a member that can take no more now.
+        """
+        member, generation, competitors = collection.member, collection.generation, self._competitors
         count = bisect_left(batch.offsets, run.stop)
-        takers = takers_of(result, member, self._competitors.in_turn())[:count]
+        takers = takers_of(result, member, competitors.in_turn(), competitors.sticky, competitors.keepers)[:count]
+        if len(takers) < count:
+            run, batch = range(run.start, batch.offsets[len(takers)]), batch.beginning(len(takers))
         by_offset, now, deliveries = dict(zip(batch.offsets, takers, strict=False)), self._owner.now(), 1
         for offset in run:
             taker = by_offset.get(offset, member)
@@ -104,6 +111,7 @@ class ReturnedMessages:
         if taken := [offset for offset, taker in by_offset.items() if taker is not None]:
             self._owner.notes.note(lane.key, Change(AGAIN, generation, in_ms(member.lease_s), offsets=taken))
         collection.give_chosen(lane, takers, batch, result, deliveries)
+        return len(takers) == count
 
     def _settle_gone(self, lane: ShareLane, holder: Hashable, run: Sequence[int], found: Sequence[int]) -> None:
         """Settle messages of *run* that were not *found*: retention removed them, or they are not selected any more."""

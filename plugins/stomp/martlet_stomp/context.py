@@ -11,6 +11,7 @@ from martlet.broker import Broker
 from martlet.cli.version import installed_version
 from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.leaving import Leaving
+from martlet.delivery.sticky import Sticky
 from martlet.message import TAGS
 from martlet.net.complaints import Complaints
 
@@ -19,7 +20,7 @@ from .destinations import Destination, check_name, parse_destination
 from .encoding import Encodings
 from .following import Feeds
 from .heartbeats import Heartbeats
-from .messages import Template
+from .messages import GROUP_ID, Template
 from .open_transactions import OpenTransactions
 from .packets import MessageHeaders
 from .queue_groups import GROUP, is_queue_group
@@ -143,13 +144,16 @@ def make_context(config: StompConfig, broker: Broker) -> Context:
     """Return the context of a broker's STOMP port."""
     names, temporary = frozenset(config.names), Temporary(broker.topics, config.temporary)
     broker.shares.unused.expire(PROTOCOL, config.queue_expiry_s, is_queue_group)
-    policy = GroupPolicy(PROTOCOL, config.redeliveries_max, config.dead_letters, leaving_counts=False, in_parts=True)
+    sticky = Sticky(lambda record: record.property(GROUP_ID))
+    policy = GroupPolicy(
+        PROTOCOL, config.redeliveries_max, config.dead_letters, leaving_counts=False, in_parts=True, sticky=sticky
+    )
     return Context(
         config,
         broker,
         names,
         Templates(names, broker.config.cluster, temporary.check),
-        Encodings(broker.clock, config.names),
+        Encodings(broker.clock, config.names, sticky),
         Feeds(broker, (*config.names, config.temporary)),
         temporary,
         policy,

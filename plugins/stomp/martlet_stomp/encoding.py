@@ -17,11 +17,12 @@ from typing import Final, final
 from martlet.clock import Clock
 from martlet.contracts import Buffer
 from martlet.delivery.fanout import Encoding, timed_parts
+from martlet.delivery.sticky import Sticky
 from martlet.records.compression import COMPRESSED
 
 from .codec import encode_header, escape
 from .destinations import Destination
-from .messages import OF_BROKER, Arrived, arrived_from
+from .messages import GROUP_ID, OF_BROKER, Arrived, arrived_from
 from .packets import Version
 
 __all__ = ["Encodings", "HeaderLines", "message_head"]
@@ -64,16 +65,18 @@ class HeaderLines:
     ``timestamp`` of their sender's.
     """
 
-    __slots__ = ("_bytes", "_named", "_prefix", "_version", "table")
+    __slots__ = ("_bytes", "_named", "_prefix", "_sticky", "_version", "table")
 
-    def __init__(self, version: Version, named: str, prefix: str | None = None) -> None:
+    def __init__(self, version: Version, named: str, prefix: str | None = None, sticky: Sticky | None = None) -> None:
         """Begin to remember.
 
         Args:
           named: as for `messages.arrived_from`.
           prefix: of messages with names; unless it is empty, the lines include the destination, which is that and
             the name.
+          sticky: is told if there are messages of a group, which stay with one consumer.
         """
+        self._sticky = sticky
         self._version = version
         self._named = named
         self._prefix = prefix
@@ -91,7 +94,10 @@ class HeaderLines:
 
     def arrived(self, properties: bytes) -> Arrived:
         """Return the message with *properties*."""
-        return arrived_from(properties, self._named, is_named=self._prefix is not None)
+        found = arrived_from(properties, self._named, is_named=self._prefix is not None)
+        if self._sticky is not None and GROUP_ID in found.headers:
+            self._sticky.seen = True
+        return found
 
     def learn(self, properties: bytes) -> bytes | None:
         """Return the lines of messages with *properties*, and remember them."""
@@ -110,8 +116,9 @@ class HeaderLines:
 class Encodings:
     """The encodings of all subscriptions."""
 
-    def __init__(self, clock: Clock, names: Sequence[str]) -> None:
-        """Begin; *names* are the topics whose messages have names."""
+    def __init__(self, clock: Clock, names: Sequence[str], sticky: Sticky | None = None) -> None:
+        """Begin; *names* are the topics whose messages have names, *sticky* is as for `HeaderLines`."""
+        self._sticky = sticky
         self._clock = clock
         self._named = names[0] if names else ""
         self._lines: dict[tuple[Version, str | None], HeaderLines] = {}
@@ -127,7 +134,7 @@ class Encodings:
             text = prefix = f"{destination.kind.value}{topic}/"
         lines = self._lines.get((version, prefix))
         if lines is None:
-            lines = self._lines[version, prefix] = HeaderLines(version, self._named, prefix)
+            lines = self._lines[version, prefix] = HeaderLines(version, self._named, prefix, self._sticky)
         line = b"destination:%b\n" % escape(text, version) if not prefix else b""
         return Encoding(f"stomp {version.text} {with_id:d} {text}", self._encoder(topic, line, lines, with_id=with_id))
 

@@ -31,7 +31,10 @@ from .events import OF_FRAME
 from .packets import MessageHeaders
 from .requests import DESTINATION, correlation_of, reply_to_of, request_of
 
-__all__ = ["OF_BROKER", "Arrived", "Template", "arrived_from"]
+__all__ = ["GROUP_ID", "OF_BROKER", "Arrived", "Template", "arrived_from"]
+
+# Messages with the same value of this header are for one consumer of a queue, as with ActiveMQ.
+GROUP_ID: Final = "JMSXGroupID"
 
 # What of a record's properties may be added after these: the timer's, a transaction's and the position of a queue.
 SPARE_BYTES: Final = 1024
@@ -67,6 +70,7 @@ class Template:
       destination: where they go.
       name: of the messages, in a topic whose messages have names; empty for none.
       correlation: their ``correlation-id``; empty for none.
+      group: their `GROUP_ID`; empty for none.
       properties: what their records have at least; all if ``is_plain``.
       is_delayed: whether the plugin timer has to hold them.
       reply: the temporary destination of the sender to which they are answered; None if they are not.
@@ -79,6 +83,7 @@ class Template:
         "_ttl_ms",
         "correlation",
         "destination",
+        "group",
         "is_delayed",
         "name",
         "properties",
@@ -116,6 +121,7 @@ class Template:
             own["EXPIRES_MS"] = str(expires_ms)
         users, block = _divided(headers, destination)
         self.correlation = users.get(CORRELATION_ID, "")
+        self.group = users.get(GROUP_ID, "")
         self.reply = self._answered(users, own, named)
         if block:
             users["STOMP_BLOCK"] = _json(block)
@@ -154,11 +160,12 @@ class Template:
         self.properties = _encoded(own | users)
         if len(self.properties) <= bytes_max:
             return
-        self.properties = _encoded(own)
+        self.properties = _encoded(own | ({GROUP_ID: self.group} if self.group else {}))
         left = {name: value for name, value in headers.pairs if _is_users(name) and name != "reply-to"}
         self._tail = _json(left).encode()
         if len(self.properties) > bytes_max:
-            text = f"headers {KEYS}, {TAGS}, reply-to and correlation-id have {len(self.properties)} bytes"
+            names = f"{KEYS}, {TAGS}, {GROUP_ID}, reply-to and correlation-id"
+            text = f"headers {names} have {len(self.properties)} bytes"
             raise StompError(f"{text}; shorten them")
 
     @property

@@ -128,7 +128,7 @@ class Sending:
         if tag is None:
             return None
         topic, added = self._topic(template), _tagged(tag)
-        queue_id = self._queue_ids.get(topic, -1) if not (template.name or tag) else -1
+        queue_id = self._queue_ids.get(topic, -1) if not (template.name or tag or template.group) else -1
         find = self._gate.find_queue
         queue = find(topic, queue_id) or find(topic, self._queue_id(template, tag))
         if queue is None:
@@ -213,7 +213,7 @@ class Sending:
 
         Raises `Refused` if there is no such topic, and it may not be created.
         """
-        topic, name = self._topic(template), template.name or tag
+        topic, name = self._topic(template), template.name or tag or template.group
         count = queue_count(self._context, self._gate, topic)
         if name:
             return crc32(name.encode()) % count

@@ -1,5 +1,6 @@
 """Durable subscriptions, selectors, browsers and messages that expire or come later."""
 
+import select
 import time
 
 from tests.interop.process import eventually
@@ -199,3 +200,24 @@ def destination_of_virtual_topic(place: Place) -> str:
 @exchange("SEND to `/queue/Consumer.A.VirtualTopic.NAME`")
 def send_to_a_virtual_topics_queue(place: Place) -> str:
     return outcome(place.wire(), "SEND", "x", destination=f"/queue/Consumer.A.VirtualTopic.{place.name}")
+
+
+@exchange("`JMSXGroupID:a` of 1 2 3 4 with two consumers: how many of them get some")
+def message_group(place: Place) -> str:
+    wires = [place.wire(), place.wire()]
+    for wire in wires:
+        wire.subscribe(place.queue)
+    place.wire().publish(place.queue, *"1234", JMSXGroupID="a")
+    getting: set[Wire] = set()
+    left = 4
+    while left:
+        for wire in wires:
+            while wire.has_message():
+                wire.message()
+                getting.add(wire)
+                left -= 1
+        ready = select.select([wire.socket for wire in wires], [], [], 0.1)[0] if left else []
+        for wire in wires:
+            if wire.socket in ready:
+                wire.receive()
+    return str(len(getting))
