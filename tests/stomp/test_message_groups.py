@@ -8,7 +8,7 @@ import trio
 from tests.stomp.stomp_talk import Frame, Running, Talk, stomp_broker
 from trio.testing import MockClock
 
-from martlet.delivery.group_members import KEPT_MAX
+from martlet.delivery.group_members import KEPT_MAX, Member
 from martlet.delivery.sticky import SLOTS
 from martlet_filter_sql92.plugin import Sql92Config, Sql92Plugin
 from martlet_stomp.config import StompConfig
@@ -135,7 +135,10 @@ async def test_a_slow_consumer_holds_up_its_own_groups_and_nothing_is_lost(tmp_p
         count = 4 * KEPT_MAX
         await publish(sender, range(3, count), [slow])
         assert await talks[1].rest() == []
-        member = next(iter(stomp.broker.shares.find("orders", "queue", stomp.context.policy)._competitors.members))
+        share = stomp.broker.shares.find("orders", "queue", stomp.context.policy)
+        assert share is not None
+        member = next(iter(share._competitors.members))
+        assert isinstance(member, Member)
         assert member.is_full
         assert len(member._kept) <= 2 * KEPT_MAX
         message = first

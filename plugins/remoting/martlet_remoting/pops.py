@@ -83,6 +83,10 @@ class _Taker:
         return False
 
     @property
+    def is_full(self) -> bool:
+        return False  # nothing is kept for it
+
+    @property
     def takes(self) -> None:
         return None  # it takes all
 
