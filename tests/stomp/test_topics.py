@@ -97,10 +97,12 @@ async def test_an_acknowledgement_of_an_unknown_message_is_an_error(tmp_path: Pa
 
 @pytest.mark.parametrize("kind", ["/topic/", "/queue/", ""])
 @pytest.mark.parametrize("name", ["a.*", "*", "a.>", "#", "a.#.b", "a/*"])
-async def test_wildcards_of_other_brokers_are_an_error(tmp_path: Path, kind: str, name: str) -> None:
+async def test_wildcards_where_there_are_none_are_an_error(tmp_path: Path, kind: str, name: str) -> None:
     """They would be a queue or a topic of exactly that name, in which nobody looks for messages."""
     async with stomp_broker(tmp_path) as stomp:
         for command, headers in (("SUBSCRIBE", {"id": "0"}), ("SEND", {})):
+            if (command, kind) == ("SUBSCRIBE", "/topic/"):
+                continue  # tests/stomp/test_patterns.py
             talk = await stomp.connect()
             await talk.send(talk.frame(command, destination=f"{kind}{name}", **headers))
             assert "has a wildcard" in (await talk.error())["message"]

@@ -23,6 +23,7 @@ from .heartbeats import Heartbeats
 from .messages import GROUP_ID, Template
 from .open_transactions import OpenTransactions
 from .packets import MessageHeaders
+from .patterns import Patterns
 from .queue_groups import GROUP, is_queue_group
 from .temporary import Temporary
 
@@ -105,6 +106,7 @@ class Context(Struct):
     code_of: Callable[[bytes], int]
     server: str  # what CONNECTED says
     transactions: OpenTransactions
+    patterns: Patterns
     counters: Counters = field(default_factory=Counters)
     # Warnings about clients, limited in number.
     complaints: Complaints = field(default_factory=lambda: Complaints(log))
@@ -160,4 +162,5 @@ def make_context(config: StompConfig, broker: Broker) -> Context:
         broker.store.writer.code_of,
         f"martlet/{installed_version()}",
         OpenTransactions(config.transaction_s),
+        Patterns(broker.topics, config.temporary),
     )

@@ -87,6 +87,12 @@ class Destination(NamedTuple):
     application: str = ""
 
     @property
+    def is_pattern(self) -> bool:
+        """Whether it stands for all topics that match."""
+        is_whole = self.kind is Kind.TOPIC and not self.name
+        return is_whole and _WILDCARD.search(self.text.removeprefix(self.kind.value)) is not None
+
+    @property
     def is_filter(self) -> bool:
         """Whether ``name`` is that of messages in ``topic``, or a filter of such names."""
         return bool(self.name) and self.kind.is_stored
@@ -178,13 +184,13 @@ def check_filter(destination: Destination) -> None:
         raise StompError(f"destination {shown(destination.text)} is that of somebody else; only its owner reads it")
     if destination.name:
         _check_length(destination)
-    elif destination.kind.is_stored:
+    elif destination.kind.is_stored and not destination.is_pattern:
         _check_no_wildcard(destination)
 
 
 def _check_no_wildcard(destination: Destination) -> None:
     if _WILDCARD.search(destination.text.removeprefix(destination.kind.value)):
-        text = "has a wildcard, which only topics with names understand (stomp.names); name each destination"
+        text = "has a wildcard, which only SUBSCRIBE to a topic may have; name each destination"
         raise StompError(f"destination {shown(destination.text)} {text}")
 
 

@@ -131,7 +131,8 @@ class StompHandler:
                 case Subscribe() if event.destination.startswith(PREFIX):
                     rest = begin(self._answer_request(event))
                 case Subscribe():
-                    subscriptions.subscribe(event)
+                    steps = subscriptions.subscribe(event)
+                    rest = begin(steps) if steps is not None else None
                 case Unsubscribe():
                     rest = subscriptions.unsubscribe(event)
                 case Nack(transaction=None):
@@ -162,7 +163,13 @@ class StompHandler:
         return None
 
     async def _finish(self, rest: Steps[None], receipt: bytes | None) -> None:
-        await self._context.broker.turns.finish(rest)
+        try:
+            await self._context.broker.turns.finish(rest)
+        except Refused as refused:
+            raise StompError(str(refused), receipt) from refused
+        except StompError as error:
+            error.receipt = receipt
+            raise
         if receipt is not None:
             self._answer(receipt)
 
@@ -239,8 +246,8 @@ class StompHandler:
         delivered = counters.delivered
         try:
             self._subscriptions.collect(budget_bytes)
-        except Refused as refused:
-            self._end(str(refused))
+        except (Refused, StompError) as error:
+            self._end(str(error))
         if self._beat is not None and counters.delivered != delivered:  # what woke it may be for others
             self._beat.sent_at = trio.current_time()
 

@@ -8,7 +8,7 @@ from martlet.access import Gate
 from martlet.delivery.finder import Names
 from martlet.delivery.group_policy import AUTO_DELETE, OWNS_TOPIC
 from martlet.delivery.selection import EVERYTHING, Selection
-from martlet.delivery.subscriptions import from_earliest, from_tail
+from martlet.delivery.subscriptions import Start, from_earliest, from_tail
 from martlet.errors import Reason, Refused
 from martlet.message import TAGS
 
@@ -19,7 +19,7 @@ from .durable import Durable, durable_group
 from .errors import StompError, shown
 from .following import Follower
 from .names import select_names
-from .packets import Connect, Subscribe, Unsubscribe
+from .packets import AckMode, Connect, Subscribe, Unsubscribe
 from .queue_groups import queue_group
 from .selectors import not_from, select
 from .subscriptions import UNLIMITED, Source, Subscription
@@ -93,14 +93,30 @@ class Opening:
                 raise
         if is_new:
             context.created(destination.topic)
+        return self.read_topic(subscription, from_earliest if request.is_retroactive else from_tail), None
+
+    def read_topic(self, subscription: Subscription, start: Start) -> Source:
+        """Return what brings all messages of a topic from *start* on. Raises `StompError` and `Refused`."""
+        destination = subscription.destination
         return self._gate.subscribe(
             subscription,
             destination.topic,
-            context.encodings.of(self._version, destination, is_acknowledged=subscription.acknowledges),
-            selection=self._select(request),
-            start=from_earliest if request.is_retroactive else from_tail,
+            self._context.encodings.of(self._version, destination, is_acknowledged=subscription.acknowledges),
+            selection=self._select(subscription.request),
+            start=start,
             credit=self._credit(subscription),
-        ), None
+        )
+
+    def check_pattern(self, request: Subscribe, destination: Destination) -> None:
+        """Raise `StompError` or `Refused` if *request* cannot be for all topics that match *destination*."""
+        text = f"{shown(destination.text)} has a wildcard"
+        if self.durable_group(request, destination.kind):
+            raise StompError(f"{text}, and a durable subscription is to one topic; name it")
+        if request.is_browser:
+            raise StompError(f"{text}, and only a queue can be browsed; name it")
+        if request.ack is AckMode.CLIENT:
+            raise StompError(f"{text}, so ACK cannot be cumulative; use ack:client-individual or auto")
+        self._select(request)
 
     def _select(self, request: Subscribe) -> Selection:
         """Return which messages of a topic *request* wants. Raises `StompError` and `Refused`."""

@@ -3,25 +3,31 @@
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import final
+from typing import Final, final
 
 from martlet.access import Gate
 from martlet.contracts import Peer
+from martlet.delivery.subscriptions import from_earliest, from_tail
 from martlet.errors import Reason, Refused
 from martlet.state.journal import NEXT_COMMIT
-from martlet.steps import Steps
+from martlet.steps import Pace, Steps
 
 from .codec import encode_receipts
 from .context import Context
-from .destinations import Destination, Kind, check_filter, parse_destination
+from .destinations import Destination, Kind, check_filter, destination_of, parse_destination
 from .durable import Durable
 from .errors import StompError, shown
 from .opening import Opening
 from .packets import AckRun, Connect, Nack, Subscribe, Unsubscribe
+from .patterns import Pattern
 from .subscriptions import Part, Subscription
 from .temporary import is_temporary, remote_text
 
 __all__ = ["Subscriptions"]
+
+# Of a subscription with wildcards: new topics that one turn begins with, 150 us each, and what one is beside a match.
+PARTS_A_TURN: Final = 32
+STEPS_A_PART: Final = 150
 
 
 @final
@@ -36,6 +42,7 @@ class Subscriptions:
         "_end",
         "_last_number",
         "_opening",
+        "_patterns",
         "_peer",
         "_ready",
         "_session",
@@ -61,6 +68,7 @@ class Subscriptions:
         self._opening = Opening(context, gate, connect, session, peer.host)
         self._by_number: dict[int, Subscription] = {}
         self._by_id: dict[str, Subscription] = {}
+        self._patterns: dict[str, Pattern] = {}  # those with wildcards, by the same keys
         self._temporary: dict[str, dict[Subscription, None]] = {}  # those to temporary destinations, by these
         self._automatic: dict[str, Subscription] = {}  # of those, what the client did not ask for
         self._last_number = 0
@@ -76,26 +84,77 @@ class Subscriptions:
 
     # begin and end
 
-    def subscribe(self, request: Subscribe) -> None:
-        """Begin a subscription. Raises `StompError` and `Refused`."""
+    def subscribe(self, request: Subscribe) -> Steps[None] | None:
+        """Begin a subscription. Raises `StompError` and `Refused`.
+
+        Returns what is left to do, if that may take long.
+        """
         self._check_count()
         destination = parse_destination(request.destination, self._context.names)
         check_filter(destination)
         self._context.temporary.check(destination)
-        if request.id is not None and _key(request.id, "") in self._by_id:
-            text = f"there is a subscription with id {shown(request.id)} already"
+        key = _key(request.id, destination.text)
+        if key in self._patterns or (request.id is not None and key in self._by_id):
+            text = f"there is a subscription with {key} already"
             raise StompError(f"{text}; use another id, or UNSUBSCRIBE first")
+        if destination.is_pattern:
+            return self._begin_pattern(request, destination, key)
         position = self._make_way(destination) if is_temporary(destination.kind) else None
         self._begin(request, destination, position)
+        return None
+
+    def _begin_pattern(self, request: Subscribe, destination: Destination, key: str) -> Steps[None]:
+        """Begin a subscription to all topics that match. Raises `StompError`."""
+        self._opening.check_pattern(request, destination)
+        pattern = Pattern(request, destination, key, self._peer.wake)
+        self._patterns[key] = pattern
+        return self._begin_parts(pattern, self._context.patterns.add(pattern))
+
+    def _begin_parts(self, pattern: Pattern, topics: Iterator[str]) -> Steps[None]:
+        pace = Pace()
+        for topic in topics:
+            if pattern.wants(topic):
+                self._begin_part(pattern, topic, is_new=pattern.request.is_retroactive)
+                pace.spend(STEPS_A_PART)
+            if pace.is_over():
+                yield
+                if pattern.key not in self._patterns:
+                    return  # the client is gone
+
+    def _begin_part(self, pattern: Pattern, topic: str, *, is_new: bool) -> None:
+        """Read *topic*, unless the client may not; if it *is_new*, from its first message on. Raises as `subscribe`."""
+        if topic in pattern.parts:
+            return
+        self._check_count()
+        text = Kind.TOPIC.value + destination_of(topic).removeprefix(Kind.QUEUE.value)
+        part = self._make(pattern.request, Destination(Kind.TOPIC, text, topic))
+        try:
+            part.begin(self._opening.read_topic(part, from_earliest if is_new else from_tail))
+        except Refused as refused:
+            if refused.reason in (Reason.NO_PERMISSION, Reason.NO_TOPIC):
+                return
+            raise
+        part.pattern, part.key = pattern, f"number {part.number}"
+        pattern.parts[topic] = self._by_number[part.number] = self._by_id[part.key] = part
+
+    def _begin_new_parts(self) -> None:
+        """Read topics that were created since the last call. Raises `StompError` and `Refused`."""
+        for pattern in self._patterns.values():
+            for _ in range(min(len(pattern.pending), PARTS_A_TURN)):
+                self._begin_part(pattern, pattern.pending.popleft(), is_new=True)
+            if pattern.pending:
+                self._peer.wake()
+
+    def _make(self, request: Subscribe, destination: Destination) -> Subscription:
+        self._last_number += 1
+        counters = self._context.counters
+        return Subscription(self._peer, self, counters, request, destination, self._last_number, self._version)
 
     def _begin(self, request: Subscribe, destination: Destination, position: int | None = None) -> Subscription:
         """Begin a subscription; *position* is as for `Opening.open`. Raises `StompError` and `Refused`."""
         if is_temporary(destination.kind):
             destination = destination._replace(topic=self._context.temporary.topic)
-        self._last_number += 1
-        subscription = Subscription(
-            self._peer, self, self._context.counters, request, destination, self._last_number, self._version
-        )
+        subscription = self._make(request, destination)
         subscription.begin(*self._opening.open(subscription, self._take_over, position))
         if subscription.durable is not None:
             self._context.durable[subscription.durable] = subscription
@@ -159,6 +218,10 @@ class Subscriptions:
 
         Returns what is left to do, if that may take long.
         """
+        pattern = self._patterns.pop(_key(request.id, request.destination or ""), None)
+        if pattern is not None:
+            self._end_pattern(pattern)
+            return None
         subscription = self._find(request)
         group = self._opening.durable_group(request, Kind.TOPIC)
         if subscription is None and not group:
@@ -168,6 +231,11 @@ class Subscriptions:
         if subscription is not None:
             self._drop(subscription)
         return self._forget(group, durable) if group else None
+
+    def _end_pattern(self, pattern: Pattern) -> None:
+        self._context.patterns.remove(pattern)
+        for part in list(pattern.parts.values()):
+            self._drop(part)
 
     def _find(self, request: Unsubscribe) -> Subscription | None:
         destination = request.destination or ""
@@ -192,6 +260,8 @@ class Subscriptions:
         self._by_number.pop(subscription.number, None)
         self._by_id.pop(subscription.key, None)
         self._ready.pop(subscription, None)
+        if subscription.pattern is not None:
+            subscription.pattern.parts.pop(subscription.destination.topic, None)
         text = subscription.destination.text
         if self._automatic.get(text) is subscription:
             del self._automatic[text]
@@ -212,6 +282,9 @@ class Subscriptions:
 
     def close(self) -> None:
         """End all: the client is gone."""
+        for pattern in self._patterns.values():
+            self._context.patterns.remove(pattern)
+        self._patterns.clear()
         members = [subscription.end() for subscription in self._by_number.values()]
         self._context.leaving.leave(member for member in members if member is not None)
         for subscription in self._by_number.values():
@@ -226,12 +299,17 @@ class Subscriptions:
         self._peer.wake()
 
     def collect(self, budget_bytes: int) -> None:
-        """Send what is due, about *budget_bytes*. Raises `Refused`."""
+        """Send what is due, about *budget_bytes*. Raises `StompError` and `Refused`."""
+        if self._patterns:
+            self._begin_new_parts()
         for subscription in list(self._ready):
             if budget_bytes <= 0:
                 self._peer.wake()
                 return
             del self._ready[subscription]
+            if subscription.gone and subscription.pattern is not None:
+                self._drop(subscription)
+                continue
             if subscription.gone:
                 raise Refused(Reason.NO_TOPIC, _end_of(subscription))
             budget_bytes -= subscription.deliver(budget_bytes)

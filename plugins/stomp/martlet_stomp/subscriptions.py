@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from itertools import chain, compress
 from operator import attrgetter, not_
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, final
 
 from martlet.contracts import Peer
 from martlet.delivery.group_members import Member
@@ -28,6 +28,9 @@ from .errors import shown
 from .following import Followed, Follower
 from .outstanding import Ledger, Outstanding
 from .packets import AckMode, Subscribe, Version
+
+if TYPE_CHECKING:
+    from .patterns import Pattern
 
 __all__ = ["UNLIMITED", "Owner", "Part", "Source", "Subscription"]
 
@@ -82,6 +85,7 @@ class Subscription:
         "durable",
         "key",
         "number",
+        "pattern",
         "prefetch",
         "request",
     )
@@ -104,6 +108,7 @@ class Subscription:
         self.destination = destination
         self.number = number
         self.key = ""  # among those of its client
+        self.pattern: Pattern | None = None  # of which it is a part
         self.durable: Durable | None = None
         self.prefetch = UNLIMITED
         self._heads: dict[int, bytes] = {}  # by the number of the delivery

@@ -114,10 +114,26 @@ def unknown_prefix(place: Place) -> str:
     return outcome(wire, "SEND", "x", destination=f"/elsewhere/{place.name}")
 
 
-@exchange("SUBSCRIBE to `/topic/NAME.*`")
-def wildcard(place: Place) -> str:
-    wire = place.wire()
-    return outcome(wire, "SUBSCRIBE", id="0", destination=f"{place.topic}.*")
+@exchange("SEND to `/topic/NAME.*`")
+def send_to_a_wildcard(place: Place) -> str:
+    return outcome(place.wire(), "SEND", "x", destination=f"{place.topic}.*")
+
+
+@exchange("durable subscription to `/topic/NAME.*` by `durable:true` and `auto-delete:false`")
+def durable_wildcard(place: Place) -> str:
+    headers = {"durable": "true", "auto_delete": "false"}
+    return outcome(place.wire(), "SUBSCRIBE", id=place.name, destination=f"{place.topic}.*", **headers)
+
+
+@exchange("SUBSCRIBE to `/topic/NAME.*`: which of other.a, NAME.a.b and NAME.a come")
+def level_wildcard(place: Place) -> str:
+    wire, sender = place.wire(), place.wire()
+    wire.subscribe(f"{place.topic}.*")
+    sender.publish(f"/topic/other-{place.name}.a", "other.a")
+    for name in ("a.b", "a"):
+        sender.publish(f"{place.topic}.{name}", f"NAME.{name}")
+    sender.publish(f"{place.topic}.a", END)
+    return " ".join(wire.until(END))
 
 
 @exchange("a topic's subscriptions also get what is sent to the queue of its name")

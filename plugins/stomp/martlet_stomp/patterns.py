@@ -1,0 +1,112 @@
+"""Wildcards over topics: a subscription to ``/topic/orders.>`` has the messages of all topics whose names match.
+
+The levels of a name are separated by ``.`` or ``/``. ``*`` is one level, and ``>`` or ``#`` any number of them, also
+none; only ``#`` need not be the last one (`>` is ActiveMQ's, ``#`` RabbitMQ's, ``*`` that of both).
+
+Such a subscription consists of one for each topic. A topic that is created later and matches is read from its first
+message on.
+"""
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final, final
+from urllib.parse import unquote
+
+from martlet.tables.topics import BROKER_TOPICS, Topic, Topics, is_reserved
+
+from .destinations import Destination, Kind
+from .errors import StompError, shown
+from .packets import Subscribe
+
+if TYPE_CHECKING:
+    from .subscriptions import Subscription
+
+__all__ = ["Pattern", "Patterns", "compile_pattern"]
+
+# The time of a match grows with each.
+RESTS_MAX: Final = 3
+_LEVELS: Final = re.compile(r"([./])")
+
+
+def compile_pattern(text: str) -> re.Pattern[str]:
+    """Return what matches the names that *text* stands for. Raises `StompError` if it cannot be understood."""
+    parts = _LEVELS.split(text)
+    levels, separators = parts[::2], ["", *parts[1::2]]
+    rests = [level for level in levels if level in (">", "#")]
+    if ">" in levels[:-1]:
+        raise StompError(f"wildcard > of {shown(text)} is not at the end; use * for one level, or #")
+    if len(rests) > RESTS_MAX:
+        raise StompError(f"{shown(text)} has more than {RESTS_MAX} wildcards for any number of levels; use *")
+    found, is_open = "", True  # whether nothing precedes, so that the next level has no separator
+    for separator, level in zip(separators, levels, strict=True):
+        if level in (">", "#"):
+            found += r"(?:[^./]+(?:[./][^./]+)*)?" if is_open else r"(?:[./][^./]+)*"
+            continue
+        before = r"(?:^|[./])" if is_open and found else re.escape(separator)
+        found += before + ("[^./]+" if level == "*" else re.escape(level))
+        is_open = False
+    return re.compile(found)
+
+
+@final
+class Pattern:
+    """One subscription with wildcards: its ``parts`` by topic, and topics to begin with (``pending``)."""
+
+    __slots__ = ("_matches", "_wake", "key", "parts", "pending", "request")
+
+    def __init__(self, request: Subscribe, destination: Destination, key: str, wake: Callable[[], None]) -> None:
+        """Begin without parts; *wake* is called when there is a new topic. Raises `StompError`."""
+        self._matches = compile_pattern(destination.text.removeprefix(Kind.TOPIC.value)).fullmatch
+        self._wake = wake
+        self.request = request
+        self.key = key
+        self.parts: dict[str, Subscription] = {}
+        self.pending: deque[str] = deque()
+
+    def wants(self, topic: str) -> bool:
+        """Return whether *topic* matches."""
+        return self._matches(unquote(topic)) is not None
+
+    def offer(self, topic: str) -> None:
+        """Note that *topic* was created."""
+        if self.wants(topic):
+            self.pending.append(topic)
+            self._wake()
+
+
+@final
+class Patterns:
+    """Those of all clients, which learn of new topics."""
+
+    def __init__(self, topics: Topics, own: str) -> None:
+        """Begin; *own* is a topic of the plugin that nobody may read as a whole."""
+        self._topics = topics
+        self._own = own
+        self._known: set[str] = set()  # while there are patterns: the topics that are not new
+        self._table: dict[Pattern, None] = {}
+        topics.changed.append(self._changed)
+        topics.deleted.append(self._known.discard)
+
+    def add(self, pattern: Pattern) -> Iterator[str]:
+        """Tell *pattern* of new topics from now on; return the names of those that are there."""
+        if not self._table:
+            self._known.update(topic.name for topic in self._topics)
+        self._table[pattern] = None
+        return iter([name for name in self._known if not self._is_hidden(name)])
+
+    def remove(self, pattern: Pattern) -> None:
+        self._table.pop(pattern, None)
+        if not self._table:
+            self._known.clear()
+
+    def _is_hidden(self, name: str) -> bool:
+        return is_reserved(name) or name in BROKER_TOPICS or name == self._own
+
+    def _changed(self, topic: Topic | None) -> None:
+        if topic is None or not self._table or topic.name in self._known:
+            return
+        self._known.add(topic.name)
+        if not self._is_hidden(topic.name):
+            for pattern in self._table:
+                pattern.offer(topic.name)
