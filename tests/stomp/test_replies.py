@@ -180,7 +180,7 @@ async def test_a_reply_to_of_another_broker_is_passed_on(tmp_path: Path) -> None
     async with stomp_broker(tmp_path) as stomp:
         client = await stomp.connect()
         await client.subscribe("/queue/a")
-        await client.publish("/queue/a", b"", reply_to="/exchange/amq.direct/x", correlation_id="1")
+        await client.publish("/queue/a", b"", reply_to="/elsewhere/amq.direct/x", correlation_id="1")
         (message,) = await client.messages(1)
-        assert (message["reply-to"], message["correlation-id"]) == ("/exchange/amq.direct/x", "1")
+        assert (message["reply-to"], message["correlation-id"]) == ("/elsewhere/amq.direct/x", "1")
         assert b"REPLY_TO_CLIENT" not in stomp.records("a")[0].properties

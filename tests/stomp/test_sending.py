@@ -85,7 +85,7 @@ async def test_the_topic_of_a_destination(tmp_path: Path, destination: str, topi
 @pytest.mark.parametrize(
     ("destination", "why"),
     [
-        ("/exchange/a/b", "is unknown"),
+        ("/elsewhere/a/b", "is unknown"),
         ("/queue/", "has no name"),
         ("/topic/", "has no name"),
         ("/queue/" + "x" * 128, "128 characters; use 127"),

@@ -12,12 +12,14 @@ from martlet.cli.version import installed_version
 from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.leaving import Leaving
 from martlet.delivery.sticky import Sticky
+from martlet.errors import Reason, Refused
 from martlet.message import TAGS
 from martlet.net.complaints import Complaints
 
 from .config import StompConfig
 from .destinations import Destination, check_name, parse_destination
 from .encoding import Encodings
+from .errors import shown
 from .following import Feeds
 from .heartbeats import Heartbeats
 from .messages import GROUP_ID, Template
@@ -120,6 +122,12 @@ class Context(Struct):
     def has_topic(self, name: str) -> bool:
         """Return whether there is a topic *name*."""
         return self.broker.topics.get(name) is not None
+
+    def check_exists(self, destination: Destination) -> None:
+        """Raise `Refused` if *destination* must be there, and is not."""
+        if destination.must_exist and not self.has_topic(destination.topic):
+            text = f"there is no queue {shown(destination.text)}; create it, or send and subscribe to that destination"
+            raise Refused(Reason.NO_TOPIC, text)
 
     def created(self, name: str) -> None:
         """Note that a client has created topic *name*: it goes when nobody uses it and it is empty."""

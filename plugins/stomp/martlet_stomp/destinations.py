@@ -8,6 +8,9 @@ queue.
 As with ActiveMQ, ``/queue/Consumer.APPLICATION.VirtualTopic.NAME`` has what is sent to ``/topic/VirtualTopic.NAME``
 since it was first consumed, for the consumers of that application together.
 
+RabbitMQ's ``/exchange/amq.topic/KEY`` is ``/topic/KEY``, as there. Another exchange is no more than the first level of
+names: ``/exchange/NAME/KEY`` is ``/topic/NAME/KEY``. ``/amq/queue/NAME`` is ``/queue/NAME`` if that is there.
+
 In some topics each message has a name, which is its tag, such as in that of the plugin mqtt (`StompConfig.names`).
 There ``/topic/mqtt/home/door`` is the name ``home/door`` in topic ``mqtt``, and a subscription may have wildcards as in
 MQTT.
@@ -23,7 +26,7 @@ from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX
 
 from .errors import StompError, shown
 
-__all__ = ["Destination", "Kind", "check_filter", "check_name", "destination_of", "parse_destination"]
+__all__ = ["Destination", "Kind", "check_filter", "check_name", "destination_of", "name_of", "parse_destination"]
 
 TOPIC_CHARS_MAX: Final = 127
 NAME_BYTES_MAX: Final = 4096
@@ -32,6 +35,13 @@ TEMP_NAME_BYTES_MAX: Final = 255
 LEVELS_MAX: Final = 200
 # Names that only the broker publishes to begin with it.
 HIDDEN: Final = "$"
+# RabbitMQ's exchanges, and those of them that it always has; its queues that are there.
+EXCHANGE: Final = "/exchange/"
+BY_TOPIC: Final = "amq.topic"
+BY_HEADERS: Final = "amq.headers"
+BY_DEFAULT: Final = "amq.default"
+TO_ALL: Final = "amq.fanout"
+AMQ_QUEUE: Final = "/amq/queue/"
 _UNFIT: Final = re.compile(r"[^%|a-zA-Z0-9_-]")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 # Levels that are wildcards with ActiveMQ or RabbitMQ.
@@ -77,6 +87,7 @@ class Destination(NamedTuple):
       topic: the platform topic; empty if `Kind.is_stored` is not.
       name: of a message in a topic whose messages have names, or a filter of such names; empty for none. If
         `Kind.is_stored` is not, what follows the prefix.
+      must_exist: its topic is not created.
       application: whose consumers share the messages of a virtual topic; empty for other destinations.
     """
 
@@ -85,12 +96,18 @@ class Destination(NamedTuple):
     topic: str
     name: str = ""
     application: str = ""
+    must_exist: bool = False
 
     @property
     def is_pattern(self) -> bool:
         """Whether it stands for all topics that match."""
         is_whole = self.kind is Kind.TOPIC and not self.name
-        return is_whole and _WILDCARD.search(self.text.removeprefix(self.kind.value)) is not None
+        return is_whole and _WILDCARD.search(self.text.removeprefix(self.prefix)) is not None
+
+    @property
+    def prefix(self) -> str:
+        """What comes before the name in ``text``."""
+        return EXCHANGE if self.text.startswith(EXCHANGE) else self.kind.value
 
     @property
     def is_filter(self) -> bool:
@@ -107,6 +124,11 @@ def parse_destination(text: str, named: Collection[str] = ()) -> Destination:
     Raises:
       StompError: there is no such destination.
     """
+    if text.startswith(AMQ_QUEUE):
+        queue = Kind.QUEUE.value + text.removeprefix(AMQ_QUEUE)
+        return parse_destination(queue, named)._replace(must_exist=True)
+    if text.startswith(EXCHANGE):
+        return _parse_exchange(text, named)
     kind, name = _split(text)
     if not name:
         raise StompError(f"destination {shown(text)} has no name; write {kind.value}NAME")
@@ -135,6 +157,23 @@ def parse_destination(text: str, named: Collection[str] = ()) -> Destination:
     return Destination(kind, text, topic, application=application)
 
 
+def _parse_exchange(text: str, named: Collection[str]) -> Destination:
+    """Return the topic that has what is sent to an exchange of RabbitMQ. Raises `StompError`."""
+    exchange, _, key = text.removeprefix(EXCHANGE).partition("/")
+    if not exchange:
+        raise StompError(f"destination {shown(text)} has no name; write {EXCHANGE}NAME/KEY")
+    if exchange in (BY_HEADERS, BY_DEFAULT):
+        raise StompError(f"destination {shown(text)} is an exchange that the broker does not have; use another one")
+    if exchange == BY_TOPIC:
+        if not key:
+            raise StompError(f"destination {shown(text)} has no routing key; write {EXCHANGE}{BY_TOPIC}/KEY")
+        return parse_destination(Kind.TOPIC.value + key, named)
+    if exchange == TO_ALL:
+        text, key = EXCHANGE + TO_ALL, ""
+    found = parse_destination(Kind.TOPIC.value + exchange + (f"/{key}" if key else ""), named)
+    return found if found.name else found._replace(text=text)
+
+
 def _split(text: str) -> tuple[Kind, str]:
     if not text.startswith("/"):
         return Kind.QUEUE, text
@@ -142,7 +181,7 @@ def _split(text: str) -> tuple[Kind, str]:
     for kind in Kind:
         if prefix is not None and prefix[0] == kind.value:
             return kind, text.removeprefix(kind.value)
-    known = ", ".join(kind.value for kind in Kind)
+    known = ", ".join((*(kind.value for kind in Kind), EXCHANGE, AMQ_QUEUE))
     raise StompError(f"destination {shown(text)} is unknown; it begins with one of {known}, or with no slash")
 
 
@@ -156,6 +195,12 @@ def destination_of(topic: str) -> str:
     is_special = "/" in name or _CONTROL.search(name) or _COMPOSITE.search(name)
     is_same = not is_special and _UNFIT.sub(_encoded, name) == topic
     return f"{Kind.QUEUE.value}{name if is_same else topic}"
+
+
+def name_of(topic: str) -> str:
+    """Return the NAME of ``/topic/NAME`` for *topic*: without escapes, if it stays the same topic."""
+    name = unquote(topic)
+    return topic if _CONTROL.search(name) or _UNFIT.sub(_encoded, name) != topic else name
 
 
 def check_name(destination: Destination) -> None:
@@ -189,7 +234,7 @@ def check_filter(destination: Destination) -> None:
 
 
 def _check_no_wildcard(destination: Destination) -> None:
-    if _WILDCARD.search(destination.text.removeprefix(destination.kind.value)):
+    if _WILDCARD.search(destination.text.removeprefix(destination.prefix)):
         text = "has a wildcard, which only SUBSCRIBE to a topic may have; name each destination"
         raise StompError(f"destination {shown(destination.text)} {text}")
 

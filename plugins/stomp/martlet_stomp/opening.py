@@ -209,6 +209,7 @@ class Opening:
     def _find_topic(self, destination: Destination) -> bool:
         """Make sure that the topic is there; return whether it was created. Raises `Refused`."""
         topic, context = destination.topic, self._context
+        context.check_exists(destination)
         is_new = not context.has_topic(topic)
         if destination.is_filter and not is_new:
             return False  # whoever reads names need not be allowed to read the whole topic

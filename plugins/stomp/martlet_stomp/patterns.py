@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from martlet.tables.topics import BROKER_TOPICS, Topic, Topics, is_reserved
 
-from .destinations import Destination, Kind
+from .destinations import Destination, Kind, name_of
 from .errors import StompError, shown
 from .packets import Subscribe
 
@@ -53,11 +53,12 @@ def compile_pattern(text: str) -> re.Pattern[str]:
 class Pattern:
     """One subscription with wildcards: its ``parts`` by topic, and topics to begin with (``pending``)."""
 
-    __slots__ = ("_matches", "_wake", "key", "parts", "pending", "request")
+    __slots__ = ("_matches", "_prefix", "_wake", "key", "parts", "pending", "request")
 
     def __init__(self, request: Subscribe, destination: Destination, key: str, wake: Callable[[], None]) -> None:
         """Begin without parts; *wake* is called when there is a new topic. Raises `StompError`."""
-        self._matches = compile_pattern(destination.text.removeprefix(Kind.TOPIC.value)).fullmatch
+        self._matches = compile_pattern(destination.text.removeprefix(destination.prefix)).fullmatch
+        self._prefix = destination.prefix
         self._wake = wake
         self.request = request
         self.key = key
@@ -67,6 +68,10 @@ class Pattern:
     def wants(self, topic: str) -> bool:
         """Return whether *topic* matches."""
         return self._matches(unquote(topic)) is not None
+
+    def destination(self, topic: str) -> Destination:
+        """Return the destination of messages in *topic*."""
+        return Destination(Kind.TOPIC, self._prefix + name_of(topic), topic)
 
     def offer(self, topic: str) -> None:
         """Note that *topic* was created."""

@@ -214,6 +214,7 @@ class Sending:
         Raises `Refused` if there is no such topic, and it may not be created.
         """
         topic, name = self._topic(template), template.name or tag or template.group
+        self._context.check_exists(template.destination)
         count = queue_count(self._context, self._gate, topic)
         if name:
             return crc32(name.encode()) % count

@@ -14,7 +14,7 @@ from martlet.steps import Pace, Steps
 
 from .codec import encode_receipts
 from .context import Context
-from .destinations import Destination, Kind, check_filter, destination_of, parse_destination
+from .destinations import Destination, Kind, check_filter, parse_destination
 from .durable import Durable
 from .errors import StompError, shown
 from .opening import Opening
@@ -126,8 +126,7 @@ class Subscriptions:
         if topic in pattern.parts:
             return
         self._check_count()
-        text = Kind.TOPIC.value + destination_of(topic).removeprefix(Kind.QUEUE.value)
-        part = self._make(pattern.request, Destination(Kind.TOPIC, text, topic))
+        part = self._make(pattern.request, pattern.destination(topic))
         try:
             part.begin(self._opening.read_topic(part, from_earliest if is_new else from_tail))
         except Refused as refused:
@@ -218,7 +217,7 @@ class Subscriptions:
 
         Returns what is left to do, if that may take long.
         """
-        pattern = self._patterns.pop(_key(request.id, request.destination or ""), None)
+        pattern = self._patterns.pop(_key(request.id, self._text_of(request)), None)
         if pattern is not None:
             self._end_pattern(pattern)
             return None
@@ -237,8 +236,16 @@ class Subscriptions:
         for part in list(pattern.parts.values()):
             self._drop(part)
 
+    def _text_of(self, request: Unsubscribe) -> str:
+        """Return the destination of *request* as that of a subscription has it; empty for none."""
+        text = request.destination or ""
+        try:
+            return parse_destination(text, self._context.names).text if text else ""
+        except StompError:
+            return text
+
     def _find(self, request: Unsubscribe) -> Subscription | None:
-        destination = request.destination or ""
+        destination = self._text_of(request)
         found = self._by_id.get(_key(request.id, destination))
         if found is None and request.id is None:
             # STOMP 1.0 allows the destination alone, whether SUBSCRIBE had an id or not.

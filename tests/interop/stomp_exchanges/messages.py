@@ -136,6 +136,27 @@ def level_wildcard(place: Place) -> str:
     return " ".join(wire.until(END))
 
 
+@exchange("SUBSCRIBE to `/exchange/amq.topic/NAME`, SEND to `/topic/NAME`: `destination` of what comes")
+def topic_exchange(place: Place) -> str:
+    wire = place.wire()
+    wire.subscribe(f"/exchange/amq.topic/{place.name}")
+    wire.publish(place.topic, "x")
+    wire.publish(f"/exchange/amq.topic/{place.name}", END)
+    message = wire.message()
+    shown = message.headers["destination"].replace(place.name, "NAME")
+    return shown if message.text == "x" else "nothing"
+
+
+@exchange("SEND to `/exchange/NAME/key`, which nobody declared")
+def unknown_exchange(place: Place) -> str:
+    return outcome(place.wire(), "SEND", "x", destination=f"/exchange/{place.name}/key")
+
+
+@exchange("SUBSCRIBE to `/amq/queue/NAME`, which is not there")
+def unknown_amq_queue(place: Place) -> str:
+    return outcome(place.wire(), "SUBSCRIBE", id="0", destination=f"/amq/queue/{place.name}")
+
+
 @exchange("a topic's subscriptions also get what is sent to the queue of its name")
 def queue_and_topic(place: Place) -> str:
     wire = place.wire()
