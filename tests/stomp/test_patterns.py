@@ -171,6 +171,7 @@ async def test_what_a_subscription_with_wildcards_cannot_be_is_an_error(
         await talk.send(talk.frame("SUBSCRIBE", id="0", receipt="r", **headers))
         found = await talk.error()
         assert (found["receipt-id"], error in found.body.decode()) == ("r", True), found.body
+        await stomp.idle()
         assert not stomp.context.patterns._table
 
 
@@ -211,6 +212,7 @@ async def test_the_topics_of_a_connection_are_limited(tmp_path: Path) -> None:
         for number in range(1, 4):
             await sender.publish(f"/topic/few.{number}", b"x")
         assert "stomp.subscriptions_max" in (await talk.error()).body.decode()
+        await stomp.idle()
         assert not stomp.context.patterns._table
 
 
