@@ -329,6 +329,20 @@ class Cluster:
         self.overrides: dict[int, Handle] = {}
         self.names_down: set[str] = set()
         self.connected: list[str] = []
+        self.open: list[Connection] = []
+
+    async def stop(self) -> None:
+        """Let all servers stop: connections break, and new ones are refused."""
+        self.names_down.add(NAME_SERVER)
+        for broker in self.brokers:
+            broker.down = True
+        while self.open:
+            await self.open.pop().stream.aclose()
+
+    def restart(self) -> None:
+        self.names_down.clear()
+        for broker in self.brokers:
+            broker.down = False
 
     @property
     def broker(self) -> Broker:
@@ -346,6 +360,7 @@ class Cluster:
         ours, theirs = trio.testing.memory_stream_pair()
         answer = broker.answer if broker is not None else self.say_nothing if host == "mute" else self.answer
         connection = Connection(theirs, answer)
+        self.open.append(connection)
         if broker is not None:
             broker.connections.append(connection)
         self.nursery.start_soon(connection.serve, self.nursery)

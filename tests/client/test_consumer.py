@@ -1,6 +1,7 @@
 """A push consumer gets every message at least once, keeps its place, and shares with its group."""
 
 import functools
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -586,3 +587,45 @@ async def test_unknown_group_at_the_broker_is_mended_by_a_heartbeat(
         cluster.broker.put("T", 0, b"x")
         await listener.wait_count(1)
         assert len(cluster.broker.asked(RequestCode.HEART_BEAT)) > before
+
+
+async def test_a_consumer_may_start_before_its_brokers(cluster: Cluster, autojump_clock: MockClock) -> None:
+    await cluster.stop()
+    listener = Listener()
+    async with first(cluster.settings(), GROUP, listener, {"T": "*"}):
+        await trio.sleep(100)
+        cluster.restart()
+        cluster.broker.put("T", 0, b"first")
+        began = trio.current_time()
+        await listener.wait_count(1)
+        assert trio.current_time() - began <= 6
+
+
+async def test_a_consumer_with_the_port_of_a_broker_does_not_start(cluster: Cluster, autojump_clock: MockClock) -> None:
+    with pytest.raises(BrokerError, match="this is the port of a broker"):
+        async with first(cluster.settings(name_server="a:1"), GROUP, Listener(), {"T": "*"}):
+            pass
+
+
+async def test_an_outage_is_one_line_and_its_end_another(
+    cluster: Cluster, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = Listener()
+    async with first(cluster.settings(), GROUP, listener, {"T": "*", "U": "*"}):
+        cluster.broker.put("T", 0, b"before")
+        await listener.wait_count(1)
+        for _ in range(2):
+            caplog.clear()
+            await cluster.stop()
+            await trio.sleep(300)
+            cluster.restart()
+            cluster.broker.put("T", 1, b"after")
+            await listener.wait_count(len(listener.bodies) + 1)
+            await trio.sleep(60)
+            lines = sorted(record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
+            assert [("again after" in line, line.split()[0]) for line in lines] == [
+                (True, "broker"),
+                (False, "broker"),
+                (True, "name"),
+                (False, "name"),
+            ], lines

@@ -28,6 +28,12 @@ def run(name: str, name_server: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+def test_the_first_lines_of_the_page_send_and_receive(name_server: str) -> None:
+    assert sorted(run("client_first.py", name_server)) == [f"hello {number}" for number in range(3)]
+    code = (EXAMPLES / "client_first.py").read_text().partition('"""\n\n')[2]
+    assert f"```python\n{code}```\n" in DOC.read_text()
+
+
 def test_producer_and_consumer_meet(name_server: str) -> None:
     sent = run("client_producer.py", name_server)
     assert len(sent) == 2

@@ -1,5 +1,6 @@
 """Sends arrive, are tried again elsewhere, or say what became of every attempt."""
 
+import logging
 import zlib
 from collections import Counter
 
@@ -385,3 +386,44 @@ async def test_reason_of_several_attempts_is_said_once(cluster: Cluster, autojum
             await producer.send(Message("T", b"x"))
     assert str(caught.value).count("full") == 1
     assert len(caught.value.attempts) == 3
+
+
+async def test_a_send_waits_for_brokers_that_restart(
+    cluster: Cluster, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As long as nothing can be sent, the time limit counts and not the number of retries."""
+    async with Producer(cluster.settings(), "P") as producer, trio.open_nursery() as nursery:
+        await producer.send(Message("T", b"before"))
+        await cluster.stop()
+
+        async def restart() -> None:
+            await trio.sleep(1.5)
+            cluster.names_down.clear()  # the brokers register later
+            await trio.sleep(0.5)
+            cluster.restart()
+
+        nursery.start_soon(restart)
+        began = trio.current_time()
+        await producer.send(Message("T", b"after"))
+        assert 2 <= trio.current_time() - began < 3
+    assert len(cluster.broker.asked(SEND)) == 2
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    said = [(line.split()[0], "answers again" in line) for line in lines]
+    assert said == [("broker", False), ("name", False), ("name", True), ("broker", True)], lines
+
+
+async def test_a_send_fails_once_the_time_is_up(cluster: Cluster, autojump_clock: MockClock) -> None:
+    async with Producer(cluster.settings(), "P", send_timeout_s=2) as producer:
+        await producer.send(Message("T", b"before"))
+        await cluster.stop()
+        began = trio.current_time()
+        with pytest.raises(SendFailed, match="was not sent after 1 attempt") as caught:
+            await producer.send(Message("T", b"after"))
+        assert 1 < trio.current_time() - began <= 2.1
+        assert isinstance(caught.value.__cause__, NameServerUnreachable)
+
+
+async def test_the_port_of_a_broker_is_recognized(cluster: Cluster, autojump_clock: MockClock) -> None:
+    async with Producer(cluster.settings(name_server="a:1"), "P") as producer:
+        with pytest.raises(BrokerError, match=r"^a:1 answered 3 .*; this is the port of a broker: give that of a name"):
+            await producer.send(Message("T", b"x"))

@@ -54,6 +54,11 @@ class ConnectionLost(ClientError):
         self.address = address
         self.why = text
 
+    @property
+    def was_not_opened(self) -> bool:
+        """Whether there was no connection, so that nothing was sent."""
+        return self.why.startswith(("cannot be opened", "was not opened"))
+
 
 @final
 class RequestTimeout(ClientError):

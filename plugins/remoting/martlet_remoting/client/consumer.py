@@ -12,7 +12,7 @@ from typing import Final, TypedDict, final
 import trio
 
 from martlet_remoting.answers import bodies
-from martlet_remoting.answers.errors import ClientError, RouteNotFound
+from martlet_remoting.answers.errors import BrokerError, ClientError, NameServerUnreachable, RouteNotFound
 from martlet_remoting.answers.messages import RETRY_PREFIX, DamagedMessage, ReceivedMessage
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.packets import MessageQueue
@@ -26,6 +26,7 @@ from .locks import Locks
 from .messages import check_group, check_topic
 from .network import Client, Settings, heartbeat_body
 from .offsets import BrokerOffsets, LocalOffsets, max_offset, search_offset
+from .outages import level_of
 from .producer import unregister
 from .pulling import TAG, Expression, Subscription, subscription_of
 from .sendback import GiveBack
@@ -41,6 +42,7 @@ COMMIT_INTERVAL_S: Final = 5.0
 REBALANCE_INTERVAL_S: Final = 20.0
 # Pause while a topic has no route yet, such as a new group's retry topic; doubled each time.
 ROUTELESS_INTERVAL_S: Final = 1.0
+UNREACHABLE_MAX_S: Final = 2.5  # the same while no name server can be reached; doubled once
 
 
 @final
@@ -97,6 +99,8 @@ class PushConsumer(Client):
         async with PushConsumer("127.0.0.1:9876", "my-group", print, {"Greetings": "*"}):
             await trio.sleep_forever()
 
+    It may start before its brokers, name servers and topics, and finds them within some seconds.
+
     The listener takes one `ReceivedMessage`. It is a coroutine function, or a plain function, which runs in
     a thread. It returns `Outcome.SUCCESS` or None when the message is done, and `Outcome.RETRY`, or raises,
     when it failed. A failed message is delivered again later; after *max_reconsume_times* it becomes a dead letter.
@@ -125,7 +129,7 @@ class PushConsumer(Client):
     Raises:
       TypeError, ValueError: an argument is wrong.
       MessageRefused: a topic or the group has a name that brokers refuse.
-      BrokerError: on entry, when a broker does not evaluate SQL92.
+      BrokerError: on entry, when a broker does not evaluate SQL92, or the name server's address is a broker's.
     """
 
     def __init__(
@@ -262,6 +266,8 @@ class PushConsumer(Client):
             except RouteNotFound as error:
                 # The first heartbeat of a new group creates its retry topic.
                 log.log(logging.DEBUG if topic.startswith(RETRY_PREFIX) else logging.INFO, "%s", error)
+            except NameServerUnreachable:
+                break  # it may start later than this consumer; `_fetch_missing_routes` goes on
         await self.network.send_heartbeats()
         for subscription in self.subscriptions.values():
             await self._check_expression(subscription)
@@ -319,20 +325,27 @@ class PushConsumer(Client):
             with trio.move_on_after(interval_s):
                 await self._rebalance_wanted.wait()
             self._rebalance_wanted = trio.Event()
-            if missing:
-                await self._fetch_missing_routes()
+            if missing and not await self._fetch_missing_routes():
+                interval_s = min(interval_s, UNREACHABLE_MAX_S)
             await self._rebalance()
 
-    async def _fetch_missing_routes(self) -> None:
+    async def _fetch_missing_routes(self) -> bool:
+        """Look for topics that had no route; return whether a name server could be reached."""
+        is_reached = True
         before = self.network.broker_addresses()
-        for topic in list(self.subscriptions):
+        for topic, subscription in list(self.subscriptions.items()):
             if topic not in self.network.routes:
                 try:
                     await self.network.fetch_route(topic)
+                    await self._check_expression(subscription)
+                except BrokerError as error:
+                    self._fail(error)  # as when the consumer opens
                 except ClientError as error:
+                    is_reached = is_reached and not isinstance(error, NameServerUnreachable)
                     log.debug("%s", error)
         if self.network.broker_addresses() != before:
             await self.network.send_heartbeats()
+        return is_reached
 
     async def _rebalance(self) -> None:
         """Take the queues that are assigned now, and release those that no longer are."""
@@ -357,7 +370,7 @@ class PushConsumer(Client):
         try:
             members = await self._members(topic)
         except ClientError as error:
-            log.warning("members of group %r are unknown, keeping its queues: %s", self.group, error)
+            log.log(level_of(error), "members of group %r are unknown, keeping its queues: %s", self.group, error)
             return None
         return self._allocation.allocate(self.group, self.client_id, queues, members)
 

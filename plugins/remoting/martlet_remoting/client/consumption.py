@@ -23,6 +23,7 @@ from .arguments import check_integer
 from .backlog import Backlog
 from .listening import Listening, Outcome
 from .network import Network
+from .outages import level_of
 from .pulling import PULL_MESSAGES_MAX, Pulled, PullStatus, Subscription, pull
 
 __all__ = ["ConsumedQueue", "Limits", "Offsets", "Work"]
@@ -166,7 +167,7 @@ class ConsumedQueue:
             try:
                 return await self._first_offset(self.queue)
             except ClientError as error:
-                log.warning("cannot read the offset of %s for group %r: %s", self.queue, self.group, error)
+                log.log(level_of(error), "cannot read the offset of %s for group %r: %s", self.queue, self.group, error)
                 await trio.sleep(PAUSE_S)
 
     async def _pull_from(self, offset: int) -> int:
@@ -209,8 +210,8 @@ class ConsumedQueue:
         self.last_pull_ms = self.network.clock.now_ms()
         return await pull(self.network, self.queue, header, RequestCode.PULL_MESSAGE, self._broker_id)
 
-    async def _recover(self, error: Exception) -> None:
-        log.warning("pull of %s for group %r failed: %s", self.queue, self.group, error)
+    async def _recover(self, error: ClientError) -> None:
+        log.log(level_of(error), "pull of %s for group %r failed: %s", self.queue, self.group, error)
         self._broker_id = 0
         if isinstance(error, BrokerError) and error.code in _UNKNOWN_TO_BROKER:
             await self.network.send_heartbeats()
@@ -236,7 +237,7 @@ class ConsumedQueue:
         try:
             await self.offsets.write(self.queue, offset)
         except ClientError as error:
-            log.warning("offset %d of %s was not committed: %s", offset, self.queue, error)
+            log.log(level_of(error), "offset %d of %s was not committed: %s", offset, self.queue, error)
         else:
             self._committed = offset
 

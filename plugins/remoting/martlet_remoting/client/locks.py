@@ -13,6 +13,7 @@ from martlet_remoting.packets import MessageQueue
 
 from .consumption import LOCK_LIVE_S, ConsumedQueue
 from .network import Network
+from .outages import level_of
 
 __all__ = ["Locks"]
 
@@ -45,7 +46,7 @@ class Locks:
                 answer = await self.network.ask(address, RequestCode.LOCK_BATCH_MQ, {}, self._body(mine))
                 locked = bodies.queues(bodies.load_object(answer.body), "lockOKMQSet")
             except ClientError as error:
-                log.warning("queues of broker %r were not locked: %s", name, error)
+                log.log(level_of(error), "queues of broker %r were not locked: %s", name, error)
                 continue
             for queue in mine:
                 consumed = self._held.get(queue)
@@ -59,7 +60,7 @@ class Locks:
                 address = await self.network.broker_address(mine[0].topic, name)
                 await self.network.ask(address, RequestCode.UNLOCK_BATCH_MQ, {}, self._body(mine))
             except ClientError as error:
-                log.warning("queues of broker %r were not unlocked: %s", name, error)
+                log.log(level_of(error), "queues of broker %r were not unlocked: %s", name, error)
 
     def _body(self, queues: Sequence[MessageQueue]) -> bytes:
         return bodies.dump(

@@ -37,6 +37,7 @@ from martlet_remoting.signatures import SigningKey
 from .arguments import check_callable, check_seconds, check_type, check_utf8
 from .identity import Identity
 from .link import Answer, Handle, Link
+from .outages import Outages, level_of
 
 __all__ = ["Client", "Network", "Settings"]
 
@@ -48,6 +49,15 @@ Connect: TypeAlias = Callable[[str, int], Awaitable[trio.abc.Stream]]
 TEMPLATE_TOPIC: Final = "TBW102"
 ADDRESS_EXAMPLE: Final = "write HOST:PORT, for example 127.0.0.1:9876"
 PORT_MAX: Final = 65535
+# What every name server answers, and no broker.
+OF_NAME_SERVERS: Final = frozenset(
+    (
+        RequestCode.GET_ROUTEINFO_BY_TOPIC,
+        RequestCode.GET_BROKER_CLUSTER_INFO,
+        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+    )
+)
+BROKERS_PORT: Final = "; this is the port of a broker: give that of a name server, which is usually 9876"
 
 
 async def connect_tcp(host: str, port: int) -> trio.abc.Stream:
@@ -153,6 +163,7 @@ class Network:
         self._links: dict[str, Link] = {}
         self._openings: dict[str, _Opening] = {}
         self._name_servers = settings.name_servers()
+        self._outages = Outages()
         self._nursery: trio.Nursery | None = None
 
     @property
@@ -177,7 +188,7 @@ class Network:
                 try:
                     await self.fetch_route(topic)
                 except ClientError as error:
-                    log.warning("route of topic %r was not refreshed: %s", topic, error)
+                    log.log(level_of(error), "route of topic %r was not refreshed: %s", topic, error)
 
     async def _send_heartbeats(self) -> None:
         while True:
@@ -197,7 +208,7 @@ class Network:
         try:
             await self.ask(address, RequestCode.HEART_BEAT, {}, body)
         except ClientError as error:
-            log.warning("heartbeat failed: %s", error)
+            log.log(level_of(error), "heartbeat failed: %s", error)
             self._give_up_silent(address, error)
 
     def _give_up_silent(self, address: str, error: ClientError) -> None:
@@ -255,7 +266,7 @@ class Network:
         try:
             await link.ask(RequestCode.HEART_BEAT, {}, body, self.settings.request_timeout_s)
         except ClientError as error:
-            log.warning("heartbeat failed: %s", error)
+            log.log(level_of(error), "heartbeat failed: %s", error)
 
     async def _open(self, address: str) -> Link:
         if self._nursery is None:
@@ -294,6 +305,19 @@ class Network:
         timeout_s: float | None = None,
     ) -> Command:
         """Return the answer of *address*, whatever its code."""
+        server = "name server" if address in self._name_servers else "broker"
+        try:
+            answer = await self._ask_any(address, code, ext, body, timeout_s)
+        except (ConnectionLost, RequestTimeout) as error:
+            if self._nursery is not None:  # else the client closes
+                self._outages.failed(server, address, error)
+            raise
+        self._outages.answered(server, address)
+        return answer
+
+    async def _ask_any(
+        self, address: str, code: int, ext: Mapping[str, object], body: bytes, timeout_s: float | None
+    ) -> Command:
         timeout_s = self.settings.request_timeout_s if timeout_s is None else timeout_s
         link = self._links.get(address)
         if link is not None and not link.closed:
@@ -333,13 +357,17 @@ class Network:
 
         Raises:
           NameServerUnreachable: none did.
-          BrokerError: it answered with an error.
+          BrokerError: it answered with an error, or is no name server.
         """
         failures: list[str] = []
         for address in list(self._name_servers):
             try:
                 return await self.ask(address, code, ext, body)
-            except (BrokerError, ClientClosed):
+            except BrokerError as error:
+                if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED and code in OF_NAME_SERVERS:
+                    raise BrokerError(error.code, error.remark + BROKERS_PORT, address) from None
+                raise
+            except ClientClosed:
                 raise
             except ClientError as error:
                 failures.append(str(error))

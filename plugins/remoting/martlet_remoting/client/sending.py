@@ -14,6 +14,7 @@ from martlet_remoting.answers.errors import (
     ClientClosed,
     ClientError,
     ConnectionLost,
+    NameServerUnreachable,
     RouteNotFound,
     SendFailed,
 )
@@ -54,6 +55,7 @@ _STORED: Final = {status.value: status for status in SendStatus}
 _AVOIDED_S: Final = (0.5, 2.0, 5.0, 10.0, 30.0)
 # The pause before the same broker is tried again.
 _PAUSE_S: Final = 0.05
+_PAUSE_MAX_S: Final = 0.5
 
 
 @final
@@ -145,14 +147,27 @@ class Sending:
     async def send(self, header: SendHeader, body: bytes, code: int, timeout_s: float | None = None) -> "Sent":
         """Return the answer of the first broker that stored it.
 
+        Attempts that reach no broker are repeated until the time is up; of others there are as many as retries allow.
+
         Raises:
           SendFailed: no broker stored it within the retries and the time limit.
           BrokerError: a broker refused it for a reason that another would share.
+          RouteNotFound, NameServerUnreachable: nobody knew where to send it.
         """
-        route, queues = await self.publish_route(header.topic)
-        deadline = trio.current_time() + (self.timeout_s if timeout_s is None else timeout_s)
+        seconds = self.timeout_s if timeout_s is None else timeout_s
+        deadline = trio.current_time() + seconds
         attempts: list[Attempt] = []
+        retries = self.retries
         while True:
+            known = await self._find_route(header.topic, bool(attempts), deadline)
+            if not attempts:
+                deadline = trio.current_time() + seconds
+            if isinstance(known, ClientError):
+                last = known
+                break
+            route, queues = known[0], _not_refused(known[1], attempts)
+            if not queues:
+                break
             queue = await self._next_queue(queues, attempts, deadline)
             try:
                 return await self.send_to(route, queue, header, body, code, deadline - trio.current_time())
@@ -162,17 +177,38 @@ class Sending:
                 last = error
                 attempts.append(Attempt(queue, error))
                 self._failed(header.topic, queue, error)
-            if len(attempts) > self.retries or trio.current_time() >= deadline:
-                break
-            try:
-                route, queues = await self.publish_route(header.topic)
-            except ClientError as error:
-                last = error
-                break
-            queues = _not_refused(queues, attempts)
-            if not queues:
+            retries -= not (isinstance(last, ConnectionLost) and last.was_not_opened)
+            if retries < 0 or trio.current_time() >= deadline:
                 break
         raise SendFailed(header.topic, tuple(attempts)) from last
+
+    async def _find_route(
+        self, topic: str, is_again: bool, deadline: float
+    ) -> tuple[Route, list[MessageQueue]] | ClientError:
+        """Return where to send to; wait for a name server until *deadline*, and then return why there is none *again*.
+
+        Raises:
+          RouteNotFound, NameServerUnreachable: there never was any.
+        """
+        pause_s = _PAUSE_S
+        has_waited = False
+        while True:
+            try:
+                return await self.publish_route(topic)
+            except (NameServerUnreachable, RouteNotFound) as error:
+                # After an outage a name server knows no brokers until they register again.
+                is_known = isinstance(error, RouteNotFound) and not is_again and not has_waited
+                if is_known or trio.current_time() + pause_s >= deadline:
+                    if not is_again:
+                        raise
+                    return error
+                has_waited = True
+            except ClientError as error:
+                if not is_again:
+                    raise
+                return error
+            await trio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _PAUSE_MAX_S)
 
     async def _next_queue(
         self, queues: Sequence[MessageQueue], attempts: Sequence[Attempt], deadline: float
@@ -181,7 +217,8 @@ class Sending:
         last_broker = attempts[-1].queue.broker_name if attempts else ""
         queue = self.choice.next_queue(queues, last_broker)
         if queue.broker_name == last_broker:
-            await trio.sleep(min(_PAUSE_S * 2 ** len(attempts), max(0.0, deadline - trio.current_time())))
+            pause_s = min(_PAUSE_S * 2 ** min(len(attempts), 10), _PAUSE_MAX_S)
+            await trio.sleep(min(pause_s, max(0.0, deadline - trio.current_time())))
         return queue
 
     def _failed(self, topic: str, queue: MessageQueue, error: ClientError) -> None:
