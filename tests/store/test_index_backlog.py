@@ -3,8 +3,15 @@
 import tracemalloc
 from pathlib import Path
 
+import pytest
+import trio
+
+from martlet.errors import NotReady
+from martlet.message import Message
+from martlet.steps import finish_now
 from martlet.store import Store, StoreConfig
-from martlet.store.indexer import INDEX_HELP, UNINDEXED_MAX
+from martlet.store.indexer import INDEX_BATCH, INDEX_HELP, INDEX_HELP_MAX, UNINDEXED_MAX
+from martlet.store.key_index import SHORT_BYTES
 from martlet.testing.stores import ManualClock, message
 
 
@@ -61,3 +68,92 @@ async def test_messages_without_keys_wait_for_the_index_only_behind_others(tmp_p
     store.indexer.drain_now()
     assert keys.position == store.written
     await store.close()
+
+
+MANY = 16_000
+
+
+def with_keys(number: int, count: int = MANY) -> bytes:
+    """Properties with *count* short keys of message *number*."""
+    return (
+        f"KEYS\x01{' '.join(str(each % 10) for each in range(count))} own{number}\x02UNIQ_KEY\x01u{number}\x02".encode()
+    )
+
+
+def put(store: Store, number: int, count: int = MANY) -> None:
+    store.append(Message("T", b"x", with_keys(number, count)), 0)
+
+
+def positions(store: Store, key: str) -> list[bytes]:
+    return finish_now(store.query_keys("T", key.encode(), 10, 0, 1 << 62)).records
+
+
+@pytest.mark.parametrize("count", [10, 300, MANY])
+async def test_a_slice_counts_keys_and_not_messages(tmp_path: Path, count: int) -> None:
+    store = await Store.open(tmp_path, StoreConfig(segment_bytes=1 << 24), ManualClock())
+    keys = store.indexer.keys
+    assert keys is not None
+    for number in range(20):
+        put(store, number, count)
+    store.commit()
+    steps, before = [0], keys.total()
+    while keys.drain(INDEX_BATCH):
+        steps.append(keys.total() - before)
+        before = keys.total()
+    assert max(steps) <= INDEX_BATCH + SHORT_BYTES // 2
+    assert keys.total() == 20 * (count + 2)
+    assert (keys.pending_keys, keys.pending_bytes, keys.position) == (0, 0, store.written)
+    store.commit()
+    await store.flusher.flush()
+    assert len(positions(store, "own7")) == len(positions(store, "u7")) == 1
+    await store.close()
+
+
+async def test_a_commit_indexes_no_more_keys_than_a_turn_allows(tmp_path: Path) -> None:
+    store = await Store.open(tmp_path, StoreConfig(segment_bytes=1 << 24), ManualClock())
+    keys = store.indexer.keys
+    assert keys is not None
+    for number in range(40):
+        put(store, number)
+        before = keys.total()
+        store.commit()
+        assert keys.total() - before <= INDEX_HELP_MAX + SHORT_BYTES // 2
+    await store.close()
+
+
+@pytest.mark.plain
+async def test_with_too_many_keys_the_index_follows_the_log_a_little_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("martlet.store.indexer.WAITING_BYTES_MAX", 1 << 19)
+    store = await Store.open(tmp_path, StoreConfig(segment_bytes=1 << 24), ManualClock())
+    keys = store.indexer.keys
+    assert keys is not None
+    for number in range(30):
+        put(store, number)
+        store.commit()
+    assert store.indexer.is_complete is False
+    assert "have more keys than can be indexed at once" in caplog.text
+    assert keys.pending_bytes == 0, "memory is limited"
+    with pytest.raises(NotReady):
+        positions(store, "u3")
+    most = 0
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        before = keys.total()
+        while keys.position < store.written:
+            await trio.lowlevel.checkpoint()
+            most, before = max(most, keys.total() - before), keys.total()
+        await store.indexer.wait_complete()
+        nursery.cancel_scope.cancel()
+    assert most <= INDEX_BATCH + SHORT_BYTES // 2
+    assert [len(positions(store, f"own{number}")) for number in range(30)] == [1] * 30
+    put(store, 30)
+    store.commit()
+    store.indexer.drain_now()
+    total = keys.total()
+    await store.close()
+    again = await Store.open(tmp_path, StoreConfig(segment_bytes=1 << 24), ManualClock())
+    assert again.indexer.keys is not None
+    assert again.indexer.keys.total() == total >= 31 * (MANY + 2)
+    await again.close()

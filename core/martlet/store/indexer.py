@@ -21,11 +21,15 @@ __all__ = ["Indexer"]
 
 logger = logging.getLogger("martlet.store")
 
-# Messages to index per turn of the event loop.
+# Messages and keys to index per turn of the event loop; 2.3 us each.
 INDEX_BATCH: Final = 256
-# If more messages than this wait for the key index, commits help.
+# If more messages and keys than this wait for the key index, commits help.
 UNINDEXED_MAX: Final = 20_000
-INDEX_HELP: Final = 64  # a commit indexes this many more than it adds; 2.3 us each
+INDEX_HELP: Final = 64  # a commit indexes this many more than it adds
+INDEX_HELP_MAX: Final = 2048
+# With more than that, or more bytes of properties, the index follows the log instead: memory has a limit.
+WAITING_MAX: Final = 1_000_000
+WAITING_BYTES_MAX: Final = 64 << 20
 # A key index that is at most this far behind is completed while the store opens; otherwise in the background, in blocks
 # that take less than a millisecond each.
 FOLLOW_AT_ONCE_BYTES: Final = 16 * 1024 * 1024
@@ -99,17 +103,27 @@ class Indexer:
         """Accept the records of a commit."""
         keys = self.keys
         if keys is not None and self._follower is None:
+            before = keys.pending_keys
             keys.accept(appended)
-            if len(keys.pending) > UNINDEXED_MAX:
-                self._help(keys, len(appended))
+            if keys.pending_keys > UNINDEXED_MAX:
+                self._help(keys, keys.pending_keys - before)
         self._wakeup.set()
 
     def _help(self, keys: KeyIndex, appended: int) -> None:
-        """Index slightly more messages than were *appended*: the backlog shrinks, and no commit pays for all of it."""
+        """Index slightly more than was *appended*: the backlog shrinks, and no commit pays for all of it."""
         try:
-            keys.drain(appended + INDEX_HELP)
+            keys.drain(min(appended + INDEX_HELP, INDEX_HELP_MAX))
         except OSError as error:
             logger.warning("the key index cannot grow: %s; retrying later", error)
+        if keys.pending_keys > WAITING_MAX or keys.pending_bytes > WAITING_BYTES_MAX:
+            logger.warning(
+                "%d messages have more keys than can be indexed at once; the key index follows in the background, and "
+                "queries by key wait for it",
+                len(keys.pending),
+            )
+            keys.forget_pending()
+            self._follower = Follower(self._segments, self._queues, keys)
+            self._behind.set()
 
     async def drain(self) -> None:
         """Index the waiting messages, one batch per turn."""
@@ -120,7 +134,8 @@ class Indexer:
     def drain_now(self) -> None:
         """Like `drain`, but blocking."""
         if self.keys is not None and self._follower is None:
-            self.keys.drain(len(self.keys.pending))
+            while self.keys.drain(self.keys.pending_keys):
+                pass
 
     # ---- completeness
 
@@ -192,7 +207,10 @@ class Indexer:
         wanted, begin = FOLLOW_BYTES, follower.keys.position
         try:
             while follower.keys.position < end:
-                wanted = follower.take(follower.read(end, wanted), end, wanted) or FOLLOW_BYTES
+                more = follower.take(follower.read(end, wanted), end, wanted)
+                while not follower.index(WAITING_MAX):
+                    pass
+                wanted = more or FOLLOW_BYTES
                 if report is not None:
                     report(follower.keys.position - begin, end - begin, follower.keys.total())
         except OSError as error:
@@ -212,9 +230,17 @@ class Indexer:
                 return
             follower.keys.position = max(follower.keys.position, self._segments.start)
             data = await self._disk.off_loop(partial(follower.read, end, wanted))
-            try:
-                wanted = follower.take(data, end, wanted) or FOLLOW_BYTES
-            except OSError as error:
-                if not is_full(error):
-                    raise self._flusher.fail(error) from error
-                await trio.sleep(1)
+            more = follower.take(data, end, wanted)
+            while not await self._index_some(follower):
+                await trio.lowlevel.checkpoint()
+            wanted = more or FOLLOW_BYTES
+
+    async def _index_some(self, follower: Follower) -> bool:
+        """Index some keys of what *follower* has taken; return whether that was all. Waits while the disk is full."""
+        try:
+            return follower.index(INDEX_BATCH)
+        except OSError as error:
+            if not is_full(error):
+                raise self._flusher.fail(error) from error
+            await trio.sleep(1)
+            return False

@@ -56,7 +56,9 @@ SUFFIX_POWERS: Final = POWERS_OF[SUFFIX_BYTES]
 POWER: Final = tuple(reversed(POWERS_OF[256]))
 # A query follows at most this many entries of a chain; a key that every message has makes long ones.
 CHAIN_MAX: Final = 100_000
-# Work in one slice of a query: chain entries to follow, each a read from the file, or messages to index first.
+# A message with fewer bytes of properties has all of its keys indexed in one go, which takes up to 1 ms.
+SHORT_BYTES: Final = 1024
+# Work in one slice of a query: chain entries to follow, each a read from the file, or keys to index first.
 WALKED_AT_ONCE: Final = 256
 DRAINED_AT_ONCE: Final = 256
 
@@ -94,6 +96,7 @@ class KeyIndex:
         "_dirty_pages",
         "_entries",
         "_prefixes",
+        "_rest",
         "_saved",
         "_slots",
         "active",
@@ -104,6 +107,8 @@ class KeyIndex:
         "items",
         "new_names",
         "pending",
+        "pending_bytes",
+        "pending_keys",
         "position",
         "saving",
         "slots",
@@ -129,6 +134,10 @@ class KeyIndex:
         # A thread is writing the result of `take_slots`.
         self.saving = False
         self.pending: deque[Waiting] = deque()
+        # The size of the properties that wait, and how much work they are: messages, and spaces between keys.
+        self.pending_bytes = self.pending_keys = 0
+        # Keys of the first message that waits, which has so many that they take several slices; None before it begins.
+        self._rest: list[bytes] | None = None
         # In native byte order.
         self._slots = memoryview(array("i"))
         self._dirty_pages = bytearray()
@@ -257,7 +266,7 @@ class KeyIndex:
         self.new_names = True
         self.damaged = False
         self.unchecked.clear()
-        self.pending.clear()
+        self.forget_pending()
         self._slots = memoryview(array("i"))
         self._entries = bytearray()
         self._saved = 1
@@ -290,32 +299,71 @@ class KeyIndex:
 
     def accept(self, appended: Sequence[Waiting]) -> None:
         """Take the messages of a commit, which then wait for `drain`; without keys there is nothing to wait for."""
-        if self.pending or b"KEY" in b"".join([properties for _, _, _, _, properties in appended]):
+        joined = b"".join([properties for _, _, _, _, properties in appended])
+        if self.pending or b"KEY" in joined:
             self.pending.extend(appended)
+            self.pending_bytes += len(joined)
+            self.pending_keys += len(appended) + joined.count(b" ")
         else:
             _, _, self.position, store_ms, _ = appended[-1]
             self.store_ms = max(self.store_ms, store_ms)
 
-    def drain(self, count_max: int) -> bool:
-        """Index up to *count_max* waiting messages; return whether more are waiting."""
+    def forget_pending(self) -> None:
+        """Drop what waits; whoever reads the log from ``position`` on finds it again."""
+        self.pending.clear()
+        self.pending_bytes = self.pending_keys = 0
+        self._rest = None
+
+    def drain(self, budget: int) -> bool:
+        """Index about *budget* waiting messages and keys, 2 us each; return whether more are waiting."""
         pending = self.pending
-        for _ in range(min(count_max, len(pending))):
+        while pending and budget > 0:
             if self.saving and self._nearly_full():
                 break
-            queue, position, end, store_ms, properties = pending.popleft()
-            if properties.find(b"KEY") >= 0:
-                self.put(queue, position, store_ms, properties)
-            elif store_ms > self.store_ms:
-                self.store_ms = store_ms
+            _, _, end, _, properties = pending[0]
+            budget = self.index(pending[0], budget)
+            if self._rest is not None:
+                break
+            pending.popleft()
+            self.pending_bytes -= len(properties)
+            self.pending_keys -= 1 + properties.count(b" ")
             self.position = end
         return bool(pending)
+
+    def index(self, waiting: Waiting, budget: int) -> int:
+        """Index about *budget* keys of the message; return what is left of that. Call it again while `is_within`."""
+        queue, position, _, store_ms, properties = waiting
+        if properties.find(b"KEY") < 0:
+            if store_ms > self.store_ms:
+                self.store_ms = store_ms
+            return budget - 1
+        if len(properties) <= SHORT_BYTES:
+            self.put(queue, position, store_ms, properties)
+            return budget - 1 - properties.count(b" ")
+        rest = self._rest
+        if rest is None:
+            rest = _keys_in(properties)
+        for key in rest[-budget:]:
+            if key:
+                self._insert(self._hash(queue, key), position, store_ms)
+        left = budget - len(rest)
+        del rest[-budget:]
+        self._rest = rest or None
+        if self._rest is None and store_ms > self.store_ms:
+            self.store_ms = store_ms
+        return left - 1
+
+    @property
+    def is_within(self) -> bool:
+        """Whether some keys of a message are indexed, and others not."""
+        return self._rest is not None
 
     def _nearly_full(self) -> bool:
         """Return whether one message could fill the active file; two threads must not write its slots at once."""
         return self.active is not None and self.active.count + KEYS_MAX >= self.entries_max
 
     def put(self, queue: Queue, position: int, store_ms: int, properties: bytes) -> None:
-        """Add the unique key and every word of KEYS."""
+        """Add the unique key and every word of KEYS, of a message with few."""
         at = properties.find(b"UNIQ_KEY\x01")
         if at >= 0:
             if at and properties[at - 1] != 2:
@@ -470,7 +518,7 @@ class KeyIndex:
           store_ms_of: returns the store time of the record at a log position, -1 if unknown; an entry with another
             time is damaged.
         """
-        for _ in range(len(self.pending) // DRAINED_AT_ONCE + 1):
+        for _ in range(self.pending_keys // DRAINED_AT_ONCE + 1):
             if not self.drain(DRAINED_AT_ONCE):
                 break
             yield
@@ -537,6 +585,11 @@ class KeyIndex:
             return bytes(data)
         except FileNotFoundError:
             return b""
+
+
+def _keys_in(properties: bytes) -> list[bytes]:
+    """Return the words of KEYS and the unique key, some of which may be empty."""
+    return [*find_property(properties, b"KEYS").split(b" "), find_property(properties, b"UNIQ_KEY")]
 
 
 def _zeros(count: int) -> memoryview:

@@ -30,7 +30,6 @@ from martlet.records.layout import (
 )
 from martlet.store.atomic import FIRST, LAST, MARK_AT, NOWHERE, lacks_magic, valid_after, whole_group
 from martlet.store.files import is_full
-from martlet.store.key_index import KeyIndex
 from martlet.store.light import MULTI, light_places
 from martlet.store.notes import Note, is_note, read_note
 from martlet.store.order import Order
@@ -89,7 +88,7 @@ class Scan:
         queues: Queues,
         find: Find,
         on_note: OnNote | None = None,
-        keys: KeyIndex | None = None,
+        keys: Callable[[Queue, int, int, bytes], None] | None = None,
     ) -> None:
         self.segments = segments
         self.queues = queues
@@ -222,7 +221,7 @@ class Scan:
         ):
             return self._take_any(data, at, size, position, magic)
         if self.keys is not None:
-            self.keys.put(queue, position, store_ms, properties)
+            self.keys(queue, position, store_ms, properties)
         elif offset == queue.next_offset and properties.find(MULTI) < 0:
             queue.tail += ENTRY.pack(position, size, self._codes.of(properties))
             queue.next_offset = offset + 1
@@ -293,7 +292,7 @@ class Scan:
         queue = self._queue_of(topic, queue_id, position)
         if self.keys is not None:
             if queue is not None:
-                self.keys.put(queue, position, store_ms, properties)
+                self.keys(queue, position, store_ms, properties)
             return
         if queue is not None:
             self._enter(queue, offset, position, size, properties, store_ms)
