@@ -169,8 +169,8 @@ class Cursor:
     def collect(self, budget_bytes: int, messages_max: int = MESSAGES_ANY) -> list[tuple[Run, tuple[Hashable, ...]]]:
         """Return about *budget_bytes* of records, as runs with the values of the filters that match them.
 
-        Stops after the run that crosses the budget, after one that is compressed, and after *messages_max* messages,
-        where a run is split. Wakes the receiver again if more is pending.
+        Stops after the run that crosses the budget, after one that is compressed or heavy, and after *messages_max*
+        messages, where a run is split. Wakes the receiver again if more is pending.
 
         Raises:
           Refused: the receiver may no longer follow one of its filters.
@@ -188,7 +188,7 @@ class Cursor:
             messages_max -= run.count
             self._count_pending(-size)
             found.append((run, grants))
-            if run.is_compressed:
+            if run.is_compressed or run.is_heavy:
                 break
         if self._pending:
             self.wake()

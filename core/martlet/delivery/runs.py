@@ -11,7 +11,14 @@ from typing import Any, Final, Protocol, TypeVar, final
 from weakref import ref
 
 from martlet.contracts import Buffer
-from martlet.delivery.compressed import COMPRESSION_AT
+from martlet.delivery.costly import (
+    BODY_SIZE_AT,
+    COMPRESSION_AT,
+    PROPERTIES_MAX,
+    USUAL_BYTES,
+    may_be_costly,
+    property_cost,
+)
 from martlet.delivery.fanout import Encoding, places
 from martlet.delivery.routing import Found
 from martlet.records.compression import COMPRESSED
@@ -81,7 +88,8 @@ class Run:
     """Messages of a topic that the same receivers get for the same filters.
 
     ``data`` has their records, whole and in log order; ``position`` is that of the first, ``end`` the end of the last.
-    Messages for others may be between them in the log. One whose body ``is_compressed`` is alone.
+    Messages for others may be between them in the log. One whose body ``is_compressed`` is alone. A run whose messages
+    have many properties ``is_heavy``.
     """
 
     __slots__ = (
@@ -95,11 +103,13 @@ class Run:
         "data",
         "end",
         "is_compressed",
+        "is_heavy",
         "position",
     )
 
     def __init__(self, data: bytes, count: int, position: int, end: int, *, is_compressed: bool = False) -> None:
         self.is_compressed = is_compressed
+        self.is_heavy = False
         self.data = data
         self.count = count
         self.position = position
@@ -153,6 +163,7 @@ class Run:
         end = RecordView(self.data, last).position + at - last
         head = Run(self.data[:at], count, self.position, end)
         tail = Run(self.data[at:], self.count - count, RecordView(self.data, at).position, self.end)
+        head.is_heavy = tail.is_heavy = self.is_heavy
         head._whole = tail._whole = self._whole or self
         head._first, tail._first = self._first, self._first + count
         return head, tail
@@ -182,7 +193,36 @@ def _keep_expanded(run: Run) -> None:
 
 
 def make_runs(found: Sequence[Found]) -> list[Run]:
-    """Return the records that `merge` found, as one run if none is compressed."""
+    """Return the records that `merge` found, as one run if none is compressed, and they have few properties."""
+    unpack = I32.unpack_from
+    sizes = [end - at - unpack(data, at + BODY_SIZE_AT)[0] for _, data, at, end, _, _ in found]
+    if may_be_costly(sizes):
+        parts = list(_light_parts(found, sizes))
+        if len(parts) > 1 or property_cost(found[0][1], found[0][2]) > PROPERTIES_MAX:
+            return [run for part in parts for run in _heavy_runs(part)]
+    return _make_runs(found)
+
+
+def _light_parts(found: Sequence[Found], sizes: Sequence[int]) -> Iterator[Sequence[Found]]:
+    """Yield *found* in parts that have no more than `PROPERTIES_MAX` properties, or one message that has."""
+    begin = cost = 0
+    for index, (_, data, at, _, _, _) in enumerate(found):
+        more = property_cost(data, at) if sizes[index] > USUAL_BYTES or sizes[index] < 0 else 0
+        if begin < index and cost + more > PROPERTIES_MAX:
+            yield found[begin:index]
+            begin, cost = index, 0
+        cost += more
+    yield found[begin:]
+
+
+def _heavy_runs(found: Sequence[Found]) -> list[Run]:
+    runs = _make_runs(found)
+    for run in runs:
+        run.is_heavy = True
+    return runs
+
+
+def _make_runs(found: Sequence[Found]) -> list[Run]:
     compressed = [index for index, each in enumerate(found) if each[1][each[2] + COMPRESSION_AT] & COMPRESSED]
     if not compressed:
         return [_make_run(found)]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final, final
 
 from martlet.delivery.competitors import Competitor, Competitors
-from martlet.delivery.compressed import cut_after_compressed
+from martlet.delivery.costly import cut_after_costly
 from martlet.delivery.finder import FOUND_MAX, Finder, Names, choose
 from martlet.delivery.lease_notes import REACH, Change
 from martlet.delivery.selection import Selection
@@ -172,7 +172,7 @@ class ShareSource:
             member.peer.start, UNREAD, lane.queue, start, count, budget_bytes, selection.codes, selection.predicate
         )
         if result is not None:
-            cut_after_compressed(result)
+            cut_after_costly(result)
             lane.due = start < result.next_offset < lane.queue.next_offset
         return result
 
@@ -183,7 +183,7 @@ class ShareSource:
         first, end = offsets[0], offsets[-1] + 1
         result = lane.reader.read(member.peer.start, UNREAD, lane.queue, first, end - first, budget_bytes)
         if result is not None:
-            cut_after_compressed(result)
+            cut_after_costly(result)
             self.parked -= lane.forget_found(max(result.next_offset, first + 1))
             lane.due = bool(lane.found)
             choose(result, offsets, self.names.condition)
@@ -218,5 +218,5 @@ class ShareSource:
             start, offset, lane.queue, offset, count, budget_bytes, selection.codes, selection.predicate
         )
         if result is not None:
-            cut_after_compressed(result)
+            cut_after_costly(result)
         return result

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Final, Protocol, final
 
 from martlet.contracts import Buffer
-from martlet.delivery.compressed import cut_after_compressed
+from martlet.delivery.costly import cut_after_costly
 from martlet.delivery.fanout import Batch, Encoding, Encodings, SharedTail
 from martlet.delivery.selection import EVERYTHING, Selection
 from martlet.delivery.tail_reader import Tails
@@ -319,7 +319,7 @@ class Subscription:
             lane.cursor = result.next_offset
             lane.due = lane.cursor < queue.next_offset
             return None
-        cut_after_compressed(result)
+        cut_after_costly(result)
         return lane.tail.encode(result, lane.cursor)
 
 

@@ -86,6 +86,7 @@ __all__ = [
     "RecordView",
     "names_of",
     "part_offsets",
+    "property_count",
     "record_views",
     "with_reconsume_times",
 ]
@@ -225,6 +226,14 @@ def names_of(data: bytes) -> list[tuple[int, int, int, str]]:
         found.append((position, start, end, name))
         start = end
     return found
+
+
+def property_count(data: Buffer, start: int) -> int:
+    """Return how many properties the record at *start* has."""
+    size, _, _, sys_flag, body_bytes = _NAMED.unpack_from(data, start)
+    if sys_flag & WIDE_HOSTS or body_bytes < 0:
+        return RecordView(data, start).properties.count(b"\x02")
+    return bytes(data[start + HEAD_BYTES + body_bytes : start + size]).count(b"\x02")
 
 
 def _text(data: bytes) -> str:

@@ -357,8 +357,10 @@ class Topics:
     def _begins(self, old: Topic, read_queues: int) -> dict[int, int]:
         """Return ``begins`` of a topic that had the queues of *old*, and has *read_queues* now."""
         queues = self._store.queues.topics.get(old.name, {})
-        found = {key: queue.next_offset for key, queue in queues.items() if old.read_queues <= key < read_queues}
-        found |= old.begins
+        found = dict(old.begins)
+        if old.read_queues_wanted is not None:  # it had more queues once
+            again = [each for each in queues.items() if old.read_queues <= each[0] < read_queues]
+            found |= {key: queue.next_offset for key, queue in again}
         return {key: offset for key, offset in found.items() if key in queues and offset > queues[key].first_offset}
 
     def narrow(self, topic: Topic) -> Topic:

@@ -197,7 +197,7 @@ class Outgoing:
                 return
             try:
                 for run, grants in cursor.collect(budget_bytes, count):
-                    budget_bytes = 0 if run.is_compressed else budget_bytes - len(run.data)
+                    budget_bytes = 0 if run.is_compressed or run.is_heavy else budget_bytes - len(run.data)
                     self._deliver(run, cast("tuple[Grant, ...]", grants))
             except Exception:  # whatever it is, it ends the connection
                 self._session.where = lambda: 0  # not the cursor's: some of what it gave was not delivered

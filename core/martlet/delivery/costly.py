@@ -1,0 +1,65 @@
+"""Messages that take long to encode: a turn of the event loop encodes few of them, whatever their size.
+
+RocketMQ's producers compress large bodies, and subscribers of other protocols get them decompressed. A body of 4 KiB
+may expand to 4 MiB. And the 32 KiB of properties of a message can be 8,000, each of which takes 2 to 3 us to encode. So
+the size of what was read says nothing about the work. Therefore a read ends after the first compressed body, and once
+its messages have many properties; a run has no other message beside a compressed one, and few messages with many
+properties; and a cursor brings one such run at a time: what a subscriber has not read yet then counts before the next
+one is encoded.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from martlet.contracts import Buffer
+from martlet.records.compression import COMPRESSED
+from martlet.records.layout import I32, SYS_FLAG_AT, property_count
+from martlet.store import ReadResult
+
+__all__ = [
+    "BODY_SIZE_AT",
+    "COMPRESSION_AT",
+    "PROPERTIES_MAX",
+    "USUAL_BYTES",
+    "cut_after_costly",
+    "may_be_costly",
+    "property_cost",
+]
+
+# The byte of a record with the flag COMPRESSED.
+COMPRESSION_AT: Final = SYS_FLAG_AT + 3
+# Properties that messages which are encoded together may have, beyond those that every message may have.
+PROPERTIES_MAX: Final = 1024
+PROPERTIES_FREE: Final = 16
+# A record that has less than that, without its body, has few; one with more than LONG_BYTES may have many.
+USUAL_BYTES: Final = 256
+LONG_BYTES: Final = 1024
+# Where a record has the size of its body, if both hosts are IPv4.
+BODY_SIZE_AT: Final = 84
+
+
+def property_cost(data: Buffer, start: int) -> int:
+    """Return how many properties beyond the usual ones the record at *start* has."""
+    return max(property_count(data, start) - PROPERTIES_FREE, 0)
+
+
+def may_be_costly(sizes: Sequence[int]) -> bool:
+    """Return whether records with *sizes* without their bodies may have many properties together."""
+    return sum(sizes) > USUAL_BYTES * len(sizes) or max(sizes) > LONG_BYTES or min(sizes) < 0
+
+
+def cut_after_costly(result: ReadResult) -> None:
+    """Keep only the messages of *result* up to the first compressed one, or until they have many properties."""
+    count, cost, unpack = 0, 0, I32.unpack_from
+    for piece in result.pieces:
+        at, end = 0, len(piece)
+        while at < end:
+            count += 1
+            size: int = unpack(piece, at)[0]
+            own: int = size - unpack(piece, at + BODY_SIZE_AT)[0]
+            if own > USUAL_BYTES or own < 0:
+                cost += property_cost(piece, at)
+            if piece[at + COMPRESSION_AT] & COMPRESSED or cost > PROPERTIES_MAX:
+                result.cut(count)
+                return
+            at += size
