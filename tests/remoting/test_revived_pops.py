@@ -215,6 +215,19 @@ async def test_check_points_that_are_not_delivered_yet_are_read_from_the_timer_t
         assert list(leases(harness.broker)) == [1, 2, 4]
 
 
+async def test_a_time_that_is_newer_than_the_log_is_not_believed(autojump_clock: MockClock) -> None:
+    """A flipped bit in RocketMQ's file would make all its timers ones that were delivered."""
+    moved = Moved()
+    now_ms = moved.clock.ms
+    async with moved.as_rocketmq(committed=1, revived=0) as broker:
+        fill_topic(broker, 1)
+        point = popped(moved.clock, 0, [0])
+        put(broker, message(point, TIMER_TOPIC, TIMER_OUT_MS=now_ms + 50_000, REAL_TOPIC=REVIVE))
+        broker.store.write_file("config/timercheck", CHECK.pack(now_ms + (1 << 40), 0, 1, 1, 0, 0, 0))
+    async with moved.as_martlet() as harness:
+        assert list(leases(harness.broker)) == [0]
+
+
 async def test_they_are_taken_over_once(autojump_clock: MockClock) -> None:
     moved = Moved()
     async with moved.as_rocketmq(committed=3) as broker:

@@ -26,6 +26,7 @@ QUERY_BYTES_MAX: Final = 1 << 30
 # What a client calls a position may not be one, and then the size there is random; RocketMQ's clients accept no frame
 # over 16 MiB.
 ASKED_BYTES_MAX: Final = 16 << 20
+UNKNOWN_MS: Final = 1 << 62
 QUERY_PAUSE_BYTES: Final = 524_288  # per slice of a query; each read counts as QUERY_STEP_BYTES at least
 QUERY_STEP_BYTES: Final = 32_768
 # Messages per slice of a search by time. Each may cost two reads of 0.3 ms: a block of entries and the record.
@@ -94,6 +95,17 @@ class Lookup:
         if not check_record(data, 0, size, position):
             return None
         return data if internal or not RecordView(data).topic_bytes.startswith(OWN_BYTES) else None
+
+    def newest_ms(self) -> int:
+        """Return when the newest message of all queues was stored, for a start; `UNKNOWN_MS` if that cannot be told."""
+        queues = self._queues
+        try:
+            last = [queues.position_at(each, each.next_offset - 1) for each in queues.all() if each.next_offset]
+        except BlockDamaged:
+            return UNKNOWN_MS
+        newest = max(last, default=-1)
+        front = self._segments.read(newest, FRONT_BYTES) if newest >= 0 else b""
+        return RecordView(front).store_ms if len(front) == FRONT_BYTES else UNKNOWN_MS
 
     def known_record(self, position: int) -> bytes | None:
         """Like `Store.known_record`."""

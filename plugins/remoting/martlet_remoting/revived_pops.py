@@ -41,6 +41,7 @@ BATCH_ACK: Final = b"bAck"
 TAGS: Final = (CHECK_POINT, ACK, BATCH_ACK)
 TAG_CODES: Final = frozenset(tags_code(tag.decode()) for tag in TAGS)
 TIMER_CHECK: Final = "config/timercheck"
+TIMER_PRECISION_MS: Final = 1000
 TAGS_KEY: Final = b"TAGS"
 TIMER_OUT_MS: Final = b"TIMER_OUT_MS"
 # lastReadTimeMs lastTimerLogFlushPos lastTimerQueueOffset masterTimerQueueOffset
@@ -144,6 +145,9 @@ class RevivedPops:
         self._topics = [topic.name for topic in broker.topics if topic.name.startswith(REVIVE_PREFIX)]
         # If the broker is killed before the end, the next start takes over everything again.
         self._wanted = broker.groups.has_foreign_pops
+        # Of RocketMQ's timers nothing is believed beyond the newest record of its log.
+        timers = broker.store.find_queue(TIMER_TOPIC, 0) if self._wanted else None
+        self._newest_ms = broker.store.lookup.newest_ms() if timers is not None and timers.next_offset else 0
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Take over the pops, and report that clients can be served."""
@@ -205,6 +209,7 @@ class RevivedPops:
         begin_ms = self._broker.clock.now_ms()
         if len(check) >= TIMER_NUMBERS.size:
             read_ms, _, of_this, of_master = TIMER_NUMBERS.unpack_from(check)
+            read_ms = min(read_ms, self._newest_ms + TIMER_PRECISION_MS)
             in_wheel, begin_ms = min(of_this, of_master), read_ms
         start = await self._broker.turns.finish(store.offset_by_time(queue, begin_ms - INVISIBLE_MS_MAX))
         start = max(start, groups.offset(REVIVE_GROUP, queue.topic, queue.queue_id) + 1)

@@ -24,9 +24,8 @@ from martlet.checksum import crc32
 from martlet.errors import NotReady, Reason, Refused, StoreError
 from martlet.message import find_property
 from martlet.records.codec import decode_records, tags_code
-from martlet.records.layout import FRONT_BYTES, I32, RECORD_BYTES_MAX, RecordView
+from martlet.records.layout import I32, RECORD_BYTES_MAX
 from martlet.steps import Pace, Steps
-from martlet.store.queues import BlockDamaged
 from martlet.tables.saved import Table
 from martlet.tables.topics import TIMER_TOPIC
 from martlet_timer.properties import REAL_TOPIC
@@ -54,7 +53,6 @@ NOTED_AT_ONCE: Final = 512
 READ_AT_ONCE: Final = 512
 READ_BYTES: Final = 1 << 20
 RETRY_S: Final = 5.0
-UNKNOWN_MS: Final = 1 << 62
 
 
 def mark(check: bytes) -> bytes:
@@ -76,7 +74,7 @@ class Exchange:
         content = next(iter(broker.store.read_generations(PATH)), b"")
         if len(content) >= FOREIGN_BYTES and not content.startswith(mark(content)):
             self._foreign = content
-            self._newest_ms = _newest_ms(broker)
+            self._newest_ms = broker.store.lookup.newest_ms()
         elif content and not content.startswith(mark(content)):
             log.warning("%s is damaged; ignoring it, because Martlet wrote it and the log says the same", PATH)
         self._table = Table(PATH, self._render, lambda content: None)
@@ -208,18 +206,6 @@ class Exchange:
                     found |= {(due_ms, position) for position in positions if position < record.position}
             offset = max(result.next_offset, offset + 1)
         return found
-
-
-def _newest_ms(broker: "Broker") -> int:
-    """Return when the newest record of a queue was stored; the largest number if that cannot be told."""
-    store = broker.store
-    used = [queue for queue in store.queues.all() if queue.next_offset > queue.stored_from]
-    try:
-        newest = max((store.queues.position_at(queue, queue.next_offset - 1) for queue in used), default=-1)
-    except BlockDamaged:
-        newest = -1
-    front = store.segments.read(newest, FRONT_BYTES) if newest >= 0 else b""
-    return RecordView(front).store_ms if len(front) == FRONT_BYTES else UNKNOWN_MS
 
 
 def _recalled_keys(properties: bytes) -> list[int]:
