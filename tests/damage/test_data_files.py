@@ -129,7 +129,8 @@ def cases() -> Iterator[tuple[str, str, str]]:
     """Yield file, damage and stop: all of them, or each file with each damage in turn, at one of the stops."""
     for row, name in enumerate(NAMES):
         found = [(name, damage, stop) for damage in DAMAGES for stop in STOPS if is_told(name, damage, stop)]
-        yield from found if WHOLE else [found[(row * 7 + turn * 11) % len(found)] for turn in range(2)]
+        turns = 1 if name.endswith(".bak") else 2
+        yield from found if WHOLE else [found[(row * 7 + turn * 11) % len(found)] for turn in range(turns)]
 
 
 def paths_of(disk: FakeDisk, name: str) -> list[str]:

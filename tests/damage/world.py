@@ -396,7 +396,7 @@ async def _drain(talk: MqttTalk) -> list[tuple[object, ...]]:
     found: list[Publish] = []
     with trio.move_on_after(SEEN_S * 3 / 4):
         while True:
-            packet = await talk.receive()
+            packet = talk._came.pop(0) if talk._came else await talk.receive()
             if isinstance(packet, Ack):  # PUBREL of a message that was received before
                 await talk.send(Ack(PacketType.PUBCOMP, packet.packet_id))
                 continue
