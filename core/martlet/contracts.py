@@ -525,6 +525,14 @@ class Peer(TypingProtocol):
         """Queue *pieces* for sending; everything queued while one socket read is handled leaves in one send."""
         ...
 
+    def introduce(self, client: str, details: str = "") -> None:
+        """Log that *client*, as its protocol names it, has connected, with *details* such as its version.
+
+        From then on the log names it in lines about the connection, and says when and why that ends. Only the first
+        call counts. The number of such lines per second is limited.
+        """
+        ...
+
     def hold_until(self, position: int) -> None:
         """Hold everything sent in this round until the log is flushed up to *position*.
 

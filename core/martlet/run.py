@@ -12,6 +12,7 @@ import random
 import re
 import signal
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -25,6 +26,7 @@ import trio
 from msgspec import Struct, field
 
 from martlet import persistence
+from martlet.access import Authentication
 from martlet.broker import OWN_STATE, Broker
 from martlet.clock import Clock, SystemClock
 from martlet.config import Settings, fill, setting, unknown_key
@@ -32,6 +34,7 @@ from martlet.contracts import Dispatcher, Protocol, Service
 from martlet.errors import AddressUnavailable, ConfigError, MartletError, PluginError, StoreError
 from martlet.ids import Ids
 from martlet.logs import LogConfig
+from martlet.net.addresses import is_loopback, show_address
 from martlet.net.server import Server
 from martlet.plugins.loader import (
     Plugins,
@@ -309,7 +312,7 @@ async def _run_with_store(
             nursery.start_soon(broker.draining.run)
             nursery.start_soon(persistence.run, broker)
             nursery.start_soon(broker.projections.run)
-            ready({protocol.name: _address(listener) for protocol, listener in bound.items()})
+            ready({protocol.name: ",".join(map(_address, listeners)) for protocol, listeners in bound.items()})
             if any(protocol.websocket is not None for protocol in bound):
                 # Before the first client needs it, but not before the ports are ready, because it takes 40 ms.
                 nursery.start_soon(trio.to_thread.run_sync, partial(import_module, "martlet.net.websocket"))
@@ -351,19 +354,20 @@ class _Live:
         self._broker = broker
         self._server = server
         self._found = found
-        self._bound: dict[Protocol, socket.socket] = {}
+        self._bound: dict[Protocol, list[socket.socket]] = {}
         self._scopes: dict[str, trio.CancelScope] = {}
         self._failed: MartletError | None = None
         self._has_failed = trio.Event()
         broker.projections.on_failed = self.stop_plugin
 
-    def bind(self) -> dict[Protocol, socket.socket]:
+    def bind(self) -> dict[Protocol, list[socket.socket]]:
         """Bind every protocol; return the sockets of those that were bound."""
         for _, given in self._found["martlet_protocols"]:
             for protocol in given:
-                listener = _bind(self._server, protocol)
-                if listener is not None:
-                    self._bound[protocol] = listener
+                listeners = _bind(self._server, protocol)
+                if listeners:
+                    self._bound[protocol] = listeners
+        warn_of_open_ports(self._broker.authentication, self._bound)
         return self._bound
 
     async def start_services(self, nursery: trio.Nursery, stop: trio.Event) -> None:
@@ -394,9 +398,10 @@ class _Live:
             return
         guards = self._plugins.take_out(name)
         for protocol in self._given(name, "martlet_protocols"):
-            listener = self._bound.pop(protocol, None)
-            if listener is not None:
-                self._server.stop_accepting(listener)
+            listeners = self._bound.pop(protocol, None)
+            if listeners is not None:
+                for listener in listeners:
+                    self._server.stop_accepting(listener)
                 self._server.close_peers(f"plugin {name!r} has failed", protocol)
         if name in self._scopes:
             self._scopes[name].cancel()
@@ -434,8 +439,22 @@ class _Live:
             raise self._failed
 
 
-def _bind(server: Server, protocol: Protocol) -> socket.socket | None:
-    """Bind *protocol*; return None if it is optional and cannot be bound."""
+def warn_of_open_ports(authentication: Authentication, bound: Mapping[Protocol, Sequence[socket.socket]]) -> None:
+    """Warn of ports that anybody in the network can use, because no plugin knows users."""
+    if authentication.authenticators or authentication.mechanisms:
+        return
+    for protocol, listeners in bound.items():
+        context = protocol.tls() if protocol.tls_required else None
+        if context is not None and context.verify_mode is ssl.CERT_REQUIRED:
+            continue
+        if addresses := [_address(each) for each in listeners if not is_loopback(each.getsockname()[0])]:
+            text = "%s at %s is open to the network, and no plugin checks who connects: anybody who reaches it can "
+            text += "read, publish and delete; enable a plugin with users, or listen on 127.0.0.1"
+            log.warning(text, protocol.name, " and ".join(addresses))
+
+
+def _bind(server: Server, protocol: Protocol) -> list[socket.socket]:
+    """Bind *protocol*; return its sockets, none if it is optional and cannot be bound."""
     try:
         return server.bind(protocol)
     except (AddressUnavailable, ConfigError) as error:
@@ -444,7 +463,7 @@ def _bind(server: Server, protocol: Protocol) -> socket.socket | None:
         # Nobody has chosen a number that follows from a free one.
         level = logging.WARNING if protocol.listen_at is None else logging.INFO
         log.log(level, "%s; the broker continues without this port", error)
-        return None
+        return []
 
 
 def build(config: Config, store: Store, clock: Clock, stats: Stats, source: random.Random | None = None) -> Broker:
@@ -607,8 +626,7 @@ async def _say_goodbye(plugins: Plugins, server: Server) -> None:
 
 
 def _address(listener: socket.socket) -> str:
-    name = listener.getsockname()
-    return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+    return show_address(*listener.getsockname()[:2])
 
 
 def notify_systemd(state: str, environment: Mapping[str, str]) -> None:

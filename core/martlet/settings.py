@@ -119,7 +119,7 @@ class DeliveryConfig(Settings):
     )
     sessions_max: int = setting(100_000, "named sessions, which outlive their connections", low=1)
     session_bytes_max: int = setting(
-        1 << 20, "size of one session: its filters, plus 100 bytes for each, and its will", unit="bytes", low=1024
+        4 << 20, "size of one session: its filters, plus 100 bytes for each, and its will", unit="bytes", low=1024
     )
     sessions_bytes_max: int = setting(
         256 << 20,

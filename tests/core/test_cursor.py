@@ -17,7 +17,7 @@ from martlet.delivery import cursor as cursor_module
 from martlet.delivery import sweep, sweeps
 from martlet.delivery.cursor import Cursor, Permit, Place
 from martlet.delivery.fanout import Encoding, parts
-from martlet.delivery.feed import Feed
+from martlet.delivery.feed import FILTERS_A_SLICE, Feed
 from martlet.delivery.interest import FilterTrie
 from martlet.delivery.sweep import Sweep
 from martlet.delivery.sweeps import Sweeps
@@ -201,6 +201,19 @@ async def test_cursors_with_many_filters_change_places_a_few_at_a_time(monkeypat
         assert [each.take() for each in clients] == [["x"]] * 4
     assert sum(added) == 2 * 42
     assert set(added) <= {0, 4, 8, 30}
+
+
+async def test_a_closed_cursor_with_many_filters_leaves_a_few_at_a_time() -> None:
+    async with broker_in_memory(flush="sync") as broker:
+        feed = feed_of(broker)
+        count = 3 * FILTERS_A_SLICE
+        closed, other = Client(feed, *[f"name {number}" for number in range(count)]), Client(feed, "name 1")
+        closed.cursor.close()
+        assert (place(closed), len(feed), len(feed._tail)) == (Place.CLOSED, 1, count + 1)
+        send(broker, "name 1", "x")
+        await settle(broker)
+        assert (closed.wakes, closed.cursor.has_pending, other.take()) == (0, False, ["x"])
+        assert len(feed._tail) == 1
 
 
 async def test_a_full_cursor_keeps_its_position_and_continues_when_it_is_collected() -> None:

@@ -1,6 +1,7 @@
 """The server's promises, over links in memory: one send a read, held answers, slow peers, ends, deadlines."""
 
 import contextlib
+import re
 
 import pytest
 import trio
@@ -9,7 +10,7 @@ from trio.testing import MockClock
 
 from martlet.contracts import Connection, Handler, Peer
 from martlet.errors import ConfigError, MartletError
-from martlet.net.addresses import pack_host, split_address
+from martlet.net.addresses import check_listen, pack_host, plain_host, split_address, split_listen
 from martlet.settings import ServerConfig
 from martlet.state.journal import NEXT_COMMIT
 from martlet.testing.links import Caller, Conditions, Link
@@ -658,6 +659,38 @@ def test_an_address_is_host_and_port(text: str, address: tuple[str, int]) -> Non
 def test_the_error_for_a_wrong_address_names_a_right_one(text: str) -> None:
     with pytest.raises(ConfigError, match="is not HOST:PORT"):
         split_address(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "addresses"),
+    [
+        ("127.0.0.1:1", [("127.0.0.1", 1)]),
+        ("0.0.0.0:1883, [::]:1883,10.0.0.5:2", [("0.0.0.0", 1883), ("::", 1883), ("10.0.0.5", 2)]),
+    ],
+)
+def test_a_port_may_have_several_addresses(text: str, addresses: list[tuple[str, int]]) -> None:
+    assert split_listen(text) == addresses
+    check_listen("toy.listen", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("127.0.0.1:1,", "config key 'toy.listen': address '' is not HOST:PORT"),
+        ("x:1, y:1, x:1", "config key 'toy.listen' has x:1 twice; leave one out"),
+    ],
+)
+def test_a_mistake_in_the_addresses_is_told(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        check_listen("toy.listen", text)
+
+
+@pytest.mark.parametrize(
+    ("shown", "host"),
+    [("::ffff:10.0.0.5", "10.0.0.5"), ("fe80::1%eth0", "fe80::1%eth0"), ("::1", "::1"), ("10.0.0.5", "10.0.0.5")],
+)
+def test_a_client_of_ipv4_has_its_own_address_on_every_socket(shown: str, host: str) -> None:
+    assert plain_host(shown) == host
 
 
 def test_hosts_are_packed_as_records_hold_them() -> None:

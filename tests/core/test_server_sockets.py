@@ -11,13 +11,17 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import cast
 
 import pytest
 import trio
 import trio.testing
 import trustme
 
+from martlet.access import Authentication
 from martlet.errors import AddressUnavailable, ConfigError
+from martlet.net.server import listening_sockets
+from martlet.run import warn_of_open_ports
 from martlet.settings import ServerConfig
 
 from .toys import Lines, World, toy_server
@@ -406,3 +410,94 @@ async def test_renegotiation_is_refused(world: World, certificates: Certificates
             await plain.send_all(b"echo alive\n")
             assert await receive_exactly(plain, 6) == b"alive\n"
         assert world.handled == ["echo one", "echo alive"]
+
+
+async def test_a_protocol_listens_on_all_its_addresses(world: World) -> None:
+    made = world.protocol()
+    protocol = type(made)("toy", "127.0.0.1:0, 127.0.0.2:0", made.connect, made.handle, bound=made.bound)
+    async with toy_server(protocol=protocol, world=world):
+        names = [each.getsockname()[:2] for each in world.server._listeners]
+        assert [host for host, _ in names] == ["127.0.0.1", "127.0.0.2"]
+        assert world.addresses[-1] == f"127.0.0.1:{names[0][1]}"
+        for host, port in names:
+            async with await trio.open_tcp_stream(host, port) as stream:
+                await stream.send_all(b"echo hi\n")
+                assert await receive_exactly(stream, 3) == b"hi\n"
+
+
+async def test_if_one_address_is_taken_none_stays_bound(world: World) -> None:
+    async with toy_server(protocol=world.protocol(), world=world):
+        made, count = world.protocol(), len(world.server._listeners)
+        with pytest.raises(AddressUnavailable, match=r"toy cannot listen on '127\.0\.0\.2:0, "):
+            world.server.bind(type(made)("toy", f"127.0.0.2:0, {world.addresses[0]}", made.connect, made.handle))
+        assert len(world.server._listeners) == count
+
+
+async def test_every_address_of_ipv6_takes_clients_of_ipv4_too(world: World) -> None:
+    made = world.protocol()
+    if not has_ipv6():
+        return
+    async with toy_server(protocol=type(made)("toy", "[::]:0", made.connect, made.handle), world=world):
+        port = world.server._listeners[0].getsockname()[1]
+        for host in "127.0.0.1", "::1":
+            async with await trio.open_tcp_stream(host, port) as stream:
+                await stream.send_all(b"echo hi\n")
+                assert await receive_exactly(stream, 3) == b"hi\n"
+                address = world.toys[-1].peer.address
+                assert address.startswith("127.0.0.1:" if host == "127.0.0.1" else "[::1]:")
+
+
+async def test_each_family_may_have_a_socket_of_its_own(world: World) -> None:
+    if not has_ipv6():
+        return
+    (found,) = listening_sockets("[::]:0")
+    port = found.getsockname()[1]
+    found.close()
+    both = listening_sockets(f"0.0.0.0:{port}, [::]:{port}")
+    assert [each.getsockname()[:2] for each in both] == [("0.0.0.0", port), ("::", port)]
+    for each in both:
+        each.close()
+
+
+class Listening:
+    """A listening socket, as far as its address goes."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+
+    def getsockname(self) -> tuple[str, int]:
+        return self._host, 1883
+
+
+@pytest.mark.parametrize(
+    ("hosts", "open_to"),
+    [
+        (["127.0.0.1"], ""),
+        (["::1", "127.0.0.2"], ""),
+        (["0.0.0.0"], "0.0.0.0:1883"),
+        (["127.0.0.1", "10.0.0.5", "::"], "10.0.0.5:1883 and [::]:1883"),
+    ],
+)
+def test_a_start_warns_of_ports_that_anybody_can_use(
+    world: World, caplog: pytest.LogCaptureFixture, hosts: list[str], open_to: str
+) -> None:
+    bound = {world.protocol(): [cast(socket.socket, Listening(host)) for host in hosts]}
+    authentication = Authentication()
+    warn_of_open_ports(authentication, bound)
+    found = [each for each in caplog.messages if "is open to the network, and no plugin checks who connects" in each]
+    assert found == ([caplog.messages[0]] if open_to else [])
+    assert not open_to or found[0].startswith(f"toy at {open_to} is open to the network")
+    caplog.clear()
+    authentication.authenticators = (lambda credentials: None,)
+    warn_of_open_ports(authentication, bound)
+    assert caplog.messages == []
+
+
+def test_a_port_that_requires_a_client_certificate_is_not_open(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.verify_mode = ssl.CERT_REQUIRED
+    made = world.protocol()
+    for required in (True, False):
+        protocol = type(made)("toy", "0.0.0.0:0", made.connect, made.handle, lambda: context, required)
+        warn_of_open_ports(Authentication(), {protocol: [cast(socket.socket, Listening("0.0.0.0"))]})
+        assert len(caplog.messages) == (0 if required else 1)

@@ -9,7 +9,7 @@ from tests.mqtt.packet_strategies import DATA, IDS, TEXTS, VERSIONS, packets
 from martlet_mqtt.codec import decode_packet, encode_packet, packet_bytes
 from martlet_mqtt.codes import V3, V4, V5, PacketType, ReasonCode
 from martlet_mqtt.errors import Malformed, MqttError
-from martlet_mqtt.names import Names, check_client_id, check_filter, check_name, split_shared
+from martlet_mqtt.names import Names, check_client_id, check_filter, check_name, check_user_name, split_shared
 from martlet_mqtt.packets import (
     Ack,
     Auth,
@@ -174,14 +174,26 @@ def test_which_filters_are_valid(topic_filter: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a/+", "#", "a\0b", "a\x7f"])
-def test_names_and_identifiers_have_no_wildcards_and_no_control_characters(name: str) -> None:
+def test_names_have_no_wildcards_and_no_control_characters(name: str) -> None:
     with pytest.raises(MqttError) as caught:
         check_name(name)
     assert caught.value.reason == ReasonCode.TOPIC_NAME_INVALID
-    if name:
-        with pytest.raises(MqttError) as caught:
-            check_client_id(name)
-        assert caught.value.reason == ReasonCode.CLIENT_IDENTIFIER_NOT_VALID
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\x7f", "a\x85"])
+def test_clients_and_users_have_no_control_characters(name: str) -> None:
+    with pytest.raises(MqttError) as caught:
+        check_client_id(name)
+    assert caught.value.reason == ReasonCode.CLIENT_IDENTIFIER_NOT_VALID
+    with pytest.raises(MqttError) as caught:
+        check_user_name(name)
+    assert caught.value.reason == ReasonCode.BAD_USER_NAME_OR_PASSWORD
+
+
+@pytest.mark.parametrize("name", ["", "+4917712345", "a#b", "Zm9v+/8=", "me+tag@example.org"])
+def test_they_may_have_wildcards(name: str) -> None:
+    check_client_id(name)
+    check_user_name(name)
 
 
 def test_the_parts_of_shared_filters() -> None:

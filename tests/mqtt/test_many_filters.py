@@ -15,6 +15,7 @@ from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import small_config
 from martlet_mqtt.client import Client
 from martlet_mqtt.codes import V4, V5, ReasonCode
+from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.packets import Connack, Connect, Disconnect, Pingreq, Pingresp, Publish, Subscription, Will
 from martlet_mqtt.properties import NO_PROPERTIES, Properties, Property
 from martlet_mqtt.subscriptions import FILTERS_A_SLICE, STEPS_A_SHARE
@@ -236,3 +237,21 @@ async def test_a_filter_that_may_not_be_read_any_more_brings_nothing(autojump_cl
         assert (await greeted(talk)).session_present
         assert await talk.payloads(1) == [b"0"]
         assert len(mqtt.context.clients["c"].filters) == COUNT
+
+
+async def test_an_installation_of_home_assistant_fits_with_the_defaults(tmp_path: Path) -> None:
+    count = MqttConfig().filters_max
+    async with mqtt_broker(tmp_path) as mqtt:
+        talk = await mqtt.connect("hub", clean=False, expiry_s=1000)
+        names = [f"esphome/living-room-{number // 15}/sensor/entity_{number}/state" for number in range(count)]
+        for at in range(0, count, 1000):
+            assert set(await talk.subscribe(*names[at : at + 1000], qos=0)) == {0}
+        (code,) = await talk.subscribe("one/more", qos=0)
+        assert code == ReasonCode.QUOTA_EXCEEDED
+        device = await mqtt.connect("device")
+        await device.publish(names[-1], b"on", 1)
+        assert [packet.topic for packet in await talk.messages(1)] == [names[-1]]
+        talk.hang_up()
+        again = await mqtt.connect("hub", clean=False, expiry_s=1000, present=True)
+        await device.publish(names[0], b"off", 1)
+        assert [packet.topic for packet in await again.messages(1)] == [names[0]]

@@ -306,8 +306,8 @@ async def test_a_mechanism_of_one_step_and_one_without_end(closed: Closed) -> No
     assert refusal(last) == ReasonCode.NOT_AUTHORIZED
 
 
-@pytest.mark.parametrize("name", ["a/+", "#", "x\ny"])
-async def test_nobody_gets_a_name_that_makes_a_rule_wider(closed: Closed, name: str) -> None:
+@pytest.mark.parametrize("name", ["x\ny", "\x7f"])
+async def test_nobody_gets_a_name_with_control_characters(closed: Closed, name: str) -> None:
     mqtt, _ = closed
     mqtt.broker.authentication.mechanisms = {"ONE": proving(name)}
     talk = mqtt.open()

@@ -304,7 +304,7 @@ async def test_no_identifier_and_no_clean_session_is_return_code_2(tmp_path: Pat
 @VERSIONS
 async def test_a_rejected_identifier_is_told_and_the_connection_closed(tmp_path: Path, version: int) -> None:
     async with mqtt_broker(tmp_path) as mqtt:
-        for name in ("a+b", "a#", "a\x01", "x" * 1001):
+        for name in ("a\x01", "a\x7f", "x" * 1001):
             talk, answer = await mqtt.answer(Connect(name, version, clean_start=False))
             check_refusal(answer, version, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, 2)
             with pytest.raises(EOFError):
@@ -334,7 +334,7 @@ async def test_nothing_after_a_rejected_connect_is_processed(tmp_path: Path, ver
     async with mqtt_broker(tmp_path) as mqtt:
         watcher, publisher = await mqtt.connect("w", version), await mqtt.connect("p", version)
         await watcher.subscribe("#", qos=1)
-        for rejected in (Connect("a+b", version), Connect("c#", version, clean_start=False)):
+        for rejected in (Connect("a\x01b", version), Connect("c\x7f", version, clean_start=False)):
             talk = mqtt.open(version)
             await talk.send(rejected, Publish("a", b"smuggled", 1, packet_id=1), Pingreq())
             answer = await talk.receive()
@@ -472,7 +472,7 @@ async def test_what_explains_a_refusal_does_not_make_connack_too_large(tmp_path:
         for limit in (5, 20, 40, 1000):
             properties = Properties({Property.MAXIMUM_PACKET_SIZE: limit})
             talk = mqtt.open()
-            await talk.send(Connect("a+b", V5, properties=properties))
+            await talk.send(Connect("a\x01b", V5, properties=properties))
             head = await talk.wire.receive_exactly(2)
             assert head[0] == 0x20
             assert head[1] + 2 <= limit
@@ -489,7 +489,7 @@ async def test_connack_has_only_its_reason_codes(tmp_path: Path) -> None:
         for data in (connect_packet(V5, 3), connect_packet(V5, properties=b"\x21\0\0"), too_long):
             last = await answer_to(mqtt, data, V5)
             refused += [last.reason] if isinstance(last, Connack) else []
-        for connect in (Connect("a#", V5), bad_will, Connect("x" * 2000, V5)):
+        for connect in (Connect("a\x01", V5), bad_will, Connect("x" * 2000, V5)):
             _, answer = await mqtt.answer(connect)
             refused.append(answer.reason)
         assert len(refused) >= 5

@@ -71,6 +71,7 @@ class FakePeer:
         self.host = pack_host(host, 40000 + number)
         self.identity = Identity()
         self.encrypted = False
+        self.client = ""
         self.harness = harness
         self.sent: list[bytes] = []
         self.piece_bytes: list[int] = []
@@ -78,6 +79,9 @@ class FakePeer:
         self.holds_commit = False  # until what this round appends is durable
         self.woken = False
         self.closed_with: str | None = None
+
+    def introduce(self, client: str, details: str = "") -> None:
+        self.client = client
 
     def send(self, *pieces: Buffer) -> None:
         self.piece_bytes += map(len, pieces)

@@ -30,6 +30,8 @@ class Peer:
         self.encrypted = False
         self.sent = b""
 
+    def introduce(self, client: str, details: str = "") -> None: ...
+
     def send(self, *pieces: Buffer) -> None:
         self.sent += b"".join(map(bytes, pieces))
 

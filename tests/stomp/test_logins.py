@@ -68,10 +68,9 @@ async def test_a_wrong_one_is_an_error_and_nothing_more_is_done(
         assert stomp.broker.statistics()["refused_by_authenticators"] == 1
 
 
-@pytest.mark.parametrize("user", ["a+", "#", "a\tb"])
-async def test_a_user_name_that_a_rule_could_take_for_a_pattern_is_refused(tmp_path: Path, user: str) -> None:
+async def test_a_user_name_with_a_control_character_is_refused(tmp_path: Path) -> None:
     async with closed_broker(tmp_path) as (stomp, _):
-        _, error = await stomp.answer(login=user, passcode="x")
+        _, error = await stomp.answer(login="a\tb", passcode="x")
         assert error.command == "ERROR"
         assert b"use another user name" in error.body
 

@@ -30,6 +30,8 @@ log = logging.getLogger("martlet.delivery")
 
 # What cached routes of a sweep may take; there are few sweeps at a time, but more than one.
 SWEEP_ROUTES_BYTES: Final = 1 << 24
+# Filters of closed cursors that are removed in one turn of the event loop: about 5 us each.
+FILTERS_A_SLICE: Final = 256
 
 
 @final
@@ -196,7 +198,10 @@ class Feed:
     def close_cursor(self, cursor: Cursor) -> None:
         """Remove *cursor*."""
         if cursor.place is not Place.CLOSED:
-            self._take_out(cursor)
+            if cursor.place is Place.TAIL and len(cursor.filters) > FILTERS_A_SLICE:
+                self._owner.take_out_soon(self._tail, cursor)  # it takes nothing more from now on
+            else:
+                self._take_out(cursor)
             cursor.move_to(Place.CLOSED, 0)
             del self._cursors[cursor]
             if not self._cursors:
@@ -297,6 +302,7 @@ class Cursors:
         self._turns: SweepTurns[tuple[Feed, Sweep]] = SweepTurns()
         self._asking: list[Cursor] = []  # to wake, because the rules have changed
         self._beginning: dict[Feed, None] = {}  # those with filters that begin later
+        self._closed: list[tuple[FilterTrie[Cursor], Cursor]] = []  # whose filters are still in these tries
         self._rung = trio.Event()
         store.readable_end.on_moved.append(self._begin_due)
         store.committer.on_undone.append(self._undone)
@@ -367,14 +373,20 @@ class Cursors:
         self._calling[feed] = None
         self._rung.set()
 
+    def take_out_soon(self, trie: FilterTrie[Cursor], cursor: Cursor) -> None:
+        """Remove the filters of *cursor*, which is closed, from *trie* in the next turns of the event loop."""
+        self._closed.append((trie, cursor))
+        self._rung.set()
+
     async def run(self) -> None:
         """Sweep until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
                 await self._rung.wait()
                 self._rung = trio.Event()
-                while self._calling or self._turns or self._asking:
+                while self._calling or self._turns or self._asking or self._closed:
                     self._wake_some()
+                    self._take_out_some()
                     await trio.lowlevel.checkpoint()
                     await self.sweep(nursery)
                     await trio.lowlevel.checkpoint()
@@ -418,6 +430,15 @@ class Cursors:
             if cursor.place is not Place.CLOSED:
                 cursor.wake()
         del self._asking[:CURSORS_A_SLICE]
+
+    def _take_out_some(self) -> None:
+        for _ in range(FILTERS_A_SLICE):
+            while self._closed and not self._closed[-1][1].filters:
+                self._closed.pop()
+            if not self._closed:
+                return
+            trie, cursor = self._closed[-1]
+            trie.remove(cursor.filters.popitem()[0], cursor)
 
     def statistics(self) -> dict[str, object]:
         feeds = self._feeds

@@ -1,10 +1,23 @@
 """Addresses in the configuration, in logs and in records."""
 
 from socket import AF_INET, AF_INET6, inet_pton
+from typing import Final
 
 from martlet.errors import ConfigError
 
-__all__ = ["check_address", "pack_host", "show_address", "split_address"]
+__all__ = [
+    "check_address",
+    "check_listen",
+    "is_loopback",
+    "pack_host",
+    "plain_host",
+    "show_address",
+    "split_address",
+    "split_listen",
+]
+
+# How IPv6 shows the address of an IPv4 client (RFC 4291 section 2.5.5.2).
+MAPPED: Final = "::ffff:"
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -25,6 +38,36 @@ def check_address(key: str, text: str) -> None:
         split_address(text)
     except ConfigError as error:
         raise ConfigError(f"config key {key!r}: {error}") from error
+
+
+def split_listen(text: str) -> list[tuple[str, int]]:
+    """Return hosts and ports of *text*, one ``HOST:PORT`` or several separated by commas.
+
+    Raises:
+      ConfigError: one of them is not ``HOST:PORT``.
+    """
+    return [split_address(each.strip()) for each in text.split(",")]
+
+
+def check_listen(key: str, text: str) -> None:
+    """Raise `ConfigError` unless *text*, the value of configuration key *key*, is as `split_listen` takes it."""
+    try:
+        addresses = split_listen(text)
+    except ConfigError as error:
+        raise ConfigError(f"config key {key!r}: {error}") from error
+    for address in addresses:
+        if address[1] and addresses.count(address) > 1:
+            raise ConfigError(f"config key {key!r} has {show_address(*address)} twice; leave one out")
+
+
+def plain_host(host: str) -> str:
+    """Return *host*, the address of a client; that of an IPv4 client if IPv6 shows it as such."""
+    return host.removeprefix(MAPPED) if host.startswith(MAPPED) and "." in host else host
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can connect to the address *host* of a socket."""
+    return host.startswith("127.") or host == "::1"
 
 
 def pack_host(host: str, port: int) -> bytes:

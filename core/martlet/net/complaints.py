@@ -1,18 +1,20 @@
-"""Warnings about connections, limited in number, so that a client cannot fill the disk with them."""
+"""Log lines about connections, limited in number, so that a client cannot fill the disk with them."""
 
 import logging
 from typing import Final, final
 
 import trio
 
-__all__ = ["Complaints"]
+__all__ = ["Complaints", "Refusals"]
 
 PER_SECOND: Final = 20
+# Seconds between two lines of one kind about one connection.
+EVERY_S: Final = 10.0
 
 
 @final
 class Complaints:
-    """Logs a limited number of warnings per second and counts the others; the next one reports how many."""
+    """Logs a limited number of lines per second and counts the others; the next one reports how many."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -22,17 +24,45 @@ class Complaints:
         self._left_out_told = 0
 
     def warn(self, text: str, *values: object) -> None:
+        """Log a warning."""
+        self._tell(logging.WARNING, "%d more warnings about connections were suppressed", text, values)
+
+    def info(self, text: str, *values: object) -> None:
+        """Log a line that is no warning."""
+        if self._log.isEnabledFor(logging.INFO):
+            self._tell(logging.INFO, "%d more lines about connections were suppressed", text, values)
+
+    def _tell(self, level: int, rest: str, text: str, values: tuple[object, ...]) -> None:
         now = trio.current_time()
         if now >= self._second_ends:
             self._second_ends = now + 1
             self._room = PER_SECOND
             if self.left_out > self._left_out_told:
-                self._log.warning(
-                    "%d more warnings about connections were suppressed", self.left_out - self._left_out_told
-                )
+                self._log.log(level, rest, self.left_out - self._left_out_told)
                 self._left_out_told = self.left_out
         if self._room > 0:
             self._room -= 1
-            self._log.warning(text, *values)
+            self._log.log(level, text, *values)
         else:
             self.left_out += 1
+
+
+@final
+class Refusals:
+    """Warnings about what one connection was refused: a line of each kind in `EVERY_S`, and how many were left out."""
+
+    __slots__ = ("_complaints", "_kinds")
+
+    def __init__(self, complaints: Complaints) -> None:
+        self._complaints = complaints
+        self._kinds: dict[str, tuple[float, int]] = {}  # when the next line may come, and how many were left out
+
+    def warn(self, kind: str, who: str, why: str) -> None:
+        """Log *kind* of *who*, and *why*."""
+        now = trio.current_time()
+        next_at, left_out = self._kinds.get(kind, (0.0, 0))
+        if now < next_at:
+            self._kinds[kind] = next_at, left_out + 1
+            return
+        self._kinds[kind] = now + EVERY_S, 0
+        self._complaints.warn("%s of %s%s; %s", kind, who, f" ({left_out} more before)" if left_out else "", why)

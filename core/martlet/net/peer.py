@@ -34,6 +34,7 @@ REST_BYTES: Final = 65536  # size of the pieces of copied output
 # How long a greeting waits for the first bytes of a client, which may begin TLS or WebSocket, on a port that also takes
 # plain text. A client of TLS sends its first bytes right after the connection is made.
 FIRST_BYTES_S: Final = 0.2
+CLIENT_SHOWN: Final = 80  # characters of a client's name in the log
 FAREWELL_S: Final = 5.0  # time limit for sending the rest of the output before a connection is closed
 
 
@@ -135,6 +136,7 @@ class ServerPeer:
         "_waits_for_bytes",
         "address",
         "alarm",
+        "client",
         "connection",
         "delivery",
         "draining",
@@ -145,6 +147,7 @@ class ServerPeer:
         "identity",
         "incomplete",
         "last",
+        "on_introduced",
         "origin",
         "out_bytes",
         "protocol",
@@ -178,6 +181,8 @@ class ServerPeer:
         self.host = host
         self.origin = origin_of(host)
         self.identity = ANONYMOUS
+        self.client = ""  # its name in the log, once its handler knows it
+        self.on_introduced: Callable[[ServerPeer, str], None] = _say_nothing
         self.encrypted = False
         self.wrapped = False  # whether the transport is TLS or WebSocket
         self.state = OPEN
@@ -230,6 +235,18 @@ class ServerPeer:
         self._batch_bytes += len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
         if not self._touched:
             self._touch()
+
+    def introduce(self, client: str, details: str = "") -> None:
+        if client and not self.client:
+            self.client = client
+            self.on_introduced(self, details)
+
+    @property
+    def shown(self) -> str:
+        """What the log calls the client: its protocol, its name if that is known, and its address."""
+        if self.client:
+            return f"{self.protocol.name} client {self.client[:CLIENT_SHOWN]!r} at {self.address}"
+        return f"{self.protocol.name} {self.address}"
 
     def hold_until(self, position: int) -> None:
         if position > self._hold_position:
@@ -659,7 +676,7 @@ class ServerPeer:
 
     def fail(self, error: Exception) -> None:
         """Close the connection after *error*, a bug in the protocol's code."""
-        log.error("%s %s closed because of a bug", self.protocol.name, self.address, exc_info=error)
+        log.error("%s closed because of a bug", self.shown, exc_info=error)
         self.close(f"{type(error).__name__}: {error}")
 
     def end_reading(self) -> None:
@@ -672,7 +689,7 @@ class ServerPeer:
     def lose(self, error: Exception) -> None:
         """Drop the output, because nothing can be sent anymore after *error*."""
         if not isinstance(error, OSError | trio.ClosedResourceError):
-            log.error("%s %s closed because of a bug", self.protocol.name, self.address, exc_info=error)
+            log.error("%s closed because of a bug", self.shown, exc_info=error)
         self.reason = self.reason or f"{type(error).__name__}: {error}"
         if self.state < LOST:
             self._become(LOST)
@@ -702,6 +719,10 @@ class ServerPeer:
         """Drop the connection and the handler: they refer to this peer, and the cycle would keep their memory alive."""
         self.connection = ENDED
         self.handler = ENDED
+
+
+def _say_nothing(peer: ServerPeer, details: str) -> None:
+    """Log nothing of a client that was introduced."""
 
 
 def may_wait(piece: Buffer) -> bool:

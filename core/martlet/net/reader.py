@@ -130,13 +130,13 @@ class Reader:
         if isinstance(error, RemoteProtocolError):
             self.protocol_errors += 1
             peer.reason = str(error)
-            self._complaints.warn("%s %s closed; %s", peer.protocol.name, peer.address, error)
+            self._complaints.warn("%s closed; %s", peer.shown, error)
             peer.send(peer.connection.farewell(error))
         elif isinstance(error, OSError | ssl.SSLError | trio.ClosedResourceError):
             peer.lose(error)
         elif isinstance(error, MartletError):
             peer.reason = str(error)
-            log.error("%s %s closed; %s", peer.protocol.name, peer.address, error)
+            log.error("%s closed; %s", peer.shown, error)
         else:
             peer.fail(error)
 

@@ -129,7 +129,7 @@ class Rounds:
         for peer in wrong:
             if isinstance(error, Refused) and peer.refuse_batch(written, error):
                 continue
-            log.error("%s %s closed and its answers dropped; %s", peer.protocol.name, peer.address, error)
+            log.error("%s closed and its answers dropped; %s", peer.shown, error)
             peer.cut_batch(written)
             if isinstance(error, Refused):
                 peer.send(peer.connection.farewell(error))

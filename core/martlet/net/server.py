@@ -16,11 +16,11 @@ import trio
 
 from martlet.contracts import Identity, Protocol, Traffic
 from martlet.errors import AddressUnavailable, ConfigError
-from martlet.net.addresses import pack_host, show_address, split_address
+from martlet.net.addresses import pack_host, plain_host, show_address, split_listen
 from martlet.net.complaints import Complaints
 from martlet.net.lingering import LingeringSockets
 from martlet.net.origins import Origins, origin_of
-from martlet.net.peer import CLOSED, READ_ENDED, ServerPeer
+from martlet.net.peer import CLOSED, CLOSING, READ_ENDED, ServerPeer
 from martlet.net.pending import Pending
 from martlet.net.read_turns import ENDS_A_TURN, ReadTurns
 from martlet.net.reader import Authenticate, Reader
@@ -31,12 +31,15 @@ from martlet.settings import ServerConfig
 from martlet.stats import Stats
 from martlet.turns import Turns
 
-__all__ = ["Server"]
+__all__ = ["Server", "listening_sockets"]
 
 log = logging.getLogger("martlet.server")
 
 ACCEPTS_AT_ONCE: Final = 64  # 10 us each
 ACCEPT_AGAIN_S: Final = 0.1
+BACKLOG: Final = 1024
+EVERY_IPV4: Final = "0.0.0.0"
+EVERY_IPV6: Final = "::"
 LINGER_AT_STOP_S: Final = 0.2  # a responsive client closes within a round trip
 
 
@@ -62,6 +65,7 @@ class Server:
         self.config = config
         self.pending: Pending[ServerPeer] = Pending()
         self._complaints = Complaints(log)
+        self._arrivals = Complaints(log)  # and departures, which are no complaints
         self._rounds = Rounds(config, store, self.pending, clock)
         self._reader = Reader(config, self._rounds, self._complaints, authenticate, turns or Turns())
         self._ends = ReadTurns(ENDS_A_TURN)  # thousands may go at the same moment
@@ -80,34 +84,34 @@ class Server:
 
     # start and stop
 
-    def bind(self, protocol: Protocol) -> socket.socket:
-        """Return a listening socket for *protocol*, and call ``protocol.bound`` with its actual address.
+    def bind(self, protocol: Protocol) -> list[socket.socket]:
+        """Return a listening socket for each address of *protocol*.
+
+        Calls ``protocol.bound`` with the actual address of the first one.
 
         Raises:
-          AddressUnavailable: another process has the port, or the machine does not have the address.
-          ConfigError: the address is invalid or not allowed.
+          AddressUnavailable: another process has a port, or the machine does not have an address.
+          ConfigError: an address is invalid or not allowed.
         """
         listen = protocol.listen if protocol.listen_at is None else protocol.listen_at()
-        host, port = split_address(listen)
         try:
-            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-            listener = socket.create_server((host, port), family=family, backlog=1024)
+            listeners = listening_sockets(listen)
         except OSError as error:
             text = f"{protocol.name} cannot listen on {listen!r}; {error.strerror or error}"
             kind = AddressUnavailable if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL) else ConfigError
             raise kind(text) from error
-        listener.setblocking(False)
-        # Its connections inherit these.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._listeners.append(listener)
-        name = listener.getsockname()
-        protocol.bound(show_address(name[0], name[1]))
-        return listener
+        for listener in listeners:
+            listener.setblocking(False)
+            # Its connections inherit these.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._listeners += listeners
+        protocol.bound(show_address(*listeners[0].getsockname()[:2]))
+        return listeners
 
     async def run(
         self,
-        bound: Sequence[tuple[Protocol, socket.socket]],
+        bound: Sequence[tuple[Protocol, Sequence[socket.socket]]],
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
@@ -122,8 +126,9 @@ class Server:
                 nursery.start_soon(self._ends.run)
                 nursery.start_soon(self._rounds.run)
                 nursery.start_soon(self._reader.deadlines.run)
-                for protocol, listener in bound:
-                    nursery.start_soon(self._accept, protocol, listener)
+                for protocol, listeners in bound:
+                    for listener in listeners:
+                        nursery.start_soon(self._accept, protocol, listener)
                 task_status.started()
         finally:
             self.stop_accepting()
@@ -170,8 +175,9 @@ class Server:
                 await trio.sleep(ACCEPT_AGAIN_S)
 
     def _welcome(self, protocol: Protocol, connected: socket.socket, name: tuple[Any, ...]) -> None:
-        address = show_address(name[0], name[1])
-        host = pack_host(name[0].partition("%")[0], name[1])
+        client = plain_host(name[0])
+        address = show_address(client, name[1])
+        host = pack_host(client.partition("%")[0], name[1])
         if not self._has_room() and not self._make_room(address, origin_of(host)):
             connected.close()
             return
@@ -197,8 +203,8 @@ class Server:
             self._complaints.warn(text, address, len(self._peers), limit)
             return False
         self._gave_way += 1
-        text = "%s %s closed for %s, whose address has fewer; server.connections_max is %d"
-        self._complaints.warn(text, peer.protocol.name, peer.address, address, limit)
+        text = "%s closed for %s, whose address has fewer; server.connections_max is %d"
+        self._complaints.warn(text, peer.shown, address, limit)
         peer.lose(TimeoutError("its address has the most connections, and another address needed one"))
         return True
 
@@ -212,6 +218,7 @@ class Server:
             log.exception("%s %s closed because of a bug", protocol.name, address)
             transport.close()
             return
+        peer.on_introduced = self._log_introduced
         self._peers[peer] = None
         self._traffic[protocol.traffic] = None
         self._origins.add(peer, peer.origin)
@@ -226,6 +233,19 @@ class Server:
             self._finish(peer)
         elif not is_read:
             self._start(peer, None)
+
+    def _log_introduced(self, peer: ServerPeer, details: str) -> None:
+        """Log that the client of *peer* has connected, now that its name is known."""
+        user = f"user {peer.identity.name!r}" if peer.identity.name else ""
+        what = ", ".join(filter(None, (user, details)))
+        self._arrivals.info("%s connected%s", peer.shown, f" ({what})" if what else "")
+
+    def _log_departed(self, peer: ServerPeer) -> None:
+        """Log why the connection of *peer* has ended."""
+        why = peer.reason
+        if not why and peer.state < CLOSING:
+            why = "the broker stopped" if self._has_stopped else "the connection ended without a goodbye"
+        self._arrivals.info("%s disconnected; %s", peer.shown, why or "it said goodbye")
 
     def _attend(self, reading: Reading) -> None:
         """Handle that the pump cannot go on with *reading*: the end of an idle peer at once, all else in a task."""
@@ -268,6 +288,8 @@ class Server:
         if peer.state is CLOSED:
             return
         peer.end_reading()
+        if peer.client:
+            self._log_departed(peer)
         self._peers.pop(peer, None)
         self._attended.discard(peer)
         self._origins.remove(peer, peer.origin)
@@ -311,3 +333,25 @@ class Server:
             "incomplete_address_bytes": incomplete.largest_origin(),
             "incomplete_closed": reader.incomplete_closed,
         }
+
+
+def listening_sockets(listen: str) -> list[socket.socket]:
+    """Return a listening socket for each address of *listen*; ``[::]`` takes clients of IPv4, too.
+
+    It does not if ``0.0.0.0`` with the same port is another one of them, or the system cannot do that.
+
+    Raises:
+      ConfigError: an address is invalid.
+      OSError: an address cannot be bound.
+    """
+    addresses, found = split_listen(listen), list[socket.socket]()
+    try:
+        for host, port in addresses:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+            is_dual = host == EVERY_IPV6 and (EVERY_IPV4, port) not in addresses and socket.has_dualstack_ipv6()
+            found.append(socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=is_dual))
+    except OSError:
+        for each in found:
+            each.close()
+        raise
+    return found

@@ -38,7 +38,7 @@ from martlet.contracts import (
     Stage,
 )
 from martlet.errors import ConfigError, MartletError, PluginError, Reason, Refused
-from martlet.net.addresses import show_address, split_address
+from martlet.net.addresses import show_address, split_listen
 from martlet.plugins.hooks import HOOKS, Hooks
 
 __all__ = [
@@ -398,15 +398,15 @@ def load(
 
 
 def _check_addresses(configs: Mapping[str, object]) -> None:
-    """Raise `ConfigError` if the keys ``listen`` of two plugins are the same address; *configs* are by plugin."""
-    addresses: dict[str, tuple[str, int]] = {}
+    """Raise `ConfigError` if the keys ``listen`` of two plugins have the same address; *configs* are by plugin."""
+    addresses: list[tuple[str, tuple[str, int]]] = []
     for name, config in configs.items():
         listen = getattr(config, "listen", None)
         if isinstance(listen, str):
             with suppress(ConfigError):  # if it is no address, the plugin itself knows what to do with it
-                addresses[name] = split_address(listen)
-    for (first, taken), (second, wanted) in combinations(addresses.items(), 2):
-        if _overlap(taken, wanted):
+                addresses += [(name, address) for address in split_listen(listen)]
+    for (first, taken), (second, wanted) in combinations(addresses, 2):
+        if first != second and _overlap(taken, wanted):
             text = f"where plugin {first!r} listens with {show_address(*taken)!r}; choose another port"
             raise ConfigError(f"config key '{second}.listen' is {show_address(*wanted)!r}, {text}")
 
@@ -414,7 +414,11 @@ def _check_addresses(configs: Mapping[str, object]) -> None:
 def _overlap(one: tuple[str, int], other: tuple[str, int]) -> bool:
     """Return whether only one of two addresses can be bound; host names are compared as text."""
     (host, port), (other_host, other_port) = one, other
-    if not port or port != other_port or (":" in host) != (":" in other_host):
+    if not port or port != other_port:
+        return False
+    if "::" in (host, other_host):  # it takes clients of IPv4, too
+        return True
+    if (":" in host) != (":" in other_host):
         return False
     return host == other_host or not EVERY_HOST.isdisjoint((host, other_host))
 

@@ -211,6 +211,10 @@ class RecordingPeer(Struct, dict=True):
     encrypted: bool = False
     room: bool = True
     started: list[tuple[Callable[..., Awaitable[None]], tuple[Any, ...]]] = field(default_factory=list)
+    client: str = ""
+
+    def introduce(self, client: str, details: str = "") -> None:
+        self.client = self.client or client
 
     def send(self, *pieces: Buffer) -> None:
         for piece in pieces:

@@ -41,7 +41,6 @@ KEYS: Final = frozenset(("password", "scram", "signing_key", "certificate", "rul
 USER: Final = "{user}"  # in a rule
 ANONYMOUS: Final = ""  # the user name for the section [anonymous]
 ANONYMOUS_SECTION: Final = "anonymous"
-WIDE: Final = re.compile(r"[/+#*]")  # what would make a rule with such a name wider than it looks
 # hashlib.scrypt with these takes about 50 ms and 16 MiB (RFC 7914 2 recommends r = 8 and p = 1).
 SCRYPT_N: Final = 1 << 14
 SCRYPT_R: Final = 8
@@ -112,8 +111,8 @@ def _user(path: str, name: str, fields: Mapping[str, Any]) -> User:
         action, _, pattern = rule.partition(" ")
         if action not in ACTIONS:
             raise wrong(f"has the rule {rule!r}; it must begin with {', '.join(ACTIONS)} and a space")
-        if USER in pattern and (name == ANONYMOUS_SECTION or WIDE.search(name)):
-            raise wrong(f"has the rule {rule!r}, but {USER} needs a name without '/', '+', '#' and '*'; write it out")
+        if USER in pattern and name == ANONYMOUS_SECTION:
+            raise wrong(f"has the rule {rule!r}, but there {USER} has no name; write it out")
         rules.append((action, compile_pattern(pattern.strip(), name)))
     return User(password, secret, fields.get("signing_key", ""), bool(fields.get("certificate")), tuple(rules))
 

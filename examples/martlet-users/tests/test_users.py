@@ -121,8 +121,7 @@ async def test_a_reload_takes_a_new_file_and_keeps_the_old_one_where_it_is_wrong
         ("[users.a]\npassword = 'open'", "has a password that is not a hash; make one with martlet hash-password"),
         ("[users.a]\nrules = ['write x']", "has the rule 'write x'; it must begin with publish, read, manage"),
         ("= 3", "cannot be read"),
-        ('[users."a/b"]\nrules = ["read mqtt/{user}/#"]', "but {user} needs a name without '/'"),
-        ('[anonymous]\nrules = ["read mqtt/{user}/#"]', "but {user} needs a name"),
+        ('[anonymous]\nrules = ["read mqtt/{user}/#"]', "but there {user} has no name"),
     ],
 )
 def test_a_mistake_in_the_file_is_told(tmp_path: Path, text: str, problem: str) -> None:
@@ -197,3 +196,23 @@ def test_a_name_in_a_rule_stands_for_itself(tmp_path: Path) -> None:
     assert not compile_pattern("mqtt/{user}", "+").match("mqtt/x")
     assert not compile_pattern("mqtt/{user}", "*").match("mqtt/x")
     assert not compile_pattern("mqtt/{user}", ".").match("mqtt/x")
+
+
+@pytest.mark.parametrize(
+    ("user", "levels"),
+    [
+        ("+", ["%2B"]),
+        ("#", ["%23"]),
+        ("+4917", ["%2B4917"]),
+        ("a/b", ["a%2Fb"]),
+        ("50%", ["50%25"]),
+        ("ann@example.org", ["ann@example.org", "ann%40example.org"]),
+        ("Zm9v+/8=", ["Zm9v%2B%2F8=", "Zm9v%2B%2F8%3D"]),
+    ],
+)
+def test_special_characters_of_a_user_are_in_percent_encoding(user: str, levels: list[str]) -> None:
+    pattern = compile_pattern("mqtt/{user}/state", user)
+    for level in levels:
+        assert pattern.match(f"mqtt/{level}/state")
+    for other in ("+", "#", "*", "x", user if user not in levels else "+"):
+        assert not pattern.match(f"mqtt/{other}/state")

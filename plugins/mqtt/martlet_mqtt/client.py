@@ -85,9 +85,16 @@ class Client:
         session, connect = self.accepted
         self.greeting = None
         self.connection.open(connect.version, keep_alive_of(connect, self.context.config), trio.current_time())
+        self.peer.introduce(connect.client_id, self._details(connect, greeting))
         self.peer.hold_until(session.until)
         self.send(greeting)
         self.context.counters.connections += 1
+
+    def _details(self, connect: Connect, greeting: Connack) -> str:
+        """Return what the log says of a client that has connected."""
+        kind = "bridge of MQTT" if connect.is_bridge else "MQTT"
+        session = "its session goes on" if greeting.session_present else "new session"
+        return f"{kind} {_VERSIONS[connect.version]}, keep alive {connect.keep_alive_s} s, {session}"
 
     def complain(self, what: str, connect: Connect, why: str) -> None:
         user = self.peer.identity.name or connect.user_name or ""

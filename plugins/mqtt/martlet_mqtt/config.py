@@ -9,7 +9,11 @@ __all__ = ["MqttConfig"]
 class MqttConfig(TlsConfig):
     """The MQTT port and its limits."""
 
-    listen: str = setting("127.0.0.1:1883", "where clients connect, also over WebSocket; port 0 is any free one")
+    listen: str = setting(
+        "127.0.0.1:1883",
+        "where clients connect, also over WebSocket, separated by commas; [::] is all of IPv4 and IPv6, port 0 any "
+        "free one",
+    )
     topic: str = setting("mqtt", "the topic that has the messages of all names")
     queues: int = setting(8, "its queues when it is created; a name is always in the same one", low=1, high=1024)
     response_prefix: str = setting(
@@ -62,8 +66,8 @@ class MqttConfig(TlsConfig):
     )
     name_bytes_max: int = setting(4096, "the longest topic name and topic filter", unit="bytes", low=64, high=16_384)
     filters_max: int = setting(
-        1000,
-        "topic filters of one session; when its client goes, the broker spends about 5 us on each without a pause",
+        20_000,
+        "topic filters of one session; delivery.session_bytes_max bounds them, too",
         low=1,
     )
     selectors: bool = setting(

@@ -7,13 +7,13 @@ message, so that after any crash either both are known or none: a PUBLISH that i
 from collections.abc import Sequence
 from typing import Final, final
 
-import trio
 from msgspec.structs import replace
 
 from martlet.access import Gate
 from martlet.contracts import Buffer, Peer
 from martlet.delivery.session import JointChanges, Session
 from martlet.errors import Reason, Refused
+from martlet.net.complaints import Refusals
 from martlet.state.journal import NEXT_COMMIT
 from martlet.store import Queue
 from martlet.store.writer import RunItem, RunResult
@@ -40,8 +40,7 @@ __all__ = ["Incoming", "replaced"]
 
 _ANSWERS: Final = {1: b"\x40\x02", 2: b"\x50\x02"}
 _KINDS: Final = {1: PacketType.PUBACK, 2: PacketType.PUBREC}
-# Seconds between two log lines about refused messages of one connection.
-_COMPLAIN_S: Final = 10.0
+_SHOWN: Final = 80
 # The encodings in which a packet with this QoS can go to subscribers as it came, by whether it has properties.
 _SAME: Final = {
     (has_properties, qos): tuple(encoding_of(has_properties, each).name for each in range(qos, 3))
@@ -57,7 +56,6 @@ class Incoming:
     __slots__ = (
         "_aliases",
         "_client_id",
-        "_complain_at",
         "_connection",
         "_context",
         "_gate",
@@ -65,8 +63,8 @@ class Incoming:
         "_open",
         "_peer",
         "_receive_max",
+        "_refusals",
         "_session",
-        "_unlogged",
         "_version",
         "marks",
     )
@@ -91,9 +89,7 @@ class Incoming:
         self._aliases: dict[int, Name | str] = {}
         # The client must send its messages again, on another connection; those after them are not stored before that.
         self._is_closing = False
-        # When the next refused message is logged, and how many were not since the last one.
-        self._complain_at = 0.0
-        self._unlogged = 0
+        self._refusals: Refusals | None = None  # made when it is used
         # How many messages of QoS 2 are not released yet.
         self._open = sum(1 for number in session.flight if number & INCOMING)
         self._receive_max = context.config.receive_max if connect.version == V5 else 65_535
@@ -222,7 +218,7 @@ class Incoming:
                 raise
             # The client cannot be told. There may never be room for another retained message, but subscribers can have
             # it now.
-            self._complain("did not retain", str(refused))
+            self.complain("did not retain a message", str(refused))
             context.counters.unretained += 1
             end = store(context, gate, replace(packet, retain=False), name, host, client_id, changes)
         self._open += packet.qos == 2
@@ -269,19 +265,16 @@ class Incoming:
             self._context.complaints.warn("disconnected a client of user %r at %s; %s", *values)
             self._peer.close(text)
             return
-        self._complain("dropped" if not packet.qos or self._version != V5 else "refused", text)
+        self.complain("dropped a message" if not packet.qos or self._version != V5 else "refused a message", text)
         if packet.qos:
             self._answer(packet, reason_of(error), text)
 
-    def _complain(self, what: str, why: str) -> None:
-        """Log that a message was not taken as it is, at most once in a while for each connection."""
-        now, self._unlogged = trio.current_time(), self._unlogged + 1
-        if now < self._complain_at:
-            return
-        more = f" ({self._unlogged - 1} more before)" if self._unlogged > 1 else ""
-        self._complain_at, self._unlogged = now + _COMPLAIN_S, 0
-        values = what, self._client_id[:80], self._session.owner[:80], self._peer.address, why, more
-        self._context.complaints.warn("%s a message of client %r of user %r at %s; %s%s", *values)
+    def complain(self, what: str, why: str) -> None:
+        """Log that *what* of the client was not taken as it is."""
+        if self._refusals is None:
+            self._refusals = Refusals(self._context.complaints)
+        user = self._session.owner[:_SHOWN]
+        self._refusals.warn(what, f"client {self._client_id[:_SHOWN]!r} of user {user!r} at {self._peer.address}", why)
 
     def acknowledge(self, packet: Publish) -> bool:
         """Answer *packet* without storing it; return False if it was taken already.

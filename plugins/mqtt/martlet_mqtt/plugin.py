@@ -9,7 +9,7 @@ import trio
 from martlet.broker import Broker
 from martlet.config import Settings
 from martlet.contracts import Command, Handler, Peer, Protocol, Service, Traffic, WebSocket
-from martlet.net.addresses import check_address
+from martlet.net.addresses import check_listen
 from martlet.net.tls import Tls
 from martlet.plugins.hooks import Hooks
 from martlet.state import Projection
@@ -38,7 +38,7 @@ class MqttPlugin(Hooks):
 
     def __init__(self, config: MqttConfig) -> None:
         super().__init__(config)
-        check_address("mqtt.listen", config.listen)
+        check_listen("mqtt.listen", config.listen)
         Rules(config.rules, config.topic, config.queues)  # so that `martlet check` finds an error
         check_prefix(config.response_prefix)
         self._context: Context | None = None

@@ -1,6 +1,6 @@
 """The subscriptions of one client: SUBSCRIBE and UNSUBSCRIBE (MQTT 5 sections 3.8 to 3.11)."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from typing import Final, final
 
@@ -144,11 +144,12 @@ class Subscriptions:
             except Refused as refused:
                 codes.append(_reason_of(refused))
                 texts.append(str(refused))
+                self._incoming.complain("refused a subscription", str(refused))
             if pace.is_over(_steps_of(each.topic_filter)) and not self._is_ended:
                 yield
             if self._is_ended:
                 return
-        self._mark()
+        self._mark([grant for grant, _, _ in begun])
         self._peer.hold_until(self._session.until)
         self._send(Suback(packet.packet_id, tuple(codes)), texts[0] if texts else "")  # for the first that is refused
         for grant, is_new, rest in begun:
@@ -238,9 +239,11 @@ class Subscriptions:
             text = f"all clients of a shared subscription must have the same selector; {refused}"
             raise NotAccepted(text, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR) from refused
 
-    def _mark(self) -> None:
-        """Have messages of the client marked as its own if they must not come back to it."""
-        self._incoming.marks = any(options[0] & 4 for options in self._session.filters.values())
+    def _mark(self, begun: Sequence[Grant] = ()) -> None:
+        """Have messages of the client marked as its own if they must not come back to it, now that *begun* have."""
+        if self._incoming.marks:  # one of them may have replaced the last such subscription
+            self._incoming.marks = any(options[0] & 4 for options in self._session.filters.values())
+        self._incoming.marks |= any(grant.subscription.no_local for grant in begun)
 
     def _send_retained(self, grant: Grant, is_new: bool, rest: Rest | None) -> None:
         handling = grant.subscription.retain_handling

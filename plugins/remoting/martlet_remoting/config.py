@@ -11,7 +11,11 @@ __all__ = ["RemotingConfig"]
 class RemotingConfig(TlsConfig):
     """The protocol of RocketMQ's clients (remoting)."""
 
-    listen: str = setting("127.0.0.1:10911", "address to listen on; port 0 chooses a free one")
+    listen: str = setting(
+        "127.0.0.1:10911",
+        "where clients connect, separated by commas; they learn the first one; [::] is all of IPv4 and IPv6, port 0 "
+        "any free one",
+    )
     vip: bool = setting(
         True,
         "also listen two ports below, where clients up to 4.4 send everything except pulls",

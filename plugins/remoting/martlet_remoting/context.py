@@ -10,6 +10,7 @@ of its own. If it raises `NotReady` before it has changed anything, it is called
 rebuild. It ignores the oneway bit: the caller drops the answer.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, TypeAlias, TypeVar, final
 
@@ -19,6 +20,7 @@ from martlet.access import Gate
 from martlet.broker import Broker
 from martlet.contracts import Peer, Timers, Transactions
 from martlet.errors import MartletError, NotReady, Reason, Refused, StoreError, StoreFailed
+from martlet.net.complaints import Complaints
 from martlet.steps import Steps
 from martlet.tables.topics import Topic
 
@@ -56,6 +58,8 @@ __all__ = [
     "supports_delays",
     "supports_transactions",
 ]
+
+log = logging.getLogger("martlet.remoting")
 
 H = TypeVar("H")  # the header of a request
 
@@ -113,6 +117,7 @@ class RemotingState:
             broker.store.store_host, broker.config.cluster, config.region, trace=config.trace
         )
         self.counters: Final = RequestCounters(broker.clock.now_ms(), broker.store.readable)
+        self.complaints: Final = Complaints(log)
         self.deadlines: Final = Deadlines()
         self.members: Final = Members(broker.groups, config.groups_peer_max, config.subscribed_chars_peer_max)
         broker.draining.others.append(self.members.broadcasting_on)

@@ -12,7 +12,7 @@ from martlet.broker import Broker
 from martlet.config import Settings
 from martlet.contracts import Command, Handler, Peer, Producers, Protocol, Router, Service, Stage
 from martlet.errors import Refused
-from martlet.net.addresses import check_address, pack_host, show_address, split_address
+from martlet.net.addresses import check_address, check_listen, pack_host, show_address, split_address, split_listen
 from martlet.net.tls import Tls
 from martlet.plugins.hooks import Hooks
 from martlet.store.light import light_topics
@@ -52,7 +52,7 @@ class RemotingPlugin(Hooks):
     def __init__(self, config: RemotingConfig) -> None:
         super().__init__(config)
         self._config = config
-        check_address("remoting.listen", config.listen)
+        check_listen("remoting.listen", config.listen)
         for address in config.nameservers:
             check_address("remoting.nameservers", address)
         self._tls = Tls(config, "remoting")
@@ -89,10 +89,11 @@ class RemotingPlugin(Hooks):
         create_standard_topics(broker)
         broker.replies.add("", partial(take_reply, broker, state.members, state.templates))
         protocols = [self._protocol("remoting", config.listen, fast=False)]
-        _, port = split_address(config.listen)
-        if config.vip and port > VIP_DISTANCE:
-            protocols.append(self._protocol("remoting-vip", _vip_of(config.listen), fast=True))
-        elif config.vip and port == 0:
+        addresses = split_listen(config.listen) if config.vip else []
+        fast = [show_address(host, port - VIP_DISTANCE) for host, port in addresses if port > VIP_DISTANCE]
+        if fast:
+            protocols.append(self._protocol("remoting-vip", ",".join(fast), fast=True))
+        elif addresses and addresses[0][1] == 0:
             protocols.append(
                 replace(self._protocol("remoting-vip", config.listen, fast=True), listen_at=self._find_vip)
             )

@@ -16,7 +16,11 @@ BESIDE_BODY_BYTES: Final = 65_536
 class StompConfig(TlsConfig):
     """The STOMP port and its limits."""
 
-    listen: str = setting("127.0.0.1:61613", "where clients connect, also over WebSocket; port 0 is any free one")
+    listen: str = setting(
+        "127.0.0.1:61613",
+        "where clients connect, also over WebSocket, separated by commas; [::] is all of IPv4 and IPv6, port 0 any "
+        "free one",
+    )
     queues: int = setting(
         1, "queues of a topic that a client creates; with one, its messages are in one order", low=1, high=1024
     )

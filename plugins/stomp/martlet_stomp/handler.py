@@ -214,6 +214,7 @@ class StompHandler:
         gate = self._gate = context.broker.gate(peer.identity)
         self._connect = connect
         self.session = context.broker.ids.unique()
+        peer.introduce(connect.client_id or self.session, f"STOMP {connect.version.text}")
         context.temporary.begin(self.session, gate.identity.name)
         subscriptions = self._subscriptions = Subscriptions(peer, context, gate, connect, self.session, self._end)
         sending = self._sending = Sending(peer, context, gate, self.session, subscriptions.reply_to)

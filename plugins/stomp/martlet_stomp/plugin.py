@@ -9,7 +9,7 @@ import trio
 from martlet.broker import Broker
 from martlet.config import Settings
 from martlet.contracts import Command, Handler, Peer, Protocol, Service, Traffic, WebSocket
-from martlet.net.addresses import check_address
+from martlet.net.addresses import check_listen
 from martlet.net.tls import Tls
 from martlet.plugins.hooks import Hooks
 
@@ -32,7 +32,7 @@ class StompPlugin(Hooks):
 
     def __init__(self, config: StompConfig) -> None:
         super().__init__(config)
-        check_address("stomp.listen", config.listen)
+        check_listen("stomp.listen", config.listen)
         self._context: Context | None = None
         self._tls: Tls | None = None
         self._traffic = Traffic()

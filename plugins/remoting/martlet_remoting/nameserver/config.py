@@ -9,7 +9,10 @@ __all__ = ["NameServerConfig"]
 class NameServerConfig(TlsConfig):
     """The name server, which clients ask for the brokers of a topic."""
 
-    listen: str = setting("127.0.0.1:9876", "address to listen on; port 0 chooses a free one")
+    listen: str = setting(
+        "127.0.0.1:9876",
+        "where clients connect, separated by commas; [::] is all of IPv4 and IPv6, port 0 any free one",
+    )
     scan_s: int = setting(5, "how often to look for silent brokers", unit="s", low=1, high=600)
     broker_timeout_s: int = setting(
         120,

@@ -11,7 +11,7 @@ from martlet.broker import Broker
 from martlet.config import Settings
 from martlet.contracts import Connection, Handler, Peer, Protocol, Service
 from martlet.errors import MartletError
-from martlet.net.addresses import check_address
+from martlet.net.addresses import check_listen
 from martlet.net.tls import Tls
 from martlet.plugins.hooks import Hooks
 from martlet_remoting.connection import RemotingConnection
@@ -36,7 +36,7 @@ class NameServerPlugin(Hooks):
 
     def __init__(self, config: NameServerConfig) -> None:
         super().__init__(config)
-        check_address("nameserver.listen", config.listen)
+        check_listen("nameserver.listen", config.listen)
         self.server: NameServer | None = None
         self._tls = Tls(config, "nameserver")
 
