@@ -46,6 +46,7 @@ EFFECTS = {
             "martlet/store/files.py": "the one place with disk access",
             "martlet/config.py": "reads the configuration file",
             "martlet/cli/reference.py": "reads the source that it documents",
+            "martlet/cli/new_plugin.py": "writes the files of a plugin to begin with",
             "martlet/clock.py": "reads from the kernel when this process began",
             "martlet/freed_memory.py": "reads from the kernel how much memory this process has",
             "martlet/store/key_index.py": "maps memory that belongs to no file",

@@ -56,8 +56,24 @@ def setting(default: T, reason: str, *, unit: str = "", low: int | None = None, 
       unit: the unit of a number.
       low: the lowest accepted number.
       high: the highest accepted number.
+
+    Raises:
+      TypeError: there is a bound, and *default* is no number.
+      ValueError: *default* is out of bounds.
     """
+    _check_can_apply(default, low, high)
     return _Declared(default, reason, unit, low, high)  # type: ignore[return-value]
+
+
+def _check_can_apply(default: object, low: int | None, high: int | None) -> None:
+    """Raise an error if a setting with *default* cannot have these bounds, which would never be checked."""
+    if low is None and high is None:
+        return
+    if isinstance(default, bool) or not isinstance(default, int | float):
+        raise TypeError(f"a setting with the default {default!r} has no bounds; remove low and high, or use a number")
+    if (low is not None and default < low) or (high is not None and default > high):
+        bounds = f"at least {low}" if high is None else f"at most {high}" if low is None else f"{low} to {high}"
+        raise ValueError(f"the default {default!r} of a setting is out of its bounds, {bounds}")
 
 
 @dataclass_transform(frozen_default=True)

@@ -13,7 +13,7 @@ import trio
 from tests.core.toys import World
 
 from martlet.broker import Broker
-from martlet.config import Settings, setting
+from martlet.config import Settings, fill, setting
 from martlet.contracts import (
     Authenticator,
     Authorizer,
@@ -51,6 +51,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     values = {
         "full": "tests.core.plugin_toys:Full",
         "raising": "tests.core.plugin_toys:Raising",
+        "calling": "tests.core.plugin_toys:Calling",
         "hanging": "tests.core.plugin_toys:Hanging",
         "guard": "tests.core.plugin_toys:Guard",
         "failing_guard": "tests.core.plugin_toys:FailingGuard",
@@ -244,6 +245,20 @@ class Raising(Hooks):
 
     def martlet_protocols(self, broker: Broker) -> Sequence[Protocol]:
         raise ValueError("no port today")
+
+
+class Calling(Hooks):
+    """Makes a mistake that shows inside of a library, in its constructor."""
+
+    def __init__(self, config: object) -> None:
+        super().__init__(config)
+        fill(Strict, {}, "calling")
+
+
+class Strict(Settings):
+    """Has a key whose annotation cannot be resolved."""
+
+    value: "no_such_type" = setting(1, "wrong")  # type: ignore[name-defined]  # noqa: F821
 
 
 class Hanging(Hooks):

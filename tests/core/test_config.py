@@ -186,3 +186,21 @@ def test_the_largest_message_must_be_receivable() -> None:
     for key in "incomplete_address_bytes_max", "incomplete_total_bytes_max":
         with pytest.raises(ConfigError, match=f"config key 'server.{key}' is 104857600, .* raise it to 105906176"):
             read_config({**large, "server": {key: 100 << 20}})
+
+
+@pytest.mark.parametrize(
+    ("default", "bounds", "error", "says"),
+    [
+        ("text", {"low": 1}, TypeError, "the default 'text' has no bounds"),
+        (True, {"high": 1}, TypeError, "the default True has no bounds"),
+        ([], {"low": 0}, TypeError, "has no bounds"),
+        (0, {"low": 1}, ValueError, "the default 0 of a setting is out of its bounds, at least 1"),
+        (9, {"high": 5}, ValueError, "out of its bounds, at most 5"),
+        (9, {"low": 1, "high": 5}, ValueError, "out of its bounds, 1 to 5"),
+    ],
+)
+def test_a_bound_that_cannot_apply_is_an_error_of_its_author(
+    default: object, bounds: dict[str, int], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        setting(default, "why", low=bounds.get("low"), high=bounds.get("high"))

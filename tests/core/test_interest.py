@@ -141,6 +141,19 @@ def test_separator_and_wildcards_are_the_protocols_own() -> None:
     assert set(trie.route("$x").grants) == {"t"}
 
 
+def test_the_rest_can_need_a_level() -> None:
+    """As in NATS: ``a.>`` matches no ``a``."""
+    trie: FilterTrie[str] = FilterTrie(".", "*", ">", "", rest_takes_none=False)
+    for topic_filter in ("a.>", "a.*.>", ">", "a.b.c.>"):
+        trie.add(topic_filter, topic_filter)
+    assert set(trie.route("a").grants) == {">"}
+    assert set(trie.route("a.b").grants) == {">", "a.>"}
+    assert set(trie.route("a.b.c").grants) == {">", "a.>", "a.*.>"}
+    assert set(trie.route("a.b.c.d").grants) == {">", "a.>", "a.*.>", "a.b.c.>"}
+    assert trie.remove("a.*.>", "a.*.>")
+    assert set(trie.route("a.b.c").grants) == {">", "a.>"}
+
+
 def test_equal_routes_are_one_object() -> None:
     trie: FilterTrie[str] = FilterTrie()
     trie.add("a/#", "s", 1)

@@ -1,6 +1,7 @@
 """Plugins: found by name and configured; one that fails ends the start with its name and the reason."""
 
 import logging
+import re
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -83,7 +84,9 @@ def test_ctrl_c_waits_until_a_plugin_is_imported(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_plugin_that_is_not_installed_is_named_with_those_that_are() -> None:
-    with pytest.raises(PluginError, match="plugin 'nope' is not installed; installed: arguments, failing_guard, full"):
+    with pytest.raises(
+        PluginError, match="plugin 'nope' is not installed; installed: arguments, calling, failing_guard"
+    ):
         load(["nope"], {})
 
 
@@ -153,6 +156,11 @@ def test_a_plugin_whose_import_hangs_ends_the_start(name: str) -> None:
     assert str(caught.value) == f"plugin {name!r} cannot be imported; TimeoutError: it did not return within 30 s"
 
 
+def test_an_error_inside_a_library_names_the_line_of_the_plugin_that_called_it() -> None:
+    with pytest.raises(PluginError, match=r"; NameError: .* \(.*plugin_toys\.py:\d+\)$"):
+        load(["calling"], {})
+
+
 def test_a_required_plugin_must_be_enabled() -> None:
     with pytest.raises(ConfigError) as caught:
         load(["full"], {}, ["guard"])
@@ -186,7 +194,9 @@ async def test_a_plugin_that_raises_is_named() -> None:
     plugins = load(["full", "raising"], {})
     with pytest.raises(PluginError) as caught:
         await plugins.call("martlet_protocols", broker=None)
-    assert str(caught.value) == "plugin 'raising' failed in martlet_protocols; ValueError: no port today"
+    text = str(caught.value)
+    assert text.startswith("plugin 'raising' failed in martlet_protocols; ValueError: no port today (")
+    assert re.search(r"plugin_toys\.py:\d+\)$", text), "the file and the line of the plugin's own code"
 
 
 async def test_a_plugin_that_hangs_is_named(mock_clock: MockClock) -> None:

@@ -299,6 +299,10 @@ class Java:
     def queries(self, **more: Any) -> "Queries":
         return Queries(self._start("query", **more))
 
+    def monitor(self) -> "Monitor":
+        """Return an admin client as RocketMQ's exporter and dashboard have one."""
+        return Monitor(self._start("monitor"))
+
     def mqadmin(self, *words: str, **more: Any) -> str:
         """Run the official admin tool and return what it printed. *more*: access_key and secret_key."""
         return str(self.jvm.call("mqadmin", words=[*words, "-n", self.name_server], **more))
@@ -550,6 +554,12 @@ class Pops(Client):
 
 def handle(popped: Received) -> str:
     return popped.properties["POP_CK"]
+
+
+class Monitor(Client):
+    def call(self, method: str, *arguments: object) -> Any:
+        """Call a method of RocketMQ's DefaultMQAdminExt; keys of its tables that are objects come as text."""
+        return self._started.call("call", method=method, arguments=list(arguments))
 
 
 class Queries(Client):

@@ -45,6 +45,14 @@ class Authentication:
         self.refused = 0
         self._limiter: trio.CapacityLimiter | None = None
 
+    @property
+    def required(self) -> bool:
+        """Whether a plugin checks who clients are, so that a protocol can ask them for credentials.
+
+        A client without any is anonymous still; authorizers decide what it may do.
+        """
+        return bool(self.authenticators or self.mechanisms)
+
     def authenticate(self, credentials: Credentials) -> Identity:
         """Return the identity that *credentials* prove; for a `Password` use `authenticate_password`.
 

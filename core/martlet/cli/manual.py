@@ -85,6 +85,31 @@ how to use it, and [Hooks](hooks.md) says when each hook is called.
 
 Anything that is not on this page may change without notice.
 
+| you need | use |
+|---|---|
+| an empty plugin to begin with | `martlet plugins new NAME` |
+| settings of your own | [`Settings`](#settings) and [`setting`](#setting), as the class attribute `config_class` |
+| a port | [`Protocol`](#protocol), with a [`Connection`](#connection) and a [`Handler`](#handler) for each client |
+| TLS, and the upgrade to it | [`Tls`](#tls-1) and [`TlsConfig`](#tlsconfig); [`Peer.start_tls`](#peerstart_tls) |
+| to store messages of a client | [`Gate.publish`](#gatepublish), or [`Gate.publish_run`](#gatepublish_run) for many |
+| an answer that leaves when a message is durable | [`Peer.hold_until`](#peerhold_until) with `Placed.end` |
+| to change or refuse messages of every protocol | [`Stage`](#stage) |
+| one message in several queues | [`Router`](#router) |
+| a subscriber of whole topics, from any offset | [`Gate.subscribe`](#gatesubscribe) |
+| a queue whose messages go to one consumer each | [`Gate.join`](#gatejoin) |
+| topic filters with wildcards | a [`Feed`](#feed) and [`Gate.follow`](#gatefollow) |
+| clients that come back to what they missed | [`Gate.open_session`](#gateopen_session) |
+| the text of a message that RocketMQ's producer compressed | [`plain_body`](#plain_body) |
+| to know who a client is | [`Authentication`](#authentication) asks each [`Authenticator`](#authenticator) |
+| to decide what a client may do | [`Authorizer`](#authorizer) |
+| state that survives a restart | [`Projection`](#projection), [`Journal`](#journal); [`Table`](#table) if it is small |
+| work that takes longer than 10 ms | [`Turns`](#turns) with [`Steps`](#steps); [`off_loop`](#off_loop) for a thread |
+| a task beside the clients | [`Service`](#service) |
+| a subcommand of `martlet` | [`Command`](#command) |
+| figures in `martlet stats` | `broker.stats.add` |
+| an identifier that nobody can guess | `broker.ids.unique` |
+| tests without sockets | [`serving`](#serving) |
+
 """
 
 CLIENT: Final = "martlet_remoting.client"
@@ -212,7 +237,7 @@ PLUGIN_CHAPTERS: Final = (
             "PublishGrant: get auto_create retry_group",
             "BrokerGrant: topics groups group forbidden offsets_in_steps statistics disk_usage earliest_store_ms",
             "BrokerAdminGrant: set_config set_auto_create clean delete_unused_topics",
-            "Authentication: authenticate authenticate_password begin proceed",
+            "Authentication: required authenticate authenticate_password begin proceed",
             "Rules: changed",
             "Replies: add",
         ),
@@ -266,6 +291,7 @@ PLUGIN_CHAPTERS: Final = (
         ("RecordView", "Predicate", "Condition", "Find", "record_views", "Buffer"),
     ),
     Chapter("Whole records", "martlet.records.codec", ("decode_record",)),
+    Chapter("Compressed bodies", "martlet.records.compression", ("plain_body", "CompressionError")),
     Chapter("Queues", "martlet.store", ("Queue: end_before",)),
     Chapter(
         "Topics",

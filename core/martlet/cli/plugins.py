@@ -1,9 +1,11 @@
-"""``martlet plugins``: lists the installed plugins, whether each is enabled, and its hooks."""
+"""``martlet plugins``: lists the installed plugins, whether each is enabled, and its hooks; writes a new one."""
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+from martlet.cli import new_plugin
 from martlet.cli.outcome import Exit
 from martlet.cli.terminal import print_json, table
 from martlet.config import read_toml
@@ -16,6 +18,7 @@ EPILOG = """\
 examples:
   martlet plugins                          the plugins that the default configuration enables
   martlet plugins --config martlet.toml    the plugins that this configuration enables
+  martlet plugins new audit                write a small plugin to begin with, in martlet-audit/
 A plugin is a Python package with an entry point in the group martlet.plugins; `[plugins] enabled` lists those to run.
 """
 
@@ -30,9 +33,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="configuration file that enables plugins; default: $MARTLET_CONFIG, else none",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON list of objects")
+    text = "write a small plugin to begin with: a package with a setting and a test"
+    new_plugin.configure(
+        parser.add_subparsers(metavar="ACTION").add_parser(
+            "new",
+            help=text,
+            description=f"{text[:1].upper()}{text[1:]}.",
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
+    work: Callable[[argparse.Namespace], int] = getattr(arguments, "work", show)
+    return work(arguments)
+
+
+def show(arguments: argparse.Namespace) -> int:
     from martlet.plugins.loader import available, load
     from martlet.run import read_config
 
@@ -72,4 +90,4 @@ def _hooks(row: dict[str, object]) -> str:
     return ", ".join(hooks) if isinstance(hooks, list) else ""
 
 
-COMMAND = Command("plugins", "list the installed plugins and the hooks they implement", configure, run)
+COMMAND = Command("plugins", "list the installed plugins and their hooks, or write a new one", configure, run)

@@ -95,7 +95,8 @@ class FilterTree(Generic[T]):
     sets of filters are found in the same order for all names.
     """
 
-    def __init__(self, separator: str, one: str, rest: str, hidden: str) -> None:
+    def __init__(self, separator: str, one: str, rest: str, hidden: str, *, rest_takes_none: bool = True) -> None:
+        self._rest_takes_none = rest_takes_none
         self._separator = separator
         self._one = one
         self._rest = rest
@@ -256,7 +257,7 @@ class FilterTree(Generic[T]):
                             break
                 if at == size and node.here is not None:
                     found.append(node.here)
-                if node.rest is not None:
+                if node.rest is not None and (at < size or self._rest_takes_none):
                     found.append(node.rest)
                 if at == size:
                     break

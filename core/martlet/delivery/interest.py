@@ -200,19 +200,27 @@ class FilterTrie(Generic[T]):
     Args:
       separator: separates the levels of names and filters.
       one: a level of a filter that matches any single level.
-      rest: the last level of a filter that matches any number of further levels, including none.
+      rest: the last level of a filter that matches any number of further levels.
       hidden: names that begin with it are not matched by wildcards at a filter's first level; empty for none.
       names_max: the maximum number of names with cached routes; one more drops them all.
+      rest_takes_none: whether *rest* matches no level too: MQTT's ``a/#`` matches ``a``, and NATS' ``a.>`` does not.
     """
 
     def __init__(
-        self, separator: str = "/", one: str = "+", rest: str = "#", hidden: str = "$", names_max: int = NAMES_MAX
+        self,
+        separator: str = "/",
+        one: str = "+",
+        rest: str = "#",
+        hidden: str = "$",
+        names_max: int = NAMES_MAX,
+        *,
+        rest_takes_none: bool = True,
     ) -> None:
         self._separator = separator
         self._one = one
         self._rest = rest
         self._names_max = names_max
-        self._tree: FilterTree[T] = FilterTree(separator, one, rest, hidden)
+        self._tree: FilterTree[T] = FilterTree(separator, one, rest, hidden, rest_takes_none=rest_takes_none)
         self._count = 0
         self._changes = 0
         self._cached: dict[str, _Cached[T]] = {}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import EntryPoint, entry_points
 from itertools import combinations
+from traceback import walk_tb
 from typing import Any, Final, TypeVar, final
 
 import pluggy
@@ -101,6 +102,7 @@ class Plugins:
         self._pluggy = _Pluggy("martlet")
         self._pluggy.add_hookspecs(Hooks)
         self._loaded: dict[str, Plugin] = {}
+        self._packages: dict[str, str] = {}  # the outermost package of each plugin's class
         self.failed: dict[str, str] = {}
         self.reloaded: list[Callable[[], None]] = []  # called after all plugins have reloaded
 
@@ -117,6 +119,7 @@ class Plugins:
             self._pluggy.register(plugin, name)
         except (pluggy.PluginValidationError, ValueError) as error:
             raise PluginError(f"plugin {name!r} does not fit; {error}") from error
+        self._packages[name] = _package_of(type(plugin).__module__)
         self._loaded[name] = Plugin(name, tuple(h for h in HOOKS if self._implementation(name, h)))
 
     def __iter__(self) -> Any:
@@ -145,7 +148,8 @@ class Plugins:
                 _check_result(hook, result)
                 results.append((name, result))
             except Exception as error:
-                raise PluginError(f"plugin {name!r} failed in {hook}; {_told(error)}") from error
+                text = f"plugin {name!r} failed in {hook}; {_told(error, self._packages[name])}"
+                raise PluginError(text) from error
         return results
 
     async def tell(self, hook: str, timeout_s: float = HOOK_TIMEOUT_S) -> None:
@@ -163,7 +167,10 @@ class Plugins:
         try:
             await _bounded(function, [], timeout_s)
         except Exception as error:
-            log.error("plugin %r failed in %s; %s: %s", name, hook, type(error).__name__, error)
+            told = _told(error, self._packages[name])
+            if isinstance(error, MartletError):
+                told = f"{type(error).__name__}: {told}"
+            log.error("plugin %r failed in %s; %s", name, hook, told)
 
     def take_out(self, name: str) -> bool:
         """Remove plugin *name*; return whether it guards access."""
@@ -178,7 +185,7 @@ class Plugins:
         Raises:
           PluginError: it guards access, or the configuration requires it.
         """
-        text = f"plugin {name!r} {what}; {_told(error)}"
+        text = f"plugin {name!r} {what}; {_told(error, self._packages.get(name, ''))}"
         self.failed[name] = text
         if guards:
             raise PluginError(f"{text}; it guards access, so the broker does not run without it") from error
@@ -187,9 +194,19 @@ class Plugins:
         log.error("%s; the plugin is removed, the others continue", text)
 
 
-def _told(error: Exception) -> str:
-    """Return the text of *error*; with its type unless it is one of our own errors."""
-    return str(error) if isinstance(error, MartletError) else f"{type(error).__name__}: {error}"
+def _told(error: Exception, package: str) -> str:
+    """Return the text of *error*; unless it is one of our own errors, with its type and where in *package* it began."""
+    if isinstance(error, MartletError):
+        return str(error)
+    place = ""
+    for frame, line in walk_tb(error.__traceback__):
+        if package and _package_of(frame.f_globals.get("__name__", "")) == package:
+            place = f" ({frame.f_code.co_filename}:{line})"
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def _package_of(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def _check_result(hook: str, result: object) -> None:
@@ -388,7 +405,8 @@ def load(
         except (ConfigError, PluginError):
             raise
         except Exception as error:
-            raise PluginError(f"plugin {name!r} cannot be imported; {_told(error)}") from error
+            told = _told(error, _package_of(entry.module))
+            raise PluginError(f"plugin {name!r} cannot be imported; {told}") from error
         for other, reason in made.before.items():
             if other in configs:
                 raise ConfigError(f"plugin {name!r} must come before {other!r} in plugins.enabled; {reason}")

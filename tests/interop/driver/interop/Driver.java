@@ -47,6 +47,7 @@ public final class Driver {
         new LitePulls().register(commands);
         new Queries().register(commands);
         new AdminTool().register(commands);
+        new Monitoring().register(commands);
         registerSince5("interop.Pops", commands);
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         ExecutorService threads = Executors.newCachedThreadPool();
