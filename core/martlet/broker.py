@@ -26,7 +26,7 @@ from martlet.state import Projections
 from martlet.state.journal import Journal
 from martlet.stats import Stats
 from martlet.store import Store
-from martlet.store.light import may_be_indexed, with_light_topics
+from martlet.store.light import DISPATCH, OFFSETS, may_be_indexed, with_light_topics
 from martlet.store.queues import Queue
 from martlet.store.writer import RunItem, RunResult
 from martlet.tables.groups import Groups
@@ -77,6 +77,7 @@ class Broker:
         self.stats = stats
         self.turns = Turns(store.disk.off_loop)  # runs all long work of this broker in slices
         self.stages = Stages()
+        self._routing = Stages()  # which messages each of the routers wants
         self.routers: tuple[tuple[str, Router], ...] = ()
         self._filters: dict[str, Compile] = {}
         self._selections = Selections(self.filter_compiler)
@@ -123,7 +124,16 @@ class Broker:
             self.groups.keeps_light_offsets = True
             self.groups.offsets_changed()
         self.store.writer.light_queues = bool(routers)
-        self.stages = Stages([*stages, ("", Stage(self._route))] if routers else stages)
+        self._routing = Stages([(name, Stage(self._route, each.properties, each.sys_flag)) for name, each in routers])
+        self.stages = Stages([*stages, ("", self._last_stage())] if routers else stages)
+
+    def _last_stage(self) -> Stage:
+        """Return the stage that asks the routers, which wants what one of them does."""
+        routing = self._routing
+        if routing.every_message:
+            return Stage(self._route)
+        # Names that no router says must not count.
+        return Stage(self._route, (*routing.words, DISPATCH, OFFSETS), routing.sys_flag)
 
     def publish(self, message: Message, passed: str = "") -> Placed:
         """Store *message* and return where; it is durable once the log is flushed up to `Placed.end`.
@@ -392,9 +402,11 @@ class Broker:
         if not may_be_indexed(message.topic.encode()):
             return message
         topics: dict[str, None] = {}
-        for plugin, router in self.routers:
+        for place, (plugin, router) in enumerate(self.routers):
+            if not self._routing.wants(place, message):
+                continue
             try:
-                topics.update(dict.fromkeys(map(_checked_name, router(message))))
+                topics.update(dict.fromkeys(map(_checked_name, router.names(message))))
             except Refused:
                 raise
             except Exception as error:

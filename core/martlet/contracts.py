@@ -65,9 +65,6 @@ __all__ = [
     "WebSocket",
 ]
 
-# Called with every message after the stages; returns the light topics whose queues index it as well, such as
-# ``%LMQ%name``. May raise `Refused`.
-Router: TypeAlias = Callable[[Message], Iterable[str]]
 # Makes a predicate over records of an expression; raises `Refused` (Reason.ILLEGAL), which says where the mistake is.
 Compile: TypeAlias = Callable[[str], Predicate]
 # A coroutine function that runs while the broker does, until it is cancelled. One with an argument `task_status` is
@@ -95,6 +92,22 @@ class Stage(Struct, frozen=True):
     """
 
     change: Callable[[Message], Message]
+    properties: tuple[str, ...] = ()
+    sys_flag: int = 0
+
+
+class Router(Struct, frozen=True):
+    """Names the light queues that index a message as well; say which messages it wants, so that others stay fast.
+
+    Args:
+      names: called with a message that the router wants, after the stages; returns light topics, such as ``%LMQ%name``.
+        May raise `Refused`.
+      properties: the router wants messages that have one of these properties, with a value.
+      sys_flag: the router also wants messages with one of these bits of sysFlag. A router with neither wants every
+        message; then the messages of a socket read are stored one by one.
+    """
+
+    names: Callable[[Message], Iterable[str]]
     properties: tuple[str, ...] = ()
     sys_flag: int = 0
 

@@ -9,7 +9,7 @@ from tests.core.pushing import LINES, broker_in_memory
 
 from martlet.access import ANONYMOUS, Gate
 from martlet.broker import Broker
-from martlet.contracts import Certificate, Credentials, Identity, Password, SignedRequest, Stage
+from martlet.contracts import Certificate, Credentials, Identity, Password, Router, SignedRequest, Stage
 from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.subscriptions import from_earliest
 from martlet.errors import LocalProtocolError, Reason, Refused
@@ -132,11 +132,12 @@ async def test_whoever_names_light_topics_must_be_allowed_to_publish_to_them() -
         named = b"INNER_MULTI_DISPATCH\x01%LMQ%yours,%LMQ%mine\x02"
         gate.publish(Message("t", b"x", named))
         assert ledger.asked == [("ann", "publish", "t")], "without routers the property means nothing"
-        broker.set_stages((), (("test", lambda message: light_topics(message.properties)),))
+        broker.set_stages((), (("test", Router(lambda message: light_topics(message.properties))),))
         for attempt in (  # with the gate that is older than the routers
             lambda: gate.publish(Message("t", b"x", named)),
             lambda: gate.publish_batch([Message("t", b"x", named)]),
             lambda: gate.publish_atomic([Message("t", b"x"), Message("t", b"x", named)]),
+            lambda: gate.publish_run([Message("t", b"x", named)]),
         ):
             assert "%LMQ%mine" in refused(attempt)
         outcomes = gate.publish_many([Message("t", b"x", named), Message("t", b"x")])
@@ -155,7 +156,7 @@ async def test_whoever_names_light_topics_must_be_allowed_to_publish_to_them() -
 @pytest.mark.parametrize(("denied", "shown"), [([], True), (["t"], True), (["%LMQ%a"], True), (["t", "%LMQ%a"], False)])
 async def test_a_record_is_shown_to_whoever_may_read_a_queue_that_has_it(denied: list[str], shown: bool) -> None:
     async with broker_in_memory() as broker:
-        broker.set_stages((), (("test", lambda message: light_topics(message.properties)),))
+        broker.set_stages((), (("test", Router(lambda message: light_topics(message.properties))),))
         broker.topics.ensure("t", 1)
         placed = broker.publish(Message("t", b"x", b"INNER_MULTI_DISPATCH\x01%LMQ%a\x02"))
         plain = broker.publish(Message("t", b"plain"))

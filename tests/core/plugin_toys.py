@@ -160,7 +160,7 @@ class Full(Hooks):
                 return []
             return [{b"a": "%LMQ%a", b"b": "%LMQ%b", b"bad": "bad"}[word] for word in message.body.split()]
 
-        return [by_body]
+        return [Router(by_body)]
 
     def martlet_filters(self, broker: Broker) -> Mapping[str, Compile]:
         return {"LONGER": compile_longer}

@@ -240,7 +240,8 @@ async def test_martlet_projections_that_fail_stop_their_plugin(
         assert made.broker.capability(Greeting) is None
         assert Full.said == ["served"]
         assert decode_record(made.stored(b"x")).body == b"x"
-    assert "plugin 'stateful' failed in a projection; ValueError: a bad body; the plugin is removed" in caplog.text
+    text = r"plugin 'stateful' failed in a projection; ValueError: a bad body \(.*plugin_toys\.py:\d+\); "
+    assert re.search(f"{text}the plugin is removed", caplog.text)
 
 
 @pytest.mark.parametrize("when", ["record", "deletion"])

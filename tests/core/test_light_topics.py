@@ -10,6 +10,7 @@ from tests.core.pushing import LINES, broker_in_memory, publish, subscribe, told
 from trio.testing import MockClock
 
 from martlet.broker import Broker
+from martlet.contracts import Router
 from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.subscriptions import from_earliest
 from martlet.errors import Reason, Refused
@@ -19,13 +20,14 @@ from martlet.tables.rocketmq_json import parse
 from martlet.tables.topics import READ
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import RecordingPeer
+from martlet.testing.stores import HOST, drain
 
 A = b"INNER_MULTI_DISPATCH\x01%LMQ%a\x02"
 AB = b"INNER_MULTI_DISPATCH\x01%LMQ%a,%LMQ%b\x02"
 
 
 def with_routers(broker: Broker) -> Broker:
-    broker.set_stages((), (("test", lambda message: light_topics(message.properties)),))
+    broker.set_stages((), (("test", Router(lambda message: light_topics(message.properties))),))
     broker.topics.ensure("t", 3)
     return broker
 
@@ -264,3 +266,35 @@ async def test_a_table_for_light_queues_that_cannot_be_read_changes_nothing(cont
     disk.files[LIGHT_OFFSETS].data[:] = content
     async with broker_in_memory(disk) as broker:
         assert broker.groups.offset("G", "t", 2) == 7
+
+
+async def test_messages_that_no_router_wants_stay_in_runs_beside_those_in_light_queues() -> None:
+    async with broker_in_memory() as broker:
+        asked: list[bytes] = []
+
+        def by_device(message: Message) -> list[str]:
+            asked.append(message.body)
+            return [f"%LMQ%{message.property('DEVICE')}"]
+
+        broker.set_stages((), (("test", Router(by_device, ("DEVICE",))),))
+        broker.topics.ensure("t", 1)
+        assert not broker.stages.every_message
+        queue = broker.find_queue("t", 0)
+        assert queue is not None
+        plain = (queue, b"plain", b"TAGS\x01x\x02", 0, 0, 0, 0, HOST, 0, 0)
+        routed = Message("t", b"routed", b"DEVICE\x01d\x02", queue_id=0, born_host=HOST)
+        named = Message("t", b"named", A, queue_id=0, born_host=HOST)
+        result = broker.publish_run([plain, routed, plain, named, plain])
+        broker.store.commit()
+        assert (asked, result.refused) == ([b"routed"], {})
+        assert drain(broker.store, queue, max_messages=9) == [b"plain", b"routed", b"plain", b"named", b"plain"]
+        assert drain(broker.store, broker.store.queue("%LMQ%d", 0)) == [b"routed"]
+        assert broker.store.queues.light == 1, "what no router says does not count"
+
+
+async def test_a_router_that_wants_every_message_keeps_all_out_of_runs() -> None:
+    async with broker_in_memory() as broker:
+        broker.set_stages((), (("one", Router(lambda message: (), ("DEVICE",))), ("two", Router(lambda message: ()))))
+        broker.topics.ensure("t", 1)
+        assert broker.stages.every_message
+        assert broker.find_queue("t", 0) is None

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from martlet.broker import Broker
-from martlet.contracts import Stage
+from martlet.contracts import Router, Stage
 from martlet.errors import LocalProtocolError, Reason, Refused
 from martlet.message import Message
 from martlet.testing.disk import FakeDisk
@@ -140,6 +140,6 @@ async def test_a_stage_that_returns_no_message_is_named(broker: Broker, result: 
 
 @pytest.mark.parametrize("result", [None, [None], [b"%LMQ%a"]])
 async def test_a_router_that_returns_no_names_is_named(broker: Broker, result: object) -> None:
-    broker.set_stages([], [("absent", lambda message: cast(list[str], result))])
+    broker.set_stages([], [("absent", Router(lambda message: cast(list[str], result)))])
     with pytest.raises(Refused, match="plugin 'absent' failed in its router; TypeError"):
         broker.publish(message(PLAIN, 0))

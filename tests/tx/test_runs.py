@@ -7,7 +7,7 @@ import pytest
 from tests.remoting.conftest import send_ext
 from tests.tx.talk import TOPIC, Sellers, op_bodies, sellers
 
-from martlet.contracts import Stage
+from martlet.contracts import Router, Stage
 from martlet.message import Message, decode_properties
 from martlet.records.layout import TRANSACTION_MASK
 from martlet.testing.peers import RecordingPeer
@@ -208,7 +208,7 @@ async def test_transactions_that_end_together_pass_a_stage_that_wants_every_mess
     stages = {"a stage before": [wide, *pairs], "a stage after": [*pairs, wide], "a router": pairs}
     producer = Producer(found)
     sent = list((await producer.read(*[half(number) for number in range(4)])).values())
-    found.broker.set_stages(stages[who], [("light", route)] if who == "a router" else [])
+    found.broker.set_stages(stages[who], [("light", Router(route))] if who == "a router" else [])
     ends = [end(number, each, ROLLBACK if number == 3 else COMMIT) for number, each in enumerate(sent)]
     assert await producer.read(*ends) == {}
     assert (sorted(found.stored()), found.pending()) == (["U0", "U1", "U2"], [])

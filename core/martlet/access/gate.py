@@ -206,11 +206,13 @@ class Gate:
         own: Callable[[Message], Message] | None = None,
     ) -> RunResult:
         """Store the messages of *run* in queues from `find_queue`, like `Broker.publish_run`."""
-        publishable = self.publishable
+        publishable, has_routers = self.publishable, bool(self._behind.routers)
         for item in run:
             topic = item.topic if isinstance(item, Message) else item[0].topic
             if topic not in publishable:
                 self.check_message(topic, item.properties if isinstance(item, Message) else item[2])
+            if has_routers and isinstance(item, Message):
+                self._check_light(item)
         return self._behind.publish_run(run, atomic=atomic, acknowledgements=acknowledgements, own=own)
 
     def publish_item(self, item: RunItem) -> Placed:

@@ -22,8 +22,8 @@ CORE: Final = {
     "run": "run a broker",
     "check": "validate a configuration file without starting a broker",
     "config": "print every configuration key with its default and purpose",
-    "plugins": "list the installed plugins and the hooks they implement",
-    "store": "inspect, verify or repair a data directory that no broker uses",
+    "plugins": "list the installed plugins and their hooks, or write a new one",
+    "store": "inspect, verify, repair or back up a data directory",
 }
 
 # How many new containers trigger a garbage collection; CPython's default is 700. Imported modules stay alive, and so do

@@ -36,6 +36,7 @@ from martlet.contracts import (
     Protocol,
     Proved,
     RecordView,
+    Router,
     Stage,
 )
 from martlet.errors import ConfigError, MartletError, PluginError, Reason, Refused
@@ -234,7 +235,7 @@ MAPPINGS: Final = frozenset({"martlet_filters", "martlet_capabilities", "martlet
 SEQUENCES: Final[dict[str, tuple[str, Callable[[object], bool]]]] = {
     "martlet_protocols": ("Protocol", lambda each: isinstance(each, Protocol)),
     "martlet_stages": ("Stage", lambda each: isinstance(each, Stage)),
-    "martlet_routers": ("functions", callable),
+    "martlet_routers": ("Router", lambda each: isinstance(each, Router)),
     "martlet_authenticators": ("functions", callable),
     "martlet_authorizers": ("functions", callable),
     "martlet_projections": ("Projection", _is_projection),

@@ -15,7 +15,7 @@ from martlet.errors import Refused
 from martlet.net.addresses import check_address, check_listen, pack_host, show_address, split_address, split_listen
 from martlet.net.tls import Tls
 from martlet.plugins.hooks import Hooks
-from martlet.store.light import light_topics
+from martlet.store.light import DISPATCH, light_topics
 from martlet.tables.groups import Group, check_group_name
 from martlet.tables.topics import READ, RETRY_PREFIX, WRITE
 
@@ -75,7 +75,8 @@ class RemotingPlugin(Hooks):
         return [refuse_unheld(broker)]
 
     def martlet_routers(self, broker: Broker) -> Sequence[Router]:
-        return [lambda message: light_topics(message.properties)] if self._config.light_queues else []
+        wants = Router(lambda message: light_topics(message.properties), (DISPATCH,))
+        return [wants] if self._config.light_queues else []
 
     def martlet_protocols(self, broker: Broker) -> Sequence[Protocol]:
         config = self._config
