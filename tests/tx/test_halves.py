@@ -155,7 +155,7 @@ def test_without_op_records_rocketmq_reads_on_at_the_next_one(offset: int) -> No
 
 
 def test_op_blocks_come_back_from_a_snapshot() -> None:
-    """The compiled class checks types: msgpack returns arrays as lists."""
+    """There a block is a list, as msgpack has no tuples."""
     ops = OpBlocks()
     for offset in range(3):
         ops.add(offset, offset)

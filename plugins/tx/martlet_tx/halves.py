@@ -195,7 +195,7 @@ class OpBlocks:
         return list(self._blocks)
 
     def restore(self, blocks: Iterable[Sequence[int]], following: int) -> None:
-        """Replace the state by the blocks of a snapshot, arrays of msgpack; the next op record is *following*."""
+        """Replace the state by the blocks of a snapshot, which are lists there; the next op record is *following*."""
         self._blocks = [(block[0], block[1]) for block in blocks]
         self._size = BLOCK
         self._in_last = BLOCK
