@@ -140,7 +140,8 @@ async def measure(broker: Broker, positions: Sequence[int], clients: int, rate: 
             near = Client(feed, topic_filter, store.readable - NEAR * (positions[-1] - positions[0]) // len(positions))
             seconds = await near.until_at_tail()
             is_far = far.cursor.place is not Place.TAIL
-            took = f"first message after {near.first_s * 1e3:.0f} ms, at the tail after {seconds:.2f} s"
+            first = f"first message after {near.first_s * 1e3:.0f} ms" if near.count else "no message"
+            took = f"{first}, at the tail after {seconds:.2f} s"
             print(f"near    {topic_filter}: {took}, the far one {'still behind' if is_far else 'at the tail, too'}")
             near.cursor.close()
             if topic_filter == "#":

@@ -1,17 +1,22 @@
 """Several sweeps: one client that was away for long keeps no others waiting, and records are not read too often."""
 
 from collections import Counter
+from errno import EIO
 
 import pytest
 import trio
 from tests.core.pushing import broker_in_memory
 from tests.core.test_cursor import Client, feed_of, place, send, settle
+from trio.testing import MockClock
 
 from martlet.broker import Broker
 from martlet.delivery import catch_up_reader, sweep, sweeps
 from martlet.delivery.cursor import Place
+from martlet.delivery.finder import Finder, Names
+from martlet.delivery.sweep import Sweep
 from martlet.delivery.sweep_turns import SweepTurns
 from martlet.delivery.sweeps import SWEEPS_MAX, distance_class
+from martlet.delivery.tail_reader import READ_AGAIN_S
 
 COUNT = 1500
 
@@ -66,7 +71,7 @@ async def test_one_far_behind_gets_on_though_others_return_again_and_again() -> 
             near.cursor.close()
             near = Client(feed, "#", position=positions[-40])
             returned += 1
-        assert returned * 40 <= 2 * COUNT
+        assert returned * 40 <= 4 * COUNT
         assert far.take() == numbers(0)
 
 
@@ -168,17 +173,17 @@ async def test_a_feed_whose_last_cursor_is_closed_in_a_sweep_begins_anew() -> No
         assert (feed.catch_up.running, feed.catch_up.is_sweeping) == ([], False)
 
 
-def test_the_nearest_have_every_second_turn_and_the_others_of_a_class_take_turns() -> None:
+def test_the_nearest_have_three_of_four_turns_and_the_others_of_a_class_take_turns() -> None:
     turns = SweepTurns[str]()
     for name, nearness in (("far", 7), ("near", 0), ("middle", 3), ("other", 0)):
         turns.add(name, nearness)
     classes = {"far": 7, "near": 0, "middle": 3, "other": 0}
     taken: list[str] = []
-    for _ in range(16):
+    for _ in range(64):
         taken.append(turns.take())
         turns.add(taken[-1], classes[taken[-1]])
-    assert Counter(taken) == {"near": 4, "other": 4, "middle": 4, "far": 4}
-    assert taken[0::2] == ["near", "other"] * 4
+    assert Counter(taken) == {"near": 24, "other": 24, "middle": 12, "far": 4}
+    assert taken[:5] == ["near", "other", "near", "middle", "other"]
 
 
 @pytest.mark.parametrize(
@@ -186,3 +191,46 @@ def test_the_nearest_have_every_second_turn_and_the_others_of_a_class_take_turns
 )
 def test_a_class_is_four_times_as_wide_as_the_one_before(distance: int, expected: int) -> None:
     assert distance_class(distance) == expected
+
+
+async def test_a_shared_group_that_is_far_behind_does_not_keep_others_waiting() -> None:
+    async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:
+        feed, positions = feed_of(broker), await filled(broker)
+        woken: list[None] = []
+        finder = Finder(Names(feed, "#"), "t", 0, lambda: woken.append(None))
+        finder.go_on()
+        while not woken:
+            await trio.lowlevel.checkpoint()
+        near = Client(feed, "#", position=positions[-40])
+        await until_at_tail(near)
+        assert near.take() == numbers(COUNT - 40)
+        assert feed.catch_up.is_sweeping
+        await settle(broker)
+        assert [each.offset for each in finder.take(COUNT)] == list(range(COUNT))
+
+
+async def test_a_sweep_that_cannot_read_keeps_no_others_waiting(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    go_on, is_broken = Sweep.go_on, True
+
+    async def broken(each: Sweep, limit: int) -> bool:
+        if each.swept_to == 0 and is_broken:
+            raise OSError(EIO, "input/output error")
+        return await go_on(each, limit)
+
+    monkeypatch.setattr(Sweep, "go_on", broken)
+    async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:
+        feed, positions = feed_of(broker), await filled(broker)
+        far = Client(feed, "#", position=0)
+        while not caplog.records:
+            await trio.lowlevel.checkpoint()
+        began = trio.current_time()
+        near = Client(feed, "#", position=positions[-40])
+        await until_at_tail(near)
+        assert trio.current_time() == began
+        assert near.take() == numbers(COUNT - 40)
+        is_broken = False
+        await trio.sleep(READ_AGAIN_S)
+        await settle(broker)
+        assert far.take() == numbers(0)

@@ -1,6 +1,6 @@
 """Which sweep has the next turn, of all feeds.
 
-Every second turn is for the sweeps that are nearest to the tail, every second one of the others for the next class of
+Three of four turns are for the sweeps that are nearest to the tail, three of four of the others for the next class of
 distances, and so on; within a class they take turns. So a client that is a few messages behind is soon at the tail,
 however many records others have to catch up, and the furthest still get on.
 """
@@ -34,7 +34,7 @@ class SweepTurns(Generic[T]):
         """Remove and return the sweep whose turn it is; there is one."""
         self._turns += 1
         classes = sorted(self._lines)
-        rank = (self._turns & -self._turns).bit_length() - 1  # 0 in every second turn, 1 in every fourth
+        rank = ((self._turns & -self._turns).bit_length() - 1) // 2  # 0 in 3 of 4 turns, 1 in 3 of 16, ...
         nearness = classes[min(rank, len(classes) - 1)]
         line = self._lines[nearness]
         sweep = line.popleft()
