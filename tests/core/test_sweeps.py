@@ -15,7 +15,7 @@ from martlet.delivery.cursor import Place
 from martlet.delivery.finder import Finder, Names
 from martlet.delivery.sweep import Sweep
 from martlet.delivery.sweep_turns import SweepTurns
-from martlet.delivery.sweeps import SWEEPS_MAX, distance_class
+from martlet.delivery.sweeps import SWEEPS_MAX, Sweeps, distance_class
 from martlet.delivery.tail_reader import READ_AGAIN_S
 
 COUNT = 1500
@@ -234,3 +234,30 @@ async def test_a_sweep_that_cannot_read_keeps_no_others_waiting(
         await trio.sleep(READ_AGAIN_S)
         await settle(broker)
         assert far.take() == numbers(0)
+
+
+async def test_a_cursor_that_was_paused_at_the_end_follows_the_tail_from_there() -> None:
+    async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:
+        feed = feed_of(broker)
+        await filled(broker, 10)
+        for number in range(100):  # not readable yet
+            send(broker, "a", f"old {number}")
+        client = Client(feed, position=broker.store.appended, is_paused=True)
+        client.cursor.add_filter("a")
+        client.cursor.resume()
+        assert (place(client), client.wakes) == (Place.TAIL, 1)
+        send(broker, "a", "new")
+        await settle(broker)
+        assert client.take() == ["new"]
+
+
+async def test_cursors_beyond_the_readable_end_need_one_sweep() -> None:
+    async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:
+        feed, _ = feed_of(broker), await filled(broker, 10)
+        clients = [Client(feed, "#", position=0) for _ in range(3)]
+        planned = Sweeps(lambda start: pytest.fail(f"a sweep begins at {start}"))
+        for number, client in enumerate(clients):
+            client.cursor.close()
+            client.cursor.move_to(Place.BEHIND, 5000 * (number + 1))
+            planned.waiting.add(client.cursor)
+        assert planned._starts(1000) == [5000]

@@ -179,7 +179,11 @@ class Feed:
         return bool(topics) and any(not topics.isdisjoint(self.topics_of(each)) for each in filters)
 
     def resume(self, cursor: Cursor) -> None:
-        """Let *cursor* wait for a sweep that comes to its position."""
+        """Let *cursor* follow the tail if it is there, or wait for a sweep that comes to its position."""
+        if cursor.start >= self._owner.store.readable:
+            self._join(cursor, cursor.start)
+            cursor.wake()
+            return
         cursor.move_to(Place.BEHIND, 0)
         self.catch_up.add(cursor)
         self._owner.ring(self)

@@ -57,8 +57,8 @@ class Sweeps:
             behind = max((each for each in (*places, *found) if each <= start), default=NEVER)
             served_to = (behind + REACH * tail + NEAR_BYTES) // (1 + REACH)
             ahead = min((each for each in swept if each > start), default=NEVER)
-            if behind < NEVER and start <= served_to:
-                start = first_from(served_to + 1)
+            if behind < NEVER and (start <= served_to or start >= tail):
+                start = first_from(max(start, served_to) + 1)
             elif ahead - start < (tail - start) // MISSED_PART:
                 start = first_from(ahead)
             else:
