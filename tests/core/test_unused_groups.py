@@ -388,3 +388,12 @@ async def test_marks_are_kept_when_old_notes_are_removed(is_open: bool) -> None:
         assert lane is not None
         assert lane.since >= end
         assert lane.marks == PERSONAL
+
+
+async def test_topics_that_are_only_created_leave_room_for_groups() -> None:
+    async with broker_of(delivery=DeliveryConfig(share_queues_max=4)) as broker:
+        for number in range(4):
+            broker.shares.begin(broker.topics.ensure(f"t{number}", 1), "g", POLICY)
+        assert known(broker) == ["t0/g", "t1/g"]
+        for number in range(2, 4):
+            join(broker, f"t{number}")

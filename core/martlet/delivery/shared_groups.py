@@ -290,11 +290,11 @@ class Shares:
     def begin(self, topic: Topic, group: str, policy: GroupPolicy) -> None:
         """Note that *topic* was created for *group*, whose first member comes later, if ever.
 
-        The group begins with the first message, and goes with the topic as others with `OWNS_TOPIC`. If there is no
-        room for one more, the topic belongs to nobody.
+        The group begins with the first message, and goes with the topic as others with `OWNS_TOPIC`. If half of the
+        room for groups is used, which the others need, the topic belongs to nobody.
         """
-        key = Key(policy.scope, group, topic.name, 0)
-        if self.state.known.groups(topic.name) or not self.notes.has_room(key, topic.read_queues):
+        key, kept_free = Key(policy.scope, group, topic.name, 0), self.config.share_queues_max // 2
+        if self.state.known.groups(topic.name) or not self.notes.has_room(key, topic.read_queues + kept_free):
             return
         self.notes.begin(key, topic.queue(0).first_offset, marks=OWNS_TOPIC)
         self.unused.begun((topic.name, group, policy.scope), OWNS_TOPIC)
