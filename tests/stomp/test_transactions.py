@@ -443,6 +443,7 @@ async def test_a_transaction_that_takes_too_long_ends_with_its_connection(
         await trio.sleep(59)
         assert await talk.rest() == []
         assert "stomp.transaction_s" in (await talk.error()).body.decode()
+        await stomp.idle()
         assert stomp.context.transactions.size == len(stomp.context.transactions) == 0
         assert "transaction 't' has not ended within 60 s" in caplog.text
         await other.subscribe(QUEUE)

@@ -17,7 +17,7 @@ from martlet.message import TAGS
 from martlet.net.complaints import Complaints
 
 from .config import StompConfig
-from .destinations import Destination, check_name, parse_destination
+from .destinations import Destination, check_name, parse_destinations
 from .encoding import Encodings
 from .errors import shown
 from .following import Feeds
@@ -76,18 +76,23 @@ class Templates:
         """Return the template for *headers*. Raises `StompError` if they are wrong."""
         found = self.table.get(headers)
         if found is None:
-            destination = parse_destination(headers.destination, self._names)
-            check_name(destination)
-            if destination.topic in self._names and not destination.name:
-                check_name(destination._replace(name=headers.get(TAGS) or ""))
-            self._check(destination)
-            found = Template(headers, destination, self._names, self._cluster)
-            self._bytes += headers.size
+            parts = [self._make(headers, each) for each in parse_destinations(headers.destination, self._names)]
+            found = parts[0]
+            if len(parts) > 1:
+                found.parts = tuple(parts)
+            self._bytes += headers.size * len(parts)
             if len(self.table) >= TEMPLATES_KEPT or self._bytes > TEMPLATES_BYTES_KEPT:
                 self.table.clear()
                 self._bytes = headers.size
             self.table[headers] = found
         return found
+
+    def _make(self, headers: MessageHeaders, destination: Destination) -> Template:
+        check_name(destination)
+        if destination.topic in self._names and not destination.name:
+            check_name(destination._replace(name=headers.get(TAGS) or ""))
+        self._check(destination)
+        return Template(headers, destination, self._names, self._cluster)
 
 
 @final

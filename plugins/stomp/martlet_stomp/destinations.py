@@ -26,7 +26,16 @@ from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX
 
 from .errors import StompError, shown
 
-__all__ = ["Destination", "Kind", "check_filter", "check_name", "destination_of", "name_of", "parse_destination"]
+__all__ = [
+    "Destination",
+    "Kind",
+    "check_filter",
+    "check_name",
+    "destination_of",
+    "name_of",
+    "parse_destination",
+    "parse_destinations",
+]
 
 TOPIC_CHARS_MAX: Final = 127
 NAME_BYTES_MAX: Final = 4096
@@ -53,6 +62,8 @@ _VIRTUAL: Final = re.compile(r"Consumer\.([^.]+)\.(VirtualTopic\..+)", re.DOTALL
 _COMPOSITE: Final = re.compile(
     r"(?:^|,)(?:temp-)?(?:queue|topic)://|,/(?:remote-)?(?:temp-)?(?:queue|topic)/|\?consumer\."
 )
+LIST_MAX: Final = 100
+_NEXT: Final = re.compile(r",(?=/(?:queue|topic)/)")
 
 
 @unique
@@ -115,6 +126,24 @@ class Destination(NamedTuple):
         return bool(self.name) and self.kind.is_stored
 
 
+def parse_destinations(text: str, named: Collection[str] = ()) -> list[Destination]:
+    """Return the destinations in *text*, which may be several with commas between them, as with ActiveMQ.
+
+    Raises:
+      StompError: one of them does not exist, or there are more than `LIST_MAX`.
+    """
+    texts = _NEXT.split(text)
+    if len(texts) == 1 or texts[0].partition("/")[2].partition("/")[2].partition("/")[0] in named:
+        return [parse_destination(text, named)]
+    if len(texts) > LIST_MAX:
+        raise StompError(f"destination {shown(text)} is a list of {len(texts)}; name at most {LIST_MAX}")
+    found = [parse_destination(each, named) for each in texts]
+    for each in found:
+        if not each.kind.is_stored:
+            raise StompError(f"destination {shown(each.text)} is temporary, and cannot be in a list; use it alone")
+    return found
+
+
 def parse_destination(text: str, named: Collection[str] = ()) -> Destination:
     """Return the destination *text*.
 
@@ -145,8 +174,8 @@ def parse_destination(text: str, named: Collection[str] = ()) -> Destination:
             raise StompError(f"destination {shown(text)} has no name in topic {topic}; write {kind.value}{topic}/NAME")
         return Destination(kind, text, topic, inner)
     if _COMPOSITE.search(name):
-        hint = "name one destination in each frame, and write options as headers"
-        raise StompError(f"destination {shown(text)} is a list or has options, which are not supported; {hint}")
+        hint = "a list is /queue/a,/topic/b, and most options are also headers"
+        raise StompError(f"destination {shown(text)} has a prefix or options that are not supported; {hint}")
     virtual = _VIRTUAL.fullmatch(name) if kind is Kind.QUEUE else None
     application, name = (virtual[1], virtual[2]) if virtual is not None else ("", name)
     topic = _UNFIT.sub(_encoded, name)

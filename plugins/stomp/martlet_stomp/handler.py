@@ -31,6 +31,7 @@ from .packets import (
     Subscribe,
     Unsubscribe,
 )
+from .scanner import LIST
 from .sending import Sending
 from .subscribing import Subscriptions
 from .transactions import Transactions
@@ -103,6 +104,7 @@ class StompHandler:
                 transactions.send(event, event.transaction)
             heads = set(event.headers)
             self._taken += len(event.headers) + sum([head.size for head in heads]) // 8
+            self._taken += sum([head.destination.count(LIST) for head in heads])
             if len(heads) > HEADS_A_TURN:
                 self._taken = MESSAGES_A_TURN + 1
         elif isinstance(event, AckRun):

@@ -73,6 +73,7 @@ class Template:
       group: their `GROUP_ID`; empty for none.
       properties: what their records have at least; all if ``is_plain``.
       is_delayed: whether the plugin timer has to hold them.
+      parts: one template for each destination, if they are several.
       reply: the temporary destination of the sender to which they are answered; None if they are not.
     """
 
@@ -86,6 +87,7 @@ class Template:
         "group",
         "is_delayed",
         "name",
+        "parts",
         "properties",
         "reply",
     )
@@ -103,6 +105,7 @@ class Template:
           StompError: a header cannot be understood.
         """
         self.destination = destination
+        self.parts: tuple[Template, ...] = ()
         check_send_arguments(headers.pairs)
         for name in _SCHEDULES:
             if headers.get(name) is not None:

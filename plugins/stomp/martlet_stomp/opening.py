@@ -107,13 +107,13 @@ class Opening:
             credit=self._credit(subscription),
         )
 
-    def check_pattern(self, request: Subscribe, destination: Destination) -> None:
-        """Raise `StompError` or `Refused` if *request* cannot be for all topics that match *destination*."""
-        text = f"{shown(destination.text)} has a wildcard"
+    def check_part(self, request: Subscribe, destination: Destination, why: str) -> None:
+        """Raise `StompError` or `Refused` if *request* cannot be for several destinations; *why* says that it is."""
+        text = f"{shown(destination.text)} {why}"
         if self.durable_group(request, destination.kind):
-            raise StompError(f"{text}, and a durable subscription is to one topic; name it")
+            raise StompError(f"{text}, and a durable subscription is to one topic; name it alone")
         if request.is_browser:
-            raise StompError(f"{text}, and only a queue can be browsed; name it")
+            raise StompError(f"{text}, and only a queue can be browsed; name it alone")
         if request.ack is AckMode.CLIENT:
             raise StompError(f"{text}, so ACK cannot be cumulative; use ack:client-individual or auto")
         self._select(request)

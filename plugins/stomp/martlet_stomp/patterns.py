@@ -51,14 +51,22 @@ def compile_pattern(text: str) -> re.Pattern[str]:
 
 @final
 class Pattern:
-    """One subscription with wildcards: its ``parts`` by topic, and topics to begin with (``pending``)."""
+    """One subscription to several destinations: its ``parts`` by these, and topics to begin with (``pending``).
 
-    __slots__ = ("_matches", "_prefix", "_wake", "key", "parts", "pending", "request")
+    If it ``follows``, they are the topics that match a pattern, otherwise those of a list.
+    """
 
-    def __init__(self, request: Subscribe, destination: Destination, key: str, wake: Callable[[], None]) -> None:
-        """Begin without parts; *wake* is called when there is a new topic. Raises `StompError`."""
-        self._matches = compile_pattern(destination.text.removeprefix(destination.prefix)).fullmatch
-        self._prefix = destination.prefix
+    __slots__ = ("_matches", "_prefix", "_wake", "follows", "key", "parts", "pending", "request")
+
+    def __init__(self, request: Subscribe, pattern: Destination | None, key: str, wake: Callable[[], None]) -> None:
+        """Begin without parts; *wake* is called when there is a new topic. Raises `StompError`.
+
+        Args:
+          pattern: what topics match; None for a list.
+        """
+        self.follows = pattern is not None
+        text, self._prefix = (pattern.text, pattern.prefix) if pattern is not None else ("", "")
+        self._matches = compile_pattern(text.removeprefix(self._prefix)).fullmatch
         self._wake = wake
         self.request = request
         self.key = key

@@ -13,7 +13,7 @@ from .errors import StompError
 from .events import OF_FRAME
 from .packets import AckRun, MessageHeaders, SendRun, Version
 
-__all__ = ["KnownHeads", "SendHead", "scan_acks", "scan_sends"]
+__all__ = ["LIST", "KnownHeads", "SendHead", "scan_acks", "scan_sends"]
 
 RUN_FRAMES_MAX: Final = 1024
 # Header lines that were never seen take the broker about 15 us a frame, so that such a run takes 2 ms. 256 bytes of
@@ -25,6 +25,8 @@ ACKS_BYTES_MAX: Final = 16_384
 HEADS_KEPT: Final = 4096
 HEADS_BYTES_KEPT: Final = 1 << 20
 SEND: Final = b"SEND\n"
+# In a list of destinations.
+LIST: Final = ",/"
 ACK: Final = b"ACK\n"
 _RECEIPT: Final = b"\nreceipt:"
 # Receipts of other characters may have escapes, or need some.
@@ -82,6 +84,8 @@ class KnownHeads:
             found = self.head_of(decode_head(head[:-2], self.version, self.limits).headers, len(head))
         except StompError:
             return None
+        if LIST in found.headers.destination:
+            return None  # a run of them would take too long
         self._make_room(len(head))
         self.table[head] = found
         return found

@@ -123,6 +123,8 @@ class Sending:
           Refused: as for `_queue_id`.
           StompError: no plugin holds delayed messages, or they go to no temporary destination.
         """
+        if template.parts:
+            return None
         self._check_delay(template)
         tag = None if template.destination.kind is Kind.REPLY else self._tag(template)
         if tag is None:
@@ -154,12 +156,20 @@ class Sending:
         if template.destination.kind is Kind.REPLY:
             reply_to = self._answered_at(template)
             return send_reply(self._context, self._gate, template, body, reply_to, self._peer.host)
+        if template.parts:
+            return self._send_to_all(template, body)
         message = self._record(template, body)
         if message is None:
             return 0
         placed = self._gate.publish(message)
         self._context.counters.stored += 1
         return placed.end
+
+    def _send_to_all(self, template: Template, body: bytes) -> int:
+        """Store a message in each destination of a list, or in none. Raises `StompError` and `Refused`."""
+        placed = self._gate.publish_atomic(self._records(template, body))
+        self._context.counters.stored += len(placed)
+        return max((each.end for each in placed), default=0)
 
     def _answer(self, receipts: Sequence[bytes], end: int) -> None:
         if receipts:
@@ -169,13 +179,20 @@ class Sending:
 
     # one message
 
-    def message(self, headers: MessageHeaders, body: bytes) -> Message | None:
-        """Return the message to store; None if nobody can get it. Raises `StompError` and `Refused`."""
+    def messages(self, headers: MessageHeaders, body: bytes) -> list[Message]:
+        """Return what to store: one message for each destination; none if nobody can get it.
+
+        Raises `StompError` and `Refused`.
+        """
         template = self._context.templates.find(headers)
         if template.destination.kind is Kind.REPLY:
             text = "is a reply to another protocol, which cannot be in a transaction; send it without one"
             raise StompError(f"the message to {shown(template.destination.text)} {text}")
-        return self._record(template, body)
+        return self._records(template, body)
+
+    def _records(self, template: Template, body: bytes) -> list[Message]:
+        parts = template.parts or (template,)
+        return [message for part in parts if (message := self._record(part, body)) is not None]
 
     def _record(self, template: Template, body: bytes) -> Message | None:
         self._check_delay(template)

@@ -14,7 +14,7 @@ from martlet.steps import Pace, Steps
 
 from .codec import encode_receipts
 from .context import Context
-from .destinations import Destination, Kind, check_filter, parse_destination
+from .destinations import Destination, Kind, check_filter, parse_destinations
 from .durable import Durable
 from .errors import StompError, shown
 from .opening import Opening
@@ -90,13 +90,17 @@ class Subscriptions:
         Returns what is left to do, if that may take long.
         """
         self._check_count()
-        destination = parse_destination(request.destination, self._context.names)
-        check_filter(destination)
-        self._context.temporary.check(destination)
-        key = _key(request.id, destination.text)
+        destinations = parse_destinations(request.destination, self._context.names)
+        for destination in destinations:
+            check_filter(destination)
+            self._context.temporary.check(destination)
+        destination = destinations[0]
+        key = _key(request.id, destination.text if len(destinations) == 1 else request.destination)
         if key in self._patterns or (request.id is not None and key in self._by_id):
             text = f"there is a subscription with {key} already"
             raise StompError(f"{text}; use another id, or UNSUBSCRIBE first")
+        if len(destinations) > 1:
+            return self._begin_all(request, destinations, key)
         if destination.is_pattern:
             return self._begin_pattern(request, destination, key)
         position = self._make_way(destination) if is_temporary(destination.kind) else None
@@ -105,10 +109,27 @@ class Subscriptions:
 
     def _begin_pattern(self, request: Subscribe, destination: Destination, key: str) -> Steps[None]:
         """Begin a subscription to all topics that match. Raises `StompError`."""
-        self._opening.check_pattern(request, destination)
+        self._opening.check_part(request, destination, "has a wildcard")
         pattern = Pattern(request, destination, key, self._peer.wake)
         self._patterns[key] = pattern
         return self._begin_parts(pattern, self._context.patterns.add(pattern))
+
+    def _begin_all(self, request: Subscribe, destinations: Sequence[Destination], key: str) -> Steps[None]:
+        """Begin a subscription to each of *destinations*. Raises `StompError` and `Refused`."""
+        for destination in destinations:
+            self._opening.check_part(request, destination, "is in a list")
+            if destination.is_pattern:
+                raise StompError(f"{shown(destination.text)} is in a list, and has a wildcard; subscribe to it alone")
+        several = self._patterns[key] = Pattern(request, None, key, self._peer.wake)
+        for destination in destinations:
+            text = destination.text
+            if text not in several.parts:
+                self._check_count()
+                part = self._make(request, destination)
+                part.begin(*self._opening.open(part, self._take_over))
+                part.pattern, part.key = several, f"number {part.number}"
+                several.parts[text] = self._by_number[part.number] = self._by_id[part.key] = part
+            yield
 
     def _begin_parts(self, pattern: Pattern, topics: Iterator[str]) -> Steps[None]:
         pace = Pace()
@@ -123,10 +144,11 @@ class Subscriptions:
 
     def _begin_part(self, pattern: Pattern, topic: str, *, is_new: bool) -> None:
         """Read *topic*, unless the client may not; if it *is_new*, from its first message on. Raises as `subscribe`."""
-        if topic in pattern.parts:
+        destination = pattern.destination(topic)
+        if destination.text in pattern.parts:
             return
         self._check_count()
-        part = self._make(pattern.request, pattern.destination(topic))
+        part = self._make(pattern.request, destination)
         try:
             part.begin(self._opening.read_topic(part, from_earliest if is_new else from_tail))
         except Refused as refused:
@@ -134,7 +156,7 @@ class Subscriptions:
                 return
             raise
         part.pattern, part.key = pattern, f"number {part.number}"
-        pattern.parts[topic] = self._by_number[part.number] = self._by_id[part.key] = part
+        pattern.parts[destination.text] = self._by_number[part.number] = self._by_id[part.key] = part
 
     def _begin_new_parts(self) -> None:
         """Read topics that were created since the last call. Raises `StompError` and `Refused`."""
@@ -240,7 +262,8 @@ class Subscriptions:
         """Return the destination of *request* as that of a subscription has it; empty for none."""
         text = request.destination or ""
         try:
-            return parse_destination(text, self._context.names).text if text else ""
+            found = parse_destinations(text, self._context.names) if text else []
+            return found[0].text if len(found) == 1 else text
         except StompError:
             return text
 
@@ -268,7 +291,7 @@ class Subscriptions:
         self._by_id.pop(subscription.key, None)
         self._ready.pop(subscription, None)
         if subscription.pattern is not None:
-            subscription.pattern.parts.pop(subscription.destination.topic, None)
+            subscription.pattern.parts.pop(subscription.destination.text, None)
         text = subscription.destination.text
         if self._automatic.get(text) is subscription:
             del self._automatic[text]
@@ -314,7 +337,7 @@ class Subscriptions:
                 self._peer.wake()
                 return
             del self._ready[subscription]
-            if subscription.gone and subscription.pattern is not None:
+            if subscription.gone and subscription.pattern is not None and subscription.pattern.follows:
                 self._drop(subscription)
                 continue
             if subscription.gone:

@@ -108,7 +108,7 @@ class Subscription:
         self.destination = destination
         self.number = number
         self.key = ""  # among those of its client
-        self.pattern: Pattern | None = None  # of which it is a part
+        self.pattern: Pattern | None = None  # of which it is a part, if any
         self.durable: Durable | None = None
         self.prefetch = UNLIMITED
         self._heads: dict[int, bytes] = {}  # by the number of the delivery

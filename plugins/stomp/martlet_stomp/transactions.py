@@ -115,9 +115,11 @@ class Transactions:
             receipt = run.receipt_of(index)
             try:
                 transaction = self._find(name)
-                message = self._sending.message(headers, body)
-                size = len(message.body) + len(message.properties) if message is not None else 0
-                self._count(transaction, size)
+                messages = self._sending.messages(headers, body)
+                for message in messages:
+                    self._count(transaction, len(message.body) + len(message.properties))
+                if not messages:
+                    self._count(transaction, 0)
             except Refused as refused:
                 self._answer(run.receipts_before(index))
                 raise StompError(str(refused), receipt) from refused
@@ -125,8 +127,7 @@ class Transactions:
                 self._answer(run.receipts_before(index))
                 error.receipt = receipt
                 raise
-            if message is not None:
-                transaction.messages.append(message)
+            transaction.messages += messages
         self._answer(run.receipts)
 
     def acknowledge(self, run: AckRun, name: str) -> None:

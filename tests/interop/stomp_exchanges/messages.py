@@ -1,6 +1,6 @@
 """Headers, bodies and destinations."""
 
-from .place import END, Place, exchange, outcome
+from .place import END, Place, exchange, outcome, texts
 
 
 @exchange("header with `\\n`, `\\c`, `\\\\`")
@@ -155,6 +155,27 @@ def unknown_exchange(place: Place) -> str:
 @exchange("SUBSCRIBE to `/amq/queue/NAME`, which is not there")
 def unknown_amq_queue(place: Place) -> str:
     return outcome(place.wire(), "SUBSCRIBE", id="0", destination=f"/amq/queue/{place.name}")
+
+
+@exchange("SEND to `/queue/NAME-a,/queue/NAME-b`: which queues have the message")
+def list_of_destinations(place: Place) -> str:
+    queues = f"{place.queue}-a", f"{place.queue}-b"
+    answer = place.wire().ask("SEND", "x", destination=",".join(queues), persistent="true")
+    if answer.command == "ERROR":
+        return "ERROR"
+    found = [queue.removeprefix(place.queue)[1:] for queue in queues if texts(place.rest(queue=queue)) == "x"]
+    return " ".join(found) or "none"
+
+
+@exchange("SUBSCRIBE to `/queue/NAME-a,/queue/NAME-b`: what comes of 1 to the first and 2 to the second")
+def subscription_to_a_list(place: Place) -> str:
+    queues = f"{place.queue}-a", f"{place.queue}-b"
+    wire, sender = place.wire(), place.wire()
+    if wire.ask("SUBSCRIBE", id="0", destination=",".join(queues)).command == "ERROR":
+        return "ERROR"
+    for queue, body in zip(queues, "12", strict=True):
+        sender.publish(queue, body)
+    return " ".join(sorted(message.text for message in wire.messages(2)))
 
 
 @exchange("a topic's subscriptions also get what is sent to the queue of its name")
