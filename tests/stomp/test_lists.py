@@ -80,6 +80,22 @@ async def test_a_subscription_has_all_destinations(tmp_path: Path, ack: str) -> 
         assert await talk.bodies(1) == [b"waits"]
 
 
+async def test_nothing_is_left_of_a_list_whose_client_is_gone(tmp_path: Path) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        names = [f"q{number}" for number in range(LIST_MAX)]
+        talk = await stomp.connect()
+        await talk.send(talk.frame("SUBSCRIBE", id="0", destination=",".join(f"/queue/{name}" for name in names)))
+        talk.hang_up()
+        await stomp.idle()
+        shares = [
+            stomp.broker.shares.find(name, "queue", stomp.context.policy)
+            for name in names
+            if stomp.broker.topics.get(name) is not None
+        ]
+        assert [len(share) for share in shares if share is not None and len(share)] == []
+        assert not stomp.context.clients
+
+
 async def test_a_list_may_name_a_destination_twice(tmp_path: Path) -> None:
     async with stomp_broker(tmp_path) as stomp:
         talk = await stomp.connect()

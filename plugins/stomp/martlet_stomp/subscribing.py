@@ -130,6 +130,8 @@ class Subscriptions:
                 part.pattern, part.key = several, f"number {part.number}"
                 several.parts[text] = self._by_number[part.number] = self._by_id[part.key] = part
             yield
+            if key not in self._patterns:
+                return  # the client is gone
 
     def _begin_parts(self, pattern: Pattern, topics: Iterator[str]) -> Steps[None]:
         pace = Pace()
