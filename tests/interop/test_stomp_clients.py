@@ -301,9 +301,9 @@ def test_heart_beats_go_both_ways(libraries: dict[str, Steered], certificates: P
 def test_an_error_says_what_is_wrong(connect: Connect) -> None:
     client = connect()
     with pytest.raises(RuntimeError):
-        client.send("/exchange/x", "x")
+        client.send("/elsewhere/x", "x")
     [(text, receipt)] = client.heard.wait(lambda heard: heard.errors or None)
-    assert "'/exchange/x' is unknown" in text
+    assert "'/elsewhere/x' is unknown" in text
     assert receipt
 
 
