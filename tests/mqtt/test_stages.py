@@ -20,12 +20,16 @@ def marked(message: Message) -> Message:
     return message
 
 
+@pytest.mark.parametrize("wanted", [(), ("TAGS",)], ids=["every message", "those with a tag"])
 @pytest.mark.parametrize("expiry_s", [0, 1000])
 @pytest.mark.parametrize("retain", [False, True])
 @pytest.mark.parametrize("qos", [0, 1, 2])
-async def test_every_message_passes_the_stage_once(tmp_path: Path, qos: int, retain: bool, expiry_s: int) -> None:
+async def test_every_message_passes_the_stage_once(
+    tmp_path: Path, qos: int, retain: bool, expiry_s: int, wanted: tuple[str, ...]
+) -> None:
+    """Each message of MQTT has a tag."""
     async with mqtt_broker(tmp_path) as mqtt:
-        mqtt.broker.set_stages([("toy", Stage(marked))])
+        mqtt.broker.set_stages([("toy", Stage(marked, wanted))])
         talk, subscriber = await mqtt.connect("p", expiry_s=expiry_s), await mqtt.connect("s")
         await subscriber.subscribe("a", qos=0)
         assert await talk.publish("a", b"x", qos, retain=retain) == 0

@@ -97,6 +97,7 @@ Anything that is not on this page may change without notice.
 | one message in several queues | [`Router`](#router) |
 | a subscriber of whole topics, from any offset | [`Gate.subscribe`](#gatesubscribe) |
 | a queue whose messages go to one consumer each | [`Gate.join`](#gatejoin) |
+| such a queue that goes with its last consumer | the same, with `marks=`[`AUTO_DELETE`](#auto_delete) |
 | topic filters with wildcards | a [`Feed`](#feed) and [`Gate.follow`](#gatefollow) |
 | clients that come back to what they missed | [`Gate.open_session`](#gateopen_session) |
 | the text of a message that RocketMQ's producer compressed | [`plain_body`](#plain_body) |

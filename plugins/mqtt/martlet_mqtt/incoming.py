@@ -339,11 +339,11 @@ class Incoming:
     def _queues_of(self, names: Sequence[Name]) -> dict[Name, Queue] | None:
         """Return the queue of each of *names*; None if a message must be published singly."""
         found: dict[Name, Queue] = {}
-        words, gate = self._context.broker.stages.words, self._gate
+        stages, gate = self._context.broker.stages, self._gate
         counts: dict[str, int] = {}  # of queues
         queues: dict[tuple[str, int], Queue] = {}
         for name in set(names):
-            if words and any(word in name.text for word in words):
+            if stages.may_want_properties(name.properties[0]):
                 return None
             count = counts.get(name.topic)
             if count is None:
