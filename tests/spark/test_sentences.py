@@ -1,5 +1,7 @@
 """What is said to a user who mixes something up: the port, the group, the rights, the target."""
 
+import os
+
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 from tests.client.patient import patient
@@ -11,6 +13,7 @@ from martlet_remoting.codes import ResponseCode
 from martlet_spark.cluster import Cluster, rights_hint
 from martlet_spark.connection import Answer, Security
 from martlet_spark.errors import OptionError, ReadError, WriteError
+from martlet_spark.pipelines.session import pass_on
 from martlet_spark.source import MartletDataSource
 
 from .conftest import Topic
@@ -98,3 +101,18 @@ def test_own_properties_are_those_that_a_copy_may_have(spark: object, topic: Top
     assert sorted(each["number"] for each in found) == ["0", "1", "2", "3"]
     assert not {KEYS, UNIQ_KEY} & {name for each in found for name in each}
     rows.write.format("martlet").mode("append").options(endpoints=topic.endpoints, topic=copy.name).save()
+
+
+def test_what_spark_says_at_each_start_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    noise = [
+        "WARNING: Using incubator modules: jdk.incubator.vector",
+        'Setting default log level to "WARN".',
+        "To adjust logging level use sc.setLogLevel(newLevel). For SparkR, use setLogLevel(newLevel).",
+        "/x/pyspark/testing/utils.py:127: FutureWarning: PySpark does not yet fully support pandas >= 3.0.0.",
+        "  require_minimum_pandas_version()",
+    ]
+    read, write = os.pipe()
+    os.write(write, "\n".join(["Java is too old", *noise, "the disk is full", ""]).encode())
+    os.close(write)
+    pass_on(read)
+    assert capsys.readouterr().err == "Java is too old\nthe disk is full\n"

@@ -3,10 +3,13 @@
 import os
 import re
 import shutil
+import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Final
 
 from martlet_spark.errors import OptionError, PipelineError, SparkConnectorError
@@ -27,6 +30,11 @@ CALL: Final = re.compile(r"An error occurred while calling [\w.]+$")
 JAVA_CLASS: Final = re.compile(r"^: (?:[\w.$]+: )?")
 # Spark logs errors only: its warnings about the machine would be the first that a user sees.
 LOGGING: Final = Path(__file__).with_name("log4j2.properties")
+# Lines of Java, Spark and PySpark at each start that say nothing to a user of a pipeline.
+NOISE: Final = re.compile(
+    rb"WARNING: Using incubator modules|Setting default log level|To adjust logging level use sc"
+    rb"|FutureWarning: PySpark does not yet fully support pandas|^\s+require_minimum_pandas_version\(\)"
+)
 SETTINGS: Final = {
     "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING}",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -77,7 +85,27 @@ def _launch(builder: "SparkSession.Builder") -> None:
     if SparkContext._gateway is not None or {"SPARK_REMOTE", "PYSPARK_GATEWAY_PORT"} & {*os.environ}:
         return
     conf = SparkConf().setAll([*builder._options.items()])
-    SparkContext(conf=conf, gateway=launch_gateway(conf, {"process_group": 0}))  # type: ignore[no-untyped-call]
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    read, write = os.pipe()
+    passing = Thread(target=pass_on, args=(read,), daemon=True)
+    passing.start()
+    try:
+        gateway = launch_gateway(conf, {"process_group": 0, "stderr": write})  # type: ignore[no-untyped-call]
+    except BaseException:
+        os.close(write)
+        passing.join(1)  # Spark has said why it does not start
+        raise
+    os.close(write)
+    SparkContext(conf=conf, gateway=gateway)
+
+
+def pass_on(descriptor: int) -> None:
+    """Write what comes from the pipe *descriptor* to stderr until its other side is closed, without `NOISE`."""
+    with open(descriptor, "rb") as lines:
+        for line in lines:
+            if not NOISE.search(line):
+                sys.stderr.write(line.decode("utf-8", "replace"))
+                sys.stderr.flush()
 
 
 def check_installed() -> None:
