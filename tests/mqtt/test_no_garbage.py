@@ -62,7 +62,7 @@ async def taken_over(mqtt: Running) -> None:
 
 
 async def refused(mqtt: Running) -> None:
-    _, answer = await mqtt.answer(Connect("+"))
+    _, answer = await mqtt.answer(Connect("\x01"))
     assert isinstance(answer, Connack)
     assert answer.reason
 

@@ -142,7 +142,7 @@ async def be_challenged(mqtt: Running, talk: Talk) -> None:
 
 
 async def be_refused(mqtt: Running, talk: Talk) -> None:
-    await talk.send(Connect("c#", V5, will=Will("will", b"gone", 1), properties=EXPIRY))
+    await talk.send(Connect("c\x01", V5, will=Will("will", b"gone", 1), properties=EXPIRY))
     assert (await talk.expect(Connack)).reason == ReasonCode.CLIENT_IDENTIFIER_NOT_VALID
 
 
