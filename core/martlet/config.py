@@ -7,7 +7,7 @@ similar known key. ``docs/config.md`` is generated from the same records.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
@@ -39,6 +39,7 @@ class _Declared(Struct, frozen=True):
     unit: str
     low: int | None
     high: int | None
+    check: Callable[[Any], str] | None = None
 
     def of_field(self) -> object:
         """Return the default for the field of the struct; each record gets its own copy of a list."""
@@ -47,7 +48,15 @@ class _Declared(Struct, frozen=True):
         return self.default
 
 
-def setting(default: T, reason: str, *, unit: str = "", low: int | None = None, high: int | None = None) -> T:
+def setting(
+    default: T,
+    reason: str,
+    *,
+    unit: str = "",
+    low: int | None = None,
+    high: int | None = None,
+    check: Callable[[Any], str] | None = None,
+) -> T:
     """Declare a field of a configuration record.
 
     Args:
@@ -56,13 +65,14 @@ def setting(default: T, reason: str, *, unit: str = "", low: int | None = None, 
       unit: the unit of a number.
       low: the lowest accepted number.
       high: the highest accepted number.
+      check: returns what a value must be that is not accepted, otherwise an empty text.
 
     Raises:
       TypeError: there is a bound, and *default* is no number.
       ValueError: *default* is out of bounds.
     """
     _check_can_apply(default, low, high)
-    return _Declared(default, reason, unit, low, high)  # type: ignore[return-value]
+    return _Declared(default, reason, unit, low, high, check)  # type: ignore[return-value]
 
 
 def _check_can_apply(default: object, low: int | None, high: int | None) -> None:
@@ -162,6 +172,8 @@ def _checked(key: str, value: object, hint: object, declared: _Declared) -> obje
     if type(value) is not hint:
         raise ConfigError(f"config key {key!r} is {value!r}; it must be {wanted}")
     _check_bounds(key, value, declared)
+    if declared.check is not None and (must := declared.check(value)):
+        raise ConfigError(f"config key {key!r} is {value!r}; it must be {must}")
     return value
 
 

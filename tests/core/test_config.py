@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from martlet.config import Setting, Settings, describe, fill, override, read_toml, setting
 from martlet.errors import ConfigError
 from martlet.run import read_config
+from martlet.store import StoreConfig
 
 
 class Kitchen(Settings):
@@ -204,3 +205,29 @@ def test_a_bound_that_cannot_apply_is_an_error_of_its_author(
 ) -> None:
     with pytest.raises(error, match=says):
         setting(default, "why", low=bounds.get("low"), high=bounds.get("high"))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_valid"),
+    [
+        ("", True),
+        ("04", True),
+        ("4", True),
+        ("0;23", True),
+        ("04; 16", True),
+        ("99", False),
+        ("24", False),
+        ("-1", False),
+        ("4,16", False),
+        ("4;", False),
+        ("noon", False),
+        ("004", False),
+        ("\u0664", False),
+    ],
+)
+def test_hours_of_the_day_are_hours(text: str, is_valid: bool) -> None:
+    if is_valid:
+        assert fill(StoreConfig, {"delete_when": text}, "store").delete_when == text
+    else:
+        with pytest.raises(ConfigError, match=r"'store\.delete_when' is .* must be hours from 0 to 23, separated by ;"):
+            fill(StoreConfig, {"delete_when": text}, "store")

@@ -298,3 +298,16 @@ async def test_a_router_that_wants_every_message_keeps_all_out_of_runs() -> None
         broker.topics.ensure("t", 1)
         assert broker.stages.every_message
         assert broker.find_queue("t", 0) is None
+
+
+@pytest.mark.parametrize("char", ["\n", "\0", "\x1b", "\x7f", "\x85", "\u2028"])
+async def test_control_characters_are_refused_in_names(char: str) -> None:
+    async with broker_in_memory() as broker:
+        broker.store.writer.light_queues = True
+        name = f"%LMQ%a{char}b"
+        with pytest.raises(Refused, match="has a control character"):
+            light_topics(f"INNER_MULTI_DISPATCH\x01{name}\x02".encode())
+        with pytest.raises(Refused, match="has a control character"):
+            broker.topics.open(name)
+        assert broker.store.find_queue(name, 0) is None
+        assert broker.topics.open("%LMQ%a b\u00e4") is not None

@@ -489,6 +489,12 @@ async def test_configuration_is_read_and_hot_keys_change(harness: Harness) -> No
     assert harness.broker.groups.auto_create is False
     assert harness.state.switches["useServerSideResetOffset"] is False
     assert (harness.store.config.file_reserved_hours, harness.store.config.delete_when) == (99, "12")
+    answer = await client.ask(RequestCode.UPDATE_BROKER_CONFIG, {}, b"deleteWhen=99\n")
+    assert (answer.code, "must be hours from 0 to 23" in (answer.remark or "")) == (
+        ResponseCode.INVALID_PARAMETER,
+        True,
+    )
+    assert harness.store.config.delete_when == "12"
 
 
 @pytest.mark.parametrize(

@@ -805,3 +805,15 @@ async def test_a_hundred_thousand_handles_of_killed_consumers_come_again_in_time
             await trio.sleep(10)
     assert again == held == every
     assert trio.current_time() <= last + 61
+
+
+async def test_looking_without_taking_makes_no_group(harness: Harness) -> None:
+    topic = harness.topic("T")
+    await fill(harness, topic, b"a")
+    client = harness.client()
+    peek = {**pop_ext(topic, 0), "consumerGroup": "made-up"}
+    assert (await client.ask(RequestCode.PEEK_MESSAGE, peek)).code == SUCCESS
+    assert (await client.ask(RequestCode.POLLING_INFO, peek)).code == SUCCESS
+    assert harness.broker.groups.get("made-up") is None
+    assert bodies(await pop(client, topic, consumerGroup="made-up")) == [b"a"]
+    assert harness.broker.groups.get("made-up") is not None

@@ -281,6 +281,7 @@ async def test_a_filter_language_of_a_plugin_is_used(harness: Harness) -> None:
 
 async def test_a_pull_brings_the_commit_along(harness: Harness) -> None:
     topic = harness.topic("T")
+    harness.broker.groups.ensure("G")
     await fill(harness, topic, "A")
     client = harness.client()
     for flags, offset, committed in (("6", "11", -1), ("5", "11", 11), ("7", "12", 12), ("4", "13", 12)):
@@ -926,3 +927,31 @@ async def test_a_pull_may_name_the_size_of_its_answer(open_harness: OpenHarness,
     await fill(harness, topic, *["A"] * 9, body=bytes(1000))
     answer = await harness.client().ask(PULL, pull_ext(topic, 0, maxMsgBytes=str(asked)))
     assert len(bodies(answer)) == count
+
+
+# groups that nobody has created
+
+
+async def test_a_pull_with_any_name_makes_no_group(harness: Harness) -> None:
+    topic = harness.topic("T")
+    await fill(harness, topic, "A")
+    client, before = harness.client(), len(harness.broker.groups.names())
+    for number in range(300):
+        answer = await client.ask(RequestCode.PULL_MESSAGE, pull_ext(topic, 0, consumerGroup=f"made-up-{number}"))
+        assert answer.code == 0
+    await harness.state.rates.sample()
+    assert len(harness.broker.groups.names()) == before
+    assert harness.state.rates.found == 300
+    assert not any("made-up" in key for _, key in harness.state.rates._series)
+    answer = await client.ask(RequestCode.PULL_MESSAGE, pull_ext(topic, 0, consumerGroup="no blanks"))
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+
+
+@pytest.mark.parametrize(("offset", "made"), [("0", False), ("1", True), ("2", False), ("-1", False)])
+async def test_a_pull_that_commits_what_it_consumed_makes_its_group(harness: Harness, offset: str, made: bool) -> None:
+    topic = harness.topic("T")
+    await fill(harness, topic, "A")
+    ext = pull_ext(topic, 0, consumerGroup="Own", sysFlag="5", commitOffset=offset)
+    assert (await harness.client().ask(RequestCode.PULL_MESSAGE, ext)).code == 0
+    assert (harness.broker.groups.get("Own") is not None) == made
+    assert harness.broker.groups.offset("Own", topic, 0) == (1 if made else -1)

@@ -283,6 +283,10 @@ class ConsumeGrant:
         """Return the group; None if there is none."""
         return self._groups.get(self.group)
 
+    def group_policy(self) -> Group | None:
+        """Return the group, or what a new one would be; None if the configuration allows none. Raises `Refused`."""
+        return self._groups.policy(self.group)
+
     def ensure_group(self) -> Group | None:
         """Return the group, created if the configuration allows it; None otherwise. Raises `Refused`."""
         return self._groups.ensure(self.group)

@@ -233,8 +233,8 @@ PLUGIN_CHAPTERS: Final = (
             "GroupGrant: get ensure topics committed offset is_forbidden figures make_retry_topic "
             "make_dead_letter_topic",
             "GroupAdminGrant: update delete set_forbidden commit reset",
-            "ConsumeGrant: get_topic open_topic get_group ensure_group is_forbidden figures end_offset read offset "
-            "commit pending_reset take_reset",
+            "ConsumeGrant: get_topic open_topic get_group group_policy ensure_group is_forbidden figures end_offset "
+            "read offset commit pending_reset take_reset",
             "PublishGrant: get auto_create retry_group",
             "BrokerGrant: topics groups group forbidden offsets_in_steps statistics disk_usage earliest_store_ms",
             "BrokerAdminGrant: set_config set_auto_create clean delete_unused_topics",

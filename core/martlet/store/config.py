@@ -12,6 +12,13 @@ MIB: Final = 1024 * 1024
 QUEUE_FILE_ENTRIES: Final = 300_000
 
 
+def check_hours(text: str) -> str:
+    """Return what hours of the day must be if *text* is something else; it may be empty."""
+    parts = [part.strip() for part in text.split(";")] if text else []
+    is_valid = all(part.isascii() and part.isdecimal() and len(part) <= 2 and int(part) < 24 for part in parts)
+    return "" if is_valid else "hours from 0 to 23, separated by ; such as 04 or 04;16"
+
+
 class StoreConfig(Settings):
     """The log and its files."""
 
@@ -113,7 +120,9 @@ class StoreConfig(Settings):
         72, "age at which retention removes a segment (fileReservedTime)", unit="h", low=1
     )
     delete_when: str = setting(
-        "04", "hours of the day at which retention removes segments, separated by ; (deleteWhen)"
+        "04",
+        "hours of the day at which retention removes segments, separated by ; (deleteWhen)",
+        check=check_hours,
     )
     disk_used_ratio_max: float = setting(
         0.75, "disk usage above which old segments are removed at any hour (diskMaxUsedSpaceRatio)", low=0, high=1

@@ -5,6 +5,7 @@ light topics, and `OFFSETS` the record's offset in each, both separated by comma
 store writes `OFFSETS`, so each record in the log tells all its queues and offsets.
 """
 
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -17,6 +18,7 @@ __all__ = [
     "LIGHT_PREFIX",
     "MULTI",
     "OFFSETS",
+    "check_light_name",
     "is_light",
     "light_places",
     "light_topics",
@@ -37,6 +39,7 @@ MULTI: Final = b"INNER_MULTI_"
 PREFIX_BYTES: Final = LIGHT_PREFIX.encode()
 DISPATCH_BYTES: Final = DISPATCH.encode()
 OFFSETS_BYTES: Final = OFFSETS.encode()
+CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # would break lines of logs and listings
 TOPIC_BYTES_MAX: Final = 255  # of a directory name
 OFFSET_DIGITS_MAX: Final = 18
 
@@ -72,6 +75,11 @@ def light_topics(properties: bytes) -> list[str]:
     return [_checked(name) for name in dict.fromkeys(names.split(b",")) if name]
 
 
+def check_light_name(topic: str) -> None:
+    """Raise `Refused` (ILLEGAL) unless *topic* is a valid name for a new light topic."""
+    _checked(topic.encode("utf-8", "surrogatepass"))
+
+
 def _checked(name: bytes) -> str:
     if not name.startswith(PREFIX_BYTES) or len(name) == len(PREFIX_BYTES):
         raise Refused(
@@ -81,9 +89,14 @@ def _checked(name: bytes) -> str:
         limit = f"use no / and at most {TOPIC_BYTES_MAX} bytes, and %LMQ%$ only for %LMQ%$parent$child"
         raise Refused(Reason.ILLEGAL, f"{_quoted(name)} in {DISPATCH} is an invalid light topic; {limit}")
     try:
-        return name.decode()
+        text = name.decode()
     except UnicodeDecodeError as error:
         raise Refused(Reason.ILLEGAL, f"{_quoted(name)} in {DISPATCH} is not UTF-8") from error
+    if CONTROL.search(text) is not None:
+        raise Refused(
+            Reason.ILLEGAL, f"{_quoted(name)} in {DISPATCH} has a control character; use none in a light topic"
+        )
+    return text
 
 
 def _is_half_lite(rest: bytes) -> bool:

@@ -152,6 +152,18 @@ class Groups:
             return self.update(Group(name))
         return group
 
+    def policy(self, name: str) -> Group | None:
+        """Return group *name*, or what a new one would be, which is not created; None if none may be.
+
+        Raises:
+          Refused: there is no such group, and its name is invalid (Reason.PARAMETER).
+        """
+        group = self._table.get(name)
+        if group is None and self.auto_create:
+            check_group_name(name)
+            return Group(name)
+        return group
+
     def update(self, group: Group) -> Group:
         """Create or change *group*.
 

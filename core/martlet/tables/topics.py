@@ -11,7 +11,7 @@ from martlet.clock import Clock
 from martlet.errors import Reason, Refused
 from martlet.steps import Steps
 from martlet.store import Queue, Store
-from martlet.store.light import is_light
+from martlet.store.light import check_light_name, is_light
 from martlet.tables import names
 from martlet.tables.rocketmq_json import DataVersion, head_of, parse, reading, render_in_steps, table_in
 from martlet.tables.saved import NO_POSITION, POSITION_KEY, Table
@@ -441,6 +441,8 @@ class Topics:
     def _ensure_light(self, name: str) -> Topic:
         if self._light(name) is None and not self._store.writer.light_queues:
             raise Refused(Reason.NO_TOPIC, f"topic[{name}] does not exist, and light queues are off")
+        if self._light(name) is None:
+            check_light_name(name)
         self._store.queue(name, 0)
         topic = self._light(name)
         assert topic is not None

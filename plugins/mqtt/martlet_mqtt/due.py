@@ -13,6 +13,7 @@ import trio
 from msgspec.structs import replace
 
 from martlet.contracts import Peer, RecordView
+from martlet.delivery.costly import property_cost
 from martlet.delivery.fanout import parts
 from martlet.delivery.interest import FilterTrie
 from martlet.delivery.session import Session
@@ -35,6 +36,7 @@ __all__ = ["DueMessages"]
 READ_MESSAGES: Final = 64
 READ_BYTES: Final = 1 << 18
 FILTERS_A_SLICE: Final = 64
+PROPERTY_BYTES: Final = 64  # a property beyond the usual ones takes as long as so many bytes
 # The session has no room for the name up to which retained messages were sent; it may get some of them again.
 NO_ROOM: Final = frozenset((Reason.ILLEGAL, Reason.BUSY))
 
@@ -122,6 +124,8 @@ class DueMessages:
         while self._ready and size < budget_bytes and self._flight.room() > 0:
             due, record = self._ready.popleft()
             size += self._send(due, record)
+            if record is not None:
+                size += PROPERTY_BYTES * property_cost(record, 0)
             if due.wanted is not None:
                 sent[due.wanted.grant.subscription.topic_filter] = due
         for topic_filter, due in sent.items():

@@ -12,6 +12,7 @@ from typing import Final, TypeAlias, final
 import trio
 
 from martlet.store import Store
+from martlet.tables.groups import Groups
 from martlet.tables.topics import Topics
 
 __all__ = ["Rates", "Series"]
@@ -97,8 +98,11 @@ def _window(points: deque[Sample]) -> dict[str, object]:
 class Rates:
     """The sums of one broker. Call `got` for each delivery; `run` takes the samples."""
 
-    def __init__(self, topics: Topics, store: Store, now: Callable[[], float], now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, topics: Topics, groups: Groups, store: Store, now: Callable[[], float], now_ms: Callable[[], int]
+    ) -> None:
         self._topics = topics
+        self._groups = groups
         self._store = store
         self._now = now
         self._now_ms = now_ms
@@ -119,16 +123,21 @@ class Rates:
         self.get_at_midnight = [0, 0]
 
     def got(self, topic: str, group: str, messages: int, size: int) -> None:
-        """Count *messages* of *size* bytes in total, delivered to a consumer of *group*."""
+        """Count *messages* of *size* bytes in total, delivered to a consumer of *group*.
+
+        Those of a group that does not exist count only in the totals: anybody can pull with any name.
+        """
+        self.found += messages
+        self.found_bytes += size
         key = (topic, group)
         sums = self._gets.get(key)
         if sums is None:
+            if self._groups.get(group) is None:
+                return
             sums = self._gets[key] = [0, 0, 0]
         sums[0] += messages
         sums[1] += size
         sums[2] += 1
-        self.found += messages
-        self.found_bytes += size
 
     def acked(self, topic: str, group: str, messages: int, requests: int = 1) -> None:
         """Count *messages* that a consumer of *group* popped and acknowledged in so many *requests*."""

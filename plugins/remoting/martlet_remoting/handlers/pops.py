@@ -154,7 +154,7 @@ def check_invisible(invisible_ms: int) -> None:
 
 
 def _readable_topic(context: Context, grant: ConsumeGrant, queue_id: int) -> Topic:
-    """Return the topic of a pop; create the group if the configuration allows it."""
+    """Return the topic of a pop; the group is created when it takes something or waits."""
     name, group = grant.topic, grant.group
     topic = grant.open_topic()
     if topic is None:
@@ -165,7 +165,7 @@ def _readable_topic(context: Context, grant: ConsumeGrant, queue_id: int) -> Top
         text = f"queueId[{queue_id}] is illegal, topic:[{name}]"
         text += f" topicConfig.readQueueNums:[{topic.read_queues}] consumer:[{context.peer.address}]"
         raise Refused(Reason.PARAMETER, text)
-    policy = grant.ensure_group()
+    policy = grant.group_policy()
     if policy is None:
         text = f"subscription group [{group}] does not exist; create it with updateSubGroup, or turn on"
         raise Refused(Reason.NO_GROUP, f"{text} broker.auto_create_groups")

@@ -84,13 +84,22 @@ def _pull(context: Context, command: Command, header: PullHeader) -> None:
         pull.bring_filter(header.expression)
     pending.check_room(pull)
     if header.sys_flag & PULL_COMMIT_OFFSET and header.commit_offset >= 0:
-        grant.commit(header.queue_id, header.commit_offset)
+        _commit(grant, topic, header)
     if header.sys_flag & PULL_SUSPEND:
         suspend_ms = min(header.suspend_ms, state.config.suspend_ms_max)
         if suspend_ms > 0 and not state.parked.stopping:
             pull.last = False
             pull.suspend_until = state.now() + suspend_ms / 1000
     _run(context, pull)
+
+
+def _commit(grant: ConsumeGrant, topic: Topic, header: PullHeader) -> None:
+    """Commit the offset of a pull; a group that has consumed something is created."""
+    if grant.get_group() is None:
+        if not 0 < header.commit_offset <= topic.queue(header.queue_id).next_offset:
+            return
+        grant.ensure_group()
+    grant.commit(header.queue_id, header.commit_offset)
 
 
 def _bytes_max(config: RemotingConfig, asked: int) -> int:
@@ -104,8 +113,8 @@ def _bytes_max(config: RemotingConfig, asked: int) -> int:
 
 
 def _readable_topic(context: Context, grant: ConsumeGrant, queue_id: int) -> Topic:
-    """Return the topic of a pull; create the group if the configuration allows it."""
-    policy, group, name = grant.ensure_group(), grant.group, grant.topic
+    """Return the topic of a pull. It creates no group: anybody can pull with any name."""
+    policy, group, name = grant.group_policy(), grant.group, grant.topic
     if policy is None:
         text = f"subscription group [{group}] does not exist; create it with updateSubGroup, or turn on"
         raise Refused(Reason.NO_GROUP, f"{text} broker.auto_create_groups")
