@@ -222,3 +222,22 @@ async def test_a_will_is_published_once_when_its_session_ends_at_the_same_moment
         await mqtt.settle()
         assert await watcher.payloads(1) == [b"gone"]
         assert await payloads(watcher) == []
+
+
+@pytest.mark.parametrize(("properties", "slices"), [(0, 1), (1000, 7)])
+async def test_a_will_with_many_properties_has_a_slice_of_its_own(
+    tmp_path: Path, mock_clock: MockClock, properties: int, slices: int
+) -> None:
+    async with mqtt_broker(tmp_path, clock=TrioClock()) as mqtt:
+        watcher = await watching(mqtt)
+        user = tuple((f"k{number}", "v") for number in range(properties))
+        heavy = Will("will", b"gone", 1, properties=Properties({Property.WILL_DELAY: 5}, user))
+        for number in range(6):
+            await leave(mqtt, await mqtt.connect(f"c{number}", expiry_s=1000, will=heavy), f"c{number}")
+        await mqtt.settle()
+        owner: wills.Wills = mqtt.context.broker.sessions.expiry.ending["mqtt"].__self__  # type: ignore[attr-defined]
+        mock_clock.jump(6)
+        steps = owner._publish_all_due()
+        assert 1 + sum(1 for _ in steps) == slices
+        await mqtt.settle()
+        assert await watcher.payloads(6) == [b"gone"] * 6

@@ -141,6 +141,9 @@ class Groups:
         """Return group *name*, None if there is none."""
         return self._table.get(name)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._table
+
     def names(self) -> list[str]:
         return list(self._table)
 

@@ -34,6 +34,8 @@ AGAIN_S: Final = 10.0
 NO_HOST: Final = bytes(8)
 # Steps of a slice that publishing one will counts as: it takes 100 to 300 us.
 STEPS_A_WILL: Final = 32
+# Of a will with many user properties, each of which takes as long as a step or two.
+WILL_BYTES_A_STEP: Final = 8
 STEPS_A_LOOK: Final = 4
 # Times that count no longer are removed when there are so many more than times that count.
 SPARE: Final = 1000
@@ -265,8 +267,7 @@ class Wills:
             at, client_id = heappop(self._due)
             if self._latest.get(client_id) == at:
                 del self._latest[client_id]
-                self._publish_due(client_id)
-                pace.spend(STEPS_A_WILL)
+                pace.spend(STEPS_A_WILL + self._publish_due(client_id) // WILL_BYTES_A_STEP)
             if pace.is_over():
                 yield
 
@@ -302,16 +303,17 @@ class Wills:
                 yield
         heapify(self._due)
 
-    def _publish_due(self, client_id: str) -> None:
+    def _publish_due(self, client_id: str) -> int:
+        """Publish the will of a client; return its size."""
         sessions = self._context.broker.sessions
         if not sessions.is_settled(PROTOCOL, client_id):
             self.publish_later(client_id, AGAIN_S)
-            return
+            return 0
         changes = sessions.changes_without_client(PROTOCOL, client_id)
         if changes is None or not changes.state.data:
             self._unwanted.discard(client_id)
             self._overdue.pop(client_id, None)
-            return
+            return 0
         state, data = changes.state, changes.state.data
         try:
             if state.expiry_s:
@@ -325,6 +327,7 @@ class Wills:
                 self._publish_overdue(client_id, state.owner, data, changes)
         except (Refused, StoreError) as error:
             self._try_again(client_id, error)
+        return len(data)
 
 
 def _delay_of(kept: Session | SessionState) -> float:

@@ -127,7 +127,9 @@ class RemotingState:
         self.bulk_reads: Final = BulkReads(
             broker.store, self.deadlines, self.now, config.bulk_reads_max, config.bulk_reads_peer_max
         )
-        self.rates: Final = Rates(broker.topics, broker.groups, broker.store, self.now, broker.clock.now_ms)
+        self.rates: Final = Rates(
+            broker.topics, broker.groups.__contains__, broker.store, self.now, broker.clock.now_ms
+        )
         self.cold: Final = ColdReads(self.now, broker.clock.now_ms)
         self.contexts: Final[dict[Context, None]] = {}
         self.switches: Final = {"useServerSideResetOffset": True}  # by RocketMQ's names; clients can change them

@@ -12,7 +12,6 @@ from typing import Final, TypeAlias, final
 import trio
 
 from martlet.store import Store
-from martlet.tables.groups import Groups
 from martlet.tables.topics import Topics
 
 __all__ = ["Rates", "Series"]
@@ -99,10 +98,15 @@ class Rates:
     """The sums of one broker. Call `got` for each delivery; `run` takes the samples."""
 
     def __init__(
-        self, topics: Topics, groups: Groups, store: Store, now: Callable[[], float], now_ms: Callable[[], int]
+        self,
+        topics: Topics,
+        has_group: Callable[[str], bool],
+        store: Store,
+        now: Callable[[], float],
+        now_ms: Callable[[], int],
     ) -> None:
         self._topics = topics
-        self._groups = groups
+        self._has_group = has_group
         self._store = store
         self._now = now
         self._now_ms = now_ms
@@ -132,7 +136,7 @@ class Rates:
         key = (topic, group)
         sums = self._gets.get(key)
         if sums is None:
-            if self._groups.get(group) is None:
+            if not self._has_group(group):
                 return
             sums = self._gets[key] = [0, 0, 0]
         sums[0] += messages
