@@ -184,7 +184,7 @@ async def test_topics_groups_and_offsets_outlive_a_restart(broker_on: Brokers) -
 @pytest.mark.parametrize(
     "spoiled", [b"", b"{", b"{}", b"\x00" * 50, b'{"topicConfigTable":[]}x', b'{"topicConfigTable":{"A":5}}']
 )
-async def test_a_broken_table_gives_way_to_its_previous_generation(
+async def test_a_broken_table_gives_way_to_its_copy(
     broker_on: Brokers, disk: FakeDisk, spoiled: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with broker_on() as broker:
@@ -195,9 +195,9 @@ async def test_a_broken_table_gives_way_to_its_previous_generation(
     spoil(disk, "topics.json", spoiled)
     async with broker_on() as broker:
         assert broker.topics.get("Old") is not None
-        assert broker.topics.get("New") is None
+        assert broker.topics.get("New") is not None
         assert broker.topics.get("A") is None
-    assert not spoiled or "trying its previous generation" in caplog.text
+    assert "topics.json" in caplog.text
 
 
 @pytest.mark.parametrize("restarts", [0, 1])

@@ -229,7 +229,10 @@ class Checker:
         elif request.code == RequestCode.END_TRANSACTION:
             self.held.end(request.text("msgId"), tap.name)
         elif request.code == RequestCode.RECALL_MESSAGE:
-            self.held.recall(request.body)
+            if answer.remark:
+                self.held.recall_nothing(request.body)
+            else:
+                self.held.recall(request.body)
         elif request.code == RequestCode.CONSUMER_SEND_MSG_BACK:
             self.held.acknowledge(RETRY_PREFIX + request.text("group"), request.body)
         elif request.code in (RequestCode.ACK_MESSAGE, RequestCode.CHANGE_MESSAGE_INVISIBLETIME):

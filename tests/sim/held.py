@@ -179,6 +179,11 @@ class HeldMessages:
         self._recalled.add(body)
         self._check_recalled(body)
 
+    def recall_nothing(self, body: bytes) -> None:
+        """The broker says that the message with *body* is not pending, as it may after its clock was set back."""
+        if body not in self._recalled and not self.seen["", body]:
+            self._fail(f"{body[:40]!r} is not found by a recall, and was neither delivered nor recalled")
+
     def _check_recalled(self, body: bytes) -> None:
         if body in self._recalled and self.seen["", body] and self.received["", body] == 1:
             self._fail(f"{body[:40]!r} is recalled and delivered")

@@ -74,10 +74,11 @@ class Workload:
     async def recall(self, made: Timed) -> None:
         body = self.random.choice(list(self.due) or [b"none"])
         try:
-            await made.plugin.recalls.recall("T", out_of(self.due.get(body, 0)), body.decode())
+            end = await made.plugin.recalls.recall("T", out_of(self.due.get(body, 0)), body.decode())
         except MartletError:
             return
-        self._unflushed.append((self.recalled, body))
+        if end:  # otherwise nothing was recalled
+            self._unflushed.append((self.recalled, body))
 
     async def store(self, made: Timed, action: str) -> None:
         store = made.broker.store

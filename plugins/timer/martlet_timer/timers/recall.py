@@ -49,6 +49,8 @@ class Recalls:
           StoreFailed: the disk failed.
         """
         due_ms = due_of(out_ms)
+        # A message whose answer has just been sent may not have reached the state yet.
+        await self._broker.projections.wait_applied(self._timers)
         timers = await self._take(topic, due_ms, unique)
         if not timers:
             return 0
