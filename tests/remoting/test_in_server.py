@@ -266,15 +266,18 @@ async def test_sends_that_meet_a_full_disk_first_are_refused(
     with monkeypatch.context() as patch:
         patch.setattr(Files, "write", full)
         place: dict[str, object] = {"topic": "T", "queueId": "0"}
-        ends = (RequestCode.GET_MAX_OFFSET, place, b"")
+        begins, ends = (RequestCode.GET_MIN_OFFSET, place, b""), (RequestCode.GET_MAX_OFFSET, place, b"")
         usual = (SEND, send_ext("T", 0, "UNIQ_KEY\x01U1\x02"), b"x")
         other = (RequestCode.SEND_MESSAGE, long_ext("T", queueId="0"), b"x")
-        await client.send_together(usual, ends, other, ends)
-        answers = {answer.opaque: answer for answer in [await client.receive() for _ in range(4)]}
-        assert [answers[number].code for number in (1, 2, 3, 4)] == [ResponseCode.SERVICE_NOT_AVAILABLE, 0] * 2
+        await client.send_together(usual, begins, other, begins, ends)
+        answers = {answer.opaque: answer for answer in [await client.receive() for _ in range(5)]}
+        refused = ResponseCode.SERVICE_NOT_AVAILABLE
+        # The end would be that of messages which are not stored.
+        assert [answers[number].code for number in range(1, 6)] == [refused, 0, refused, 0, refused]
         assert "is full" in str(answers[1].remark)
         assert answers[1].ext["MSG_REGION"] == answers[3].ext["MSG_REGION"] == "DefaultRegion"
-        assert [answers[number].ext["offset"] for number in (2, 4)] == ["1", "1"]
+        assert [answers[number].ext["offset"] for number in (2, 4)] == ["0", "0"]
+        assert (await client.ask(*ends)).ext["offset"] == "1"
         again = await client.ask(*usual)
         assert (again.code, again.remark) == (ResponseCode.SERVICE_NOT_AVAILABLE, answers[1].remark)
     harness.store.admission.refusal = ""

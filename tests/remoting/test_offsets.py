@@ -198,3 +198,14 @@ async def test_authorizers_are_asked_for_offsets_too(harness: Harness) -> None:
     for code in offsets.TABLE:
         ext = place(commitOffset="1", timestamp="1")
         assert (await client.ask(code, ext)).code == ResponseCode.NO_PERMISSION
+
+
+async def test_who_pulls_without_a_heartbeat_can_commit_what_it_has_consumed(harness: Harness) -> None:
+    harness.topic("T")
+    await fill(harness, "T", 2)
+    client = harness.client()
+    assert (await commit(client, 3)).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "no message has offset 2"
+    assert harness.broker.groups.get("G") is None
+    assert (await commit(client, 2)).code == 0
+    assert harness.broker.groups.get("G") is not None
+    assert await query(client) == (0, "2")

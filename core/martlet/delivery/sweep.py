@@ -51,7 +51,7 @@ class Sweep:
         self._store = store
         self._reader = reader
         self._trie = trie
-        self._beginnings = Beginnings(trie, lambda cursor: cursor.sweep is self)
+        self._beginnings = Beginnings(trie, self.cursors.__contains__)  # no cycle: it does not refer to this object
         self._offsets: dict[Queue, int] | None = None  # None until they were searched
         self._codes: frozenset[int] | None = None
         self._codes_to = 0  # filters that begin before this log position are among the codes; 0 if they are unknown

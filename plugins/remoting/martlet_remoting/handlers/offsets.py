@@ -61,8 +61,19 @@ def begins_near(grant: ConsumeGrant, queue_id: int) -> Steps[bool]:
     return figures.first_offset(queue_id) == 0 and (yield from figures.bytes_since(queue_id, 0)) <= NEAR_BYTES
 
 
+def has_consumed(grant: ConsumeGrant, queue_id: int, offset: int) -> bool:
+    """Create the group that commits *offset* of a queue, if that is one which only a consumer can commit.
+
+    Pulls create no group, because anybody can pull with any name. Returns whether the group exists.
+    """
+    topic = grant.get_topic()
+    if topic is None or not topic.has_readable(queue_id) or not 0 < offset <= topic.queue(queue_id).next_offset:
+        return False
+    return grant.ensure_group() is not None
+
+
 def update_consumer_offset(context: Context, command: Command) -> bytes:
-    """Commit an offset; the group and the topic must exist.
+    """Commit an offset; the topic must exist, and the group unless the offset is that of consumed messages.
 
     A negative offset is accepted and ignored; ali-ons sends it for a queue that it has not consumed yet. RocketMQ
     stores it, and the group loses its position.
@@ -70,7 +81,7 @@ def update_consumer_offset(context: Context, command: Command) -> bytes:
     group, topic = command.text("consumerGroup"), command.text("topic")
     queue_id, offset = command.integer("queueId", -1), command.integer("commitOffset", -1)
     grant = context.gate(command).consume(group, topic)
-    if grant.get_group() is None:
+    if grant.get_group() is None and not has_consumed(grant, queue_id, offset):
         text = f"subscription group [{group}] does not exist; its first heartbeat creates it"
         raise Refused(Reason.NO_GROUP, text)
     found = grant.get_topic()

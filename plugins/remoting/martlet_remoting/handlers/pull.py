@@ -20,6 +20,7 @@ from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.config import RemotingConfig
 from martlet_remoting.context import REASON_CODES, Context, Declined, Handle, in_own_slice, refuse, supports_delays
 from martlet_remoting.counters import RequestCounters
+from martlet_remoting.handlers.offsets import has_consumed
 from martlet_remoting.headers import decode_pull_header
 from martlet_remoting.long_poll import ParkedPulls, Pull
 from martlet_remoting.members import BROADCASTING, Members
@@ -84,7 +85,7 @@ def _pull(context: Context, command: Command, header: PullHeader) -> None:
         pull.bring_filter(header.expression)
     pending.check_room(pull)
     if header.sys_flag & PULL_COMMIT_OFFSET and header.commit_offset >= 0:
-        _commit(grant, topic, header)
+        _commit(grant, header)
     if header.sys_flag & PULL_SUSPEND:
         suspend_ms = min(header.suspend_ms, state.config.suspend_ms_max)
         if suspend_ms > 0 and not state.parked.stopping:
@@ -93,13 +94,10 @@ def _pull(context: Context, command: Command, header: PullHeader) -> None:
     _run(context, pull)
 
 
-def _commit(grant: ConsumeGrant, topic: Topic, header: PullHeader) -> None:
+def _commit(grant: ConsumeGrant, header: PullHeader) -> None:
     """Commit the offset of a pull; a group that has consumed something is created."""
-    if grant.get_group() is None:
-        if not 0 < header.commit_offset <= topic.queue(header.queue_id).next_offset:
-            return
-        grant.ensure_group()
-    grant.commit(header.queue_id, header.commit_offset)
+    if grant.get_group() is not None or has_consumed(grant, header.queue_id, header.commit_offset):
+        grant.commit(header.queue_id, header.commit_offset)
 
 
 def _bytes_max(config: RemotingConfig, asked: int) -> int:
