@@ -8,21 +8,21 @@ properties; and a cursor brings one such run at a time: what a subscriber has no
 one is encoded.
 """
 
-from collections.abc import Sequence
+from struct import Struct
 from typing import Final
 
 from martlet.contracts import Buffer
 from martlet.records.compression import COMPRESSED
-from martlet.records.layout import I32, SYS_FLAG_AT, property_count
+from martlet.records.layout import SYS_FLAG_AT, property_count
 from martlet.store import ReadResult
 
 __all__ = [
-    "BODY_SIZE_AT",
     "COMPRESSION_AT",
+    "LONG_BYTES",
     "PROPERTIES_MAX",
+    "SIZE_FLAG_BODY",
     "USUAL_BYTES",
     "cut_after_costly",
-    "may_be_costly",
     "property_cost",
 ]
 
@@ -34,8 +34,8 @@ PROPERTIES_FREE: Final = 16
 # A record that has less than that, without its body, has few; one with more than LONG_BYTES may have many.
 USUAL_BYTES: Final = 256
 LONG_BYTES: Final = 1024
-# Where a record has the size of its body, if both hosts are IPv4.
-BODY_SIZE_AT: Final = 84
+# A record's size, its flags, and at byte 84 the size of its body if both hosts are IPv4.
+SIZE_FLAG_BODY: Final = Struct(f">i{SYS_FLAG_AT - 4}xi{84 - SYS_FLAG_AT - 4}xi")
 
 
 def property_cost(data: Buffer, start: int) -> int:
@@ -43,23 +43,18 @@ def property_cost(data: Buffer, start: int) -> int:
     return max(property_count(data, start) - PROPERTIES_FREE, 0)
 
 
-def may_be_costly(sizes: Sequence[int]) -> bool:
-    """Return whether records with *sizes* without their bodies may have many properties together."""
-    return sum(sizes) > USUAL_BYTES * len(sizes) or max(sizes) > LONG_BYTES or min(sizes) < 0
-
-
 def cut_after_costly(result: ReadResult) -> None:
     """Keep only the messages of *result* up to the first compressed one, or until they have many properties."""
-    count, cost, unpack = 0, 0, I32.unpack_from
+    count, cost, unpack = 0, 0, SIZE_FLAG_BODY.unpack_from
     for piece in result.pieces:
         at, end = 0, len(piece)
         while at < end:
             count += 1
-            size: int = unpack(piece, at)[0]
-            own: int = size - unpack(piece, at + BODY_SIZE_AT)[0]
+            size, sys_flag, body_bytes = unpack(piece, at)
+            own = size - body_bytes
             if own > USUAL_BYTES or own < 0:
                 cost += property_cost(piece, at)
-            if piece[at + COMPRESSION_AT] & COMPRESSED or cost > PROPERTIES_MAX:
+            if sys_flag & COMPRESSED or cost > PROPERTIES_MAX:
                 result.cut(count)
                 return
             at += size

@@ -12,11 +12,11 @@ from weakref import ref
 
 from martlet.contracts import Buffer
 from martlet.delivery.costly import (
-    BODY_SIZE_AT,
     COMPRESSION_AT,
+    LONG_BYTES,
     PROPERTIES_MAX,
+    SIZE_FLAG_BODY,
     USUAL_BYTES,
-    may_be_costly,
     property_cost,
 )
 from martlet.delivery.fanout import Encoding, places
@@ -194,20 +194,28 @@ def _keep_expanded(run: Run) -> None:
 
 def make_runs(found: Sequence[Found]) -> list[Run]:
     """Return the records that `merge` found, as one run if none is compressed, and they have few properties."""
-    unpack = I32.unpack_from
-    sizes = [end - at - unpack(data, at + BODY_SIZE_AT)[0] for _, data, at, end, _, _ in found]
-    if may_be_costly(sizes):
-        parts = list(_light_parts(found, sizes))
+    unpack, flags, total, is_long = SIZE_FLAG_BODY.unpack_from, 0, 0, False
+    for _, data, at, _, _, _ in found:
+        size, sys_flag, body_bytes = unpack(data, at)
+        own = size - body_bytes
+        flags |= sys_flag
+        total += own
+        if own > LONG_BYTES or own < 0:
+            is_long = True
+    if is_long or total > USUAL_BYTES * len(found):
+        parts = list(_light_parts(found))
         if len(parts) > 1 or property_cost(found[0][1], found[0][2]) > PROPERTIES_MAX:
             return [run for part in parts for run in _heavy_runs(part)]
-    return _make_runs(found)
+    return _make_runs(found) if flags & COMPRESSED else [_make_run(found)]
 
 
-def _light_parts(found: Sequence[Found], sizes: Sequence[int]) -> Iterator[Sequence[Found]]:
+def _light_parts(found: Sequence[Found]) -> Iterator[Sequence[Found]]:
     """Yield *found* in parts that have no more than `PROPERTIES_MAX` properties, or one message that has."""
-    begin = cost = 0
+    begin, cost, unpack = 0, 0, SIZE_FLAG_BODY.unpack_from
     for index, (_, data, at, _, _, _) in enumerate(found):
-        more = property_cost(data, at) if sizes[index] > USUAL_BYTES or sizes[index] < 0 else 0
+        size, _, body_bytes = unpack(data, at)
+        own = size - body_bytes
+        more = property_cost(data, at) if own > USUAL_BYTES or own < 0 else 0
         if begin < index and cost + more > PROPERTIES_MAX:
             yield found[begin:index]
             begin, cost = index, 0
