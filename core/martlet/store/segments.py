@@ -109,7 +109,7 @@ class Segments:
         """Return the size that the segments on disk have, or shall have; the configured one if there are none.
 
         All of them have it but the newest, which a crash or a copy may have left short. If that is the only one, it is
-        whole if it is not full of records, which are then cut off; one of fewer bytes than *least* is no segment.
+        whole if it has at least *least* bytes and is not full of records, which are then cut off.
         """
         sizes = self._sizes()
         self.strays = []
@@ -121,6 +121,8 @@ class Segments:
         newest = sizes[found[-1]]
         if len(found) > 1:
             before, between = sizes[found[-2]], found[-1] - found[-2]
+            if not self._begins_with_record(found[-2]) and not between % self.segment_bytes:
+                return max(self.segment_bytes, newest)  # its own size may be damaged as well
             # If segments are missing between the two, there is room for several.
             return max(before if before and not between % before else between, newest)
         if newest >= self.segment_bytes or newest < least:

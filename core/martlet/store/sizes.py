@@ -26,8 +26,9 @@ __all__ = ["fit_sizes"]
 
 logger = logging.getLogger("martlet.store")
 
-# Less is no segment: the lower bound of store.segment_bytes.
-SEGMENT_BYTES_MIN: Final = 1024
+# The only segment of a store tells a size if it has at least so many bytes: with less, a power cut left it short when
+# it was created, and a store that kept such a size would refuse most messages for ever.
+LONE_SEGMENT_BYTES_MIN: Final = 1 << 20
 # Files of consume queues to look at.
 FILES_SEEN: Final = 256
 # Entries that a single file must have room for to be believed.
@@ -47,7 +48,7 @@ def fit_sizes(directory: str, config: StoreConfig, disk: Disk) -> StoreConfig:
         segments = Segments(files, f"{directory}/commitlog", config.segment_bytes)
         fitted = replace(
             config,
-            segment_bytes=segments.bytes_on_disk(SEGMENT_BYTES_MIN),
+            segment_bytes=segments.bytes_on_disk(LONE_SEGMENT_BYTES_MIN),
             queue_file_entries=_queue_entries(f"{directory}/consumequeue", config.queue_file_entries, disk),
         )
         if config.keys_index:

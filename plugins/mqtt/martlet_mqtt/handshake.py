@@ -132,7 +132,8 @@ class Handshake:
             self._turn_away(connect, reason, str(refused))
         except MqttError as error:
             # MQTT 3 has no reason for a will that the broker does not accept, but the client must learn of it.
-            is_told = isinstance(error, NotAccepted) and connect.version != V5
+            is_will = isinstance(error, NotAccepted) and error.reason == ReasonCode.TOPIC_NAME_INVALID
+            is_told = is_will and connect.version != V5
             self._turn_away(connect, ReasonCode.NOT_AUTHORIZED if is_told else error.reason, str(error))
 
     def _turn_away(self, connect: Connect, reason: ReasonCode, text: str) -> None:
