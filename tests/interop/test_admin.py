@@ -82,7 +82,8 @@ def difference(real: str, ours: str) -> str:
     return "\n".join(lines)
 
 
-FOR_THE_TOOL_OF_4 = {"brokerVersion", "getTransferedTps", "filterServerNums"}  # RocketMQ 5 has dropped or respelled them
+# RocketMQ 5 has dropped or respelled them.
+FOR_THE_TOOL_OF_4 = {"brokerVersion", "getTransferedTps", "filterServerNums"}
 
 
 def complaint(version: str, step: admin.Step, said: str) -> str:
