@@ -13,11 +13,12 @@ from tests.core.pushing import broker_in_memory
 
 from martlet.broker import Broker
 from martlet.contracts import Identity
+from martlet.delivery import beginnings, departures, sweep, sweeps
 from martlet.delivery import cursor as cursor_module
-from martlet.delivery import sweep, sweeps
 from martlet.delivery.cursor import Cursor, Permit, Place
+from martlet.delivery.departures import FILTERS_A_TURN
 from martlet.delivery.fanout import Encoding, parts
-from martlet.delivery.feed import FILTERS_A_SLICE, Feed
+from martlet.delivery.feed import Feed
 from martlet.delivery.interest import FilterTrie
 from martlet.delivery.sweep import Sweep
 from martlet.delivery.sweeps import Sweeps
@@ -206,14 +207,60 @@ async def test_cursors_with_many_filters_change_places_a_few_at_a_time(monkeypat
 async def test_a_closed_cursor_with_many_filters_leaves_a_few_at_a_time() -> None:
     async with broker_in_memory(flush="sync") as broker:
         feed = feed_of(broker)
-        count = 3 * FILTERS_A_SLICE
+        count = 3 * FILTERS_A_TURN
         closed, other = Client(feed, *[f"name {number}" for number in range(count)]), Client(feed, "name 1")
+        await settle(broker)
         closed.cursor.close()
         assert (place(closed), len(feed), len(feed._tail)) == (Place.CLOSED, 1, count + 1)
         send(broker, "name 1", "x")
         await settle(broker)
         assert (closed.wakes, closed.cursor.has_pending, other.take()) == (0, False, ["x"])
         assert len(feed._tail) == 1
+
+
+async def test_a_cursor_with_many_filters_joins_the_tail_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beginnings, "FILTERS_A_SLICE", 10)
+    async with broker_in_memory(flush="sync") as broker:
+        feed = feed_of(broker)
+        idle = Client(feed, *[f"idle {number}" for number in range(35)])
+        await settle(broker)
+        assert len(feed._tail) == 35  # though nothing was published
+        idle.cursor.close()
+        await settle(broker)
+        client = Client(feed, *[f"name {number}" for number in range(35)])
+        assert len(feed._tail) == 10
+        for number in (34, 0, 17):
+            send(broker, f"name {number}", str(number))
+        await settle(broker)
+        assert (client.take(), len(feed._tail)) == (["34", "0", "17"], 35)
+
+
+async def test_a_filter_that_is_dropped_while_its_cursor_is_away_brings_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(departures, "FILTERS_A_TURN", 1)
+    async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:
+        feed = feed_of(broker)
+        client = Client(feed, "a", "b", "c", pending_bytes_max=500)
+        for number in range(9):
+            send(broker, "a", f"{number:0100d}")
+            broker.store.commit()
+            await broker.store.wait_flushed(broker.store.appended)
+            if place(client) is Place.FULL:
+                break
+        assert place(client) is Place.FULL
+        assert len(feed._tail) > 0  # not all filters have gone yet
+        for each in ("a", "b", "c"):
+            client.cursor.remove_filter(each)
+        client.cursor.add_filter("b")
+        client.take()
+        await settle(broker)
+        for name in ("a", "b", "c"):
+            send(broker, name, name)
+        await settle(broker)
+        client.take()
+        assert (client.bodies[-1], place(client), len(feed._tail)) == ("b", Place.TAIL, 1)
+        assert not {"a", "c"} & set(client.bodies)
 
 
 async def test_a_full_cursor_keeps_its_position_and_continues_when_it_is_collected() -> None:
@@ -421,10 +468,18 @@ WANTED: dict[str, Callable[[str], bool]] = {
 
 
 @settings(max_examples=80)
-@given(st.lists(STEP, max_size=50), st.sampled_from([1, 3, 1000]), st.sampled_from([1, 300, 1 << 20]), st.booleans())
+@given(
+    st.lists(STEP, max_size=50),
+    st.sampled_from([1, 3, 1000]),
+    st.sampled_from([1, 300, 1 << 20]),
+    st.booleans(),
+    st.booleans(),
+)
 def test_every_cursor_gets_what_it_wants_once_and_in_order_whatever_happens(
-    steps: list[tuple[str, int, str]], slice_messages: int, near_bytes: int, several_topics: bool
+    steps: list[tuple[str, int, str]], slice_messages: int, near_bytes: int, several_topics: bool, one_at_a_time: bool
 ) -> None:
+    """With *one_at_a_time*, a turn adds one filter to a trie, or removes one."""
+    others = ("z/1", "z/2") if one_at_a_time else ()
     topics = [f"t{number}" for number in range(3)] if several_topics else ["t"]
 
     async def scenario() -> None:
@@ -440,13 +495,14 @@ def test_every_cursor_gets_what_it_wants_once_and_in_order_whatever_happens(
                     broker.store.commit()
                 elif what == "open":
                     position = sent[min(number, len(sent) - 1)][0] if sent else 0
-                    client = Client(feed, text, position=position, pending_bytes_max=400)
+                    client = Client(feed, text, *others, position=position, pending_bytes_max=400)
                     clients.append((client, position, text))
                 elif what == "follow":
-                    clients.append((Client(feed, text, pending_bytes_max=400), broker.store.appended, text))
+                    client = Client(feed, *others, text, pending_bytes_max=400)
+                    clients.append((client, broker.store.appended, text))
                 elif what == "filter" and clients:
                     _, position, _ = clients[number % len(clients)]
-                    added = Client(feed, "z", position=position, pending_bytes_max=400)
+                    added = Client(feed, "z", *others, position=position, pending_bytes_max=400)
                     added.cursor.add_filter(text)
                     clients.append((added, broker.store.appended, text))
                 elif what == "take" and clients:
@@ -473,6 +529,9 @@ def test_every_cursor_gets_what_it_wants_once_and_in_order_whatever_happens(
         for module in (sweep, sweeps):
             patched.setattr(module, "AHEAD_BYTES", near_bytes)
         patched.setattr(sweeps, "NEAR_BYTES", near_bytes)
+        if one_at_a_time:
+            patched.setattr(beginnings, "FILTERS_A_SLICE", 1)
+            patched.setattr(departures, "FILTERS_A_TURN", 1)
         trio.run(scenario)
 
 

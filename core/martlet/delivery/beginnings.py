@@ -6,6 +6,7 @@ behind the tail still reads older records. So such a filter joins its trie when 
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import Final, final
 
 from martlet.delivery.cursor import Cursor
@@ -31,16 +32,23 @@ class Beginnings:
         self.first = NEVER
         self._trie = trie
         self._has = has
-        self._heap: list[tuple[int, int, Cursor, str]] = []
+        # By position: some filters of a cursor that begin there or, having been changed since, later.
+        self._heap: list[tuple[int, int, Cursor, list[str]]] = []
         self._number = 0
 
     def __bool__(self) -> bool:
         return bool(self._heap)
 
     def enter(self, cursor: Cursor, reached: int) -> None:
-        """Add the filters of *cursor*: at once those that begin before *reached*, where routing is."""
-        for topic_filter in cursor.filters:
+        """Add the filters of *cursor*, which begin at *reached*, where routing is, if not later.
+
+        If there are many, most are added before the next message is routed.
+        """
+        filters = iter(cursor.filters)
+        for topic_filter in islice(filters, FILTERS_A_SLICE):
             self.add(cursor, topic_filter, reached)
+        if rest := list(filters):
+            self._push(max(cursor.start, reached), cursor, rest)
 
     def add(self, cursor: Cursor, topic_filter: str, reached: int) -> None:
         """Like `enter`, for one filter."""
@@ -48,27 +56,32 @@ class Beginnings:
         if position <= reached:
             self._begin(cursor, topic_filter)
         else:
-            self._number += 1
-            heappush(self._heap, (position, self._number, cursor, topic_filter))
-            self.first = self._heap[0][0]
+            self._push(position, cursor, [topic_filter])
+
+    def _push(self, position: int, cursor: Cursor, filters: list[str]) -> None:
+        self._number += 1
+        heappush(self._heap, (position, self._number, cursor, filters))
+        self.first = self._heap[0][0]
 
     def _begin(self, cursor: Cursor, topic_filter: str) -> None:
         cursor.has_begun(topic_filter)
         self._trie.add(topic_filter, cursor, cursor.filters[topic_filter])
 
-    def begin(self, position: int, count: int = FILTERS_A_SLICE) -> bool:
-        """Let *count* of the filters begin that begin at *position* or before; return whether those were all."""
-        heap = self._heap
+    def begin(self, position: int) -> bool:
+        """Let a slice of the filters begin that begin at *position* or before; return whether those were all."""
+        heap, count = self._heap, FILTERS_A_SLICE
         while heap and heap[0][0] <= position and count > 0:
-            _, _, cursor, topic_filter = heappop(heap)
-            if self._has(cursor) and topic_filter in cursor.filters:
+            _, _, cursor, filters = heap[0]
+            if self._has(cursor) and (topic_filter := filters.pop()) in cursor.filters:
                 self.add(cursor, topic_filter, position)  # it may have been removed and added again later
                 count -= 1
+            if not filters or not self._has(cursor):
+                heappop(heap)
         self.first = heap[0][0] if heap else NEVER
         return self.first > position
 
     def undone(self, position: int) -> None:
         """Note that the log was cut at *position*: what is appended now begins there."""
-        self._heap = [(min(at, position), number, cursor, each) for at, number, cursor, each in self._heap]
+        self._heap = [(min(at, position), number, cursor, filters) for at, number, cursor, filters in self._heap]
         heapify(self._heap)
         self.first = self._heap[0][0] if self._heap else NEVER

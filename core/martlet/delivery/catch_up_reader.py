@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import final
 
 from martlet.delivery.cursor import Cursor, Place
+from martlet.delivery.departures import Departures
 from martlet.delivery.interest import FilterTrie
 from martlet.delivery.sweep import CODES_MAX, Sweep
 from martlet.delivery.sweeps import Sweeps
@@ -30,10 +31,11 @@ class CatchUpReader:
     counts the sweeps.
     """
 
-    def __init__(self, store: Store, make_trie: Callable[[], FilterTrie[Cursor]]) -> None:
+    def __init__(self, store: Store, departures: Departures, make_trie: Callable[[], FilterTrie[Cursor]]) -> None:
         self.reader: TailReader | None = None
         self.sweeps = 0
         self._store = store
+        self._departures = departures
         self._make_trie = make_trie
         self._is_literal = make_trie().is_literal
         self._by_code, self._whole = Sweeps(self._begin), Sweeps(self._begin)
@@ -134,7 +136,7 @@ class CatchUpReader:
     def _begin(self, start: int) -> Sweep:
         assert self.reader is not None, "the feed has no cursors"
         self.sweeps += 1
-        return Sweep(self._store, self.reader, self._make_trie(), start)
+        return Sweep(self._store, self.reader, self._departures, self._make_trie(), start)
 
     async def go_on(self, sweep: Sweep) -> bool:
         """Do a slice of *sweep*; return whether it has reached the tail."""

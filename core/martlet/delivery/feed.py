@@ -14,6 +14,7 @@ import trio
 from martlet.delivery.beginnings import Beginnings
 from martlet.delivery.catch_up_reader import CatchUpReader
 from martlet.delivery.cursor import PENDING_BYTES, Cursor, Permit, Place
+from martlet.delivery.departures import Departures
 from martlet.delivery.interest import FilterTrie
 from martlet.delivery.subscriptions import readable
 from martlet.delivery.sweep import CURSORS_A_SLICE, Sweep, slice_of
@@ -30,8 +31,6 @@ log = logging.getLogger("martlet.delivery")
 
 # What cached routes of a sweep may take; there are few sweeps at a time, but more than one.
 SWEEP_ROUTES_BYTES: Final = 1 << 24
-# Filters of closed cursors that are removed in one turn of the event loop: about 5 us each.
-FILTERS_A_SLICE: Final = 256
 
 
 @final
@@ -60,7 +59,7 @@ class Feed:
         self._make_trie = make_trie
         self._is_name = is_name
         self._prepare(self._tail)
-        self.catch_up = CatchUpReader(owner.store, self._trie_of_sweep)  # for the cursors behind the tail
+        self.catch_up = CatchUpReader(owner.store, owner.departures, self._trie_of_sweep)  # for cursors behind the tail
         self._cursors: dict[Cursor, None] = {}
 
     def _prepare(self, trie: FilterTrie[Cursor]) -> None:
@@ -202,10 +201,7 @@ class Feed:
     def close_cursor(self, cursor: Cursor) -> None:
         """Remove *cursor*."""
         if cursor.place is not Place.CLOSED:
-            if cursor.place is Place.TAIL and len(cursor.filters) > FILTERS_A_SLICE:
-                self._owner.take_out_soon(self._tail, cursor)  # it takes nothing more from now on
-            else:
-                self._take_out(cursor)
+            self._take_out(cursor)
             cursor.move_to(Place.CLOSED, 0)
             del self._cursors[cursor]
             if not self._cursors:
@@ -242,14 +238,14 @@ class Feed:
     def _take_out(self, cursor: Cursor) -> None:
         """Remove *cursor* from where it is: the tail, or a sweep."""
         if cursor.place is Place.TAIL:
-            for each in cursor.filters:
-                self._tail.remove(each, cursor)
+            self._owner.departures.leave(self._tail, cursor)
         else:
             self.catch_up.remove(cursor)
 
     def _join(self, cursor: Cursor, position: int) -> None:
         """Let *cursor* follow the tail from log position *position* on."""
         cursor.move_to(Place.TAIL, position)
+        self._owner.departures.come_back(self._tail, cursor)
         self._beginnings.enter(cursor, self.tail_position())
         self._begin_soon()
 
@@ -258,11 +254,17 @@ class Feed:
     def _begin_soon(self) -> None:
         if self._beginnings:
             self._owner.begin_soon(self)
+            if self._beginnings.first <= self.tail_position():
+                self._owner.begin_now(self)
 
     def begin_due(self) -> bool:
-        """Let filters begin whose positions the tail has reached; return whether there are no others."""
-        self._beginnings.begin(self.tail_position())
-        return not self._beginnings
+        """Let some filters begin whose positions the tail has reached; return whether those were all."""
+        return self._beginnings.begin(self.tail_position())
+
+    @property
+    def begins_later(self) -> bool:
+        """Whether filters begin later."""
+        return bool(self._beginnings)
 
     def undone(self, position: int) -> None:
         """Note that the log was cut at *position*."""
@@ -306,7 +308,8 @@ class Cursors:
         self._turns: SweepTurns[tuple[Feed, Sweep]] = SweepTurns()
         self._asking: list[Cursor] = []  # to wake, because the rules have changed
         self._beginning: dict[Feed, None] = {}  # those with filters that begin later
-        self._closed: list[tuple[FilterTrie[Cursor], Cursor]] = []  # whose filters are still in these tries
+        self._entering: dict[Feed, None] = {}  # those with many filters that begin now
+        self.departures = Departures(self._ring)
         self._rung = trio.Event()
         store.readable_end.on_moved.append(self._begin_due)
         store.committer.on_undone.append(self._undone)
@@ -365,8 +368,15 @@ class Cursors:
 
     def _begin_due(self) -> None:
         for feed in list(self._beginning):
-            if feed.begin_due():
+            if not feed.begin_due():
+                self.begin_now(feed)
+            if not feed.begins_later:
                 del self._beginning[feed]
+
+    def begin_now(self, feed: Feed) -> None:
+        """Let filters of *feed* that begin where the tail is do so in the next turns of the event loop."""
+        self._entering[feed] = None
+        self._ring()
 
     def _undone(self, position: int) -> None:
         for feed in self._feeds:
@@ -377,9 +387,7 @@ class Cursors:
         self._calling[feed] = None
         self._rung.set()
 
-    def take_out_soon(self, trie: FilterTrie[Cursor], cursor: Cursor) -> None:
-        """Remove the filters of *cursor*, which is closed, from *trie* in the next turns of the event loop."""
-        self._closed.append((trie, cursor))
+    def _ring(self) -> None:
         self._rung.set()
 
     async def run(self) -> None:
@@ -388,9 +396,10 @@ class Cursors:
             while True:
                 await self._rung.wait()
                 self._rung = trio.Event()
-                while self._calling or self._turns or self._asking or self._closed:
+                while self._calling or self._turns or self._asking or self._entering or self.departures:
                     self._wake_some()
-                    self._take_out_some()
+                    self._let_enter()
+                    self.departures.go_on()
                     await trio.lowlevel.checkpoint()
                     await self.sweep(nursery)
                     await trio.lowlevel.checkpoint()
@@ -435,14 +444,10 @@ class Cursors:
                 cursor.wake()
         del self._asking[:CURSORS_A_SLICE]
 
-    def _take_out_some(self) -> None:
-        for _ in range(FILTERS_A_SLICE):
-            while self._closed and not self._closed[-1][1].filters:
-                self._closed.pop()
-            if not self._closed:
-                return
-            trie, cursor = self._closed[-1]
-            trie.remove(cursor.filters.popitem()[0], cursor)
+    def _let_enter(self) -> None:
+        for feed in list(self._entering):
+            if feed.begin_due():
+                del self._entering[feed]
 
     def statistics(self) -> dict[str, object]:
         feeds = self._feeds

@@ -10,6 +10,7 @@ from typing import Final, final
 
 from martlet.delivery.beginnings import FILTERS_A_SLICE, NEVER, Beginnings
 from martlet.delivery.cursor import Cursor, Place
+from martlet.delivery.departures import Departures
 from martlet.delivery.interest import FilterTrie, Grants, Route, in_pieces
 from martlet.delivery.merge import POSITION_OF, merge
 from martlet.delivery.routing import STEPS_A_SLICE, Found
@@ -42,7 +43,9 @@ class Sweep:
     ``is_over`` when it has no cursors.
     """
 
-    def __init__(self, store: Store, reader: TailReader, trie: FilterTrie[Cursor], start: int) -> None:
+    def __init__(
+        self, store: Store, reader: TailReader, departures: Departures, trie: FilterTrie[Cursor], start: int
+    ) -> None:
         self.swept_to = start
         self.viewed = 0
         self.reads = 0
@@ -50,6 +53,7 @@ class Sweep:
         self.cursors: dict[Cursor, None] = {}
         self._store = store
         self._reader = reader
+        self._departures = departures
         self._trie = trie
         self._beginnings = Beginnings(trie, self.cursors.__contains__)  # no cycle: it does not refer to this object
         self._offsets: dict[Queue, int] | None = None  # None until they were searched
@@ -65,6 +69,7 @@ class Sweep:
         self.cursors[cursor] = None
         cursor.sweep = self
         cursor.place = Place.SWEPT
+        self._departures.come_back(self._trie, cursor)
         self._beginnings.enter(cursor, self.swept_to)
         self._codes_to = 0
 
@@ -76,8 +81,7 @@ class Sweep:
     def leave(self, cursor: Cursor) -> None:
         """Stop sweeping *cursor*."""
         self.release(cursor)
-        for each in cursor.filters:
-            self._trie.remove(each, cursor)
+        self._departures.leave(self._trie, cursor)
         if self._codes is not None:
             self._codes_to = 0
 
