@@ -18,7 +18,8 @@ def main(name_server: str) -> None:
         for number in range(3):
             producer.send(Message("FirstGreetings", f"hello {number}".encode()))
 
-    with PushConsumer(name_server, "readers", show, {"FirstGreetings": "*"}, consume_from=ConsumeFrom.FIRST):
+    topics, first = {"FirstGreetings": "*"}, ConsumeFrom.FIRST
+    with PushConsumer(name_server, "readers", show, topics, consume_from=first, concurrency=1):
         for _ in range(3):
             received.acquire()
 
