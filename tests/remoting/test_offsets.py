@@ -3,8 +3,9 @@ import pytest
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.handlers import offsets
 from martlet_remoting.packets import Command
+from martlet_remoting.pulled_groups import NAMES_MAX, PulledGroups
 
-from .conftest import FakeClient, Harness, send_ext
+from .conftest import FakeClient, Harness, pull_ext, send_ext
 
 QUERY, UPDATE = RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.UPDATE_CONSUMER_OFFSET
 
@@ -200,12 +201,23 @@ async def test_authorizers_are_asked_for_offsets_too(harness: Harness) -> None:
         assert (await client.ask(code, ext)).code == ResponseCode.NO_PERMISSION
 
 
-async def test_who_pulls_without_a_heartbeat_can_commit_what_it_has_consumed(harness: Harness) -> None:
-    harness.topic("T")
+async def test_who_pulls_without_a_heartbeat_can_commit(harness: Harness) -> None:
     await fill(harness, "T", 2)
-    client = harness.client()
-    assert (await commit(client, 3)).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "no message has offset 2"
+    client, other = harness.client(), harness.client()
+    for offset in (2, -1):
+        assert (await commit(other, offset)).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    assert (await client.ask(RequestCode.PULL_MESSAGE, pull_ext("T", 0))).code == 0
+    assert harness.broker.groups.get("G") is None, "anybody can pull with any name"
+    assert (await commit(other, -1)).code == 0
     assert harness.broker.groups.get("G") is None
-    assert (await commit(client, 2)).code == 0
+    assert (await commit(other, 2)).code == 0
     assert harness.broker.groups.get("G") is not None
     assert await query(client) == (0, "2")
+
+
+def test_the_names_of_groups_that_pulled_are_limited() -> None:
+    groups = PulledGroups()
+    for number in range(NAMES_MAX + 1):
+        groups.add(str(number))
+        groups.add("0")
+    assert ("0" in groups, "1" in groups, "2" in groups) == (True, False, True)

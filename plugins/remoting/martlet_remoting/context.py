@@ -36,6 +36,7 @@ from .members import Members, QueueLocks
 from .other_brokers import OtherBrokers
 from .packets import NO_EXT, Command, Frame
 from .pops import PendingPops, PopGroups
+from .pulled_groups import PulledGroups
 from .rates import Rates
 from .registrar import Registrar
 from .request_modes import RequestModes
@@ -130,6 +131,7 @@ class RemotingState:
         self.rates: Final = Rates(
             broker.topics, broker.groups.__contains__, broker.store, self.now, broker.clock.now_ms
         )
+        self.pulled_groups: Final = PulledGroups()
         self.cold: Final = ColdReads(self.now, broker.clock.now_ms)
         self.contexts: Final[dict[Context, None]] = {}
         self.switches: Final = {"useServerSideResetOffset": True}  # by RocketMQ's names; clients can change them

@@ -61,19 +61,8 @@ def begins_near(grant: ConsumeGrant, queue_id: int) -> Steps[bool]:
     return figures.first_offset(queue_id) == 0 and (yield from figures.bytes_since(queue_id, 0)) <= NEAR_BYTES
 
 
-def has_consumed(grant: ConsumeGrant, queue_id: int, offset: int) -> bool:
-    """Create the group that commits *offset* of a queue, if that is one which only a consumer can commit.
-
-    Pulls create no group, because anybody can pull with any name. Returns whether the group exists.
-    """
-    topic = grant.get_topic()
-    if topic is None or not topic.has_readable(queue_id) or not 0 < offset <= topic.queue(queue_id).next_offset:
-        return False
-    return grant.ensure_group() is not None
-
-
 def update_consumer_offset(context: Context, command: Command) -> bytes:
-    """Commit an offset; the topic must exist, and the group unless the offset is that of consumed messages.
+    """Commit an offset; the topic must exist, and the group unless it has pulled lately, which creates it then.
 
     A negative offset is accepted and ignored; ali-ons sends it for a queue that it has not consumed yet. RocketMQ
     stores it, and the group loses its position.
@@ -81,7 +70,7 @@ def update_consumer_offset(context: Context, command: Command) -> bytes:
     group, topic = command.text("consumerGroup"), command.text("topic")
     queue_id, offset = command.integer("queueId", -1), command.integer("commitOffset", -1)
     grant = context.gate(command).consume(group, topic)
-    if grant.get_group() is None and not has_consumed(grant, queue_id, offset):
+    if grant.get_group() is None and group not in context.state.pulled_groups:
         text = f"subscription group [{group}] does not exist; its first heartbeat creates it"
         raise Refused(Reason.NO_GROUP, text)
     found = grant.get_topic()
@@ -93,6 +82,7 @@ def update_consumer_offset(context: Context, command: Command) -> bytes:
     if command.ext.get("commitOffset") in (None, ""):
         raise Refused(Reason.PARAMETER, f"Offset is null, topic is {topic}; send commitOffset")
     if offset >= 0:
+        grant.ensure_group()
         grant.commit(queue_id, offset)
     return reply(command)
 

@@ -20,7 +20,6 @@ from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.config import RemotingConfig
 from martlet_remoting.context import REASON_CODES, Context, Declined, Handle, in_own_slice, refuse, supports_delays
 from martlet_remoting.counters import RequestCounters
-from martlet_remoting.handlers.offsets import has_consumed
 from martlet_remoting.headers import decode_pull_header
 from martlet_remoting.long_poll import ParkedPulls, Pull
 from martlet_remoting.members import BROADCASTING, Members
@@ -85,7 +84,7 @@ def _pull(context: Context, command: Command, header: PullHeader) -> None:
         pull.bring_filter(header.expression)
     pending.check_room(pull)
     if header.sys_flag & PULL_COMMIT_OFFSET and header.commit_offset >= 0:
-        _commit(grant, header)
+        _commit(grant, topic, header)
     if header.sys_flag & PULL_SUSPEND:
         suspend_ms = min(header.suspend_ms, state.config.suspend_ms_max)
         if suspend_ms > 0 and not state.parked.stopping:
@@ -94,10 +93,13 @@ def _pull(context: Context, command: Command, header: PullHeader) -> None:
     _run(context, pull)
 
 
-def _commit(grant: ConsumeGrant, header: PullHeader) -> None:
+def _commit(grant: ConsumeGrant, topic: Topic, header: PullHeader) -> None:
     """Commit the offset of a pull; a group that has consumed something is created."""
-    if grant.get_group() is not None or has_consumed(grant, header.queue_id, header.commit_offset):
-        grant.commit(header.queue_id, header.commit_offset)
+    if grant.get_group() is None:
+        if not 0 < header.commit_offset <= topic.queue(header.queue_id).next_offset:
+            return
+        grant.ensure_group()
+    grant.commit(header.queue_id, header.commit_offset)
 
 
 def _bytes_max(config: RemotingConfig, asked: int) -> int:
@@ -127,6 +129,8 @@ def _readable_topic(context: Context, grant: ConsumeGrant, queue_id: int) -> Top
         text = f"queueId[{queue_id}] is illegal, topic:[{name}]"
         text += f" topicConfig.readQueueNums:[{topic.read_queues}] consumer:[{context.peer.address}]"
         raise Refused(Reason.PARAMETER, text)
+    if grant.get_group() is None:
+        context.state.pulled_groups.add(group)
     return topic
 
 
