@@ -114,7 +114,7 @@ class Lookup:
     async def known_record_far(self, position: int) -> bytes | None:
         """Like `Store.known_record_far`."""
         read = partial(self.known_record, position)
-        return read() if self._is_near(position) else await self._disk.off_loop(read)
+        return read() if self._is_near(position, RECORD_BYTES_MAX) else await self._disk.off_loop(read)
 
     async def record_far(self, position: int) -> bytes | None:
         """Like `Store.record_far`."""
@@ -122,7 +122,7 @@ class Lookup:
         def read() -> bytes | None:
             return self.record_at(position, bytes_max=ASKED_BYTES_MAX)
 
-        data = read() if self._is_near(position) else await self._disk.off_loop(read)
+        data = read() if self._is_near(position, ASKED_BYTES_MAX) else await self._disk.off_loop(read)
         if data is None:
             return None
         record = RecordView(data)
@@ -143,8 +143,8 @@ class Lookup:
             entry = await self._disk.off_loop(partial(self._queues.saved_entries, queue, offset, 1))
         return entry
 
-    def _is_near(self, position: int) -> bool:
-        """Return whether the record at *position* is in memory or in the page cache, or does not exist."""
+    def _is_near(self, position: int, bytes_max: int) -> bool:
+        """Return whether the record at *position* is in memory or in the page cache, or is none of *bytes_max*."""
         if not self._may_begin(position):
             return True
         page = self._pages.load_now(position)
@@ -152,7 +152,8 @@ class Lookup:
             return False
         at = position - page.base
         size = RecordView(bytes(page.view[at : at + 4])).size
-        return position + size <= page.end or not RECORD_BYTES_MIN <= size <= RECORD_BYTES_MAX
+        end = position + size
+        return end <= page.end or end > self._readable.position or not RECORD_BYTES_MIN <= size <= bytes_max
 
     def _may_begin(self, position: int) -> bool:
         """Return whether a readable record may begin at *position*."""
@@ -268,7 +269,7 @@ class Lookup:
         size = unpaused = 0
         found = yield from keys.find(queue, key, max_count, begin_ms, end_ms, self._indexed_ms_at)
         for position in found:
-            if self._is_near(position):
+            if self._is_near(position, RECORD_BYTES_MAX):
                 data = self.record_at(position)
             else:
                 data = yield from off_loop(partial(self.record_at, position))
