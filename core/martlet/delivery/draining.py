@@ -136,7 +136,7 @@ class Draining:
         try:
             unread = await self._turns.finish(self.unread(topic, topic.read_queues_wanted))
         except (NotReady, BlockDamaged, OSError) as error:
-            log.warning("topic %s keeps its queues for now; %s", name, error)
+            log.warning("topic %s keeps its queues, trying again later; %s", name, error)
             return
         if unread.messages or self._topics.get(name) is not topic:
             return

@@ -151,7 +151,7 @@ class Share:
 
     @property
     def is_unused(self) -> bool:
-        """Whether it can be dropped: nobody is a member, and its state is stored."""
+        """Whether the group can be dropped: it has no members, and its state is stored."""
         return not self._competitors.members and self.lanes.is_stored
 
     def close(self) -> None:

@@ -157,8 +157,8 @@ class Shares:
           topic: the name of an existing topic.
           group: its name; without a *policy* it is a consumer group, created if the configuration allows it.
           encoding: encodes records as frames.
-          lease_s: how long the member may hold a message before it goes to another; infinity means until it leaves, 0
-            that it holds none: it need not acknowledge, messages are settled when it collects them.
+          lease_s: how long the member may hold a message before another gets it; infinity: until it leaves; 0: it holds
+            none and need not acknowledge, messages are settled when it collects them.
           credit: how many messages it may hold at once; if it holds none, how many a `Member.collect` returns at most.
           selection: which messages the group gets; the same for all members.
           start: where to begin in a queue that the group has never consumed.
@@ -169,11 +169,9 @@ class Shares:
           permits: decides which messages the member may get; None for all.
           names: finds the messages of *selection* by their names, of which each group has one topic filter; only for
             groups with a *policy*. A new group begins with messages published from now on.
-          takes: returns whether the member takes a message that the group selects; None if it takes all. Others go to
-            another member, or wait for one that takes them. Up to `choosing.PARKED_MAX` messages of a queue wait: with
-            more, later ones are not looked at.
-          is_exclusive: whether other members get no new messages as long as this one is there; of several exclusive
-            ones, the first counts.
+          takes: returns whether the member takes a message that the group selects; None for all. Other messages go to
+            another member, or wait for one: up to `choosing.PARKED_MAX` of a queue, with more, later ones wait too.
+          is_exclusive: whether other members get no new messages while this one, the first exclusive one, is there.
           marks: of a new group with a *policy*: `OWNS_TOPIC` if the topic was created for it, `AUTO_DELETE` if it goes
             with its last member (`unused_groups.py`).
           user: who has the member, for limits of one user; None for the broker itself.

@@ -103,7 +103,7 @@ class Sweep:
 
     @property
     def is_giving(self) -> bool:
-        """Whether it still routes what it has read."""
+        """Whether the sweep still routes records of its last read."""
         return self._giving is not None
 
     async def go_on(self, limit: int) -> bool:

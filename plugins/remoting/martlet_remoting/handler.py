@@ -219,7 +219,7 @@ class RemotingHandler:
         )
 
     def _log_refused(self, code: int, refused: Refused) -> None:
-        """Log that a limit was reached, for people who do not see what the client is told."""
+        """Log that a limit was reached: an operator does not see the answer that the client gets."""
         if self._refusals is None:
             self._refusals = Refusals(self.context.state.complaints)
         name = next((name for name, value in vars(RequestCode).items() if value == code), str(code))

@@ -111,7 +111,7 @@ class Destination(NamedTuple):
 
     @property
     def is_pattern(self) -> bool:
-        """Whether it stands for all topics that match."""
+        """Whether the destination is a pattern for all topics that match."""
         is_whole = self.kind is Kind.TOPIC and not self.name
         return is_whole and _WILDCARD.search(self.text.removeprefix(self.prefix)) is not None
 

@@ -74,7 +74,7 @@ class HeaderLines:
           named: as for `messages.arrived_from`.
           prefix: of messages with names; unless it is empty, the lines include the destination, which is that and
             the name.
-          sticky: is told if there are messages of a group, which stay with one consumer.
+          sticky: is notified of messages that have a group, which stay with one consumer.
         """
         self._sticky = sticky
         self._version = version

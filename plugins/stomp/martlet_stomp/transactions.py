@@ -92,7 +92,7 @@ class Transactions:
         self._context.transactions.begin(transaction, lambda: self._expire(name))
 
     def _expire(self, name: str) -> None:
-        """Abort *name*, whose time is over: its client is told, and its connection closed."""
+        """Abort transaction *name*, whose time limit has passed: send its client an ERROR and close the connection."""
         limit = self._context.config.transaction_s
         text = (
             f"transaction {shown(name)} has not ended within {limit} s and is aborted; stomp.transaction_s is {limit}"

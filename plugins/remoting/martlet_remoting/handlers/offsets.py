@@ -30,7 +30,7 @@ NEAR_BYTES: Final = int(_memory_bytes() * MEMORY_RATIO)
 
 
 def _queue(context: Context, command: Command) -> tuple[TopicGrant, int]:
-    """What may be read, and the id of the queue that a request names."""
+    """Return the permission to read the topic of a request, and the id of the queue that it names."""
     return context.gate(command).query(command.text("topic")), command.integer("queueId")
 
 
