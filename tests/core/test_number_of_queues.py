@@ -14,6 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from martlet.broker import Broker
 from martlet.contracts import Identity
 from martlet.delivery.draining import BEGUN_A_TURN, LOOK_S, Unread
+from martlet.delivery.finder import Names
 from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.subscriptions import from_earliest
 from martlet.errors import Reason, Refused
@@ -148,6 +149,37 @@ async def test_queues_go_once_all_known_consumers_have_read_them(
         with pytest.raises(Refused) as refused:
             broker.publish(Message("t", b"x", queue_id=7))
         assert refused.value.reason is Reason.PARAMETER
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_group_that_found_everything_by_names_and_left_keeps_no_queues(
+    restart: bool, autojump_clock: MockClock
+) -> None:
+    disk = FakeDisk()
+    disk.cached = True
+    async with broker_in_memory(disk) as broker:
+        names = Names(feed_of(broker, 8), "n")
+        member = broker.shares.join(
+            RecordingPeer(), "t", "G", LINES, lease_s=30, credit=100, policy=POLICY, names=names
+        )
+        for number in range(8):
+            send(broker, "n", str(number), number)
+        await settle(broker)
+        found = told(member.collect(1 << 20))
+        assert len(found) == 8
+        assert all(member.ack(int(line.split(":")[0]), 0) for line in found)
+        await settle(broker)
+        member.leave()
+        await trio.sleep(2 * LOOK_S)
+        broker.topics.update("t", 1, 1)
+        assert numbers(broker) == (8, 1)
+        if not restart:
+            await trio.sleep(2 * LOOK_S)
+            assert numbers(broker) == (1, 1)
+            return
+    async with broker_in_memory(disk) as broker:
+        await trio.sleep(2 * LOOK_S)
+        assert numbers(broker) == (1, 1)
 
 
 async def test_queues_without_messages_go_at_once() -> None:

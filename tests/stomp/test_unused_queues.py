@@ -82,6 +82,19 @@ async def test_a_queue_without_consumers_goes_if_it_never_had_messages(
         assert await other.rest() == []
 
 
+async def test_a_queue_of_names_goes_once_its_consumers_had_everything(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with stomp_broker(tmp_path, CONFIG) as stomp:
+        talk = await stomp.connect()
+        await talk.subscribe("/queue/mqtt/a/#", "client-individual")
+        await talk.publish("/topic/mqtt/a/1", b"1")
+        await talk.ack(*await talk.messages(1))
+        talk.hang_up()
+        await pass_time(stomp)
+        assert await ask(await stomp.connect(), "queues") == []
+
+
 async def test_a_queue_that_was_there_before_is_not_deleted(tmp_path: Path, autojump_clock: MockClock) -> None:
     async with stomp_broker(tmp_path, CONFIG) as stomp:
         talk = await stomp.connect()

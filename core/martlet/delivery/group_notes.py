@@ -213,10 +213,17 @@ class GroupNotes:
         self._find_lost()
         while self._reached and self._reached[0][0] <= self._store.flusher.durable:
             for key, position in self._reached.popleft()[1].items():
-                source = self._sources.get(key)
+                source, known = self._sources.get(key), self.stored(key)
                 if source is not None and source.reached < position:
                     source.reached = position
                     self.note(key, Change(REACH, number=position))
+                elif source is None and known is not None and 0 <= known.reached < position:
+                    self.note(key, Change(REACH, number=position))
+
+    @property
+    def has_reached(self) -> bool:
+        """Whether there is something for `note_reached`, now or later."""
+        return bool(self._reaching or self._reached)
 
     def is_durable(self, key: Key) -> bool:
         """Return whether everything that was noted of *key* is applied and durable."""

@@ -154,14 +154,24 @@ class ShareSource:
             self._context.owner.notes.reach(self._context.key(0), self._reached(finder))
 
     def note_end(self) -> None:
-        """Note how far the group is, so that the next member need not look at what was published before."""
-        notes, lanes = self._context.owner.notes, self._lanes.by_queue
-        if self.finder is None or not all(notes.is_durable(lane.key) for lane in lanes.values()):
+        """Note how far the group is, so that the next member need not look at what was published before.
+
+        Until there is another member, the note tells whether messages wait (`UnusedGroups`, `Draining`).
+        """
+        context, lanes = self._context, self._lanes.by_queue
+        notes = context.owner.notes
+        if self.finder is None:
             return
         reached, lane = self._reached(self.finder), lanes[0]
-        if reached - lane.reached > REACH_BYTES_AT_END:
+        queues = context.owner.store.queues.topics.get(context.topic.name, {}).values()
+        has_new = any(lane.reached < queue.last_end <= reached for queue in queues)
+        if not has_new and reached - lane.reached <= REACH_BYTES_AT_END:
+            return
+        if all(notes.is_durable(each.key) for each in lanes.values()):
             lane.reached = reached
             notes.note(lane.key, Change(REACH, number=reached))
+        else:
+            notes.reach(lane.key, reached)
 
     # reading
 

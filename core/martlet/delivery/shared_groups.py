@@ -610,7 +610,7 @@ class Shares:
         if self._reach_at <= now:
             self.notes.note_reached()
             self._to_reach = [share for share in self._shares.values() if share.source.finder is not None]
-            self._reach_at = now + REACH_S if self._to_reach else math.inf
+            self._reach_at = now + REACH_S if self._to_reach or self.notes.has_reached else math.inf
         for share in self._to_reach[-SHARES_A_TURN:]:
             if self._share_of(share.context) is share:
                 share.source.reach()
