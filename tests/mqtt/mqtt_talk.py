@@ -11,6 +11,7 @@ from martlet.broker import Broker
 from martlet.contracts import Protocol as Served
 from martlet.store import StoreConfig
 from martlet.testing.peers import Serving, serving
+from martlet_mqtt.client import Client
 from martlet_mqtt.codec import decode_packet, encode_packet, packet_bytes
 from martlet_mqtt.codes import V4, V5, PacketType, ReasonCode
 from martlet_mqtt.config import MqttConfig
@@ -187,6 +188,12 @@ class Running:
         assert answer.reason == ReasonCode.SUCCESS, answer
         assert present is None or answer.session_present == present
         return talk
+
+    def client(self, client_id: str) -> Client:
+        """Return the broker's part of a connected client."""
+        found = self.context.clients[client_id]
+        assert isinstance(found, Client)
+        return found
 
     async def settle(self) -> None:
         """Wait until everything appended is readable."""

@@ -241,7 +241,7 @@ async def test_nor_is_what_is_in_flight(room: Room, qos: int) -> None:
 
 
 def session_of(room: Room, client_id: str) -> Session:
-    found = room.mqtt.context.clients[client_id].session
+    found = room.mqtt.client(client_id).session
     assert found is not None
     return found
 

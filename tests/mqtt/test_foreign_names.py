@@ -72,7 +72,7 @@ async def names_until_end(talk: Talk) -> list[bytes]:
 
 
 def session_of(mqtt: Running) -> Session:
-    session = mqtt.context.clients["c"].session
+    session = mqtt.client("c").session
     assert session is not None
     return session
 

@@ -259,7 +259,7 @@ async def test_a_client_waits_while_it_is_not_known_what_a_failed_commit_left_of
     async with mqtt_broker(DATA, store=SMALL, disk=disk, clock=TrioClock()) as mqtt:
         talk = await mqtt.connect("c", expiry_s=LONG_S)
         await mqtt.settle()
-        session, store, flushed = mqtt.context.clients["c"].session, mqtt.broker.store, trio.Event()
+        session, store, flushed = mqtt.client("c").session, mqtt.broker.store, trio.Event()
         assert session is not None
 
         async def hold(work: Callable[[], None]) -> None:

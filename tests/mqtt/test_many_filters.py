@@ -70,7 +70,7 @@ async def in_slices(mqtt: Running, talk: Talk, connect: Connect) -> Client:
     await talk.send(connect)
     while "c" not in mqtt.context.clients or mqtt.broker.turns.slices < before + 3:
         await trio.lowlevel.checkpoint()
-    client = mqtt.context.clients["c"]
+    client = mqtt.client("c")
     assert client.greeting is not None
     return client
 

@@ -240,7 +240,7 @@ async def test_identifiers_begin_again_after_the_largest_one_without_0(tmp_path:
     async with mqtt_broker(tmp_path) as mqtt:
         talk = await mqtt.connect("c", version)
         await talk.subscribe("a", qos=1)
-        outgoing = mqtt.context.clients["c"].outgoing
+        outgoing = mqtt.client("c").outgoing
         assert outgoing is not None
         outgoing.flight._next_id = 65_534  # otherwise the test would be a long one
         await talk.send(*(Publish("a", b"x", 0) for _ in range(2)))

@@ -14,7 +14,7 @@ from martlet_mqtt.properties import Property
 
 
 def flight_of(mqtt: Running) -> Flight:
-    outgoing = mqtt.context.clients["c"].outgoing
+    outgoing = mqtt.client("c").outgoing
     assert outgoing is not None
     return outgoing.flight
 
@@ -77,7 +77,7 @@ async def test_a_message_of_qos_2_that_became_too_large_for_the_client_is_releas
         assert (released.kind, released.packet_id) == (PacketType.PUBREL, large.packet_id)
         await talk.send(Ack(PacketType.PUBCOMP, large.packet_id))
         assert await talk.rest() == []
-        session = mqtt.context.clients["c"].session
+        session = mqtt.client("c").session
         assert session is not None
         assert session.flight == {}
 

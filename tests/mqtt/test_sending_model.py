@@ -156,7 +156,7 @@ class Client:
 
     async def finish(self) -> None:
         """Take and answer everything."""
-        client = self.mqtt.context.clients["c"]
+        client = self.mqtt.client("c")
         assert client.outgoing is not None
         assert client.session is not None
         cursor = client.outgoing._the_cursor
@@ -174,7 +174,7 @@ async def connected(mqtt: Running, limit: int, chance: random.Random, *, present
     talk, answer = await mqtt.answer(Connect("c", clean_start=False, properties=Properties(values)))
     assert isinstance(answer, Connack)
     assert (answer.reason, answer.session_present) == (0, present)
-    outgoing = mqtt.context.clients["c"].outgoing
+    outgoing = mqtt.client("c").outgoing
     if outgoing is not None:
         outgoing.flight._next_id = chance.choice(FIRST_IDS)
     return talk
@@ -223,7 +223,7 @@ async def test_whatever_a_client_does_it_gets_each_message_once_and_in_order(tmp
         await client.finish()
         assert [payload for name, payload in client.came if name.startswith("a/")] == wanted
         assert [int(payload) for _, payload in client.came] == sorted({int(payload) for _, payload in client.came})
-        flight = mqtt.context.clients["c"].session
+        flight = mqtt.client("c").session
         assert flight is not None
         assert flight.flight == {}
 

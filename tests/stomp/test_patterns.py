@@ -172,7 +172,7 @@ async def test_what_a_subscription_with_wildcards_cannot_be_is_an_error(
         found = await talk.error()
         assert (found["receipt-id"], error in found.body.decode()) == ("r", True), found.body
         await stomp.idle()
-        assert not stomp.context.patterns._table
+        assert not stomp.context.new_topics._table
 
 
 async def test_an_id_is_used_once(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ async def test_the_topics_of_a_connection_are_limited(tmp_path: Path) -> None:
             await sender.publish(f"/topic/few.{number}", b"x")
         assert "stomp.subscriptions_max" in (await talk.error()).body.decode()
         await stomp.idle()
-        assert not stomp.context.patterns._table
+        assert not stomp.context.new_topics._table
 
 
 async def test_many_topics_are_begun_with_in_turns(tmp_path: Path) -> None:
@@ -228,4 +228,4 @@ async def test_many_topics_are_begun_with_in_turns(tmp_path: Path) -> None:
         assert {message["destination"] for message in messages} == {f"/topic/t.{number}" for number in range(280, 320)}
         talk.hang_up()
         await stomp.idle()
-        assert not stomp.context.patterns._known
+        assert not stomp.context.new_topics._known

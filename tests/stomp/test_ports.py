@@ -10,7 +10,6 @@ from tests.stomp.port_talk import Port, WebSocketWire, connected, port_of, webso
 from tests.stomp.stomp_talk import V1_2, Talk, stomp_broker
 from wsproto.events import AcceptConnection, RejectConnection
 
-from martlet.contracts import Identity
 from martlet.errors import ConfigError
 from martlet_stomp.config import StompConfig
 from martlet_stomp.plugin import StompPlugin
@@ -94,7 +93,7 @@ async def test_a_certificate_counts_if_there_is_no_passcode(
         _, answer = await connected(await port.tls_wire(certificate), **headers)
         assert answer.command == "CONNECTED"
         (client,) = port.context.clients
-        assert client._peer.identity == Identity(expected)
+        assert client.described()["user"] == expected
 
 
 @pytest.mark.parametrize(

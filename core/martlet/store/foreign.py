@@ -14,9 +14,9 @@ from operator import mul
 from typing import Final, final
 
 from martlet.records.layout import BLANK_MAGIC, BLANK_SIZE, ENTRY, ENTRY_BYTES, FILLER, FILLER_BYTES, START
+from martlet.store.atomic import NOWHERE
 from martlet.store.light import is_light
 from martlet.store.queues import Queue, Queues, queue_ids
-from martlet.store.scan import NOWHERE
 from martlet.store.segments import Segment, Segments
 
 __all__ = ["ForeignQueues"]

@@ -1,7 +1,7 @@
 """What all connections of the plugin share: the topic and its feed, names, shapes, clients, and what they did."""
 
 import logging
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 from msgspec import Struct, field
 from msgspec.structs import asdict
@@ -12,14 +12,12 @@ from martlet.delivery.leaving import Leaving
 from martlet.net.complaints import Complaints
 
 from .bridges import Bridges
+from .clients import Connected
 from .config import MqttConfig
 from .frames import Shapes
 from .names import Names
 from .retained import Retained
 from .rules import Rules
-
-if TYPE_CHECKING:
-    from .client import Client
 
 __all__ = ["PROTOCOL", "Context", "Counters", "create_topics"]
 
@@ -76,7 +74,7 @@ class Context(Struct):
     # Warnings about clients, limited in number.
     complaints: Complaints = field(default_factory=lambda: Complaints(log))
     # Connected clients by their identifier.
-    clients: dict[str, "Client"] = field(default_factory=dict)
+    clients: dict[str, Connected] = field(default_factory=dict)
     # What bridges of other brokers say about themselves.
     bridges: Bridges = field(default_factory=Bridges)
     # Members of shared subscriptions whose clients are gone.

@@ -15,7 +15,7 @@ Requires the permission to manage the broker.
 """
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 
@@ -36,9 +36,6 @@ from .names import SHARE, split_shared
 from .packets import Publish
 from .shares import POLICY, group_of
 from .subscribing import grant_of
-
-if TYPE_CHECKING:
-    from .client import Client
 
 __all__ = ["PREFIX", "RESPONSE", "answer_request"]
 
@@ -194,7 +191,7 @@ def _retained(context: Context, request: Row) -> Iterator[Row]:
 
 
 def _kick(context: Context, request: Row) -> Iterator[Row]:
-    client: Client | None = context.clients.get(str(request.get("client", "")))
+    client = context.clients.get(str(request.get("client", "")))
     if client is not None:
         client.kick()
     yield {"client": request.get("client"), "kicked": client is not None}

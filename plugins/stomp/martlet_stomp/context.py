@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 from msgspec import Struct, field
 from msgspec.structs import asdict
@@ -16,23 +16,20 @@ from martlet.errors import Reason, Refused
 from martlet.message import TAGS
 from martlet.net.complaints import Complaints
 
+from .clients import Connected, DurableUse
 from .config import StompConfig
 from .destinations import Destination, check_name, parse_destinations
+from .durable import Durable
 from .encoding import Encodings
 from .errors import shown
 from .following import Feeds
 from .heartbeats import Heartbeats
 from .messages import GROUP_ID, Template
+from .new_topics import NewTopics
 from .open_transactions import OpenTransactions
 from .packets import MessageHeaders
-from .patterns import Patterns
 from .queue_groups import GROUP, is_queue_group
 from .temporary import Temporary
-
-if TYPE_CHECKING:
-    from .durable import Durable
-    from .handler import StompHandler
-    from .subscriptions import Subscription
 
 __all__ = ["PROTOCOL", "Context", "Counters", "Templates", "make_context"]
 
@@ -113,16 +110,16 @@ class Context(Struct):
     code_of: Callable[[bytes], int]
     server: str  # what CONNECTED says
     transactions: OpenTransactions
-    patterns: Patterns
+    new_topics: NewTopics
     counters: Counters = field(default_factory=Counters)
     # Warnings about clients, limited in number.
     complaints: Complaints = field(default_factory=lambda: Complaints(log))
     # Durable subscriptions that a connection uses.
-    durable: "dict[Durable, Subscription]" = field(default_factory=dict)
+    durable: dict[Durable, DurableUse] = field(default_factory=dict)
     heartbeats: Heartbeats = field(default_factory=Heartbeats)
     # Consumers of queues whose clients are gone.
     leaving: Leaving = field(default_factory=Leaving)
-    clients: "dict[StompHandler, None]" = field(default_factory=dict)
+    clients: dict[Connected, None] = field(default_factory=dict)
 
     def has_topic(self, name: str) -> bool:
         """Return whether there is a topic *name*."""
@@ -175,5 +172,5 @@ def make_context(config: StompConfig, broker: Broker) -> Context:
         broker.store.writer.code_of,
         f"martlet/{installed_version()}",
         OpenTransactions(config.transaction_s),
-        Patterns(broker.topics, config.temporary),
+        NewTopics(broker.topics, config.temporary),
     )

@@ -9,20 +9,16 @@ message on.
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final, final
+from collections.abc import Callable
+from typing import Final, final
 from urllib.parse import unquote
-
-from martlet.tables.topics import BROKER_TOPICS, Topic, Topics, is_reserved
 
 from .destinations import Destination, Kind, name_of
 from .errors import StompError, shown
 from .packets import Subscribe
+from .subscriptions import Subscription
 
-if TYPE_CHECKING:
-    from .subscriptions import Subscription
-
-__all__ = ["Pattern", "Patterns", "compile_pattern"]
+__all__ = ["Pattern", "compile_pattern"]
 
 # The time of a match grows with each.
 RESTS_MAX: Final = 3
@@ -86,40 +82,3 @@ class Pattern:
         if self.wants(topic):
             self.pending.append(topic)
             self._wake()
-
-
-@final
-class Patterns:
-    """Those of all clients, which learn of new topics."""
-
-    def __init__(self, topics: Topics, own: str) -> None:
-        """Begin; *own* is a topic of the plugin that nobody may read as a whole."""
-        self._topics = topics
-        self._own = own
-        self._known: set[str] = set()  # while there are patterns: the topics that are not new
-        self._table: dict[Pattern, None] = {}
-        topics.changed.append(self._changed)
-        topics.deleted.append(self._known.discard)
-
-    def add(self, pattern: Pattern) -> Iterator[str]:
-        """Tell *pattern* of new topics from now on; return the names of those that are there."""
-        if not self._table:
-            self._known.update(topic.name for topic in self._topics)
-        self._table[pattern] = None
-        return iter([name for name in self._known if not self._is_hidden(name)])
-
-    def remove(self, pattern: Pattern) -> None:
-        self._table.pop(pattern, None)
-        if not self._table:
-            self._known.clear()
-
-    def _is_hidden(self, name: str) -> bool:
-        return is_reserved(name) or name in BROKER_TOPICS or name == self._own
-
-    def _changed(self, topic: Topic | None) -> None:
-        if topic is None or not self._table or topic.name in self._known:
-            return
-        self._known.add(topic.name)
-        if not self._is_hidden(topic.name):
-            for pattern in self._table:
-                pattern.offer(topic.name)

@@ -112,7 +112,7 @@ class Subscriptions:
         self._opening.check_part(request, destination, "has a wildcard")
         pattern = Pattern(request, destination, key, self._peer.wake)
         self._patterns[key] = pattern
-        return self._begin_parts(pattern, self._context.patterns.add(pattern))
+        return self._begin_parts(pattern, self._context.new_topics.add(pattern))
 
     def _begin_all(self, request: Subscribe, destinations: Sequence[Destination], key: str) -> Steps[None]:
         """Begin a subscription to each of *destinations*. Raises `StompError` and `Refused`."""
@@ -127,7 +127,7 @@ class Subscriptions:
                 self._check_count()
                 part = self._make(request, destination)
                 part.begin(*self._opening.open(part, self._take_over))
-                part.pattern, part.key = several, f"number {part.number}"
+                part.parts, part.key = several.parts, f"number {part.number}"
                 several.parts[text] = self._by_number[part.number] = self._by_id[part.key] = part
             yield
             if key not in self._patterns:
@@ -157,7 +157,7 @@ class Subscriptions:
             if refused.reason in (Reason.NO_PERMISSION, Reason.NO_TOPIC):
                 return
             raise
-        part.pattern, part.key = pattern, f"number {part.number}"
+        part.parts, part.follows, part.key = pattern.parts, pattern.follows, f"number {part.number}"
         pattern.parts[destination.text] = self._by_number[part.number] = self._by_id[part.key] = part
 
     def _begin_new_parts(self) -> None:
@@ -256,7 +256,7 @@ class Subscriptions:
         return self._forget(group, durable) if group else None
 
     def _end_pattern(self, pattern: Pattern) -> None:
-        self._context.patterns.remove(pattern)
+        self._context.new_topics.remove(pattern)
         for part in list(pattern.parts.values()):
             self._drop(part)
 
@@ -292,8 +292,8 @@ class Subscriptions:
         self._by_number.pop(subscription.number, None)
         self._by_id.pop(subscription.key, None)
         self._ready.pop(subscription, None)
-        if subscription.pattern is not None:
-            subscription.pattern.parts.pop(subscription.destination.text, None)
+        if subscription.parts is not None:
+            subscription.parts.pop(subscription.destination.text, None)
         text = subscription.destination.text
         if self._automatic.get(text) is subscription:
             del self._automatic[text]
@@ -315,7 +315,7 @@ class Subscriptions:
     def close(self) -> None:
         """End all: the client is gone."""
         for pattern in self._patterns.values():
-            self._context.patterns.remove(pattern)
+            self._context.new_topics.remove(pattern)
         self._patterns.clear()
         members = [subscription.end() for subscription in self._by_number.values()]
         self._context.leaving.leave(member for member in members if member is not None)
@@ -339,7 +339,7 @@ class Subscriptions:
                 self._peer.wake()
                 return
             del self._ready[subscription]
-            if subscription.gone and subscription.pattern is not None and subscription.pattern.follows:
+            if subscription.gone and subscription.follows:
                 self._drop(subscription)
                 continue
             if subscription.gone:

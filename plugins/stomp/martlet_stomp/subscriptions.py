@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from itertools import chain, compress
 from operator import attrgetter, not_
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, final
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, final
 
 from martlet.contracts import Peer
 from martlet.delivery.group_members import Member
@@ -28,9 +28,6 @@ from .errors import shown
 from .following import Followed, Follower
 from .outstanding import Ledger, Outstanding
 from .packets import AckMode, Subscribe, Version
-
-if TYPE_CHECKING:
-    from .patterns import Pattern
 
 __all__ = ["UNLIMITED", "Owner", "Part", "Source", "Subscription"]
 
@@ -83,9 +80,10 @@ class Subscription:
         "_version",
         "destination",
         "durable",
+        "follows",
         "key",
         "number",
-        "pattern",
+        "parts",
         "prefetch",
         "request",
     )
@@ -108,7 +106,8 @@ class Subscription:
         self.destination = destination
         self.number = number
         self.key = ""  # among those of its client
-        self.pattern: Pattern | None = None  # of which it is a part, if any
+        self.parts: dict[str, Subscription] | None = None  # of the subscription with wildcards that it is one of
+        self.follows = False  # whether those are the topics that match, as they come and go
         self.durable: Durable | None = None
         self.prefetch = UNLIMITED
         self._heads: dict[int, bytes] = {}  # by the number of the delivery
