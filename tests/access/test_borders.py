@@ -86,7 +86,7 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     # Lists and forgets queues; only after the gate allowed to manage the broker.
     f"{STOMP}control.py": frozenset(("shares",)),
     # Learns the names of topics; the gate decides which of them a client reads.
-    f"{STOMP}patterns.py": frozenset(("Topics",)),
+    f"{STOMP}new_topics.py": frozenset(("Topics",)),
     f"{STOMP}temporary.py": frozenset(("Topics",)),
     # Opens the feeds that all gates follow, and says before which topics have names.
     f"{STOMP}following.py": frozenset(("cursors", "rules")),

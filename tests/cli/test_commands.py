@@ -178,7 +178,6 @@ def test_check_compares_the_addresses_of_enabled_plugins(
     assert outcome(capsys, "check", file(text + "[plugins]\nenabled = []\n"))[0] == Exit.OK
 
 
-@pytest.mark.plain
 def test_check_finds_two_dispatchers_of_a_topic(
     file: Callable[[str], str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

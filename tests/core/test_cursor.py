@@ -850,7 +850,6 @@ async def test_a_damaged_queue_costs_a_cursor_nothing_of_the_others() -> None:
         assert all_names.take() == [str(number) for number in range(300, 400)]
 
 
-@pytest.mark.plain
 async def test_a_sweep_that_must_begin_too_early_brings_what_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FakeDisk()
     positions = await filled_and_damaged(disk)

@@ -110,7 +110,6 @@ async def test_all_sockets_that_are_ready_share_one_commit(world: World, still_c
             client.close()
 
 
-@pytest.mark.plain
 async def test_a_busy_socket_starves_neither_tasks_nor_other_sockets(
     world: World, slow_clock: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -333,7 +333,6 @@ async def test_martlet_dispatchers_of_two_plugins_for_one_topic_end_the_start(
     assert caught.group_contains(PluginError, match="plugin 'late' cannot dispatch topic 'lengths'")
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize("hook", [hook for hook in HOOKS if hook not in ("martlet_reload", "martlet_stopping")])
 @pytest.mark.parametrize("result", [None, "text", 42, [42], [None]])
 async def test_a_hook_that_returns_something_else_is_named(

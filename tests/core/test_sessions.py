@@ -923,7 +923,6 @@ def said_all(state: SessionState) -> dict[str, Any]:
 # how much
 
 
-@pytest.mark.plain
 async def test_an_offline_session_takes_100_bytes_on_the_disk_and_a_kibibyte_of_memory() -> None:
     disk, clock, count = FakeDisk(), ManualClock(), 5000
     sizes = {"segment_bytes": 1 << 22, "page_bytes": 1 << 18, "cache_bytes": 1 << 22}

@@ -90,7 +90,6 @@ async def calls_of_a_return(groups: int) -> int:
         return calls.count
 
 
-@pytest.mark.plain
 async def test_a_message_that_is_given_back_costs_the_same_beside_many_groups(autojump_clock: MockClock) -> None:
     assert 0 < await calls_of_a_return(300) <= await calls_of_a_return(3) + 10
 
@@ -119,7 +118,6 @@ async def calls_of_a_publish(groups: int, *, is_wanted: bool) -> int:
         return calls.count
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize("is_wanted", [True, False])
 async def test_a_message_costs_what_its_matches_cost_and_not_the_groups(is_wanted: bool) -> None:
     few = await calls_of_a_publish(3, is_wanted=is_wanted)

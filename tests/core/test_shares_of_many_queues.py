@@ -3,7 +3,6 @@
 import sys
 from types import FrameType
 
-import pytest
 import trio
 from tests.core.pushing import publish
 from tests.core.test_shares import Competitor, broker_in_memory
@@ -48,7 +47,6 @@ async def calls_of_a_delivery(queues: int) -> int:
         return calls
 
 
-@pytest.mark.plain
 async def test_a_delivery_costs_the_same_on_a_topic_of_many_queues() -> None:
     assert await calls_of_a_delivery(QUEUES) == await calls_of_a_delivery(8) > 0
 

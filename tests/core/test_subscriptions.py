@@ -93,7 +93,6 @@ async def test_a_budget_ends_a_turn_and_the_rest_wakes_again() -> None:
         assert len(await collector.drain(250)) == 20 - len(first)
 
 
-@pytest.mark.plain
 async def test_small_messages_of_many_queues_are_collected_over_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscriptions, "MESSAGES_A_COLLECT", 20)
     async with broker_in_memory() as broker:

@@ -231,7 +231,6 @@ async def test_messages_that_arrive_during_a_read_are_routed_in_log_order(
         assert receiver.bodies == ["0", "1", "2", "3"]
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize("more", [False, True])
 async def test_a_read_for_an_interest_that_left_is_not_routed_to_the_next_one(
     monkeypatch: pytest.MonkeyPatch, more: bool

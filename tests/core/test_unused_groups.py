@@ -280,7 +280,6 @@ async def test_the_topic_that_needs_room_stays(autojump_clock: MockClock) -> Non
         assert broker.topics.get("t") is not None
 
 
-@pytest.mark.plain
 async def test_unused_topics_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async with broker_of() as broker:
         monkeypatch.setattr("martlet.tables.topics.TOPICS_MAX", len(broker.topics) + 2)
@@ -342,7 +341,6 @@ async def calls_of_a_topic(groups: int) -> int:
         return calls.count
 
 
-@pytest.mark.plain
 async def test_a_topic_costs_the_same_beside_many_groups() -> None:
     few = await calls_of_a_topic(3)
     assert 0 < await calls_of_a_topic(300) <= few + 40

@@ -176,7 +176,6 @@ async def test_compressed_messages_have_valid_names_too(tmp_path: Path) -> None:
         assert await names_until_end(talk) == VALID
 
 
-@pytest.mark.plain
 async def test_an_invalid_name_is_checked_once_for_all_its_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -298,7 +298,6 @@ async def test_a_subscribe_that_loses_its_session_leaves_no_member_behind(autoju
         assert mqtt.broker.shares.statistics()["members"] == 0
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize("qos", [1, 2])
 @pytest.mark.parametrize("space", SPACE)
 async def test_a_message_of_a_group_that_could_not_be_handed_over_comes_again(

@@ -93,7 +93,6 @@ async def wait_alone(mqtt: Running) -> None:
     await mqtt.settle()
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize("visit", VISITS, ids=lambda visit: visit.__name__)
 async def test_clients_leave_no_cycles(
     visit: Callable[[Running], Awaitable[None]], tmp_path: Path, no_collection: None

@@ -19,7 +19,6 @@ def flight_of(mqtt: Running) -> Flight:
     return outgoing.flight
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize("version", [V4, V5])
 @pytest.mark.parametrize("retained", [False, True])
 async def test_an_identifier_of_qos_2_is_released_before_it_means_another_message(

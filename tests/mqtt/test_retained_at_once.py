@@ -33,7 +33,6 @@ async def test_who_subscribes_after_the_acknowledgements_gets_them_all(
         assert all(each.retain for each in found)
 
 
-@pytest.mark.plain
 async def test_a_subscription_waits_for_a_projection_that_lags(tmp_path: Path) -> None:
     async with mqtt_broker(tmp_path) as mqtt:
         projections, retained = mqtt.broker.projections, mqtt.context.retained

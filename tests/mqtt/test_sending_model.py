@@ -228,7 +228,6 @@ async def test_whatever_a_client_does_it_gets_each_message_once_and_in_order(tmp
         assert flight.flight == {}
 
 
-@pytest.mark.plain
 async def test_new_messages_wait_for_those_that_are_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """These may have to be read from disk."""
     async with mqtt_broker(tmp_path) as mqtt:

@@ -4,7 +4,6 @@ import gc
 import tracemalloc
 from pathlib import Path
 
-import pytest
 from tests.mqtt.mqtt_talk import V4, Running, mqtt_broker
 from tests.mqtt.test_no_garbage import wait_alone
 
@@ -28,7 +27,6 @@ async def make_sessions(mqtt: Running, first: int, count: int) -> None:
     await wait_alone(mqtt)
 
 
-@pytest.mark.plain
 async def test_a_new_session_takes_little_memory_once_its_client_left(tmp_path: Path, no_collection: None) -> None:
     async with mqtt_broker(tmp_path, store=STORE) as mqtt:
         await make_sessions(mqtt, 0, 200)  # what is made once

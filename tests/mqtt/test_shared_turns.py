@@ -54,13 +54,11 @@ async def calls_of_a_message(directory: Path, filters: int) -> int:
         return calls.count
 
 
-@pytest.mark.plain
 async def test_a_message_and_its_acknowledgement_cost_the_same_beside_many_shared_filters(tmp_path: Path) -> None:
     few = await calls_of_a_message(tmp_path, FEW)
     assert 0 < await calls_of_a_message(tmp_path, MANY) <= few + 4
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @pytest.mark.parametrize("filters", [1, 40])
 async def test_a_turn_sends_a_limited_number_of_messages_and_the_next_ones_the_rest(
@@ -82,7 +80,6 @@ async def test_a_turn_sends_a_limited_number_of_messages_and_the_next_ones_the_r
         assert await member.rest() == []
 
 
-@pytest.mark.plain
 async def test_a_turn_reads_for_a_limited_number_of_groups_when_their_client_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,13 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from .mutations import mutants, sample
 from .processes import ROOT
-
-# It works on the packages as they are installed, and a compiled module hides the source that it would change.
-pytestmark = pytest.mark.plain
 
 SOURCE = '''\
 """A store that is too small to be true."""

@@ -377,7 +377,6 @@ async def test_modes_end_with_their_topic_and_group(harness: Harness) -> None:
     assert await numbers(client, topic="U") == [0, 1]
 
 
-@pytest.mark.plain
 async def test_the_number_of_modes_is_bounded(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("martlet_remoting.request_modes.MODES_MAX", 1)
     harness.topic("T", 2)

@@ -126,7 +126,6 @@ async def pulled(client: FakeClient, topic: str, offset: int, group: str = "G") 
     return client.answers[number]
 
 
-@pytest.mark.plain
 @pytest.mark.usefixtures("nothing_cached")
 async def test_a_group_over_its_limit_is_refused_what_is_on_the_disk(open_harness: OpenHarness) -> None:
     harness, topic = await with_backlog(open_harness, 40)

@@ -125,7 +125,6 @@ VISITS: list[Callable[[Wire], Awaitable[None]]] = [
 ]
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize("visit", VISITS, ids=lambda visit: visit.__name__)
 async def test_requests_of_clients_leave_no_cycles(
     visit: Callable[[Wire], Awaitable[None]], wire: Wire, no_collection: None

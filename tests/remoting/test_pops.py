@@ -526,7 +526,6 @@ async def test_a_reset_ends_what_is_popped_in_order(
 @pytest.mark.parametrize(
     ("mode", "memory", "came"), [("0", 1 << 40, [b"a", b"b"]), ("1", 1 << 40, [b"a", b"b"]), ("1", 0, [b"b"])]
 )
-@pytest.mark.plain
 async def test_a_new_group_begins_where_its_first_pop_says(
     harness: Harness, mode: str, memory: int, came: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,7 +141,6 @@ class Asker(Hooks):
         return ()
 
 
-@pytest.mark.plain  # it replaces what the loader finds, and inherits from a plugin
 async def test_the_capability_goes_with_its_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = {
         "remoting": f"{__name__}:Breakable",

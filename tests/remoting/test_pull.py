@@ -341,7 +341,6 @@ async def test_what_a_slow_client_does_not_take_is_not_read_for_it(open_harness:
         assert [record.queue_offset for record in decode_records(client.answers[number].body)] == [offset]
 
 
-@pytest.mark.plain
 @pytest.mark.usefixtures("nothing_cached")
 async def test_a_far_read_that_fails_keeps_nothing_alive(
     open_harness: OpenHarness, monkeypatch: pytest.MonkeyPatch
@@ -874,7 +873,6 @@ async def test_at_the_end_pulls_that_a_thread_reads_for_are_answered(open_harnes
     assert (await client.ask(PULL, pull_ext(topic, 2))).code == NOT_FOUND
 
 
-@pytest.mark.plain
 async def test_at_the_end_a_damaged_log_leaves_no_pull_unanswered(
     waiting: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -176,7 +176,6 @@ async def test_deleted_topics_leave_the_route_and_the_end_leaves_nothing(
     assert server.table.statistics() == {"brokers": 0, "clusters": 0, "topics": 0, "topics_of_all_brokers": 0}
 
 
-@pytest.mark.plain
 async def test_topics_that_are_deleted_one_by_one_leave_the_routes_together(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
 ) -> None:

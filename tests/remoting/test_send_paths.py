@@ -16,9 +16,6 @@ from martlet_remoting.handlers import send
 
 from .conftest import FakeClient, Harness, OpenHarness, send_ext
 
-# They see which way a message takes by replacing what stores it.
-pytestmark = pytest.mark.plain
-
 V2 = RequestCode.SEND_MESSAGE_V2
 UNIQUE = "UNIQ_KEY\x017F0000010A2B18B4AAC200000000\x02"
 

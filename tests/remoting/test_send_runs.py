@@ -16,9 +16,6 @@ from martlet_remoting.packets import Command
 
 from .conftest import FakeClient, Harness, OpenHarness, opaques_of_cut, send_ext
 
-# They see which way a message takes by replacing what stores it.
-pytestmark = pytest.mark.plain
-
 V2 = RequestCode.SEND_MESSAGE_V2
 
 

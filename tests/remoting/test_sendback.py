@@ -214,7 +214,6 @@ async def test_a_query_waits_until_a_damaged_key_index_is_rebuilt(open_harness: 
     assert (answer.code, len(decode_records(answer.body))) == (0, 1)
 
 
-@pytest.mark.plain
 async def test_a_query_is_refused_while_the_key_index_cannot_be_rebuilt(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

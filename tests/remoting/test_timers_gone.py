@@ -76,7 +76,6 @@ def stored(made: Broker, topic: str) -> int:
     return sum(queue.next_offset for queue in made.store.queues.topics.get(topic, {}).values())
 
 
-@pytest.mark.plain  # it replaces what the loader finds
 @pytest.mark.usefixtures("installed")
 async def test_a_delayed_message_is_refused_once_the_plugin_that_holds_them_was_stopped(tmp_path: Path) -> None:
     async with broker(tmp_path, "timer") as running:
@@ -102,7 +101,6 @@ async def test_a_delayed_message_is_refused_once_the_plugin_that_holds_them_was_
         assert stored(made, "T") == 1
 
 
-@pytest.mark.plain  # it replaces what the loader finds
 @pytest.mark.usefixtures("installed")
 async def test_delayed_messages_are_held_while_a_failed_service_restarts(tmp_path: Path) -> None:
     async with broker(tmp_path, "timer") as running:

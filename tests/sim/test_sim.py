@@ -69,7 +69,6 @@ def test_another_process_makes_the_same_trace() -> None:
     assert digests == {outcome_of(4).digest + "\n"}
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])
 def test_a_planted_bug_is_found(bug: Bug) -> None:
     """A change of the broker gives all seeds other runs, so a seed may find a bug no more."""

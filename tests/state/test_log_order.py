@@ -30,7 +30,6 @@ def bodies(run: Run | None) -> list[str]:
     return [bytes(record.body).decode() for record in run]
 
 
-@pytest.mark.plain
 async def test_what_was_passed_is_known_after_each_run_and_not_during_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_order, "RUN_RECORDS", 2)
     store = await open_store()
@@ -122,7 +121,6 @@ async def test_records_after_a_segment_whose_file_is_short_are_read() -> None:
     store.crash()
 
 
-@pytest.mark.plain
 async def test_a_run_ends_before_the_record_that_crosses_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     store = await open_store()
     send(store, "A", *(f"{number:050d}" for number in range(9)))

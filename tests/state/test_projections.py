@@ -47,7 +47,6 @@ async def test_records_of_several_topics_and_queues_come_in_log_order(disk: Fake
     running.store.crash()
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize("merged", [2048, 3, 1])
 async def test_a_replay_merges_by_position(disk: FakeDisk, merged: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_order, "MERGED", merged)
@@ -63,7 +62,6 @@ async def test_a_replay_merges_by_position(disk: FakeDisk, merged: int, monkeypa
     again.store.crash()
 
 
-@pytest.mark.plain
 async def test_a_queue_with_few_records_does_not_get_ahead(disk: FakeDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_order, "AHEAD", 8)
     monkeypatch.setattr(log_order, "AHEAD_LEAST", 4)
@@ -78,7 +76,6 @@ async def test_a_queue_with_few_records_does_not_get_ahead(disk: FakeDisk, monke
     again.store.crash()
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize(("runs", "merged"), [(1, 2048), (256, 2048), (256, 2), (1, 2)])
 async def test_a_record_that_two_followed_queues_index_comes_once(
     disk: FakeDisk, runs: int, merged: int, monkeypatch: pytest.MonkeyPatch

@@ -268,7 +268,6 @@ async def test_a_full_disk_does_not_stop_acknowledgements_and_they_are_noted_whe
         assert known(broker.shares.state)[1].keys() == {0, 2}
 
 
-@pytest.mark.plain
 async def test_a_commit_that_fails_is_noted_again(monkeypatch: pytest.MonkeyPatch) -> None:
     disk, clock = FakeDisk(), ManualClock()
     async with again(disk, clock) as broker:
@@ -294,7 +293,6 @@ async def test_a_commit_that_fails_is_noted_again(monkeypatch: pytest.MonkeyPatc
         assert known(broker.shares.state)[1].keys() == {0}
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize("how", ["failed commit", "full disk", "retention"])
 @pytest.mark.parametrize("set_by_ms", [DAY_MS, -DAY_MS], ids=["ahead", "back"])
 async def test_a_clock_that_is_set_changes_no_lease_that_is_noted_again(

@@ -545,7 +545,6 @@ def counted(connection: StompConnection, monkeypatch: pytest.MonkeyPatch) -> Cou
 
 
 @pytest.mark.parametrize("head", [b"", b"content-length:30000\n"])
-@pytest.mark.plain
 def test_each_piece_of_a_body_is_looked_at_once(head: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     connection = connect(State.OPEN, limits=Limits())
     buffer = counted(connection, monkeypatch)
@@ -559,7 +558,6 @@ def test_each_piece_of_a_body_is_looked_at_once(head: bytes, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("line", [b"k:v\n", b"key:%b\n" % (b"v" * 290)])
-@pytest.mark.plain
 def test_each_byte_of_a_head_is_looked_at_a_few_times(line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     connection = connect(State.OPEN, limits=Limits(header_bytes_max=300))
     buffer = counted(connection, monkeypatch)

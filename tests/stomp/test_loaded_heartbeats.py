@@ -21,8 +21,6 @@ from martlet_stomp.handler import StompHandler
 from martlet_stomp.heartbeats import Beat
 from martlet_stomp.packets import Event, SendRun
 
-pytestmark = pytest.mark.plain
-
 INTERVAL_S = 1.0
 WORK_S = 0.01  # what a piece of work may take, and all the time takes here
 BUSY, IDLE = 10, 20

@@ -33,14 +33,12 @@ def one_by_one(version: Version, data: bytes) -> list[Any]:
         return events_of(connect(version), [data])
 
 
-@pytest.mark.plain
 @given(VERSIONS.flatmap(lambda version: st.tuples(st.just(version), streams(version))))
 def test_runs_say_what_their_frames_say(case: tuple[Version, bytes]) -> None:
     version, data = case
     assert events_of(connect(version), [data]) == one_by_one(version, data)
 
 
-@pytest.mark.plain
 @given(
     VERSIONS.flatmap(lambda version: st.tuples(st.just(version), streams(version))),
     st.integers(0, 300),
@@ -179,7 +177,6 @@ def test_versions_read_the_same_bytes_in_their_own_way() -> None:
         assert (run.headers[0].destination, run.headers[0].get("foo")) == expected
 
 
-@pytest.mark.plain
 def test_no_more_than_some_header_lines_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scanner, "HEADS_KEPT", 100)
     heads = KnownHeads(V1_2, LIMITS)

@@ -40,7 +40,6 @@ async def test_a_request_is_answered(tmp_path: Path, version: Version) -> None:
         assert "TAGS" not in answer.headers
 
 
-@pytest.mark.plain
 async def test_replies_that_are_read_at_once_are_stored_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

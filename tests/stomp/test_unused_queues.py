@@ -214,7 +214,6 @@ async def test_topics_that_clients_created_go_once_they_are_empty(tmp_path: Path
         assert topics(stomp) == []
 
 
-@pytest.mark.plain
 async def test_the_end_of_a_connection_with_many_queues_leaves_others_their_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,7 +121,6 @@ async def test_a_commit_indexes_no_more_keys_than_a_turn_allows(tmp_path: Path) 
     await store.close()
 
 
-@pytest.mark.plain
 async def test_with_too_many_keys_the_index_follows_the_log_a_little_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

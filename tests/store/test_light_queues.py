@@ -520,7 +520,6 @@ async def test_a_store_of_rocketmqs_without_the_table_is_known_by_its_light_queu
     store.crash()
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize("gone", ["nothing", "a light queue", "everything"])
 async def test_what_rocketmq_appends_goes_into_the_light_queues_that_it_names(
     gone: str, monkeypatch: pytest.MonkeyPatch

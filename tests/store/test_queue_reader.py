@@ -149,7 +149,6 @@ async def test_an_error_of_the_disk_before_the_thread_reads_is_no_error_yet(afte
     store.crash()
 
 
-@pytest.mark.plain
 async def test_a_failed_read_raises_once_and_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     consumer = Consumer(await far_store())
     read_far = Store.read_far

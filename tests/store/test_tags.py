@@ -25,7 +25,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return computed
 
 
-@pytest.mark.plain
 def test_the_codes_of_twenty_thousand_names_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     computed, codes = counted(monkeypatch), TagCodes()
     names = [b"site/%d/temperature" % number for number in range(20_000)]
@@ -35,7 +34,6 @@ def test_the_codes_of_twenty_thousand_names_are_computed_once(monkeypatch: pytes
     assert len(computed) == 20_000
 
 
-@pytest.mark.plain
 def test_names_in_use_outlive_others_that_come_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tags, "REMEMBERED_MAX", 100)
     computed, codes = counted(monkeypatch), TagCodes()

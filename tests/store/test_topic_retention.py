@@ -248,7 +248,6 @@ async def test_new_messages_are_read_where_damage_lost_all_that_had_expired() ->
     assert (queue.first_offset, queue.next_offset) == (30, 32)
 
 
-@pytest.mark.plain  # compiled, the queues take no other object for their files
 def test_a_topic_that_rocketmq_created_again_begins_with_its_first_message() -> None:
     """RocketMQ leaves no note of a deletion: two records with lower offsets say that there was one."""
     queues = Queues(cast(QueueFiles, None))

@@ -145,7 +145,6 @@ def starts() -> Iterator[tuple[str, int, tuple[int, ...]]]:
     yield "plain", 4, (1,)
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize("block_bytes", [64, 300, 1000, 1 << 22])
 async def test_a_search_finds_the_next_record_that_a_scan_may_begin_with(
     block_bytes: int, monkeypatch: pytest.MonkeyPatch
@@ -173,7 +172,6 @@ async def test_a_search_finds_the_next_record_that_a_scan_may_begin_with(
     store.crash()
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize("block_bytes", [64, 1 << 22])
 async def test_only_a_whole_group_lacks_nothing_but_its_magic(
     block_bytes: int, monkeypatch: pytest.MonkeyPatch

@@ -304,7 +304,6 @@ async def test_what_is_staged_is_in_no_answer_to_other_requests(tmp_path: Path) 
         assert decode_properties(record.properties) == {"TAGS": "spark", "KEYS": "k", "UNIQ_KEY": "U1"}
 
 
-@pytest.mark.plain
 async def test_requests_that_wait_for_a_projection_that_fails_are_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
