@@ -40,7 +40,8 @@ def said(state: SessionState | Session | None) -> dict[str, Any]:
         return {}
     names = ("owner", "position", "next_id", "data", "start")
     found = {name: getattr(state, name) for name in names}
-    return {**found, "filters": dict(state.filters), "flight": dict(state.flight)}
+    begins = {each: begin for each, begin in state.begins.items() if begin > state.position}
+    return {**found, "filters": dict(state.filters), "begins": begins, "flight": dict(state.flight)}
 
 
 async def durable(broker: Broker) -> None:

@@ -928,3 +928,45 @@ async def test_a_live_filter_of_a_paused_cursor_brings_nothing_old() -> None:
         client.cursor.resume()
         await settle(broker)
         assert client.take() == ["0", "2", "4", "live"]
+
+
+async def test_a_filter_of_a_paused_cursor_begins_where_it_is_said() -> None:
+    async with broker_in_memory(flush="sync") as broker:
+        feed = feed_of(broker)
+        positions = [send(broker, "ab"[number % 2], str(number)) for number in range(6)]
+        await settle(broker)
+        client, ahead = Client(feed, position=0, is_paused=True), Client(feed, position=0, is_paused=True)
+        client.cursor.add_filter("a", begin=positions[2])
+        client.cursor.add_filter("b", begin=positions[4])
+        ahead.cursor.add_filter("a", begin=1 << 60)  # a power failure cut the log
+        ahead.cursor.add_filter("b", begin=1)
+        for each in (client, ahead):
+            each.cursor.resume()
+        send(broker, "a", "live")
+        await settle(broker)
+        assert client.take() == ["2", "4", "5", "live"]
+        assert ahead.take() == ["1", "3", "5", "live"]
+
+
+@pytest.mark.parametrize("is_live", [False, True])
+@pytest.mark.parametrize("start", [None, 0])
+async def test_a_filter_brings_nothing_from_before_it_when_the_rules_change(is_live: bool, start: int | None) -> None:
+    async with broker_in_memory(flush="sync") as broker:
+        feed, permit = feed_of(broker), NamePermit()
+        for number in range(3):
+            send(broker, "ab"[number % 2], str(number))
+        await settle(broker)
+        client = Client(feed, "a", position=start, permit=permit, is_paused=is_live and start is not None)
+        send(broker, "a", "3")
+        send(broker, "b", "4")
+        await settle(broker)
+        client.cursor.add_filter("b", is_live=is_live)
+        client.cursor.resume()
+        send(broker, "b", "5")
+        await settle(broker)
+        permit.generation += 1
+        assert client.take() == []
+        await settle(broker)
+        assert client.take() == [*(["0", "2"] if start == 0 else []), "3", "5"]
+        client.cursor.remove_filter("b")
+        assert client.cursor.begins is None

@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgpack  # type: ignore[import-untyped]
 import pytest
 import trio
 from hypothesis import given
@@ -29,6 +30,7 @@ from martlet.delivery.session_notes import (
     DATA,
     ENDED,
     FILTER,
+    HEAD,
     HELD,
     INDEPENDENT,
     LEFT,
@@ -38,12 +40,14 @@ from martlet.delivery.session_notes import (
     NO_MESSAGE,
     PROGRESS,
     SENT,
+    WHOLE,
     SessionState,
     decode_note,
     encode_note,
     encode_sent,
     encode_whole,
     first_number,
+    packed_position,
 )
 from martlet.delivery.session_state import SessionTable
 from martlet.errors import Reason, Refused, StoreError
@@ -391,7 +395,13 @@ AFTER_A_GAP: dict[str, tuple[int, list[Any], dict[str, Any]]] = {
     "acknowledged": (ACKNOWLEDGED | INDEPENDENT, [1, 1], {"flight": {}, "start": 50}),
     "held": (HELD | INDEPENDENT, [8, 1], {"flight": {1: 10, 8: NO_MESSAGE}}),
     "a filter": (FILTER | INDEPENDENT, ["b", b"", 90], {"filters": {"a": b"", "b": b""}}),
-    "no filter": (NO_FILTER | INDEPENDENT, ["a"], {"filters": {}}),
+    "a filter with a beginning": (
+        FILTER | INDEPENDENT,
+        ["b", b"", 90, 90],
+        {"filters": {"a": b"", "b": b""}, "begins": {"a": 55, "b": 90}},
+    ),
+    "a filter that is changed": (FILTER | INDEPENDENT, ["a", b"1", 90], {"filters": {"a": b"1"}}),
+    "no filter": (NO_FILTER | INDEPENDENT, ["a"], {"filters": {}, "begins": {}}),
     "data": (DATA | INDEPENDENT, [b"new", crc32(b"")], {"data": b"new"}),
     "data that replaced lost data": (DATA | INDEPENDENT, [b"new", crc32(b"lost")], {}),
     "connected": (ATTACHED | INDEPENDENT, [90, 7], {}),
@@ -413,7 +423,7 @@ def test_notes_after_lost_ones(case: str) -> None:
         table._apply(kind, "toy me", number, list(arguments), 0)
 
     apply(3, BEGIN, "ada", 0, 100)
-    apply(4, FILTER, "a", b"", 0)
+    apply(4, FILTER, "a", b"", 0, 55)
     apply(5, SENT, *encode_sent(1, [10], 50))
     before = said(table.get("toy me"))
     apply(7, kind, *arguments)
@@ -872,7 +882,7 @@ def test_a_note_of_an_unknown_kind_is_logged() -> None:
 # codec
 
 STATES = st.builds(
-    lambda key, owner, position, expiry, filters, flight, data, ends: (
+    lambda key, owner, position, expiry, filters, flight, data, ends, passed: (
         key,
         owner,
         position,
@@ -881,28 +891,30 @@ STATES = st.builds(
         flight,
         data,
         ends,
+        passed,
     ),
     st.text(max_size=30),
     st.text(max_size=8),
     POSITIONS,
     st.integers(-1, 1 << 32),
-    st.dictionaries(st.text(max_size=20), st.binary(max_size=4), max_size=20),
+    st.dictionaries(st.text(max_size=20), st.tuples(st.binary(max_size=4), POSITIONS | st.just(0)), max_size=20),
     st.dictionaries(st.integers(0, 70_000), POSITIONS | st.just(NO_MESSAGE), max_size=40),
     st.binary(max_size=10),
     st.integers(0, NEVER_MS),
+    st.dictionaries(st.text(max_size=4), st.integers(0, 1 << 40), max_size=2),
 )
 
 
 @given(made=STATES, bytes_max=st.integers(400, 4000))
 def test_a_state_comes_back_as_it_was(made: tuple[Any, ...], bytes_max: int) -> None:
-    key, owner, position, expiry, filters, flight, data, ends = made
+    key, owner, position, expiry, filters, flight, data, ends, passed = made
     state = SessionState(key, owner, position, expiry)
-    for topic_filter, options in filters.items():
-        state.change(7, (topic_filter, options, position))
+    for topic_filter, (options, begin) in filters.items():
+        state.change(FILTER, (topic_filter, options, position, *([begin] if begin else [])))
     for number, at in flight.items():
         state.change(SENT, encode_sent(number, [at], position))
     state.change(12, (data,))
-    state.ends_ms = ends
+    state.ends_ms, state.passed = ends, passed
     for back in (SessionState.unpack(key, state.pack()), state.copy()):
         assert said_all(back) == said_all(state)
     table = SessionTable("t")
@@ -916,8 +928,82 @@ def test_a_state_comes_back_as_it_was(made: tuple[Any, ...], bytes_max: int) -> 
 
 
 def said_all(state: SessionState) -> dict[str, Any]:
-    more = ("key", "number", "ends_ms", "expiry_s", "size")
+    more = ("key", "number", "ends_ms", "expiry_s", "size", "passed")
     return {**said(state), **{name: getattr(state, name) for name in more}}
+
+
+def test_a_state_of_an_earlier_version_is_read() -> None:
+    """It has no beginnings, and ``passed`` only if that is not empty."""
+    fields = ["ada", 50, 100, 3, b"data", {"a": b"1"}, [1, 40]]
+    for rest, passed in (([], {}), ([{"t": 4}], {"t": 4})):
+        packed = HEAD.pack(9, 12, 4) + msgpack.packb([*fields, *rest])
+        assert packed_position(packed) == (50, bool(passed))
+        table = SessionTable("t")
+        table._apply(WHOLE, "k", 4, [12, *fields, *rest], 9)
+        for state in (SessionState.unpack("k", packed), table.get("k")):
+            assert state is not None
+            assert (said_all(state)["passed"], state.begins, state.pack()) == (passed, {}, packed)
+
+
+# where filters begin
+
+
+async def test_a_filter_begins_where_it_is_said_until_the_session_has_passed_that() -> None:
+    disk, clock = FakeDisk(), ManualClock()
+    async with brokers(disk, clock) as broker:
+        client = Client(broker)
+        session = client.open(position=10)
+        session.subscribe("a", b"1")
+        session.subscribe("b", b"1", 50)
+        session.subscribe("c", b"1", 70)
+        session.subscribe("past", b"1", 10)
+        assert dict(session.begins) == {"b": 50, "c": 70}
+        session.subscribe("b", b"2")
+        session.record_progress("c", b"2")
+        session.move(60)
+        await durable(broker)
+        assert said(client.stored())["begins"] == {"c": 70}
+        session.leave()
+        await durable(broker)
+        assert said(client.stored())["begins"] == {"c": 70}
+        session = client.open()
+        session.subscribe("c", b"3", 80)
+        session.unsubscribe("a")
+        await durable(broker)
+        assert said(client.stored())["begins"] == said(session)["begins"] == {"c": 80}
+        session.move(80)
+        await durable(broker)
+        assert session.begins == {}
+        assert said(client.stored()) == said(session)
+        session.subscribe("d", b"", 90)
+        session.unsubscribe("d")
+        assert dict(session.begins) == {}
+
+
+async def test_beginnings_are_as_before_when_complete_states_follow_known_ones() -> None:
+    disk, clock = FakeDisk(), ManualClock()
+    async with brokers(disk, clock) as broker:
+        client = Client(broker)
+        session = client.open(position=10)
+        for number in range(2000):
+            session.subscribe(f"filter/{number}", b"1", 20 + number % 7)
+        session.move(22)
+        await durable(broker)
+        before = said(session)
+        assert len(before["begins"]) == sum(number % 7 > 2 for number in range(2000))
+        for leaves in (False, True):
+            if leaves:
+                session.leave()
+                await durable(broker)
+            finish_now(broker.sessions.table.roll(0, broker.store.appended))
+            await durable(broker)
+            assert said(client.stored()) == before
+            notes = encode_whole(session.state, 1 << 14)
+            assert len(notes) > 10
+            table = SessionTable("t")
+            for note in notes:
+                table._apply(*decode_note(note), 9)
+            assert said(table.get("toy client ä/1")) == before
 
 
 # how much

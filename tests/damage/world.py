@@ -45,7 +45,7 @@ from martlet.testing.stores import HOST, small_config
 from martlet_filter_sql92.plugin import Sql92Config, Sql92Plugin
 from martlet_mqtt.codes import PacketType
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Ack, Connack, Connect, Publish, Will
+from martlet_mqtt.packets import Ack, Connack, Connect, Publish, Subscription, Will
 from martlet_mqtt.plugin import MqttPlugin
 from martlet_mqtt.properties import Properties, Property
 from martlet_remoting.codes import RequestCode
@@ -69,6 +69,7 @@ LATER_MS: Final = START_MS + 200_000
 # How long clients wait after a start, in virtual time, which is longer than anything waits.
 SEEN_S: Final = 400.0
 EXPIRY: Final = Properties({Property.SESSION_EXPIRY: 100_000})
+LABELS: Final = ("first", "second")
 USER_TOPICS: Final = ("plain", "popped", "timed", "sold", "mqtt", "news", "jobs", "%LMQ%light")
 
 
@@ -96,10 +97,11 @@ class Live:
     def remoting(self) -> RemotingTalk:
         return RemotingTalk(self._running, self._made.protocols["remoting"])
 
-    async def device(self, name: str) -> MqttTalk:
-        """Return a connection of the durable session *name*."""
+    async def device(self, name: str, received: int = 65535) -> MqttTalk:
+        """Return a connection of the durable session *name*, which takes *received* messages at a time."""
         talk = self.mqtt.open()
-        await talk.send(Connect(name, clean_start=False, properties=EXPIRY))
+        properties = EXPIRY.having(Property.RECEIVE_MAXIMUM, received)
+        await talk.send(Connect(name, clean_start=False, properties=properties))
         assert (await talk.expect(Connack)).reason == 0
         return talk
 
@@ -268,7 +270,9 @@ async def _fill_transactions(live: Live, label: str) -> None:
 
 async def _fill_mqtt(live: Live, label: str) -> None:
     device, member = await live.device("device"), await live.device("member")
+    behind = await live.device("behind", 1)
     await device.subscribe("a/#", "w/#")
+    await behind.subscribe("a/#", qos=1)
     await member.subscribe("$share/g/s/#")
     sender = live.mqtt.open()
     await sender.send(Connect("sender"))
@@ -282,8 +286,11 @@ async def _fill_mqtt(live: Live, label: str) -> None:
     taken = await device.messages(3)
     await device.acknowledge(taken[0])
     await member.acknowledge((await member.messages(3))[0])
+    await behind.subscribe(Subscription(f"r/{label}/#", 1, retain_handling=2))
     device.wire.close()
     member.wire.close()
+    behind.wire.close()
+    await sender.publish(f"r/{label}/new", f"{label}-new".encode(), 1)
     await sender.publish("a/later", f"{label}-later".encode(), 2)
     will = Will(f"w/{label}", b"the end", 1, properties=Properties({Property.WILL_DELAY: 300}))
     dying = live.mqtt.open()
@@ -326,7 +333,7 @@ async def see(disk: FakeDisk) -> Seen:
             seen["tables"] = _tables(live)
             seen["keys"] = _by_key(live)
             async with trio.open_nursery() as nursery:
-                for work in (_see_device, _see_member, _see_retained, _see_stomp, _see_pops):
+                for work in (_see_device, _see_member, _see_behind, _see_retained, _see_stomp, _see_pops):
                     nursery.start_soon(work, live, seen)
             await trio.sleep(SEEN_S / 4)
             seen["records"] = {topic: _records(live, topic) for topic in USER_TOPICS}
@@ -352,7 +359,7 @@ def _tables(live: Live) -> dict[str, object]:
         "groups": {name: group.as_json() for name in groups.names() if (group := groups.get(name))},
         "forbidden": {group: dict(topics) for group, topics in groups.forbidden().items()},
         "offsets": {key: found for key, found in offsets.items() if found and not key.startswith("popped@")},
-        "modes": {label: modes.get("plain", f"readers-{label}") for label in ("first", "second")},
+        "modes": {label: modes.get("plain", f"readers-{label}") for label in LABELS},
         "kv": live.kv.namespace("ORDER_TOPIC_CONFIG"),
         "queues": {
             (topic, queue.queue_id): (queue.first_offset, queue.next_offset)
@@ -389,6 +396,13 @@ async def _see_device(live: Live, seen: Seen) -> None:
 async def _see_member(live: Live, seen: Seen) -> None:
     talk = await live.device("member")
     seen["member"] = await _drain(talk)
+
+
+async def _see_behind(live: Live, seen: Seen) -> None:
+    """A session with a filter that was new while it was behind."""
+    talk = await live.device("behind")
+    seen["behind"] = await _drain(talk)
+    assert not any(topic in (f"r/{label}/0", f"r/{label}/1") for topic, *_ in seen["behind"] for label in LABELS)
 
 
 async def _drain(talk: MqttTalk) -> list[tuple[object, ...]]:

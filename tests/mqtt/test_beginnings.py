@@ -1,14 +1,30 @@
 """Where a subscription begins: it brings nothing from before SUBSCRIBE as live, and all that is published after it."""
 
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+import trio
 from tests.mqtt.mqtt_talk import ASYNC, Running, Talk, mqtt_broker
+from tests.mqtt.test_mqtt_crash import PROCESS, talking
 
+from martlet.steps import finish_now
 from martlet.store import StoreConfig
 from martlet_mqtt.codes import PacketType
-from martlet_mqtt.packets import Ack, Pingreq, Pingresp, Publish, Subscribe, Subscription
-from martlet_mqtt.properties import Property
+from martlet_mqtt.packets import (
+    Ack,
+    Connack,
+    Connect,
+    Disconnect,
+    Pingreq,
+    Pingresp,
+    Publish,
+    Subscribe,
+    Subscription,
+)
+from martlet_mqtt.properties import Properties, Property
 
 SYNC = StoreConfig(flush="sync")
 
@@ -107,3 +123,204 @@ async def test_a_filter_of_qos_0_that_is_new_to_a_session_behind_brings_what_is_
         for packet in await me.messages(5):
             await me.send(Ack(PacketType.PUBACK, packet.packet_id))
         assert [each.payload for each in await until(me, b"end")][-2:] == [b"29", b"new"]
+
+
+# a session that leaves before it is where a new filter begins
+
+
+async def again(mqtt: Running, received: int = 1000) -> Talk:
+    """Return the client "me", which continues its session."""
+    values = {Property.RECEIVE_MAXIMUM: received}
+    return await mqtt.connect("me", clean=False, expiry_s=100, present=True, values=values)
+
+
+async def the_rest(mqtt: Running, me: Talk) -> list[tuple[bytes, bool]]:
+    """Return what comes before a message that is published now: payloads, and whether each is a retained message."""
+    await (await mqtt.connect()).publish("kept", b"end", 1)
+    return [(each.payload, each.retain) for each in await until(me, b"end") if not each.payload.isdigit()]
+
+
+async def leave(me: Talk) -> None:
+    """Disconnect, with messages under way."""
+    await me.send(Disconnect())
+    await me.closed()
+
+
+LIVE = [(b"after", False), (b"later", False)]
+Change = Callable[[Running, Talk, Talk], Awaitable[None]]
+
+
+async def nothing(mqtt: Running, me: Talk, other: Talk) -> None:
+    pass
+
+
+async def upgrade(mqtt: Running, me: Talk, other: Talk) -> None:
+    await me.subscribe("new/#", qos=2)
+
+
+async def from_qos_0(mqtt: Running, me: Talk, other: Talk) -> None:
+    await me.subscribe("new/#", qos=0)
+    await me.subscribe("new/#", qos=1)
+
+
+async def over_qos_0(mqtt: Running, me: Talk, other: Talk) -> None:
+    await me.subscribe("new/#", qos=1)
+    await me.subscribe("new/#", qos=0)
+    await me.subscribe("new/#", qos=1)
+
+
+async def anew(mqtt: Running, me: Talk, other: Talk) -> None:
+    await me.subscribe("new/#", qos=1)
+    await me.unsubscribe("new/#")
+    await other.publish("new/x", b"in between", 1)
+
+
+async def two(mqtt: Running, me: Talk, other: Talk) -> None:
+    await me.subscribe("new/x", "$share/g/new/x", qos=1)
+    await me.unsubscribe("$share/g/new/x")
+
+
+@pytest.mark.parametrize("store", [ASYNC, SYNC], ids=["async", "sync"])
+@pytest.mark.parametrize("before", [nothing, from_qos_0, over_qos_0, anew, two])
+@pytest.mark.parametrize("change", [nothing, upgrade])
+async def test_a_new_filter_of_a_session_behind_brings_nothing_from_before_it_to_one_that_returns(
+    tmp_path: Path, store: StoreConfig, before: Change, change: Change
+) -> None:
+    async with mqtt_broker(tmp_path, store=store) as mqtt:
+        me, other = await behind(mqtt, 30, 5), await mqtt.connect("other")
+        await other.publish("new/x", b"before", 1)
+        await before(mqtt, me, other)
+        await me.subscribe(Subscription("new/#", 1, retain_handling=2))
+        await change(mqtt, me, other)
+        await other.publish("new/x", b"after", 1)
+        await leave(me)
+        me = await again(mqtt, 2)  # and leaves again before it is there
+        await me.rest()
+        me.hang_up()
+        await other.publish("new/x", b"later", 1)
+        assert await the_rest(mqtt, await again(mqtt)) == LIVE
+
+
+async def test_a_filter_that_is_raised_from_qos_0_brings_what_is_published_from_then_on_to_a_session_that_returns(
+    tmp_path: Path,
+) -> None:
+    async with mqtt_broker(tmp_path, store=SYNC) as mqtt:
+        me, other = await behind(mqtt, 30, 5), await mqtt.connect("other")
+        await leave(me)
+        await other.publish("live/x", b"missed", 1)
+        me = await again(mqtt, 5)
+        await me.subscribe("live/#", qos=1)
+        await other.publish("live/x", b"after", 1)
+        await leave(me)
+        await other.publish("live/x", b"later", 1)
+        assert await the_rest(mqtt, await again(mqtt)) == LIVE
+
+
+@pytest.mark.parametrize("handling", [0, 1, 2])
+@pytest.mark.parametrize("store", [ASYNC, SYNC], ids=["async", "sync"])
+async def test_a_session_that_returns_gets_what_was_retained_before_a_new_filter_once(
+    tmp_path: Path, store: StoreConfig, handling: int
+) -> None:
+    async with mqtt_broker(tmp_path, store=store) as mqtt:
+        me, other = await behind(mqtt, 30, 5), await mqtt.connect("other")
+        await other.publish("new/x", b"kept", 1, retain=True)
+        await me.subscribe(Subscription("new/#", 1, retain_handling=handling))
+        await other.publish("new/x", b"after", 1)
+        await leave(me)
+        await other.publish("new/x", b"later", 1)
+        assert sorted(await the_rest(mqtt, await again(mqtt))) == sorted(LIVE + [(b"kept", True)] * (handling < 2))
+
+
+@pytest.mark.parametrize("handling", [0, 1])
+async def test_a_filter_that_is_repeated_before_it_begins_keeps_its_beginning(tmp_path: Path, handling: int) -> None:
+    async with mqtt_broker(tmp_path, store=SYNC) as mqtt:
+        me, other = await behind(mqtt, 30, 5), await mqtt.connect("other")
+        await other.publish("new/x", b"before", 1, retain=True)
+        await me.subscribe(Subscription("new/#", 1, retain_handling=2))
+        await other.publish("new/x", b"after", 1)
+        await leave(me)
+        me = await again(mqtt, 5)
+        await me.subscribe(Subscription("new/#", 1, retain_handling=handling))
+        await leave(me)
+        await other.publish("new/x", b"later", 1)
+        assert sorted(await the_rest(mqtt, await again(mqtt))) == sorted(LIVE + [(b"before", True)] * (handling == 0))
+
+
+async def test_another_connection_takes_a_session_over_before_a_new_filter_begins(tmp_path: Path) -> None:
+    async with mqtt_broker(tmp_path, store=SYNC) as mqtt:
+        me, other = await behind(mqtt, 30, 5), await mqtt.connect("other")
+        await other.publish("new/x", b"before", 1)
+        await me.subscribe("new/#", qos=1)
+        await other.publish("new/x", b"after", 1)
+        me = await again(mqtt)
+        await other.publish("new/x", b"later", 1)
+        assert await the_rest(mqtt, me) == LIVE
+
+
+@pytest.mark.parametrize("is_rolled", [False, True])
+@pytest.mark.parametrize("is_rebuilt", [False, True])
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_new_filter_of_a_session_behind_begins_where_it_did_after_a_restart(
+    tmp_path: Path, is_rolled: bool, is_rebuilt: bool, leaves: bool
+) -> None:
+    async with mqtt_broker(tmp_path, store=SYNC) as mqtt:
+        me, other = await behind(mqtt, 30, 5), await mqtt.connect("other")
+        await other.publish("new/x", b"before", 1)
+        await me.subscribe("new/#", qos=1)
+        await other.publish("new/x", b"after", 1)
+        if leaves:
+            await leave(me)
+        if is_rolled:  # their notes are written again
+            finish_now(mqtt.broker.sessions.table.roll(0, mqtt.broker.store.appended))
+            await mqtt.settle()
+    if is_rebuilt:
+        (tmp_path / "config" / "sessions.snapshot").unlink()
+    async with mqtt_broker(tmp_path, store=SYNC) as mqtt:
+        await (await mqtt.connect()).publish("new/x", b"later", 1)
+        assert await the_rest(mqtt, await again(mqtt)) == LIVE
+
+
+async def test_what_is_published_before_in_the_segment_of_a_client_that_leaves_at_once_is_not_live(
+    tmp_path: Path,
+) -> None:
+    async with mqtt_broker(tmp_path, store=SYNC) as mqtt:
+        me = await mqtt.connect("me", expiry_s=100)
+        await me.send(
+            Publish("kept", b"before", 1, packet_id=1), Subscribe(2, (Subscription("kept", 1),)), Disconnect()
+        )
+        await me.closed()
+        assert await the_rest(mqtt, await again(mqtt)) == []
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_a_new_filter_of_a_session_behind_begins_where_it_did_after_kill_9(tmp_path: Path, flush: str) -> None:
+    async def first(address: str) -> None:
+        async with talking(address) as me, talking(address) as other:
+            for client_id, talk in (("me", me), ("other", other)):
+                values = Properties({Property.SESSION_EXPIRY: 100, Property.RECEIVE_MAXIMUM: 5})
+                await talk.send(Connect(client_id, clean_start=True, properties=values))
+                await talk.expect(Connack)
+            await me.subscribe("kept", qos=1)
+            for number in range(30):
+                await other.publish("kept", b"%d" % number, 1)
+            await other.publish("new/x", b"before", 1)
+            await me.subscribe("new/#", qos=1)
+            await other.publish("new/x", b"after", 1)
+            await other.publish("kept", b"end", 1)
+
+    async def second(address: str) -> None:
+        async with talking(address) as me:
+            values = Properties({Property.SESSION_EXPIRY: 100})
+            await me.send(Connect("me", clean_start=False, properties=values))
+            assert (await me.expect(Connack)).session_present
+            came = [each.payload for each in await until(me, b"end")]
+            assert came == [*(b"%d" % number for number in range(30)), b"after"]
+
+    for part in (first, second):
+        command = [sys.executable, str(PROCESS), str(tmp_path), flush]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            try:
+                trio.run(part, process.stdout.readline().strip())
+            finally:
+                process.kill()

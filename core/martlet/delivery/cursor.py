@@ -22,6 +22,8 @@ PENDING_BYTES: Final = 1 << 22
 PENDING_BYTES_ALL: Final = 1 << 26
 PENDING_BYTES_LEAST: Final = 1 << 18
 MESSAGES_ANY: Final = 1 << 62
+# Where a filter begins that is new: after everything that was appended.
+END: Final = 1 << 62
 
 
 @unique
@@ -76,7 +78,7 @@ class Source(Protocol):
 
     def check(self, topic_filter: str) -> None: ...
 
-    def add_filter(self, cursor: "Cursor", topic_filter: str, value: Hashable, *, is_live: bool) -> None: ...
+    def add_filter(self, cursor: "Cursor", topic_filter: str, value: Hashable, begin: int) -> None: ...
 
     def remove_filter(self, cursor: "Cursor", topic_filter: str) -> None: ...
 
@@ -275,7 +277,13 @@ class Cursor:
         self.begins[topic_filter] = position
 
     def has_begun(self, topic_filter: str) -> None:
-        """Note that a filter brings messages now, or is gone."""
+        """Note that a filter brings messages now, which are after those that are pending."""
+        pending = self._pending
+        if self.begins is not None and not (pending and pending[0][0].position < self.begins.get(topic_filter, 0)):
+            self.forget_begin(topic_filter)  # otherwise it is needed if the feed goes back to what is pending
+
+    def forget_begin(self, topic_filter: str) -> None:
+        """Note that it does not matter any more where a filter began."""
         if self.begins is not None:
             self.begins.pop(topic_filter, None)
             if not self.begins:
@@ -297,14 +305,15 @@ class Cursor:
         if self.place is Place.FULL:
             self._feed.resume(self)
 
-    def add_filter(self, topic_filter: str, value: Hashable = None, *, is_live: bool = False) -> None:
+    def add_filter(self, topic_filter: str, value: Hashable = None, *, is_live: bool = False, begin: int = 0) -> None:
         """Deliver messages that match *topic_filter* and are published from now on, wherever the cursor is.
 
         If the cursor has the filter already, this replaces its value only. If it is paused, the filter begins at the
-        cursor's position, unless it *is_live*. Raises `Refused` like `check`.
+        cursor's position, or at log position *begin* if that is later, unless it *is_live*. Raises `Refused` like
+        `check`.
         """
         self.check(topic_filter)
-        self._feed.add_filter(self, topic_filter, value, is_live=is_live or not self.is_paused)
+        self._feed.add_filter(self, topic_filter, value, END if is_live or not self.is_paused else begin)
 
     def remove_filter(self, topic_filter: str) -> None:
         """Stop delivering messages that match only *topic_filter*."""

@@ -169,6 +169,10 @@ class Feed:
         reader = self._reader
         return self._owner.store.readable if reader is None or not reader.is_behind else reader.position
 
+    def end_position(self) -> int:
+        """The log position at which filters begin that are added now."""
+        return self._owner.store.appended
+
     def has_removed(self, position: int, filters: Iterable[str]) -> bool:
         """Return whether retention removed messages from log position *position* on that *filters* may match."""
         store = self._owner.store
@@ -212,13 +216,13 @@ class Feed:
         if cursor.place is not Place.CLOSED:
             self._take_out(cursor)
             cursor.begins = None
-            self._join(cursor, self._owner.store.appended)
+            self._join(cursor, self.end_position())
 
-    def add_filter(self, cursor: Cursor, topic_filter: str, value: Hashable, *, is_live: bool) -> None:
-        """Add a filter of *cursor*, or change its value; if it *is_live*, a new one begins at the end of the log."""
+    def add_filter(self, cursor: Cursor, topic_filter: str, value: Hashable, begin: int) -> None:
+        """Add a filter of *cursor*, or change its value; a new one begins at *begin*, at the end of the log at most."""
         self._tail.check(topic_filter)
-        if is_live and topic_filter not in cursor.filters:
-            cursor.begin_later(topic_filter, self._owner.store.appended)
+        if begin > cursor.start and topic_filter not in cursor.filters:
+            cursor.begin_later(topic_filter, min(begin, self.end_position()))
         cursor.filters[topic_filter] = value
         if cursor.place is Place.TAIL:
             self._beginnings.add(cursor, topic_filter, self.tail_position())
@@ -229,7 +233,7 @@ class Feed:
     def remove_filter(self, cursor: Cursor, topic_filter: str) -> None:
         """Remove a filter of *cursor*."""
         if cursor.filters.pop(topic_filter, self) is not self:
-            cursor.has_begun(topic_filter)
+            cursor.forget_begin(topic_filter)
             if cursor.place is Place.TAIL:
                 self._tail.remove(topic_filter, cursor)
             elif cursor.sweep is not None:

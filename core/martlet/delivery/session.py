@@ -93,6 +93,11 @@ class Session:
         return self.state.filters
 
     @property
+    def begins(self) -> Mapping[str, int]:
+        """Where filters begin that `subscribe` gave a beginning, until the session has passed the last of these."""
+        return self.state.begins
+
+    @property
     def position(self) -> int:
         """The log position before which every matching message was sent."""
         return self.state.position
@@ -124,13 +129,17 @@ class Session:
 
     # what changes
 
-    def subscribe(self, topic_filter: str, options: bytes = b"") -> None:
+    def subscribe(self, topic_filter: str, options: bytes = b"", begin: int = 0) -> None:
         """Add a filter or change its options; it applies to messages from ``where()`` on.
+
+        To begin a filter with messages published from now on, also if the session is behind, pass
+        `Feed.end_position` as *begin*: ``begins`` has it until the session has passed it, and `Cursor.add_filter` takes
+        it when the client returns. A filter that is changed keeps its beginning, unless *begin* replaces it.
 
         Raises:
           Refused: it is too long, the filters take too many bytes, or the store accepts no writes; nothing is changed.
         """
-        self._put_filter(FILTER, topic_filter, options)
+        self._put_filter(FILTER, topic_filter, options, *((begin,) if begin else ()))
 
     def record_progress(self, topic_filter: str, options: bytes) -> None:
         """Change the options of a filter, because they contain how many of its messages were handed out.
@@ -143,9 +152,9 @@ class Session:
         """
         self._put_filter(PROGRESS, topic_filter, options)
 
-    def _put_filter(self, kind: int, topic_filter: str, options: bytes) -> None:
+    def _put_filter(self, kind: int, topic_filter: str, options: bytes, *begin: int) -> None:
         self._quota.check_filter(self.state, topic_filter, options)
-        self._change(kind, topic_filter, options, self.reached())
+        self._change(kind, topic_filter, options, self.reached(), *begin)
         self._count_filters()
 
     def unsubscribe(self, topic_filter: str) -> None:

@@ -51,13 +51,14 @@ Kind = int
 # A new session, which replaces any other with this key: owner, position, expiry.
 BEGIN: Final[Kind] = 1
 # The complete session, because earlier notes are about to be removed: when it ends, its fields, filters, ids in flight,
-# and ``passed`` unless that is empty. MORE continues filters and ids.
+# ``passed`` and where filters begin, without what is empty at the end. MORE continues filters, ids and beginnings.
 WHOLE: Final[Kind] = 2
 MORE: Final[Kind] = 3
 ATTACHED: Final[Kind] = 4  # position, expiry
 LEFT: Final[Kind] = 5  # position, when the session ends
 ENDED: Final[Kind] = 6
-FILTER: Final[Kind] = 7  # filter, options, position
+# Filter, options, position, and where the filter begins; without that it keeps its beginning, if it has one.
+FILTER: Final[Kind] = 7
 NO_FILTER: Final[Kind] = 8  # filter
 SENT: Final[Kind] = 9  # first id, differences between the positions of the messages, position after all of them
 ACKNOWLEDGED: Final[Kind] = 10  # first id, count
@@ -71,6 +72,9 @@ INDEPENDENT: Final[Kind] = 32
 # Notes of these kinds depend on earlier ones, except SENT in an atomic group that settles its messages elsewhere.
 DEPENDENT: Final = frozenset((SENT, MOVED, PROGRESS))
 
+# Where the arguments of independent notes have the position of the session.
+POSITION_AT: Final = {ATTACHED: 0, LEFT: 0, FILTER: 2, SENT: 2}
+
 # The position of an id that is in use but has no message.
 NO_MESSAGE: Final = -1
 # The end of a session that never ends.
@@ -78,15 +82,18 @@ NEVER_MS: Final = 1 << 62
 NEVER: Final = -1
 # A packed state begins with the position of its last complete note, when it ends, and the number of its last note.
 HEAD: Final = Struct(">QQI")
-PASSED: Final = 7  # the index of ``passed`` in the fields after it
+# The indexes of ``passed`` and of where filters begin in the fields after it; WHOLE has one argument before them.
+PASSED: Final = 7
+BEGINS: Final = 8
 NUMBERS: Final = 1 << 32
 # The numbers of a session that replaces another begin so much later; so a shorter gap is within one session.
 NUMBERS_BETWEEN: Final = 1 << 20
-# Approximate overhead of a filter, an id in flight and a session, in bytes.
+# Approximate overhead of a filter, with where it begins, of an id in flight, and of a session, in bytes.
 FILTER_BYTES: Final = 100
 FLIGHT_BYTES: Final = 16
 STATE_BYTES: Final = 100
 NOTHING_PASSED: Final[Mapping[str, int]] = {}
+NO_BEGINS: Final[dict[str, int]] = {}  # shared: replaced, never changed
 
 
 def next_number(number: int) -> int:
@@ -114,7 +121,7 @@ def packed_head(packed: bytes) -> tuple[int, int, int]:
 def packed_position(packed: bytes) -> tuple[int, bool]:
     """Return ``position`` of a packed state, and whether it has ``passed``."""
     fields = msgpack.unpackb(memoryview(packed)[HEAD.size :])
-    return fields[1], len(fields) > PASSED
+    return fields[1], len(fields) > PASSED and bool(fields[PASSED])
 
 
 def moved(packed: bytes, since: int) -> bytes:
@@ -128,12 +135,16 @@ class SessionState:
 
     Every matching message before ``position`` was sent. ``passed`` has, by topic, how many messages its queues had
     before that position; it is empty unless retention is about to remove the record there (`missed_messages.py`).
+    ``begins`` has the log positions at which filters begin that were added while the session was behind: they bring no
+    message from before. It may still have some that the session has passed; ``begins_to`` is the last position in it.
     ``flight`` maps the ids of messages that were sent but not acknowledged to their positions. ``ends_ms`` is 0 while a
     client uses the session; ``expiry_s`` is -1 if it does not expire. ``since`` is the position of the last record with
     the complete state. ``size`` is the approximate size in bytes.
     """
 
     __slots__ = (
+        "begins",
+        "begins_to",
         "data",
         "edition",
         "ends_ms",
@@ -161,6 +172,8 @@ class SessionState:
         self.since = 0
         self.edition = 0
         self.filters: dict[str, bytes] = {}
+        self.begins = NO_BEGINS
+        self.begins_to = 0
         self.flight: dict[int, int] = {}
         self.passed = NOTHING_PASSED
         self.data = b""
@@ -184,10 +197,12 @@ class SessionState:
         elif kind == HELD:
             self._hold(*arguments)
         elif kind in (FILTER, PROGRESS):
-            topic_filter, options, position = arguments
+            topic_filter, options, position, *begin = arguments
             self._move(position)
+            begin = begin or [self.begins.get(topic_filter, 0)]
             self._drop_filter(topic_filter)
             self._add_filter(topic_filter, options)
+            self._begin_later(topic_filter, *begin)
         elif kind == NO_FILTER:
             self._drop_filter(arguments[0])
         elif kind == MOVED:
@@ -214,13 +229,17 @@ class SessionState:
         """
         if kind == DATA and arguments[1] != crc32(self.data):
             return
-        before = self.number, self.position, self.passed
+        before, at = self.number, POSITION_AT.get(kind)
+        if at is not None:
+            arguments = [*arguments[:at], self.position, *arguments[at + 1 :]]
         self.change(kind, arguments)
-        self.number, self.position, self.passed = before
+        self.number = before
 
     def _move(self, position: int) -> None:
         if position != self.position:
             self.position, self.passed = position, NOTHING_PASSED
+            if position >= self.begins_to and self.begins:
+                self.begins = NO_BEGINS
 
     def _send(self, first: int, steps: Sequence[int], end: int) -> None:
         at, number = 0, first
@@ -248,9 +267,25 @@ class SessionState:
         options = self.filters.pop(topic_filter, None)
         if options is not None:
             self.size -= filter_bytes(topic_filter, options)
+        if self.begins:
+            self.begins.pop(topic_filter, None)
 
-    def add(self, filters: Mapping[str, bytes], flight: Sequence[int]) -> None:
-        """Add *filters*, and the ids in *flight* as encoded by `flat`."""
+    def _begin_later(self, topic_filter: str, begin: int) -> None:
+        if begin > self.position:
+            if not self.begins:
+                self.begins, self.begins_to = {}, 0
+            self.begins[topic_filter] = begin
+            self.begins_to = max(self.begins_to, begin)
+
+    def begins_in(self, filters: Iterable[str]) -> list[int]:
+        """Return where *filters* begin that the session has not reached, as `add` takes it."""
+        if not self.begins:
+            return []
+        begins = ((number, self.begins.get(each, 0)) for number, each in enumerate(filters))
+        return flat((number, begin) for number, begin in begins if begin > self.position)
+
+    def add(self, filters: Mapping[str, bytes], flight: Sequence[int], begins: Sequence[int] = ()) -> None:
+        """Add *filters*, the ids in *flight* as encoded by `flat`, and where filters begin (`begins_in`)."""
         if not self.filters:
             self.filters = dict(filters)
             self.size += FILTER_BYTES * len(filters) + len("".join(filters).encode()) + len(b"".join(filters.values()))
@@ -258,12 +293,16 @@ class SessionState:
             for topic_filter, options in filters.items():
                 self._drop_filter(topic_filter)
                 self._add_filter(topic_filter, options)
+        if begins:
+            names = list(filters)
+            for number, begin in _pairs(begins):
+                self._begin_later(names[number], begin)
         before = len(self.flight)
         self.flight.update(_pairs(flight))
         self.size += (len(self.flight) - before) * FLIGHT_BYTES
 
     def fields(self) -> list[Any]:
-        """Return all fields except the key, ``filters``, ``flight``, ``passed`` and those in the head."""
+        """Return all fields except the key, ``filters``, ``begins``, ``flight``, ``passed`` and those in the head."""
         return [self.owner, self.position, self.expiry_s, self.next_id, self.data]
 
     @classmethod
@@ -279,13 +318,14 @@ class SessionState:
         state = SessionState.of(self.key, self.number, self.ends_ms, self.fields())
         state.since, state.edition, state.size = self.since, self.edition, self.size
         state.filters, state.flight, state.passed = self.filters.copy(), self.flight.copy(), self.passed
+        state.begins, state.begins_to = self.begins and self.begins.copy(), self.begins_to
         return state
 
     def pack(self) -> bytes:
         """Return the compact encoding of the state, without its key."""
         head = HEAD.pack(self.since, self.ends_ms, self.number)
-        passed = [self.passed] if self.passed else []
-        return head + bytes(msgpack.packb([*self.fields(), self.filters, flat(self.flight.items()), *passed]))
+        rest = _rest(self.passed, self.begins_in(self.filters))
+        return head + bytes(msgpack.packb([*self.fields(), self.filters, flat(self.flight.items()), *rest]))
 
     @classmethod
     def unpack(cls, key: str, packed: bytes) -> "SessionState":
@@ -294,10 +334,15 @@ class SessionState:
         fields = msgpack.unpackb(memoryview(packed)[HEAD.size :])
         state = cls.of(key, number, ends_ms, fields)
         state.since = since
-        state.add(fields[5], fields[6])
+        state.add(fields[5], fields[6], *fields[BEGINS:])
         if len(fields) > PASSED:
             state.passed = fields[PASSED]
         return state
+
+
+def _rest(passed: Mapping[str, int], begins: list[int]) -> list[Any]:
+    """Return the last fields of a state, without empty ones at the end."""
+    return [passed, begins] if begins else [passed] if passed else []
 
 
 def filter_bytes(topic_filter: str, options: bytes) -> int:
@@ -356,9 +401,13 @@ def encode_whole(state: SessionState, bytes_max: int) -> list[bytes]:
     number, fields = state.number, [state.ends_ms, *state.fields()]
     room = bytes_max - STATE_BYTES - len(state.key.encode()) - len(state.owner.encode()) - len(state.data)
     parts = list(_parts(state, room))
-    passed = [state.passed] if state.passed else []
-    notes = [encode_note(WHOLE, state.key, number, *fields, *parts[0], *passed)]
-    return notes + [encode_note(MORE, state.key, number, *part) for part in parts[1:]]
+    filters, flight = parts[0]
+    rest = _rest(state.passed, state.begins_in(filters))
+    notes = [encode_note(WHOLE, state.key, number, *fields, filters, flight, *rest)]
+    for filters, flight in parts[1:]:
+        begins = state.begins_in(filters)
+        notes.append(encode_note(MORE, state.key, number, filters, flight, *([begins] if begins else [])))
+    return notes
 
 
 def _parts(state: SessionState, room: int) -> Iterator[tuple[dict[str, bytes], list[int]]]:

@@ -168,8 +168,8 @@ class SessionTable:
         held = self._find(key)
         if held is None and kind == WHOLE:
             state = SessionState.of(key, number, arguments[0], arguments[1:])
-            state.add(*arguments[6:8])
-            state.passed = arguments[8] if len(arguments) > 8 else state.passed
+            state.add(*arguments[6:8], *arguments[9:])
+            state.passed = _passed(arguments) or state.passed
             self._add(state, position)
         elif held is None or number != _number(held):
             self._tell_lost(key, is_rolled=held is not None and kind == WHOLE)
@@ -179,12 +179,12 @@ class SessionTable:
             state.add(*arguments)
             self.bytes += state.size - before
             self._settle(state)
-        elif isinstance(held, bytes) and len(arguments) == 8:
+        elif isinstance(held, bytes) and not _passed(arguments):
             self._shard_to_change(key)[key] = moved(held, position)
         else:
             state = self._own(key, held)
             state.since = position
-            state.passed = arguments[8] if len(arguments) > 8 else state.passed
+            state.passed = _passed(arguments) or state.passed
             self._settle(state)
 
     def _add(self, state: SessionState, position: int) -> None:
@@ -273,6 +273,11 @@ def _protocol_of(key: str) -> str:
 
 def _shard_of(key: str) -> int:
     return crc32(key.encode()) % SHARDS
+
+
+def _passed(arguments: Sequence[Any]) -> Mapping[str, int] | None:
+    """Return ``passed`` of a complete state."""
+    return arguments[8] if len(arguments) > 8 else None
 
 
 def _rows(shards: list[dict[str, Held]]) -> Iterator[tuple[str, bytes]]:

@@ -185,10 +185,14 @@ class TopicsHandler:
         self._waiting = {each: 0 for each, options in allowed.items() if options != AT_LEAST_ONCE}
         self._again = {position: packet_id for packet_id, position in session.flight.items()}
         try:
-            cursor = gate.follow(shared.feed, self._peer.wake, durable, session.start if durable else None)
+            start = session.start if durable else None
+            cursor = gate.follow(shared.feed, self._peer.wake, {}, start, is_paused=bool(durable))
         except Refused as refused:
             raise RemoteProtocolError(str(refused)) from refused  # the topic is gone
         self._cursor = cursor
+        for each, qos in durable.items():
+            cursor.add_filter(each, qos, begin=session.begins.get(each, 0))
+        cursor.resume()
         for each in session.filters.keys() - own.keys():
             with suppress(Refused):
                 self._groups.add(each, int(session.filters[each] == AT_LEAST_ONCE))
@@ -219,7 +223,9 @@ class TopicsHandler:
         if is_shared(topic_filter):
             self._the_groups.add(topic_filter, qos)
         try:
-            session.subscribe(topic_filter, AT_LEAST_ONCE if qos else AT_MOST_ONCE)
+            is_durable = session.filters.get(topic_filter) == AT_LEAST_ONCE
+            begin = self.shared.feed.end_position() if qos and not is_durable else 0
+            session.subscribe(topic_filter, AT_LEAST_ONCE if qos else AT_MOST_ONCE, begin)
         except Refused:
             if topic_filter not in session.filters:
                 self._the_groups.remove(topic_filter)

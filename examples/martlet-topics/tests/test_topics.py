@@ -104,6 +104,31 @@ async def test_a_session_gets_what_it_missed_and_what_it_did_not_acknowledge(tmp
         assert await talk.rest() == []
 
 
+@pytest.mark.parametrize("qos", [0, 1])
+async def test_a_new_filter_of_a_session_behind_brings_nothing_older_to_one_that_returns(
+    tmp_path: Path, qos: int
+) -> None:
+    async with topics_broker(tmp_path, TopicsConfig(window=3)) as topics:
+        talk, other = await topics.connect("me"), await topics.connect()
+        assert await talk.ask("SUB a 1", f"SUB b {qos}") == "OK"
+        assert await talk.ask("UNSUB b") == "OK" if qos else await talk.rest() == []
+        await published(other, *(("a", b"%d" % number) for number in range(10)), ("b", b"before"))
+        assert len(await talk.messages(3)) == 3
+        assert await talk.ask("SUB b 1") == "OK"
+        await published(other, ("b", b"after"))
+        talk.hang_up()
+        await topics.settle()
+        talk = await topics.connect("me", "OK old")
+        assert await talk.bodies(3) == [b"0", b"1", b"2"]
+        await talk.say("ACK 1 3")
+        assert await talk.bodies(3) == [b"3", b"4", b"5"]
+        await talk.say("ACK 4 3")
+        assert await talk.bodies(3) == [b"6", b"7", b"8"]
+        await talk.say("ACK 7 3")
+        assert await talk.bodies(2) == [b"9", b"after"]
+        assert await talk.rest() == []
+
+
 async def test_sessions_survive_a_restart(tmp_path: Path) -> None:
     async with topics_broker(tmp_path) as topics:
         talk = await topics.connect("me")

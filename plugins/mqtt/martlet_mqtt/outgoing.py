@@ -85,10 +85,11 @@ class Outgoing:
     def go_on(self, grant: Grant, rest: Rest | None) -> None:
         """Send messages for *grant*, which the session has, and *rest*: of QoS 1 and 2 from where it is, of 0 new ones.
 
-        Raises `Refused`.
+        One that was new while the session was behind begins where it did then. Raises `Refused`.
         """
         topic_filter = grant.subscription.topic_filter
-        self._the_cursor.add_filter(topic_filter, grant, is_live=not grant.subscription.qos)
+        begin = self._session.begins.get(topic_filter, 0)
+        self._the_cursor.add_filter(topic_filter, grant, is_live=not grant.subscription.qos, begin=begin)
         if rest is not None:
             self._later[topic_filter] = grant, rest
 
@@ -105,8 +106,10 @@ class Outgoing:
     @property
     def has_missed(self) -> bool:
         """Whether retention may have removed messages that its subscriptions match before the client returned."""
-        cursor = self._the_cursor
-        return self._context.feed.has_removed(self._session.position, cursor.filters.keys() - (cursor.begins or {}))
+        cursor, feed, begins = self._the_cursor, self._context.feed, self._the_cursor.begins or {}
+        if feed.has_removed(self._session.position, cursor.filters.keys() - begins):
+            return True
+        return any(feed.has_removed(begin, (topic_filter,)) for topic_filter, begin in begins.items())
 
     @property
     def dropped(self) -> int:
@@ -150,7 +153,8 @@ class Outgoing:
             return Rest(BEGIN, store.appended, store.appended)
         now = store.readable
         is_at_end = cursor.place is Place.TAIL and not cursor.has_pending
-        return Rest(BEGIN, now if is_at_end else min(cursor.position, now), now)
+        begin = (cursor.begins or {}).get(grant.subscription.topic_filter, 0)
+        return Rest(BEGIN, now if is_at_end else min(max(cursor.position, begin), now), now)
 
     def subscribe(self, grant: Grant) -> None:
         """Send messages for *grant* that are published from now on. Raises `Refused`.

@@ -199,7 +199,7 @@ class Subscriptions:
             self._share(grant, shared)
         rest = self._outgoing.rest_of_new(grant) if self._wants_retained(grant, is_new) else None
         try:
-            self._session.subscribe(topic_filter, self._stored(grant, rest))
+            self._session.subscribe(topic_filter, self._stored(grant, rest), self._begin_of(grant))
         except Refused:
             if shared is not None and is_new:
                 self._outgoing.unshare(topic_filter)
@@ -228,6 +228,19 @@ class Subscriptions:
             return options_of(grant)
         before = self._session.filters.get(grant.subscription.topic_filter, b"")
         return options_of(grant, rest if rest is not None else rest_of(before))
+
+    def _begin_of(self, grant: Grant) -> int:
+        """Return the log position before which the session needs nothing for *grant*; 0 if that is where it is.
+
+        A subscription that has QoS 1 or 2 already keeps its beginning [MQTT-3.8.4-4]. One that had QoS 0 begins here,
+        because a session that returns needs no older messages for it.
+        """
+        topic_filter = grant.subscription.topic_filter
+        if not self._session.is_stored or not _is_durable((topic_filter, options_of(grant))):
+            return 0
+        before = self._session.filters.get(topic_filter)
+        is_durable = before is not None and _is_durable((topic_filter, before))
+        return 0 if is_durable else self._context.feed.end_position()
 
     def _share(self, grant: Grant, shared: SharedFilter) -> None:
         """Take part in a shared subscription. Raises `Refused`, and `NotAccepted` if others have another selector."""
