@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import trio
 from msgspec.structs import replace
-from tests.client.fake import Cluster, Reply
+from tests.client.fake import NAME_SERVER, Cluster, Reply
 from trio.testing import MockClock
 
 from martlet.cli.outcome import Exit
-from martlet_remoting.client import Settings
+from martlet_remoting.client import NameServerUnreachable, Settings
 from martlet_remoting.codes import RequestCode
 from martlet_remoting.commands.connecting import TIMEOUT_S, talking
 from martlet_remoting.commands.ping import ping
@@ -57,6 +57,22 @@ async def test_a_message_is_not_sent_twice(
     assert await send(arguments) == Exit.OK
     assert capsys.readouterr().out.startswith("stored on ")
     assert len(cluster.broker.asked(RequestCode.SEND_MESSAGE_V2)) == 2, "once, and once more looked at"
+
+
+async def test_send_does_not_wait_for_a_name_server_that_is_not_there(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    """A program outlasts an outage; whoever types a command may have mistyped the address."""
+    cluster = Cluster(nursery)
+    cluster.names_down.add(NAME_SERVER)
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    arguments = parser.parse_args(["T", "x"])
+    arguments.settings = replace(cluster.settings(), request_timeout_s=TIMEOUT_S)
+    began = trio.current_time()
+    with pytest.raises(NameServerUnreachable):
+        await send(arguments)
+    assert trio.current_time() == began, "in virtual time"
 
 
 async def test_ping_tells_the_broker_that_does_not_answer(

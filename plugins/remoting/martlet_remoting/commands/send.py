@@ -226,6 +226,8 @@ async def send(arguments: Any) -> int:
     async with Producer(
         arguments.settings, PRODUCER_GROUP, send_timeout_s=arguments.settings.request_timeout_s
     ) as producer:
+        # A send outlasts an outage; an address where nobody listens is more likely a mistake. This finds it at once.
+        await producer.queues(arguments.topic)
 
         async def send_one(item: Item) -> None:
             nonlocal stored
