@@ -387,6 +387,8 @@ WRONG = [
     (2, ("topic", "create", "T", "--queues", "many"), "--queues 'many' is not a whole number; for example 1"),
     (2, ("topic", "create"), "the following arguments are required: topic; see `martlet topic create --help`"),
     (2, ("topic", "destroy", "T"), "invalid choice: 'destroy'"),
+    (2, ("topic", "lst"), "argument ACTION: 'lst' is unknown; did you mean 'list'?\n"),
+    (2, ("topic", "create", "T", "--perm", "rwx"), "argument --perm: 'rwx' is unknown; did you mean 'rw'?\n"),
     (2, ("group", "create", "G", "--retries", "-1"), "--retries '-1' is out of range"),
     (2, ("group", "reset", "G", "--topic", "T", "--to", "noon"), "--to 'noon' is not a place in a queue; give begin"),
     (2, ("send", "Orders", "x", "--property", "novalue"), "--property 'novalue' is not NAME=VALUE; for example"),

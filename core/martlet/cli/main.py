@@ -10,7 +10,7 @@ import gc
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 if TYPE_CHECKING:
     from martlet.contracts import Command
@@ -125,6 +125,19 @@ class _Parser(argparse.ArgumentParser):
         from martlet.cli.outcome import UsageError
 
         raise UsageError(f"{message}; see `{self.prog} --help`")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Name the choice of *action* that *value* resembles, instead of listing all of them."""
+        if action.choices is not None and value not in action.choices:
+            import difflib
+
+            from martlet.cli.outcome import UsageError
+
+            near = difflib.get_close_matches(str(value), [str(choice) for choice in action.choices], 1)
+            if near:
+                name = "/".join(action.option_strings) or action.metavar or action.dest
+                raise UsageError(f"argument {name}: {value!r} is unknown; did you mean {near[0]!r}?")
+        super()._check_value(action, value)
 
 
 def make_parser(command: "Command") -> argparse.ArgumentParser:
