@@ -1,0 +1,102 @@
+"""How clients are authenticated, and who may do what: the types of authenticators, mechanisms and authorizers."""
+
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from msgspec import Struct
+
+__all__ = [
+    "ANONYMOUS",
+    "Authenticator",
+    "Authorizer",
+    "Certificate",
+    "Challenge",
+    "Credentials",
+    "Exchange",
+    "Identity",
+    "Mechanism",
+    "Password",
+    "Proved",
+    "SignedRequest",
+]
+
+
+class Identity(Struct, frozen=True):
+    """Who a client has proved to be; ``name`` is empty for an anonymous one."""
+
+    name: str = ""
+
+
+ANONYMOUS: Final = Identity()
+
+
+class Password(Struct, frozen=True):
+    """A user name and a password, as a client sent them."""
+
+    user: str
+    password: bytes
+
+    def __repr__(self) -> str:
+        return f"Password(user={self.user!r})"
+
+
+class SignedRequest(Struct, frozen=True):
+    """One request signed with a secret key, as RocketMQ's AclClientRPCHook does.
+
+    ``signature`` is base64 of HMAC-SHA1 over ``content``: the values of all header fields but Signature in the order
+    of their names, and the body.
+    """
+
+    access_key: str
+    signature: str
+    content: bytes
+    token: str = ""
+
+    def __repr__(self) -> str:
+        return f"SignedRequest(access_key={self.access_key!r})"
+
+
+class Certificate(Struct, frozen=True):
+    """A client certificate that TLS has verified: its subject's common name, its DNS names, and its DER bytes."""
+
+    common_name: str
+    dns_names: tuple[str, ...]
+    der: bytes
+
+    def __repr__(self) -> str:
+        return f"Certificate(common_name={self.common_name!r}, dns_names={self.dns_names!r})"
+
+
+Credentials: TypeAlias = Password | SignedRequest | Certificate
+# Returns who the credentials prove, None to leave them to the next one; raises `Refused` (Reason.CREDENTIALS) when
+# they are wrong. Compare secrets in constant time (hmac.compare_digest), also for a user who does not exist.
+# Called in a worker thread for a `Password`, on the event loop for the rest.
+Authenticator: TypeAlias = Callable[[Credentials], Identity | None]
+
+
+class Challenge(Struct, frozen=True):
+    """A step of an `Exchange`: the client has to answer *data*."""
+
+    data: bytes
+
+    def __repr__(self) -> str:
+        return "Challenge()"
+
+
+class Proved(Struct, frozen=True):
+    """The end of an `Exchange`: who the client is, and *data* for it, with which the broker may prove itself."""
+
+    identity: Identity
+    data: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"Proved(identity={self.identity!r})"
+
+
+# One authentication in several steps: called with the data that the client sent, in a worker thread and never twice at
+# once. Raises `Refused` (Reason.CREDENTIALS) if the client proves nothing; it is not called again then.
+Exchange: TypeAlias = Callable[[bytes], Challenge | Proved]
+# Begins an exchange for one client.
+Mechanism: TypeAlias = Callable[[], Exchange]
+# Asked with (identity, action, topic name): True allows, False denies, None leaves it to the next one.
+Authorizer: TypeAlias = Callable[[Identity, str, str], bool | None]

@@ -1,0 +1,45 @@
+"""What a plugin may do with messages on their way to the log, and which of them a consumer selects."""
+
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from martlet.message import Message
+from martlet.records.layout import Predicate
+
+__all__ = ["Compile", "Router", "Stage"]
+
+# Makes a predicate over records of an expression; raises `Refused` (Reason.ILLEGAL), which says where the mistake is.
+Compile: TypeAlias = Callable[[str], Predicate]
+
+
+class Stage(Struct, frozen=True):
+    """A step of the path of messages, before they are stored; say which messages it wants, so that others stay fast.
+
+    Args:
+      change: called with a message that the stage wants; returns it, changed or not. May raise `Refused`.
+      properties: the stage wants messages that have one of these properties, with a value.
+      sys_flag: the stage also wants messages with one of these bits of sysFlag. A stage with neither wants every
+        message; then the messages of a socket read are stored one by one.
+    """
+
+    change: Callable[[Message], Message]
+    properties: tuple[str, ...] = ()
+    sys_flag: int = 0
+
+
+class Router(Struct, frozen=True):
+    """Names the light queues that index a message as well; say which messages it wants, so that others stay fast.
+
+    Args:
+      names: called with a message that the router wants, after the stages; returns light topics, such as ``%LMQ%name``.
+        May raise `Refused`.
+      properties: the router wants messages that have one of these properties, with a value.
+      sys_flag: the router also wants messages with one of these bits of sysFlag. A router with neither wants every
+        message; then the messages of a socket read are stored one by one.
+    """
+
+    names: Callable[[Message], Iterable[str]]
+    properties: tuple[str, ...] = ()
+    sys_flag: int = 0

@@ -1,0 +1,206 @@
+"""What a protocol plugin provides.
+
+A `Protocol` says where it listens, and makes the two halves of one peer. The `Connection` is a sans-I/O state machine
+(bytes to events; time is an argument). The `Handler` acts on events; it is synchronous, so its changes to the broker
+are atomic. The server owns the socket and gives the handler a `Peer` to answer through.
+"""
+
+import ssl
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from typing import Any
+from typing import Protocol as TypingProtocol
+
+from msgspec import Struct, field
+
+from martlet.contracts.access import Identity
+from martlet.errors import Refused
+from martlet.records.layout import Buffer
+
+__all__ = ["Connection", "Handler", "Peer", "Protocol", "Traffic", "WebSocket"]
+
+
+class Connection(TypingProtocol):
+    """The protocol of one peer as a state machine, without I/O and without a clock."""
+
+    @property
+    def buffered_bytes(self) -> int:
+        """How many received bytes belong to a request that is not complete yet."""
+        ...
+
+    def receive_data(self, data: bytes, now: float) -> None:
+        """Take bytes from the socket. Raises `RemoteProtocolError` when the peer broke the protocol."""
+        ...
+
+    def events(self) -> Iterable[Any]:
+        """Yield the events that are complete, each once."""
+        ...
+
+    def farewell(self, error: Exception) -> bytes:
+        """Return the bytes that tell the peer about *error* before its connection closes; empty for none."""
+        ...
+
+    def deadline(self) -> float:
+        """Return when to call `handle_timeout`, in seconds on the clock of *now*; infinity for never."""
+        ...
+
+    def handle_timeout(self, now: float) -> None:
+        """Act on a deadline that has passed; may make events. Raises `RemoteProtocolError` to close the peer."""
+        ...
+
+
+class Peer(TypingProtocol):
+    """The connection to one client, as its handler sees it."""
+
+    address: str  # "127.0.0.1:53214"
+    host: bytes  # 4 or 16 address bytes and an i32 port, as a record holds them
+    identity: Identity  # who its certificate proves it to be, else anonymous; a protocol may set it after a login
+    encrypted: bool  # whether the client has begun TLS
+
+    def send(self, *pieces: Buffer) -> None:
+        """Queue *pieces* for sending; everything queued while one socket read is handled leaves in one send."""
+        ...
+
+    def introduce(self, client: str, details: str = "") -> None:
+        """Log that *client*, as its protocol names it, has connected, with *details* such as its version.
+
+        From then on the log names it in lines about the connection, and says when and why that ends. Only the first
+        call counts. The number of such lines per second is limited.
+        """
+        ...
+
+    def hold_until(self, position: int) -> None:
+        """Hold everything sent in this round until the log is flushed up to *position*.
+
+        That is `Placed.end`, or `martlet.state.journal.NEXT_COMMIT` for all that this round appends.
+        """
+        ...
+
+    def wake(self) -> None:
+        """Ask for a call of `Handler.collect` once the socket has room; many wakes cause one call."""
+        ...
+
+    def wake_last(self) -> None:
+        """Like `wake`, but after all peers that were woken by `wake`, and for one peer in each turn of the event loop.
+
+        For deliveries of much data that nobody waits for, so that others hardly notice them.
+        """
+        ...
+
+    def has_room(self) -> bool:
+        """Return whether the client keeps up; if not, what is sent now only waits in memory.
+
+        For data that may be dropped or sent later. Who delivers in `Handler.collect` need not ask.
+        """
+        ...
+
+    def start_tls(self) -> None:
+        """Begin TLS now, for protocols that upgrade: what was sent before leaves in plain text, the rest after it.
+
+        Call it in `Handler.handle`, for a command such as ``STARTTLS``, or while the handler is made, for a server that
+        speaks first. The next that the client sends must be a TLS handshake, else it is closed.
+
+        Raises:
+          Refused: the port has no certificate (Reason.NOT_SUPPORTED), or the connection uses TLS or WebSocket already.
+        """
+        ...
+
+    def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """Run the coroutine function *work* in the background; it is cancelled when the peer disconnects.
+
+        Raises:
+          Refused: too many are running for this peer (Reason.BUSY).
+        """
+        ...
+
+    def close(self, reason: str) -> None:
+        """Close the connection once everything queued is sent; *reason* goes to the log, empty for an orderly end."""
+        ...
+
+
+class Handler(TypingProtocol):
+    """Acts on the events of one peer."""
+
+    def handle(self, event: Any) -> Awaitable[None] | None:
+        """Act on *event* and answer through the peer. Raises `RemoteProtocolError` to close the peer.
+
+        Work that would block the event loop for more than a few milliseconds is returned as an awaitable, usually
+        from `martlet.turns.Turns.finish`. Later events of the peer wait until it is done, so their order is kept; it
+        is cancelled if the peer disconnects. Events made by `Connection.handle_timeout` do not wait.
+        """
+        ...
+
+    def refuse(self, answer: Buffer, refused: Refused) -> Buffer | None:
+        """Return what replaces *answer*, the first piece sent after a `Peer.hold_until`.
+
+        None drops all answers of this round and closes the peer, after `Connection.farewell` of *refused*.
+
+        What it acknowledges was not stored: the disk became full. The answer has not left yet.
+        """
+        ...
+
+    def collect(self, budget_bytes: int) -> None:
+        """Send what is due, up to about *budget_bytes*; called after `Peer.wake`, once the socket has room."""
+        ...
+
+    def closed(self, reason: str) -> None:
+        """Release what the peer held: it has disconnected."""
+        ...
+
+
+class WebSocket(Struct, frozen=True):
+    """A protocol over WebSocket: the payloads of all frames form one stream of bytes.
+
+    Args:
+      subprotocols: a client that offers any must offer at least one of these, such as ``("mqtt",)``; one that offers
+        none gets the protocol of the port.
+      text: whether text frames are accepted as well as binary ones. Frames sent are always binary.
+      origins: web pages that may connect, such as ``https://example.org``, or ``*`` for all; those of this machine and
+        of the host that the client connects to (its header Host), and clients that send no Origin header, such as
+        those that are no browsers, may always.
+      origins_key: the configuration key of *origins*, for the reason of a refusal.
+    """
+
+    subprotocols: tuple[str, ...]
+    text: bool = False
+    origins: Collection[str] = ("*",)
+    origins_key: str = ""
+
+
+class Traffic(Struct, eq=False):
+    """Bytes received from the peers of a port, and sent to them."""
+
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+class Protocol(Struct, frozen=True, eq=False):
+    """A port, and how to serve each peer that connects to it.
+
+    Args:
+      name: the name in logs and in the ready line.
+      listen: ``host:port``; port 0 means any free port.
+      listen_at: if set, called for the address in place of *listen* once the protocols before this one are bound, for a
+        port at a distance from another one.
+      connect: creates the connection of a new peer; called with the time, on the clock of `Connection.receive_data`.
+      handle: creates the handler of a new peer; called with the peer and its connection.
+      tls: returns the TLS context, None for plain text; called for each new peer, so certificates can change.
+      tls_required: whether plain text is refused. If not, a first byte of 0x16 means TLS (RocketMQ ``permissive``).
+        What a handler sends before the first bytes of the client waits for them, on such a port and with *websocket*.
+        If plain text is allowed, a client that sends nothing for 0.2 s gets it in plain text.
+      bound: called with the address once the port is bound.
+      websocket: if set, the port also accepts WebSocket clients, whose first byte is the G of ``GET``.
+      optional: if the port cannot be bound, the broker logs a warning and starts without it.
+      traffic: the server counts in it.
+    """
+
+    name: str
+    listen: str  # "127.0.0.1:10911", port 0 for any free one
+    connect: Callable[[float], Connection]  # (now)
+    handle: Callable[[Peer, Any], Handler]  # (peer, its connection)
+    tls: Callable[[], ssl.SSLContext | None] = lambda: None
+    tls_required: bool = False
+    bound: Callable[[str], None] = lambda address: None  # (address), once the port is bound
+    optional: bool = False
+    listen_at: Callable[[], str] | None = None
+    websocket: WebSocket | None = None
+    traffic: Traffic = field(default_factory=Traffic)

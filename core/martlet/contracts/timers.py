@@ -1,0 +1,41 @@
+"""The capability of timers: pending messages, their number, and their recall."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from msgspec import Struct
+
+__all__ = ["PendingTimer", "Timers"]
+
+
+class PendingTimer(Struct, frozen=True):
+    """A message that is held until it is due: what identifies it, and TIMER_OUT_MS for its recall handle."""
+
+    due_ms: int
+    topic: str
+    queue_id: int
+    unique: str
+    out_ms: int
+    store_ms: int
+    body_bytes: int
+
+
+class Timers(Struct, frozen=True):
+    """A capability: delayed messages are held until they are due. Offer one with the stage that holds them.
+
+    Attributes:
+      recall: called with (topic, TIMER_OUT_MS, unique key, producer group) for a client that may publish to the topic;
+        recalls the message, and returns the log position after which that is durable, 0 if no such message is held.
+        Raises `Refused` (Reason.NOT_FOUND) if its time is over. None if messages cannot be recalled.
+      count: called with times in ms since 1970; returns how many messages with a time are held that are due before each
+        of them, and how many in all.
+      pending: called with (time, number); returns at most so many messages that are due at this time or later, the
+        first ones first.
+      running: returns values for RocketMQ's GET_BROKER_RUNTIME_INFO, by their names there.
+      levels: the delays of the levels, as in RocketMQ's messageDelayLevel.
+    """
+
+    recall: Callable[[str, int, str, str], Awaitable[int]] | None = None
+    count: Callable[[Sequence[int]], Awaitable[list[int]]] | None = None
+    pending: Callable[[int, int], Awaitable[list[PendingTimer]]] | None = None
+    running: Callable[[], Mapping[str, str]] | None = None
+    levels: str = ""
