@@ -10,7 +10,7 @@ from martlet_mqtt.bridges import STATE_BYTES_MAX, STATES_MAX
 from martlet_mqtt.codec import encode_packet
 from martlet_mqtt.codes import V3, V4, V5, ReasonCode
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Connack, Connect, Subscription, Will
+from martlet_mqtt.packets import Connack, Connect, Publish, Suback, Subscribe, Subscription, Will
 from martlet_mqtt.properties import Properties, Property
 
 OLD = pytest.mark.parametrize("version", [V3, V4])
@@ -111,6 +111,40 @@ async def test_subscribers_see_the_state_of_a_bridge(tmp_path: Path, version: in
         await later.subscribe("$SYS/#")
         found = {each.topic: each.payload for each in await later.rest()}
         assert (found[STATE], "$SYS/broker/version" in found) == (b"0", True)
+
+
+@ALL
+@pytest.mark.parametrize("is_retained", [False, True])
+async def test_a_subscriber_gets_no_state_that_was_published_before(
+    tmp_path: Path, version: int, is_retained: bool
+) -> None:
+    """Of what comes in one segment, only what is after the SUBSCRIBE is new; before, it is retained or nothing."""
+    other = STATE.replace("far", "other")
+    async with mqtt_broker(tmp_path) as mqtt:
+        near = await mqtt.connect("near", version)
+        subscribe = Subscribe(7, (Subscription(STATES),))
+        await near.send(Publish(STATE, b"0", retain=is_retained), subscribe, Publish(other, b"1"))
+        await near.expect(Suback)
+        assert await states(near, 1 + is_retained) == [(STATE, b"0", True)] * is_retained + [(other, b"1", False)]
+        assert await near.rest() == []
+
+
+async def test_a_state_before_the_same_subscription_again_is_not_lost(tmp_path: Path) -> None:
+    async with mqtt_broker(tmp_path) as mqtt:
+        near, again = await mqtt.connect("near"), Subscription(STATES, retain_handling=2)
+        await near.subscribe(again)
+        await near.send(Publish(STATE, b"2", retain=True), Subscribe(8, (again,)))
+        await near.expect(Suback)
+        assert await states(near, 1) == [(STATE, b"2", False)]
+
+
+async def test_no_local_holds_for_states(tmp_path: Path) -> None:
+    async with mqtt_broker(tmp_path) as mqtt:
+        near, other = await mqtt.connect("near"), await mqtt.connect("other")
+        await near.subscribe(Subscription(STATES, no_local=True))
+        await near.publish(STATE, b"mine", 1)
+        await other.publish(STATE.replace("far", "other"), b"of another", 1)
+        assert [each.payload for each in await near.messages(1)] == [b"of another"]
 
 
 async def test_an_empty_state_removes_it_and_one_without_retain_is_not_kept(tmp_path: Path) -> None:

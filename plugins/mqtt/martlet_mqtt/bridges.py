@@ -5,7 +5,7 @@ this run of the broker: they are in no log, and sent like its figures (`sys_topi
 """
 
 from collections.abc import Iterator
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import trio
 
@@ -15,7 +15,7 @@ from .codes import ReasonCode
 from .errors import NotAccepted
 from .names import check_name
 
-__all__ = ["Bridges", "check_state", "is_state", "state_name"]
+__all__ = ["Bridges", "News", "check_state", "is_state", "state_name"]
 
 PREFIX: Final = "$SYS/broker/connection/"
 SUFFIX: Final = "/state"
@@ -46,21 +46,30 @@ def check_state(topic: str, payload: bytes) -> None:
         raise NotAccepted(text, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)
 
 
+class News(NamedTuple):
+    """A state that client *publisher* published as the *number*-th of all."""
+
+    payload: bytes
+    publisher: str
+    number: int
+
+
 @final
 class Bridges:
     """The states that are retained, and those that subscribers have not got yet."""
 
     def __init__(self) -> None:
+        self.published = 0  # states so far
         self._states: dict[str, bytes] = {}
-        self._news: dict[str, bytes] = {}
+        self._news: dict[str, News] = {}
         self._woken = trio.Event()
 
     def __iter__(self) -> Iterator[tuple[str, bytes]]:
         """Yield the names and values of the retained states."""
         return iter(self._states.items())
 
-    def publish(self, gate: Gate, topic: str, payload: bytes, *, retain: bool) -> None:
-        """Publish *payload* as the state *topic*; an empty one that is retained removes it.
+    def publish(self, gate: Gate, client_id: str, topic: str, payload: bytes, *, retain: bool) -> None:
+        """Publish *payload* of a client as the state *topic*; an empty one that is retained removes it.
 
         Raises:
           Refused: the client of *gate* may not publish it.
@@ -74,11 +83,12 @@ class Bridges:
                 self._states[topic] = payload
             if len(self._states) > STATES_MAX:
                 del self._states[next(iter(self._states))]
+        self.published += 1
         if topic in self._news or len(self._news) < STATES_MAX:
-            self._news[topic] = payload
+            self._news[topic] = News(payload, client_id, self.published)
         self._woken.set()
 
-    async def wait_news(self) -> dict[str, bytes]:
+    async def wait_news(self) -> dict[str, News]:
         """Return the states that were published since the last call, at least one, by their names."""
         if not self._news:
             self._woken = trio.Event()

@@ -113,7 +113,8 @@ class Incoming:
             if self._is_repeated(packet):
                 return
             if is_state(name.text):
-                self._context.bridges.publish(self._gate, name.text, packet.payload, retain=packet.retain)
+                bridges, client_id = context.bridges, self._client_id
+                bridges.publish(self._gate, client_id, name.text, packet.payload, retain=packet.retain)
                 self._acknowledge_new(packet)
                 return
             is_reply = name.text.startswith(REPLIES)

@@ -112,6 +112,11 @@ class Outgoing:
         return any(feed.has_removed(begin, (topic_filter,)) for topic_filter, begin in begins.items())
 
     @property
+    def client_id(self) -> str:
+        """The identifier of the client."""
+        return self._frames.client_id
+
+    @property
     def dropped(self) -> int:
         """How many messages of QoS 0 the client did not get because it was too slow."""
         return self._cursor.dropped if self._cursor is not None else 0

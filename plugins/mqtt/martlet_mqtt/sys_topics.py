@@ -14,6 +14,7 @@ from martlet.delivery.interest import FilterTrie
 from martlet.freed_memory import resident_bytes
 from martlet.steps import Pace, Steps
 
+from .bridges import News
 from .context import PROTOCOL, Context
 from .frames import Grant
 from .names import is_shared
@@ -69,7 +70,8 @@ class SysTopics:
         self._context = context
         self._traffic = traffic
         self._trie: FilterTrie[Outgoing] = FilterTrie()
-        self._filters: dict[Outgoing, dict[str, None]] = {}
+        # With how many states of bridges were published before.
+        self._filters: dict[Outgoing, dict[str, int]] = {}
         self._values: dict[str, bytes] = {}
         self._loads: dict[str, Load] = {}
         self._clients_max = 0
@@ -83,7 +85,7 @@ class SysTopics:
         """Send the figures that *grant* is for from now on, and the last ones at once if *with_values*."""
         topic_filter = grant.subscription.topic_filter
         self._trie.add(topic_filter, outgoing, grant)
-        self._filters.setdefault(outgoing, {})[topic_filter] = None
+        self._filters.setdefault(outgoing, {}).setdefault(topic_filter, self._context.bridges.published)
         if not with_values:
             return
         if not self._values:  # in the first interval after the start
@@ -98,7 +100,7 @@ class SysTopics:
 
     def unsubscribe(self, outgoing: "Outgoing", topic_filter: str) -> None:
         """Send nothing more for *topic_filter*."""
-        if self._filters.get(outgoing, {}).pop(topic_filter, self) is None:
+        if self._filters.get(outgoing, {}).pop(topic_filter, None) is not None:
             self._trie.remove(topic_filter, outgoing)
 
     def forget(self, outgoing: "Outgoing") -> None:
@@ -122,7 +124,7 @@ class SysTopics:
     async def run_bridges(self) -> None:
         """Publish what bridges say about themselves, until cancelled."""
         while True:
-            await self._context.broker.turns.finish(self._publish(await self._context.bridges.wait_news()))
+            await self._context.broker.turns.finish(self._publish_news(await self._context.bridges.wait_news()))
 
     def _publish(self, values: Mapping[str, bytes]) -> Steps[None]:
         """Send *values* to those who subscribe to them, in slices; they are published with RETAIN."""
@@ -131,9 +133,24 @@ class SysTopics:
         pace = Pace()
         for name, value in values.items():
             for outgoing, found in list(self._trie.match(name).items()):
-                grants = cast("tuple[Grant, ...]", found)
-                keeps_retain = any(grant.subscription.retain_as_published for grant in grants)
-                outgoing.figures.add(name, value, grants, retain=keeps_retain)
+                _send(outgoing, name, value, cast("tuple[Grant, ...]", found))
+                if pace.is_over():
+                    yield
+
+    def _publish_news(self, news: Mapping[str, News]) -> Steps[None]:
+        """Send states of bridges to those who had subscribed to them before, as `_publish`."""
+        pace = Pace()
+        for name, each in news.items():
+            for outgoing, found in list(self._trie.match(name).items()):
+                began, is_own = self._filters.get(outgoing, {}), each.publisher == outgoing.client_id
+                grants = tuple(
+                    grant
+                    for grant in cast("tuple[Grant, ...]", found)
+                    if began.get(grant.subscription.topic_filter, each.number) < each.number
+                    and not (is_own and grant.subscription.no_local)
+                )
+                if grants:
+                    _send(outgoing, name, each.payload, grants)
                 if pace.is_over():
                     yield
 
@@ -203,3 +220,8 @@ class SysTopics:
             averages = self._loads.setdefault(name, Load()).add(count, interval_s)
             for minutes, average in zip(MINUTES, averages, strict=True):
                 yield f"load/{name}/{minutes}min", f"{average:.2f}"
+
+
+def _send(outgoing: "Outgoing", name: str, value: bytes, grants: tuple[Grant, ...]) -> None:
+    keeps_retain = any(grant.subscription.retain_as_published for grant in grants)
+    outgoing.figures.add(name, value, grants, retain=keeps_retain)

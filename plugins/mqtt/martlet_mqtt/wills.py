@@ -133,7 +133,7 @@ class Wills:
     def _store(self, gate: Gate, client_id: str, data: bytes, changes: JointChanges) -> None:
         context, (_, packet) = self._context, decode_will(data)
         if is_state(packet.topic):
-            context.bridges.publish(gate, packet.topic, packet.payload, retain=packet.retain)
+            context.bridges.publish(gate, client_id, packet.topic, packet.payload, retain=packet.retain)
             changes.store()
             return
         name = context.names.find(packet.topic)
