@@ -90,7 +90,8 @@ class Served:
             return RemotingHandler(harness.state, peer, cast(RemotingConnection, connection))
 
         def connect(now: float) -> RemotingConnection:
-            return RemotingConnection(harness.config.frame_bytes_max, harness.config.idle_s, now)
+            config = harness.config
+            return RemotingConnection(config.frame_bytes_max, config.idle_s, now, "remoting.frame_bytes_max")
 
         return Protocol("remoting", "127.0.0.1:0", connect, handle)
 

@@ -192,7 +192,7 @@ def test_limits_of_the_head() -> None:
         decode_head(b"SEND\nb:c\n" + line + b"x\nd:e", V1_2, limits)
     many = b"SEND" + b"".join(b"\nh%d:" % each for each in range(10))
     assert len(decode_head(many, V1_2, limits).headers) == 10
-    with pytest.raises(StompError, match="has 11 headers; at most 10"):
+    with pytest.raises(StompError, match=r"has 11 headers; stomp.headers_max is 10"):
         decode_head(many + b"\nh0:", V1_2, limits)
     with pytest.raises(StompError, match="headers have more than 1000 bytes"):
         decode_head(b"SEND\n" + b"a:%b\n" % (b"x" * 190) * 6, V1_2, limits)

@@ -22,7 +22,7 @@ from .packets import Ack, Connack, Connect, Disconnect, Packet, Publish, Suback,
 from .properties import Properties, Property
 from .scanner import PUBLISH_FIRST, RUN_PACKETS_MAX, AckRun, PublishRun, scan_acks, scan_publishes
 
-__all__ = ["ANY_BYTES", "TRANSITIONS", "LargePublish", "Limits", "LongPacket", "MqttConnection", "State"]
+__all__ = ["ANY_BYTES", "PACKET_KEYS", "TRANSITIONS", "LargePublish", "Limits", "LongPacket", "MqttConnection", "State"]
 
 # A client may be silent for one and a half times its keep alive [MQTT-3.1.2-22].
 GRACE: Final = 1.5
@@ -30,6 +30,8 @@ GRACE: Final = 1.5
 ACK_ROOM: Final = 4
 
 ANY_BYTES: Final = 1 << 30
+# The settings that limit a packet, for those who are refused.
+PACKET_KEYS: Final = "broker.message_bytes_max and mqtt.packet_bytes_max"
 
 # SUBSCRIBE and UNSUBSCRIBE that are longer are decoded in slices.
 LONG_BYTES: Final = 4096
@@ -224,11 +226,12 @@ class MqttConnection:
         if self.state is State.NEW:
             if data[at] != PacketType.CONNECT << 4:
                 raise MqttError(f"the first byte is {data[at]:#04x}, not that of CONNECT; this port speaks MQTT")
-            limit = self._limits.connect_bytes_max
+            limit, keys = self._limits.connect_bytes_max, "mqtt.connect_bytes_max"
         else:
-            limit = self._limits.packet_bytes_max
+            limit, keys = self._limits.packet_bytes_max, PACKET_KEYS
         if size > limit and not self._may_pass_over(data[at]):
-            raise MqttError(f"a packet has {size} bytes; at most {limit} are accepted", ReasonCode.PACKET_TOO_LARGE)
+            text = f"a packet has {size} bytes; at most {limit} are accepted ({keys})"
+            raise MqttError(text, ReasonCode.PACKET_TOO_LARGE)
         return size
 
     def _may_pass_over(self, first: int) -> bool:

@@ -21,7 +21,7 @@ from martlet.store.writer import RunItem, RunResult
 from .bridges import is_state, state_name
 from .codec import encode_packet
 from .codes import V5, PacketType, ReasonCode
-from .connection import MqttConnection, State
+from .connection import PACKET_KEYS, MqttConnection, State
 from .context import Context
 from .control import PREFIX as REQUESTS
 from .errors import MqttError, NotAccepted, reason_of
@@ -167,7 +167,7 @@ class Incoming:
         """Return the topic alias of *packet*, 0 for none. Raises `MqttError` if it is too large."""
         alias = packet.properties.number(Property.TOPIC_ALIAS, 0)
         if alias > self._context.config.alias_max:
-            text = f"topic alias {alias} is too large; at most {self._context.config.alias_max} are accepted"
+            text = f"topic alias {alias} is too large; mqtt.alias_max is {self._context.config.alias_max}"
             raise MqttError(text, ReasonCode.TOPIC_ALIAS_INVALID)
         return alias
 
@@ -227,7 +227,8 @@ class Incoming:
 
     def _count_open(self, more: int) -> None:
         if self._open + more > self._receive_max:
-            text = f"more than {self._receive_max} messages of QoS 2 are not released; the receive maximum is that"
+            key = "mqtt.receive_max" if self._version == V5 else "the limit of MQTT 3"
+            text = f"more than {self._receive_max} messages of QoS 2 are not released; {key} is that"
             raise MqttError(text, ReasonCode.RECEIVE_MAXIMUM_EXCEEDED)
 
     def refuse_large(self, packet: Publish, size: int) -> None:
@@ -246,9 +247,8 @@ class Incoming:
             self._refuse(packet, error)
             return
         if not self._is_repeated(packet):
-            text = f"a packet has {size} bytes; at most {context.packet_bytes_max} are accepted"
-            keys = "broker.message_bytes_max and mqtt.packet_bytes_max"
-            self._refuse(packet, NotAccepted(f"{text} ({keys})", ReasonCode.PACKET_TOO_LARGE))
+            text = f"a packet has {size} bytes; at most {context.packet_bytes_max} are accepted ({PACKET_KEYS})"
+            self._refuse(packet, NotAccepted(text, ReasonCode.PACKET_TOO_LARGE))
 
     def _refuse(self, packet: Publish, error: NotAccepted | Refused) -> None:
         """Tell the client; one of MQTT 3 is disconnected if it could succeed later, so that it sends it again.

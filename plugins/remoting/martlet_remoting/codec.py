@@ -114,12 +114,13 @@ class FrameBuffer:
     It keeps only the bytes of frames that were not taken out yet. A frame over
     *frame_bytes_max* is refused after its first four bytes. *header_bytes_max* limits
     the memory that parsing a hostile header can take; a client allows more, because the
-    answer to a large batch has an id for each message.
+    answer to a large batch has an id for each message. *key* is the setting with *frame_bytes_max*.
     """
 
     __slots__ = (
         "_data",
         "_error",
+        "_key",
         "_need",
         "_pieces",
         "_position",
@@ -129,8 +130,11 @@ class FrameBuffer:
         "header_bytes_max",
     )
 
-    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX, header_bytes_max: int = HEADER_BYTES_MAX) -> None:
+    def __init__(
+        self, frame_bytes_max: int = FRAME_BYTES_MAX, header_bytes_max: int = HEADER_BYTES_MAX, key: str = ""
+    ) -> None:
         self.frame_bytes_max = frame_bytes_max
+        self._key = key
         self.header_bytes_max = header_bytes_max
         self._run_frame_bytes_max = min(frame_bytes_max, SEND_BYTES_MAX)
         self._data = b""
@@ -185,7 +189,7 @@ class FrameBuffer:
             return None
         length: int = _LENGTH.unpack_from(data, start)[0]
         if length < 4 or length > self.frame_bytes_max:
-            raise self._broken(RemoteProtocolError(_length_text(length, self.frame_bytes_max)))
+            raise self._broken(RemoteProtocolError(_length_text(length, self.frame_bytes_max, self._key)))
         end = start + 4 + length
         if end > len(data):
             if available >= PREFIX_BYTES and (text := _prefix_text(data, start, length, self.header_bytes_max)):
@@ -321,10 +325,10 @@ class FrameBuffer:
         return error
 
 
-def _length_text(length: int, limit: int) -> str:
+def _length_text(length: int, limit: int, key: str) -> str:
     if length < 4:
         return f"frame length {length} is invalid; a frame has at least 4 bytes"
-    return f"frame length {length} is over the limit of {limit} bytes"
+    return f"frame length {length} is over the limit of {limit} bytes" + (f" ({key})" if key else "")
 
 
 def decode_frame(frame: bytes) -> Command:

@@ -71,12 +71,15 @@ def _go_away(text: str) -> bytes:
 
 @final
 class RemotingConnection:
-    """The received bytes of one connection, and when it last received any."""
+    """The received bytes of one connection, and when it last received any.
+
+    *key* is the setting with *frame_bytes_max*.
+    """
 
     __slots__ = ("_beginning", "_frames", "_http2", "_idle_s", "_last", "send", "takes_runs", "waiting")
 
-    def __init__(self, frame_bytes_max: int, idle_s: float, now: float) -> None:
-        self._frames = FrameBuffer(frame_bytes_max)
+    def __init__(self, frame_bytes_max: int, idle_s: float, now: float, key: str = "") -> None:
+        self._frames = FrameBuffer(frame_bytes_max, key=key)
         self._idle_s = idle_s
         self._last = now
         self._beginning = b""

@@ -20,13 +20,13 @@ from martlet.access import Gate
 from martlet.broker import Broker
 from martlet.contracts import Peer, Timers, Transactions
 from martlet.errors import MartletError, NotReady, Reason, Refused, StoreError, StoreFailed
-from martlet.net.complaints import Complaints
+from martlet.net.complaints import Complaints, Refusals
 from martlet.steps import Steps
 from martlet.tables.topics import Topic
 
 from .bulk_reads import BulkReads, PendingBulkReads
 from .codec import encode_command, encode_response, encode_response_in_pieces
-from .codes import ANSWER_LANGUAGE, FLAG_ONEWAY, ResponseCode
+from .codes import ANSWER_LANGUAGE, FLAG_ONEWAY, REQUEST_NAMES, ResponseCode
 from .cold_reads import ColdReads
 from .config import RemotingConfig
 from .counters import RequestCounters
@@ -161,6 +161,11 @@ class RemotingState:
         """Return the time for deadlines and locks, in seconds."""
         return trio.current_time()
 
+    def complain_of(self, peer: Peer, code: int, error: MartletError) -> None:
+        """Log that a request of *peer*, which it made before, was refused for a limit."""
+        text = "refused request %s of the remoting client at %s; %s"
+        self.complaints.warn(text, REQUEST_NAMES.get(code, code), peer.address, error)
+
     def statistics(self) -> dict[str, object]:
         counters = self.counters
         return {
@@ -226,17 +231,32 @@ class _PendingRequest:
 class Context:
     """The state of one connection, for request handlers."""
 
-    __slots__ = ("_asked", "_opaque", "_signed_gate", "bulk", "fast", "own_gate", "peer", "pops", "pulls", "state")
+    __slots__ = (
+        "_asked",
+        "_opaque",
+        "_refusals",
+        "_signed_gate",
+        "bulk",
+        "client_id",
+        "fast",
+        "own_gate",
+        "peer",
+        "pops",
+        "pulls",
+        "state",
+    )
 
     def __init__(self, state: RemotingState, peer: Peer, *, fast: bool = False) -> None:
         self.state = state
         self.peer = peer
         self.fast = fast  # a connection of the VIP port
+        self.client_id = ""  # until the first heartbeat
         self.pulls = PendingPulls(peer, state.config.parked_peer_max, state.broker.store)
         self.pops = PendingPops(peer)
         self.bulk = PendingBulkReads(peer, state.bulk_reads)
         self._asked: dict[int, _PendingRequest] = {}
         self._opaque = 0
+        self._refusals: Refusals | None = None  # made when it is used
         self.own_gate: Gate | None = None  # of the connection's own identity, from the first request on
         self._signed_gate: Gate | None = None  # of the identity that signed the last signed request
 
@@ -258,6 +278,17 @@ class Context:
         if self.own_gate is None:
             self.own_gate = self.state.broker.gate(self.peer.identity)
         return self.own_gate
+
+    def complain(self, code: int, error: MartletError) -> None:
+        """Log that a request was refused for a limit: an operator does not see the answer that the client gets."""
+        # It is busy, or its text names the setting.
+        if not isinstance(error, Refused) or not (error.reason is Reason.BUSY or "_max is " in str(error)):
+            return
+        if self._refusals is None:
+            self._refusals = Refusals(self.state.complaints)
+        name, address = self.client_id, self.peer.address
+        who = f"the remoting client {name!r} at {address}" if name else f"the remoting client at {address}"
+        self._refusals.warn(f"refused request {REQUEST_NAMES.get(code, code)}", who, str(error))
 
     def answer(self, command: Command, frame: Frame) -> None:
         """Send *frame* as the answer to *command*, after its handler returned None."""

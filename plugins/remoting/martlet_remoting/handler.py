@@ -11,12 +11,11 @@ from typing import Final, final
 import trio
 
 from martlet.contracts import Buffer, Peer, SignedRequest
-from martlet.errors import MartletError, NotReady, Reason, Refused
-from martlet.net.complaints import Refusals
+from martlet.errors import MartletError, NotReady, Refused
 from martlet.steps import Steps, resume
 
 from .codec import FrameBuffer
-from .codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
+from .codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
 from .connection import RemotingConnection
 from .context import Beside, Context, Declined, Handle, Later, RemotingState, refusal
 from .handlers import (
@@ -77,13 +76,12 @@ REQUESTS_A_TURN: Final = 512
 class RemotingHandler:
     """Handles the commands of one connection in order; answers may be sent in another order."""
 
-    __slots__ = ("_authentication", "_refusals", "_table", "_taken", "context")
+    __slots__ = ("_authentication", "_table", "_taken", "context")
 
     def __init__(self, state: RemotingState, peer: Peer, connection: RemotingConnection, *, fast: bool = False) -> None:
         self.context = Context(state, peer, fast=fast)
         self._authentication = state.broker.authentication if state.broker.authentication.authenticators else None
         self._table = FAST_TABLE if fast else TABLE
-        self._refusals: Refusals | None = None  # made when it is used
         self._taken = 0  # requests in runs since others had their turn
         connection.waiting = self.context
         # A signature covers fields that runs do not read.
@@ -212,19 +210,10 @@ class RemotingHandler:
 
     def _refusal(self, command: Command, error: MartletError) -> bytes:
         state = self.context.state
-        if isinstance(error, Refused) and error.reason is Reason.BUSY:
-            self._log_refused(command.code, error)
+        self.context.complain(command.code, error)
         return refusal(
             state.counters, command, error, state.templates.send_ext if command.code in send.TABLE else NO_EXT
         )
-
-    def _log_refused(self, code: int, refused: Refused) -> None:
-        """Log that a limit was reached: an operator does not see the answer that the client gets."""
-        if self._refusals is None:
-            self._refusals = Refusals(self.context.state.complaints)
-        name = next((name for name, value in vars(RequestCode).items() if value == code), str(code))
-        who = f"the remoting client at {self.context.peer.address}"
-        self._refusals.warn(f"refused request {name}", who, str(refused))
 
     def refuse(self, answer: Buffer, refused: Refused) -> bytes:
         """Return refusals to replace *answer*, the answers to requests whose messages could not be stored."""

@@ -108,7 +108,7 @@ class RemotingPlugin(Hooks):
         config, state = self._config, self.state
 
         def connect(now: float) -> RemotingConnection:
-            return RemotingConnection(config.frame_bytes_max, config.idle_s, now)
+            return RemotingConnection(config.frame_bytes_max, config.idle_s, now, "remoting.frame_bytes_max")
 
         def handle(peer: Peer, connection: Any) -> Handler:
             remoting = cast(RemotingConnection, connection)

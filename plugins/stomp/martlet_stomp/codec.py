@@ -122,7 +122,7 @@ def decode_head(head: bytes, version: Version | None, limits: Limits) -> Head:
         if version is Version.V1_2 and "\r" in text:
             _check_carriage_returns(command, lines)
     if len(lines) > limits.headers_max:
-        raise StompError(f"a frame has {len(lines)} headers; at most {limits.headers_max} are accepted")
+        raise StompError(f"a frame has {len(lines)} headers; stomp.headers_max is {limits.headers_max}")
     headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(":")
@@ -157,11 +157,11 @@ def check_unfinished(head: bytes | bytearray, seen: int, limits: Limits) -> None
     if size > limits.header_bytes_max and head.find(b"\n", size - limits.header_bytes_max - 1) < 0:
         raise _too_long(limits)
     if size > limits.head_bytes_max:
-        raise StompError(f"the headers have more than {limits.head_bytes_max} bytes")
+        raise StompError(f"the headers have more than {limits.head_bytes_max} bytes; stomp.head_bytes_max is that")
 
 
 def _too_long(limits: Limits) -> StompError:
-    return StompError(f"a header line is longer than {limits.header_bytes_max} bytes")
+    return StompError(f"a header line is longer than {limits.header_bytes_max} bytes; stomp.header_bytes_max is that")
 
 
 def _check_carriage_returns(command: str, lines: Iterable[str]) -> None:

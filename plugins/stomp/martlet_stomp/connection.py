@@ -288,9 +288,11 @@ class StompConnection:
     def _check_size(self, size: int) -> None:
         """Raise `StompError` if a frame of *size* bytes is too large."""
         limits = self._limits
-        limit = limits.connect_bytes_max if self.state is State.NEW else limits.frame_bytes_max
+        limit, keys = limits.frame_bytes_max, "broker.message_bytes_max and stomp.frame_bytes_max"
+        if self.state is State.NEW:
+            limit, keys = limits.connect_bytes_max, "stomp.connect_bytes_max"
         if size > limit:
-            raise StompError(f"a frame has more than {limit} bytes, which is the limit")
+            raise StompError(f"a frame has more than {limit} bytes, which is the limit ({keys})")
 
     def farewell(self, error: Exception) -> bytes:
         """Return ERROR; empty if the client got its last frame already."""

@@ -63,6 +63,7 @@ def heartbeat(context: Context, command: Command) -> Steps[bytes]:
     gate = context.gate(command)
     yield from _check_heartbeat(gate, consumers, pace)
     language = command.language[:LANGUAGE_CHARS_MAX]
+    context.client_id = context.client_id or client_id
     context.peer.introduce(client_id, language)
     member = Member(context, client_id, language, command.version, state.now(), state.broker.clock.now_ms())
     fingerprint = integer(body, "heartbeatFingerprint")

@@ -285,6 +285,8 @@ def _wait(context: Context, pop: Pop, group: PopGroup) -> None:
     if pop.until <= now:
         pop.until = now + READ_S
     if len(pop.pending.held) >= state.config.parked_peer_max or not pops.park(group, pop):
+        keys = "remoting.parked_peer_max, remoting.pops_line_max and remoting.pops_waiting_max limit that"
+        context.complain(RequestCode.POP_MESSAGE, Refused(Reason.BUSY, f"too many pops wait; {keys}"))
         _answer_nothing(context, pop, ResponseCode.POLLING_FULL)
     elif is_reading:
         group.look_again()

@@ -18,7 +18,16 @@ from martlet.tables.topics import READ, RETRY_PREFIX, Topic
 from martlet_remoting.codec import encode_pull_prefix
 from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.config import RemotingConfig
-from martlet_remoting.context import REASON_CODES, Context, Declined, Handle, in_own_slice, refuse, supports_delays
+from martlet_remoting.context import (
+    REASON_CODES,
+    Context,
+    Declined,
+    Handle,
+    RemotingState,
+    in_own_slice,
+    refuse,
+    supports_delays,
+)
 from martlet_remoting.counters import RequestCounters
 from martlet_remoting.headers import decode_pull_header
 from martlet_remoting.long_poll import ParkedPulls, Pull
@@ -297,7 +306,7 @@ def _wait_for_disk(context: Context, pull: Pull) -> None:
             pending.reader.forget(pull)
             raise
         pull.far = True
-        _admit(state.parked, state.counters, pull)
+        _admit(state, pull)
         pending.reading[pull] = None
 
 
@@ -349,7 +358,7 @@ def _deal(context: Context, pull: Pull, result: ReadResult) -> int:
 def _hold(context: Context, pull: Pull) -> None:
     """Hold *pull*, unless new records arrived while a thread read for it: they would not wake it."""
     state = context.state
-    _admit(state.parked, state.counters, pull)
+    _admit(state, pull)
     if pull.grant.end_offset(pull.queue.queue_id) > pull.offset:
         pull.pending.queue_up(pull)
     else:
@@ -363,14 +372,16 @@ def _hold_back(context: Context, pull: Pull, offset: int, wait_ms: int) -> None:
     if pull.last or state.parked.stopping:
         _answer_nothing(context, pull)
     else:
-        _admit(state.parked, state.counters, pull)
+        _admit(state, pull)
         state.parked.park(pull, state.now() + wait_ms / 1000)
 
 
-def _admit(parked: ParkedPulls, counters: RequestCounters, pull: Pull) -> None:
+def _admit(state: RemotingState, pull: Pull) -> None:
     """Let *pull* wait; if too many wait, refuse pulls of the connections with the largest shares."""
-    for other in parked.admit(pull):
-        _drop(parked, counters, other, parked.refusal())
+    for other in state.parked.admit(pull):
+        refused = state.parked.refusal()
+        state.complain_of(other.pending.peer, RequestCode.PULL_MESSAGE, refused)
+        _drop(state.parked, state.counters, other, refused)
         other.pending.peer.wake()
 
 

@@ -47,7 +47,7 @@ class NameServerPlugin(Hooks):
         config, server = self.config, self._start(broker)
 
         def connect(now: float) -> Connection:
-            return RemotingConnection(config.frame_bytes_max, config.idle_s, now)
+            return RemotingConnection(config.frame_bytes_max, config.idle_s, now, "nameserver.frame_bytes_max")
 
         def handle(peer: Peer, connection: Connection) -> Handler:
             cast(RemotingConnection, connection).send = peer.send
