@@ -286,14 +286,18 @@ class Broker:
           passed: as for `publish`.
 
         Raises:
-          Refused: as for `publish`, or they are too many or too large together; none was stored.
+          Refused: as for `publish`, or they are too many, or several that are too large together; none was stored.
         """
         stages = self.stages.after(passed) if passed else self.stages
         if stages.may_want_any(messages):
             messages = [self._staged(message, stages) for message in messages]
         queue_ids = [self._queue_for(message) for message in messages]
         records = self._records_of(acknowledgements)
-        placed = self.store.append_group([*messages, *records], [*queue_ids, *([0] * len(records))])
+        # One message with notes is as large as it may be alone: otherwise it could be taken and not delivered later.
+        is_one = len(messages) == 1
+        placed = self.store.append_group(
+            [*messages, *records], [*queue_ids, *([0] * len(records))], is_bounded=not is_one
+        )
         return placed[: len(messages)]
 
     def _records_of(self, acknowledgements: Sequence[tuple[Journal, bytes]]) -> list[Message]:

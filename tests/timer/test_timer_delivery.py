@@ -357,3 +357,16 @@ async def test_timers_that_were_not_delivered_are_held(autojump_clock: MockClock
         await until(lambda: state.held() == 3)
         await until(lambda: state.held() == 2)
         assert made.bodies() == [b"x"]
+
+
+@pytest.mark.parametrize("delay", [{"TIMER_DELAY_MS": "200"}, {"DELAY": "1"}])
+async def test_large_messages_arrive_though_a_group_of_several_would_be_too_large(
+    autojump_clock: MockClock, delay: dict[str, object]
+) -> None:
+    async with timed(group_bytes_max=2000) as broker:
+        large = [b"%d" % number * 3000 for number in range(3)]
+        for body in large:
+            broker.publish(body=body, properties=delay)
+        broker.publish(body=b"small", properties=delay)
+        await until(lambda: len(broker.bodies()) == 4)
+        assert broker.bodies() == [*large, b"small"]

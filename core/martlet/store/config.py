@@ -51,7 +51,7 @@ class StoreConfig(Settings):
     )
     group_bytes_max: int = setting(
         8 * MIB,
-        "total size of an atomic group's records, which must also fit into one segment",
+        "total size of an atomic group's records if it has several messages; they must also fit into one segment",
         unit="bytes",
         low=1024,
         high=1024 * MIB,

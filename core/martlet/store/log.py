@@ -467,15 +467,20 @@ class Store:
         """
         return self.writer.append_batch(messages, queue_id)
 
-    def append_group(self, messages: Sequence[Message], queue_ids: Sequence[int]) -> list[Placed]:
+    def append_group(
+        self, messages: Sequence[Message], queue_ids: Sequence[int], *, is_bounded: bool = True
+    ) -> list[Placed]:
         """Append *messages* of any topics, each to the queue of its topic with the corresponding id: all or none.
 
         They are contiguous in one segment. After a crash, either all of them are stored or none.
 
+        Args:
+          is_bounded: whether ``group_bytes_max`` bounds them.
+
         Raises:
           Refused: as for `append`, or the group has too many messages or bytes; none was stored.
         """
-        return self.writer.append_group(messages, queue_ids)
+        return self.writer.append_group(messages, queue_ids, is_bounded=is_bounded)
 
     @property
     def before_commit(self) -> list[Callable[[], None]]:

@@ -245,10 +245,15 @@ class Writer:
         result = self.append_run([self.item(message, queue) for message in messages], atomic=True)
         return [result.placed(place, queue_id) for place in range(len(messages))]
 
-    def append_group(self, messages: Sequence[Message], queue_ids: Sequence[int]) -> list[Placed]:
+    def append_group(
+        self, messages: Sequence[Message], queue_ids: Sequence[int], *, is_bounded: bool = True
+    ) -> list[Placed]:
         """Append *messages* of any topics, each to the queue of its topic with the corresponding id: all or none.
 
         They are contiguous in one segment. After a crash, either all of them are stored or none.
+
+        Args:
+          is_bounded: whether ``group_bytes_max`` bounds them.
 
         Raises:
           Refused: as for `append`, or the group has too many messages or bytes; none was stored.
@@ -263,7 +268,8 @@ class Writer:
         if len(items) > config.group_messages_max:
             limit = f"the maximum is {config.group_messages_max} (store.group_messages_max)"
             raise Refused(Reason.ILLEGAL, f"the group has {len(items)} messages; {limit}")
-        result = self._append_all(items, f"a group of {len(items)} messages", config.group_bytes_max)
+        bytes_max = config.group_bytes_max if is_bounded else 0
+        result = self._append_all(items, f"a group of {len(items)} messages", bytes_max)
         return [result.placed(place, item[0].queue_id) for place, item in enumerate(items)]
 
     def _append_all(self, items: Sequence[RunItem], what: str, bytes_max: int = 0) -> RunResult:
