@@ -36,6 +36,8 @@ Report = Callable[[int, int, int], None]
 # Files that every start writes. Changes to them are no findings; damage to them is found by reading them.
 OWN_NOTES: Final = ("abort", "checkpoint", "lock", "queues.", "space.probe")
 NAMED_MAX: Final = 3
+# Warnings that the store was made with other sizes than the configuration says: nothing is damaged, nothing changes.
+ABOUT_SIZES: Final = "martlet.store.sizes"
 
 
 class Finding(Struct, frozen=True):
@@ -71,7 +73,8 @@ class _Messages(logging.Handler):
         self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
+        if record.name != ABOUT_SIZES:
+            self.texts.append(record.getMessage())
 
 
 @contextmanager

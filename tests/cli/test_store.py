@@ -341,6 +341,16 @@ def test_a_backup_is_verified_and_changes_nothing(orderly: bool, martlet: Run, t
     assert not target.with_name("monday.unfinished").exists()
 
 
+@pytest.mark.parametrize("action", ["verify", "repair", "backup"])
+def test_other_sizes_than_the_configured_ones_are_no_damage(action: str, martlet: Run, tmp_path: Path) -> None:
+    """A store keeps the sizes that it was made with, so nobody has to name the broker's configuration."""
+    store, target = tmp_path / "store", [str(tmp_path / "copy")] if action == "backup" else []
+    written(store)
+    code, out, _ = martlet("store", action, str(store), *target)
+    last = "every record is intact and can be served; a start changes nothing"
+    assert (code, out.splitlines()[-1].partition("  ")[2]) == (0, last)
+
+
 def test_a_backup_of_a_damaged_store_says_so(martlet: Run, tmp_path: Path) -> None:
     data, target = tmp_path / "data", tmp_path / "copy"
     data.mkdir()

@@ -24,7 +24,7 @@ from martlet.store.segments import Segments, numbered_names
 
 __all__ = ["fit_sizes"]
 
-logger = logging.getLogger("martlet.store")
+logger = logging.getLogger("martlet.store.sizes")  # `martlet.offline` leaves these out
 
 # The only segment of a store tells a size if it has at least so many bytes: with less, a power cut left it short when
 # it was created, and a store that kept such a size would refuse most messages for ever.
