@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import trio
 from tests.client.patient import PATIENCE_S, patient
+from tests.interop.stomp_wire import Wire
 
 from martlet_remoting.client import Message, Producer, SendResult
 
@@ -55,3 +56,21 @@ def test_pending_messages_are_counted_listed_and_recalled(to: Run, broker: str) 
     assert "recall handle 'forged' is invalid" in err
     code, out, _ = to("stats", "timers.", "--json")
     assert json.loads(out)["martlet"]["timers.recalled"] == 2
+
+
+def test_a_repeated_message_says_so_and_is_recalled_for_good(to: Run, addresses: dict[str, str]) -> None:
+    wire = Wire(int(addresses["stomp"].rpartition(":")[2]))
+    try:
+        wire.connect()
+        wire.publish("/queue/again", "x", AMQ_SCHEDULED_PERIOD="3600000", AMQ_SCHEDULED_REPEAT="-1")
+        wire.publish("/queue/again", "y", AMQ_SCHEDULED_CRON="0 0 1 1 *")
+        wire.leave()
+    finally:
+        wire.close()
+    listed = [each for each in json.loads(to("timer", "list", "--json")[1]) if each["topic"] == "again"]
+    assert {each["repeats"] for each in listed} == {"every 3600000 ms, for ever", "cron 0 0 1 1 *"}
+    assert "every 3600000 ms, for ever" in to("timer", "list")[1]
+    for each in listed:
+        assert to("timer", "recall", each["recallHandle"])[0] == 0
+    assert [each for each in json.loads(to("timer", "list", "--json")[1]) if each["topic"] == "again"] == []
+    assert json.loads(to("stats", "timers.", "--json")[1])["martlet"]["timers.repeated"] == 0

@@ -82,10 +82,12 @@ ROWS = {
         users=(("priority", "7"), ("persistent", "true"), ("type", "order"), ("Colour", "dark: blue")),
     ),
 }
-# Rows that are not alike in all directions have tests of their own, here, in test_delays.py and in test_queues.py.
+# Rows that are not alike in all directions have tests of their own, here, in test_delays.py, test_repeats.py and
+# test_queues.py.
 OTHERS = [
     "`DLQ_ORIGIN_MESSAGE_ID` of a dead letter",
     "`AMQ_SCHEDULED_DELAY`, `x-delay` (ms)",
+    "`AMQ_SCHEDULED_PERIOD` (ms), `AMQ_SCHEDULED_REPEAT`, `AMQ_SCHEDULED_CRON`",
     "`DELAY`, `TIMER_DELAY_SEC`, `TIMER_DELAY_MS`, `TIMER_DELIVER_MS`",
     "`TAGS`",
     "`timestamp` (ms since 1970)",

@@ -14,7 +14,7 @@ from martlet.tables.topics import TIMER_TOPIC
 from martlet.testing.clock import START_MS, TrioClock
 from martlet.testing.disk import FakeDisk
 from martlet_timer.config import TimerConfig
-from martlet_timer.timers.stage import TimerStage
+from martlet_timer.timers.stage import RepeatLimits, TimerStage
 
 
 async def test_a_message_arrives_at_its_millisecond(autojump_clock: MockClock) -> None:
@@ -134,7 +134,8 @@ async def test_a_wrong_time_is_refused(autojump_clock: MockClock, properties: di
 def test_a_message_that_is_due_already_has_a_store_time_of_its_own() -> None:
     """With that of an earlier message in the same commit it would look early."""
     renewed: list[bool] = []
-    stage = TimerStage(lambda: START_MS, DAY_MS, lambda message: 0, lambda: renewed.append(True))
+    limits = RepeatLimits(1, 1, int)
+    stage = TimerStage(lambda: START_MS, DAY_MS, lambda message: 0, lambda: renewed.append(True), limits, str)
     due = Message("T", b"", encode_properties({"TIMER_DELIVER_MS": str(START_MS)}))
     assert stage.hold(due).topic == "T"
     assert renewed == [True]

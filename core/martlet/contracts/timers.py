@@ -8,7 +8,10 @@ __all__ = ["PendingTimer", "Timers"]
 
 
 class PendingTimer(Struct, frozen=True):
-    """A message that is held until it is due: what identifies it, and TIMER_OUT_MS for its recall handle."""
+    """A message that is held until it is due: what identifies it, and TIMER_OUT_MS for its recall handle.
+
+    ``repeats`` says for people how often it comes again; empty if it does not.
+    """
 
     due_ms: int
     topic: str
@@ -17,6 +20,7 @@ class PendingTimer(Struct, frozen=True):
     out_ms: int
     store_ms: int
     body_bytes: int
+    repeats: str = ""
 
 
 class Timers(Struct, frozen=True):
@@ -32,6 +36,9 @@ class Timers(Struct, frozen=True):
         first ones first.
       running: returns values for RocketMQ's GET_BROKER_RUNTIME_INFO, by their names there.
       levels: the delays of the levels, as in RocketMQ's messageDelayLevel.
+      end_repeated: called with (topic, key) for a client that may publish to the topic; ends the repeated message whose
+        copies have the property ``scheduledJobId`` TOPIC:KEY. Returns the log position after which that is durable, 0
+        if there is no such message. May raise `Refused`. None if messages cannot be repeated.
     """
 
     recall: Callable[[str, int, str, str], Awaitable[int]] | None = None
@@ -39,3 +46,4 @@ class Timers(Struct, frozen=True):
     pending: Callable[[int, int], Awaitable[list[PendingTimer]]] | None = None
     running: Callable[[], Mapping[str, str]] | None = None
     levels: str = ""
+    end_repeated: Callable[[str, str], int] | None = None

@@ -14,7 +14,14 @@ if TYPE_CHECKING:
 
 __all__ = ["TIMER_KEYS", "no_external_transactions", "no_transactions", "refuse_unheld"]
 
-TIMER_KEYS: Final = ("TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS")
+TIMER_KEYS: Final = (
+    "TIMER_DELIVER_MS",
+    "TIMER_DELAY_SEC",
+    "TIMER_DELAY_MS",
+    "TIMER_CRON",
+    "TIMER_PERIOD_MS",
+    "TIMER_REPEAT",
+)
 
 
 def refuse_unheld(broker: "Broker") -> Stage:

@@ -6,6 +6,7 @@
 | ``reply-to`` | ``STOMP_REPLY_TO``, and those of a request (`requests.py`) |
 | ``expires``, and ``expiration`` as with RabbitMQ | ``EXPIRES_MS``: when the message expires, in ms since 1970 |
 | ``AMQ_SCHEDULED_DELAY``, ``x-delay`` | ``TIMER_DELAY_MS``: how long the plugin timer holds the message, in ms |
+| ``AMQ_SCHEDULED_PERIOD``, ``_REPEAT``, ``_CRON`` | see `schedules.py` |
 | ``KEYS``, ``TAGS``, and those that delay, such as ``TIMER_DELIVER_MS`` | the same, with the meaning they have there |
 | others | of the same name |
 
@@ -30,6 +31,7 @@ from .errors import StompError, shown
 from .events import OF_FRAME
 from .packets import MessageHeaders
 from .requests import DESTINATION, correlation_of, reply_to_of, request_of
+from .schedules import SCHEDULE_HEADERS, Removal, removal_of, schedule_of
 
 __all__ = ["GROUP_ID", "OF_BROKER", "Arrived", "Template", "arrived_from"]
 
@@ -54,12 +56,11 @@ _PROPERTIES: Final = {"content-type": "CONTENT_TYPE", "correlation-id": CORRELAT
 _HEADERS: Final = frozenset(("CONTENT_TYPE", CORRELATION_ID, DLQ_ORIGIN))
 _TEMPORARY: Final = (Kind.TEMP_QUEUE.value, Kind.TEMP_TOPIC.value)
 _DELAYS: Final = ("AMQ_SCHEDULED_DELAY", "x-delay")
-_SCHEDULES: Final = ("AMQ_SCHEDULED_CRON", "AMQ_SCHEDULED_PERIOD", "AMQ_SCHEDULED_REPEAT")
 # Headers of MESSAGE that the broker sets.
 _SET: Final = frozenset(("ack", "delivery-count", "message-id", "redelivered", "subscription"))
 # Names that no header of a message has: a content length of somebody else would be where clients look for a frame.
 OF_BROKER: Final = _SET | OF_FRAME
-_TIMES: Final = frozenset(("expires", "expiration", *_DELAYS))
+_TIMES: Final = frozenset(("expires", "expiration", *_DELAYS, *SCHEDULE_HEADERS))
 
 
 @final
@@ -73,13 +74,13 @@ class Template:
       group: their `GROUP_ID`; empty for none.
       properties: what their records have at least; all if ``is_plain``.
       is_delayed: whether the plugin timer has to hold them.
+      removal: which repeated message they end; None for most. Then nothing is stored.
       parts: one template for each destination, if they are several.
       reply: the temporary destination of the sender to which they are answered; None if they are not.
     """
 
     __slots__ = (
         "_cluster",
-        "_delay_ms",
         "_tail",
         "_ttl_ms",
         "correlation",
@@ -89,6 +90,7 @@ class Template:
         "name",
         "parts",
         "properties",
+        "removal",
         "reply",
     )
 
@@ -107,18 +109,23 @@ class Template:
         self.destination = destination
         self.parts: tuple[Template, ...] = ()
         check_send_arguments(headers.pairs)
-        for name in _SCHEDULES:
-            if headers.get(name) is not None:
-                raise StompError(f"header {name} is not supported; send the message each time, or use {_DELAYS[0]}")
-        self._delay_ms = next(filter(None, (_number(headers, name) for name in _DELAYS)), 0)
+        self.removal: Removal | None = removal_of(headers, destination)
+        delay_ms = next(filter(None, (_number(headers, name) for name in _DELAYS)), 0)
         self._ttl_ms = _number(headers, "expiration")
         self._cluster = cluster
         self._tail = b""
         own = _acting(headers, destination)
         self.name = own.get(TAGS, "") if destination.topic in named else ""
-        if self._delay_ms:
-            own["TIMER_DELAY_MS"] = str(self._delay_ms)
-        self.is_delayed = not _DELAYING.isdisjoint(own)
+        if delay_ms:
+            own["TIMER_DELAY_MS"] = str(delay_ms)
+        schedule = schedule_of(headers)
+        if schedule and not destination.kind.is_stored:
+            text = "ends with its connection, and a repeated message does not; send it to another one"
+            raise StompError(f"destination {shown(destination.text)} {text}")
+        self.is_delayed = bool(schedule) or not _DELAYING.isdisjoint(own)
+        own |= schedule
+        if self._ttl_ms and not schedule:  # the plugin timer adds the delays of a schedule
+            self._ttl_ms += delay_ms
         expires_ms = _number(headers, "expires")
         if expires_ms and not self._ttl_ms:
             own["EXPIRES_MS"] = str(expires_ms)
@@ -186,7 +193,7 @@ class Template:
         if reply_to:
             properties += _encoded(request_of(reply_to, self.correlation, self._cluster))
         if self._ttl_ms:
-            properties += b"EXPIRES_MS\x01%d\x02" % (now_ms + self._delay_ms + self._ttl_ms)
+            properties += b"EXPIRES_MS\x01%d\x02" % (now_ms + self._ttl_ms)
         if self._tail:
             return body + self._tail, properties + b"STOMP_BODY_BYTES\x01%d\x02" % len(body)
         return body, properties

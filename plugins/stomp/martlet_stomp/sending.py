@@ -18,6 +18,7 @@ from .errors import StompError, shown
 from .messages import Template
 from .packets import MessageHeaders, SendRun
 from .replies import send_reply
+from .schedules import Removal
 from .storing import queue_count
 from .temporary import is_temporary
 
@@ -123,7 +124,7 @@ class Sending:
           Refused: as for `_queue_id`.
           StompError: no plugin holds delayed messages, or they go to no temporary destination.
         """
-        if template.parts:
+        if template.parts or template.removal is not None:
             return None
         self._check_delay(template)
         tag = None if template.destination.kind is Kind.REPLY else self._tag(template)
@@ -158,6 +159,8 @@ class Sending:
             return send_reply(self._context, self._gate, template, body, reply_to, self._peer.host)
         if template.parts:
             return self._send_to_all(template, body)
+        if template.removal is not None:
+            return self._remove(template.removal)
         message = self._record(template, body)
         if message is None:
             return 0
@@ -170,6 +173,14 @@ class Sending:
         placed = self._gate.publish_atomic(self._records(template, body))
         self._context.counters.stored += len(placed)
         return max((each.end for each in placed), default=0)
+
+    def _remove(self, removal: Removal) -> int:
+        """End a repeated message; nothing happens if it has ended already. Raises `StompError` and `Refused`."""
+        timers = self._context.broker.capability(Timers)
+        if timers is None or timers.end_repeated is None:
+            raise StompError("no plugin repeats messages; add timer to plugins.enabled")
+        self._gate.check_publish(removal.topic)
+        return timers.end_repeated(removal.topic, removal.key)
 
     def _answer(self, receipts: Sequence[bytes], end: int) -> None:
         if receipts:
@@ -195,6 +206,9 @@ class Sending:
         return [message for part in parts if (message := self._record(part, body)) is not None]
 
     def _record(self, template: Template, body: bytes) -> Message | None:
+        if template.removal is not None:
+            text = "ends a repeated message; send that outside of transactions, and to no other destination"
+            raise StompError(f"the message to {shown(template.destination.text)} {text}")
         self._check_delay(template)
         now_ms = self._now_ms
         content, properties = template.record_of(body, now_ms, self._answered_at(template))

@@ -19,3 +19,13 @@ class TimerConfig(Settings):
         low=1,
         high=10 * 366 * 86_400,
     )
+    period_min_ms: int = setting(
+        100,
+        "the shortest period of a message that is repeated; a shorter one is refused",
+        unit="ms",
+        low=1,
+        high=60_000,
+    )
+    schedules_max: int = setting(
+        10_000, "how many repeated messages may be pending; each takes about 0.5 KB of memory", low=0, high=1_000_000
+    )

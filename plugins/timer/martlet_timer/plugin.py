@@ -24,7 +24,7 @@ from .timers.delivery import TimerDelivery
 from .timers.exchange import Exchange
 from .timers.listing import Listing
 from .timers.recall import Recalls
-from .timers.stage import TimerStage
+from .timers.stage import RepeatLimits, TimerStage
 from .timers.state import TimerState
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class TimerPlugin(Hooks):
         super().__init__(config)
         self.levels = config.levels
         self.delays_ms = parse_levels(config.levels)
+        self._config = config
         self._horizon_ms = config.delay_max_s * 1000
         self.elapsed = ElapsedTime()
 
@@ -52,13 +53,20 @@ class TimerPlugin(Hooks):
         journal = broker.journal("timers")
         self.timer_clock = DampedClock(broker.clock, self.elapsed.ms)
         self.timers = TimerState(journal.topic, broker.store.config.segment_bytes)
-        self.timer_delivery = TimerDelivery(broker, journal, self.timers, self.timer_clock, NAME)
+        self.timer_delivery = TimerDelivery(
+            broker, journal, self.timers, self.timer_clock, NAME, self._config.period_min_ms
+        )
         self.exchange = Exchange(broker, self.timers, self.timer_delivery)
         self.recalls = Recalls(broker, self.timers, self.timer_delivery, self.timer_clock)
         listing = Listing(broker, self.timers, self.timer_delivery)
         return {
             Timers: Timers(
-                self.recalls.recall, listing.count, listing.pending, lambda: self.running.values(), self.levels
+                self.recalls.recall,
+                listing.count,
+                listing.pending,
+                lambda: self.running.values(),
+                self.levels,
+                self.recalls.end_repeated,
             )
         }
 
@@ -69,7 +77,12 @@ class TimerPlugin(Hooks):
         return [
             self.level_stage.stage,
             TimerStage(
-                self.timer_clock.now_ms, self._horizon_ms, broker.queue_for_later, broker.store.renew_clock
+                self.timer_clock.now_ms,
+                self._horizon_ms,
+                broker.queue_for_later,
+                broker.store.renew_clock,
+                RepeatLimits(self._config.period_min_ms, self._config.schedules_max, lambda: len(self.timers.repeated)),
+                broker.ids.unique,
             ).stage(),
         ]
 

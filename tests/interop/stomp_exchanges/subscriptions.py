@@ -147,6 +147,52 @@ def scheduled(place: Place) -> str:
     return texts(wire.messages(2))
 
 
+@exchange("`AMQ_SCHEDULED_PERIOD:500` with `AMQ_SCHEDULED_REPEAT:2`: how often the message comes")
+def repeated(place: Place) -> str:
+    wire = place.wire()
+    wire.subscribe(place.queue)
+    wire.send("SEND", "1", destination=place.queue, AMQ_SCHEDULED_PERIOD="500", AMQ_SCHEDULED_REPEAT="2")
+    wire.send("SEND", END, destination=place.queue, AMQ_SCHEDULED_DELAY="5000")
+    return str(len(wire.until(END)))
+
+
+@exchange("`AMQ_SCHEDULED_CRON:* * * * *` of 1, then 2: the order")
+def cron(place: Place) -> str:
+    wire = place.wire()
+    wire.subscribe(place.queue)
+    wire.send("SEND", "1", destination=place.queue, AMQ_SCHEDULED_CRON="* * * * *")
+    wire.send("SEND", "2", destination=place.queue)
+    return texts(wire.messages(2))
+
+
+@exchange(
+    "`AMQ_SCHEDULED_REPEAT:999`, then `AMQ_SCHEDULER_ACTION:REMOVE` with `scheduledJobId`: the message comes again"
+)
+def removed(place: Place) -> str:
+    wire = place.wire()
+    wire.subscribe(place.queue)
+    wire.send("SEND", "1", destination=place.queue, AMQ_SCHEDULED_PERIOD="500", AMQ_SCHEDULED_REPEAT="999")
+    job = wire.message().headers.get("scheduledJobId")
+    if job is None:
+        return "it has no id"
+    wire.publish("/topic/ActiveMQ.Scheduler.Management", "", AMQ_SCHEDULER_ACTION="REMOVE", scheduledJobId=job)
+    wire.publish(place.queue, "removed")
+    wire.until("removed")
+    wire.send("SEND", END, destination=place.queue, AMQ_SCHEDULED_DELAY="2000")
+    return "yes" if wire.until(END) else "no"
+
+
+@exchange("SEND with `AMQ_SCHEDULED_REPEAT:-1` and a period")
+def repeated_for_ever(place: Place) -> str:
+    repeats = {"AMQ_SCHEDULED_PERIOD": "60000", "AMQ_SCHEDULED_REPEAT": "-1"}
+    return outcome(place.wire(), "SEND", "1", destination=place.queue, **repeats)
+
+
+@exchange("SEND with `AMQ_SCHEDULED_CRON:* * * * 7`")
+def wrong_cron(place: Place) -> str:
+    return outcome(place.wire(), "SEND", "1", destination=place.queue, AMQ_SCHEDULED_CRON="* * * * 7")
+
+
 @exchange("`activemq.noLocal:true` with a topic: what the connection sent itself comes")
 def no_local_of_activemq(place: Place) -> str:
     return _own_messages(place, **{"activemq.noLocal": "true"})

@@ -24,9 +24,9 @@ LISTED_MAX: Final = 1000
 EPILOG = """\
 examples:
   martlet timer count                 how many messages are pending on each broker, and when they are due
-  martlet timer list                  the next 100 of each broker: due time, topic, message id, recall handle
+  martlet timer list                  the next 100 of each broker: due time, topic, id, repetitions, recall handle
   martlet timer list --count 5 --json
-  martlet timer recall djEgb3JkZXJz   recall the message with this handle
+  martlet timer recall djEgb3JkZXJz   recall the message with this handle; if it is repeated, it ends
 """
 
 
@@ -75,8 +75,11 @@ async def show_list(arguments: Any) -> int:
     if arguments.json:
         print_json(messages)
         return Exit.OK
-    rows = [[day_time(each["due"]), *[each[key] for key in ("topic", "msgId", "recallHandle")]] for each in messages]
-    print_rows(("due", "topic", "id", "recall handle"), rows, as_json=False)
+    rows = [
+        [day_time(each["due"]), each["topic"], each["msgId"], each.get("repeats") or "-", each["recallHandle"]]
+        for each in messages
+    ]
+    print_rows(("due", "topic", "id", "repeats", "recall handle"), rows, as_json=False)
     return Exit.OK
 
 

@@ -9,7 +9,7 @@ from martlet.message import Message, find_property, put_property, remove_propert
 from martlet.records.layout import TRANSACTION_MASK
 from martlet.store.delays import SCHEDULE_TOPIC
 from martlet.tables.topics import BROKER_TOPICS
-from martlet_timer.properties import LEVEL, REAL_QUEUE, REAL_TOPIC, TIME_KEYS
+from martlet_timer.properties import LEVEL, REAL_QUEUE, REAL_TOPIC, SCHEDULE_KEYS, TIME_KEYS
 
 from .delay_clock import DelayClock
 
@@ -82,7 +82,7 @@ class LevelStage:
             return message
         queue_id = self._broker.queue_for_later(message)
         properties = message.properties
-        for key in TIME_KEYS:
+        for key in (*TIME_KEYS, *SCHEDULE_KEYS):
             properties = remove_property(properties, key)
         properties = put_property(properties, LEVEL, b"%d" % level)
         properties = put_property(properties, REAL_TOPIC, message.topic.encode())

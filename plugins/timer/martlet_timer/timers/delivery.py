@@ -15,18 +15,20 @@ import trio
 
 from martlet.broker import Broker
 from martlet.errors import MartletError, Reason, Refused, StoreError, StoreFailed
-from martlet.message import Message, Record
+from martlet.message import Message, Record, find_property
 from martlet.state.journal import Journal
 from martlet.steps import WaitingSteps
 from martlet.tables.topics import TIMER_TOPIC
 from martlet_timer.lateness import Lateness
+from martlet_timer.properties import REAL_TOPIC
 
 from .damped_clock import DampedClock
 from .pending import Pending
 from .reader import Found, RecordReader
-from .records import delivery_of, moved
+from .records import moved
+from .repeats import Outcome, is_repeated, outcome_of
 from .schedule import Schedule, Timer
-from .state import TimerState, gone
+from .state import TimerState, ended, gone
 
 __all__ = ["TimerDelivery"]
 
@@ -35,6 +37,8 @@ log = logging.getLogger("martlet.timer")
 # Of one atomic group.
 BATCH_TIMERS: Final = 128
 BATCH_BYTES: Final = 256 * 1024
+# A repeated message is stored twice, in 70 us, and counts as so many others.
+TIMERS_A_REPETITION: Final = 4
 # Delivered, but not yet durable and applied.
 TAKEN_MAX: Final = 4096
 # If nothing is due, the clock is read this often, because NTP may make it run faster than trio's.
@@ -53,15 +57,29 @@ Due = tuple[Timer, Record]
 
 @final
 class TimerDelivery:
-    """The service that delivers *timers* of *broker*; ``plugin`` is the name under which the plugin is loaded."""
+    """The service that delivers *timers* of *broker*.
 
-    def __init__(self, broker: Broker, journal: Journal, timers: TimerState, clock: DampedClock, plugin: str) -> None:
+    Args:
+      plugin: the name under which the plugin is loaded.
+      period_min_ms: repeated messages that another broker stored have this period at least.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        journal: Journal,
+        timers: TimerState,
+        clock: DampedClock,
+        plugin: str,
+        period_min_ms: int,
+    ) -> None:
         self._broker = broker
         self._store = broker.store
         self._journal = journal
         self._timers = timers
         self._clock = clock
         self._plugin = plugin
+        self._period_min_ms = period_min_ms
         self.reader = RecordReader(broker.store)
         timers.append_again = self.append_again
         timers.changed = self._changed
@@ -157,7 +175,7 @@ class TimerDelivery:
             found = await self.reader.read([position for _, position in timers], BATCH_BYTES)
             due = self._check_found(timers, found, left)
             if due:
-                end = self._publish(due, left)
+                end = self._publish(_first(due), left)
         except (Refused, StoreFailed) as error:
             refused = error
         finally:
@@ -206,6 +224,9 @@ class TimerDelivery:
         for timer, record in zip(timers, found, strict=False):
             if not self._pending.has(*timer):
                 continue
+            if self._timers.repeated.is_ending(timer[1]):
+                left.pop(timer[1])  # the note removes it
+                continue
             if isinstance(record, Record):
                 due.append((timer, record))
             elif record is None:
@@ -219,7 +240,8 @@ class TimerDelivery:
         return due
 
     def _drop_damaged(self, timers: list[Timer]) -> None:
-        self.append([], timers)
+        keys = [key for _, position in timers if (key := self._timers.repeated.key_at(position))]
+        self.append([], timers, keys)
         self.damaged += len(timers)
         for due_ms, position in timers:
             log.error("timer due at %d ms is lost: its record at position %d is damaged", due_ms, position)
@@ -237,8 +259,11 @@ class TimerDelivery:
 
     # ---- storing
 
-    def append(self, messages: Sequence[Message], timers: Sequence[Timer]) -> int:
+    def append(self, messages: Sequence[Message], timers: Sequence[Timer], keys: Sequence[str] = ()) -> int:
         """Store *messages* and that *timers* are gone, all or nothing; return the end in the log.
+
+        Args:
+          keys: of repeated messages that end with this.
 
         Raises:
           Refused: the store refuses writes, or a message is refused.
@@ -246,7 +271,10 @@ class TimerDelivery:
         """
         store = self._store
         store.renew_clock()  # an older time would look like an early delivery
-        self._broker.publish_atomic(messages, [(self._journal, gone(timers))], passed=self._plugin)
+        notes = [(self._journal, gone(timers))]
+        if keys:
+            notes.append((self._journal, ended(keys)))
+        self._broker.publish_atomic(messages, notes, passed=self._plugin)
         end = store.appended
         try:
             store.commit()
@@ -267,24 +295,43 @@ class TimerDelivery:
           StoreFailed: the disk failed.
         """
         now_ms = self._clock.now_ms()
-        messages = [delivery_of(record, now_ms) for _, record in due]
+        outcomes = [outcome_of(record, timer[0], now_ms, self._period_min_ms) for timer, record in due]
         timers = [timer for timer, _ in due]
         try:
-            end = self.append(messages, timers)
+            end = self._append_outcomes(outcomes, timers)
         except Refused as refused:
             if self._store.refusal:
                 raise
             if len(due) == 1:
-                end = self._publish_odd(due[0], messages[0], refused)
+                end = self._publish_odd(due[0], outcomes[0], refused)
             else:
                 middle = len(due) // 2
                 self._publish(due[:middle], left)
                 return self._publish(due[middle:], left)
-        else:
-            self._note_published(end, timers)
         for _, position in timers:
             left.pop(position)
         return end
+
+    def _append_outcomes(self, outcomes: Sequence[Outcome], timers: Sequence[Timer]) -> int:
+        """Store what follows from *timers* that are due; raises as `append`, and if a series has no topic."""
+        messages: list[Message] = []
+        delivered: list[Timer] = []
+        for outcome, timer in zip(outcomes, timers, strict=True):
+            if outcome.delivery is not None:
+                messages.append(outcome.delivery)
+                delivered.append(timer)
+            else:
+                self._check_topic(outcome.timers[0])
+            messages += outcome.timers
+        end = self.append(messages, timers, [outcome.ended for outcome in outcomes if outcome.ended])
+        self._note_published(end, delivered)
+        return end
+
+    def _check_topic(self, timer: Message) -> None:
+        """Raise `Refused` if the topic that *timer* is for was deleted."""
+        topic = _topic_of(timer.properties)
+        if self._broker.topics.get(topic) is None:
+            raise Refused(Reason.NO_TOPIC, f"topic[{topic}] does not exist; create it, and send the message again")
 
     def _note_published(self, end: int, timers: list[Timer]) -> None:
         self._published.append((end, [due_ms for due_ms, _ in timers]))
@@ -299,27 +346,26 @@ class TimerDelivery:
             for due_ms in dues_ms:
                 self.lateness.add(now_ms - due_ms)
 
-    def _publish_odd(self, due: Due, message: Message, refused: Refused) -> int:
+    def _publish_odd(self, due: Due, outcome: Outcome, refused: Refused) -> int:
         """Deliver one message that was refused with *refused*: to another queue, later, or not at all."""
         timer, record = due
+        topic = _topic_of(record.properties)
         if refused.reason == Reason.NO_TOPIC:
-            return self._drop_without_topic(timer, message.topic)
-        if message.queue_id >= 0 and self._queue_is_gone(message):
+            return self._drop_without_topic(timer, topic)
+        message = outcome.delivery
+        if message is not None and message.queue_id >= 0 and self._queue_is_gone(message):
             message.queue_id = -1
             try:
-                end = self.append([message], [timer])
+                return self._append_outcomes([outcome], [timer])
             except Refused as again:
                 if self._store.refusal:
                     raise
                 refused = again
-            else:
-                self._note_published(end, [timer])
-                return end
         later_ms = self._clock.now_ms() + POSTPONE_MS
         end = self.append([moved(record, later_ms)], [timer])
         self.postponed += 1
         text = "timer due at %d ms for topic[%s] is refused, trying again in a minute; %s"
-        log.warning(text, timer[0], message.topic, refused)
+        log.warning(text, timer[0], topic, refused)
         return end
 
     def _queue_is_gone(self, message: Message) -> bool:
@@ -328,7 +374,8 @@ class TimerDelivery:
 
     def _drop_without_topic(self, timer: Timer, topic: str) -> int:
         """Store that a timer is gone because its topic was deleted: what was deleted stays deleted."""
-        end = self.append([], [timer])
+        key = self._timers.repeated.key_at(timer[1])
+        end = self.append([], [timer], [key] if key else [])
         self.dropped += 1
         if topic not in self._gone_topics and len(self._gone_topics) < GONE_TOPICS_MAX:
             log.warning("timers for topic[%s] are dropped when they are due, because the topic was deleted", topic)
@@ -400,6 +447,7 @@ class TimerDelivery:
         return {
             "pending": len(self._pending),
             "not_yet_pending": self._store.queue(TIMER_TOPIC, 0).next_offset - self._timers.next_offset,
+            "repeated": len(self._timers.repeated),
             "being_delivered": self._schedule.taken,
             "behind_ms": max(now_ms - wake_ms, 0) if wake_ms is not None else 0,
             "delivered": self.delivered,
@@ -411,3 +459,18 @@ class TimerDelivery:
             "clock_jumps": self._clock.jumps,
             **self.lateness.statistics(),
         }
+
+
+def _first(due: list[Due]) -> list[Due]:
+    """Return the first ones of *due* that are delivered in one turn; the others stay due."""
+    cost = 0
+    for index, (_, record) in enumerate(due):
+        cost += TIMERS_A_REPETITION if is_repeated(record.properties) else 1
+        if cost > BATCH_TIMERS:
+            return due[:index]
+    return due
+
+
+def _topic_of(properties: bytes) -> str:
+    """Return the topic that a timer with *properties* is for."""
+    return find_property(properties, REAL_TOPIC).decode("utf-8", "replace")

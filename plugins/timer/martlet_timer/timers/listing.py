@@ -10,6 +10,7 @@ from martlet_timer.properties import REAL_QUEUE, REAL_TOPIC, UNIQUE_KEY
 
 from .delivery import TimerDelivery
 from .records import OUT_MS
+from .repeats import described
 from .state import TimerState
 
 __all__ = ["Listing"]
@@ -24,16 +25,19 @@ class Listing:
 
     def __init__(self, broker: Broker, timers: TimerState, delivery: TimerDelivery) -> None:
         self._turns = broker.turns
+        self._projections = broker.projections
         self._timers = timers
         self._reader = delivery.reader
 
     async def count(self, times_ms: Sequence[int]) -> list[int]:
         """Return how many timers are due before each of *times_ms*, and how many are pending."""
+        await self._projections.wait_applied(self._timers)  # all that is acknowledged
         pending = self._timers.pending
         return [*[await self._turns.finish(pending.count_before(each)) for each in times_ms], len(pending)]
 
     async def pending(self, from_ms: int, count: int) -> list[PendingTimer]:
         """Return the first *count* timers that are due at *from_ms* or later, except those with damaged records."""
+        await self._projections.wait_applied(self._timers)
         timers = await self._turns.finish(self._timers.pending.first_due(from_ms, count))
         found: list[PendingTimer] = []
         while timers:
@@ -53,5 +57,12 @@ def _described(due_ms: int, record: Record) -> PendingTimer:
     queue, out = text(REAL_QUEUE), text(OUT_MS)
     queue_id = int(queue) if queue.isdecimal() else -1
     return PendingTimer(
-        due_ms, text(REAL_TOPIC), queue_id, text(UNIQUE_KEY), int(out), record.store_ms, len(record.body)
+        due_ms,
+        text(REAL_TOPIC),
+        queue_id,
+        text(UNIQUE_KEY),
+        int(out),
+        record.store_ms,
+        len(record.body),
+        described(record.properties),
     )

@@ -6,6 +6,9 @@ has this topic and key. Nobody may recall a message of a topic that they may not
 The records of a recall are also those of RocketMQ (RecallMessageProcessor), which recalls the message as well if it
 reads this log without knowing Martlet's notes. There is one with the key of RocketMQ 5.5, and one with that of later
 versions, which contains the topic.
+
+A message that is delivered several times ends with the recall of its pending timer, or by its name. The latter also
+ends a timer that is being delivered: its delivery is before that in the log, or does not happen.
 """
 
 from typing import Final, final
@@ -18,7 +21,8 @@ from martlet_timer.properties import REAL_TOPIC, UNIQUE_KEY
 
 from .damped_clock import DampedClock
 from .delivery import TimerDelivery
-from .records import OUT_MS, RECALLED_KEY, delete_key, due_of, key_of
+from .records import OUT_MS, RECALLED_KEY, delete_key, due_of, key_of, out_of
+from .repeats import SERIES
 from .schedule import Timer
 from .state import TimerState
 
@@ -55,12 +59,42 @@ class Recalls:
         if not timers:
             return 0
         try:
-            keys = delete_key(topic, unique), unique
-            end = self._delivery.append([self._record_of(topic, out_ms, unique, group, key) for key in keys], timers)
+            key = delete_key(topic, unique)
+            ended = [key] if key in self._timers.repeated.newest else []
+            end = self._delivery.append(self._records_of(topic, out_ms, unique, group), timers, ended)
         except BaseException:
             self._delivery.give_back(timers)
             raise
         self.recalled += len(timers)
+        return end
+
+    def end_repeated(self, topic: str, unique: str) -> int:
+        """End the repeated message of *topic* whose copies are named TOPIC:UNIQUE; return the end of that in the log.
+
+        Returns 0 if there is none: it has ended already, or there never was one.
+
+        Raises:
+          Refused: the store refuses writes.
+          StoreFailed: the disk failed.
+        """
+        newest, schedule = self._timers.repeated.newest, self._timers.schedule
+        uniques = {delete_key(topic, each): each for each in (unique, unique + SERIES)}
+        timers = {each: newest[key] for key, each in uniques.items() if key in newest}
+        if not timers:
+            return 0
+        records = [
+            record
+            for each, (due_ms, _) in timers.items()
+            for record in self._records_of(topic, out_of(due_ms), each, "")
+        ]
+        held = [timer for timer in timers.values() if schedule.hold(timer)]
+        try:
+            end = self._delivery.append(records, held, list(uniques))
+        except BaseException:
+            self._delivery.give_back(held)
+            raise
+        self._timers.repeated.ending.update(uniques)
+        self.recalled += 1
         return end
 
     async def _take(self, topic: str, due_ms: int, unique: str) -> list[Timer]:
@@ -89,6 +123,10 @@ class Recalls:
             if isinstance(record, Record) and _is(record, topic, unique):
                 found.append((due_ms, position))
         return found
+
+    def _records_of(self, topic: str, out_ms: int, unique: str, group: str) -> list[Message]:
+        keys = delete_key(topic, unique), unique
+        return [self._record_of(topic, out_ms, unique, group, key) for key in keys]
 
     def _record_of(self, topic: str, out_ms: int, unique: str, group: str, key: str) -> Message:
         properties = {

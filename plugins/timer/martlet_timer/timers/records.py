@@ -20,6 +20,7 @@ __all__ = [
     "OUT_MS",
     "PRECISION_MS",
     "RECALLED_KEY",
+    "copy_of",
     "delete_key",
     "delivery_of",
     "due_of",
@@ -93,7 +94,8 @@ def timer_properties(properties: bytes, due_ms: int) -> bytes:
     return put_property(properties, OUT_MS, b"%d" % out_of(due_ms))
 
 
-def _copy_of(record: Record, topic: str, queue_id: int, properties: bytes) -> Message:
+def copy_of(record: Record, topic: str, queue_id: int, properties: bytes) -> Message:
+    """Return the message of *record* for another place, with *properties*."""
     return Message(
         topic,
         record.body,
@@ -119,7 +121,7 @@ def delivery_of(record: Record, now_ms: int) -> Message:
     longer = put_property(longer, DEQUEUE_MS, b"%d" % now_ms)
     if len(longer) <= PROPERTIES_BYTES_MAX:
         properties = longer
-    return _copy_of(record, topic, queue_id, properties)
+    return copy_of(record, topic, queue_id, properties)
 
 
 def moved(record: Record, due_ms: int) -> Message:
@@ -132,4 +134,4 @@ def moved(record: Record, due_ms: int) -> Message:
         properties = longer
     if due_of(int(find_property(properties, OUT_MS))) != due_ms:
         properties = put_property(properties, OUT_MS, b"%d" % out_of(due_ms))
-    return _copy_of(record, TIMER_TOPIC, 0, properties)
+    return copy_of(record, TIMER_TOPIC, 0, properties)

@@ -1,21 +1,40 @@
 """The stage that holds timed messages."""
 
 from collections.abc import Callable
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 from martlet.contracts import Stage
 from martlet.errors import Reason, Refused
 from martlet.message import PROPERTIES_BYTES_MAX, Message, find_property, put_property
 from martlet.records.layout import PREPARED
 from martlet.tables.topics import BROKER_TOPICS, TIMER_TOPIC
-from martlet_timer.properties import DELAY_SEC, DELIVER_MS, REAL_QUEUE, REAL_TOPIC, TIME_KEYS
+from martlet_timer.properties import (
+    CRON,
+    DELAY_SEC,
+    DELIVER_MS,
+    REAL_QUEUE,
+    REAL_TOPIC,
+    SCHEDULE_KEYS,
+    TIME_KEYS,
+    UNIQUE_KEY,
+)
 
 from .records import DIGITS_MAX, OUT_MS, RECALLED_KEY, out_of
+from .repeats import ENDLESS, NAME_BYTES, Repeats, is_repeated, read_repeats, with_expiry_moved, without_schedule
 
-__all__ = ["TimerStage"]
+__all__ = ["RepeatLimits", "TimerStage"]
 
 # What delivery adds at most: two times and a count, with their names.
 ROOM_BYTES: Final = 128
+
+
+@final
+class RepeatLimits(NamedTuple):
+    """What bounds repeated messages: the shortest period, and how many may be pending; ``pending`` counts them."""
+
+    period_min_ms: int
+    pending_max: int
+    pending: Callable[[], int]
 
 
 @final
@@ -27,6 +46,8 @@ class TimerStage:
       horizon_ms: how far in the future messages may be due.
       queue_for: returns the queue in which a message would be stored; raises `Refused` if it would be refused.
       renew_clock: gives the next record a store time of its own, so that no message looks early.
+      limits: of repeated messages.
+      new_key: returns a unique key, for those that have none.
     """
 
     def __init__(
@@ -35,14 +56,18 @@ class TimerStage:
         horizon_ms: int,
         queue_for: Callable[[Message], int],
         renew_clock: Callable[[], None],
+        limits: RepeatLimits,
+        new_key: Callable[[], str],
     ) -> None:
         self._now_ms = now_ms
         self._horizon_ms = horizon_ms
         self._queue_for = queue_for
         self._renew_clock = renew_clock
+        self._limits = limits
+        self._new_key = new_key
 
     def stage(self) -> Stage:
-        return Stage(self.hold, (*(key.decode() for key in TIME_KEYS), RECALLED_KEY.decode()))
+        return Stage(self.hold, tuple(key.decode() for key in (*TIME_KEYS, *SCHEDULE_KEYS, RECALLED_KEY)))
 
     def hold(self, message: Message) -> Message:
         """Return *message*, which becomes a record of `TIMER_TOPIC` if it asks for a time in the future.
@@ -59,11 +84,60 @@ class TimerStage:
         if find_property(properties, OUT_MS):
             return message  # it was delivered before, and is sent again
         now_ms = self._now_ms()
-        due_ms = self._due_ms(properties, now_ms)
+        if any(find_property(properties, key) for key in SCHEDULE_KEYS):
+            due_ms = self._schedule(message, now_ms)
+        else:
+            due_ms = self._due_ms(properties, now_ms)
         if due_ms > now_ms:
             return self._held(message, due_ms)
         self._renew_clock()
         return message
+
+    def _schedule(self, message: Message, now_ms: int) -> int:
+        """Return when *message* is due for the first time, and give it what each repeated message has.
+
+        Raises:
+          Refused: there is no such schedule, or it is too dense, or there are too many.
+        """
+        properties = message.properties
+        has_time = any(find_property(properties, key) for key in TIME_KEYS)
+        delay_ms = max(self._due_ms(properties, now_ms) - now_ms, 0) if has_time else 0
+        try:
+            repeats = read_repeats(properties, delay_ms)
+            due_ms = repeats.first_ms(now_ms)
+        except ValueError as error:
+            raise Refused(Reason.ILLEGAL, str(error)) from error
+        if max(repeats.wait_ms, repeats.period_ms) > self._horizon_ms:
+            text = f"period {repeats.period_ms} is too long; the maximum is {self._horizon_ms} ms"
+            raise Refused(Reason.ILLEGAL, f"{text} (timer.delay_max_s = {self._horizon_ms // 1000})")
+        if repeats.is_once:
+            properties = without_schedule(properties)
+        else:
+            self._check_repeats(repeats, properties)
+            if not find_property(properties, UNIQUE_KEY):
+                properties = put_property(properties, UNIQUE_KEY, self._new_key().encode())
+        message.properties = with_expiry_moved(properties, due_ms - now_ms)
+        return due_ms
+
+    def _check_repeats(self, repeats: Repeats, properties: bytes) -> None:
+        """Raise `Refused` if *repeats* are not possible, or too many."""
+        limits = self._limits
+        if repeats.repeat and repeats.period_ms < limits.period_min_ms:
+            text = f"period {repeats.period_ms} of a repeated message is too short; the minimum is"
+            raise Refused(Reason.ILLEGAL, f"{text} {limits.period_min_ms} ms (timer.period_min_ms)")
+        if repeats.cron is not None:
+            if find_property(properties, DELIVER_MS):
+                text = f"message has both {CRON.decode()} and {DELIVER_MS.decode()}; use one of them"
+                raise Refused(Reason.ILLEGAL, text)
+            shortest_ms = repeats.cron.shortest_ms()
+            series_ms = repeats.wait_ms + repeats.repeat * repeats.period_ms if repeats.repeat else 0
+            if repeats.repeat == ENDLESS or series_ms >= shortest_ms:
+                takes = "has no end" if repeats.repeat == ENDLESS else f"takes {series_ms} ms"
+                text = f"the series of a schedule {takes}, and the next one can begin after {shortest_ms} ms"
+                raise Refused(Reason.ILLEGAL, f"{text}; use fewer repetitions, or a shorter period")
+        if limits.pending() >= limits.pending_max:
+            text = f"there are {limits.pending_max} repeated messages; timer.schedules_max allows no more"
+            raise Refused(Reason.BUSY, f"{text}, end others first")
 
     def _due_ms(self, properties: bytes, now_ms: int) -> int:
         key, value = next((key, value) for key in TIME_KEYS if (value := find_property(properties, key)))
@@ -85,9 +159,10 @@ class TimerStage:
         properties = put_property(message.properties, OUT_MS, b"%d" % out_of(due_ms))
         properties = put_property(properties, REAL_TOPIC, message.topic.encode())
         properties = put_property(properties, REAL_QUEUE, b"%d" % queue_id)
-        if len(properties) > PROPERTIES_BYTES_MAX - ROOM_BYTES:
+        room = ROOM_BYTES + (NAME_BYTES if is_repeated(properties) else 0)
+        if len(properties) > PROPERTIES_BYTES_MAX - room:
             text = f"message properties are {len(properties)} bytes with those of its timer"
-            raise Refused(Reason.ILLEGAL, f"{text}; the maximum is {PROPERTIES_BYTES_MAX - ROOM_BYTES}")
+            raise Refused(Reason.ILLEGAL, f"{text}; the maximum is {PROPERTIES_BYTES_MAX - room}")
         message.properties = properties
         message.topic, message.queue_id = TIMER_TOPIC, 0
         return message

@@ -4,6 +4,9 @@ A record in RocketMQ's timer topic adds a timer. A note in the plugin's journal 
 the atomic group of the delivered messages; a recalled one; and those whose records were appended again before retention
 removes them, in the atomic group of the new records. So a timer is pending exactly as long as nothing in the log says
 otherwise, whatever the clock did.
+
+A message that is delivered several times is one timer after the other (`repeats.py`). A record in the timer topic also
+removes the earlier timer of its message, and a note says that no other follows.
 """
 
 import sys
@@ -21,13 +24,18 @@ from martlet.steps import Pace, Steps, WaitingSteps
 from martlet.tables.topics import TIMER_TOPIC
 
 from .pending import Column, Frozen, Pending
-from .records import key_of, read_timer
+from .records import delete_key, key_of, read_timer
+from .repeated import Repeated
+from .repeats import is_repeated
 from .schedule import Schedule, Timer
 
-__all__ = ["TimerState", "gone"]
+__all__ = ["TimerState", "ended", "gone"]
 
 FORMAT: Final = 1
 GONE: Final = 1
+ENDED: Final = 2
+# In a snapshot, in place of the hour of a row: the row has repeated messages.
+REPEATED: Final = -1
 RESTORED_AT_ONCE: Final = 4096
 
 
@@ -42,10 +50,13 @@ def gone(timers: Iterable[Timer]) -> bytes:
     return note
 
 
-def _read_gone(note: bytes) -> Iterator[Timer]:
-    kind, *numbers = msgpack.unpackb(note)
-    if kind != GONE:
-        raise StoreError(f"journal of timers has a note of the unknown kind {kind!r}; a newer version wrote it")
+def ended(keys: Iterable[str]) -> bytes:
+    """Return the note that the repeated messages with these keys have no timer any more."""
+    note: bytes = msgpack.packb([ENDED, *keys])
+    return note
+
+
+def _read_gone(numbers: Sequence[int]) -> Iterator[Timer]:
     due_ms = position = 0
     for due_more, position_more in zip(numbers[::2], numbers[1::2], strict=True):
         due_ms, position = due_ms + due_more, position + position_more
@@ -68,6 +79,7 @@ class TimerState:
         self._granule_bytes = granule_bytes
         self.pending = Pending(granule_bytes)
         self.schedule = Schedule(self.pending)
+        self.repeated = Repeated()
         # Appends the records of timers again; set by `TimerDelivery`.
         self.append_again: Callable[[Iterable[list[Timer]]], WaitingSteps[None]] | None = None
         # Called when timers were added or removed.
@@ -79,33 +91,57 @@ class TimerState:
         return len(self.pending)
 
     def apply(self, records: Sequence[RecordView]) -> None:
-        pending, schedule = self.pending, self.schedule
         newest: RecordView | None = None
         for record in records:
             if record.topic != TIMER_TOPIC:
                 for note in read_notes(record.body):
-                    for due_ms, position in _read_gone(note):
-                        pending.remove(due_ms, position)
-                        schedule.removed(position)
+                    self._apply_note(note)
                 continue
             newest = record
-            timer = read_timer(record)
-            if timer is not None:
-                due_ms, topic, unique = timer
-                pending.add(due_ms, record.position, key_of(topic, unique))
-                schedule.added(due_ms, record.position)
+            self._apply_timer(record)
         if newest is not None:
             self.next_offset = newest.queue_offset + 1
         if self.changed is not None:
             self.changed()
 
+    def _apply_timer(self, record: RecordView) -> None:
+        timer = read_timer(record)
+        if timer is None:
+            return
+        due_ms, topic, unique = timer
+        self.pending.add(due_ms, record.position, key_of(topic, unique))
+        self.schedule.added(due_ms, record.position)
+        if is_repeated(record.properties):
+            self._remove(self.repeated.put(delete_key(topic, unique), (due_ms, record.position)))
+
+    def _apply_note(self, note: bytes) -> None:
+        kind, *rest = msgpack.unpackb(note)
+        if kind == GONE:
+            for timer in _read_gone(rest):
+                self._remove(timer)
+        elif kind == ENDED:
+            for key in rest:
+                self._remove(self.repeated.end(key))
+                self.repeated.ending.discard(key)
+        else:
+            raise StoreError(f"journal of timers has a note of the unknown kind {kind!r}; a newer version wrote it")
+
+    def _remove(self, timer: Timer | None) -> None:
+        if timer is not None:
+            self.pending.remove(*timer)
+            self.schedule.removed(timer[1])
+            self.repeated.gone(timer[1])
+
     def freeze(self) -> Steps[Sequence[bytes]]:
-        return pack_rows(FORMAT, _rows(self.pending.freeze()))
+        return pack_rows(FORMAT, _rows(self.pending.freeze(), self.repeated.freeze()))
 
     def restore(self, data: bytes, first_position: int) -> Steps[None]:
         self._begin()
         pace = Pace(RESTORED_AT_ONCE)
         for hour, dues, positions, keys in unpack_rows(FORMAT, data):
+            if hour == REPEATED:
+                self.repeated.restore(keys, first_position)
+                continue
             columns = hour, _column("I", dues), _column("q", positions), _column("I", keys)
             self.pending.restore(columns, first_position)
             if pace.is_over(16 + len(columns[1])):
@@ -114,6 +150,7 @@ class TimerState:
     def _begin(self) -> None:
         self.pending = Pending(self._granule_bytes)
         self.schedule = Schedule(self.pending)
+        self.repeated = Repeated()
 
     def forget(self, topic: str) -> None:
         if topic == TIMER_TOPIC:
@@ -128,7 +165,9 @@ class TimerState:
             yield from self.append_again(self.pending.in_range(start, end))
 
 
-def _rows(frozen: Iterator[Frozen]) -> Iterator[object]:
+def _rows(frozen: Iterator[Frozen], repeated: Iterable[bytes]) -> Iterator[object]:
+    for row in repeated:
+        yield REPEATED, b"", b"", row
     for hour, dues, positions, keys in frozen:
         yield hour, _bytes(dues), _bytes(positions), _bytes(keys)
 

@@ -47,6 +47,7 @@ async def _answer(context: Context, command: Command, from_ms: int, count: int) 
                 "msgId": each.unique,
                 "stored": each.store_ms,
                 "bodyBytes": each.body_bytes,
+                "repeats": each.repeats,
                 "recallHandle": encode_handle(RecallHandle(each.topic, broker.config.name, each.out_ms, each.unique)),
             }
             for each in await timers.pending(from_ms, count)
