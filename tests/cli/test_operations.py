@@ -95,13 +95,25 @@ def test_the_unit_agrees_with_the_commands(machine: Machine) -> None:
     said = dict(re.findall(r"^(\w+)=(.*)$", unit, re.MULTILINE))
     assert f" {said['User']}\n" in re.findall(r"useradd .*\n", machine.notes.read_text())[0]
     assert f"/var/lib/{said['StateDirectory']}" in said["ExecStart"].split()
-    machine.run(said["ExecStartPre"])
     assert machine.here(said["ExecStart"]).split()[:3] == [
         f"{machine.folder}/opt/martlet/bin/martlet",
         "run",
         "--config",
     ]
     assert "systemctl enable --now martlet\n" in machine.notes.read_text()
+
+
+def test_the_unit_does_not_try_a_wrong_configuration_again(machine: Machine) -> None:
+    """systemd starts a unit again after a failed ExecStartPre; only the exit code of the main process prevents that."""
+    install, *_ = blocks("sh", section("As a service"))
+    machine.run(install)
+    said = dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.MULTILINE))
+    assert not {"ExecStartPre", "ExecCondition"} & set(said)
+    config = machine.folder / "etc/martlet/martlet.toml"
+    config.write_text(config.read_text() + "\n[nonsense]\nkey = 1\n")
+    done = subprocess.run(machine.here(said["ExecStart"]).split(), capture_output=True, text=True, check=False)
+    assert str(done.returncode) in said["RestartPreventExitStatus"].split()
+    assert "nonsense" in done.stderr
 
 
 def test_the_unit_exposes_little_of_the_machine_and_starts_again_after_a_conflict_of_ports() -> None:
