@@ -156,6 +156,17 @@ def test_a_plugin_whose_import_hangs_ends_the_start(name: str) -> None:
     assert str(caught.value) == f"plugin {name!r} cannot be imported; TimeoutError: it did not return within 30 s"
 
 
+def test_a_file_that_is_no_python_is_named_with_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most plugins have an ``__init__.py``, so the name alone does not tell which file it is."""
+
+    def load_wrong(entry: EntryPoint) -> object:
+        return compile("import os\nclass Wrong(:", "/plugins/wrong/__init__.py", "exec")
+
+    monkeypatch.setattr(EntryPoint, "load", load_wrong)
+    with pytest.raises(PluginError, match=r"; SyntaxError: invalid syntax \(/plugins/wrong/__init__\.py:2\)$"):
+        load(["full"], {})
+
+
 def test_an_error_inside_a_library_names_the_line_of_the_plugin_that_called_it() -> None:
     with pytest.raises(PluginError, match=r"; NameError: .* \(.*plugin_toys\.py:\d+\)$"):
         load(["calling"], {})

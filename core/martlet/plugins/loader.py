@@ -199,6 +199,8 @@ def _told(error: Exception, package: str) -> str:
     """Return the text of *error*; unless it is one of our own errors, with its type and where in *package* it began."""
     if isinstance(error, MartletError):
         return str(error)
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
     place = ""
     for frame, line in walk_tb(error.__traceback__):
         if package and _package_of(frame.f_globals.get("__name__", "")) == package:
