@@ -363,6 +363,18 @@ def test_a_backup_of_a_damaged_store_says_so(martlet: Run, tmp_path: Path) -> No
     assert target.is_dir()
 
 
+@pytest.mark.parametrize("link", ["target", "source"])
+def test_a_backup_does_not_go_into_its_own_source(link: str, martlet: Run, tmp_path: Path) -> None:
+    data, other = tmp_path / "data", tmp_path / "link"
+    written(data)
+    other.symlink_to(data)
+    source, target = (data, other / "copy") if link == "target" else (other, data / "copy")
+    before = sorted(data.iterdir())
+    code, _, err = martlet("store", "backup", str(source), str(target), *SETTINGS)
+    assert (code, "is inside of the data directory; choose another place" in err) == (3, True)
+    assert sorted(data.iterdir()) == before
+
+
 def test_a_backup_replaces_nothing(martlet: Run, tmp_path: Path) -> None:
     data, target = tmp_path / "data", tmp_path / "copy"
     data.mkdir()

@@ -235,6 +235,8 @@ def back_up(arguments: Any) -> int:
     for path in (target, unfinished):
         if os.path.lexists(path):
             raise StoreError(f"{path!r} exists; choose another target, or remove it")
+    if f"{os.path.realpath(target)}/".startswith(f"{os.path.realpath(arguments.directory)}/"):
+        raise StoreError(f"backup {target!r} is inside of the data directory; choose another place")
     os.umask(0o077)  # no other user may read messages
     labels = ("copying", "starting the copy", "indexing keys", "trying a start", "verifying")
     try:
