@@ -72,9 +72,35 @@ def _run(words: list[str]) -> int:
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
     """Return the arguments *words*; an optional argument, such as a body, may follow options."""
-    if any(action.nargs == argparse.PARSER for action in parser._actions):  # has subcommands
-        return parser.parse_args(words)
-    return parser.parse_intermixed_args(words)
+    if _actions_of(parser) is not None:
+        found, rest = parser.parse_known_args(words)
+    else:
+        found, rest = parser.parse_known_intermixed_args(words)
+    if rest:
+        _refuse(parser, words, rest)
+    return found
+
+
+def _actions_of(parser: argparse.ArgumentParser) -> "argparse._SubParsersAction[argparse.ArgumentParser] | None":
+    return next((action for action in parser._actions if isinstance(action, argparse._SubParsersAction)), None)
+
+
+def _refuse(parser: argparse.ArgumentParser, words: Sequence[str], rest: Sequence[str]) -> NoReturn:
+    """Raise a `UsageError` about *rest*, which are no arguments of the action that *words* name."""
+    import difflib
+
+    from martlet.cli.outcome import UsageError
+
+    for word in words:
+        actions = _actions_of(parser)
+        if actions is not None and word in actions.choices:
+            parser = actions.choices[word]
+    options = [name for action in parser._actions for name in action.option_strings]
+    option = rest[0].partition("=")[0]
+    near = difflib.get_close_matches(option, options, 1) if option.startswith("--") else []
+    if near:
+        raise UsageError(f"option {option!r} is unknown; did you mean {near[0]!r}?")
+    parser.error(f"unrecognized arguments: {' '.join(rest)}")
 
 
 def find(name: str) -> "Command | None":
