@@ -62,6 +62,30 @@ def test_a_group_shares_the_messages_of_a_topic(java: Java, name: Name) -> None:
     assert len(two.seen) > 10
 
 
+@pytest.mark.parametrize("orderly", [False, True])
+def test_a_topic_with_fewer_queues_brings_what_was_in_the_others(
+    java: Java, target: Target, target_kind: str, name: Name, orderly: bool
+) -> None:
+    """RocketMQ's broker takes the queues away at once, with what nobody has consumed."""
+    topic, group = name("fewer"), name("group")
+    admin, producer = java.queries(), java.producer(queues=8)
+    admin.create_topic(topic, target.address, queues=8)
+    producer.send(*(message(topic, body) for body in bodies(40, "a")))
+    consumer = java.push(group, topic, orderly=orderly)
+    consumer.wait_bodies(bodies(40, "a"))
+    consumer.stop()
+    producer.send(*(message(topic, body) for body in bodies(40, "b")))
+    admin.create_topic(topic, target.address, queues=2)
+    late = java.push(group, topic, orderly=orderly)
+    left = late.wait_bodies(bodies(40, "b") if target_kind == "martlet" else [])
+    assert target_kind == "rocketmq" or Counter(m.body for m in left) == Counter(bodies(40, "b"))
+    producer.send(*(message(topic, body) for body in bodies(20, "c")))
+    late.wait_bodies(bodies(20, "c"))
+    admin.create_topic(topic, target.address, queues=6)
+    producer.send(*(message(topic, body) for body in bodies(20, "d")))
+    late.wait_bodies(bodies(20, "d"))
+
+
 def test_two_groups_each_get_everything(java: Java, name: Name) -> None:
     topic = name("topic")
     producer = java.producer(queues=2)

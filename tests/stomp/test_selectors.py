@@ -11,6 +11,8 @@ from martlet_filter_sql92.plugin import Sql92Config, Sql92Plugin
 from martlet_stomp.selectors import select, translated
 
 QUEUE, TOPIC = "/queue/cars", "/topic/cars"
+# Half of them are more than can be parked, or kept for the consumer of a group that is full.
+MANY = 4000
 
 
 @asynccontextmanager
@@ -82,6 +84,30 @@ async def test_messages_that_no_consumer_selects_wait_for_one_that_does(tmp_path
         await last.subscribe(QUEUE, "client")
         assert await last.bodies(1) == [b"blue"]
         assert await last.rest() == []
+
+
+async def test_a_slow_consumer_holds_up_no_other_one(tmp_path: Path) -> None:
+    """What it selects is kept for it, many more messages than it may hold, and comes to it in order."""
+    async with selecting(tmp_path) as stomp:
+        slow, fast, sender = [await stomp.connect() for _ in range(3)]
+        await slow.subscribe(QUEUE, "client-individual", selector="colour = 'red'", prefetch_count="1")
+        await fast.subscribe(QUEUE, "client-individual", selector="colour = 'blue'")
+        frames = [
+            sender.frame("SEND", b"%d" % number * 50, destination=QUEUE, colour="red" if number % 2 else "blue")
+            for number in range(MANY)
+        ]
+        await sender.send(*frames, sender.frame("SEND", b"end", destination=QUEUE, colour="blue", receipt="sent"))
+        await sender.receipt("sent")
+        for number in range(0, MANY, 2):
+            (message,) = await fast.messages(1)
+            assert message.body == b"%d" % number * 50
+            await fast.send(fast.settling("ACK", message))
+        assert await fast.bodies(1) == [b"end"]
+        for number in range(1, MANY, 2):
+            (message,) = await slow.messages(1)
+            assert (message.body, slow.came) == (b"%d" % number * 50, [])
+            await slow.send(slow.settling("ACK", message))
+        assert await slow.rest() == []
 
 
 async def test_a_durable_subscription_keeps_what_matches(tmp_path: Path) -> None:
