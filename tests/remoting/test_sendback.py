@@ -1,10 +1,12 @@
 import pytest
 import trio
+from msgspec.structs import replace
 
 from martlet.message import Message, Record, decode_properties
 from martlet.records.codec import decode_record, decode_records
 from martlet.tables.groups import Group
 from martlet.tables.topics import BROKER_TOPICS, EVENT_TOPIC
+from martlet_remoting.codec import FrameBuffer
 from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.packets import Command
 
@@ -58,6 +60,38 @@ async def test_a_failed_message_comes_again_in_the_groups_retry_topic(harness: H
     properties = decode_properties(again.properties)
     assert (properties["RETRY_TOPIC"], properties["ORIGIN_MESSAGE_ID"], properties["DELAY"]) == ("T", origin, "4")
     assert again.reconsume_times == 2
+
+
+async def waited(client: FakeClient, code: int, **ext: object) -> Command:
+    """Send a request for which a thread may have to read, and return its answer."""
+    opaque = client.send(code, ext)
+    while opaque not in client.answers:
+        await trio.lowlevel.checkpoint()
+        client.harness.store.commit()
+        client.receive()
+    return client.answers.pop(opaque)
+
+
+async def test_a_message_is_given_back_and_found_however_large_it_may_be(open_harness: OpenHarness) -> None:
+    largest = 20 << 20
+    harness = await open_harness(store={"flush": "async", "message_bytes_max": largest}, frame_bytes_max=24 << 20)
+    harness.broker.config = replace(harness.broker.config, message_bytes_max=largest)
+    harness.topic("T")
+    client = harness.client()
+    client._frames = FrameBuffer(24 << 20)
+    answer = await client.ask(RequestCode.SEND_MESSAGE_V2, send_ext("T", 1, "KEYS\x01k\x02"), bytes(largest))
+    assert answer.code == 0
+    position = int(str(answer.ext["msgId"])[16:], 16)
+    assert (await waited(client, BACK, offset=position, group="G", delayLevel=0)).code == 0
+    (queue,) = harness.store.queues.topics["%RETRY%G"].values()
+    (copy,) = decode_records(b"".join(harness.store.read(queue, 0, 1, 1).pieces))
+    assert copy.body == bytes(largest)
+    viewed = await waited(client, RequestCode.VIEW_MESSAGE_BY_ID, topic="T", offset=position)
+    query = {"topic": "T", "key": "k", "maxNum": 1, "beginTimestamp": 0, "endTimestamp": 1 << 60}
+    found = await waited(client, RequestCode.QUERY_MESSAGE, **query)
+    for each in viewed, found:
+        (record,) = decode_records(each.body)
+        assert record.body == bytes(largest)
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,16 @@ class Store:
             self.disk, self.pages, queues, self.readable_end, self.repairs, verify=config.verify_reads
         )
         self.lookup = Lookup(
-            self.disk, segments, self.pages, tail, queues, self.readable_end, self.readers, self.indexer, self.repairs
+            self.disk,
+            segments,
+            self.pages,
+            tail,
+            queues,
+            self.readable_end,
+            self.readers,
+            self.indexer,
+            self.repairs,
+            config.message_bytes_max,
         )
         self.first_offsets = FirstOffsets(queues, segments)
         self.checkpointer = Checkpointer(

@@ -24,8 +24,9 @@ OWN_BYTES: Final = OWN_PREFIX.encode()
 # The total size of the records that a query by key returns.
 QUERY_BYTES_MAX: Final = 1 << 30
 # What a client calls a position may not be one, and then the size there is random; RocketMQ's clients accept no frame
-# over 16 MiB.
+# over 16 MiB. A larger `StoreConfig.message_bytes_max` raises this; properties and the rest of a record take 128 KiB.
 ASKED_BYTES_MAX: Final = 16 << 20
+SPARE_BYTES: Final = 128 << 10
 UNKNOWN_MS: Final = 1 << 62
 QUERY_PAUSE_BYTES: Final = 524_288  # per slice of a query; each read counts as QUERY_STEP_BYTES at least
 QUERY_STEP_BYTES: Final = 32_768
@@ -49,7 +50,18 @@ class Found:
 class Lookup:
     """Finds readable records."""
 
-    __slots__ = ("_disk", "_indexer", "_pages", "_queues", "_readable", "_readers", "_repairs", "_segments", "_tail")
+    __slots__ = (
+        "_asked_bytes_max",
+        "_disk",
+        "_indexer",
+        "_pages",
+        "_queues",
+        "_readable",
+        "_readers",
+        "_repairs",
+        "_segments",
+        "_tail",
+    )
 
     def __init__(
         self,
@@ -62,7 +74,9 @@ class Lookup:
         readers: Readers,
         indexer: Indexer,
         repairs: Repairs,
+        message_bytes_max: int,
     ) -> None:
+        self._asked_bytes_max = max(ASKED_BYTES_MAX, message_bytes_max + SPARE_BYTES)
         self._disk = disk
         self._segments = segments
         self._pages = pages
@@ -120,9 +134,9 @@ class Lookup:
         """Like `Store.record_far`."""
 
         def read() -> bytes | None:
-            return self.record_at(position, bytes_max=ASKED_BYTES_MAX)
+            return self.record_at(position, bytes_max=self._asked_bytes_max)
 
-        data = read() if self._is_near(position, ASKED_BYTES_MAX) else await self._disk.off_loop(read)
+        data = read() if self._is_near(position, self._asked_bytes_max) else await self._disk.off_loop(read)
         if data is None:
             return None
         record = RecordView(data)
