@@ -49,6 +49,7 @@ EFFECTS = {
             "martlet/cli/new_plugin.py": "writes the files of a plugin to begin with",
             "martlet/clock.py": "reads from the kernel when this process began",
             "martlet/freed_memory.py": "reads from the kernel how much memory this process has",
+            "martlet/net/self_signed.py": "hands a key to OpenSSL in a file that is on no disk",
             "martlet/store/key_index.py": "maps memory that belongs to no file",
             "martlet_remoting/commands/send.py": "reads the files that it sends",
         },

@@ -164,8 +164,9 @@ def test_any_certificate_will_do_where_that_is_asked_for(secure: Secure, martlet
     assert martlet("ping", "-n", secure.name_server, *options)[0] == 0
 
 
-def test_tls_to_a_port_without_it_is_told(broker: str, martlet: Run) -> None:
-    code, _, err = martlet("ping", "-n", broker, "--tls")
+def test_tls_to_a_port_without_it_is_told(start: Callable[..., Process], martlet: Run) -> None:
+    port = start("run", "--set", "nameserver.tls=disabled").addresses()["nameserver"]
+    code, _, err = martlet("ping", "-n", port, "--tls")
     assert code == 3
     assert "the peer ended the TLS handshake; it may not speak TLS" in err
 

@@ -43,7 +43,19 @@ def jvm(request: pytest.FixtureRequest, jvms: Callable[[str], Jvm]) -> Jvm:
 
 
 def test_java_clients_with_and_without_tls_meet(jvm: Jvm, target: RocketMQ | Martlet) -> None:
-    clients = Java(jvm, target.name_server)
+    check_that_they_meet(Java(jvm, target.name_server), jvm)
+
+
+def test_java_clients_use_tls_with_a_fresh_broker_that_has_no_certificate(jvm: Jvm, tmp_path: Path) -> None:
+    """They verify nothing by default (`tls.test.mode.enable`), and RocketMQ makes a certificate, too."""
+    broker = Martlet(tmp_path)
+    try:
+        check_that_they_meet(Java(jvm, broker.name_server), jvm)
+    finally:
+        broker.close()
+
+
+def check_that_they_meet(clients: Java, jvm: Jvm) -> None:
     topic = f"tls_{jvm.version.replace('.', '_')}"
     secret, plain = clients.producer(tls=True), clients.producer("interop_plain")
     secret.send(*(message(topic, f"secret {i}") for i in range(COUNT)))

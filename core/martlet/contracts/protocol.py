@@ -100,7 +100,8 @@ class Peer(TypingProtocol):
         speaks first. The next that the client sends must be a TLS handshake, else it is closed.
 
         Raises:
-          Refused: the port has no certificate (Reason.NOT_SUPPORTED), or the connection uses TLS or WebSocket already.
+          Refused: the port has no certificate (Reason.NOT_SUPPORTED; none is made for this), or the connection uses
+            TLS or WebSocket already.
         """
         ...
 
@@ -184,6 +185,8 @@ class Protocol(Struct, frozen=True, eq=False):
       connect: creates the connection of a new peer; called with the time, on the clock of `Connection.receive_data`.
       handle: creates the handler of a new peer; called with the peer and its connection.
       tls: returns the TLS context, None for plain text; called for each new peer, so certificates can change.
+      make_tls: if set, awaited when a client begins TLS while *tls* returns None: returns a new context, or None. The
+        first client waits for a certificate that the broker makes (`Tls.make`).
       tls_required: whether plain text is refused. If not, a first byte of 0x16 means TLS (RocketMQ ``permissive``).
         What a handler sends before the first bytes of the client waits for them, on such a port and with *websocket*.
         If plain text is allowed, a client that sends nothing for 0.2 s gets it in plain text.
@@ -204,3 +207,9 @@ class Protocol(Struct, frozen=True, eq=False):
     listen_at: Callable[[], str] | None = None
     websocket: WebSocket | None = None
     traffic: Traffic = field(default_factory=Traffic)
+    make_tls: Callable[[], Awaitable[ssl.SSLContext | None]] | None = None
+
+    @property
+    def takes_tls(self) -> bool:
+        """Whether a client may begin TLS at once."""
+        return self.make_tls is not None or self.tls() is not None

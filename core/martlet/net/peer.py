@@ -202,7 +202,7 @@ class ServerPeer:
         self._skipped = 0  # bytes of the first piece that were sent already
         self.out_bytes = 0  # a piece counts until all of it is sent
         # Whether the first bytes will tell how the client speaks; it is plain text where there is no other way.
-        self.undecided = protocol.tls_required or protocol.websocket is not None or protocol.tls() is not None
+        self.undecided = protocol.tls_required or protocol.websocket is not None or protocol.takes_tls
         self._blocked: list[Buffer] | None = [] if self.undecided else None  # what may not be sent yet
         self._waits_for_bytes = False  # a task will end that
         self.upgrade: ssl.SSLContext | None = None  # set by `start_tls`, until the client has begun TLS

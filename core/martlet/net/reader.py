@@ -165,8 +165,12 @@ class Reader:
         """Detect from the first bytes, *data*, whether the client speaks TLS, WebSocket or the protocol itself."""
         if not data:
             return
-        context, websocket = peer.protocol.tls(), peer.protocol.websocket
-        if peer.undecided and context is not None and data[0] == TLS_HANDSHAKE:
+        context, websocket, is_tls = None, peer.protocol.websocket, peer.undecided and data[0] == TLS_HANDSHAKE
+        if is_tls and (context := peer.protocol.tls()) is None and peer.protocol.make_tls is not None:
+            context = await peer.protocol.make_tls()
+            if peer.state >= CLOSING:
+                return
+        if context is not None:
             peer.wrap(self._tls_of(peer, context, data), encrypted=True)
             if websocket is None:
                 peer.decide()
@@ -222,7 +226,7 @@ class Reader:
         if not peer.undecided:
             return True
         protocol = peer.protocol
-        if data[0] == TLS_HANDSHAKE and protocol.tls() is not None:
+        if data[0] == TLS_HANDSHAKE and protocol.takes_tls:
             return False
         if protocol.tls_required or (protocol.websocket is not None and data[0] == HTTP_GET):
             return False

@@ -1,24 +1,36 @@
 """TLS contexts for ports of plugins, created from configured files and reloadable, and for clients."""
 
 import logging
+import math
 import ssl
-from typing import Literal, final
+from collections.abc import Awaitable, Callable
+from typing import Final, Literal, final
+
+import trio
 
 from martlet.config import Settings, setting
 from martlet.errors import ConfigError
+from martlet.net import self_signed
 
 __all__ = ["Tls", "TlsConfig", "client_context"]
 
 log = logging.getLogger("martlet.tls")
+
+# Seconds after which the broker tries again to make a certificate, if a client asks for TLS.
+MAKE_AGAIN_S: Final = 60
 
 
 class TlsConfig(Settings):
     """The four keys of a port with TLS; plugins with such a port derive their configuration from this class."""
 
     tls: Literal["disabled", "permissive", "enforcing"] = setting(
-        "permissive", "with a certificate: TLS refused, TLS and plain text on the same port, or TLS only"
+        "permissive", "TLS refused, TLS and plain text on the same port, or TLS only, which needs tls_cert"
     )
-    tls_cert: str = setting("", "PEM file with the certificate chain; empty disables TLS")
+    tls_cert: str = setting(
+        "",
+        "PEM file with the certificate chain; empty: TLS with a certificate that the broker makes itself, "
+        "which clients cannot verify, if martlet[tls] is installed",
+    )
     tls_key: str = setting("", "PEM file with the private key; empty if tls_cert contains it")
     tls_client_ca: str = setting(
         "", "PEM file with the certificate authorities for client certificates; empty: clients need no certificate"
@@ -29,16 +41,43 @@ class TlsConfig(Settings):
 class Tls:
     """The TLS settings of a port, from the four keys of configuration section *section*.
 
-    If a reload fails, the old certificates stay in use.
+    If a reload fails, the old certificates stay in use. A permissive port without a certificate makes one for itself
+    when the first client begins TLS, and keeps it in memory.
     """
 
     def __init__(self, config: TlsConfig, section: str) -> None:
         self._config = config
         self._section = section
+        self._own = b""  # key and certificate that the broker made, as PEM
+        self._making = trio.Lock()
+        self._make_again_at = -math.inf
         self._context = self._load()
 
     def context(self) -> ssl.SSLContext | None:
-        """Return the context for a new connection, None if the port has no TLS."""
+        """Return the context for a new connection, None if the port has no TLS, or none yet (`make`)."""
+        return self._context
+
+    @property
+    def make(self) -> Callable[[], Awaitable[ssl.SSLContext | None]] | None:
+        """What to pass as ``make_tls`` of a `Protocol`; None unless the port may need a certificate of its own."""
+        return self._make if self._config.tls == "permissive" and not self._config.tls_cert else None
+
+    async def _make(self) -> ssl.SSLContext | None:
+        """Return the context with the port's own certificate, made if there is none; None if that is not possible."""
+        async with self._making:
+            if self._context is None and trio.current_time() >= self._make_again_at:
+                try:
+                    self._own = await trio.to_thread.run_sync(self_signed.make)
+                    self._context = self._load()
+                except ConfigError as error:
+                    self._make_again_at = trio.current_time() + MAKE_AGAIN_S
+                    text = "a client of %s began TLS, but %s.tls_cert names no certificate; %s"
+                    log.warning(text, self._section, self._section, error)
+                else:
+                    text = "%s.tls_cert is empty, so clients of %s that begin TLS get a self-signed certificate made "
+                    text += "for this run, with the SHA-256 fingerprint %s; it protects against eavesdropping, not "
+                    text += "against an impostor"
+                    log.info(text, self._section, self._section, self_signed.fingerprint(self._own))
         return self._context
 
     @property
@@ -47,7 +86,8 @@ class Tls:
         return self._config.tls == "enforcing"
 
     def reload(self) -> None:
-        """Reload the files, for new connections."""
+        """Reload the files, for new connections; the port's own certificate stays."""
+        self._make_again_at = -math.inf
         try:
             self._context = self._load()
         except ConfigError as error:
@@ -57,17 +97,20 @@ class Tls:
         config = self._config
         if config.tls == "disabled":
             return None
-        if not config.tls_cert:
-            if config.tls == "enforcing":
-                raise ConfigError(
-                    f"{self._section}.tls is 'enforcing' and {self._section}.tls_cert is empty; name a certificate file"
-                )
+        if not config.tls_cert and config.tls == "enforcing":
+            raise ConfigError(
+                f"{self._section}.tls is 'enforcing' and {self._section}.tls_cert is empty; name a certificate file"
+            )
+        if not config.tls_cert and not self._own:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            # Refuse an encrypted key: OpenSSL would ask for its pass phrase on the terminal, and wait.
-            context.load_cert_chain(config.tls_cert, config.tls_key or None, lambda: "")
+            if config.tls_cert:
+                # Refuse an encrypted key: OpenSSL would ask for its pass phrase on the terminal, and wait.
+                context.load_cert_chain(config.tls_cert, config.tls_key or None, lambda: "")
+            else:
+                self_signed.load(context, self._own)
         except (OSError, ssl.SSLError) as error:
             text = f"{self._section}.tls_cert {config.tls_cert!r} with tls_key {config.tls_key!r} cannot be used"
             raise ConfigError(f"{text}; {error}") from error

@@ -65,4 +65,4 @@ def protocol(
     def connect(now: float) -> LineConnection:
         return LineConnection(limits, config.idle_s)
 
-    return Protocol("line", config.listen, connect, handle, tls.context, tls.required, bound)
+    return Protocol("line", config.listen, connect, handle, tls.context, tls.required, bound, make_tls=tls.make)

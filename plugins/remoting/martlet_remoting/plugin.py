@@ -120,7 +120,10 @@ class RemotingPlugin(Hooks):
             if not fast:
                 self._announce(address)
 
-        return Protocol(name, listen, connect, handle, self._tls.context, self._tls.required, bound, fast)
+        tls = self._tls
+        return Protocol(
+            name, listen, connect, handle, tls.context, tls.required, bound, optional=fast, make_tls=tls.make
+        )
 
     def _announce(self, address: str) -> None:
         """Use *address*, now that the port is bound, as the store host of records and for the name servers."""

@@ -95,4 +95,5 @@ class StompPlugin(Hooks):
                 SUBPROTOCOLS, text=True, origins=frozenset(config.origins), origins_key="stomp.origins"
             ),
             traffic=self._traffic,
+            make_tls=tls.make,
         )

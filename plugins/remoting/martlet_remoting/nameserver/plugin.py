@@ -65,6 +65,7 @@ class NameServerPlugin(Hooks):
                 tls=self._tls.context,
                 tls_required=self._tls.required,
                 bound=bound,
+                make_tls=self._tls.make,
             )
         ]
 
