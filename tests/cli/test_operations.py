@@ -161,9 +161,12 @@ def secured(machine: Machine, *, client_certificates: bool = False) -> Iterator[
         broker.stop()
 
 
-async def send(name_server: str, tls: ssl.SSLContext | None) -> None:
+REFUSED_S = 5.0  # a client tries again for this long before it says that it was refused
+
+
+async def send(name_server: str, tls: ssl.SSLContext | None, timeout_s: float = PATIENCE_S) -> None:
     settings = patient(name_server, tls=tls)
-    async with Producer(settings, "operators", send_timeout_s=PATIENCE_S) as producer:
+    async with Producer(settings, "operators", send_timeout_s=timeout_s) as producer:
         await producer.send(Message("Secure", b"body"))
 
 
@@ -176,7 +179,7 @@ def test_both_ports_are_secured_by_the_page(machine: Machine) -> None:
         name_server = f"localhost:{ports[0]}"
         trio.run(send, name_server, ssl.create_default_context(cafile=machine.here("/etc/martlet/tls/ca.pem")))
         with pytest.raises(NameServerUnreachable):
-            trio.run(send, name_server, None)
+            trio.run(send, name_server, None, REFUSED_S)
 
 
 def test_clients_without_a_certificate_are_refused_if_the_page_is_followed(machine: Machine) -> None:
@@ -186,6 +189,6 @@ def test_clients_without_a_certificate_are_refused_if_the_page_is_followed(machi
         folder = machine.folder / "etc/martlet/tls"
         anonymous, billing = context(cafile=folder / "ca.pem"), context(cafile=folder / "ca.pem")
         with pytest.raises(NameServerUnreachable):
-            trio.run(send, name_server, anonymous)
+            trio.run(send, name_server, anonymous, REFUSED_S)
         billing.load_cert_chain(folder / "billing.pem", folder / "billing-key.pem")
         trio.run(send, name_server, billing)
