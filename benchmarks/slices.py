@@ -124,7 +124,7 @@ class FakeQueue:
     """A queue whose records nobody reads."""
 
     topic = "T"
-    queue_id = first_offset = next_offset = 0
+    queue_id = first_offset = next_offset = last_end = 0
     watchers: list[Any] | None = None
 
     def end_offset(self, queue: object) -> int:
@@ -196,7 +196,9 @@ def deliver_to_cursors() -> Iterator[None]:
     trie: FilterTrie[Any] = FilterTrie()
     queue: Any = FakeQueue()
     topic: Any = SimpleNamespace(name="T", read_queues=1, queue=lambda queue_id: queue)
-    store: Any = SimpleNamespace(readable=0, end_offset=lambda queue: 0, on_flushed=[])
+    readers: Any = SimpleNamespace(readable=0, end_offset=lambda queue: 0)
+    committer: Any = SimpleNamespace(undone=0)
+    store: Any = SimpleNamespace(readers=readers, want_durable=lambda position: None, committer=committer)
     tails: Any = SimpleNamespace(store=store)
     reader = TailReader(tails, ("T",), [topic])
     feed: Any = SimpleNamespace()

@@ -33,6 +33,9 @@ class ToyStore:
         if self.on_commit_wanted is not None:
             self.on_commit_wanted()
 
+    def want_durable(self, position: int) -> None:
+        pass
+
     def commit(self) -> None:
         self.commits += 1
         error, self._error = self._error, None

@@ -110,6 +110,7 @@ class Receiver:
     received: dict[bytes, int] = field(default_factory=dict)
     order: dict[str, list[bytes]] = field(default_factory=dict)
     again: int = 0  # messages of QoS 1 that came again
+    live: list[bytes] = field(default_factory=list)  # messages of QoS 0
     subscribed: trio.Event = field(default_factory=trio.Event)
     _ids: set[int] = field(default_factory=set)  # of QoS 2, without PUBREL
     _came: trio.Event = field(default_factory=trio.Event)  # a message; set once
@@ -148,7 +149,9 @@ class Receiver:
             self.subscribed.set()
 
     async def _take_message(self, talk: Talk, packet: Publish) -> None:
-        assert packet.qos, packet
+        if not packet.qos:
+            self.live.append(packet.payload)
+            return
         if packet.qos == 1:
             self.again += packet.payload in self.received
             self._count(packet)

@@ -222,6 +222,15 @@ class Gate:
             self.check_message(topic, item[2])
         return self._behind.publish_item(item)
 
+    def note_unawaited(self, topic: str, count: int, end: int) -> None:
+        """Note that nobody waits until the last *count* messages are durable, which were just published.
+
+        The first of them is in *topic*, and the last one ends at *end*. They need no fdatasync of their own then: they
+        become durable together with what is published later, or after ``store.flush_interval_ms``. Early feeds
+        (`Cursors.open`) deliver them before. Nothing is noted if a stage stored others with them or instead.
+        """
+        self._behind.store.committer.note_unawaited(topic, count, end)
+
     def publish_atomic(
         self, messages: Sequence[Message], acknowledgements: Sequence[tuple[Journal, bytes]] = ()
     ) -> list[Placed]:

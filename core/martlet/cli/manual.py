@@ -222,8 +222,9 @@ PLUGIN_CHAPTERS: Final = (
         "The gate",
         "martlet.access",
         (
-            "Gate: publish publish_many publish_batch publish_atomic find_queue publish_run publish_item give_back "
-            "reply check_publish check_message find_topic subscribe follow may_follow join consume open_session query "
+            "Gate: publish publish_many publish_batch publish_atomic find_queue publish_run publish_item "
+            "note_unawaited give_back reply check_publish check_message find_topic subscribe follow may_follow join "
+            "consume open_session query "
             "query_group query_broker query_keys record_at manage manage_group manage_broker share allows check "
             "begin_external stage_external prepare_external commit_external abort_external abort_prepared_external",
             "TopicFigures: get has_used first_offset end_offset store_ms_at earliest_store_ms offset_by_time "

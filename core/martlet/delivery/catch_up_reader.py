@@ -121,8 +121,8 @@ class CatchUpReader:
         """Begin sweeps for cursors that none will reach soon; return them."""
         found: list[Sweep] = []
         for each in self._kinds:
-            if each.waiting:
-                found += each.plan(self._store.readable)
+            if each.waiting and self.reader is not None:
+                found += each.plan(self.reader.readers.readable)
         return found
 
     def end(self) -> None:

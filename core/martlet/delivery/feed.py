@@ -38,7 +38,8 @@ class Feed:
     """What one protocol follows; created by `Cursors.open`.
 
     ``pending_bytes`` is the size of what the cursors have not yet collected; what several of them share counts for
-    each.
+    each. ``for_groups`` is the feed in which shared groups find their messages: this one or, if it is early, another
+    one, because a group reads only what is readable.
     """
 
     def __init__(
@@ -48,9 +49,13 @@ class Feed:
         make_trie: Callable[[], FilterTrie[Cursor]],
         topics_of: Callable[[str], Sequence[str]],
         is_name: Callable[[str], bool],
+        early: bool,
     ) -> None:
         self.pending_bytes = 0
+        self.for_groups = self
         self._owner = owner
+        self._early = early
+        self._readers = owner.store.early_readers if early else owner.store.readers
         self.topics = topics
         self.topics_of = topics_of
         self._reader: TailReader | None = None  # of all topics; None while there are no cursors
@@ -117,7 +122,7 @@ class Feed:
         if is_paused:
             cursor.is_paused = True
             cursor.move_to(Place.FULL, 0)
-        elif start >= store.readable:
+        elif start >= self._readers.readable:
             self._join(cursor, start)
         else:
             self.resume(cursor)
@@ -150,10 +155,12 @@ class Feed:
         for cursor in list(self._cursors):
             cursor.close()
         self._owner.forget(self)
+        if self.for_groups is not self:
+            self.for_groups.close()
 
     def _attach(self) -> None:
         """Follow the topics at their tails."""
-        self._reader = self.catch_up.reader = self._owner.reader(self.topics)
+        self._reader = self.catch_up.reader = self._owner.reader(self.topics, early=self._early)
         self._reader.attach(self._tail, self._beginnings)
 
     def _detach(self) -> None:
@@ -167,7 +174,7 @@ class Feed:
     def tail_position(self) -> int:
         """The log position before which everything was delivered to the cursors at the tail."""
         reader = self._reader
-        return self._owner.store.readable if reader is None or not reader.is_behind else reader.position
+        return self._readers.readable if reader is None or not reader.is_behind else reader.position
 
     def end_position(self) -> int:
         """The log position at which filters begin that are added now."""
@@ -183,7 +190,7 @@ class Feed:
 
     def resume(self, cursor: Cursor) -> None:
         """Let *cursor* follow the tail if it is there, or wait for a sweep that comes to its position."""
-        if cursor.start >= self._owner.store.readable:
+        if cursor.start >= self._readers.readable:
             self._join(cursor, cursor.start)
             cursor.wake()
             return
@@ -324,6 +331,8 @@ class Cursors:
         make_trie: Callable[[], FilterTrie[Cursor]] = FilterTrie,
         topics_of: Callable[[str], Sequence[str]] | None = None,
         is_name: Callable[[str], bool] = lambda name: True,
+        *,
+        early: bool = False,
     ) -> Feed:
         """Return a feed of *topics*.
 
@@ -334,6 +343,8 @@ class Cursors:
             to one topic; the permission to read is required there. By default it is required in all of them.
           is_name: returns whether the protocol allows a name, which is empty for messages without a tag; nobody gets
             messages with another one. It is asked once for each name, as long as its route is cached.
+          early: deliver what nobody waits for (`Gate.note_unawaited`) before it is durable. Positions of the cursors
+            may then be stored in the log alone, such as those of sessions.
 
         Raises:
           Refused: there is no such topic, or it is not readable.
@@ -341,8 +352,12 @@ class Cursors:
         names = list(topics)
         for name in names:
             readable(self._topics, name)
-        feed = Feed(self, names, make_trie, topics_of or (lambda topic_filter: names), is_name)
+        topics_of, early = topics_of or (lambda topic_filter: names), early and self.store.delivers_early
+        feed = Feed(self, names, make_trie, topics_of, is_name, early)
         self._feeds[feed] = None
+        if early:
+            feed.for_groups = Feed(self, names, make_trie, topics_of, is_name, False)
+            self._feeds[feed.for_groups] = None
         self.on_opened(names)
         return feed
 
@@ -353,12 +368,12 @@ class Cursors:
         self._asking = [cursor for feed in self._feeds for cursor in feed.cursors()]
         self._rung.set()
 
-    def reader(self, topics: Sequence[str]) -> TailReader:
+    def reader(self, topics: Sequence[str], *, early: bool) -> TailReader:
         """Return the tail reader of *topics*, of which some may be deleted. Raises `Refused` if one is not readable."""
         for name in topics:
             if self._topics.get(name) is not None:
                 readable(self._topics, name)
-        return self._tails.of_all(topics)
+        return self._tails.of_all(topics, early=early)
 
     def forget(self, feed: Feed) -> None:
         """Remove *feed*, which was closed."""

@@ -64,7 +64,7 @@ class Finder:
         """
         if self._cursor is None:
             feed, topic_filter, _ = self._names
-            self._cursor = feed.open(self._wake, {topic_filter: None}, self._start, PENDING_BYTES)
+            self._cursor = feed.for_groups.open(self._wake, {topic_filter: None}, self._start, PENDING_BYTES)
 
     def pause(self) -> None:
         """Hold nothing, and find nothing more until `go_on`."""

@@ -13,27 +13,28 @@ from typing import Final
 
 from martlet.delivery.routing import Found
 from martlet.records.layout import ENTRY_BYTES, RecordView, names_of
-from martlet.store import Queue, ReadResult, Store
+from martlet.store import Queue, ReadResult
+from martlet.store.readers import Readers
 
 __all__ = ["POSITION_OF", "first_counts", "merge"]
 
 POSITION_OF: Final = itemgetter(0)  # of what `merge` found
 
 
-def first_counts(store: Store, starts: Sequence[tuple[Queue, int]], count: int) -> list[int]:
+def first_counts(readers: Readers, starts: Sequence[tuple[Queue, int]], count: int) -> list[int]:
     """Return how many of the first *count* messages from *starts* on, in log order, are in each queue.
 
     Publishers write many messages to one queue at a time, so equal shares would read messages that others precede. They
     are used if some of the entries are on disk.
     """
-    left = [store.end_offset(queue) - start for queue, start in starts]
+    left = [readers.end_offset(queue) - start for queue, start in starts]
     if sum(left) <= count:
         return left
     if len(left) == 1:
         return [count]
     columns: list[Sequence[int]] = []
     for (queue, start), each in zip(starts, left, strict=True):
-        column = _positions(store, queue, start, min(each, count))
+        column = _positions(readers, queue, start, min(each, count))
         if column is None:
             return [min(each, max(count // len(left), 1)) for each in left]
         columns.append(column)
@@ -41,16 +42,16 @@ def first_counts(store: Store, starts: Sequence[tuple[Queue, int]], count: int) 
     return [bisect_right(column, last) for column in columns]
 
 
-def _positions(store: Store, queue: Queue, start: int, count: int) -> Sequence[int] | None:
+def _positions(readers: Readers, queue: Queue, start: int, count: int) -> Sequence[int] | None:
     """Return the log positions of *count* messages from offset *start* on; None if they are on disk or have holes."""
     if start < queue.tail_offset:
         return None
-    data = store.queues.entries(queue, start, count)
+    data = readers.queues.entries(queue, start, count)
     found: tuple[int, ...] = unpack(">" + "q12x" * (len(data) // ENTRY_BYTES), data)
     return found if len(found) == count and list(found) == sorted(found) else None
 
 
-def merge(store: Store, results: dict[Queue, ReadResult], offsets: dict[Queue, int], readable: int) -> list[Found]:
+def merge(readers: Readers, results: dict[Queue, ReadResult], offsets: dict[Queue, int], readable: int) -> list[Found]:
     """Return the records of *results* in log order, and advance *offsets* over them.
 
     If a queue was not read to its end, later records of other queues are left for the next time. So are records that
@@ -62,8 +63,8 @@ def merge(store: Store, results: dict[Queue, ReadResult], offsets: dict[Queue, i
         before = len(found)
         found += _records(queue, result)
         offsets[queue] = max(offsets[queue], result.next_offset)
-        if result.next_offset < store.end_offset(queue):
-            following = store.queues.position_now(queue, result.next_offset)  # -1 for a hole, or if it is on disk
+        if result.next_offset < readers.end_offset(queue):
+            following = readers.queues.position_now(queue, result.next_offset)  # -1 for a hole, or if it is on disk
             last = found[-1][0] if len(found) > before else 0
             limit = min(limit, following - 1 if following >= 0 else last)
     if len(results) > 1:

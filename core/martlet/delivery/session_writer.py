@@ -108,6 +108,7 @@ class SessionWriter:
         """Record that notes of session *key* were lost: its state is what the table says once it is current."""
         if self._store.readable < self._store.written or not self.is_current():
             self.restored[key] = self._store.written
+            self._store.want_durable(self._store.written)
 
     def is_settled(self, key: str) -> bool:
         """Return whether the state of session *key* is known; it is not for a moment after a failed commit."""

@@ -113,11 +113,12 @@ class Sweep:
                 self._offsets = await self._find_start()
             if limit <= self.swept_to:
                 return False
-            readable_to = self._store.readable
+            readers = self._reader.readers
+            readable_to = readers.readable
             codes, limit = self._codes_before(min(limit, readable_to))
             offsets = self._offsets
             before, results = offsets.copy(), await self._read(offsets, codes)
-            found = merge(self._store, results, offsets, limit)
+            found = merge(readers, results, offsets, limit)
             if codes is not None:
                 await self._return_to(limit, before)
             end = limit if offsets == before else self._reached(limit, found)
@@ -140,7 +141,7 @@ class Sweep:
         for queue, offset, end in ranges:
             self.reads += 1
             count = min(max(MESSAGES_A_SLICE // share, 1), end - offset)
-            results[queue] = await self._store.read_far(queue, offset, count, BYTES_A_SLICE // share, codes)
+            results[queue] = await self._reader.readers.read_far(queue, offset, count, BYTES_A_SLICE // share, codes)
         return results
 
     async def _return_to(self, limit: int, before: dict[Queue, int]) -> None:

@@ -6,6 +6,9 @@ reader knows whom to wake without reading a record. Protocols with names and fil
 `FilterTrie`. Then the reader reads each new range once, in log order over all its queues, takes the name of each
 message once (its tag), asks the interest for the route of the name, and passes each receiver of the route the `Run` of
 its messages. Receivers without a match cost nothing.
+
+An *early* reader of a feed reads up to the early end (`martlet.store.readable`): what nobody waits for is routed before
+it is durable.
 """
 
 import logging
@@ -45,14 +48,16 @@ READ_AGAIN_S: Final = 5.0
 class TailReader:
     """Follows one topic at its end, or several; created by `Tails`.
 
-    It follows a topic that is deleted and created again, as long as an interest is attached. ``position`` is the log
-    position before which everything is routed; ``viewed`` counts the records whose name was read, ``reads`` the reads
-    of queues.
+    With *early* it reads up to the early end. It follows a topic that is deleted and created again, as long as an
+    interest is attached. ``position`` is the log position before which everything is routed; ``viewed`` counts the
+    records whose name was read, ``reads`` the reads of queues.
     """
 
-    def __init__(self, tails: "Tails", names: tuple[str, ...], topics: Sequence[Topic]) -> None:
+    def __init__(self, tails: "Tails", names: tuple[str, ...], topics: Sequence[Topic], early: bool = False) -> None:
         self.names = names
-        self.position = tails.store.readable  # earlier records count as routed
+        self.early = early
+        self.readers = tails.store.early_readers if early else tails.store.readers
+        self.position = self.readers.readable  # earlier records count as routed
         self.reads = 0
         self.viewed = 0
         self._tails = tails
@@ -81,8 +86,8 @@ class TailReader:
         for queue_id in range(topic.read_queues):
             queue = topic.queue(queue_id)
             if queue not in self._routed:
-                self._routed[queue] = self._store.end_offset(queue) if new else topic.beginning_of(queue)
-                watch(queue, self._arrived)
+                self._routed[queue] = self.readers.end_offset(queue) if new else topic.beginning_of(queue)
+                self._watch(queue)
                 if queue.next_offset > self._routed[queue]:
                     self._arrived(queue)
                     self._tails.route_later(self)
@@ -101,8 +106,18 @@ class TailReader:
                 self._leave_queue(queue)
                 self._touched.pop(queue, None)
 
+    def _watch(self, queue: Queue) -> None:
+        if self.early:
+            self._store.readable_end.early.watch(queue, self._arrived)
+        else:
+            watch(queue, self._arrived)
+            self._store.want_durable(queue.last_end)
+
     def _leave_queue(self, queue: Queue) -> None:
-        unwatch(queue, self._arrived)
+        if self.early:
+            self._store.readable_end.early.unwatch(queue, self._arrived)
+        else:
+            unwatch(queue, self._arrived)
         self._tails.wakes.forget(queue)
 
     def close(self) -> None:
@@ -152,7 +167,7 @@ class TailReader:
             self._routing = None
             self._touched.clear()
             for queue in self._routed:
-                self._routed[queue] = self._store.end_offset(queue)
+                self._routed[queue] = self.readers.end_offset(queue)
         self._interests[interest] = beginnings
 
     def detach(self, interest: Interest) -> None:
@@ -178,7 +193,7 @@ class TailReader:
 
     def _arrived(self, queue: Queue) -> None:
         """Handle that records of *queue* became readable."""
-        start, end = self._routed[queue], self._store.end_offset(queue)
+        start, end = self._routed[queue], self.readers.end_offset(queue)
         if self._listeners:
             codes: Codes = set()
             if self._listeners.have_tags and start < end:
@@ -186,8 +201,9 @@ class TailReader:
                 codes = codes_between(self._store, queue, start, end)  # None after a pause of reading
             self._tails.wakes.wake(queue, self._listeners, codes)
         if self._interests:
-            self._touched[queue] = None
-            self._tails.touched[self] = None
+            if start < end or not self.early:
+                self._touched[queue] = None
+                self._tails.touched[self] = None
         else:
             self._routed[queue] = max(start, end)
 
@@ -195,7 +211,7 @@ class TailReader:
         """Route new records that are in memory or in the page cache; return False if there are more."""
         if self._route_some():
             return False
-        readable = self._store.readable
+        readable = self.readers.readable
         found = self._single()
         if found:
             self._begin(found, readable)
@@ -203,7 +219,7 @@ class TailReader:
         results: dict[Queue, ReadResult] = {}
         for queue, start, count, size in self._ranges():
             self.reads += 1
-            result = self._store.read_near(queue, start, count, size)
+            result = self.readers.read_near(queue, start, count, size)
             if result is None:
                 return False
             results[queue] = result
@@ -215,11 +231,11 @@ class TailReader:
         if self._route_some():
             return
         results: dict[Queue, ReadResult] = {}
-        readable, ranges = self._store.readable, self._ranges()
+        readable, ranges = self.readers.readable, self._ranges()
         for queue, start, count, size in ranges:
             self.reads += 1
-            near = self._store.read_near(queue, start, count, size)
-            results[queue] = near if near is not None else await self._store.read_far(queue, start, count, size)
+            near = self.readers.read_near(queue, start, count, size)
+            results[queue] = near if near is not None else await self.readers.read_far(queue, start, count, size)
         # Another interest may have come in the meantime, which gets later records only.
         wanted = {queue for queue, start, *_ in ranges if self._routed.get(queue) == start}
         self._take({queue: result for queue, result in results.items() if queue in wanted}, readable)
@@ -232,7 +248,7 @@ class TailReader:
         if queue.light:  # its records belong to other queues; reading them replaces queue and offset
             return []
         offset = self._routed[queue]
-        view = self._store.readers.view_now(queue, offset) if self._store.end_offset(queue) == offset + 1 else None
+        view = self.readers.view_now(queue, offset) if self.readers.end_offset(queue) == offset + 1 else None
         if view is None:
             return []
         data = bytes(view.buffer[view.start : view.start + view.size])
@@ -243,7 +259,7 @@ class TailReader:
     def _ranges(self) -> list[tuple[Queue, int, int, int]]:
         """Return what a slice reads: queues, and for each the first offset, and how many messages and bytes at most."""
         starts = [(queue, self._routed[queue]) for queue in self._touched]
-        counts = first_counts(self._store, starts, MESSAGES_A_SLICE)
+        counts = first_counts(self.readers, starts, MESSAGES_A_SLICE)
         total = max(sum(counts), 1)
         return [
             (queue, start, count, BYTES_A_SLICE * count // total)
@@ -254,12 +270,12 @@ class TailReader:
     def _take(self, results: dict[Queue, ReadResult], readable: int) -> None:
         """Route the results of reads, up to where the first queue has unread records."""
         results = {queue: result for queue, result in results.items() if queue in self._touched}  # else it was deleted
-        self._begin(merge(self._store, results, self._routed, readable), readable)
+        self._begin(merge(self.readers, results, self._routed, readable), readable)
 
     def _begin(self, found: list[Found], readable: int) -> None:
         """Route *found*, which was read before *readable*."""
         for queue in list(self._touched):
-            if self._routed[queue] >= self._store.end_offset(queue):
+            if self._routed[queue] >= self.readers.end_offset(queue):
                 del self._touched[queue]
         self.viewed += len(found)
         self._routing = self._route_all(found, readable)
@@ -359,30 +375,33 @@ class Tails:
         self.handed_bytes_max = handed_bytes_max
         self.touched: dict[TailReader, None] = {}
         self._topics = topics
-        self._readers: dict[tuple[str, ...], TailReader] = {}
+        self._readers: dict[tuple[tuple[str, ...], bool], TailReader] = {}
         self._readers_of: dict[str, dict[TailReader, None]] = {}  # by the name of a topic
         self._behind: dict[TailReader, None] = {}
         self._rung = trio.Event()
         self.wakes = Wakes()
         topics.changed.append(self._topic_changed)
         topics.deleted.append(self._topic_deleted)
-        store.readable_end.on_watched.append(self._route_touched)
+        store.readable_end.on_watched.append(self._watched)
+        store.readable_end.early.on_watched.append(self._route_touched)
 
     def of(self, topic: Topic) -> TailReader:
         """Return the reader of *topic*; it ends when nobody follows the topic any more, or the topic is deleted."""
-        return self._reader((topic.name,), [topic])
+        return self._reader((topic.name,), [topic], early=False)
 
-    def of_all(self, names: Sequence[str]) -> TailReader:
+    def of_all(self, names: Sequence[str], *, early: bool = False) -> TailReader:
         """Return the reader of all topics with *names*, in log order over them; some may be missing.
 
-        It follows those that are created later too, and ends when nobody follows it any more.
+        It follows those that are created later too, and ends when nobody follows it any more. An *early* one serves
+        the interests of feeds, but no listeners.
         """
-        return self._reader(tuple(names), [topic for name in names if (topic := self._topics.get(name)) is not None])
+        topics = [topic for name in names if (topic := self._topics.get(name)) is not None]
+        return self._reader(tuple(names), topics, early=early)
 
-    def _reader(self, names: tuple[str, ...], topics: Sequence[Topic]) -> TailReader:
-        reader = self._readers.get(names)
+    def _reader(self, names: tuple[str, ...], topics: Sequence[Topic], *, early: bool) -> TailReader:
+        reader = self._readers.get((names, early))
         if reader is None:
-            reader = self._readers[names] = TailReader(self, names, topics)
+            reader = self._readers[names, early] = TailReader(self, names, topics, early)
             for name in names:
                 self._readers_of.setdefault(name, {})[reader] = None
         return reader
@@ -393,11 +412,11 @@ class Tails:
 
     def release(self, reader: TailReader) -> None:
         """Drop *reader* if nobody follows it any more."""
-        if reader.is_idle and self._readers.get(reader.names) is reader:
+        if reader.is_idle and self._readers.get((reader.names, reader.early)) is reader:
             self._drop(reader)
 
     def _drop(self, reader: TailReader) -> None:
-        del self._readers[reader.names]
+        del self._readers[reader.names, reader.early]
         for name in reader.names:
             others = self._readers_of[name]
             del others[reader]
@@ -423,9 +442,12 @@ class Tails:
             self._behind[reader] = None
             self._rung.set()
 
+    def _watched(self) -> None:
+        self.wakes.flushed()
+        self._route_touched()
+
     def _route_touched(self) -> None:
         """Route a slice of the new readable records immediately."""
-        self.wakes.flushed()
         touched, self.touched = self.touched, {}
         for reader in touched:
             if reader not in self._behind and not reader.route_near():

@@ -377,6 +377,7 @@ class ServerPeer:
                 self._held.append((self._hold_position, self._batch, self._batch_bytes))
                 self._add_held(self._batch_bytes)
                 self._pending.held[self] = None
+                self._pending.want_durable(self._hold_position)
             elif self._held:
                 position, pieces, size = self._held.pop()
                 pieces.extend(self._batch)

@@ -1,6 +1,7 @@
 """The work that all peers together have to do at the end of a round, and the total of their unsent output."""
 
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar, final
 
 import trio
@@ -27,6 +28,7 @@ class Pending(Generic[T]):
         "releasing",
         "touched",
         "unsent_bytes",
+        "want_durable",
         "woken",
         "woken_last",
     )
@@ -41,6 +43,8 @@ class Pending(Generic[T]):
         self.held: dict[T, None] = {}  # something of theirs waits until the log is flushed
         self.releasing = False  # so many of those wait no longer that the next round releases more of them
         self.unsent_bytes = 0
+        # Called with the log position that the held answers of a peer wait for.
+        self.want_durable: Callable[[int], None] = lambda position: None
 
     def want_commit(self) -> None:
         """Request a commit at the end of this round."""

@@ -54,6 +54,10 @@ class Log(TypingProtocol):
         """The log position up to which records were written."""
         ...
 
+    def want_durable(self, position: int) -> None:
+        """Request that everything before *position* is soon readable."""
+        ...
+
     def commit(self) -> None:
         """Write the appended records; if it raises `MartletError`, none of them is stored."""
         ...
@@ -80,6 +84,7 @@ class Rounds:
         if store is not None:
             store.on_flushed.append(self._flushed)
             store.on_commit_wanted = pending.want_commit
+            pending.want_durable = store.want_durable
 
     @property
     def readable(self) -> int:

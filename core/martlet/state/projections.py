@@ -364,6 +364,7 @@ class Projections:
             moved.set()
 
         self._store.on_flushed.append(note)
+        self._store.want_durable(end)
         try:
             while self._store.readable < min(end, self._store.appended):
                 await moved.wait()

@@ -1,8 +1,13 @@
 """Commits: one write to the operating system for everything appended since the last one.
 
 The committer also undoes appends whose write failed, and reports when records become readable and segments complete.
+
+Records that are *unawaited* need no fdatasync of their own: nobody waits until they are durable. A commit that has only
+such records, for queues that nobody watches except early readers (`readable.py`), asks for no flush at once. The log is
+durable in order, so whatever is awaited later takes them along.
 """
 
+from collections import deque
 from collections.abc import Callable
 from typing import TypeAlias, final
 
@@ -31,6 +36,7 @@ class Committer:
 
     __slots__ = (
         "_admission",
+        "_awaited",
         "_clock",
         "_flusher",
         "_full_segments",
@@ -39,6 +45,7 @@ class Committer:
         "_readable",
         "_sync",
         "_tail",
+        "_unawaited",
         "appended_bytes",
         "appended_messages",
         "before_commit",
@@ -75,6 +82,10 @@ class Committer:
         self.pending: list[Appended] = []
         # Light queues that index pending records as well, and the ends of these records, in order.
         self.light: list[tuple[Queue, int]] = []
+        # How many of the pending records nobody waits for.
+        self._unawaited = 0
+        # Where parts of the log begin and end that are not durable and for which somebody waits, in order.
+        self._awaited: deque[tuple[int, int]] = deque()
         # The store time of pending records; 0 if nothing was appended since the last commit.
         self.now_ms = 0
         # Called at the first append after a commit.
@@ -113,6 +124,16 @@ class Committer:
         """Request a commit."""
         if self.on_commit_wanted is not None:
             self.on_commit_wanted()
+
+    def note_unawaited(self, topic: str, count: int, end: int) -> None:
+        """Note that nobody waits until the last *count* records are durable, which were just appended.
+
+        The first of them is in *topic*, and the last one ends at *end*. Nothing is noted if other records were appended
+        with them or instead.
+        """
+        pending = self.pending
+        if len(pending) - self._unawaited >= count and pending[-1][2] == end and pending[-count][0].topic == topic:
+            self._unawaited += count
 
     def commit(self) -> None:
         """Write everything appended since the last commit to the operating system, in one call.
@@ -215,7 +236,10 @@ class Committer:
             for callback in self.on_sealed:
                 callback(sealed)
         if self._sync:
-            self._readable.allow(flusher.durable)
+            awaited = self._awaited
+            while awaited and awaited[0][1] <= flusher.durable:
+                awaited.popleft()
+            self._readable.allow(flusher.durable, self._early_end())
         elif flusher.failed is not None:
             self._readable.announce()
 
@@ -239,8 +263,11 @@ class Committer:
         # Contiguous in one segment.
         self.appended_bytes += pending[-1][2] - pending[0][1]
         self.last_store_ms = pending[-1][3]
+        unawaited = self._sync and self._unawaited == len(pending) and not self.light
+        self._unawaited = 0
         # With sync flush, a watcher may be added before the records become readable.
-        for queue in {item[0]: None for item in pending}:
+        queues = {item[0]: None for item in pending}
+        for queue in queues:
             if self._sync or queue.watchers:
                 self._readable.touch(queue)
         self.pending = []
@@ -248,9 +275,34 @@ class Committer:
             self._readable.touch(queue)
         self.light.clear()
         self._index(pending)
+        if unawaited:
+            self._accept_unawaited(queues, pending[0][1])
+            return
         self._flusher.ask()
-        if not self._sync:
+        if self._sync:
+            self._note_awaited(pending[0][1], tail.written)
+        else:
             self._readable.allow(tail.written)
+
+    def _accept_unawaited(self, queues: dict[Queue, None], start: int) -> None:
+        """Let early readers have the records from *start* on, of *queues*, unless somebody waits for earlier ones."""
+        flusher = self._flusher
+        if flusher.wanted > start or self._readable.confirmed or any(queue.watchers for queue in queues):
+            flusher.ask()
+        else:
+            flusher.ask_later()
+        self._readable.allow_early(self._early_end(), queues)
+
+    def _note_awaited(self, start: int, end: int) -> None:
+        """Note that somebody waits until the log from *start* to *end* is durable."""
+        awaited = self._awaited
+        if awaited and awaited[-1][1] == start:
+            start = awaited.pop()[0]
+        awaited.append((start, end))
+
+    def _early_end(self) -> int:
+        """Return where the first records begin that are not durable and for which somebody waits."""
+        return self._awaited[0][0] if self._awaited else self._tail.written
 
     def _take_back(self) -> None:
         """Undo all pending appends; none was stored."""
@@ -261,6 +313,7 @@ class Committer:
     def take_back(self, count: int) -> None:
         """Return the queue offsets of the pending records, except the first *count*."""
         self.undone += 1
+        self._unawaited = min(self._unawaited, count)
         kept = self.pending[count - 1][2] if count else 0
         for queue, _, end, _, _ in reversed(self.pending[count:]):
             if queue.last_end == end:

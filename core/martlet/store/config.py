@@ -27,7 +27,11 @@ class StoreConfig(Settings):
         "sync: acknowledge after fdatasync; async: acknowledge after the write to the page cache (lost at a power cut)",
     )
     flush_interval_ms: int = setting(
-        500, "time between fdatasyncs with flush async: the most that a power cut can lose", unit="ms", low=1
+        500,
+        "time between fdatasyncs with flush async, and with sync for what nobody waits for, such as MQTT's QoS 0: "
+        "the most that a power cut can lose",
+        unit="ms",
+        low=1,
     )
     segment_bytes: int = setting(
         1024 * MIB,

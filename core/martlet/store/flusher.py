@@ -1,7 +1,8 @@
 """Group commit: one fdatasync for all that wait.
 
-While one runs in a worker thread, later appends wait for the next. A failed write or fdatasync stops the store
-permanently: the kernel may have dropped the pages that it could not write, and the next fsync would report success.
+While one runs in a worker thread, later appends wait for the next. Records that nobody waits for become durable
+together with those that follow them. A failed write or fdatasync stops the store permanently: the kernel may have
+dropped the pages that it could not write, and the next fsync would report success.
 """
 
 from collections.abc import Callable
@@ -28,6 +29,7 @@ class Flusher:
         "_busy",
         "_dirty",
         "_is_asked",
+        "_later",
         "_moved",
         "_new_directory",
         "directory",
@@ -39,6 +41,7 @@ class Flusher:
         "fsyncs",
         "on_moved",
         "tail",
+        "wanted",
     )
 
     def __init__(self, files: Files, tail: LogWriter, directory: str, on_moved: Callable[[], None]) -> None:
@@ -53,8 +56,11 @@ class Flusher:
         self.fsync_seconds_max = 0.0
         self._dirty: set[str] = set()
         self._new_directory = False
+        # What is written before this log position is wanted at once, the rest within the interval of `run_late`.
+        self.wanted = 0
         self._asked = trio.Event()
         self._is_asked = False
+        self._later = trio.Event()
         self._moved = trio.Event()
         self._busy = False
 
@@ -67,10 +73,21 @@ class Flusher:
         self._new_directory = True
 
     def ask(self) -> None:
-        """Request a flush by `run`; does not wait."""
+        """Request a flush by `run` of everything written; does not wait."""
+        self.wanted = max(self.wanted, self.tail.written)
         if not self._is_asked:
             self._is_asked = True
             self._asked.set()
+
+    def want(self, position: int) -> None:
+        """Request a flush unless one was requested of everything before *position*; does not wait."""
+        if position > self.wanted:
+            self.wanted = position
+            self.ask()
+
+    def ask_later(self) -> None:
+        """Request a flush within the interval of `run_late`; does not wait."""
+        self._later.set()
 
     def fail(self, error: OSError) -> StoreFailed:
         """Stop permanently because of *error*; everyone who waits gets the same `StoreFailed`."""
@@ -95,6 +112,7 @@ class Flusher:
         while self.durable < position:
             if self.failed is not None:
                 raise self.failed
+            self.wanted = max(self.wanted, position)
             self.ask()
             await self._moved.wait()
 
@@ -108,6 +126,15 @@ class Flusher:
             self._is_asked = False
             await self.flush()
         raise self.failed
+
+    async def run_late(self, interval_seconds: float) -> None:
+        """Request a flush *interval_seconds* after `ask_later`, if something is not durable by then."""
+        while True:
+            await self._later.wait()
+            await trio.sleep(interval_seconds)
+            self._later = trio.Event()
+            if self.durable < self.tail.written:
+                self.ask()
 
     async def flush(self) -> None:
         """Make all earlier writes durable without blocking the event loop; do nothing after a failure."""
@@ -171,5 +198,7 @@ class Flusher:
         self.fsync_seconds += seconds
         self.fsync_seconds_max = max(self.fsync_seconds_max, seconds)
         self._announce()
-        if self.tail.written > target:
+        if self.wanted > target:
             self.ask()
+        elif self.tail.written > target:
+            self.ask_later()

@@ -68,6 +68,7 @@ class Store:
         "deleted_to",
         "directory",
         "disk",
+        "early_readers",
         "files",
         "first_offsets",
         "flusher",
@@ -112,6 +113,8 @@ class Store:
         # Each is called after ``readable`` moved, and when the store failed.
         self.on_flushed = self.readable_end.on_moved
         self._wire_background(clock)
+        # With async flush, whatever is written is readable already.
+        self.early_readers = self.readers.up_to(self.readable_end.early) if self._sync else self.readers
         # Each is called with the name of a deleted topic.
         self.on_deleted: list[Callable[[str], None]] = []
         # The log position after the newest deletion of a topic.
@@ -519,6 +522,16 @@ class Store:
         """
         self.committer.commit()
 
+    @property
+    def delivers_early(self) -> bool:
+        """Whether early readers read records before others do."""
+        return self.early_readers is not self.readers
+
+    def want_durable(self, position: int) -> None:
+        """Request that everything before *position* is soon durable, with sync flush; does not wait."""
+        if self._sync and self.flusher.durable < position:
+            self.flusher.want(min(position, self.tail.position))
+
     def _durable_moved(self) -> None:
         self.committer.durable_moved()
 
@@ -686,6 +699,7 @@ class Store:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.flusher.run, interval)
+                nursery.start_soon(self.flusher.run_late, self.config.flush_interval_ms / 1000)
                 nursery.start_soon(self.checkpointer.maintain)
                 nursery.start_soon(self.indexer.follow)
                 nursery.start_soon(self.retention.run)

@@ -12,7 +12,7 @@ from martlet.records.layout import ENTRY_BYTES, POSITION_SIZE, Predicate, Record
 from martlet.store.files import Disk
 from martlet.store.page_cache import PageCache
 from martlet.store.queues import BlockDamaged, Queue, Queues
-from martlet.store.readable import ReadableEnd
+from martlet.store.readable import EarlyEnd, ReadableEnd
 from martlet.store.reading import Care, Reader, ReadResult, ReadStatus, bounds
 from martlet.store.repairs import Repairs
 
@@ -63,21 +63,32 @@ def _copied(result: ReadResult) -> ReadResult:
 
 
 @final
+class _Shared:
+    """What the readers of a store have in common."""
+
+    __slots__ = ("cold", "damaged", "damaged_records")
+
+    def __init__(self) -> None:
+        self.cold: ColdReader | None = None
+        self.damaged: set[int] = set()
+        self.damaged_records = 0
+
+
+@final
 class Readers:
-    """Reads readable records of queues."""
+    """Reads records of *queues* before an end: readable ones, or for early readers those before the early end."""
 
     __slots__ = (
-        "_damaged",
         "_disk",
         "_pages",
-        "_queues",
         "_readable",
         "_repairs",
+        "_shared",
         "_telling",
         "_unchecked",
         "_usual",
-        "cold",
-        "damaged_records",
+        "_verify",
+        "queues",
     )
 
     def __init__(
@@ -85,28 +96,58 @@ class Readers:
         disk: Disk,
         pages: PageCache,
         queues: Queues,
-        readable: ReadableEnd,
+        readable: ReadableEnd | EarlyEnd,
         repairs: Repairs,
         *,
         verify: bool,
+        shared: "_Shared | None" = None,
     ) -> None:
         self._disk = disk
         self._pages = pages
-        self._queues = queues
+        self.queues = queues
         self._readable = readable
         self._repairs = repairs
         self._usual = Reader(pages, self.found_damage, verify=verify)
         self._telling = Reader(pages, self.found_damage, verify=verify, tells=True)
         self._unchecked = Reader(pages, self.found_damage, verify=False, tells=True)
-        self._damaged: set[int] = set()
-        self.damaged_records = 0
-        self.cold: ColdReader | None = None
+        self._verify = verify
+        self._shared = shared or _Shared()
+
+    def up_to(self, end: EarlyEnd) -> "Readers":
+        """Return readers of the same queues up to another *end*."""
+        return Readers(
+            self._disk, self._pages, self.queues, end, self._repairs, verify=self._verify, shared=self._shared
+        )
+
+    @property
+    def readable(self) -> int:
+        """The log position of the end."""
+        return self._readable.position
+
+    @property
+    def cold(self) -> ColdReader | None:
+        """Has records that retention removed here."""
+        return self._shared.cold
+
+    @cold.setter
+    def cold(self, cold: ColdReader | None) -> None:
+        self._shared.cold = cold
+
+    @property
+    def damaged_records(self) -> int:
+        """The number of damaged records found since the store was opened."""
+        return self._shared.damaged_records
+
+    @damaged_records.setter
+    def damaged_records(self, count: int) -> None:
+        self._shared.damaged_records = count
 
     def first_offset(self, queue: Queue) -> int:
         """Return the oldest offset of *queue* that `read_far` can read."""
-        if self.cold is None:
+        cold = self._shared.cold
+        if cold is None:
             return queue.first_offset
-        return max(min(self.cold.first_offset(queue), queue.first_offset), queue.expired_to)
+        return max(min(cold.first_offset(queue), queue.first_offset), queue.expired_to)
 
     def end_offset(self, queue: Queue) -> int:
         """Return the offset after the newest readable message of *queue*."""
@@ -138,12 +179,12 @@ class Readers:
         if outside is not None:
             return outside
         read = self._usual.read
-        entries, load = self._queues.load_entries, self._pages.load_now
+        entries, load = self.queues.load_entries, self._pages.load_now
         try:
             result = read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load)
         except BlockDamaged:
             self._repairs.repair_now(queue)
-            entries = self._queues.entries
+            entries = self.queues.entries
             result = read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load)
         assert result is not None
         return result
@@ -170,7 +211,7 @@ class Readers:
         outside = bounds(queue, offset, end)
         if outside is not None:
             return outside
-        entries, load = self._queues.entries_now, self._pages.load_few(READ_NOW_BYTES)
+        entries, load = self.queues.entries_now, self._pages.load_few(READ_NOW_BYTES)
         read = self._collector(care, predicate).read
         try:
             return read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load, wait=False)
@@ -223,7 +264,7 @@ class Readers:
                 break
             except BlockDamaged:
                 await self._repairs.repair(queue)
-            if self._queues.find(queue.topic, queue.queue_id) is not queue:
+            if self.queues.find(queue.topic, queue.queue_id) is not queue:
                 return ReadResult(ReadStatus.NO_QUEUE, offset, queue.first_offset, end)  # its topic was deleted
             outside = bounds(queue, offset, end)
             if outside is not None:
@@ -241,11 +282,10 @@ class Readers:
 
     def _cold_for(self, queue: Queue, offset: int) -> ColdReader | None:
         """Return the cold reader if it is needed for message *offset* of *queue*."""
-        if self.cold is None or not queue.expired_to <= offset < queue.first_offset:
+        cold = self._shared.cold
+        if cold is None or not queue.expired_to <= offset < queue.first_offset:
             return None
-        if offset < self.cold.first_offset(queue):
-            return None
-        return self.cold
+        return cold if offset >= cold.first_offset(queue) else None
 
     async def _read_off_loop(
         self,
@@ -260,12 +300,12 @@ class Readers:
     ) -> ReadResult:
         """Read in a worker thread; raises `BlockDamaged` if the first entry is in a damaged block."""
         # Only the event loop's thread may use the entries in memory, so pass a copy.
-        held = self._queues.load_entries(queue, offset, SCAN_ENTRIES) if offset >= queue.tail_offset else b""
+        held = self.queues.load_entries(queue, offset, SCAN_ENTRIES) if offset >= queue.tail_offset else b""
         end = min(end, offset + len(held) // ENTRY_BYTES if held else queue.tail_offset)
 
         def entries(queue: Queue, at: int, count: int) -> bytes:
             if not held:
-                return self._queues.saved_entries(queue, at, count)
+                return self.queues.saved_entries(queue, at, count)
             return held[(at - offset) * ENTRY_BYTES : (at - offset + count) * ENTRY_BYTES]
 
         collector = self._collector(care, predicate)
@@ -280,9 +320,10 @@ class Readers:
 
     def found_damage(self, position: int, queue: Queue, offset: int) -> None:
         """Report the damaged record at log position *position*, message *offset* of *queue*; each only once."""
-        if position in self._damaged or len(self._damaged) >= DAMAGED_MAX:
+        damaged = self._shared.damaged
+        if position in damaged or len(damaged) >= DAMAGED_MAX:
             return
-        self._damaged.add(position)
+        damaged.add(position)
         self.damaged_records += 1
         logger.error(
             "record at position %d (message %d of %s/%d) is damaged; skipping it",

@@ -1,7 +1,8 @@
 """Messages from one client: from PUBLISH packets to the log, and their acknowledgements (MQTT 5 section 4.3).
 
-PUBACK and PUBREC leave when the message is durable. An identifier of QoS 2 is stored in one atomic group with its
-message, so that after any crash either both are known or none: a PUBLISH that is sent again is stored once.
+PUBACK and PUBREC leave when the message is durable. Nobody waits for one of QoS 0, unless it is retained. An identifier
+of QoS 2 is stored in one atomic group with its message, so that after any crash either both are known or none: a
+PUBLISH that is sent again is stored once.
 """
 
 from collections.abc import Sequence
@@ -223,6 +224,8 @@ class Incoming:
             context.counters.unretained += 1
             end = store(context, gate, replace(packet, retain=False), name, host, client_id, changes)
         self._open += packet.qos == 2
+        if not packet.qos and not packet.retain:
+            gate.note_unawaited(name.topic, 1, end)
         return end
 
     def _count_open(self, more: int) -> None:
@@ -373,6 +376,8 @@ class Incoming:
         if run.qos:
             self._peer.hold_until(end)
             self._answer_all(run)
+        else:
+            self._gate.note_unawaited(run.names[0].topic, len(run.ends), end)
 
     def _answer_partly(self, run: PublishRun, result: RunResult) -> None:
         """Answer a run of which the store refused some messages, or committed some already."""

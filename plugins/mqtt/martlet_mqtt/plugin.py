@@ -54,7 +54,7 @@ class MqttPlugin(Hooks):
             rules = Rules(config.rules, config.topic, config.queues)
             create_topics(broker, rules)
             names = Names(config.name_bytes_max, rules.topic_of)
-            feed = broker.cursors.open(rules.topics, topics_of=rules.topics_of, is_name=names.is_valid)
+            feed = broker.cursors.open(rules.topics, topics_of=rules.topics_of, is_name=names.is_valid, early=True)
             retained = Retained(broker.store, broker.clock)
             self._context = Context(config, broker, feed, names, retained, rules)
             broker.sessions.missed.topics_of[PROTOCOL] = partial(topics_of_durable, rules)

@@ -206,6 +206,7 @@ class BulkReads:
         if waiting is None:
             waiting = self._waiting[read.queue] = {}
             watch(read.queue, self._arrived)
+            self.store.want_durable(read.queue.last_end)
         waiting[read] = None
         self._deadlines.add(read, self._now() + read.wait_s)
         read.wait_s = 0.0

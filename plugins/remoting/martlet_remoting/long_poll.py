@@ -325,6 +325,7 @@ class ParkedPulls:
         if held is None:
             held = self._waiting[queue] = _Held(self._store.end_offset(queue))
             watch(queue, self._arrived)
+            self._store.want_durable(queue.last_end)
         return held
 
     def _pause(self, queue: Queue, until: float) -> _Pause:
