@@ -178,6 +178,8 @@ async def test_a_topic_that_may_not_be_made_is_refused_with_what_to_do(open_harn
         (send_ext("T", f="4"), b"x", 16, "add the plugin tx to plugins.enabled"),
         (send_ext("T", 0, "DELAY\x013\x02"), b"x", 13, "does not support delayed messages"),
         (send_ext("T", 0, "TIMER_DELAY_MS\x011000\x02"), b"x", 13, "does not support delayed messages"),
+        (send_ext("T", 0, "TIMER_CRON\x01* * * * *\x02"), b"x", 13, "does not support delayed messages"),
+        (send_ext("T", 0, "TIMER_REPEAT\x01-1\x02"), b"x", 13, "does not support delayed messages"),
     ],
 )
 async def test_invalid_messages_are_refused_with_the_code_and_the_reason(
@@ -396,6 +398,7 @@ async def test_a_batch_under_long_field_names_is_one_too(harness: Harness) -> No
         (send_ext("T", 0, "DELAY\x011\x02"), members(b"a"), "cannot be delayed"),
         (send_ext("T", f="4"), members(b"a"), "transactional"),
         (send_ext("T"), members(b"a", properties=b"DELAY\x011\x02"), "cannot be delayed"),
+        (send_ext("T"), members(b"a", properties=b"TIMER_PERIOD_MS\x011000\x02"), "cannot be delayed"),
         (send_ext("T"), members(b"a", properties=b"TRAN_MSG\x01true\x02"), "transactional"),
         (send_ext("T"), members(bytes(3 << 20), bytes(3 << 20)), "broker.message_bytes_max"),
         (send_ext("T"), b"", "empty"),
