@@ -378,7 +378,7 @@ async def test_a_subscription_that_is_replaced_by_qos_0_brings_what_waited_for_i
 async def test_a_shared_subscription_that_is_refused_brings_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(session: Session, topic_filter: str, options: bytes) -> None:
+    def refuse(session: Session, topic_filter: str, options: bytes, begin: int) -> None:
         raise Refused(Reason.BUSY, "the session is full")
 
     async with mqtt_broker(tmp_path) as mqtt:

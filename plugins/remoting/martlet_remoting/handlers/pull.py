@@ -23,7 +23,6 @@ from martlet_remoting.context import (
     Context,
     Declined,
     Handle,
-    RemotingState,
     in_own_slice,
     refuse,
     supports_delays,
@@ -306,7 +305,7 @@ def _wait_for_disk(context: Context, pull: Pull) -> None:
             pending.reader.forget(pull)
             raise
         pull.far = True
-        _admit(state, pull)
+        _admit(context, pull)
         pending.reading[pull] = None
 
 
@@ -358,7 +357,7 @@ def _deal(context: Context, pull: Pull, result: ReadResult) -> int:
 def _hold(context: Context, pull: Pull) -> None:
     """Hold *pull*, unless new records arrived while a thread read for it: they would not wake it."""
     state = context.state
-    _admit(state, pull)
+    _admit(context, pull)
     if pull.grant.end_offset(pull.queue.queue_id) > pull.offset:
         pull.pending.queue_up(pull)
     else:
@@ -372,12 +371,13 @@ def _hold_back(context: Context, pull: Pull, offset: int, wait_ms: int) -> None:
     if pull.last or state.parked.stopping:
         _answer_nothing(context, pull)
     else:
-        _admit(state, pull)
+        _admit(context, pull)
         state.parked.park(pull, state.now() + wait_ms / 1000)
 
 
-def _admit(state: RemotingState, pull: Pull) -> None:
+def _admit(context: Context, pull: Pull) -> None:
     """Let *pull* wait; if too many wait, refuse pulls of the connections with the largest shares."""
+    state = context.state
     for other in state.parked.admit(pull):
         refused = state.parked.refusal()
         state.complain_of(other.pending.peer, RequestCode.PULL_MESSAGE, refused)
