@@ -19,8 +19,8 @@ from pathlib import Path
 
 import trio
 
-from martlet.clock import SystemClock
 from martlet.message import Message
+from martlet.runtime.clock import SystemClock
 from martlet.store import Store, StoreConfig
 
 HOST = bytes((127, 0, 0, 1, 0, 0, 0x1F, 0x90))

@@ -25,7 +25,7 @@ from typing import Final
 import trio
 
 from martlet.broker import Broker
-from martlet.delivery import sweeps
+from martlet.delivery.catch_up import sweeps
 from martlet.delivery.cursor import Cursor, Place
 from martlet.delivery.feed import Feed
 from martlet.message import Message

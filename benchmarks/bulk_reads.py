@@ -37,9 +37,9 @@ from brokers import Martlet
 from martlet.message import Message, encode_properties
 from martlet.store import StoreConfig
 from martlet.testing.peers import serving
-from martlet_remoting.codec import encode_command
-from martlet_remoting.codes import RequestCode
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.codec import encode_command
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.packets import Command
 
 HERE = Path(__file__).resolve().parent
 QUEUES = (1, 4, 16)

@@ -21,13 +21,13 @@ from martlet.contracts import ExternalTransactions, Identity
 from martlet.state import Projection
 from martlet.store import StoreConfig
 from martlet.testing.peers import serving
-from martlet_remoting.batches import BatchMessage, encode_batch
-from martlet_remoting.codes import RequestCode
 from martlet_remoting.config import RemotingConfig
-from martlet_remoting.connection import RemotingConnection
-from martlet_remoting.context import RemotingState
 from martlet_remoting.handler import RemotingHandler
-from martlet_remoting.packets import Command
+from martlet_remoting.handlers.context import RemotingState
+from martlet_remoting.wire.batches import BatchMessage, encode_batch
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.connection import RemotingConnection
+from martlet_remoting.wire.packets import Command
 from martlet_tx.config import TxConfig
 from martlet_tx.external.transactions import StagedTransactions
 from martlet_tx.plugin import TxPlugin

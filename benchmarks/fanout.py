@@ -25,7 +25,7 @@ import trio.lowlevel
 from martlet.broker import Broker
 from martlet.delivery.cursor import Place
 from martlet.delivery.fanout import Encoding, parts
-from martlet.delivery.interest import FilterTrie
+from martlet.delivery.routing.interest import FilterTrie
 from martlet.delivery.runs import Run
 from martlet.message import Message
 from martlet.store import StoreConfig

@@ -11,7 +11,7 @@ import gc
 import time
 from collections import deque
 
-from martlet.old_objects import OldObjects
+from martlet.runtime.gc_schedule import OldObjects
 
 CONTAINERS_EACH = 5
 

@@ -23,7 +23,7 @@ from martlet.broker import Broker
 from martlet.contracts import Identity
 from martlet.message import Message
 from martlet.store import StoreConfig
-from martlet.store.writer import RunItem
+from martlet.store.append.writer import RunItem
 from martlet.testing.peers import serving
 
 AT_ONCE = 40

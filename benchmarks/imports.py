@@ -14,8 +14,8 @@ from statistics import median
 
 MODULES = (
     "martlet.records.layout",
-    "martlet_remoting.answers.messages",
-    "martlet_remoting.answers.routes",
+    "martlet_remoting.wire.answers.messages",
+    "martlet_remoting.wire.answers.routes",
     "martlet_spark.cluster",
     "pyarrow",
     "martlet_spark.read.task",

@@ -27,22 +27,22 @@ from pathlib import Path
 import orjson
 import trio
 
-from martlet import persistence
+from martlet.app import saving
 from martlet.broker import Broker
 from martlet.contracts import Protocol
 from martlet.message import Message, encode_properties
-from martlet.old_objects import OldObjects
+from martlet.runtime.gc_schedule import OldObjects
 from martlet.store import StoreConfig
 from martlet.tables.groups import Group
 from martlet.testing.peers import Serving, serving
 from martlet.testing.stores import ManualClock
-from martlet_remoting.codec import FrameBuffer, encode_command
-from martlet_remoting.codes import RequestCode
 from martlet_remoting.config import RemotingConfig
 from martlet_remoting.nameserver.config import NameServerConfig
 from martlet_remoting.nameserver.plugin import NameServerPlugin
-from martlet_remoting.packets import Command
 from martlet_remoting.plugin import RemotingPlugin
+from martlet_remoting.wire.codec import FrameBuffer, encode_command
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.packets import Command
 
 TOPICS = 40_000
 GROUPS = 20_000
@@ -264,7 +264,7 @@ async def measure_save(broker: Broker) -> Probe:
         for table in (broker.topics.table, broker.groups.table, broker.groups.offsets_table):
             table.dirty = True
         begin = time.perf_counter()
-        await persistence._try_to_save(broker, offsets=True)
+        await saving._try_to_save(broker, offsets=True)
         took = time.perf_counter() - begin
         nursery.cancel_scope.cancel()
     slow, fast = sorted([0.0, 0.0, *probe.pauses])[-2:][::-1]
@@ -325,7 +325,7 @@ async def bench(names: list[str], limit_ms: float, groups: int) -> int:
             await trio.sleep(1)
             for name, protocol in (("remoting", remoting.addresses), ("nameserver", {})):
                 addresses[name] = protocol.get(name, "") or str(nameserver.server and nameserver.server.address)
-            await persistence._try_to_save(running.broker, offsets=True)
+            await saving._try_to_save(running.broker, offsets=True)
             await running.broker.store.checkpoint()
             OldObjects().start()  # as `martlet run` does at its start
             print(f"{'request':34}  longest   second  garbage     real   answer   memory")
@@ -339,7 +339,7 @@ async def bench(names: list[str], limit_ms: float, groups: int) -> int:
 
 def start(running: Serving, *plugins: RemotingPlugin | NameServerPlugin) -> None:
     """Start what runs beside the ports."""
-    running.nursery.start_soon(persistence.run, running.broker)
+    running.nursery.start_soon(saving.run, running.broker)
     for plugin in plugins:
         for service in plugin.martlet_services(running.broker):
             running.nursery.start_soon(service)

@@ -26,14 +26,14 @@ import trio
 from martlet.message import Message
 from martlet.store import StoreConfig
 from martlet.testing.peers import RecordingPeer, Serving, serving
-from martlet_remoting.codec import FrameBuffer, encode_command
-from martlet_remoting.codes import RequestCode
 from martlet_remoting.config import RemotingConfig
-from martlet_remoting.connection import RemotingConnection
-from martlet_remoting.context import RemotingState
 from martlet_remoting.handler import RemotingHandler
-from martlet_remoting.packets import Command
-from martlet_remoting.pop_handles import Handle
+from martlet_remoting.handlers.context import RemotingState
+from martlet_remoting.wire.codec import FrameBuffer, encode_command
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.connection import RemotingConnection
+from martlet_remoting.wire.packets import Command
+from martlet_remoting.wire.pop_handles import Handle
 
 POPS_AT_ONCE = 4
 COUNT = 32

@@ -20,12 +20,12 @@ import trio.lowlevel
 from martlet.message import Message, encode_properties
 from martlet.store import StoreConfig
 from martlet.testing.peers import serving
-from martlet_remoting import context
-from martlet_remoting.codec import encode_command
 from martlet_remoting.config import RemotingConfig
-from martlet_remoting.connection import RemotingConnection
 from martlet_remoting.handler import RemotingHandler
-from martlet_remoting.packets import Command
+from martlet_remoting.handlers import context
+from martlet_remoting.wire.codec import encode_command
+from martlet_remoting.wire.connection import RemotingConnection
+from martlet_remoting.wire.packets import Command
 
 MESSAGES_A_PULL = 32
 PULLS_A_READ = 4

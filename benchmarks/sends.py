@@ -18,19 +18,19 @@ from pathlib import Path
 
 import trio
 
+from martlet.app.startup import PluginsConfig
 from martlet.broker import Broker
 from martlet.message import encode_properties
 from martlet.plugins.loader import load
-from martlet.run import PluginsConfig
 from martlet.store import StoreConfig
 from martlet.testing.peers import serving
-from martlet_remoting import context
-from martlet_remoting.batches import BatchMessage, encode_batch
-from martlet_remoting.codec import encode_command
 from martlet_remoting.config import RemotingConfig
-from martlet_remoting.connection import RemotingConnection
 from martlet_remoting.handler import RemotingHandler
-from martlet_remoting.packets import Command
+from martlet_remoting.handlers import context
+from martlet_remoting.wire.batches import BatchMessage, encode_batch
+from martlet_remoting.wire.codec import encode_command
+from martlet_remoting.wire.connection import RemotingConnection
+from martlet_remoting.wire.packets import Command
 
 WIDTHS = (1, 2, 4, 8, 16, 40)  # a read of 64 KiB brings 40 messages of 1 KiB
 BATCH = 32

@@ -17,20 +17,20 @@ from typing import Any, Final
 
 from martlet.delivery.cursor import Cursor, Place
 from martlet.delivery.fanout import Encoding
-from martlet.delivery.interest import FilterTrie
 from martlet.delivery.listeners import Listeners, Wakes
-from martlet.delivery.selection import EVERYTHING
+from martlet.delivery.routing.interest import FilterTrie
+from martlet.delivery.routing.selection import EVERYTHING
 from martlet.delivery.subscriptions import Subscription, from_tail
 from martlet.delivery.tail_reader import TailReader
 from martlet.message import Message
 from martlet.records.codec import encode_record
+from martlet.runtime.steps import Pace, Steps
 from martlet.state import Pages, pack_rows, unpack_rows
-from martlet.steps import Pace, Steps
 from martlet.tables.groups import Group, Groups
 from martlet.testing.peers import RecordingPeer
 from martlet.testing.stores import ManualClock
-from martlet_remoting.deadlines import Deadlines
-from martlet_remoting.long_poll import ParkedPulls, PendingPulls, Pull
+from martlet_remoting.consumers.deadlines import Deadlines
+from martlet_remoting.consumers.long_poll import ParkedPulls, PendingPulls, Pull
 
 GROUPS: Final = 40_000
 QUEUES: Final = 8

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 from benchmarks.brokers import Martlet
 
-from martlet_remoting.client.blocking import Admin
+from martlet_client.blocking import Admin
 from martlet_spark.cluster import Cluster
 from martlet_spark.connection import CONNECTIONS, Security
 from martlet_spark.write import staging

@@ -20,12 +20,12 @@ from martlet.message import Message, encode_properties
 from martlet.store import StoreConfig
 from martlet.testing.peers import serving
 from martlet_filter_sql92.plugin import Sql92Config, Sql92Plugin
-from martlet_remoting.codec import FrameBuffer, encode_command
 from martlet_remoting.config import RemotingConfig
-from martlet_remoting.connection import RemotingConnection
-from martlet_remoting.context import RemotingState
 from martlet_remoting.handler import RemotingHandler
-from martlet_remoting.packets import Command
+from martlet_remoting.handlers.context import RemotingState
+from martlet_remoting.wire.codec import FrameBuffer, encode_command
+from martlet_remoting.wire.connection import RemotingConnection
+from martlet_remoting.wire.packets import Command
 
 EXPRESSIONS = (
     "a = 7",

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import trio
 
-from martlet.clock import SystemClock
 from martlet.message import Message
 from martlet.records.codec import tags_code
+from martlet.runtime.clock import SystemClock
 from martlet.store import Store, StoreConfig
 
 

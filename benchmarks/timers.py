@@ -29,10 +29,10 @@ import trio
 
 from martlet.broker import Broker
 from martlet.message import Message, find_property
-from martlet.old_objects import OldObjects
 from martlet.records.codec import decode_records
+from martlet.runtime.gc_schedule import OldObjects
+from martlet.runtime.steps import finish_now
 from martlet.state import Projection
-from martlet.steps import finish_now
 from martlet.store import StoreConfig
 from martlet.testing.peers import serving
 from martlet_timer.config import TimerConfig

@@ -25,8 +25,8 @@ import trio
 
 from martlet.contracts import Buffer, Identity, Protocol
 from martlet.net.addresses import pack_host
-from martlet.old_objects import OldObjects
-from martlet.steps import finish_now
+from martlet.runtime.gc_schedule import OldObjects
+from martlet.runtime.steps import finish_now
 from martlet.store import StoreConfig
 from martlet.testing.peers import Serving, serving
 from martlet_topics.codec import encode_frame

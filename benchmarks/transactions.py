@@ -35,16 +35,16 @@ from martlet.broker import Broker
 from martlet.contracts import Producers, Transactions
 from martlet.message import encode_properties
 from martlet.plugins.loader import load
+from martlet.runtime.steps import finish_now
 from martlet.state import Projection
-from martlet.steps import finish_now
 from martlet.store import StoreConfig
 from martlet.testing.peers import serving
-from martlet_remoting.codec import FrameBuffer, encode_binary_command
-from martlet_remoting.codes import FLAG_ONEWAY, RequestCode
 from martlet_remoting.config import RemotingConfig
-from martlet_remoting.context import RemotingState
 from martlet_remoting.handler import RemotingHandler
-from martlet_remoting.packets import Command
+from martlet_remoting.handlers.context import RemotingState
+from martlet_remoting.wire.codec import FrameBuffer, encode_binary_command
+from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode
+from martlet_remoting.wire.packets import Command
 from martlet_tx.checks import Checks
 from martlet_tx.config import TxConfig
 from martlet_tx.held import HeldTransactions

@@ -6,8 +6,8 @@ python examples/client_asyncio.py 127.0.0.1:9876
 import asyncio
 import sys
 
-from martlet_remoting.client import ConsumeFrom, Message, ReceivedMessage
-from martlet_remoting.client.aio import Producer, PushConsumer
+from martlet_client import ConsumeFrom, Message, ReceivedMessage
+from martlet_client.aio import Producer, PushConsumer
 
 
 async def main(name_server: str) -> None:

@@ -5,8 +5,8 @@ python examples/client_blocking.py 127.0.0.1:9876
 
 import sys
 
-from martlet_remoting.client import Message
-from martlet_remoting.client.blocking import Admin, Producer, PullConsumer
+from martlet_client import Message
+from martlet_client.blocking import Admin, Producer, PullConsumer
 
 
 def main(name_server: str) -> None:

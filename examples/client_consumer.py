@@ -9,7 +9,7 @@ import sys
 
 import trio
 
-from martlet_remoting.client import ConsumeFrom, Outcome, PushConsumer, ReceivedMessage
+from martlet_client import ConsumeFrom, Outcome, PushConsumer, ReceivedMessage
 
 WANTED = 7
 

@@ -7,7 +7,7 @@ import sys
 
 import trio
 
-from martlet_remoting.client import BrokerError, Message, Producer, PullConsumer, Sql
+from martlet_client import BrokerError, Message, Producer, PullConsumer, Sql
 
 ORDERS = (("book", "18.50"), ("piano", "4200"), ("book", "7"), ("violin", "900"))
 EXPENSIVE = Sql("price >= 15 AND kind IN ('book', 'piano')")

@@ -3,8 +3,8 @@
 import sys
 from threading import Semaphore
 
-from martlet_remoting.client import ClientError, ConsumeFrom, Message, ReceivedMessage
-from martlet_remoting.client.blocking import Producer, PushConsumer
+from martlet_client import ClientError, ConsumeFrom, Message, ReceivedMessage
+from martlet_client.blocking import Producer, PushConsumer
 
 
 def main(name_server: str) -> None:

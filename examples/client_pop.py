@@ -7,8 +7,8 @@ A message that is not acknowledged within its invisible time comes again, here o
 
 import sys
 
-from martlet_remoting.client import Message
-from martlet_remoting.client.blocking import Admin, PopConsumer, Producer
+from martlet_client import Message
+from martlet_client.blocking import Admin, PopConsumer, Producer
 
 TOPIC = "Jobs"
 

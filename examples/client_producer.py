@@ -7,7 +7,7 @@ import sys
 
 import trio
 
-from martlet_remoting.client import Message, Producer, select_by_hash
+from martlet_client import Message, Producer, select_by_hash
 
 
 async def main(name_server: str) -> None:

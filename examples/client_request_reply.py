@@ -4,7 +4,7 @@ import sys
 
 import trio
 
-from martlet_remoting.client import ConsumeFrom, Message, NoReply, Producer, PushConsumer, ReceivedMessage
+from martlet_client import ConsumeFrom, Message, NoReply, Producer, PushConsumer, ReceivedMessage
 
 TOPIC = "Prices"
 PRICES = {b"apple": b"0.45", b"pear": b"0.60"}

@@ -5,7 +5,7 @@ import time
 
 import trio
 
-from martlet_remoting.client import ConsumeFrom, Message, Producer, PushConsumer, ReceivedMessage
+from martlet_client import ConsumeFrom, Message, Producer, PushConsumer, ReceivedMessage
 
 TOPIC = "Reminders"
 DAY_MS = 86_400_000

@@ -4,7 +4,7 @@ import sys
 
 import trio
 
-from martlet_remoting.client import (
+from martlet_client import (
     ConsumeFrom,
     Message,
     PushConsumer,

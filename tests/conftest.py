@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler.loadfile import LoadFileScheduling
 
-from martlet.store.files import RealDisk
-from martlet_timer.timers import wheel_files
+from martlet.store.disk.files import RealDisk
+from martlet_timer.handover import wheel_files
 
 from . import at_most, mock_clock, time_limits
 

@@ -1,7 +1,7 @@
 """Messages that a group gives up, as its consumer would, so that they become dead letters."""
 
-from martlet_remoting.client import Admin, ReceivedMessage
-from martlet_remoting.codes import RequestCode
+from martlet_client import Admin, ReceivedMessage
+from martlet_remoting.wire.codes import RequestCode
 
 
 async def give_up(admin: Admin, group: str, topic: str, message: ReceivedMessage) -> None:

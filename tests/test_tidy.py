@@ -14,6 +14,7 @@ import pytest
 
 PACKAGES = (
     "martlet",
+    "martlet_client",
     "martlet_filter_sql92",
     "martlet_mqtt",
     "martlet_remoting",
@@ -43,28 +44,28 @@ EFFECTS = {
         | {"os.ftruncate", "os.listdir", "os.makedirs", "shutil.rmtree", "tempfile.mkstemp", "mmap.mmap"}
         | {".read_text", ".read_bytes", ".write_text", ".write_bytes", ".mkdir", ".rmdir"},
         {
-            "martlet/store/files.py": "the one place with disk access",
+            "martlet/store/disk/files.py": "the one place with disk access",
             "martlet/config.py": "reads the configuration file",
             "martlet/cli/reference.py": "reads the source that it documents",
             "martlet/cli/new_plugin.py": "writes the files of a plugin to begin with",
-            "martlet/clock.py": "reads from the kernel when this process began",
-            "martlet/freed_memory.py": "reads from the kernel how much memory this process has",
+            "martlet/runtime/clock.py": "reads from the kernel when this process began",
+            "martlet/runtime/malloc_trim.py": "reads from the kernel how much memory this process has",
             "martlet/net/self_signed.py": "hands a key to OpenSSL in a file that is on no disk",
-            "martlet/store/key_index.py": "maps memory that belongs to no file",
+            "martlet/store/keys/key_index.py": "maps memory that belongs to no file",
             "martlet_remoting/commands/send.py": "reads the files that it sends",
         },
     ),
     "the time of day is read": (
         {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"},
-        {"martlet/clock.py": "the one place with a wall clock"},
+        {"martlet/runtime/clock.py": "the one place with a wall clock"},
     ),
     "chance is used": (
         {"import random", "import secrets", "import uuid", "os.urandom"},
         {
-            "martlet/ids.py": "the one place that makes randomness",
-            "martlet/run.py": "gives it the system's seed",
+            "martlet/runtime/ids.py": "the one place that makes randomness",
+            "martlet/app/startup.py": "gives it the system's seed",
             "martlet/testing/": "makes failures from a seed",
-            "martlet_remoting/client/": "is the other side: it runs in its user's process, not in the broker's",
+            "martlet_client/": "is the other side: it runs in its user's process, not in the broker's",
         },
     ),
     "a socket is opened": (
@@ -73,9 +74,9 @@ EFFECTS = {
         {
             "martlet/net/server.py": "the one place that listens",
             "martlet/cli/server.py": "connects the commands of protocols to a broker",
-            "martlet_remoting/client/": "is the other side: it runs in its user's process, not in the broker's",
+            "martlet_client/": "is the other side: it runs in its user's process, not in the broker's",
             "martlet_remoting/dialing.py": "reaches name servers elsewhere, to register there",
-            "martlet/run.py": "tells systemd that it accepts",
+            "martlet/app/startup.py": "tells systemd that it accepts",
         },
     ),
     "code is made from data": (
@@ -86,7 +87,7 @@ EFFECTS = {
 
 
 def sources() -> list[tuple[str, Path]]:
-    """Every module as ("martlet/store/log.py", where it is)."""
+    """Every module as ("martlet/store/store.py", where it is)."""
     found = []
     for package in PACKAGES:
         spec = importlib.util.find_spec(package)

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 
 from martlet.message import encode_properties
 from martlet.net.addresses import split_address
-from martlet_remoting.client.blocking import Admin
-from martlet_remoting.codec import encode_command
-from martlet_remoting.codes import RequestCode
-from martlet_remoting.packets import Command
+from martlet_client.blocking import Admin
+from martlet_remoting.wire.codec import encode_command
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.packets import Command
 
 __all__ = ["make_rows", "send_rows"]
 

@@ -9,9 +9,9 @@ from benchmarks.brokers import Martlet
 from benchmarks.spark.session import Spark
 from pyspark.sql.streaming import StreamingQuery
 
-from martlet_remoting.client.blocking import Admin, Producer
-from martlet_remoting.client.messages import Message
-from martlet_remoting.packets import MessageQueue
+from martlet_client.blocking import Admin, Producer
+from martlet_client.messages import Message
+from martlet_remoting.wire.packets import MessageQueue
 
 __all__ = ["idle", "tiny_batches"]
 

@@ -17,9 +17,9 @@ from bisect import bisect_left
 from collections import Counter
 
 from martlet.net.addresses import split_address
-from martlet_remoting.codec import encode_command, encode_prefix
-from martlet_remoting.codes import RequestCode
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.codec import encode_command, encode_prefix
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.packets import Command
 from martlet_spark.cluster import Cluster
 from martlet_spark.connection import Connection, Security
 from martlet_spark.read.exchange import BulkReads

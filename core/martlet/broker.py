@@ -8,31 +8,31 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar, final
 
 from martlet.access import Authentication, Gate, Replies, Rules
-from martlet.clock import Clock
 from martlet.contracts import Authorizer, Compile, Identity, Router, Stage
-from martlet.delivery.draining import Draining
 from martlet.delivery.feed import Cursors
-from martlet.delivery.selection import Selection, Selections
-from martlet.delivery.sessions import Sessions
-from martlet.delivery.shared_groups import Shares
+from martlet.delivery.routing.selection import Selection, Selections
 from martlet.delivery.subscriptions import Subscriptions
 from martlet.delivery.tail_reader import Tails
+from martlet.draining import Draining
 from martlet.errors import LocalProtocolError, MartletError, Reason, Refused
-from martlet.ids import Ids
+from martlet.groups.shared_groups import Shares
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
+from martlet.runtime.clock import Clock
+from martlet.runtime.ids import Ids
+from martlet.runtime.stats import Stats
+from martlet.runtime.turns import Turns
+from martlet.sessions.sessions import Sessions
 from martlet.settings import BrokerConfig, DeliveryConfig
 from martlet.stages import Stages
 from martlet.state import Projections
 from martlet.state.journal import Journal
-from martlet.stats import Stats
 from martlet.store import Store
-from martlet.store.light import DISPATCH, OFFSETS, may_be_indexed, with_light_topics
-from martlet.store.queues import Queue
-from martlet.store.writer import RunItem, RunResult
+from martlet.store.append.writer import RunItem, RunResult
+from martlet.store.format.light import DISPATCH, OFFSETS, may_be_indexed, with_light_topics
+from martlet.store.queues.queues import Queue
 from martlet.tables.groups import Groups
 from martlet.tables.saved import Tables
 from martlet.tables.topics import WRITE, Topic, Topics
-from martlet.turns import Turns
 
 __all__ = ["OWN_STATE", "Broker"]
 

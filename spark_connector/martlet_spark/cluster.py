@@ -9,10 +9,10 @@ from typing import Final, TypeAlias, TypeVar, final
 import orjson
 
 from martlet.errors import RemoteProtocolError
-from martlet_remoting.answers.bodies import integer, load_object, mapping, queue_map, texts
-from martlet_remoting.answers.routes import MASTER_ID, Route, decode_route
-from martlet_remoting.codes import RESPONSE_NAMES, RequestCode, ResponseCode
-from martlet_remoting.packets import MessageQueue
+from martlet_remoting.wire.answers.bodies import integer, load_object, mapping, queue_map, texts
+from martlet_remoting.wire.answers.routes import MASTER_ID, Route, decode_route
+from martlet_remoting.wire.codes import RESPONSE_NAMES, RequestCode, ResponseCode
+from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.connection import CONNECTIONS, Answer, Connection, ConnectionLost, Security, attempts
 from martlet_spark.errors import ReadError
 

@@ -19,9 +19,9 @@ import orjson
 
 from martlet.errors import RemoteProtocolError
 from martlet.net.addresses import split_address
-from martlet_remoting.codec import READ_BYTES_MAX, encode_command_in_pieces
-from martlet_remoting.packets import Command
-from martlet_remoting.signatures import SigningKey
+from martlet_remoting.wire.codec import READ_BYTES_MAX, encode_command_in_pieces
+from martlet_remoting.wire.packets import Command
+from martlet_remoting.wire.signatures import SigningKey
 from martlet_spark.errors import OptionError, ReadError, SparkConnectorError
 
 __all__ = ["CONNECTIONS", "Answer", "Connection", "ConnectionLost", "Connections", "Security", "attempts"]

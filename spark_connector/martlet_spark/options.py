@@ -14,7 +14,7 @@ from datetime import datetime
 from difflib import get_close_matches
 from typing import Any, Final, TypeVar, final
 
-from martlet_remoting.signatures import SigningKey
+from martlet_remoting.wire.signatures import SigningKey
 from martlet_spark.columns import DEFAULT, select
 from martlet_spark.connection import Security
 from martlet_spark.errors import OptionError

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from martlet.contracts import Command
 from martlet.plugins.hooks import Hooks
-
-from .commands import COMMANDS
+from martlet_spark.commands import COMMANDS
 
 __all__ = ["SparkPlugin"]
 

@@ -23,20 +23,20 @@ TIMER: Final = "plugins/timer/martlet_timer/"
 TX: Final = "plugins/tx/martlet_tx/"
 ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     # Puts the shared state together; request handlers get none of these from it.
-    f"{REMOTING}context.py": frozenset(("groups", "store", "topics")),
+    f"{REMOTING}handlers/context.py": frozenset(("groups", "store", "topics")),
     # Tells the name server in this process which retry topics a heartbeat would create.
     f"{REMOTING}plugin.py": frozenset(("groups",)),
     # Tells name servers about the topics of this broker, and creates the standard ones.
-    f"{REMOTING}registrar.py": frozenset(("topics",)),
+    f"{REMOTING}cluster/registrar.py": frozenset(("topics",)),
     # Held by `context.py`'s shared state: members of groups, rates, request modes, and pulls, pops and bulk reads.
-    f"{REMOTING}members.py": frozenset(("Groups",)),
-    f"{REMOTING}rates.py": frozenset(("Store", "Topics")),
-    f"{REMOTING}bulk_reads.py": frozenset(("Store",)),
-    f"{REMOTING}long_poll.py": frozenset(("Store", "Topics")),
-    f"{REMOTING}pops.py": frozenset(("groups", "topics")),
-    f"{REMOTING}request_modes.py": frozenset(("Groups", "Topics")),
+    f"{REMOTING}consumers/members.py": frozenset(("Groups",)),
+    f"{REMOTING}consumers/rates.py": frozenset(("Store", "Topics")),
+    f"{REMOTING}consumers/bulk_reads.py": frozenset(("Store",)),
+    f"{REMOTING}consumers/long_poll.py": frozenset(("Store", "Topics")),
+    f"{REMOTING}consumers/pops.py": frozenset(("groups", "topics")),
+    f"{REMOTING}consumers/request_modes.py": frozenset(("Groups", "Topics")),
     # Takes over RocketMQ's pops before any client is served.
-    f"{REMOTING}revived_pops.py": frozenset(("groups", "shares", "store", "topics")),
+    f"{REMOTING}handover/revived_pops.py": frozenset(("groups", "shares", "store", "topics")),
     # Keeps state, and appends again what retention is about to remove.
     "examples/martlet-latest/martlet_latest/__init__.py": frozenset(("publish", "store")),
     # Creates its topic, and the feed that all gates follow, on behalf of the broker.
@@ -44,7 +44,7 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     # Delivers messages on behalf of the broker, whose clients may not touch the schedule topic.
     f"{TIMER}levels/delivery.py": frozenset(("publish_atomic", "store", "topics")),
     f"{TIMER}timers/delivery.py": frozenset(("publish_atomic", "store", "topics")),
-    f"{TIMER}timers/exchange.py": frozenset(("store",)),
+    f"{TIMER}handover/exchange.py": frozenset(("store",)),
     f"{TIMER}timers/reader.py": frozenset(("Store",)),
     f"{TIMER}timers/recall.py": frozenset(("store",)),
     f"{TIMER}levels/stage.py": frozenset(("store",)),
@@ -62,38 +62,38 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     # Creates the topics of its rules and the feed that all gates follow, and finds out when sessions end.
     f"{MQTT}plugin.py": frozenset(("cursors", "sessions", "store")),
     # Looks up whether a session exists before the gate opens it.
-    f"{MQTT}handshake.py": frozenset(("sessions",)),
+    f"{MQTT}session/handshake.py": frozenset(("sessions",)),
     # Counts what retention removed before a session came back, and reads no message.
-    f"{MQTT}missed.py": frozenset(("sessions", "store")),
+    f"{MQTT}session/missed.py": frozenset(("sessions", "store")),
     # Reads what the gate's cursor allows: retained messages, and what a session has in flight.
-    f"{MQTT}due.py": frozenset(("store",)),
+    f"{MQTT}outbound/due.py": frozenset(("store",)),
     # Asks where the log ends.
-    f"{MQTT}outgoing.py": frozenset(("store",)),
+    f"{MQTT}outbound/outgoing.py": frozenset(("store",)),
     # Keeps state, and appends again what retention is about to remove.
-    f"{MQTT}retained.py": frozenset(("Store",)),
+    f"{MQTT}shared/retained.py": frozenset(("Store",)),
     # Publishes wills of sessions without a client, through a gate for their owner.
-    f"{MQTT}wills.py": frozenset(("sessions",)),
+    f"{MQTT}session/wills.py": frozenset(("sessions",)),
     # Counts and lists sessions; lists only after the gate allowed to manage the broker.
-    f"{MQTT}sys_topics.py": frozenset(("sessions",)),
-    f"{MQTT}control.py": frozenset(("sessions", "shares")),
+    f"{MQTT}admin/sys_topics.py": frozenset(("sessions",)),
+    f"{MQTT}admin/control.py": frozenset(("sessions", "shares")),
     # Creates the topics of the rules again.
-    f"{MQTT}context.py": frozenset(("topics",)),
+    f"{MQTT}shared/context.py": frozenset(("topics",)),
     # Forgets the groups that no session has.
-    f"{MQTT}unused_groups.py": frozenset(("sessions", "shares")),
+    f"{MQTT}outbound/unused_groups.py": frozenset(("sessions", "shares")),
     # Asks which tag codes records have, hands the topics to `temporary.py`, which creates its own, and says when
     # queues that nobody uses are forgotten.
-    f"{STOMP}context.py": frozenset(("shares", "store", "topics")),
+    f"{STOMP}shared/context.py": frozenset(("shares", "store", "topics")),
     # Lists and forgets queues; only after the gate allowed to manage the broker.
-    f"{STOMP}control.py": frozenset(("shares",)),
+    f"{STOMP}admin/control.py": frozenset(("shares",)),
     # Learns the names of topics; the gate decides which of them a client reads.
-    f"{STOMP}new_topics.py": frozenset(("Topics",)),
-    f"{STOMP}temporary.py": frozenset(("Topics",)),
+    f"{STOMP}shared/new_topics.py": frozenset(("Topics",)),
+    f"{STOMP}shared/temporary.py": frozenset(("Topics",)),
     # Opens the feeds that all gates follow, and says before which topics have names.
-    f"{STOMP}following.py": frozenset(("cursors", "rules")),
+    f"{STOMP}shared/following.py": frozenset(("cursors", "rules")),
     # Asks whether a topic exists: whoever reads names in it need not be allowed to read all of it.
-    f"{STOMP}opening.py": frozenset(("topics",)),
+    f"{STOMP}outbound/sources.py": frozenset(("topics",)),
     # Forgets durable subscriptions, whose names begin with their user.
-    f"{STOMP}subscribing.py": frozenset(("shares",)),
+    f"{STOMP}inbound/subscribing.py": frozenset(("shares",)),
     # Keeps its own file in the store's directory.
     f"{REMOTING}nameserver/plugin.py": frozenset(("store",)),
 }
@@ -181,7 +181,7 @@ def test_what_is_allowed_is_used() -> None:
         ("self._gate._behind.publish(message)", "_behind"),
         ("shared.feed.open(wake, {'#': 0})", "open"),
         ("shared.feed._tail.add('#', self)", "_tail"),
-        ("from martlet.delivery.sessions import Sessions", "Sessions"),
+        ("from martlet.sessions.sessions import Sessions", "Sessions"),
     ],
 )
 def test_a_planted_reach_around_the_gate_is_found(planted: str, what: str) -> None:

@@ -5,20 +5,20 @@ from collections.abc import Iterator
 
 import pytest
 import trio
-from tests.core.pushing import LINES, broker_in_memory
+from tests.delivery.pushing import LINES, broker_in_memory
 
 from martlet.access import ANONYMOUS, Gate
 from martlet.broker import Broker
 from martlet.contracts import Certificate, Credentials, Identity, Password, Router, SignedRequest, Stage
-from martlet.delivery.group_policy import GroupPolicy
 from martlet.delivery.subscriptions import from_earliest
 from martlet.errors import LocalProtocolError, Reason, Refused
+from martlet.groups.strategy.policy import GroupPolicy
 from martlet.message import Message
 from martlet.plugins.loader import guarded_authenticator, guarded_authorizer
-from martlet.store.light import light_topics
-from martlet.store.notes import OWN_PREFIX
-from martlet.store.queues import Queue
-from martlet.store.writer import RunItem
+from martlet.store.append.writer import RunItem
+from martlet.store.format.light import light_topics
+from martlet.store.format.notes import OWN_PREFIX
+from martlet.store.queues.queues import Queue
 from martlet.tables.topics import BROKER_TOPICS, EVENT_TOPIC
 from martlet.testing.peers import RecordingPeer
 from martlet.testing.stores import drain

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.cold_disk import cold_disk
-from tests.core.pushing import broker_in_memory, publish
+from tests.delivery.pushing import broker_in_memory, publish
 
 from martlet.access import (
     ANONYMOUS,
@@ -26,11 +26,11 @@ from martlet.errors import Reason, Refused
 from martlet.message import Message
 from martlet.records.codec import encode_record
 from martlet.records.layout import RecordView
+from martlet.runtime.turns import Turns
 from martlet.store import Store
-from martlet.store.notes import OWN_PREFIX
+from martlet.store.format.notes import OWN_PREFIX
 from martlet.tables.groups import Group, Groups
 from martlet.tables.topics import BROKER_TOPICS, EVENT_TOPIC, Topics
-from martlet.turns import Turns
 
 GRANTS: dict[type, Callable[[Gate], object]] = {
     TopicGrant: lambda gate: gate.query("T"),

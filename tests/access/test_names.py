@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import trio.testing
 from tests.access.test_gate import ANN, Ledger, refused, run_item
-from tests.core.pushing import broker_in_memory
+from tests.delivery.pushing import broker_in_memory
 
 from martlet.access import Gate
 from martlet.broker import Broker
@@ -15,7 +15,7 @@ from martlet.delivery.feed import Feed
 from martlet.errors import Refused
 from martlet.message import Message, Placed
 from martlet.plugins.loader import guarded_authorizer
-from martlet.store.writer import RunItem
+from martlet.store.append.writer import RunItem
 
 
 def named(name: str, body: bytes = b"x", topic: str = "t") -> Message:

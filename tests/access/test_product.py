@@ -18,17 +18,17 @@ from martlet.errors import Reason, Refused
 from martlet.message import Message
 from martlet.plugins.loader import guarded_authorizer
 from martlet.store import StoreConfig
-from martlet.store.notes import OWN_PREFIX
+from martlet.store.format.notes import OWN_PREFIX
 from martlet.tables.topics import BROKER_TOPICS, EVENT_TOPIC
 from martlet.testing.peers import MemoryPeer, Serving, serving
 from martlet_feed import FeedConfig, FeedPlugin
 from martlet_line.config import LineConfig
 from martlet_line.plugin import protocol as line_protocol
-from martlet_remoting.codec import FrameBuffer, encode_command
-from martlet_remoting.codes import RequestCode
 from martlet_remoting.config import RemotingConfig
-from martlet_remoting.packets import Command
 from martlet_remoting.plugin import RemotingPlugin
+from martlet_remoting.wire.codec import FrameBuffer, encode_command
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.packets import Command
 from martlet_topics.codec import encode_frame
 from martlet_topics.config import TopicsConfig
 from martlet_topics.plugin import TopicsPlugin

@@ -17,7 +17,7 @@ PYTHON = """#!/bin/bash
 echo "python $*"
 case "$*" in *interop.training*) echo "no JVM can be started" >&2; exit 1 ;; esac
 """
-FOLDERS = ("store", "core", "interop", "cli")
+FOLDERS = ("store", "groups", "net", "interop", "cli")
 
 
 def run(folder: Path, *words: str) -> list[str]:
@@ -47,7 +47,7 @@ def run(folder: Path, *words: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "words",
-    [("tests/store",), ("tests/core/",), ("tests/store/test_one.py::test_x", "tests/core", "-n", "2", "-k", "crash")],
+    [("tests/store",), ("tests/net/",), ("tests/store/test_one.py::test_x", "tests/groups", "-n", "2", "-k", "crash")],
 )
 def test_tests_of_the_product_alone_need_only_python_packages(tmp_path: Path, words: tuple[str, ...]) -> None:
     assert run(tmp_path, *words) == [

@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from martlet.app.startup import Config, read_config
 from martlet.cli import main as cli
 from martlet.cli.config import as_markdown, sections
 from martlet.cli.main import CORE, commands, find, main
@@ -18,7 +19,6 @@ from martlet.cli.outcome import Exit, Unreachable, guarded
 from martlet.config import read_toml
 from martlet.errors import ConfigError, MartletError, StoreFailed, StoreLocked
 from martlet.plugins import loader
-from martlet.run import Config, read_config
 from martlet_tx.plugin import TxPlugin
 
 
@@ -320,7 +320,7 @@ def imported_by(statement: str) -> set[str]:
 
 
 def test_the_command_line_itself_imports_next_to_nothing() -> None:
-    assert not {"trio", "pluggy", "martlet.run", "martlet.store"} & imported_by("import martlet.cli.main")
+    assert not {"trio", "pluggy", "martlet.app.startup", "martlet.store"} & imported_by("import martlet.cli.main")
 
 
 # Prints all modules that are there when the broker is ready, and exits.
@@ -354,15 +354,15 @@ def test_a_broker_that_is_ready_has_imported_no_large_module_that_clients_may_ne
         "concurrent.futures",
         "multiprocessing",
     }
-    unneeded |= {"martlet_remoting.client", "martlet_mqtt.commands", "martlet_stomp.commands", "martlet.store.verify"}
+    unneeded |= {"martlet_client", "martlet_mqtt.commands", "martlet_stomp.commands", "martlet.offline.verify"}
     assert not unneeded & imported
 
 
 def test_a_broker_needs_no_parser_of_toml_if_there_is_no_configuration() -> None:
-    assert "tomllib" not in imported_by("import martlet.run; martlet.run.read_config({})")
+    assert "tomllib" not in imported_by("import martlet.app.startup; martlet.app.startup.read_config({})")
 
 
 def test_a_broker_does_not_import_what_its_plugins_do_not_need() -> None:
-    loaded = "from martlet.plugins.loader import load; load(['remoting', 'nameserver'], {}); import martlet.run"
-    unneeded = {"martlet_remoting.client", "martlet_remoting.commands", "martlet.cli", "wsproto", "martlet_timer"}
+    loaded = "from martlet.plugins.loader import load; load(['remoting', 'nameserver'], {}); import martlet.app.startup"
+    unneeded = {"martlet_client", "martlet_remoting.commands", "martlet.cli", "wsproto", "martlet_timer"}
     assert not unneeded & imported_by(loaded)

@@ -10,7 +10,7 @@ import trio
 from tests.client.patient import PATIENCE_S, patient
 from tests.giving_up import give_up
 
-from martlet_remoting.client import (
+from martlet_client import (
     Admin,
     ConsumeFrom,
     Message,

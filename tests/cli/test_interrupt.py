@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from martlet.cli.outcome import Exit, guarded
-from martlet_remoting.client import ClientClosed
+from martlet_client import ClientClosed
 from martlet_remoting.commands.connecting import Work, talking
 
 

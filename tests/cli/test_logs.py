@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from martlet import logs
+from martlet.app import logs
 
 FORMS = ("text", "json")
 

@@ -9,7 +9,7 @@ import pytest
 from martlet.cli.server import ServerSettings
 from martlet.net.addresses import split_address
 from martlet_mqtt.commands.client import MqttClient, MqttFailed
-from martlet_mqtt.packets import Publish, Subscription
+from martlet_mqtt.wire.packets import Publish, Subscription
 
 Run = Callable[..., tuple[int, str, str]]
 

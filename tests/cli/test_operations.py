@@ -14,7 +14,7 @@ import trio
 from tests.client.patient import PATIENCE_S, patient
 
 from martlet.cli.outcome import Exit
-from martlet_remoting.client import Message, NameServerUnreachable, Producer
+from martlet_client import Message, NameServerUnreachable, Producer
 
 from .conftest import Process
 

@@ -63,7 +63,7 @@ def test_each_option_of_each_command_is_in_its_section_or_in_one_that_the_sectio
 
 def test_every_public_name_of_the_client_is_on_its_page() -> None:
     said = {entry.partition(":")[0].removesuffix("()") for chapter in CLIENT_CHAPTERS for entry in chapter.names}
-    assert said == set(exported("martlet_remoting.client"))
+    assert said == set(exported("martlet_client"))
 
 
 def test_the_example_plugins_use_only_what_the_page_for_plugins_lists() -> None:
@@ -176,7 +176,7 @@ BLOCKS = [(page, block) for page in PAGES for block in re.findall(r"```toml\n(.*
 
 @pytest.mark.parametrize(("page", "block"), BLOCKS, ids=[str(page.relative_to(ROOT)) for page, _ in BLOCKS])
 def test_configurations_in_pages_are_accepted(page: Path, block: str) -> None:
-    from martlet.run import SECTIONS, read_config
+    from martlet.app.startup import SECTIONS, read_config
 
     table = tomllib.loads(block)
     assert table, "it sets something"
@@ -194,7 +194,7 @@ def test_the_log_lines_of_the_operations_page_are_those_of_the_program() -> None
     table = page.partition("\n## What the log says\n")[2].partition("\n## ")[0]
     lines = re.findall(r"^\| `([^`]+)` ", table, re.MULTILINE)
     # Of what is installed, so that it holds for the wheel as well.
-    folders = [Path(str(files(package))) for package in ("martlet", "martlet_remoting")]
+    folders = [Path(str(files(package))) for package in ("martlet", "martlet_client", "martlet_remoting")]
     sources = [path.read_text() for folder in folders for path in sorted(folder.rglob("*.py"))]
     source = re.sub(r'"\s*\n\s*f?"', "", "\n".join(sources))  # strings that go on in the next line
     # What differs from event to event: dots, a capital letter, numbers and addresses.

@@ -10,12 +10,12 @@ from tests.client.fake import NAME_SERVER, Cluster, Reply
 from trio.testing import MockClock
 
 from martlet.cli.outcome import Exit
-from martlet_remoting.client import NameServerUnreachable, Settings
-from martlet_remoting.codes import RequestCode
+from martlet_client import NameServerUnreachable, Settings
 from martlet_remoting.commands.connecting import TIMEOUT_S, talking
 from martlet_remoting.commands.ping import ping
 from martlet_remoting.commands.send import configure, send
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.packets import Command
 
 STILL_S = 20.0
 

@@ -13,7 +13,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from martlet_remoting.client import ClientError
+from martlet_client import ClientError
 from martlet_remoting.commands.send import Item, send_each
 
 Run = Callable[..., tuple[int, str, str]]

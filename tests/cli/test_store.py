@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import trio
 
-from martlet import persistence
+from martlet.app import saving
+from martlet.app.startup import Config, build
 from martlet.cli.store import _time as shown_time
-from martlet.clock import SystemClock
 from martlet.message import Message, Placed
-from martlet.run import Config, build
-from martlet.stats import Stats
+from martlet.runtime.clock import SystemClock
+from martlet.runtime.stats import Stats
 from martlet.store import RealDisk, Store, StoreConfig
 
 Run = Callable[..., tuple[int, str, str]]
@@ -34,7 +34,7 @@ def config() -> StoreConfig:
 
 def save_topics(store: Store) -> None:
     """Write the table of the topics that have records, as a broker does."""
-    persistence.save(build(Config(store=store.config), store, SystemClock(), Stats()))
+    saving.save(build(Config(store=store.config), store, SystemClock(), Stats()))
 
 
 def written(directory: Path, *, orderly: bool = True, body: bytes = b"") -> list[Placed]:

@@ -17,7 +17,7 @@ import pytest
 import trio
 from tests.client.patient import command, patient
 
-from martlet_remoting.client import Admin, Message, PullConsumer, blocking
+from martlet_client import Admin, Message, PullConsumer, blocking
 
 Run = Callable[..., tuple[int, str, str]]
 

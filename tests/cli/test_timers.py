@@ -9,7 +9,7 @@ import trio
 from tests.client.patient import PATIENCE_S, patient
 from tests.interop.stomp_wire import Wire
 
-from martlet_remoting.client import Message, Producer, SendResult
+from martlet_client import Message, Producer, SendResult
 
 Run = Callable[..., tuple[int, str, str]]
 

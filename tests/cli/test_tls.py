@@ -11,7 +11,7 @@ from tests.cli.conftest import Process
 from tests.client.patient import PATIENCE_S, patient
 
 from martlet.net.tls import client_context
-from martlet_remoting.client import Message, NameServerUnreachable, Settings, blocking
+from martlet_client import Message, NameServerUnreachable, Settings, blocking
 from martlet_remoting.commands import COMMANDS
 
 Run = Callable[..., tuple[int, str, str]]

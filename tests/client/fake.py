@@ -9,18 +9,18 @@ import orjson
 import trio
 import trio.testing
 
-from martlet.clock import SystemClock
 from martlet.message import Message as StoredMessage
 from martlet.message import find_property, put_property, remove_property
 from martlet.records.codec import decode_record, encode_record
-from martlet_remoting import fastjson
-from martlet_remoting.batches import decode_batch
-from martlet_remoting.client import Settings
-from martlet_remoting.codec import FrameBuffer, encode_command, encode_response
-from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
-from martlet_remoting.headers import decode_pull_header, decode_send_header
-from martlet_remoting.packets import Command, MessageQueue
-from martlet_remoting.request_headers import SendHeader
+from martlet.runtime.clock import SystemClock
+from martlet_client import Settings
+from martlet_remoting.wire import fastjson
+from martlet_remoting.wire.batches import decode_batch
+from martlet_remoting.wire.codec import FrameBuffer, encode_command, encode_response
+from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
+from martlet_remoting.wire.headers import decode_pull_header, decode_send_header
+from martlet_remoting.wire.packets import Command, MessageQueue
+from martlet_remoting.wire.request_headers import SendHeader
 
 NAME_SERVER = "names:9876"
 EPOCH_MS = 1_700_000_000_000

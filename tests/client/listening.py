@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from martlet_remoting.client import MessageQueue, Outcome, ReceivedMessage
+from martlet_client import MessageQueue, Outcome, ReceivedMessage
 
 # Virtual time passes by itself, and a machine on which it does not may be slow.
 PATIENCE_S = 200.0

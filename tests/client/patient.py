@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from martlet_remoting.client import Producer, Settings
+from martlet_client import Producer, Settings
 
 PATIENCE_S = 200.0
 
@@ -35,7 +35,7 @@ def command(script: Path, *words: str) -> list[str]:
 def be_patient() -> None:
     """Let every client of this process wait that does not say how long."""
     for name, module in sys.modules.items():
-        if name.startswith("martlet_remoting.") and getattr(module, "Settings", None) is Settings:
+        if name.partition(".")[0] == "martlet_client" and getattr(module, "Settings", None) is Settings:
             module.Settings = PatientSettings  # type: ignore[attr-defined]
     defaults = Producer.__init__.__kwdefaults__
     assert defaults is not None

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 import pytest
 
-from martlet_remoting.client import (
+from martlet_client import (
     Allocation,
     Average,
     AverageByCircle,

@@ -12,7 +12,7 @@ import trio
 from msgspec.structs import replace
 from trio.testing import MockClock
 
-from martlet_remoting.client import (
+from martlet_client import (
     Admin,
     AverageByCircle,
     ConsistentHash,
@@ -32,7 +32,7 @@ from martlet_remoting.client import (
     blocking,
     select_by_hash,
 )
-from martlet_remoting.codes import RequestCode
+from martlet_remoting.wire.codes import RequestCode
 
 from .fake import Cluster, ThreadCluster
 from .listening import Listener
@@ -496,7 +496,7 @@ def test_the_trio_client_says_that_asyncio_needs_another() -> None:
         async with Producer("127.0.0.1:1", "P"):
             pass
 
-    with pytest.raises(RuntimeError, match=r"needs trio, .* martlet_remoting\.client\.aio for asyncio"):
+    with pytest.raises(RuntimeError, match=r"needs trio, .* martlet_client\.aio for asyncio"):
         asyncio.run(main())
 
 

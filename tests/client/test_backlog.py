@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from martlet_remoting.client.backlog import Backlog
+from martlet_client.backlog import Backlog
 
 PLENTY = 1_000_000
 

@@ -11,8 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from martlet.records.codec import hash_code
-from martlet_remoting import fastjson
-from martlet_remoting.client import (
+from martlet_client import (
     BrokerError,
     ByConfig,
     ConsumeFrom,
@@ -23,9 +22,10 @@ from martlet_remoting.client import (
     ReceivedMessage,
     Sql,
 )
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.headers import decode_pull_header, decode_send_header
-from martlet_remoting.packets import Command
+from martlet_remoting.wire import fastjson
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.headers import decode_pull_header, decode_send_header
+from martlet_remoting.wire.packets import Command
 
 from .fake import Cluster, Reply
 from .listening import PATIENCE_S, Listener, wait_for

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from martlet_remoting import client
-from martlet_remoting.client import (
+import martlet_client as client
+from martlet_client import (
     ClientClosed,
     ConsumeFrom,
     Message,
@@ -20,7 +20,7 @@ from martlet_remoting.client import (
     aio,
     blocking,
 )
-from martlet_remoting.codes import RequestCode
+from martlet_remoting.wire.codes import RequestCode
 
 from .fake import Cluster, ThreadCluster
 from .test_request_reply import GONE, answer_with_pong, received

@@ -9,11 +9,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from martlet_remoting.client import ConsumeFrom, Message, Producer, ReceivedMessage, SendFailed, aio, consumption
-from martlet_remoting.client.consumption import ConsumedQueue, Limits, Work
-from martlet_remoting.client.network import Network
-from martlet_remoting.client.pulling import Pulled, PullStatus, subscription_of
-from martlet_remoting.packets import MessageQueue
+from martlet_client import ConsumeFrom, Message, Producer, ReceivedMessage, SendFailed, aio, consumption
+from martlet_client.consumption import ConsumedQueue, Limits, Work
+from martlet_client.network import Network
+from martlet_client.pulling import Pulled, PullStatus, subscription_of
+from martlet_remoting.wire.packets import MessageQueue
 
 from .fake import Cluster, ThreadCluster
 

@@ -3,7 +3,7 @@
 import socket
 import time
 
-from martlet_remoting.client.identity import Identity, UniqueKeys, host_address
+from martlet_client.identity import Identity, UniqueKeys, host_address
 
 MID_MONTH_MS = int(time.mktime((2024, 5, 17, 13, 0, 0, 0, 0, -1)) * 1000)
 MONTH_START_MS = int(time.mktime((2024, 5, 1, 0, 0, 0, 0, 0, -1)) * 1000)

@@ -7,12 +7,12 @@ from trio.testing import MockClock
 
 from martlet.message import Message, encode_properties
 from martlet.records.codec import encode_record
-from martlet_remoting.batches import BatchMessage, encode_batch
-from martlet_remoting.client import ConsumeFrom, MessageQueue, Outcome, PullConsumer, PushConsumer, ReceivedMessage
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.headers import decode_pull_header, decode_send_header
-from martlet_remoting.inner_batches import INNER_BATCH
-from martlet_remoting.packets import Command
+from martlet_client import ConsumeFrom, MessageQueue, Outcome, PullConsumer, PushConsumer, ReceivedMessage
+from martlet_remoting.wire.batches import BatchMessage, encode_batch
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.headers import decode_pull_header, decode_send_header
+from martlet_remoting.wire.inner_batches import INNER_BATCH
+from martlet_remoting.wire.packets import Command
 
 from .fake import Cluster, Reply
 from .listening import Listener, wait_for

@@ -11,7 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from martlet_remoting.client import (
+from martlet_client import (
     ClientClosed,
     ConsumeFrom,
     MessageModel,
@@ -21,7 +21,7 @@ from martlet_remoting.client import (
     aio,
     blocking,
 )
-from martlet_remoting.codes import RequestCode
+from martlet_remoting.wire.codes import RequestCode
 
 from .fake import Cluster, ThreadCluster
 from .listening import Listener

@@ -7,8 +7,8 @@ import trio
 import trustme
 from trio.testing import MockClock
 
-from martlet_remoting.client import Admin, Message, NameServerUnreachable, Producer, PushConsumer, Settings
-from martlet_remoting.codes import RequestCode
+from martlet_client import Admin, Message, NameServerUnreachable, Producer, PushConsumer, Settings
+from martlet_remoting.wire.codes import RequestCode
 
 from .fake import NAME_SERVER, Cluster, Connection
 from .listening import Listener, wait_for

@@ -8,9 +8,9 @@ import orjson
 import pytest
 from trio.testing import MockClock
 
-from martlet_remoting.client import BadAnswer, BrokerError, PopConsumer, PoppedMessage, RouteNotFound, Sql
-from martlet_remoting.codes import RequestCode
-from martlet_remoting.pop_handles import bit_set
+from martlet_client import BadAnswer, BrokerError, PopConsumer, PoppedMessage, RouteNotFound, Sql
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.pop_handles import bit_set
 
 from .fake import Cluster, Reply
 

@@ -9,8 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from martlet.message import decode_properties
-from martlet_remoting.batches import decode_batch
-from martlet_remoting.client import (
+from martlet_client import (
     BrokerError,
     ClientClosed,
     ConnectionLost,
@@ -25,9 +24,10 @@ from martlet_remoting.client import (
     SendStatus,
     select_by_hash,
 )
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.headers import decode_send_header
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.batches import decode_batch
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.headers import decode_send_header
+from martlet_remoting.wire.packets import Command
 
 from .fake import Broker, Cluster, Reply
 

@@ -4,10 +4,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from martlet_remoting import fastjson
-from martlet_remoting.answers.messages import parse_message_id
-from martlet_remoting.answers.routes import decode_route
-from martlet_remoting.client import (
+from martlet_client import (
     Admin,
     BadAnswer,
     BrokerError,
@@ -24,9 +21,12 @@ from martlet_remoting.client import (
     SendFailed,
     Sql,
 )
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.headers import decode_pull_header
-from martlet_remoting.packets import Command
+from martlet_remoting.wire import fastjson
+from martlet_remoting.wire.answers.messages import parse_message_id
+from martlet_remoting.wire.answers.routes import decode_route
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.headers import decode_pull_header
+from martlet_remoting.wire.packets import Command
 
 from .fake import Cluster, Reply
 

@@ -9,7 +9,7 @@ from trio.testing import MockClock
 
 from martlet.message import decode_properties, encode_properties
 from martlet.records.compression import COMPRESSED
-from martlet_remoting.client import (
+from martlet_client import (
     BadAnswer,
     Message,
     MessageQueue,
@@ -21,9 +21,9 @@ from martlet_remoting.client import (
     ReceivedMessage,
     SendFailed,
 )
-from martlet_remoting.codes import RequestCode
-from martlet_remoting.headers import decode_send_header
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.headers import decode_send_header
+from martlet_remoting.wire.packets import Command
 
 from .fake import Broker, Cluster, Connection
 from .fake import Reply as Answered

@@ -10,7 +10,7 @@ import trio
 from tests.client.patient import patient
 from tests.remoting.test_plugin import PATIENCE_S, Running, broker
 
-from martlet_remoting.client import (
+from martlet_client import (
     Message,
     MessageRefused,
     PullConsumer,

@@ -1,4 +1,4 @@
-"""Copies of a data directory that a broker is using: by `martlet.backup`, and file by file in any order."""
+"""Copies of a data directory that a broker is using: by `martlet.offline.backup`, and file by file in any order."""
 
 import os
 from collections.abc import Awaitable, Callable
@@ -12,10 +12,10 @@ from tests.damage.test_data_files import History, content_of, differences, histo
 from tests.damage.world import CONFIG, DATA, Live, Seen, copy_of, fill, living, see
 from trio.testing import MockClock
 
-from martlet.backup import backup
+from martlet.app.startup import Config
 from martlet.errors import StoreError
 from martlet.message import Message
-from martlet.run import Config
+from martlet.offline.backup import backup
 from martlet.testing.clock import START_MS
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import bodies

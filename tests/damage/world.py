@@ -21,7 +21,7 @@ from tests.remoting.pop_talk import ack_ext, pop_ext, popped
 from tests.stomp.stomp_talk import Running as Stomp
 from tests.stomp.stomp_talk import Talk as StompTalk
 
-from martlet import persistence
+from martlet.app import saving
 from martlet.broker import Broker
 from martlet.contracts import (
     ExternalTransaction,
@@ -36,23 +36,23 @@ from martlet.errors import NotReady
 from martlet.message import Message, Record, encode_properties
 from martlet.plugins.hooks import Hooks
 from martlet.records.codec import decode_records
+from martlet.runtime.steps import finish_now
 from martlet.state import Projection
-from martlet.steps import finish_now
 from martlet.testing.clock import START_MS, TrioClock
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.peers import Serving, serving
 from martlet.testing.stores import HOST, small_config
 from martlet_filter_sql92.plugin import Sql92Config, Sql92Plugin
-from martlet_mqtt.codes import PacketType
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Ack, Connack, Connect, Publish, Subscription, Will
 from martlet_mqtt.plugin import MqttPlugin
-from martlet_mqtt.properties import Properties, Property
-from martlet_remoting.codes import RequestCode
+from martlet_mqtt.wire.codes import PacketType
+from martlet_mqtt.wire.packets import Ack, Connack, Connect, Publish, Subscription, Will
+from martlet_mqtt.wire.properties import Properties, Property
 from martlet_remoting.config import RemotingConfig
 from martlet_remoting.nameserver.config import NameServerConfig
 from martlet_remoting.nameserver.plugin import NameServerPlugin
 from martlet_remoting.plugin import RemotingPlugin
+from martlet_remoting.wire.codes import RequestCode
 from martlet_stomp.config import StompConfig
 from martlet_stomp.plugin import StompPlugin
 from martlet_timer.config import TimerConfig
@@ -119,7 +119,7 @@ class Live:
 
 @final
 class Plugins:
-    """All plugins with state, installed as `martlet.run` does."""
+    """All plugins with state, installed as `martlet.app.startup` does."""
 
     def __init__(self) -> None:
         self.remoting = RemotingPlugin(RemotingConfig(listen="127.0.0.1:10911", vip=False, light_queues=True))
@@ -166,9 +166,9 @@ class Plugins:
         return True
 
     def services(self, broker: Broker) -> Sequence[Service]:
-        persistence.save(broker)
+        saving.save(broker)
         found = [service for _, plugin in self.all for service in plugin.martlet_services(broker)]
-        return [partial(persistence.run, broker), *found]
+        return [partial(saving.run, broker), *found]
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from random import Random
 
 import trio
 
-from martlet.clock import SystemClock
+from martlet.runtime.clock import SystemClock
 from martlet.store import Store, StoreConfig
 from martlet.testing.stores import HOST, message
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Self
 
 from martlet.message import encode_properties
-from martlet_remoting.codec import FrameBuffer, encode_command
-from martlet_remoting.codes import RequestCode
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.codec import FrameBuffer, encode_command
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.packets import Command
 
 TIMEOUT_S = 180.0
 

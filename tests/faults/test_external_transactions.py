@@ -10,9 +10,9 @@ from tests.faults.test_held_messages import derived_files, leave, put_back, remo
 from tests.interop.martlet_process import Martlet
 
 from martlet.records.codec import decode_records
-from martlet_remoting.batches import BatchMessage, encode_batch
-from martlet_remoting.codes import RequestCode
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.batches import BatchMessage, encode_batch
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.packets import Command
 
 TOPICS = "Left", "Right"
 CHUNK = 2000  # about four groups

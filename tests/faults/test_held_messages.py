@@ -17,8 +17,8 @@ from tests.remoting.pop_talk import Popped, ack_ext, pop_ext, popped
 
 from martlet.message import Record, encode_properties
 from martlet.records.codec import decode_records
-from martlet_remoting.codes import RequestCode
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.packets import Command
 
 TOPIC = "Held"
 EACH = 12

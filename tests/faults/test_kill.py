@@ -14,7 +14,7 @@ from tests.faults.remote import Remote, pull, send_request
 from tests.interop.martlet_process import Martlet
 
 from martlet.records.codec import decode_records
-from martlet_remoting.codes import RequestCode
+from martlet_remoting.wire.codes import RequestCode
 
 TOPIC = "Killed"
 QUEUES = 4

@@ -12,9 +12,9 @@ from random import Random
 import trio
 from tests.faults.group_writer import CONFIG, sizes_of
 
-from martlet.clock import SystemClock
 from martlet.records.codec import check_record, decode_record, decode_records
 from martlet.records.layout import BLANK_MAGIC, FILLER, RECORD_BYTES_MIN
+from martlet.runtime.clock import SystemClock
 from martlet.store import Store
 
 ROUNDS = int(os.environ.get("MARTLET_KILL_ROUNDS", "5"))

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import trio
-from tests.core.pushing import broker_in_memory
+from tests.delivery.pushing import broker_in_memory
 
+from martlet.app.startup import PluginsConfig
 from martlet.config import fill
 from martlet.contracts import RecordView
 from martlet.errors import ConfigError, Reason, Refused
 from martlet.message import Message
 from martlet.records.codec import encode_record
-from martlet.run import PluginsConfig
 from martlet_filter_sql92.like import STEPS_MAX, compile_like, is_slow
 from martlet_filter_sql92.plugin import Sql92Config, Sql92Plugin
 

@@ -15,13 +15,13 @@ with atheris.instrument_imports():
     from martlet.errors import MartletError
     from martlet.message import decode_properties
     from martlet.records.codec import decode_records
-    from martlet_remoting.batches import decode_batch
-    from martlet_remoting.codec import FrameBuffer
-    from martlet_remoting.fastjson import loads
-    from martlet_remoting.headers import decode_pull_header, decode_send_header
-    from martlet_stomp.codec import Limits
-    from martlet_stomp.connection import Heads, StompConnection
-    from martlet_stomp.packets import Version
+    from martlet_remoting.wire.batches import decode_batch
+    from martlet_remoting.wire.codec import FrameBuffer
+    from martlet_remoting.wire.fastjson import loads
+    from martlet_remoting.wire.headers import decode_pull_header, decode_send_header
+    from martlet_stomp.wire.codec import Limits
+    from martlet_stomp.wire.connection import Heads, StompConnection
+    from martlet_stomp.wire.packets import Version
 
 STOMP_LIMITS = Limits(connect_bytes_max=10_000, frame_bytes_max=10_000, head_bytes_max=4000, header_bytes_max=500)
 

@@ -10,10 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from martlet_mqtt.codec import encode_packet, packet_bytes
-from martlet_mqtt.codes import V3, V4, V5, PacketType
-from martlet_mqtt.errors import Malformed
-from martlet_mqtt.packets import (
+from martlet_mqtt.wire.codec import encode_packet, packet_bytes
+from martlet_mqtt.wire.codes import V3, V4, V5, PacketType
+from martlet_mqtt.wire.errors import Malformed
+from martlet_mqtt.wire.packets import (
     Ack,
     Auth,
     Connack,
@@ -30,7 +30,7 @@ from martlet_mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from martlet_mqtt.properties import NO_PROPERTIES, Properties, Property
+from martlet_mqtt.wire.properties import NO_PROPERTIES, Properties, Property
 
 LIMIT_S: Final = 180.0
 PING: Final = b"\xc0\x00"

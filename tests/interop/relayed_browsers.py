@@ -8,8 +8,8 @@ import trio
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Request, TextMessage
 
-from martlet_stomp.codec import Limits, decode_head, encode_frame
-from martlet_stomp.packets import Version
+from martlet_stomp.wire.codec import Limits, decode_head, encode_frame
+from martlet_stomp.wire.packets import Version
 
 __all__ = ["Browser"]
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 from tests.client.listening import PATIENCE_S, Listener, wait_until
 
-from martlet_remoting.client import (
+from martlet_client import (
     Admin,
     ConsumeFrom,
     Message,

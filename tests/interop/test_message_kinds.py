@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from tests.client.listening import Listener
 
-from martlet_remoting.client import ConsumeFrom, Message, PushConsumer
+from martlet_client import ConsumeFrom, Message, PushConsumer
 
 from .conftest import Target
 from .java import Java, Jvm, Received, message

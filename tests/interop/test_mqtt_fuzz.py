@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from martlet_mqtt.codec import decode_packet
-from martlet_mqtt.codes import V3, V5, PacketType
-from martlet_mqtt.errors import MqttError
+from martlet_mqtt.wire.codec import decode_packet
+from martlet_mqtt.wire.codes import V3, V5, PacketType
+from martlet_mqtt.wire.errors import MqttError
 
 from . import hostile, mosquitto
 from .hostile import Case, split_packets

@@ -8,9 +8,9 @@ import trio
 from tests.mqtt.mqtt_talk import Talk
 from tests.mqtt.test_mqtt_crash import talking
 
-from martlet_mqtt.codes import ReasonCode
-from martlet_mqtt.packets import Connack, Connect
-from martlet_mqtt.properties import Properties, Property
+from martlet_mqtt.wire.codes import ReasonCode
+from martlet_mqtt.wire.packets import Connack, Connect
+from martlet_mqtt.wire.properties import Properties, Property
 
 from .java import Java, message
 from .martlet_process import Martlet

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from martlet_remoting.client import ConsumeFrom, blocking
+from martlet_client import ConsumeFrom, blocking
 
 from . import wire
 from .conftest import Target

@@ -12,7 +12,7 @@ import trio
 from msgspec.structs import replace
 from tests.client.listening import PATIENCE_S, Listener, wait_for, wait_until
 
-from martlet_remoting.client import (
+from martlet_client import (
     Admin,
     ConsumeFrom,
     Message,
@@ -32,7 +32,7 @@ from martlet_remoting.client import (
     Settings,
     select_by_hash,
 )
-from martlet_remoting.codes import RequestCode
+from martlet_remoting.wire.codes import RequestCode
 
 from .conftest import RocketMQ, Target
 from .fetch import CLIENT_VERSIONS

@@ -7,7 +7,7 @@ import pytest
 import trio
 from tests.client.listening import PATIENCE_S
 
-from martlet_remoting.client import ConsumeFrom, Message, NoReply, Producer, PushConsumer, ReceivedMessage
+from martlet_client import ConsumeFrom, Message, NoReply, Producer, PushConsumer, ReceivedMessage
 
 from .conftest import Target
 from .java import Failed, Java, message

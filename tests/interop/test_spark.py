@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql.types import MapType, StringType, StructField, StructType
 from tests.client.listening import PATIENCE_S
 
-from martlet_remoting.client.blocking import Admin, Producer
-from martlet_remoting.client.messages import Message
+from martlet_client.blocking import Admin, Producer
+from martlet_client.messages import Message
 from martlet_spark.connection import CONNECTIONS
 from martlet_spark.errors import WriteError
 from martlet_spark.source import MartletDataSource

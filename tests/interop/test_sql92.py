@@ -10,7 +10,7 @@ import pytest
 import trio
 from tests.filter_sql92.table import Case, cases
 
-from martlet_remoting.client import BrokerError, Outcome, PushConsumer, ReceivedMessage, Sql
+from martlet_client import BrokerError, Outcome, PushConsumer, ReceivedMessage, Sql
 
 from . import fetch, wire
 from .conftest import RocketMQ, Target

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from martlet.clock import SystemClock
 from martlet.message import Message
+from martlet.runtime.clock import SystemClock
 from martlet.state.journal import Journal
 from martlet.store import Store, StoreConfig
-from martlet.store.files import RealDisk
+from martlet.store.disk.files import RealDisk
 from martlet.testing.stores import HOST
 
 from . import rocketmq

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from martlet_remoting.client import Admin, Message, Producer
+from martlet_client import Admin, Message, Producer
 
 from . import rocketmq
 from .conftest import Target

@@ -11,7 +11,7 @@ import pytest
 import trio
 from tests.client.listening import PATIENCE_S, wait_for
 
-from martlet_remoting.client import (
+from martlet_client import (
     Message,
     ReceivedMessage,
     Settings,

@@ -12,9 +12,9 @@ import pytest
 import trio
 from tests.users_plugin import users_plugin
 
-from martlet_remoting.client import Admin, BrokerError, Message, Producer, SendFailed, Settings
-from martlet_remoting.client.blocking import Admin as BlockingAdmin
-from martlet_remoting.signatures import SigningKey
+from martlet_client import Admin, BrokerError, Message, Producer, SendFailed, Settings
+from martlet_client.blocking import Admin as BlockingAdmin
+from martlet_remoting.wire.signatures import SigningKey
 
 from . import fetch, wire
 from .conftest import RocketMQ

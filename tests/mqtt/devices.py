@@ -9,9 +9,9 @@ import trio
 from msgspec.structs import replace
 from tests.mqtt.mqtt_talk import Talk
 
-from martlet_mqtt.codes import PacketType
-from martlet_mqtt.packets import Ack, Connack, Connect, Disconnect, Publish, Suback, Subscribe, Subscription
-from martlet_mqtt.properties import Properties, Property
+from martlet_mqtt.wire.codes import PacketType
+from martlet_mqtt.wire.packets import Ack, Connack, Connect, Disconnect, Publish, Suback, Subscribe, Subscription
+from martlet_mqtt.wire.properties import Properties, Property
 
 NAMES = ("a/1", "a/2", "b/1/c", "b/2")
 EXPIRY = Properties({Property.SESSION_EXPIRY: 100_000})

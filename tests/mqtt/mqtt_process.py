@@ -11,8 +11,8 @@ import trio
 from msgspec.structs import replace
 
 from martlet.broker import Broker
-from martlet.clock import SystemClock
 from martlet.contracts import Protocol, Service
+from martlet.runtime.clock import SystemClock
 from martlet.state import Projection
 from martlet.testing.peers import serving
 from martlet.testing.stores import small_config

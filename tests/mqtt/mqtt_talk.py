@@ -11,11 +11,12 @@ from martlet.broker import Broker
 from martlet.contracts import Protocol as Served
 from martlet.store import StoreConfig
 from martlet.testing.peers import Serving, serving
-from martlet_mqtt.client import Client
-from martlet_mqtt.codec import decode_packet, encode_packet, packet_bytes
-from martlet_mqtt.codes import V4, V5, PacketType, ReasonCode
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import (
+from martlet_mqtt.plugin import MqttPlugin
+from martlet_mqtt.session.client import Client
+from martlet_mqtt.wire.codec import decode_packet, encode_packet, packet_bytes
+from martlet_mqtt.wire.codes import V4, V5, PacketType, ReasonCode
+from martlet_mqtt.wire.packets import (
     Ack,
     Connack,
     Connect,
@@ -30,8 +31,7 @@ from martlet_mqtt.packets import (
     Unsuback,
     Unsubscribe,
 )
-from martlet_mqtt.plugin import MqttPlugin
-from martlet_mqtt.properties import NO_PROPERTIES, Properties, Property
+from martlet_mqtt.wire.properties import NO_PROPERTIES, Properties, Property
 
 ASYNC = StoreConfig(flush="async")
 P = TypeVar("P")

@@ -16,9 +16,9 @@ import pytest
 import trio
 from tests.mqtt.mqtt_talk import Running, Talk
 
-from martlet_mqtt.codes import V4, V5, ReasonCode
-from martlet_mqtt.packets import Connack, Disconnect, Packet
-from martlet_mqtt.properties import encode_data, encode_text, encode_varint
+from martlet_mqtt.wire.codes import V4, V5, ReasonCode
+from martlet_mqtt.wire.packets import Connack, Disconnect, Packet
+from martlet_mqtt.wire.properties import encode_data, encode_text, encode_varint
 
 __all__ = [
     "ELSEWHERE",

@@ -4,8 +4,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from martlet_mqtt.codes import V5, PacketType
-from martlet_mqtt.packets import (
+from martlet_mqtt.wire.codes import V5, PacketType
+from martlet_mqtt.wire.packets import (
     Ack,
     Auth,
     Connack,
@@ -22,7 +22,7 @@ from martlet_mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from martlet_mqtt.properties import NO_PROPERTIES, WILL, Properties, Property, allowed_in
+from martlet_mqtt.wire.properties import NO_PROPERTIES, WILL, Properties, Property, allowed_in
 
 TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 DATA = st.binary(max_size=30)

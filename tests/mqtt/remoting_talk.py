@@ -8,11 +8,11 @@ from martlet.broker import Broker
 from martlet.contracts import Protocol
 from martlet.message import Record, decode_properties, encode_properties
 from martlet.testing.peers import MemoryPeer, Serving
-from martlet_remoting.codec import FrameBuffer, encode_command
-from martlet_remoting.codes import RequestCode
 from martlet_remoting.config import RemotingConfig
-from martlet_remoting.packets import Command
 from martlet_remoting.plugin import RemotingPlugin
+from martlet_remoting.wire.codec import FrameBuffer, encode_command
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.packets import Command
 
 REPLY_TOPIC = "DefaultCluster_REPLY_TOPIC"
 

@@ -8,9 +8,9 @@ from tests.mqtt.mqtt_talk import V5, Running, Talk
 
 from martlet.contracts import Identity, RecordView
 from martlet.testing.disk import FakeDisk
-from martlet_mqtt.packets import Connack, Connect, Publish, Suback, Subscribe, Subscription
-from martlet_mqtt.properties import Properties, Property
-from martlet_mqtt.storing import store
+from martlet_mqtt.shared.storing import store
+from martlet_mqtt.wire.packets import Connack, Connect, Publish, Suback, Subscribe, Subscription
+from martlet_mqtt.wire.properties import Properties, Property
 
 HOST = bytes(8)
 

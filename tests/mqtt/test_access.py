@@ -10,11 +10,11 @@ from tests.mqtt.mqtt_talk import V4, V5, Running, Talk
 from tests.mqtt.users import Users, closed_broker
 
 from martlet.contracts import Identity
-from martlet.delivery.session import Session
-from martlet_mqtt.codes import PacketType, ReasonCode
+from martlet.sessions.session import Session
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Ack, Connack, Connect, Disconnect, Packet, Publish, Subscription, Will
-from martlet_mqtt.properties import Properties, Property
+from martlet_mqtt.wire.codes import PacketType, ReasonCode
+from martlet_mqtt.wire.packets import Ack, Connack, Connect, Disconnect, Packet, Publish, Subscription, Will
+from martlet_mqtt.wire.properties import Properties, Property
 
 DENIED = ReasonCode.NOT_AUTHORIZED
 ALL = "publish mqtt/#; read mqtt/#; read $SYS/#; read $share*"

@@ -10,10 +10,10 @@ import trio
 from tests.mqtt.mqtt_talk import ASYNC, Running, Talk, mqtt_broker
 from tests.mqtt.test_mqtt_crash import PROCESS, talking
 
-from martlet.steps import finish_now
+from martlet.runtime.steps import finish_now
 from martlet.store import StoreConfig
-from martlet_mqtt.codes import PacketType
-from martlet_mqtt.packets import (
+from martlet_mqtt.wire.codes import PacketType
+from martlet_mqtt.wire.packets import (
     Ack,
     Connack,
     Connect,
@@ -24,7 +24,7 @@ from martlet_mqtt.packets import (
     Subscribe,
     Subscription,
 )
-from martlet_mqtt.properties import Properties, Property
+from martlet_mqtt.wire.properties import Properties, Property
 
 SYNC = StoreConfig(flush="sync")
 

@@ -10,10 +10,10 @@ import trio
 from tests.mqtt.mqtt_talk import V5, Talk, mqtt_broker
 
 from martlet.delivery.cursor import Cursor
-from martlet.delivery.interest import FilterTrie
-from martlet.delivery.routing import RECORDS_AT_ONCE, STEPS_A_SLICE
-from martlet_mqtt.codec import encode_packet
-from martlet_mqtt.packets import Ack, Publish, Suback, Subscribe, Subscription
+from martlet.delivery.routing.division import RECORDS_AT_ONCE, STEPS_A_SLICE
+from martlet.delivery.routing.interest import FilterTrie
+from martlet_mqtt.wire.codec import encode_packet
+from martlet_mqtt.wire.packets import Ack, Publish, Suback, Subscribe, Subscription
 
 LEVELS = 9
 # A name fits every branch, up to its last level, which none has.

@@ -6,12 +6,12 @@ import pytest
 from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
 from tests.mqtt.users import closed_broker
 
-from martlet_mqtt.bridges import STATE_BYTES_MAX, STATES_MAX
-from martlet_mqtt.codec import encode_packet
-from martlet_mqtt.codes import V3, V4, V5, ReasonCode
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Connack, Connect, Publish, Suback, Subscribe, Subscription, Will
-from martlet_mqtt.properties import Properties, Property
+from martlet_mqtt.mapping.bridges import STATE_BYTES_MAX, STATES_MAX
+from martlet_mqtt.wire.codec import encode_packet
+from martlet_mqtt.wire.codes import V3, V4, V5, ReasonCode
+from martlet_mqtt.wire.packets import Connack, Connect, Publish, Suback, Subscribe, Subscription, Will
+from martlet_mqtt.wire.properties import Properties, Property
 
 OLD = pytest.mark.parametrize("version", [V3, V4])
 ALL = pytest.mark.parametrize("version", [V3, V4, V5])

@@ -15,11 +15,11 @@ from martlet.contracts import Identity
 from martlet.net.addresses import split_address
 from martlet.net.tls import client_context
 from martlet.testing.peers import serving
-from martlet_mqtt.codes import ReasonCode
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.context import Context
-from martlet_mqtt.packets import Connack, Connect
 from martlet_mqtt.plugin import MqttPlugin
+from martlet_mqtt.shared.context import Context
+from martlet_mqtt.wire.codes import ReasonCode
+from martlet_mqtt.wire.packets import Connack, Connect
 
 
 class Stream:

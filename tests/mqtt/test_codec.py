@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.mqtt.packet_strategies import DATA, IDS, TEXTS, VERSIONS, packets
 
-from martlet_mqtt.codec import decode_packet, encode_packet, packet_bytes
-from martlet_mqtt.codes import V3, V4, V5, PacketType, ReasonCode
-from martlet_mqtt.errors import Malformed, MqttError
-from martlet_mqtt.names import Names, check_client_id, check_filter, check_name, check_user_name, split_shared
-from martlet_mqtt.packets import (
+from martlet_mqtt.wire.codec import decode_packet, encode_packet, packet_bytes
+from martlet_mqtt.wire.codes import V3, V4, V5, PacketType, ReasonCode
+from martlet_mqtt.wire.errors import Malformed, MqttError
+from martlet_mqtt.wire.names import Names, check_client_id, check_filter, check_name, check_user_name, split_shared
+from martlet_mqtt.wire.packets import (
     Ack,
     Auth,
     Disconnect,
@@ -21,8 +21,8 @@ from martlet_mqtt.packets import (
     Unsuback,
     Unsubscribe,
 )
-from martlet_mqtt.properties import NO_PROPERTIES, encode_varint
-from martlet_mqtt.scanner import AckRun, PublishRun, scan_acks, scan_publishes
+from martlet_mqtt.wire.properties import NO_PROPERTIES, encode_varint
+from martlet_mqtt.wire.scanner import AckRun, PublishRun, scan_acks, scan_publishes
 
 
 def head_bytes(data: bytes) -> int:

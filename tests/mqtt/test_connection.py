@@ -6,12 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from martlet.testing.peers import check_connection
-from martlet_mqtt.codec import decode_packet, encode_packet
-from martlet_mqtt.codes import V3, V4, V5, PacketType, ReasonCode
-from martlet_mqtt.connection import LARGE_BYTES, TRANSITIONS, LargePublish, Limits, MqttConnection, State
-from martlet_mqtt.errors import MqttError
-from martlet_mqtt.names import Names
-from martlet_mqtt.packets import (
+from martlet_mqtt.wire.codec import decode_packet, encode_packet
+from martlet_mqtt.wire.codes import V3, V4, V5, PacketType, ReasonCode
+from martlet_mqtt.wire.connection import LARGE_BYTES, TRANSITIONS, LargePublish, Limits, MqttConnection, State
+from martlet_mqtt.wire.errors import MqttError
+from martlet_mqtt.wire.names import Names
+from martlet_mqtt.wire.packets import (
     Ack,
     Auth,
     Connack,
@@ -27,8 +27,8 @@ from martlet_mqtt.packets import (
     Unsuback,
     Unsubscribe,
 )
-from martlet_mqtt.properties import Properties, Property
-from martlet_mqtt.scanner import AckRun, PublishRun
+from martlet_mqtt.wire.properties import Properties, Property
+from martlet_mqtt.wire.scanner import AckRun, PublishRun
 
 LIMITS = Limits(connect_bytes_max=300, packet_bytes_max=1000, connect_s=10.0)
 PACKETS: dict[PacketType, Packet] = {

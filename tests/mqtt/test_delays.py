@@ -17,10 +17,10 @@ from martlet.testing.clock import START_MS, TrioClock
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import serving
 from martlet.testing.stores import small_config
-from martlet_mqtt.codes import ReasonCode
 from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.plugin import MqttPlugin
-from martlet_mqtt.properties import Properties
+from martlet_mqtt.wire.codes import ReasonCode
+from martlet_mqtt.wire.properties import Properties
 from martlet_timer.config import TimerConfig
 from martlet_timer.plugin import TimerPlugin
 

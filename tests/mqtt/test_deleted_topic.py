@@ -9,9 +9,9 @@ from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
 
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
-from martlet_mqtt.codes import ReasonCode
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Connack, Connect, Disconnect, Subscribe, Subscription, Will
+from martlet_mqtt.wire.codes import ReasonCode
+from martlet_mqtt.wire.packets import Connack, Connect, Disconnect, Subscribe, Subscription, Will
 
 DATA = Path("/data")
 RULES = MqttConfig(rules=["b/#=bees"], queues=2)

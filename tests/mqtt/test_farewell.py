@@ -11,11 +11,11 @@ from tests.mqtt.test_mqtt_crash import talking
 
 from martlet.config import fill
 from martlet.errors import ConfigError
-from martlet_mqtt.codes import ReasonCode
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Connack, Connect, Disconnect, Will
 from martlet_mqtt.plugin import MqttPlugin
-from martlet_mqtt.properties import Properties, Property
+from martlet_mqtt.wire.codes import ReasonCode
+from martlet_mqtt.wire.packets import Connack, Connect, Disconnect, Will
+from martlet_mqtt.wire.properties import Properties, Property
 
 EXPIRY = Properties({Property.SESSION_EXPIRY: 1000})
 

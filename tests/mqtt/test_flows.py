@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from tests.mqtt.mqtt_talk import mqtt_broker
 
-from martlet.delivery.session import Session
 from martlet.errors import Reason, Refused
-from martlet_mqtt.codec import encode_packet
-from martlet_mqtt.codes import V3, V4, V5, PacketType, ReasonCode
-from martlet_mqtt.packets import Ack, Connack, Connect, Disconnect, Publish, Suback, Subscribe, Subscription, Will
-from martlet_mqtt.properties import Properties, Property
+from martlet.sessions.session import Session
+from martlet_mqtt.wire.codec import encode_packet
+from martlet_mqtt.wire.codes import V3, V4, V5, PacketType, ReasonCode
+from martlet_mqtt.wire.packets import Ack, Connack, Connect, Disconnect, Publish, Suback, Subscribe, Subscription, Will
+from martlet_mqtt.wire.properties import Properties, Property
 
 VERSIONS = pytest.mark.parametrize("version", [V3, V4, V5])
 QOS = (0, 1, 2)

@@ -7,15 +7,15 @@ import pytest
 from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
 
 from martlet.contracts import RecordView
-from martlet.delivery.session import Session
 from martlet.message import Message
 from martlet.records.compression import compress
-from martlet_mqtt.codes import V4, V5
+from martlet.sessions.session import Session
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.names import Names, check_name
-from martlet_mqtt.packets import Disconnect
-from martlet_mqtt.retained import RETAINED_TOPIC
-from martlet_mqtt.shares import select_names
+from martlet_mqtt.outbound.shares import select_names
+from martlet_mqtt.shared.retained import RETAINED_TOPIC
+from martlet_mqtt.wire.codes import V4, V5
+from martlet_mqtt.wire.names import Names, check_name
+from martlet_mqtt.wire.packets import Disconnect
 
 BYTES_MAX = 1000
 INVALID = [
@@ -189,7 +189,7 @@ async def test_an_invalid_name_is_checked_once_for_all_its_messages(
             checked.append(name)
             check_name(name)
 
-        monkeypatch.setattr("martlet_mqtt.names.check_name", check)
+        monkeypatch.setattr("martlet_mqtt.wire.names.check_name", check)
         for _ in range(100):
             put(mqtt, b"a/+", b"")
         put(mqtt, b"a/end", b"")

@@ -6,9 +6,9 @@ import pytest
 from tests.mqtt.mqtt_talk import Talk, mqtt_broker
 
 from martlet.message import Message
-from martlet_mqtt.messages import to_deliver
-from martlet_mqtt.packets import Publish
-from martlet_mqtt.properties import Property
+from martlet_mqtt.mapping.messages import to_deliver
+from martlet_mqtt.wire.packets import Publish
+from martlet_mqtt.wire.properties import Property
 
 LONG = b"\xff" * 22_000  # three times as long once it is replaced by U+FFFD
 

@@ -20,8 +20,8 @@ from trio.testing import MockClock
 from martlet.testing.clock import TrioClock
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
-from martlet_mqtt.codes import V4, V5, PacketType, ReasonCode
-from martlet_mqtt.packets import (
+from martlet_mqtt.wire.codes import V4, V5, PacketType, ReasonCode
+from martlet_mqtt.wire.packets import (
     Ack,
     Connack,
     Connect,
@@ -33,7 +33,7 @@ from martlet_mqtt.packets import (
     Subscribe,
     Subscription,
 )
-from martlet_mqtt.properties import NO_PROPERTIES, Properties, Property
+from martlet_mqtt.wire.properties import NO_PROPERTIES, Properties, Property
 
 DATA = Path("/data")
 FULL = OSError(ENOSPC, "No space left on device")

@@ -6,7 +6,7 @@ import pytest
 from tests.mqtt.mqtt_talk import mqtt_broker
 from trio.testing import MockClock
 
-from martlet_mqtt import sys_topics
+from martlet_mqtt.admin import sys_topics
 from martlet_mqtt.config import MqttConfig
 
 PREFIX = "$SYS/broker/heap/"

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from tests.mqtt.mqtt_talk import V4, mqtt_broker
 
-from martlet_mqtt.codes import PacketType, ReasonCode
-from martlet_mqtt.packets import Ack, Connect, Publish
-from martlet_mqtt.properties import Properties
-from martlet_mqtt.scanner import RUN_PACKETS_MAX, scan_acks
+from martlet_mqtt.wire.codes import PacketType, ReasonCode
+from martlet_mqtt.wire.packets import Ack, Connect, Publish
+from martlet_mqtt.wire.properties import Properties
+from martlet_mqtt.wire.scanner import RUN_PACKETS_MAX, scan_acks
 
 
 @pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "KEYS"])

@@ -19,8 +19,8 @@ import trio
 from tests.mqtt.devices import EXPIRY, NAMES, Receiver, Sender
 from tests.mqtt.test_mqtt_crash import PROCESS, ROUNDS, connected, kill, talking
 
-from martlet_mqtt.packets import Connack, Connect, Publish
-from martlet_mqtt.properties import Properties
+from martlet_mqtt.wire.packets import Connack, Connect, Publish
+from martlet_mqtt.wire.properties import Properties
 
 FLUSHES = ("sync", "async")
 

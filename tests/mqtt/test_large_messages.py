@@ -11,9 +11,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.message import Message
 from martlet.records.compression import compress
-from martlet_mqtt.large import LARGE_BYTES
-from martlet_mqtt.packets import Publish, Subscription
-from martlet_mqtt.properties import Properties, Property
+from martlet_mqtt.mapping.large import LARGE_BYTES
+from martlet_mqtt.wire.packets import Publish, Subscription
+from martlet_mqtt.wire.properties import Properties, Property
 
 PAYLOAD = bytes(range(256)) * (LARGE_BYTES // 128)
 SUBSCRIBERS = 60

@@ -10,11 +10,13 @@ from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
 
 from martlet.net.reader import EVENTS_A_TURN
 from martlet.testing.peers import Serving, serving
-from martlet_mqtt.codec import FILTERS_A_PACKET
-from martlet_mqtt.codes import V4, V5, PacketType, ReasonCode
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.connection import ACK_ROOM, LONG_BYTES
-from martlet_mqtt.packets import (
+from martlet_mqtt.inbound.subscriptions import FILTERS_A_SLICE
+from martlet_mqtt.plugin import MqttPlugin
+from martlet_mqtt.wire.codec import FILTERS_A_PACKET
+from martlet_mqtt.wire.codes import V4, V5, PacketType, ReasonCode
+from martlet_mqtt.wire.connection import ACK_ROOM, LONG_BYTES
+from martlet_mqtt.wire.packets import (
     Ack,
     Connack,
     Connect,
@@ -29,10 +31,8 @@ from martlet_mqtt.packets import (
     Unsuback,
     Unsubscribe,
 )
-from martlet_mqtt.plugin import MqttPlugin
-from martlet_mqtt.properties import PROPERTIES_BYTES_MAX, USER_PROPERTIES_MAX, Properties, Property
-from martlet_mqtt.scanner import RUN_PACKETS_MAX
-from martlet_mqtt.subscriptions import FILTERS_A_SLICE
+from martlet_mqtt.wire.properties import PROPERTIES_BYTES_MAX, USER_PROPERTIES_MAX, Properties, Property
+from martlet_mqtt.wire.scanner import RUN_PACKETS_MAX
 
 FILTERS = tuple(f"sensors/{number}/+" for number in range(1000))
 

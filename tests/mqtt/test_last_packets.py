@@ -11,11 +11,11 @@ from tests.mqtt.mqtt_talk import ASYNC, V4, V5, Running
 
 from martlet.net.addresses import split_address
 from martlet.testing.peers import serving
-from martlet_mqtt.codec import decode_packet, encode_packet, packet_bytes
-from martlet_mqtt.codes import ReasonCode
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Connack, Connect, Disconnect, Packet, Publish, Will
 from martlet_mqtt.plugin import MqttPlugin
+from martlet_mqtt.wire.codec import decode_packet, encode_packet, packet_bytes
+from martlet_mqtt.wire.codes import ReasonCode
+from martlet_mqtt.wire.packets import Connack, Connect, Disconnect, Packet, Publish, Will
 
 BAD = b"\x00\x00"  # a packet of the reserved type
 

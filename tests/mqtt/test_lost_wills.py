@@ -15,9 +15,9 @@ from martlet.errors import Refused
 from martlet.testing.clock import TrioClock
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
-from martlet_mqtt.codes import V4, V5, ReasonCode
-from martlet_mqtt.packets import Connack, Connect, Disconnect, Subscription, Will
-from martlet_mqtt.properties import Properties, Property
+from martlet_mqtt.wire.codes import V4, V5, ReasonCode
+from martlet_mqtt.wire.packets import Connack, Connect, Disconnect, Subscription, Will
+from martlet_mqtt.wire.properties import Properties, Property
 
 SMALL = small_config(segment_bytes=1 << 20, page_bytes=1 << 16, cache_bytes=1 << 20)
 ASYNC = small_config(flush="async", segment_bytes=1 << 20, page_bytes=1 << 16, cache_bytes=1 << 20)

@@ -16,12 +16,12 @@ import pytest
 from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
 
 from martlet.records.layout import record_views
-from martlet.store.atomic import LAST, MARK_AT
+from martlet.store.format.atomic import LAST, MARK_AT
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
-from martlet_mqtt.codes import PacketType
-from martlet_mqtt.packets import Ack, Publish, Will
-from martlet_mqtt.properties import Property
+from martlet_mqtt.wire.codes import PacketType
+from martlet_mqtt.wire.packets import Ack, Publish, Will
+from martlet_mqtt.wire.properties import Property
 
 DIRECTORY = Path("/data")
 SEGMENT = "/data/commitlog/00000000000000000000"

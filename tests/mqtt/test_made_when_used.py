@@ -4,9 +4,9 @@ from pathlib import Path
 
 from tests.mqtt.mqtt_talk import mqtt_broker
 
-from martlet_mqtt.codes import PacketType, ReasonCode
-from martlet_mqtt.context import PROTOCOL
-from martlet_mqtt.packets import Ack
+from martlet_mqtt.shared.context import PROTOCOL
+from martlet_mqtt.wire.codes import PacketType, ReasonCode
+from martlet_mqtt.wire.packets import Ack
 
 
 async def test_a_client_that_only_publishes_follows_no_log(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ from trio.testing import MockClock
 from martlet.testing.clock import TrioClock
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import small_config
-from martlet_mqtt.client import Client
-from martlet_mqtt.codes import V4, V5, ReasonCode
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Connack, Connect, Disconnect, Pingreq, Pingresp, Publish, Subscription, Will
-from martlet_mqtt.properties import NO_PROPERTIES, Properties, Property
-from martlet_mqtt.subscriptions import FILTERS_A_SLICE, STEPS_A_SHARE
+from martlet_mqtt.inbound.subscriptions import FILTERS_A_SLICE, STEPS_A_SHARE
+from martlet_mqtt.session.client import Client
+from martlet_mqtt.wire.codes import V4, V5, ReasonCode
+from martlet_mqtt.wire.packets import Connack, Connect, Disconnect, Pingreq, Pingresp, Publish, Subscription, Will
+from martlet_mqtt.wire.properties import NO_PROPERTIES, Properties, Property
 
 COUNT = 1000
 STORE = small_config(flush="async", segment_bytes=1 << 20, page_bytes=1 << 16, cache_bytes=1 << 20)

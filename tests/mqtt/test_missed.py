@@ -14,11 +14,11 @@ from tests.mqtt.retained_talk import append, applied, remove_old_segments
 
 from martlet.records.layout import record_views
 from martlet.store import Queue
-from martlet.store.queues import BlockDamaged
+from martlet.store.queues.queues import BlockDamaged
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
+from martlet_mqtt.admin.control import PREFIX
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.control import PREFIX
 
 DATA = Path("/data")
 STORE = small_config(
@@ -264,7 +264,7 @@ async def test_a_damaged_queue_does_not_keep_retention_from_removing(monkeypatch
     async with broker(disk) as mqtt:
         await leave_session(mqtt, "c", "#")
         await fill(mqtt, count=20)
-        monkeypatch.setattr("martlet.delivery.missed_messages._search", find_damage)
+        monkeypatch.setattr("martlet.sessions.missed_messages._search", find_damage)
         assert await remove_old_segments(mqtt, disk) > 0
         assert (await come_back(mqtt, "c"))[1] is None
 

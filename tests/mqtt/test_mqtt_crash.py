@@ -21,7 +21,7 @@ from tests.mqtt.mqtt_talk import Talk, mqtt_broker
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Packet
+from martlet_mqtt.wire.packets import Packet
 
 ROUNDS = int(os.environ.get("MARTLET_KILL_ROUNDS", "4"))
 SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "3")))

@@ -11,9 +11,9 @@ from martlet.contracts import Stage
 from martlet.errors import Reason, Refused
 from martlet.message import Message
 from martlet.settings import BrokerConfig
-from martlet_mqtt.codes import V3, ReasonCode
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Publish
+from martlet_mqtt.wire.codes import V3, ReasonCode
+from martlet_mqtt.wire.packets import Publish
 
 OLD = pytest.mark.parametrize("version", [V3, V4])
 QOS = pytest.mark.parametrize("qos", [0, 1, 2])

@@ -8,8 +8,8 @@ import pytest
 import trio
 from tests.mqtt.mqtt_talk import Running, mqtt_broker
 
-from martlet_mqtt.codes import PacketType
-from martlet_mqtt.packets import Ack, Connack, Connect, Publish, Will
+from martlet_mqtt.wire.codes import PacketType
+from martlet_mqtt.wire.packets import Ack, Connack, Connect, Publish, Will
 
 TIMES = 20
 

@@ -6,7 +6,7 @@ import pytest
 from tests.mqtt.mqtt_talk import ASYNC, Talk, mqtt_broker
 
 from martlet.store import StoreConfig
-from martlet_mqtt.packets import Ack, Publish, Suback, Subscribe, Subscription, Will
+from martlet_mqtt.wire.packets import Ack, Publish, Suback, Subscribe, Subscription, Will
 
 SYNC = StoreConfig(flush="sync")
 

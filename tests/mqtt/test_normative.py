@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.mqtt.normative import ROOT, STATEMENTS, WORDS_MAX, defined_tests, page, shown_by, statement
 
-from martlet_mqtt.codes import V4, V5
+from martlet_mqtt.wire.codes import V4, V5
 
 # How many statements appendix B of each specification has.
 COUNTS = {V4: 141, V5: 251}

@@ -11,9 +11,9 @@ from tests.mqtt.normative import statement
 from tests.mqtt.users import ScramClient, Users, closed_broker
 
 from martlet.contracts import Challenge, Exchange, Identity, Proved
-from martlet_mqtt.codes import V5, ReasonCode
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import (
+from martlet_mqtt.wire.codes import V5, ReasonCode
+from martlet_mqtt.wire.packets import (
     Auth,
     Connack,
     Connect,
@@ -26,7 +26,7 @@ from martlet_mqtt.packets import (
     Subscription,
     Will,
 )
-from martlet_mqtt.properties import Properties, Property
+from martlet_mqtt.wire.properties import Properties, Property
 
 SCRAM = "SCRAM-SHA-256"
 CONTINUE = ReasonCode.CONTINUE_AUTHENTICATION

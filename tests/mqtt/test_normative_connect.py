@@ -22,10 +22,10 @@ from tests.mqtt.normative import (
 )
 from trio.testing import MockClock
 
-from martlet_mqtt.codes import V4, V5, PacketType, ReasonCode
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Ack, Connack, Connect, Disconnect, Pingreq, Pingresp, Publish, Will
-from martlet_mqtt.properties import Properties, Property, encode_text
+from martlet_mqtt.wire.codes import V4, V5, PacketType, ReasonCode
+from martlet_mqtt.wire.packets import Ack, Connack, Connect, Disconnect, Pingreq, Pingresp, Publish, Will
+from martlet_mqtt.wire.properties import Properties, Property, encode_text
 
 ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 

@@ -15,9 +15,9 @@ from tests.mqtt.normative import (
     stay,
 )
 
-from martlet_mqtt.codes import V4, V5, PacketType, ReasonCode
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import (
+from martlet_mqtt.wire.codes import V4, V5, PacketType, ReasonCode
+from martlet_mqtt.wire.packets import (
     Auth,
     Connack,
     Connect,
@@ -29,7 +29,7 @@ from martlet_mqtt.packets import (
     Subscription,
     Will,
 )
-from martlet_mqtt.properties import Properties, Property
+from martlet_mqtt.wire.properties import Properties, Property
 
 DISCONNECT_REASONS = {0, 0x80, 0x81, 0x82, 0x83, 0x87, 0x89, 0x8B, 0x8D, 0x8E, 0x8F, 0x90, *range(0x93, 0xA3)}
 METHOD = Properties({Property.AUTHENTICATION_METHOD: "SCRAM-SHA-256", Property.AUTHENTICATION_DATA: b"n,,n=u,r=x"})

@@ -22,9 +22,9 @@ from tests.mqtt.normative import (
 from martlet.contracts import Stage
 from martlet.errors import Reason, Refused
 from martlet.message import Message
-from martlet_mqtt.codes import V4, V5, PacketType, ReasonCode
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import (
+from martlet_mqtt.wire.codes import V4, V5, PacketType, ReasonCode
+from martlet_mqtt.wire.packets import (
     Ack,
     Connack,
     Connect,
@@ -36,7 +36,7 @@ from martlet_mqtt.packets import (
     Unsuback,
     Unsubscribe,
 )
-from martlet_mqtt.properties import Properties, Property, encode_data, encode_text
+from martlet_mqtt.wire.properties import Properties, Property, encode_data, encode_text
 
 NOT_STRINGS = (b"\xff", b"\xed\xa0\x80", b"\xed\xbf\xbf", b"\xc3(", b"\xe2\x82", b"\0", b"a\0b", b"\xc0\x80")
 PUBREL = 0x60

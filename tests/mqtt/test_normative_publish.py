@@ -20,9 +20,9 @@ from tests.mqtt.normative import (
 from trio.testing import MockClock
 
 from martlet.testing.clock import TrioClock
-from martlet_mqtt.codes import V4, V5, PacketType, ReasonCode
-from martlet_mqtt.packets import Ack, Connect, Disconnect, Pingreq, Pingresp, Publish, Subscription
-from martlet_mqtt.properties import Properties, Property, encode_text
+from martlet_mqtt.wire.codes import V4, V5, PacketType, ReasonCode
+from martlet_mqtt.wire.packets import Ack, Connect, Disconnect, Pingreq, Pingresp, Publish, Subscription
+from martlet_mqtt.wire.properties import Properties, Property, encode_text
 
 ACK_REASONS = {0x00, 0x10, 0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99}
 RELEASE_REASONS = {0x00, 0x92}

@@ -9,10 +9,10 @@ from tests.mqtt.normative import VERSIONS, before_fence, leave, statement, stay
 from trio.testing import MockClock
 
 from martlet.testing.clock import TrioClock
-from martlet_mqtt.codes import V4, V5, PacketType, ReasonCode
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Ack, Disconnect, Pingreq, Pingresp, Publish
-from martlet_mqtt.properties import Properties, Property
+from martlet_mqtt.wire.codes import V4, V5, PacketType, ReasonCode
+from martlet_mqtt.wire.packets import Ack, Disconnect, Pingreq, Pingresp, Publish
+from martlet_mqtt.wire.properties import Properties, Property
 
 NOT_TEXT = Properties({Property.PAYLOAD_FORMAT: 1})
 

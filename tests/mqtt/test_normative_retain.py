@@ -6,9 +6,9 @@ import pytest
 from tests.mqtt.mqtt_talk import Running, mqtt_broker
 from tests.mqtt.normative import VERSIONS, before_fence, leave, statement, stay
 
-from martlet_mqtt.codes import V4, V5
-from martlet_mqtt.packets import Ack, Publish, Suback, Subscribe, Subscription
-from martlet_mqtt.properties import Properties, Property
+from martlet_mqtt.wire.codes import V4, V5
+from martlet_mqtt.wire.packets import Ack, Publish, Suback, Subscribe, Subscription
+from martlet_mqtt.wire.properties import Properties, Property
 
 QOS = pytest.mark.parametrize("qos", [0, 1, 2])
 

@@ -9,10 +9,10 @@ from tests.mqtt.normative import VERSIONS, before_fence, leave, statement, stay
 from trio.testing import MockClock
 
 from martlet.testing.clock import TrioClock
-from martlet_mqtt.codes import V4, V5
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Disconnect
-from martlet_mqtt.properties import Properties, Property
+from martlet_mqtt.wire.codes import V4, V5
+from martlet_mqtt.wire.packets import Disconnect
+from martlet_mqtt.wire.properties import Properties, Property
 
 
 @statement(V4, "MQTT-4.1.0-1", "MQTT-4.1.0-2", "MQTT-3.1.2-4")

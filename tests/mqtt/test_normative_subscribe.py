@@ -15,10 +15,10 @@ from tests.mqtt.normative import (
     stay,
 )
 
-from martlet_mqtt.codes import V4, V5, PacketType, ReasonCode
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Ack, Publish, Suback, Subscribe, Subscription, Unsuback, Unsubscribe
-from martlet_mqtt.properties import encode_text
+from martlet_mqtt.wire.codes import V4, V5, PacketType, ReasonCode
+from martlet_mqtt.wire.packets import Ack, Publish, Suback, Subscribe, Subscription, Unsuback, Unsubscribe
+from martlet_mqtt.wire.properties import encode_text
 
 SUBSCRIBE_REASONS = {0, 1, 2, 0x80, 0x83, 0x87, 0x8F, 0x91, 0x97, 0x9E, 0xA1, 0xA2}
 UNSUBSCRIBE_REASONS = {0, 0x11, 0x80, 0x83, 0x87, 0x8F, 0x91}

@@ -14,9 +14,9 @@ from tests.mqtt.normative import (
 )
 
 from martlet.message import Message
-from martlet_mqtt.codes import V4, V5, PacketType, ReasonCode
-from martlet_mqtt.packets import Ack, Suback
-from martlet_mqtt.properties import encode_text
+from martlet_mqtt.wire.codes import V4, V5, PacketType, ReasonCode
+from martlet_mqtt.wire.packets import Ack, Suback
+from martlet_mqtt.wire.properties import encode_text
 
 
 def publish_as_another_protocol(mqtt: Running, name: str) -> None:

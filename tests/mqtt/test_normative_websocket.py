@@ -18,9 +18,9 @@ from wsproto.events import (
 )
 
 from martlet.testing.peers import MemoryPeer
-from martlet_mqtt.codec import encode_packet
-from martlet_mqtt.codes import V4, V5
-from martlet_mqtt.packets import Connack, Connect, Pingreq, Pingresp
+from martlet_mqtt.wire.codec import encode_packet
+from martlet_mqtt.wire.codes import V4, V5
+from martlet_mqtt.wire.packets import Connack, Connect, Pingreq, Pingresp
 
 
 class WebSocketWire:

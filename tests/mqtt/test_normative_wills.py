@@ -16,9 +16,9 @@ from tests.mqtt.normative import (
 from trio.testing import MockClock
 
 from martlet.testing.clock import TrioClock
-from martlet_mqtt.codes import V4, V5, ReasonCode
-from martlet_mqtt.packets import Disconnect, Will
-from martlet_mqtt.properties import Properties, Property
+from martlet_mqtt.wire.codes import V4, V5, ReasonCode
+from martlet_mqtt.wire.packets import Disconnect, Will
+from martlet_mqtt.wire.properties import Properties, Property
 
 
 def later(delay_s: int, payload: bytes = b"will") -> Will:

@@ -6,9 +6,9 @@ import orjson
 import pytest
 from tests.mqtt.mqtt_talk import Talk, mqtt_broker
 
-from martlet_mqtt.codes import ReasonCode
-from martlet_mqtt.packets import Publish
-from martlet_mqtt.properties import Properties, Property
+from martlet_mqtt.wire.codes import ReasonCode
+from martlet_mqtt.wire.packets import Publish
+from martlet_mqtt.wire.properties import Properties, Property
 
 ALIAS = Properties({Property.TOPIC_ALIAS: 1})
 REFUSED = ReasonCode.TOPIC_NAME_INVALID

@@ -13,9 +13,9 @@ from martlet.tables.topics import READ, WRITE
 from martlet.testing.clock import TrioClock
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import small_config
-from martlet_mqtt.codes import V4, V5, PacketType, ReasonCode
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import (
+from martlet_mqtt.wire.codes import V4, V5, PacketType, ReasonCode
+from martlet_mqtt.wire.packets import (
     Ack,
     Connack,
     Connect,
@@ -27,7 +27,7 @@ from martlet_mqtt.packets import (
     Subscription,
     Will,
 )
-from martlet_mqtt.properties import NO_PROPERTIES, Properties, Property
+from martlet_mqtt.wire.properties import NO_PROPERTIES, Properties, Property
 
 DATA = Path("/data")
 LARGE = Will("will", bytes(65_500), 1, properties=Properties({Property.CONTENT_TYPE: "x" * 100}))

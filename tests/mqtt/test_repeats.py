@@ -4,10 +4,10 @@ from pathlib import Path
 
 from tests.mqtt.mqtt_talk import mqtt_broker
 
-from martlet_mqtt.codes import PacketType, ReasonCode
-from martlet_mqtt.control import PREFIX, REQUEST_BYTES_MAX
-from martlet_mqtt.packets import Ack, Disconnect, Publish
-from martlet_mqtt.properties import Properties, Property
+from martlet_mqtt.admin.control import PREFIX, REQUEST_BYTES_MAX
+from martlet_mqtt.wire.codes import PacketType, ReasonCode
+from martlet_mqtt.wire.packets import Ack, Disconnect, Publish
+from martlet_mqtt.wire.properties import Properties, Property
 
 ALIASED = Properties({Property.TOPIC_ALIAS: 1})
 

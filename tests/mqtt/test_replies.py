@@ -12,10 +12,10 @@ from tests.mqtt.remoting_talk import REPLY_TOPIC, RemotingTalk, properties_of, r
 from martlet.contracts import Identity
 from martlet.message import Record
 from martlet.records.codec import decode_record
-from martlet_mqtt.codes import ReasonCode
-from martlet_mqtt.packets import Publish
-from martlet_mqtt.properties import Properties, Property
-from martlet_remoting.codes import ResponseCode
+from martlet_mqtt.wire.codes import ReasonCode
+from martlet_mqtt.wire.packets import Publish
+from martlet_mqtt.wire.properties import Properties, Property
+from martlet_remoting.wire.codes import ResponseCode
 
 QOS = pytest.mark.parametrize("qos", [0, 1, 2])
 

@@ -6,11 +6,11 @@ import pytest
 from tests.mqtt.mqtt_talk import Running, mqtt_broker
 
 from martlet.store import Store
-from martlet_mqtt.codes import V4, V5, PacketType
-from martlet_mqtt.due import FILTERS_A_SLICE
-from martlet_mqtt.flight import Flight
-from martlet_mqtt.packets import Ack
-from martlet_mqtt.properties import Property
+from martlet_mqtt.outbound.due import FILTERS_A_SLICE
+from martlet_mqtt.outbound.flight import Flight
+from martlet_mqtt.wire.codes import V4, V5, PacketType
+from martlet_mqtt.wire.packets import Ack
+from martlet_mqtt.wire.properties import Property
 
 
 def flight_of(mqtt: Running) -> Flight:

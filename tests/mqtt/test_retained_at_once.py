@@ -8,7 +8,7 @@ import trio.testing
 from tests.mqtt.mqtt_talk import mqtt_broker
 
 from martlet.store import StoreConfig
-from martlet_mqtt.packets import Ack, Publish
+from martlet_mqtt.wire.packets import Ack, Publish
 
 MANY = 4_000
 

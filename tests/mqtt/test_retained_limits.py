@@ -10,16 +10,16 @@ import trio
 from tests.mqtt.mqtt_talk import V4, V5, Running, Talk, mqtt_broker
 from trio.testing import MockClock
 
-from martlet.steps import finish_now
+from martlet.runtime.steps import finish_now
 from martlet.store import Store
 from martlet.testing.clock import TrioClock
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import ManualClock, small_config
-from martlet_mqtt.codes import PacketType, ReasonCode
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Ack, Connect, Publish, Will
-from martlet_mqtt.properties import Properties, Property
-from martlet_mqtt.retained import LOOKS_A_SLICE, Entry, Retained
+from martlet_mqtt.shared.retained import LOOKS_A_SLICE, Entry, Retained
+from martlet_mqtt.wire.codes import PacketType, ReasonCode
+from martlet_mqtt.wire.packets import Ack, Connect, Publish, Will
+from martlet_mqtt.wire.properties import Properties, Property
 
 QUOTA = ReasonCode.QUOTA_EXCEEDED
 

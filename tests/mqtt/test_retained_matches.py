@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.mqtt.mqtt_talk import mqtt_broker
 
-from martlet.delivery.interest import FilterTrie
+from martlet.delivery.routing.interest import FilterTrie
 from martlet.store import Store
 from martlet.testing.stores import ManualClock
-from martlet_mqtt.names import LEVELS_MAX
-from martlet_mqtt.packets import Publish
-from martlet_mqtt.properties import Property
-from martlet_mqtt.retained import Entry, Retained
-from martlet_mqtt.retained_names import BLOCK_NAMES, LOOKS_A_PAUSE, SortedNames
+from martlet_mqtt.shared.retained import Entry, Retained
+from martlet_mqtt.shared.retained_names import BLOCK_NAMES, LOOKS_A_PAUSE, SortedNames
+from martlet_mqtt.wire.names import LEVELS_MAX
+from martlet_mqtt.wire.packets import Publish
+from martlet_mqtt.wire.properties import Property
 
 # Some have a character just before or after the separator, so that they are between "a" and "a/" or after "a/".
 LEVELS = ["a", "b", "", "$x", "a-", "a0", "a.b", " "]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from tests.mqtt.mqtt_talk import Talk, mqtt_broker
 
-from martlet_mqtt.packets import Publish, Subscribe, Subscription
-from martlet_mqtt.properties import Property
+from martlet_mqtt.wire.packets import Publish, Subscribe, Subscription
+from martlet_mqtt.wire.properties import Property
 
 COUNT = 200
 ONE_AT_A_TIME = {Property.RECEIVE_MAXIMUM: 1}

@@ -17,8 +17,8 @@ from martlet.store import StoreConfig
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Publish, Suback, Subscribe, Subscription
-from martlet_mqtt.properties import Property
+from martlet_mqtt.wire.packets import Publish, Suback, Subscribe, Subscription
+from martlet_mqtt.wire.properties import Property
 
 DATA = Path("/data")
 SEGMENT = 1 << 14

@@ -13,10 +13,10 @@ from tests.mqtt.retained_talk import append, applied
 
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
-from martlet_mqtt.frames import Grant
-from martlet_mqtt.packets import Connack, Connect, Publish, Suback, Subscribe, Subscription
-from martlet_mqtt.properties import Properties, Property
-from martlet_mqtt.subscribing import Rest, grant_of, options_of, rest_of
+from martlet_mqtt.mapping.frames import Grant
+from martlet_mqtt.outbound.stored_subscriptions import Rest, grant_of, options_of, rest_of
+from martlet_mqtt.wire.packets import Connack, Connect, Publish, Suback, Subscribe, Subscription
+from martlet_mqtt.wire.properties import Properties, Property
 
 DATA = Path("/data")
 STORE = small_config(flush="async", segment_bytes=1 << 20, page_bytes=1 << 14, cache_bytes=1 << 20)

@@ -9,10 +9,10 @@ from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
 from martlet.errors import ConfigError
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import ManualClock, small_config
-from martlet_mqtt.codes import PacketType
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Ack
-from martlet_mqtt.rules import Rules
+from martlet_mqtt.mapping.rules import Rules
+from martlet_mqtt.wire.codes import PacketType
+from martlet_mqtt.wire.packets import Ack
 
 HOUR_MS = 3_600_000
 DATA = Path("/data")

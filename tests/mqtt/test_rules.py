@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
 from tests.mqtt.users import closed_broker
 
-from martlet.delivery.interest import FilterTrie
-from martlet.delivery.session_notes import SENT, SessionState
-from martlet.delivery.session_writer import SessionWriter
+from martlet.delivery.routing.interest import FilterTrie
 from martlet.errors import ConfigError, Reason, Refused
 from martlet.message import Message
 from martlet.records.layout import record_views
+from martlet.sessions.journal_codec import SENT, SessionState
+from martlet.sessions.journal_writer import SessionWriter
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
-from martlet_mqtt.codes import PacketType, ReasonCode
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Ack, Disconnect, Publish
-from martlet_mqtt.properties import Property
-from martlet_mqtt.rules import Rules
+from martlet_mqtt.mapping.rules import Rules
+from martlet_mqtt.wire.codes import PacketType, ReasonCode
+from martlet_mqtt.wire.packets import Ack, Disconnect, Publish
+from martlet_mqtt.wire.properties import Property
 
 RULES = ["b/#=bees", "c/#=cats"]
 DATA = Path("/data")

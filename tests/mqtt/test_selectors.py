@@ -10,10 +10,10 @@ from tests.mqtt.mqtt_talk import V4, Running, Talk, mqtt_broker
 from tests.mqtt.remoting_talk import RemotingTalk, remoting_of
 
 from martlet_filter_sql92.plugin import Sql92Config, Sql92Plugin
-from martlet_mqtt.codes import ReasonCode
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Connack, Connect, Publish, Suback, Subscribe, Subscription
-from martlet_mqtt.properties import Properties, Property
+from martlet_mqtt.wire.codes import ReasonCode
+from martlet_mqtt.wire.packets import Connack, Connect, Publish, Suback, Subscribe, Subscription
+from martlet_mqtt.wire.properties import Properties, Property
 
 ON = MqttConfig(selectors=True)
 RED = "colour = 'red'"

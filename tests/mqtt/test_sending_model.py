@@ -16,10 +16,10 @@ from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
 
 from martlet.delivery.cursor import Place
 from martlet.store import Store
-from martlet_mqtt.codes import PacketType, ReasonCode
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Ack, Connack, Connect, Pingreq, Pingresp, Publish, Subscription
-from martlet_mqtt.properties import Properties, Property
+from martlet_mqtt.wire.codes import PacketType, ReasonCode
+from martlet_mqtt.wire.packets import Ack, Connack, Connect, Pingreq, Pingresp, Publish, Subscription
+from martlet_mqtt.wire.properties import Properties, Property
 
 SEEDS = range(int(os.environ.get("MARTLET_SENDING_SEEDS", "12")))
 STEPS = 120

@@ -8,7 +8,7 @@ from tests.mqtt.mqtt_talk import V4, Running, mqtt_broker
 from tests.mqtt.test_no_garbage import wait_alone
 
 from martlet.store import StoreConfig
-from martlet_mqtt.packets import Connack, Connect, Suback, Subscribe, Subscription
+from martlet_mqtt.wire.packets import Connack, Connect, Suback, Subscribe, Subscription
 
 SESSIONS = 1000
 BYTES_MAX = 700  # 460 were measured; a reference cycle of a connection takes 3,000

@@ -1,8 +1,8 @@
 """Shapes are remembered for subscribers, within bounds."""
 
-from martlet_mqtt.codes import V5
-from martlet_mqtt.frames import GRANTS_KEPT, SHAPES_KEPT, Grant, Shapes
-from martlet_mqtt.packets import Subscription
+from martlet_mqtt.mapping.frames import GRANTS_KEPT, SHAPES_KEPT, Grant, Shapes
+from martlet_mqtt.wire.codes import V5
+from martlet_mqtt.wire.packets import Subscription
 
 
 def grants_of(first: int, count: int) -> tuple[Grant, ...]:

@@ -19,10 +19,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from martlet.testing.clock import TrioClock
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
-from martlet_mqtt.codes import PacketType, ReasonCode
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Ack, Publish, Subscription
-from martlet_mqtt.properties import Property
+from martlet_mqtt.wire.codes import PacketType, ReasonCode
+from martlet_mqtt.wire.packets import Ack, Publish, Subscription
+from martlet_mqtt.wire.properties import Property
 
 SEEDS = range(int(os.environ.get("MARTLET_SHARED_SEEDS", "8")))
 FILTERS = {"$share/g/a/#": ("a", "a/x"), "$share/h/+/x": ("a/x", "b/x"), "$share/i/b/x": ("b/x",)}

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.core.calls import Calls
+from tests.broker.calls import Calls
 from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
 from trio.testing import MockClock
 
-from martlet.delivery.leaving import LEAVES_A_SLICE
+from martlet.groups.leaving import LEAVES_A_SLICE
 from martlet.testing.clock import TrioClock
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.outgoing import Outgoing
-from martlet_mqtt.properties import Property
-from martlet_mqtt.shares import STEPS_A_GROUP, STEPS_A_READ, STEPS_A_TURN, STEPS_OF
+from martlet_mqtt.outbound.outgoing import Outgoing
+from martlet_mqtt.outbound.shares import STEPS_A_GROUP, STEPS_A_READ, STEPS_A_TURN, STEPS_OF
+from martlet_mqtt.wire.properties import Property
 
 FEW, MANY = 3, 300
 

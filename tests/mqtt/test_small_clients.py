@@ -8,10 +8,10 @@ import trio
 from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
 from trio.testing import MockClock
 
-from martlet_mqtt.codes import V5, ReasonCode
+from martlet_mqtt.admin.control import PREFIX
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.control import PREFIX
-from martlet_mqtt.packets import (
+from martlet_mqtt.wire.codes import V5, ReasonCode
+from martlet_mqtt.wire.packets import (
     Connack,
     Connect,
     Disconnect,
@@ -22,7 +22,7 @@ from martlet_mqtt.packets import (
     Unsuback,
     Unsubscribe,
 )
-from martlet_mqtt.properties import Property
+from martlet_mqtt.wire.properties import Property
 
 OFTEN = MqttConfig(sys_interval_s=1)
 

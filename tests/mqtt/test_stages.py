@@ -9,8 +9,8 @@ from tests.mqtt.retained_talk import kept
 from martlet.contracts import Stage
 from martlet.errors import Reason, Refused
 from martlet.message import Message
-from martlet_mqtt.codes import ReasonCode
-from martlet_mqtt.packets import Will
+from martlet_mqtt.wire.codes import ReasonCode
+from martlet_mqtt.wire.packets import Will
 
 
 def marked(message: Message) -> Message:

@@ -12,10 +12,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.contracts import Challenge, Credentials, Exchange, Identity, Password, Proved
 from martlet.testing.clock import TrioClock
-from martlet_mqtt.codec import encode_packet
-from martlet_mqtt.codes import V4, V5, ReasonCode
-from martlet_mqtt.packets import Auth, Connack, Connect, Disconnect, Will
-from martlet_mqtt.properties import NO_PROPERTIES, Properties, Property
+from martlet_mqtt.wire.codec import encode_packet
+from martlet_mqtt.wire.codes import V4, V5, ReasonCode
+from martlet_mqtt.wire.packets import Auth, Connack, Connect, Disconnect, Will
+from martlet_mqtt.wire.properties import NO_PROPERTIES, Properties, Property
 
 EXPIRY = Properties({Property.SESSION_EXPIRY: 1000})
 USER = Identity("user")

@@ -12,10 +12,10 @@ from martlet.message import Message
 from martlet.testing.clock import TrioClock
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
-from martlet_mqtt.codes import V4, V5, ReasonCode
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Connect, Disconnect, Publish, Subscription, Will
-from martlet_mqtt.properties import Properties, Property
+from martlet_mqtt.wire.codes import V4, V5, ReasonCode
+from martlet_mqtt.wire.packets import Connect, Disconnect, Publish, Subscription, Will
+from martlet_mqtt.wire.properties import Properties, Property
 
 SMALL = small_config(flush="async", segment_bytes=1 << 20, page_bytes=1 << 16)
 

@@ -23,11 +23,11 @@ from martlet.store import Store, StoreConfig
 from martlet.testing.clock import TrioClock
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
-from martlet_mqtt.codes import V4
-from martlet_mqtt.packets import Connack, Connect, Publish, Suback, Subscribe, Subscription
-from martlet_mqtt.properties import Properties
-from martlet_remoting.codes import RequestCode
-from martlet_remoting.packets import Command
+from martlet_mqtt.wire.codes import V4
+from martlet_mqtt.wire.packets import Connack, Connect, Publish, Suback, Subscribe, Subscription
+from martlet_mqtt.wire.properties import Properties
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.packets import Command
 
 SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "3")))
 DATA = Path("/data")

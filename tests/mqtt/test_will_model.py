@@ -18,10 +18,10 @@ from martlet.store import StoreConfig
 from martlet.testing.clock import TrioClock
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
-from martlet_mqtt.codes import V5, ReasonCode
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Connack, Connect, Disconnect, Packet, Will
-from martlet_mqtt.properties import Properties, Property
+from martlet_mqtt.wire.codes import V5, ReasonCode
+from martlet_mqtt.wire.packets import Connack, Connect, Disconnect, Packet, Will
+from martlet_mqtt.wire.properties import Properties, Property
 
 EXPIRIES_S = (0, 200, 5000)
 DELAYS_S = (0, 100, 1000)

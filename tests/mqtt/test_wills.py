@@ -8,15 +8,15 @@ import trio
 from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
 from trio.testing import MockClock
 
-from martlet.steps import finish_now
+from martlet.runtime.steps import finish_now
 from martlet.testing.clock import TrioClock
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
-from martlet_mqtt import wills
-from martlet_mqtt.codes import V5, ReasonCode
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Connect, Disconnect, Subscription, Will
-from martlet_mqtt.properties import Properties, Property
+from martlet_mqtt.session import wills
+from martlet_mqtt.wire.codes import V5, ReasonCode
+from martlet_mqtt.wire.packets import Connect, Disconnect, Subscription, Will
+from martlet_mqtt.wire.properties import Properties, Property
 
 SMALL = small_config(flush="async", segment_bytes=1 << 20, page_bytes=1 << 16, cache_bytes=1 << 20)
 DATA = Path("/data")

@@ -1,9 +1,9 @@
 """Measure what the tests notice: change one place of a module, run the tests that reach it, see whether one fails.
 
-    python -m tests.mutants martlet/store/writer.py            20 mutants of one module, two at a time
+    python -m tests.mutants martlet/store/store.py            20 mutants of one module, two at a time
     python -m tests.mutants 'martlet/store/*' --sample 5       5 of each module of the store
-    python -m tests.mutants martlet/store/writer.py --tests tests/store/test_log.py
-    python -m tests.mutants martlet/store/writer.py --again    those that survived last time, after you wrote a test
+    python -m tests.mutants martlet/store/store.py --tests tests/store/test_log.py
+    python -m tests.mutants martlet/store/store.py --again    those that survived last time, after you wrote a test
 
 A mutant is killed if a test fails, hangs or crashes; it survives if all tests pass that run its line. Survivors are
 printed as diffs. The checkout is not touched: mutants are made in a copy. See docs/testing.md.
@@ -33,7 +33,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(words)
     modules = _modules(options.modules)
     if not modules:
-        print(f"no module matches {' '.join(options.modules)!r}; one is martlet/store/writer.py", file=sys.stderr)
+        print(f"no module matches {' '.join(options.modules)!r}; one is martlet/store/store.py", file=sys.stderr)
         return 1
     folder: Path = options.cache or reach.cache_folder()
     outcomes: Outcomes = {}
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("modules", nargs="+", metavar="MODULE", help="such as martlet/store/writer.py or 'martlet_remoting/client/*'")
+    add("modules", nargs="+", metavar="MODULE", help="such as martlet/store/store.py or 'martlet_client/*'")
     add("--sample", type=int, default=20, help="mutants of each module (default: 20)")
     add("--seed", type=int, default=1, help="chooses the sample (default: 1)")
     add("--tests", nargs="+", metavar="PATH", help="test files or folders (default: those near each module)")

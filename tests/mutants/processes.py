@@ -18,7 +18,7 @@ import pytest
 __all__ = ["OUTPUT", "PACKAGES", "ROOT", "package_folder", "run_pytest", "source_of"]
 
 ROOT: Final = Path(__file__).parents[2]
-PACKAGES: Final = ("martlet", "martlet_remoting", "martlet_stomp", "martlet_timer")
+PACKAGES: Final = ("martlet", "martlet_client", "martlet_remoting", "martlet_stomp", "martlet_timer")
 OUTPUT: Final = "output.txt"
 MEMORY_MAX: Final = 8 << 30  # of address space: a mutated loop may never end
 FILE_MAX: Final = 4 << 30
@@ -33,7 +33,7 @@ def package_folder(package: str) -> Path:
 
 
 def source_of(module: str) -> str:
-    """Return the source of *module*, given as "martlet/store/writer.py"."""
+    """Return the source of *module*, given as "martlet/store/append/writer.py"."""
     package, _, rest = module.partition("/")
     return (package_folder(package) / rest).read_text()
 

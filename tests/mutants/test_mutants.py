@@ -62,7 +62,7 @@ def test_a_seed_chooses_the_same_mutants_again() -> None:
 
 
 CARELESS = """
-from martlet.steps import Pace, finish_now
+from martlet.runtime.steps import Pace, finish_now
 
 def steps():
     yield
@@ -83,7 +83,7 @@ def row_of(cache: Path, *words: str) -> list[str]:
         sys.executable,
         "-m",
         "tests.mutants",
-        "martlet/steps.py",
+        "martlet/runtime/steps.py",
         "--sample",
         "6",
         "--cache",
@@ -93,7 +93,7 @@ def row_of(cache: Path, *words: str) -> list[str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    (row,) = (line for line in done.stdout.splitlines() if line.startswith("| martlet/steps.py"))
+    (row,) = (line for line in done.stdout.splitlines() if line.startswith("| martlet/runtime/steps.py"))
     return row.strip("| ").split(" | ")
 
 
@@ -105,6 +105,6 @@ def test_what_careless_tests_let_live_careful_ones_kill(tmp_path: Path) -> None:
     survivors = json.loads((tmp_path / "survivors.json").read_text())
     assert len(survivors) == int(survived) + int(unreached) > 0
 
-    _, tried, killed, *_ = row_of(tmp_path, "--tests", "tests/core/test_turns.py", "--again", "--jobs", "1")
+    _, tried, killed, *_ = row_of(tmp_path, "--tests", "tests/runtime/test_turns.py", "--again", "--jobs", "1")
     assert tried == str(len(survivors))
     assert int(killed) > 0

@@ -8,28 +8,28 @@ import pytest
 import trio
 
 from martlet.broker import Broker
-from martlet.clock import Clock
 from martlet.config import fill
 from martlet.contracts import Buffer, Identity
-from martlet.ids import Ids
 from martlet.net.addresses import pack_host
+from martlet.runtime.clock import Clock
+from martlet.runtime.ids import Ids
+from martlet.runtime.stats import Stats
 from martlet.settings import BrokerConfig
 from martlet.state.journal import NEXT_COMMIT
-from martlet.stats import Stats
 from martlet.store import RealDisk, Store, StoreConfig
-from martlet.store.files import Disk
+from martlet.store.disk.files import Disk
 from martlet.tables.groups import Groups
 from martlet.tables.topics import Topics
 from martlet.testing.disk import FakeDisk
-from martlet_remoting.codec import FrameBuffer, encode_command
-from martlet_remoting.codes import RequestCode
 from martlet_remoting.config import RemotingConfig
-from martlet_remoting.connection import RemotingConnection
-from martlet_remoting.context import RemotingState
 from martlet_remoting.handler import RemotingHandler
-from martlet_remoting.headers import AckRun, SendRun
-from martlet_remoting.packets import Command, Frame
-from martlet_remoting.unheld import refuse_unheld
+from martlet_remoting.handlers.context import RemotingState
+from martlet_remoting.handlers.unheld import refuse_unheld
+from martlet_remoting.wire.codec import FrameBuffer, encode_command
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.connection import RemotingConnection
+from martlet_remoting.wire.headers import AckRun, SendRun
+from martlet_remoting.wire.packets import Command, Frame
 
 NO_HEADER: Mapping[str, object] = {}
 

@@ -7,9 +7,9 @@ import trio
 from martlet.message import find_property
 from martlet.records.codec import decode_records
 from martlet.tables.topics import RETRY_PREFIX
-from martlet_remoting.codes import RequestCode
-from martlet_remoting.packets import Command
-from martlet_remoting.pop_handles import Handle, parse_handle, real_topic, retry_flag
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.packets import Command
+from martlet_remoting.wire.pop_handles import Handle, parse_handle, real_topic, retry_flag
 
 from .conftest import FakeClient, Harness
 

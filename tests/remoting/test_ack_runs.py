@@ -7,10 +7,10 @@ import pytest
 import trio
 
 from martlet.message import Message
-from martlet_remoting.codec import FrameBuffer, encode_command
-from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
-from martlet_remoting.packets import Command
-from martlet_remoting.pop_handles import bit_set
+from martlet_remoting.wire.codec import FrameBuffer, encode_command
+from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
+from martlet_remoting.wire.pop_handles import bit_set
 
 from .conftest import FakeClient, Harness, opaques_of_cut
 from .pop_talk import Popped, ack, ack_ext, committed, pop, pop_ext

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from trio.testing import MockClock
 
 from martlet.errors import Refused
-from martlet_remoting.codes import RequestCode
-from martlet_remoting.packets import Command
-from martlet_remoting.pop_handles import Handle, parse_handle, real_topic, retry_flag
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.packets import Command
+from martlet_remoting.wire.pop_handles import Handle, parse_handle, real_topic, retry_flag
 
 from .conftest import FakeClient, Harness
 from .pop_talk import Popped, ack, ack_ext, committed, let_pass, pop, run

@@ -6,15 +6,15 @@ import orjson
 import pytest
 import trio
 
-from martlet import persistence
-from martlet.steps import finish_now
-from martlet_remoting.codec import decode_frame
-from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet.app import saving
+from martlet.runtime.steps import finish_now
 from martlet_remoting.handlers import admin
 from martlet_remoting.nameserver.config import NameServerConfig
 from martlet_remoting.nameserver.requests import REQUESTS, SAVED, answer, answer_when_saved
 from martlet_remoting.nameserver.server import NameServer
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.codec import decode_frame
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
 
 from .conftest import Harness, joined, keep_nothing, send_ext
 
@@ -133,14 +133,14 @@ async def test_a_number_over_64_bits_comes_into_no_table(harness: Harness, code:
     answer = await harness.client().ask(code, body=body)
     assert answer.code == 1
     assert "64 bits" in (answer.remark or "")
-    persistence.save(harness.broker)  # it could not be written
+    saving.save(harness.broker)  # it could not be written
 
 
 async def test_a_table_that_cannot_be_written_does_not_end_the_broker(
     harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     harness.broker.topics.update("x", sys_flag=1 << 80)
-    await persistence._try_to_save(harness.broker, offsets=True)
+    await saving._try_to_save(harness.broker, offsets=True)
     assert "cannot be written" in caplog.text
 
 

@@ -9,10 +9,10 @@ from martlet.errors import Reason, Refused
 from martlet.records.codec import decode_record
 from martlet.tables import groups as core_groups
 from martlet.tables.groups import Group
-from martlet_remoting import fastjson
-from martlet_remoting.codes import FLAG_RESPONSE, RequestCode, ResponseCode
-from martlet_remoting.packets import Command, MessageQueue
-from martlet_remoting.rates import Series
+from martlet_remoting.consumers.rates import Series
+from martlet_remoting.wire import fastjson
+from martlet_remoting.wire.codes import FLAG_RESPONSE, RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command, MessageQueue
 
 from .conftest import FakeClient, Harness, pull_ext, send_ext
 

@@ -5,10 +5,10 @@ import pytest
 
 from martlet.message import Message
 from martlet.tables.groups import Group
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Declined
 from martlet_remoting.handlers.admin.topics import alter_attributes, parse_attributes
-from martlet_remoting.packets import Command
+from martlet_remoting.handlers.context import Declined
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
 
 from .conftest import FakeClient, Harness, pull_ext, send_ext
 

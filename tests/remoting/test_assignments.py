@@ -8,12 +8,12 @@ import trio
 from trio.testing import MockClock
 
 from martlet.errors import RemoteProtocolError, StoreError
-from martlet.steps import finish_now
+from martlet.runtime.steps import finish_now
 from martlet.tables.topics import QUEUES_MAX
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.other_brokers import FRESH_S, PATIENCE_S, OtherBrokers
-from martlet_remoting.packets import Command
-from martlet_remoting.routes import TopicQueues
+from martlet_remoting.cluster.other_brokers import FRESH_S, PATIENCE_S, OtherBrokers
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
+from martlet_remoting.wire.routes import TopicQueues
 
 from .conftest import FakeClient, Harness, OpenHarness
 
@@ -378,7 +378,7 @@ async def test_modes_end_with_their_topic_and_group(harness: Harness) -> None:
 
 
 async def test_the_number_of_modes_is_bounded(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("martlet_remoting.request_modes.MODES_MAX", 1)
+    monkeypatch.setattr("martlet_remoting.consumers.request_modes.MODES_MAX", 1)
     harness.topic("T", 2)
     (client,) = await join(harness, "c1")
     assert [(await set_mode(client, consumerGroup=group)).code for group in ("G", "G", "H")] == [0, 0, 2]

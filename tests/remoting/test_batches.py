@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from martlet.errors import Refused
-from martlet_remoting.batches import BATCH_MESSAGES_MAX, BatchMessage, decode_batch, encode_batch
+from martlet_remoting.wire.batches import BATCH_MESSAGES_MAX, BatchMessage, decode_batch, encode_batch
 
 members = st.builds(BatchMessage, st.binary(max_size=50), st.binary(max_size=50), st.integers(-(2**31), 2**31 - 1))
 

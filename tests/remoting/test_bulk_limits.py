@@ -14,8 +14,8 @@ from martlet.message import Message
 from martlet.records.codec import decode_records
 from martlet.records.layout import RecordView, record_views
 from martlet.settings import ServerConfig
-from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.handlers import bulk
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
 
 from .conftest import Harness, OpenHarness, pull_ext
 from .test_bulk_reads import BULK, MOVED, ext, frames, offsets, read

@@ -11,11 +11,11 @@ from trio.testing import MockClock
 from martlet.contracts import Identity, Predicate, RecordView
 from martlet.records.codec import decode_records
 from martlet.records.layout import BLANK_ENTRY, ENTRY_BYTES
-from martlet_remoting.bulk_reads import BulkRead
-from martlet_remoting.codec import FrameBuffer
-from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
+from martlet_remoting.consumers.bulk_reads import BulkRead
 from martlet_remoting.handlers import bulk
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.codec import FrameBuffer
+from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
 
 from .conftest import FakeClient, Harness, OpenHarness, pull_ext
 from .test_pull import fill, with_backlog

@@ -6,7 +6,7 @@ import orjson
 import pytest
 import trio
 
-from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
 
 from .conftest import OpenHarness, pull_ext, send_ext
 from .test_in_server import PULL, SEND, Client, serve

@@ -7,8 +7,8 @@ from trio.testing import MockClock
 from martlet.errors import Reason, Refused
 from martlet.message import decode_properties
 from martlet.records.codec import decode_records
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
 
 from .conftest import FakeClient, Harness, OpenHarness, pull_ext, send_ext
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from martlet.errors import LocalProtocolError, Refused, RemoteProtocolError
-from martlet_remoting.codec import (
+from martlet_remoting.wire.codec import (
     CUT_CODES,
     FrameBuffer,
     decode_frame,
@@ -25,9 +25,9 @@ from martlet_remoting.codec import (
     pull_response_template,
     send_response_template,
 )
-from martlet_remoting.headers import decode_pull_header, decode_send_header
-from martlet_remoting.packets import Command
-from martlet_remoting.request_headers import PullHeader, SendHeader
+from martlet_remoting.wire.headers import decode_pull_header, decode_send_header
+from martlet_remoting.wire.packets import Command
+from martlet_remoting.wire.request_headers import PullHeader, SendHeader
 
 
 def frame(header: bytes, body: bytes = b"", encoding: int = 0) -> bytes:

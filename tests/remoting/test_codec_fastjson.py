@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from martlet_remoting import fastjson
-from martlet_remoting.packets import MessageQueue
+from martlet_remoting.wire import fastjson
+from martlet_remoting.wire.packets import MessageQueue
 
 QUEUE = MessageQueue("T", "b", 0)
 

@@ -6,9 +6,9 @@ import trio
 
 from martlet.errors import Reason, Refused
 from martlet.tables.groups import Group
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.cold_reads import WINDOW_S, ColdReads
-from martlet_remoting.packets import Command
+from martlet_remoting.consumers.cold_reads import WINDOW_S, ColdReads
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
 
 from .conftest import FakeClient, Harness, OpenHarness, pull_ext
 from .test_pull import PULL, with_backlog

@@ -4,9 +4,9 @@ from typing import cast
 import pytest
 
 from martlet.errors import RemoteProtocolError
-from martlet_remoting.codec import encode_binary_command, encode_command
-from martlet_remoting.connection import RemotingConnection
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.codec import encode_binary_command, encode_command
+from martlet_remoting.wire.connection import RemotingConnection
+from martlet_remoting.wire.packets import Command
 
 IDLE_S = 120.0
 

@@ -3,7 +3,7 @@ from typing import ClassVar
 import trio
 import trio.testing
 
-from martlet_remoting.deadlines import EXPIRED_A_TURN, TICK_S, Deadlines
+from martlet_remoting.consumers.deadlines import EXPIRED_A_TURN, TICK_S, Deadlines
 
 
 class Alarm:

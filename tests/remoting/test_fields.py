@@ -7,10 +7,10 @@ import orjson
 import pytest
 
 from martlet.errors import Refused, RemoteProtocolError
-from martlet_remoting.codec import decode_frame, encode_binary_command, encode_command
-from martlet_remoting.fields import pull_fields, send_fields
-from martlet_remoting.headers import decode_pull_header
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.codec import decode_frame, encode_binary_command, encode_command
+from martlet_remoting.wire.fields import pull_fields, send_fields
+from martlet_remoting.wire.headers import decode_pull_header
+from martlet_remoting.wire.packets import Command
 
 SEND: dict[str, object] = {
     "a": "g",
@@ -116,6 +116,6 @@ def test_a_command_may_have_no_fields(ext: bytes) -> None:
 
 def test_who_only_reads_answers_needs_none_of_these_records() -> None:
     """msgspec would be a third of what a program without an event loop imports for routes and messages."""
-    modules = "martlet_remoting.answers.routes, martlet_remoting.answers.messages, martlet.records.layout"
+    modules = "martlet_remoting.wire.answers.routes, martlet_remoting.wire.answers.messages, martlet.records.layout"
     text = f"import sys, {modules}; print({{'msgspec', 'trio', 'pluggy'}} & {{*sys.modules}})"
     assert subprocess.check_output([sys.executable, "-c", text], text=True) == "set()\n"

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from martlet_remoting.codes import RequestCode
 from martlet_remoting.handler import TABLE
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.packets import Command
 
 from .conftest import Harness, pull_ext, send_ext
 

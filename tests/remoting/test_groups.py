@@ -6,11 +6,12 @@ import orjson
 import pytest
 import trio
 
-from martlet.steps import Steps, finish_now
+from martlet.runtime.steps import Steps, finish_now
 from martlet.tables.groups import Group
-from martlet_remoting import bodies, members
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.packets import Command, MessageQueue
+from martlet_remoting.consumers import members
+from martlet_remoting.handlers import bodies
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command, MessageQueue
 
 from .conftest import FakeClient, Harness, OpenHarness
 

@@ -6,8 +6,8 @@ from tests.remoting.conftest import FakeClient, Harness, OpenHarness, pull_ext, 
 
 from martlet.message import Message
 from martlet.tables.groups import Group
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
 
 HOLD = {"sysFlag": "6"}  # suspend, and with its subscription
 

@@ -14,15 +14,15 @@ from trio.testing import MockClock
 from martlet.contracts import Handler, Peer, Protocol
 from martlet.net.server import Server
 from martlet.records.codec import decode_records
+from martlet.runtime.stats import Stats
 from martlet.settings import ServerConfig
-from martlet.stats import Stats
-from martlet.store.files import Files
+from martlet.store.disk.files import Files
 from martlet.testing.links import Caller, Conditions, Link
-from martlet_remoting.codec import FrameBuffer, encode_command
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.connection import RemotingConnection
 from martlet_remoting.handler import REQUESTS_A_TURN, RemotingHandler
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.codec import FrameBuffer, encode_command
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.connection import RemotingConnection
+from martlet_remoting.wire.packets import Command
 
 from .conftest import Harness, OpenHarness, long_ext, pull_ext, send_ext
 

@@ -9,8 +9,8 @@ from tests.remoting.test_in_server import SEND, Served
 
 from martlet.net.addresses import split_address
 from martlet.settings import ServerConfig
-from martlet_remoting.codec import FrameBuffer, encode_command
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.codec import FrameBuffer, encode_command
+from martlet_remoting.wire.packets import Command
 
 NO_FRAME = b"\x00\x00\x00\x04\xff\xff\xff\xff"
 

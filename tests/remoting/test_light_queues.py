@@ -9,9 +9,9 @@ from trio.testing import MockClock
 from martlet.message import Record
 from martlet.records.codec import decode_records
 from martlet.testing.stores import drain
-from martlet_remoting.batches import BatchMessage, encode_batch
-from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.plugin import RemotingPlugin
+from martlet_remoting.wire.batches import BatchMessage, encode_batch
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
 
 from .conftest import FakeClient, Harness, OpenHarness, long_ext, pull_ext, send_ext
 from .pop_talk import ack_ext, pop, pop_ext

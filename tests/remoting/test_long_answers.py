@@ -8,8 +8,8 @@ import pytest
 from martlet.message import Message, encode_properties
 from martlet.records.codec import decode_records
 from martlet.tables.groups import Group
-from martlet_remoting.answers.bodies import load_object
-from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.answers.bodies import load_object
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
 
 from .conftest import FakeClient, Harness, OpenHarness, pull_ext
 

@@ -6,7 +6,7 @@ import trio
 from trio.testing import MockClock
 
 from martlet.message import Message
-from martlet_remoting.codes import RequestCode
+from martlet_remoting.wire.codes import RequestCode
 
 from .conftest import FakeClient, Harness, OpenHarness
 from .pop_talk import pop_ext, popped, run

@@ -1,9 +1,9 @@
 """Two brokers with one name: when one registers or unregisters, the other notices and registers again."""
 
-from martlet.steps import finish_now
+from martlet.runtime.steps import finish_now
 from martlet_remoting.nameserver.table import RouteTable
-from martlet_remoting.register_broker import Registration
-from martlet_remoting.routes import TopicShape, Version
+from martlet_remoting.wire.register_broker import Registration
+from martlet_remoting.wire.routes import TopicShape, Version
 
 TOPICS = (TopicShape("A", 4, 4, 6), TopicShape("B", 4, 4, 6))
 

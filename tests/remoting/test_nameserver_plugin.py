@@ -9,13 +9,13 @@ import pytest
 import trio
 
 from martlet.contracts import Buffer, Identity
-from martlet.steps import finish_now
-from martlet_remoting.codec import FrameBuffer, encode_command
-from martlet_remoting.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode
+from martlet.runtime.steps import finish_now
 from martlet_remoting.nameserver.config import NameServerConfig
 from martlet_remoting.nameserver.plugin import KV_FILE, NameServerPlugin
 from martlet_remoting.nameserver.server import NameServer
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.codec import FrameBuffer, encode_command
+from martlet_remoting.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode
+from martlet_remoting.wire.packets import Command
 
 from .conftest import Harness
 

@@ -8,14 +8,14 @@ import orjson
 import pytest
 import trio
 
-from martlet.steps import finish_now
-from martlet_remoting.codec import decode_frame
-from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet.runtime.steps import finish_now
 from martlet_remoting.nameserver.config import NameServerConfig
 from martlet_remoting.nameserver.kvconfig import KVConfig
 from martlet_remoting.nameserver.requests import REQUESTS, answer, answer_when_saved
 from martlet_remoting.nameserver.server import NameServer
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.codec import decode_frame
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
 
 from .conftest import joined
 
@@ -204,7 +204,7 @@ async def test_broken_registration_is_refused_and_changes_nothing(body: bytes, e
 
 
 async def test_deflate_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("martlet_remoting.register_broker.INFLATED_BYTES_MAX", 1000)
+    monkeypatch.setattr("martlet_remoting.wire.register_broker.INFLATED_BYTES_MAX", 1000)
     ext = {"clusterName": "c", "brokerName": "b", "brokerId": "0", "brokerAddr": "b:0", "haServerAddr": "h"}
     body = zlib.compress(bytes(100_000))
     refused = Station().ask(RequestCode.REGISTER_BROKER, body, 479, compressed="true", **ext)

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from msgspec.structs import replace
 
 from martlet.errors import Reason, Refused
-from martlet.steps import Steps, finish_now
+from martlet.runtime.steps import Steps, finish_now
 from martlet_remoting.nameserver.table import (
     BROKERS_OF_A_CONNECTION_MAX,
     UNIT,
@@ -17,8 +17,8 @@ from martlet_remoting.nameserver.table import (
     Registered,
     RouteTable,
 )
-from martlet_remoting.register_broker import Registration
-from martlet_remoting.routes import TopicQueues, TopicShape, Version
+from martlet_remoting.wire.register_broker import Registration
+from martlet_remoting.wire.routes import TopicQueues, TopicShape, Version
 
 V1 = Version(1, 0, 1000)
 V2 = Version(2, 0, 2000)

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from martlet.errors import Reason, Refused, RemoteProtocolError
-from martlet_remoting import fastjson
-from martlet_remoting.properties import PROPERTIES_BYTES_MAX, format_properties, parse_properties
-from martlet_remoting.register_broker import order_topics
-from martlet_remoting.routes import BrokerGroup, Route, TopicQueues, Version, encode_route
+from martlet_remoting.wire import fastjson
+from martlet_remoting.wire.properties import PROPERTIES_BYTES_MAX, format_properties, parse_properties
+from martlet_remoting.wire.register_broker import order_topics
+from martlet_remoting.wire.routes import BrokerGroup, Route, TopicQueues, Version, encode_route
 
 EXAMPLES = [
     (b"a=b", {"a": "b"}),

@@ -1,4 +1,4 @@
-"""Connections and errors leave no reference cycles: `martlet.old_objects` rarely collects the oldest generation."""
+"""Connections and errors leave no reference cycles: `gc_schedule` rarely collects the oldest generation."""
 
 import gc
 import socket
@@ -11,11 +11,11 @@ import trio
 
 from martlet.store import StoreConfig
 from martlet.testing.peers import Serving, serving
-from martlet_remoting.codec import FrameBuffer, encode_command
-from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.config import RemotingConfig
-from martlet_remoting.packets import Command
 from martlet_remoting.plugin import RemotingPlugin
+from martlet_remoting.wire.codec import FrameBuffer, encode_command
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
 
 from .conftest import pull_ext, send_ext
 

@@ -4,10 +4,10 @@ import orjson
 import pytest
 
 from martlet.message import Message
-from martlet.steps import finish_now
+from martlet.runtime.steps import finish_now
 from martlet.tables.groups import Group
 from martlet.tables.topics import Topic
-from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
 
 from .conftest import Harness, pull_ext, send_ext
 from .pop_talk import ack, pop

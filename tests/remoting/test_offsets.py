@@ -1,9 +1,9 @@
 import pytest
 
-from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.consumers.pulled_groups import NAMES_MAX, PulledGroups
 from martlet_remoting.handlers import offsets
-from martlet_remoting.packets import Command
-from martlet_remoting.pulled_groups import NAMES_MAX, PulledGroups
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
 
 from .conftest import FakeClient, Harness, pull_ext, send_ext
 

@@ -7,8 +7,8 @@ import pytest
 import trio
 
 from martlet.contracts import Identity
-from martlet_remoting.codes import REQUEST_NAMES, RequestCode, ResponseCode
 from martlet_remoting.handler import TABLE
+from martlet_remoting.wire.codes import REQUEST_NAMES, RequestCode, ResponseCode
 
 from .conftest import NO_HEADER, Harness, long_ext, pull_ext, send_ext
 from .pop_talk import pop_ext

@@ -16,19 +16,19 @@ import trio
 import trustme
 from tests.interop.process import free_ports
 
+from martlet.app.startup import read_config, run
 from martlet.errors import ConfigError
 from martlet.net.tls import Tls
 from martlet.records.codec import decode_records
-from martlet.run import read_config, run
 from martlet.tables.groups import Group
-from martlet_remoting.codec import FrameBuffer, encode_command
-from martlet_remoting.codes import REQUEST_NAMES, RequestCode, ResponseCode
 from martlet_remoting.config import RemotingConfig
 from martlet_remoting.handler import TABLE
 from martlet_remoting.nameserver.config import NameServerConfig
 from martlet_remoting.nameserver.server import NameServer
-from martlet_remoting.packets import Command
 from martlet_remoting.plugin import RemotingPlugin
+from martlet_remoting.wire.codec import FrameBuffer, encode_command
+from martlet_remoting.wire.codes import REQUEST_NAMES, RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
 
 from .conftest import Harness, keep_nothing, pull_ext, send_ext
 

@@ -16,9 +16,9 @@ from martlet.broker import Broker
 from martlet.config import fill
 from martlet.message import Message
 from martlet.testing.disk import Cut, FakeDisk
-from martlet_remoting.codes import RequestCode
 from martlet_remoting.config import RemotingConfig
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.packets import Command
 
 from .conftest import FakeClient, FakeClock, Harness
 from .pop_talk import Popped, ack_ext, pop_ext, popped

@@ -9,11 +9,11 @@ from trio.testing import MockClock
 from martlet.message import Message
 from martlet.records.codec import decode_records
 from martlet.tables.groups import Group
-from martlet_remoting.codec import encode_binary_command
-from martlet_remoting.codes import RequestCode
+from martlet_remoting.consumers.pops import IDLE_S, STALL_S
 from martlet_remoting.handlers.pops import finish
-from martlet_remoting.packets import Command
-from martlet_remoting.pops import IDLE_S, STALL_S
+from martlet_remoting.wire.codec import encode_binary_command
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.packets import Command
 
 from .conftest import FakeClient, Harness, OpenHarness
 from .pop_talk import Popped, ack, ack_ext, bodies, committed, let_pass, pop, pop_ext, popped, run, waiting_ext

@@ -17,12 +17,12 @@ from martlet.message import Message, Record, decode_properties
 from martlet.plugins import loader
 from martlet.plugins.hooks import Hooks
 from martlet.records.codec import decode_record
+from martlet.runtime.steps import Steps
 from martlet.state import Projection
 from martlet.state.projection import NOTHING
-from martlet.steps import Steps
-from martlet_remoting.codes import FLAG_ONEWAY, RequestCode
+from martlet_remoting.handlers.producers import RemotingProducers
 from martlet_remoting.plugin import RemotingPlugin
-from martlet_remoting.producers import RemotingProducers
+from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode
 
 HALF = "RMQ_SYS_TRANS_HALF_TOPIC"
 PROPERTIES = b"PGROUP\x01P\x02UNIQ_KEY\x01U1\x02REAL_TOPIC\x01T\x02REAL_QID\x013\x02TRAN_MSG\x01true\x02"
@@ -149,7 +149,7 @@ async def test_the_capability_goes_with_its_plugin(tmp_path: Path, monkeypatch: 
     }
     entries = {name: EntryPoint(name, value, loader.GROUP) for name, value in values.items()}
     monkeypatch.setattr(loader, "available", lambda: entries)
-    monkeypatch.setattr("martlet.run.available", lambda: entries)
+    monkeypatch.setattr("martlet.app.startup.available", lambda: entries)
     monkeypatch.setattr(Asker, "brokers", [])
     async with broker(tmp_path, "asker") as running:
         (made,) = Asker.brokers

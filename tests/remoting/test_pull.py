@@ -7,7 +7,7 @@ from trio.testing import MockClock
 
 from martlet.contracts import Identity, Predicate, RecordView
 from martlet.delivery.listeners import CODES_MAX
-from martlet.delivery.selection import EVERYTHING
+from martlet.delivery.routing.selection import EVERYTHING
 from martlet.errors import Reason, Refused, StoreError
 from martlet.message import Message, encode_properties
 from martlet.plugins.loader import guarded_filter
@@ -15,10 +15,10 @@ from martlet.records.codec import decode_records
 from martlet.store import Care, ReadResult, ReadStatus, Store
 from martlet.store.queue_reader import Request
 from martlet.tables.groups import Group
-from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet_remoting.consumers.long_poll import RELEASED_A_TURN, TAGS_MATCHED, Pull
 from martlet_remoting.handlers.pull import ANSWER_BYTES, finish
-from martlet_remoting.long_poll import RELEASED_A_TURN, TAGS_MATCHED, Pull
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
 
 from .conftest import FakeClient, Harness, OpenHarness, pull_ext, send_ext
 

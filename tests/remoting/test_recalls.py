@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from martlet.clock import SystemClock
 from martlet.contracts import Identity, Timers
 from martlet.errors import Reason, Refused
+from martlet.runtime.clock import SystemClock
 from martlet.state.journal import NEXT_COMMIT
-from martlet_remoting.client import Message, Producer
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.recall_handles import RecallHandle, decode_handle, encode_handle
+from martlet_client import Message, Producer
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.recall_handles import RecallHandle, decode_handle, encode_handle
 
 from .conftest import Harness, send_ext
 from .test_plugin import broker

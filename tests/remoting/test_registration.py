@@ -8,15 +8,15 @@ import trio
 import trio.testing
 
 from martlet.errors import RemoteProtocolError
-from martlet.steps import Steps, finish_now
-from martlet_remoting.codec import FrameBuffer, encode_response
-from martlet_remoting.codes import RequestCode
+from martlet.runtime.steps import Steps, finish_now
+from martlet_remoting.cluster.registrar import Registrar, create_standard_topics
 from martlet_remoting.nameserver.config import NameServerConfig
 from martlet_remoting.nameserver.requests import answer
 from martlet_remoting.nameserver.server import NameServer
-from martlet_remoting.packets import Command
-from martlet_remoting.registrar import Registrar, create_standard_topics
-from martlet_remoting.routes import TopicQueues, decode_queues
+from martlet_remoting.wire.codec import FrameBuffer, encode_response
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.packets import Command
+from martlet_remoting.wire.routes import TopicQueues, decode_queues
 
 from .conftest import Harness, OpenHarness, joined, keep_nothing
 
@@ -277,7 +277,7 @@ async def test_broker_with_many_topics_mostly_sends_heartbeats(
     elsewhere: Elsewhere,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("martlet_remoting.registrar.FEW_TOPICS", 5)
+    monkeypatch.setattr("martlet_remoting.cluster.registrar.FEW_TOPICS", 5)
     server, registrar = inside(harness)
     registrar = Registrar(harness.broker, ["127.0.0.1:9876"], connect=elsewhere.connect)
     registrar.bound(ADDRESS)

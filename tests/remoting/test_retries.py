@@ -8,15 +8,15 @@ import trio
 from trio.testing import MockClock
 
 from martlet.contracts import Timers
-from martlet.delivery.redelivery import LONGEST_MS, pause_ms
+from martlet.groups.strategy.redelivery import LONGEST_MS, pause_ms
 from martlet.message import Message, Record
 from martlet.records.codec import decode_records, encode_record
 from martlet.records.layout import BORN_V6, STORE_V6
 from martlet.store import ReadResult, ReadStatus
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.deadlines import TICK_S
-from martlet_remoting.packets import Command
-from martlet_remoting.retries import hold_back
+from martlet_remoting.consumers.deadlines import TICK_S
+from martlet_remoting.consumers.retries import hold_back
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
 
 from .conftest import FakeClient, Harness, OpenHarness, pull_ext, send_ext
 

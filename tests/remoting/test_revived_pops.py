@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from martlet.broker import Broker
 from martlet.config import fill
-from martlet.delivery.lease_notes import Key, LeaseState
+from martlet.groups.journal.journal_codec import Key, LeaseState
 from martlet.message import Message, encode_properties
 from martlet.settings import DeliveryConfig
 from martlet.tables.groups import Group
@@ -21,9 +21,9 @@ from martlet.tables.topics import TIMER_TOPIC
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import serving
 from martlet.testing.stores import HOST, small_config
-from martlet_remoting.codes import RequestCode
 from martlet_remoting.config import RemotingConfig
-from martlet_remoting.revived_pops import REVIVE_GROUP, CheckPoints, PoppedQueue, RevivedPops
+from martlet_remoting.handover.revived_pops import REVIVE_GROUP, CheckPoints, PoppedQueue, RevivedPops
+from martlet_remoting.wire.codes import RequestCode
 
 from .conftest import FakeClock, Harness
 from .pop_talk import ack, bodies, pop, run, waiting_ext

@@ -9,10 +9,10 @@ from martlet.contracts import Stage, Timers, Transactions
 from martlet.errors import Reason, Refused
 from martlet.message import Message, Record, decode_properties
 from martlet.records.codec import decode_record, decode_records
-from martlet_remoting.batches import BatchMessage, encode_batch
-from martlet_remoting.codes import RequestCode, ResponseCode
 from martlet_remoting.handlers.send import BATCH_AT_ONCE
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.batches import BatchMessage, encode_batch
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
 
 from .conftest import FakeClient, Harness, OpenHarness, long_ext, pull_ext, send_ext
 

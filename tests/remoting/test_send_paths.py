@@ -8,11 +8,11 @@ import pytest
 from martlet.contracts import Stage
 from martlet.message import Message, Record
 from martlet.records.codec import decode_records
-from martlet_remoting.batches import BatchMessage, encode_batch
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Answer
 from martlet_remoting.handler import TABLE
 from martlet_remoting.handlers import send
+from martlet_remoting.handlers.context import Answer
+from martlet_remoting.wire.batches import BatchMessage, encode_batch
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
 
 from .conftest import FakeClient, Harness, OpenHarness, send_ext
 

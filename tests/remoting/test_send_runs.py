@@ -9,10 +9,10 @@ from martlet.contracts import Identity, Stage
 from martlet.errors import Reason, Refused, RemoteProtocolError
 from martlet.message import Message
 from martlet.records.codec import decode_record
-from martlet_remoting.codec import FrameBuffer, decode_frame, encode_binary_command, encode_command
-from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.handlers import send
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.codec import FrameBuffer, decode_frame, encode_binary_command, encode_command
+from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
 
 from .conftest import FakeClient, Harness, OpenHarness, opaques_of_cut, send_ext
 

@@ -6,9 +6,9 @@ from martlet.message import Message, Record, decode_properties
 from martlet.records.codec import decode_record, decode_records
 from martlet.tables.groups import Group
 from martlet.tables.topics import BROKER_TOPICS, EVENT_TOPIC
-from martlet_remoting.codec import FrameBuffer
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.codec import FrameBuffer
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
 
 from .conftest import FakeClient, Harness, OpenHarness, pull_ext, send_ext
 

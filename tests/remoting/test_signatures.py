@@ -13,10 +13,10 @@ import pytest
 
 from martlet.contracts import Credentials, Identity, SignedRequest
 from martlet.errors import Reason, Refused
-from martlet_remoting.codes import VERSION_4_9_3, VERSION_4_9_4, RequestCode, ResponseCode
 from martlet_remoting.handler import signed_request
-from martlet_remoting.packets import Command
-from martlet_remoting.signatures import SigningKey, signed_content
+from martlet_remoting.wire.codes import VERSION_4_9_3, VERSION_4_9_4, RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
+from martlet_remoting.wire.signatures import SigningKey, signed_content
 
 from .conftest import FakeClient, Harness, pull_ext, send_ext
 

@@ -11,8 +11,8 @@ from trio.testing import MockClock
 from martlet.config import fill
 from martlet.records.codec import decode_records
 from martlet_filter_sql92.plugin import Sql92Config, Sql92Plugin
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
 
 from .conftest import FakeClient, Harness, OpenHarness, pull_ext, send_ext
 from .pop_talk import ack, committed, let_pass, pop, pop_ext, run

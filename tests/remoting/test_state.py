@@ -14,7 +14,8 @@ def names(source: str) -> set[str]:
 
 
 def test_no_function_of_a_handler_gets_the_whole_state() -> None:
-    paths = list(HANDLERS.rglob("*.py"))
+    # The state itself, and a capability for another plugin, which has no connection.
+    paths = [path for path in HANDLERS.rglob("*.py") if path.name not in ("context.py", "producers.py")]
     assert len(paths) > 10
     assert [path.name for path in paths if "RemotingState" in names(path.read_text())] == []
 

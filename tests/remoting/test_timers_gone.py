@@ -17,7 +17,7 @@ from martlet.message import Message
 from martlet.plugins import loader
 from martlet.plugins.hooks import Hooks
 from martlet.state import Projection
-from martlet_remoting.codes import ResponseCode
+from martlet_remoting.wire.codes import ResponseCode
 
 HELD = "held"
 DELAYED = "DELAY\x013\x02"
@@ -67,7 +67,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     values["nameserver"] = "martlet_remoting.nameserver.plugin:NameServerPlugin"
     entries = {name: EntryPoint(name, value, loader.GROUP) for name, value in values.items()}
     monkeypatch.setattr(loader, "available", lambda: entries)
-    monkeypatch.setattr("martlet.run.available", lambda: entries)
+    monkeypatch.setattr("martlet.app.startup.available", lambda: entries)
     monkeypatch.setattr(Timer, "made", [])
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from martlet.steps import finish_now
-from martlet_remoting.codec import decode_frame
-from martlet_remoting.codes import RequestCode, ResponseCode
+from martlet.runtime.steps import finish_now
 from martlet_remoting.nameserver.requests import answer
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.codec import decode_frame
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
 
 from .conftest import Harness, joined
 from .test_nameserver_requests import Station

@@ -13,36 +13,40 @@ from typing import Any, Final, final
 
 import trio
 
-from martlet import persistence
+from martlet.app import saving
 from martlet.broker import Broker
 from martlet.contracts import HalfMessage
-from martlet.delivery import lane_leases
-from martlet.delivery.group_notes import GroupNotes
-from martlet.delivery.group_state import Lane
-from martlet.delivery.leases import Leases
-from martlet.delivery.share_context import ShareContext
+from martlet.groups.journal.journal_writer import GroupNotes
+from martlet.groups.journal.state import Lane
+from martlet.groups.leases.leases import Leases
+from martlet.groups.queues import lane_leases
+from martlet.groups.queues.share_context import ShareContext
 from martlet.message import Message, Placed
 from martlet.net.peer import ServerPeer
 from martlet.records.layout import GROUP_MASK, RecordView
 from martlet.state.journal import NEXT_COMMIT
 from martlet.state.projections import Driven, Projections
-from martlet.store import Queue, Store, atomic, data_directory, reading, scan
-from martlet.store.atomic import FIRST
-from martlet.store.checkpointer import Checkpointer
-from martlet.store.committer import Committer
-from martlet.store.files import Disk, Files
-from martlet.store.flusher import Flusher
-from martlet.store.readers import Readers
-from martlet.store.reading import Reader
-from martlet.store.writer import RunItem, Writer
+from martlet.store import Queue, Store
+from martlet.store.append.committer import Committer
+from martlet.store.append.flusher import Flusher
+from martlet.store.append.writer import RunItem, Writer
+from martlet.store.disk import data_directory
+from martlet.store.disk.files import Disk, Files
+from martlet.store.format import atomic
+from martlet.store.format.atomic import FIRST
+from martlet.store.read import reading
+from martlet.store.read.readers import Readers
+from martlet.store.read.reading import Reader
+from martlet.store.recovery import scan
+from martlet.store.upkeep.checkpointer import Checkpointer
 from martlet.tables.groups import Groups
 from martlet.tables.topics import TIMER_TOPIC
 from martlet.testing.disk import Cut, FakeDisk
-from martlet_remoting.codes import RequestCode
+from martlet_remoting.consumers.long_poll import ParkedPulls
+from martlet_remoting.consumers.pops import Pop, PopGroup
 from martlet_remoting.handler import RemotingHandler
-from martlet_remoting.long_poll import ParkedPulls
-from martlet_remoting.packets import Command
-from martlet_remoting.pops import Pop, PopGroup
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.packets import Command
 from martlet_timer.levels import offsets as level_offsets
 from martlet_timer.levels.delay_clock import DelayClock
 from martlet_timer.levels.delivered import Delivered
@@ -640,7 +644,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("offset given twice", (Store, "_begin_at", _reuse_offset)),
     bug("message skipped", (Reader, "read", _skip_entry)),
     bug("group offset goes back", (Groups, "commit", _commit_back)),
-    bug("group offset lost at a crash", (persistence, "_changed", _keep_offsets), first=1),
+    bug("group offset lost at a crash", (saving, "_changed", _keep_offsets), first=1),
     bug("appended twice", (Writer, "append_item", _append_twice)),
     bug(
         "torn record served",

@@ -15,17 +15,17 @@ from martlet.contracts import Buffer
 from martlet.errors import CorruptRecord, MartletError
 from martlet.message import Message, Placed, Record
 from martlet.records.codec import decode_record, decode_records
-from martlet.steps import finish_now
+from martlet.runtime.steps import finish_now
 from martlet.store import Store
-from martlet.store.light import is_light, places
-from martlet.store.notes import OWN_PREFIX
+from martlet.store.format.light import is_light, places
+from martlet.store.format.notes import OWN_PREFIX
 from martlet.tables.topics import BROKER_TOPICS, RETRY_PREFIX
 from martlet.testing.disk import FakeDisk
 from martlet.testing.links import End
-from martlet_remoting.batches import decode_batch
-from martlet_remoting.codec import FrameBuffer
-from martlet_remoting.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.batches import decode_batch
+from martlet_remoting.wire.codec import FrameBuffer
+from martlet_remoting.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
 
 from .bodies import LEVELS_S, hold_of, key_of, tag_of
 from .held import DATA, HeldMessages, line_of

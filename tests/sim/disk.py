@@ -6,7 +6,7 @@ from typing import Final, TypeVar, final
 
 import trio
 
-from martlet.store.files import Bytes, Usage
+from martlet.store.disk.files import Bytes, Usage
 from martlet.testing.disk import FakeDisk
 
 __all__ = ["SlowDisk"]

@@ -14,7 +14,7 @@ import trio
 
 from martlet.records.codec import check_record
 from martlet.records.layout import BLANK_MAGIC, MAGIC_AT, MAGICS, RECORD_BYTES_MIN, U32, RecordView
-from martlet.store.notes import OWN_PREFIX
+from martlet.store.format.notes import OWN_PREFIX
 from martlet.tables.topics import BROKER_TOPICS, DLQ_PREFIX, RETRY_PREFIX, TIMER_TOPIC
 from martlet.testing.clock import START_MS
 from martlet.testing.disk import FakeDisk

@@ -15,9 +15,9 @@ import trio
 from martlet.errors import Refused, StoreFailed
 from martlet.message import Message
 from martlet.records.layout import RecordView, record_views
+from martlet.runtime.steps import Steps
 from martlet.state import NOTHING, pack_rows, unpack_rows
 from martlet.state.journal import read_notes
-from martlet.steps import Steps
 from martlet.store import Store
 from martlet.testing.stores import HOST
 

@@ -1,19 +1,19 @@
-"""The broker of the simulation, from one start to its end: what `martlet.run` makes, except ports and signals."""
+"""The broker of the simulation, from one start to its end: what `app.startup` makes, except ports and signals."""
 
 from typing import TYPE_CHECKING, Final, final
 
 import trio
 
+from martlet.app.startup import Config, build
 from martlet.broker import Broker
 from martlet.contracts import Service
 from martlet.net.server import Server
 from martlet.plugins.hooks import Hooks
-from martlet.run import Config, build
-from martlet.stats import Stats
+from martlet.runtime.stats import Stats
 from martlet.store import Store
 from martlet.testing.links import Link
 from martlet_remoting.config import RemotingConfig
-from martlet_remoting.context import RemotingState
+from martlet_remoting.handlers.context import RemotingState
 from martlet_remoting.plugin import RemotingPlugin
 from martlet_timer.config import TimerConfig
 from martlet_timer.plugin import TimerPlugin
@@ -78,7 +78,7 @@ class Life:
         return rows_in(self.store, self.ledger.topics, self.ledger.journal)
 
     def build(self, world: "World", store: Store) -> None:
-        """Make the broker and call the hooks of its plugins in the order of `martlet.run`."""
+        """Make the broker and call the hooks of its plugins in the order of `martlet.app.startup`."""
         stats = Stats()
         self.broker = broker = build(Config(broker=world.broker_config), store, world.clock, stats, world.chance)
         self.server = Server(world.server_config, store, stats, turns=broker.turns, clock=lambda: 0.0)

@@ -7,9 +7,9 @@ from tests.remoting.pop_talk import popped
 
 from martlet.records.codec import decode_records
 from martlet.testing.clock import START_MS
-from martlet_remoting.codes import RequestCode
-from martlet_remoting.packets import Command
-from martlet_remoting.pop_handles import Handle
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.packets import Command
+from martlet_remoting.wire.pop_handles import Handle
 
 if TYPE_CHECKING:
     from .checker import Checker, Tap

@@ -9,7 +9,7 @@ import trio
 
 from martlet.errors import Refused
 from martlet.store import ReadStatus, Store
-from martlet.store.files import Files
+from martlet.store.disk.files import Files
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import ManualClock, bodies, drain, message, small_config
 

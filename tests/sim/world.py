@@ -18,10 +18,10 @@ from typing import Final, TypeAlias, final
 import trio
 import trio.testing
 
-from martlet import persistence
+from martlet.app import saving
+from martlet.app.startup import _run_services
 from martlet.errors import LocalProtocolError, StoreFailed
 from martlet.net.addresses import pack_host
-from martlet.run import _run_services
 from martlet.settings import BrokerConfig, ServerConfig
 from martlet.store import Store, StoreConfig
 from martlet.testing.clock import TrioClock
@@ -260,7 +260,7 @@ class World:
         self.crash(self.chance.choice(self.plan.cuts), f"the broker ended: {causes}")
 
     async def _run_broker(self, life: Life) -> None:
-        """As `martlet.run` does it."""
+        """As `martlet.app.startup` does it."""
         disk = SlowDisk(life.disk, self.chance, self.plan.disk_delay_s, partial(self.checker.on_unlink, life))
         store = await Store.open(Path(DATA), self.store_config, self.clock, disk, dispatchers=life.dispatchers)
         life.build(self, store)
@@ -270,7 +270,7 @@ class World:
             await nursery.start(store.run)
             await life.broker.projections.replay()
             self.checker.check_ledger(life, "after a start")
-            problem = persistence.save(life.broker)
+            problem = saving.save(life.broker)
             if problem:
                 self.checker.note(problem)
             await self._start_services(life, nursery)
@@ -278,7 +278,7 @@ class World:
             broker = life.broker
             for run in (broker.tails.run, broker.cursors.run, broker.shares.run, broker.projections.run):
                 nursery.start_soon(run)
-            nursery.start_soon(persistence.run, broker)
+            nursery.start_soon(saving.run, broker)
             nursery.start_soon(move, self, life, self._chance())
             nursery.start_soon(self._watch, life)
             life.serving = True
@@ -289,7 +289,7 @@ class World:
                 await life.server.wait_idle()
             nursery.cancel_scope.cancel()
         life.broker.projections.save()
-        persistence.save(life.broker)
+        saving.save(life.broker)
         in_order = await store.close()
         self.checker.note("orderly stop" if in_order else "stop, not in order")
         self._end(life, self.chance.choice(self.plan.cuts))

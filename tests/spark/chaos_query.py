@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from martlet_remoting.codes import RequestCode
+from martlet_remoting.wire.codes import RequestCode
 from martlet_spark.pipelines.archive import Archive, archive
 from martlet_spark.pipelines.replay import Replay, replay
 from martlet_spark.pipelines.stats import message_stats, per_topic

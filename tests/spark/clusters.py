@@ -13,11 +13,11 @@ from tests.client.patient import PATIENCE_S, patient
 from tests.interop.martlet_process import Martlet
 from tests.interop.process import Process, eventually, free_port
 
-from martlet_remoting.client import Settings
-from martlet_remoting.client.blocking import Admin, Producer, PullConsumer
-from martlet_remoting.client.messages import Message
-from martlet_remoting.codes import RequestCode
-from martlet_remoting.packets import MessageQueue
+from martlet_client import Settings
+from martlet_client.blocking import Admin, Producer, PullConsumer
+from martlet_client.messages import Message
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.connection import Connection, Security
 from martlet_spark.read.stream import StreamReader
 from martlet_spark.source import MartletDataSource

@@ -13,11 +13,11 @@ from pyspark.sql import SparkSession
 from tests.broker_process import broker_process
 from tests.client.patient import PATIENCE_S, patient
 
-from martlet_remoting.client.blocking import Admin, Producer
-from martlet_remoting.client.messages import Message
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.packets import MessageQueue
-from martlet_remoting.request_headers import SendHeader
+from martlet_client.blocking import Admin, Producer
+from martlet_client.messages import Message
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.packets import MessageQueue
+from martlet_remoting.wire.request_headers import SendHeader
 from martlet_spark import configure
 from martlet_spark.cluster import Cluster as SparkCluster
 from martlet_spark.connection import CONNECTIONS, Security

@@ -9,10 +9,10 @@ from unittest.mock import patch
 
 import orjson
 
-from martlet_remoting.batches import decode_batch
-from martlet_remoting.codec import FrameBuffer, encode_response
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.batches import decode_batch
+from martlet_remoting.wire.codec import FrameBuffer, encode_response
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
 from martlet_spark.cluster import Cluster
 from martlet_spark.connection import CONNECTIONS, Security
 

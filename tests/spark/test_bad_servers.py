@@ -10,8 +10,8 @@ import pytest
 import trustme
 from tests.broker_process import broker_process
 
-from martlet_remoting.answers.routes import Route
-from martlet_remoting.packets import MessageQueue
+from martlet_remoting.wire.answers.routes import Route
+from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.cluster import Cluster, UnknownTopic
 from martlet_spark.connection import CONNECTIONS, Security
 from martlet_spark.errors import ReadError

@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from tests.client.patient import PATIENCE_S, patient
 
-from martlet_remoting.client.blocking import Admin, Producer
-from martlet_remoting.client.messages import Message
+from martlet_client.blocking import Admin, Producer
+from martlet_client.messages import Message
 from martlet_spark.errors import OptionError
 from martlet_spark.pipelines.dead_letters import Letters, Resend, resend
 from martlet_spark.pipelines.replay import Replay, replay

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from martlet.errors import RemoteProtocolError
-from martlet_remoting.codec import FrameBuffer, encode_response
-from martlet_remoting.codes import RequestCode
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.codec import FrameBuffer, encode_response
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.packets import Command
 from martlet_spark.connection import COPIED_BYTES_MAX, Connection, Connections, Security
 
 from .fake_brokers import FakeBroker

@@ -11,9 +11,9 @@ from tests.client.patient import PATIENCE_S, patient
 from tests.giving_up import give_up
 
 from martlet.cli.main import main
-from martlet_remoting.client import Admin, Message, PullConsumer, ReceivedMessage
-from martlet_remoting.client.blocking import Producer
-from martlet_remoting.client.blocking import PullConsumer as BlockingConsumer
+from martlet_client import Admin, Message, PullConsumer, ReceivedMessage
+from martlet_client.blocking import Producer
+from martlet_client.blocking import PullConsumer as BlockingConsumer
 from martlet_spark.errors import OptionError
 from martlet_spark.pipelines.dead_letters import causes, read_dead_letters
 

@@ -16,7 +16,7 @@ from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, encode_proper
 from martlet.records.codec import decode_records, with_room_for_record_crc, write_record_crc
 from martlet.records.compression import COMPRESSED, COMPRESSION_LZ4, COMPRESSION_ZLIB, COMPRESSION_ZSTD
 from martlet.records.layout import HEAD_BYTES
-from martlet_remoting.answers.messages import ReceivedMessage, received
+from martlet_remoting.wire.answers.messages import ReceivedMessage, received
 from martlet_spark.columns import COLUMNS, DEFAULT, MS_MAX, MS_MIN, arrow_schema
 from martlet_spark.errors import ReadError
 from martlet_spark.read.decode import VECTOR_MIN, Decoder

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from martlet.message import UNIQ_KEY, decode_properties
-from martlet_remoting.batches import BatchMessage, decode_batch
+from martlet_remoting.wire.batches import BatchMessage, decode_batch
 from martlet_spark.errors import WriteError
 from martlet_spark.write.columns import SINK_COLUMNS
 from martlet_spark.write.encode import Encoder

@@ -10,10 +10,10 @@ import pytest
 
 from martlet.errors import RemoteProtocolError
 from martlet.message import Message
-from martlet_remoting.batches import BatchMessage, encode_batch
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.inner_batches import INNER_BATCH
-from martlet_remoting.packets import MessageQueue
+from martlet_remoting.wire.batches import BatchMessage, encode_batch
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.inner_batches import INNER_BATCH
+from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.connection import Answer, ConnectionLost
 from martlet_spark.errors import DataLost, ReadError
 from martlet_spark.read.exchange import EVERYTHING, BulkReads, Exchange, NotSupported, Pulls, Unchecked

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from martlet.message import Message
 from martlet.records.codec import encode_record
-from martlet_remoting.batches import BatchMessage, encode_batch
-from martlet_remoting.inner_batches import INNER_BATCH
-from martlet_remoting.packets import MessageQueue
+from martlet_remoting.wire.batches import BatchMessage, encode_batch
+from martlet_remoting.wire.inner_batches import INNER_BATCH
+from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.columns import COLUMNS
 from martlet_spark.errors import ReadError
 from martlet_spark.read.decode import VECTOR_MIN, Decoder

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from martlet.message import Message, decode_properties, encode_properties
-from martlet_remoting.batches import BatchMessage, encode_batch
-from martlet_remoting.inner_batches import INNER_BATCH
+from martlet_remoting.wire.batches import BatchMessage, encode_batch
+from martlet_remoting.wire.inner_batches import INNER_BATCH
 from martlet_spark.columns import COLUMNS
 from martlet_spark.errors import ReadError
 from martlet_spark.read.decode import VECTOR_MIN, Decoder

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import martlet_spark
-from martlet_remoting.packets import MessageQueue
+from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark import Lag, LagListener, configure
 from martlet_spark.session import SETTINGS
 

@@ -11,9 +11,9 @@ from tests.interop.martlet_process import Martlet
 from tests.interop.process import eventually
 
 from martlet.cli.main import main
-from martlet_remoting.client import TransactionState
-from martlet_remoting.client.blocking import TransactionProducer
-from martlet_remoting.client.messages import Message
+from martlet_client import TransactionState
+from martlet_client.blocking import TransactionProducer
+from martlet_client.messages import Message
 from martlet_spark.connection import CONNECTIONS
 from martlet_spark.errors import DataLost, OptionError
 

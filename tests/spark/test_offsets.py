@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from martlet_remoting.packets import MessageQueue
+from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.errors import SparkConnectorError
 from martlet_spark.read.offsets import decode, decode_new, encode, find_queues
 

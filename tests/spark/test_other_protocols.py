@@ -10,8 +10,8 @@ from trio.testing import MockClock
 
 from martlet.testing.clock import START_MS
 from martlet.testing.disk import FakeDisk
-from martlet_mqtt.packets import Will
-from martlet_mqtt.properties import Properties, Property
+from martlet_mqtt.wire.packets import Will
+from martlet_mqtt.wire.properties import Properties, Property
 from martlet_spark.columns import COLUMNS
 from martlet_spark.read.decode import Decoder
 from martlet_spark.read.records import Records

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from martlet_remoting.packets import MessageQueue
+from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.read.planner import Range, plan
 
 KIB = 1024

@@ -13,8 +13,8 @@ from tests.client.patient import patient
 from tests.users_plugin import users_plugin
 
 from martlet.cli.main import main
-from martlet_remoting.client.blocking import Admin
-from martlet_remoting.signatures import SigningKey
+from martlet_client.blocking import Admin
+from martlet_remoting.wire.signatures import SigningKey
 from martlet_spark.connection import CONNECTIONS
 from martlet_spark.errors import OptionError, ReadError
 from martlet_spark.source import MartletDataSource

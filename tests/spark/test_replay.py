@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 from tests.client.patient import patient
 
 from martlet.cli.main import main
-from martlet_remoting.client import ReceivedMessage
-from martlet_remoting.client.blocking import PullConsumer
+from martlet_client import ReceivedMessage
+from martlet_client.blocking import PullConsumer
 from martlet_spark.errors import OptionError, PipelineError
 from martlet_spark.pipelines.archive import Archive, archive
 from martlet_spark.pipelines.replay import Replay, replay

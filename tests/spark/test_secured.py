@@ -13,8 +13,8 @@ from tests.client.patient import patient
 from tests.interop.test_users import ANN, BOB, closed_martlet
 
 from martlet.cli.main import main
-from martlet_remoting.client import Settings
-from martlet_remoting.signatures import SigningKey
+from martlet_client import Settings
+from martlet_remoting.wire.signatures import SigningKey
 from martlet_spark.connection import CONNECTIONS
 from martlet_spark.errors import OptionError, ReadError, SparkConnectorError
 

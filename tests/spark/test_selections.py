@@ -9,9 +9,9 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from tests.broker_process import broker_process
 from tests.client.patient import PATIENCE_S, patient
 
-from martlet_remoting.client.blocking import Admin, Producer
-from martlet_remoting.client.messages import Message
-from martlet_remoting.packets import MessageQueue
+from martlet_client.blocking import Admin, Producer
+from martlet_client.messages import Message
+from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.connection import CONNECTIONS, Connection
 from martlet_spark.errors import DataLost, OptionError, ReadError
 from martlet_spark.read.stream import limited

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pytest
 
-from martlet_remoting.codes import ResponseCode
+from martlet_remoting.wire.codes import ResponseCode
 from martlet_spark.cluster import Cluster, UnknownTopic
 from martlet_spark.errors import WriteError
 from martlet_spark.write import writable

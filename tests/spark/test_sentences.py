@@ -8,8 +8,8 @@ from tests.client.patient import patient
 
 from martlet.cli.main import main
 from martlet.message import KEYS, UNIQ_KEY
-from martlet_remoting.client.blocking import Admin
-from martlet_remoting.codes import ResponseCode
+from martlet_client.blocking import Admin
+from martlet_remoting.wire.codes import ResponseCode
 from martlet_spark.cluster import Cluster, rights_hint
 from martlet_spark.connection import Answer, Security
 from martlet_spark.errors import OptionError, ReadError, WriteError

@@ -21,8 +21,8 @@ from tests.client.patient import patient
 from tests.interop.martlet_process import Martlet
 from tests.interop.process import eventually
 
-from martlet_remoting.answers.messages import ReceivedMessage
-from martlet_remoting.client.blocking import PullConsumer
+from martlet_client.blocking import PullConsumer
+from martlet_remoting.wire.answers.messages import ReceivedMessage
 from martlet_spark.columns import PROPERTIES, TIMESTAMP
 from martlet_spark.connection import CONNECTIONS
 from martlet_spark.errors import OptionError, WriteError

@@ -7,8 +7,8 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.packets import MessageQueue
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.cluster import Cluster
 from martlet_spark.errors import WriteError
 from martlet_spark.write import staging

@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 from tests.client.patient import patient
 
 from martlet.cli.main import main
-from martlet_remoting.client.blocking import Admin, PullConsumer
-from martlet_remoting.packets import MessageQueue
+from martlet_client.blocking import Admin, PullConsumer
+from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.errors import OptionError, PipelineError
 from martlet_spark.pipelines.plots import Chart, charts_of, plot, short_number
 from martlet_spark.pipelines.stats import message_stats, per_topic

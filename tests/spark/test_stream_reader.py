@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from tests.client.patient import patient
 from tests.interop.process import eventually
 
-from martlet_remoting.client.blocking import Admin, PullConsumer
+from martlet_client.blocking import Admin, PullConsumer
 from martlet_spark.cluster import Cluster
 from martlet_spark.errors import DataLost, OptionError, ReadError
 from martlet_spark.read.stream import StreamReader

@@ -5,8 +5,8 @@ from zlib import crc32
 import pyarrow as pa
 import pytest
 
-from martlet_remoting.batches import decode_batch
-from martlet_remoting.packets import MessageQueue
+from martlet_remoting.wire.batches import decode_batch
+from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.errors import OptionError, WriteError
 from martlet_spark.write.columns import check_columns
 from martlet_spark.write.targets import CHUNK_MESSAGES_MAX, Place, Targets, Turns

@@ -11,8 +11,8 @@ import pytest
 from tests.client.patient import PATIENCE_S, patient
 from tests.interop.process import eventually
 
-from martlet_remoting.client.blocking import Admin, Producer
-from martlet_remoting.client.messages import Message
+from martlet_client.blocking import Admin, Producer
+from martlet_client.messages import Message
 from martlet_spark.errors import OptionError
 from martlet_spark.read.offsets import decode_new
 

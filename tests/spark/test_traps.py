@@ -35,7 +35,7 @@ from pyspark.sql.types import StructType
 from tests.broker_process import broker_process
 from tests.client.patient import patient
 
-from martlet_remoting.client.blocking import Admin
+from martlet_client.blocking import Admin
 from martlet_spark.columns import COLUMNS, DEFAULT, arrow_schema
 from martlet_spark.connection import CONNECTIONS, Connection
 from martlet_spark.read.batch import spark_schema

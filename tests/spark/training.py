@@ -9,8 +9,8 @@ from tests.broker_process import broker_process
 from tests.client.patient import PATIENCE_S, patient
 from tests.interop import class_archives
 
-from martlet_remoting.client.blocking import Admin, Producer
-from martlet_remoting.client.messages import Message
+from martlet_client.blocking import Admin, Producer
+from martlet_client.messages import Message
 from martlet_spark import configure
 
 from . import java_options

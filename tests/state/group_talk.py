@@ -3,16 +3,16 @@
 import math
 from collections.abc import Iterable
 
-from tests.core.pushing import LINES, told
+from tests.delivery.pushing import LINES, told
 
 from martlet.broker import Broker
-from martlet.delivery.finder import Names
-from martlet.delivery.group_members import Member
-from martlet.delivery.group_policy import GroupPolicy
-from martlet.delivery.group_state import GroupState
-from martlet.delivery.lease_notes import Key, LeaseState
-from martlet.delivery.selection import EVERYTHING, Selection
+from martlet.delivery.routing.selection import EVERYTHING, Selection
 from martlet.delivery.subscriptions import Delivery, from_earliest
+from martlet.groups.group_members import Member
+from martlet.groups.journal.journal_codec import Key, LeaseState
+from martlet.groups.journal.state import GroupState
+from martlet.groups.queues.finder import Names
+from martlet.groups.strategy.policy import GroupPolicy
 from martlet.testing.peers import RecordingPeer
 
 # offset -> generation

@@ -8,10 +8,10 @@ from random import Random
 from typing import Any, Generic, TypeVar, final
 
 from martlet.broker import Broker
-from martlet.clock import Clock
-from martlet.ids import Ids
+from martlet.runtime.clock import Clock
+from martlet.runtime.ids import Ids
+from martlet.runtime.stats import Stats
 from martlet.settings import BrokerConfig, DeliveryConfig
-from martlet.stats import Stats
 from martlet.store import Store
 from martlet.tables.groups import Groups
 from martlet.tables.topics import Topics

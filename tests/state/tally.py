@@ -11,12 +11,12 @@ from trio.testing import wait_all_tasks_blocked
 from martlet.message import Message
 from martlet.records.codec import decode_records
 from martlet.records.layout import RecordView
+from martlet.runtime.steps import Steps
+from martlet.runtime.turns import Turns
 from martlet.state import NOTHING, Projections, pack_rows, unpack_rows
-from martlet.steps import Steps
 from martlet.store import Store, StoreConfig
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import HOST, ManualClock, message, small_config
-from martlet.turns import Turns
 
 ROOT: Final = Path("/data/store")
 FORMAT: Final = 3

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 import trio
-from tests.core.pushing import LINES, broker_in_memory
-from tests.core.test_shares import Competitor
+from tests.delivery.pushing import LINES, broker_in_memory
+from tests.groups.test_shares import Competitor
 from tests.state.group_talk import POLICY, collect, drain
 from trio.testing import MockClock
 
 from martlet.broker import Broker
-from martlet.delivery.group_members import Member
 from martlet.delivery.subscriptions import from_tail
 from martlet.errors import Refused
+from martlet.groups.group_members import Member
 from martlet.message import Message
+from martlet.runtime.steps import finish_now
 from martlet.state.log_order import LogOrder
-from martlet.steps import finish_now
 from martlet.tables.groups import Group
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.peers import RecordingPeer

@@ -15,12 +15,12 @@ from tests.state.group_talk import Handles, drain, handles, join
 from tests.state.power_cuts import Left, copied, cut_everywhere, cut_of, opened
 
 from martlet.broker import Broker
-from martlet.delivery import share_source
 from martlet.delivery.feed import Feed
-from martlet.delivery.finder import Names
-from martlet.delivery.group_members import Member
-from martlet.delivery.selection import Selection
+from martlet.delivery.routing.selection import Selection
 from martlet.errors import Refused
+from martlet.groups.group_members import Member
+from martlet.groups.queues import share_source
+from martlet.groups.queues.finder import Names
 from martlet.message import Message
 from martlet.records.codec import decode_records
 from martlet.testing.disk import FakeDisk

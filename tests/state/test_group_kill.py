@@ -14,8 +14,8 @@ import pytest
 import trio
 from tests.state.group_talk import drain, handles, join
 
-from martlet.clock import SystemClock
 from martlet.message import Message
+from martlet.runtime.clock import SystemClock
 from martlet.store import StoreConfig
 from martlet.testing.peers import serving
 from martlet.testing.stores import small_config

@@ -12,21 +12,21 @@ from random import Random
 
 import pytest
 import trio
-from tests.core.pushing import LINES, broker_in_memory, told
+from tests.delivery.pushing import LINES, broker_in_memory, told
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.broker import Broker
-from martlet.delivery import finder, share_source
 from martlet.delivery.feed import Feed
-from martlet.delivery.finder import Names
-from martlet.delivery.group_members import Member
-from martlet.delivery.group_policy import GroupPolicy
-from martlet.delivery.selection import Selection
+from martlet.delivery.routing.selection import Selection
 from martlet.delivery.subscriptions import Delivery
 from martlet.errors import Refused
+from martlet.groups.group_members import Member
+from martlet.groups.queues import finder, share_source
+from martlet.groups.queues.finder import Names
+from martlet.groups.strategy.policy import GroupPolicy
 from martlet.message import Message
+from martlet.runtime.steps import finish_now
 from martlet.settings import DeliveryConfig
-from martlet.steps import finish_now
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.peers import RecordingPeer
 from martlet.testing.stores import ManualClock

@@ -14,11 +14,11 @@ import pytest
 import trio
 from tests.state.tally import Tally, totals_in
 
-from martlet.clock import SystemClock
+from martlet.runtime.clock import SystemClock
+from martlet.runtime.turns import Turns
 from martlet.state import Projections
 from martlet.store import Store
 from martlet.testing.stores import HOST, message, small_config
-from martlet.turns import Turns
 
 ROUNDS = int(os.environ.get("MARTLET_KILL_ROUNDS", "5"))
 

@@ -12,14 +12,14 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.errors import PluginError, StoreError
 from martlet.records.layout import RecordView
+from martlet.runtime.steps import Steps, finish_now
+from martlet.runtime.turns import Turns
 from martlet.state import Projections, log_order, pack_rows
 from martlet.state.journal import Journal
 from martlet.state.log_order import LOOKS_A_LOAD, LOOKS_A_SLICE, LogOrder
-from martlet.steps import Steps, finish_now
 from martlet.store import Store
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import ManualClock, message, small_config
-from martlet.turns import Turns
 
 FILE = "/data/store/config/tally.snapshot"
 

@@ -13,11 +13,11 @@ from trio.testing import MockClock
 
 from martlet.errors import Reason, Refused
 from martlet.message import Message
+from martlet.runtime.turns import Turns
 from martlet.state import Projections
 from martlet.store import Store
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import ManualClock, small_config
-from martlet.turns import Turns
 
 CONFIG: dict[str, Any] = {"disk_clean_ratio": 0.9, "retention_interval_ms": 1000, "persist_interval_ms": 100}
 

@@ -6,8 +6,8 @@ import msgpack  # type: ignore[import-untyped]
 import pytest
 
 from martlet.errors import StoreError
+from martlet.runtime.steps import finish_now
 from martlet.state import pack_rows, unpack_rows
-from martlet.steps import finish_now
 
 ROWS = [[f"name{number}", number, {number: b"x"}] for number in range(1000)]
 

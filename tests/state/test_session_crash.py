@@ -11,13 +11,13 @@ from random import Random
 from typing import Any
 
 import pytest
-from tests.core.session_talk import Client, said
+from tests.sessions.session_talk import Client, said
 from tests.state.power_cuts import Left, copied, cut_everywhere, cut_of, opened
 
 from martlet.broker import Broker
-from martlet.delivery.session import Session
 from martlet.message import Message
-from martlet.steps import finish_now
+from martlet.runtime.steps import finish_now
+from martlet.sessions.session import Session
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import ManualClock
 

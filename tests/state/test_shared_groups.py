@@ -12,15 +12,16 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.core.pushing import LINES, broker_in_memory, publish
-from tests.core.test_shares import Competitor
+from tests.delivery.pushing import LINES, broker_in_memory, publish
+from tests.groups.test_shares import Competitor
 from tests.state.group_talk import NEVER, POLICY, collect, drain, handles, join, known
 from trio.testing import MockClock
 
 from martlet.broker import Broker
-from martlet.delivery.group_members import Member
-from martlet.delivery.group_policy import GroupPolicy
-from martlet.delivery.lease_notes import (
+from martlet.delivery.subscriptions import from_earliest
+from martlet.errors import Reason, Refused, StoreError
+from martlet.groups.group_members import Member
+from martlet.groups.journal.journal_codec import (
     ACK,
     AGAIN,
     BACK,
@@ -36,11 +37,10 @@ from martlet.delivery.lease_notes import (
     encode_changes,
     head,
 )
-from martlet.delivery.subscriptions import from_earliest
-from martlet.errors import Reason, Refused, StoreError
+from martlet.groups.strategy.policy import GroupPolicy
 from martlet.message import Message
+from martlet.runtime.steps import begin, finish_now
 from martlet.settings import DeliveryConfig
-from martlet.steps import begin, finish_now
 from martlet.tables.groups import Group
 from martlet.testing import disk as disk_module
 from martlet.testing.disk import Cut, FakeDisk

@@ -17,9 +17,9 @@ from martlet.message import Record, decode_properties
 from martlet.state import Projection
 from martlet.testing.peers import Serving, serving
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.packets import Publish
 from martlet_mqtt.plugin import MqttPlugin
-from martlet_mqtt.properties import Property
+from martlet_mqtt.wire.packets import Publish
+from martlet_mqtt.wire.properties import Property
 from martlet_stomp.config import StompConfig
 from martlet_stomp.plugin import StompPlugin
 from martlet_timer.config import TimerConfig

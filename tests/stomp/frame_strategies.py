@@ -5,10 +5,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from martlet_stomp.codec import encode_frame
-from martlet_stomp.connection import StompConnection
-from martlet_stomp.errors import StompError
-from martlet_stomp.packets import AckRun, SendRun, Version
+from martlet_stomp.wire.codec import encode_frame
+from martlet_stomp.wire.connection import StompConnection
+from martlet_stomp.wire.errors import StompError
+from martlet_stomp.wire.packets import AckRun, SendRun, Version
 
 VERSIONS = st.sampled_from(list(Version))
 # Everything that has a meaning in a frame, and a little else.

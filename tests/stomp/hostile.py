@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from martlet_stomp.packets import Version
+from martlet_stomp.wire.packets import Version
 
 V1_0, V1_1, V1_2 = Version
 LIMIT_S: Final = 180.0

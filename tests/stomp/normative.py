@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, final
 
-from martlet_stomp.packets import Version
+from martlet_stomp.wire.packets import Version
 
 __all__ = ["STATEMENTS", "Binds", "Statement", "page", "shown_by", "statement"]
 

@@ -16,8 +16,8 @@ from martlet.broker import Broker
 from martlet.net.addresses import split_address
 from martlet.testing.peers import serving
 from martlet_stomp.config import StompConfig
-from martlet_stomp.context import Context
 from martlet_stomp.plugin import StompPlugin
+from martlet_stomp.shared.context import Context
 
 __all__ = ["Port", "WebSocketWire", "connected", "port_of", "websocket"]
 

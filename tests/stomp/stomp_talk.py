@@ -18,10 +18,10 @@ from martlet.message import Message, Record
 from martlet.records.codec import decode_records
 from martlet.store import StoreConfig
 from martlet.testing.peers import Serving, serving
-from martlet_stomp.codec import Limits, decode_head, encode_frame
 from martlet_stomp.config import StompConfig
-from martlet_stomp.packets import Version
 from martlet_stomp.plugin import StompPlugin
+from martlet_stomp.wire.codec import Limits, decode_head, encode_frame
+from martlet_stomp.wire.packets import Version
 
 ASYNC = StoreConfig(flush="async")
 LIMITS = Limits()

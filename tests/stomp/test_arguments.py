@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from tests.stomp.stomp_talk import stomp_broker
 
-from martlet_stomp.arguments import check_send_arguments, check_subscribe_arguments
-from martlet_stomp.errors import StompError
+from martlet_stomp.wire.arguments import check_send_arguments, check_subscribe_arguments
+from martlet_stomp.wire.errors import StompError
 
 QUEUE, TOPIC = "/queue/orders", "/topic/orders"
 REFUSED = {

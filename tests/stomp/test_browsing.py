@@ -8,7 +8,7 @@ from tests.stomp.test_selectors import selecting
 from trio.testing import wait_all_tasks_blocked
 
 from martlet.message import Message
-from martlet_stomp.packets import Version
+from martlet_stomp.wire.packets import Version
 
 QUEUE = "/queue/orders"
 BODIES = [b"%d" % number for number in range(6)]

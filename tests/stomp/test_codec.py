@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.stomp.frame_strategies import NAMES, TEXTS, VERSIONS, for_version, name_for
 
-from martlet_stomp.codec import (
+from martlet_stomp.wire.codec import (
     Limits,
     check_unfinished,
     content_length,
@@ -22,8 +22,8 @@ from martlet_stomp.codec import (
     head_end,
     unescape,
 )
-from martlet_stomp.errors import StompError
-from martlet_stomp.packets import Version
+from martlet_stomp.wire.errors import StompError
+from martlet_stomp.wire.packets import Version
 
 V1_0, V1_1, V1_2 = Version
 LIMITS = Limits()

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from martlet_stomp.arguments import check_subscribe_arguments
-from martlet_stomp.errors import StompError
+from martlet_stomp.wire.arguments import check_subscribe_arguments
+from martlet_stomp.wire.errors import StompError
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(DOCS.glob("coming-from-*.md"))

@@ -7,7 +7,7 @@ import pytest
 from tests.stomp.stomp_talk import V1_0, V1_2, frame, stomp_broker
 
 from martlet_stomp.config import StompConfig
-from martlet_stomp.packets import Version
+from martlet_stomp.wire.packets import Version
 
 every_version = pytest.mark.parametrize("version", Version)
 

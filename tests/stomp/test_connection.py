@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tests.stomp.frame_strategies import VERSIONS, events_of, feed, flatten, streams
 
 from martlet.testing.peers import check_connection
-from martlet_stomp.codec import Limits, decode_head, encode_frame, head_end
-from martlet_stomp.connection import TRANSITIONS, Heads, State, StompConnection, agreed_beats
-from martlet_stomp.errors import StompError
-from martlet_stomp.packets import (
+from martlet_stomp.wire.codec import Limits, decode_head, encode_frame, head_end
+from martlet_stomp.wire.connection import TRANSITIONS, Heads, State, StompConnection, agreed_beats
+from martlet_stomp.wire.errors import StompError
+from martlet_stomp.wire.packets import (
     Abort,
     AckMode,
     AckRun,
@@ -548,7 +548,7 @@ def counted(connection: StompConnection, monkeypatch: pytest.MonkeyPatch) -> Cou
         buffer.looked_at += (found[1] if found is not None else len(data)) - at - seen
         return found
 
-    monkeypatch.setattr("martlet_stomp.connection.head_end", counting)
+    monkeypatch.setattr("martlet_stomp.wire.connection.head_end", counting)
     return buffer
 
 

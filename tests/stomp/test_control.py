@@ -8,8 +8,8 @@ import pytest
 from tests.stomp.stomp_talk import Talk, stomp_broker
 
 from martlet.contracts import Identity
-from martlet_stomp.control import ROWS_A_MESSAGE
-from martlet_stomp.packets import Version
+from martlet_stomp.admin.control import ROWS_A_MESSAGE
+from martlet_stomp.wire.packets import Version
 
 
 async def ask(talk: Talk, what: str) -> list[dict[str, Any]]:

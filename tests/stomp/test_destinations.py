@@ -2,8 +2,8 @@
 
 import pytest
 
-from martlet_stomp.destinations import destination_of, parse_destination
-from martlet_stomp.errors import StompError
+from martlet_stomp.mapping.destinations import destination_of, parse_destination
+from martlet_stomp.wire.errors import StompError
 
 
 @pytest.mark.parametrize(

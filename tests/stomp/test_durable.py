@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.stomp.stomp_talk import V1_0, V1_2, Running, Talk, stomp_broker
 
-from martlet_stomp.packets import Version
+from martlet_stomp.wire.packets import Version
 
 TOPIC = "/topic/news"
 BODIES = [b"%d" % number for number in range(6)]

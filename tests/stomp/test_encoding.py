@@ -5,8 +5,8 @@ from tests.stomp.stomp_talk import V1_0, V1_1, V1_2
 from martlet.message import Message
 from martlet.records.codec import encode_record
 from martlet.testing.stores import HOST, ManualClock
-from martlet_stomp.destinations import Destination, Kind
-from martlet_stomp.encoding import LINES_KEPT, Encodings, HeaderLines, message_head
+from martlet_stomp.mapping.destinations import Destination, Kind
+from martlet_stomp.mapping.encoding import LINES_KEPT, Encodings, HeaderLines, message_head
 
 ORDERS = Destination(Kind.QUEUE, "/queue/or:ders", "or%3Aders")
 

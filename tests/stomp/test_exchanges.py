@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from tests.stomp.stomp_talk import V1_0, stomp_broker
 
-from martlet_stomp.destinations import Kind, parse_destination
-from martlet_stomp.errors import StompError
+from martlet_stomp.mapping.destinations import Kind, parse_destination
+from martlet_stomp.wire.errors import StompError
 
 
 @pytest.mark.parametrize(

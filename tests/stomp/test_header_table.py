@@ -10,8 +10,8 @@ from tests.stomp.stomp_talk import Frame, Talk
 
 from martlet.message import encode_properties
 from martlet.testing.stores import ManualClock
-from martlet_mqtt.packets import Publish
-from martlet_mqtt.properties import Properties, Property
+from martlet_mqtt.wire.packets import Publish
+from martlet_mqtt.wire.properties import Properties, Property
 
 PAGE = Path(__file__).parents[2] / "docs" / "stomp.md"
 NAMED = "/topic/mqtt/home/door"

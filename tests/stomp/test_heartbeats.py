@@ -9,8 +9,8 @@ from trio.testing import MockClock
 
 from martlet.testing.peers import RecordingPeer
 from martlet_stomp.config import StompConfig
-from martlet_stomp.heartbeats import BEATS_A_TURN, STALE_MIN, Heartbeats
-from martlet_stomp.packets import Version
+from martlet_stomp.shared.heartbeats import BEATS_A_TURN, STALE_MIN, Heartbeats
+from martlet_stomp.wire.packets import Version
 
 
 async def beats_within(talk: Talk, seconds: float) -> list[float]:

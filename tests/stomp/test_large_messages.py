@@ -7,7 +7,7 @@ import pytest
 from tests.stomp.stomp_talk import V1_1, V1_2, stomp_broker
 from trio.testing import MockClock
 
-from martlet_stomp.packets import Version
+from martlet_stomp.wire.packets import Version
 
 SUBSCRIBERS = 60
 MESSAGE_BYTES = 4_000_000

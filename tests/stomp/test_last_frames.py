@@ -8,7 +8,7 @@ import pytest
 from tests.last_frames import MORE, read_after_writing
 from tests.stomp.port_talk import Port, port_of
 
-from martlet.store.files import Files
+from martlet.store.disk.files import Files
 
 CONNECT = b"CONNECT\naccept-version:1.2\nhost:h\n\n\0"
 SEND = b"SEND\ndestination:/queue/a\nreceipt:%d\n\n%b\0"

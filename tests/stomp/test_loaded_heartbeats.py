@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 import trio
-from tests.core.test_event_pump import send
+from tests.net.test_event_pump import send
 from tests.stomp.port_talk import Port, port_of
 from tests.stomp.stomp_talk import frame
 from trio.testing import MockClock
@@ -18,8 +18,8 @@ from trio.testing import MockClock
 from martlet.contracts import Peer
 from martlet.net import event_pump
 from martlet_stomp.handler import StompHandler
-from martlet_stomp.heartbeats import Beat
-from martlet_stomp.packets import Event, SendRun
+from martlet_stomp.shared.heartbeats import Beat
+from martlet_stomp.wire.packets import Event, SendRun
 
 INTERVAL_S = 1.0
 WORK_S = 0.01  # what a piece of work may take, and all the time takes here

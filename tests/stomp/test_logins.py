@@ -9,7 +9,7 @@ import pytest
 from tests.mqtt.users import Users
 from tests.stomp.stomp_talk import Running, frame, stomp_broker
 
-from martlet_stomp.packets import Version
+from martlet_stomp.wire.packets import Version
 
 ALL = "publish *; read *"
 

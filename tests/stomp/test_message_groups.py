@@ -8,8 +8,8 @@ import trio
 from tests.stomp.stomp_talk import Frame, Running, Talk, stomp_broker
 from trio.testing import MockClock
 
-from martlet.delivery.group_members import KEPT_MAX, Member
-from martlet.delivery.sticky import SLOTS
+from martlet.groups.group_members import KEPT_MAX, Member
+from martlet.groups.strategy.sticky import SLOTS
 from martlet_filter_sql92.plugin import Sql92Config, Sql92Plugin
 from martlet_stomp.config import StompConfig
 

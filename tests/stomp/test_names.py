@@ -10,13 +10,13 @@ from tests.stomp.stomp_talk import V1_0, Talk, stomp_broker
 from tests.stomp.test_selectors import selecting
 
 from martlet.contracts import Identity
-from martlet.delivery.interest import FilterTrie
+from martlet.delivery.routing.interest import FilterTrie
 from martlet.message import Message, encode_properties
 from martlet.records.codec import encode_record
 from martlet.records.layout import RecordView
 from martlet_stomp.config import StompConfig
-from martlet_stomp.names import is_name, select_names
-from martlet_stomp.packets import Version
+from martlet_stomp.mapping.names import is_name, select_names
+from martlet_stomp.wire.packets import Version
 
 every_version = pytest.mark.parametrize("version", Version)
 NAMES = ["home/door", "home/window", "garden", "home", "home/door/lock", "$SYS/load"]

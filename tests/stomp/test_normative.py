@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.stomp.normative import ROOT, STATEMENTS, WORDS_MAX, defined_tests, page, shown_by, statement
 
-from martlet_stomp.packets import Version
+from martlet_stomp.wire.packets import Version
 
 
 def test_each_statement_is_summed_up_in_a_few_words() -> None:

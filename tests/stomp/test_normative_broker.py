@@ -9,7 +9,7 @@ from tests.stomp.normative import statement
 from tests.stomp.stomp_talk import V1_0, V1_1, V1_2, Frame, Running, Talk, frame, stomp_broker
 from trio.testing import MockClock
 
-from martlet_stomp.packets import Version
+from martlet_stomp.wire.packets import Version
 
 LATER = pytest.mark.parametrize("version", [V1_1, V1_2])
 ALL = pytest.mark.parametrize("version", list(Version))

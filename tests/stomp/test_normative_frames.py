@@ -4,7 +4,7 @@ import pytest
 from tests.stomp.frame_strategies import feed, flatten
 from tests.stomp.normative import statement
 
-from martlet_stomp.codec import (
+from martlet_stomp.wire.codec import (
     Limits,
     decode_head,
     encode_connected,
@@ -13,9 +13,9 @@ from martlet_stomp.codec import (
     encode_receipts,
     head_end,
 )
-from martlet_stomp.connection import GRACE, Heads, State, StompConnection, agreed_beats
-from martlet_stomp.errors import StompError
-from martlet_stomp.packets import AckMode, Connect, Disconnect, Event, SendRun, Subscribe, Unsubscribe, Version
+from martlet_stomp.wire.connection import GRACE, Heads, State, StompConnection, agreed_beats
+from martlet_stomp.wire.errors import StompError
+from martlet_stomp.wire.packets import AckMode, Connect, Disconnect, Event, SendRun, Subscribe, Unsubscribe, Version
 
 V1_0, V1_1, V1_2 = Version
 LATER = pytest.mark.parametrize("version", [V1_1, V1_2])

@@ -7,8 +7,8 @@ from tests.stomp.stomp_talk import V1_0, Running, Talk, stomp_broker
 
 from martlet_filter_sql92.plugin import Sql92Config, Sql92Plugin
 from martlet_stomp.config import StompConfig
-from martlet_stomp.errors import StompError
-from martlet_stomp.patterns import compile_pattern
+from martlet_stomp.outbound.patterns import compile_pattern
+from martlet_stomp.wire.errors import StompError
 
 NAMES = ["a", "a.b", "a.b.c", "a.b.c.d", "b", "b.a", "a/b", "ab.c"]
 

@@ -12,8 +12,8 @@ from martlet.message import Record, encode_properties
 from martlet.records.codec import decode_records
 from martlet.records.compression import compress
 from martlet.testing.stores import ManualClock
-from martlet_mqtt.properties import Properties, Property
-from martlet_remoting.codes import RequestCode
+from martlet_mqtt.wire.properties import Properties, Property
+from martlet_remoting.wire.codes import RequestCode
 
 NAMED = "/topic/mqtt/home/door"
 LONG = {f"header{number}": "x" * 4000 for number in range(10)}

@@ -7,7 +7,7 @@ import trio
 from tests.stomp.stomp_talk import V1_0, V1_2, Frame, Talk, stomp_broker
 
 from martlet_stomp.config import StompConfig
-from martlet_stomp.packets import Version
+from martlet_stomp.wire.packets import Version
 
 QUEUE = "/queue/orders"
 BODIES = [b"%d" % number for number in range(6)]

@@ -7,10 +7,10 @@ from tests.mqtt.mqtt_talk import Talk as MqttTalk
 from tests.mqtt.remoting_talk import REPLY_TOPIC
 from tests.stomp.all_protocols import all_protocols, properties_of, values_of
 
-from martlet_mqtt.codes import ReasonCode
-from martlet_mqtt.packets import Publish
-from martlet_mqtt.properties import Properties, Property
-from martlet_remoting.codes import ResponseCode
+from martlet_mqtt.wire.codes import ReasonCode
+from martlet_mqtt.wire.packets import Publish
+from martlet_mqtt.wire.properties import Properties, Property
+from martlet_remoting.wire.codes import ResponseCode
 
 WORK = "/topic/mqtt/work"
 MINE = "/temp-queue/mine"

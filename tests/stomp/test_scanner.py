@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.stomp.frame_strategies import VERSIONS, events_of, streams
 
-from martlet_stomp import scanner
-from martlet_stomp.codec import Limits
-from martlet_stomp.connection import Heads, StompConnection
-from martlet_stomp.packets import AckRun, SendRun, Version
-from martlet_stomp.scanner import KnownHeads, scan_acks, scan_sends
+from martlet_stomp.wire import scanner
+from martlet_stomp.wire.codec import Limits
+from martlet_stomp.wire.connection import Heads, StompConnection
+from martlet_stomp.wire.packets import AckRun, SendRun, Version
+from martlet_stomp.wire.scanner import KnownHeads, scan_acks, scan_sends
 
 V1_0, V1_1, V1_2 = Version
 LIMITS = Limits()

@@ -8,7 +8,7 @@ import pytest
 from tests.stomp.stomp_talk import Running, Talk, stomp_broker
 
 from martlet_filter_sql92.plugin import Sql92Config, Sql92Plugin
-from martlet_stomp.selectors import select, translated
+from martlet_stomp.mapping.selectors import select, translated
 
 QUEUE, TOPIC = "/queue/cars", "/topic/cars"
 # Half of them are more than can be parked, or kept for the consumer of a group that is full.

@@ -16,7 +16,7 @@ from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import MemoryPeer
 from martlet.testing.stores import ManualClock
 from martlet_stomp.config import StompConfig
-from martlet_stomp.packets import Version
+from martlet_stomp.wire.packets import Version
 
 every_version = pytest.mark.parametrize("version", Version)
 

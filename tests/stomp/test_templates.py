@@ -1,8 +1,8 @@
 """Templates of messages are remembered within limits, however clients vary their headers."""
 
-from martlet_stomp.context import TEMPLATES_BYTES_KEPT, TEMPLATES_KEPT, Templates
-from martlet_stomp.destinations import Destination
-from martlet_stomp.packets import MessageHeaders
+from martlet_stomp.mapping.destinations import Destination
+from martlet_stomp.shared.context import TEMPLATES_BYTES_KEPT, TEMPLATES_KEPT, Templates
+from martlet_stomp.wire.packets import MessageHeaders
 
 
 def anywhere(destination: Destination) -> None:

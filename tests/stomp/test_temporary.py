@@ -10,9 +10,9 @@ from tests.stomp.test_selectors import selecting
 from martlet.access import Gate
 from martlet.contracts import Identity
 from martlet.message import Message
-from martlet.store.writer import RunItem, RunResult
+from martlet.store.append.writer import RunItem, RunResult
 from martlet_stomp.config import StompConfig
-from martlet_stomp.packets import Version
+from martlet_stomp.wire.packets import Version
 
 MINE = "/temp-queue/answers"
 

@@ -8,8 +8,8 @@ from tests.stomp.stomp_talk import V1_0, stomp_broker
 from martlet.message import put_property
 from martlet.store import StoreConfig
 from martlet_stomp.config import StompConfig
-from martlet_stomp.opening import HELD_MAX
-from martlet_stomp.packets import Version
+from martlet_stomp.outbound.sources import HELD_MAX
+from martlet_stomp.wire.packets import Version
 
 TOPIC = "/topic/news"
 

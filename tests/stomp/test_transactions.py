@@ -15,7 +15,7 @@ from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import MemoryPeer
 from martlet.testing.stores import small_config
 from martlet_stomp.config import StompConfig
-from martlet_stomp.packets import Version
+from martlet_stomp.wire.packets import Version
 
 QUEUE = "/queue/orders"
 BODIES = [b"%d" % number for number in range(6)]

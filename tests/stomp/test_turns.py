@@ -9,7 +9,7 @@ from tests.stomp.stomp_talk import Running, stomp_broker
 from martlet.testing.peers import RecordingPeer
 from martlet_filter_sql92.plugin import Sql92Config, Sql92Plugin
 from martlet_stomp.handler import HEADS_A_TURN, MESSAGES_A_TURN, SUBSCRIPTIONS_A_TURN
-from martlet_stomp.packets import SendRun
+from martlet_stomp.wire.packets import SendRun
 
 
 async def test_others_have_their_turn_after_many_messages_with_new_headers(tmp_path: Path) -> None:

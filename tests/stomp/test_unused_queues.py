@@ -9,9 +9,9 @@ from tests.stomp.test_control import ask
 from trio.testing import MockClock
 
 from martlet.contracts import Identity
-from martlet.delivery.competitors import Competitor
-from martlet.delivery.leaving import LEAVES_A_SLICE
-from martlet.delivery.share import Share
+from martlet.groups.leaving import LEAVES_A_SLICE
+from martlet.groups.queues.competitors import Competitor
+from martlet.groups.share import Share
 from martlet.settings import DeliveryConfig
 from martlet_stomp.config import StompConfig
 

@@ -9,8 +9,8 @@ from tests.mqtt.mqtt_talk import Talk
 from tests.mqtt.users import Users
 from tests.stomp.all_protocols import Protocols, all_protocols
 
-from martlet_mqtt.codes import V5, ReasonCode
-from martlet_mqtt.packets import Connect
+from martlet_mqtt.wire.codes import V5, ReasonCode
+from martlet_mqtt.wire.packets import Connect
 
 DOOR = "publish mqtt/home/{user}/state; read mqtt/home/+/command; read stomp_temp/{user}/#; publish work"
 DASHBOARD = "read mqtt/home/#; read $share/stomp/*; read work; publish stomp_temp/*"

@@ -15,8 +15,8 @@ from tests.stomp.port_talk import Wire, connected
 from tests.users_plugin import users_plugin
 
 from martlet.net.addresses import split_address
-from martlet_mqtt.codes import V5, ReasonCode
-from martlet_mqtt.packets import Connack, Connect
+from martlet_mqtt.wire.codes import V5, ReasonCode
+from martlet_mqtt.wire.packets import Connack, Connect
 
 PASSWORD = "open: sesame"
 RULES = ["publish mqtt/home/{user}/state", "read mqtt/home/#", "publish orders", "read orders", "read $share/stomp/*"]

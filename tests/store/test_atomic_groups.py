@@ -19,8 +19,8 @@ from martlet.message import Message, Placed, Record
 from martlet.records.codec import check_record, decode_record, decode_records
 from martlet.records.layout import BLANK_MAGIC, FILLER, FILLER_BYTES, GROUP_MASK
 from martlet.store import Store, StoreConfig
-from martlet.store.atomic import FIRST, INNER, LAST, MARK_AT, group_marks, valid_after
-from martlet.store.inspect import inspect
+from martlet.store.format.atomic import FIRST, INNER, LAST, MARK_AT, group_marks, valid_after
+from martlet.store.recovery.inspect import inspect
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, drain, message, small_config
 
@@ -421,7 +421,7 @@ async def test_a_killed_process_leaves_no_half_group_even_for_rocketmq() -> None
 
 
 async def test_a_group_longer_than_a_block_is_taken_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("scan", "atomic"):
+    for module in ("recovery.scan", "format.atomic"):
         monkeypatch.setattr(f"martlet.store.{module}.BLOCK_BYTES", 1000)
     disk = FakeDisk()
     store = await open_on(disk)

@@ -11,9 +11,9 @@ from trio.testing import MockClock
 from martlet.errors import NotReady
 from martlet.records.codec import tags_code
 from martlet.records.layout import ENTRY_BYTES
-from martlet.steps import finish_now
+from martlet.runtime.steps import finish_now
 from martlet.store import Store
-from martlet.store.queues import BLOCKS_CACHED
+from martlet.store.queues.queues import BLOCKS_CACHED
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import ManualClock, bodies, drain, message, small_config
 

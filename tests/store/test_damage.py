@@ -12,10 +12,10 @@ import pytest
 from martlet.message import Record
 from martlet.records.codec import decode_records, encode_record
 from martlet.records.layout import FILLER, HEAD_BYTES, QUEUE_ID_AT, QUEUE_OFFSET_AT, STORE_MS_AT
-from martlet.steps import finish_now
+from martlet.runtime.steps import finish_now
 from martlet.store import Store, StoreConfig
-from martlet.store.inspect import inspect
-from martlet.store.scan import STORE_MS_END
+from martlet.store.recovery.inspect import inspect
+from martlet.store.recovery.scan import STORE_MS_END
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, drain, message, small_config
 

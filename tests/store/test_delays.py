@@ -8,7 +8,7 @@ from martlet.message import Message
 from martlet.records.codec import tags_code
 from martlet.records.layout import ENTRY
 from martlet.store import Store
-from martlet.store.delays import DELAYS_MS, SCHEDULE_TOPIC, due_dispatcher
+from martlet.store.format.delays import DELAYS_MS, SCHEDULE_TOPIC, due_dispatcher
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import HOST, ManualClock, small_config
 

@@ -9,9 +9,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from martlet.steps import finish_now
+from martlet.runtime.steps import finish_now
 from martlet.store import Store
-from martlet.store.notes import NOTES_TOPIC
+from martlet.store.format.notes import NOTES_TOPIC
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, bodies, drain, message, small_config
 
@@ -158,7 +158,7 @@ async def test_files_of_a_deleted_topic_are_not_written_again(
     autojump_clock: MockClock, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Topics are deleted while a save, which has its list of queues already, is under way."""
-    monkeypatch.setattr("martlet.store.checkpointer.SAVE_BATCH", 1)
+    monkeypatch.setattr("martlet.store.upkeep.checkpointer.SAVE_BATCH", 1)
     store = await open_store(small_config(flush="async", persist_interval_ms=10, checkpoint_interval_ms=50))
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)

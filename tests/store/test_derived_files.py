@@ -17,9 +17,9 @@ import pytest
 from martlet.errors import NotReady
 from martlet.message import Record
 from martlet.records.codec import decode_records
-from martlet.steps import finish_now
+from martlet.runtime.steps import finish_now
 from martlet.store import Store
-from martlet.store.light import is_light
+from martlet.store.format.light import is_light
 from martlet.testing.disk import Cut, FakeDisk, PowerCut
 from martlet.testing.stores import HOST, ManualClock, message, small_config
 

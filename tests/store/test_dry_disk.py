@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from martlet.store.dry_disk import PAGE_BYTES, DryDisk
-from martlet.store.files import Disk, atomic_write
+from martlet.store.disk.dry_disk import PAGE_BYTES, DryDisk
+from martlet.store.disk.files import Disk, atomic_write
 from martlet.testing.disk import Cut, FakeDisk
 
 PATHS = [f"/data/{directory}/{name}" for directory in "ab" for name in "12"]

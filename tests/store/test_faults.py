@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import trio
 
+from martlet.app.startup import Config, PluginsConfig, run
 from martlet.errors import Reason, Refused, StoreError, StoreFailed
-from martlet.run import Config, PluginsConfig, run
+from martlet.runtime.steps import finish_now
 from martlet.settings import BrokerConfig
-from martlet.steps import finish_now
 from martlet.store import Store, StoreConfig
-from martlet.store.checkpointer import Checkpointer
-from martlet.store.files import Files, read_file
+from martlet.store.disk.files import Files, read_file
+from martlet.store.upkeep.checkpointer import Checkpointer
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, drain, message, small_config
 
@@ -208,7 +208,7 @@ async def test_a_failing_index_write_is_a_failure_too(autojump_clock: trio.testi
 
 @pytest.mark.parametrize("number", range(8))
 async def test_a_checkpoint_that_found_no_space_is_made_up_for(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("martlet.store.checkpointer.INDEX_SECONDS", 0.0)
+    monkeypatch.setattr("martlet.store.upkeep.checkpointer.INDEX_SECONDS", 0.0)
     disk = FakeDisk()
     config = small_config(index_slots=8192)  # several pages of slots
     store = await open_on(disk, config)
@@ -231,7 +231,7 @@ async def test_a_checkpoint_that_found_no_space_is_made_up_for(number: int, monk
 async def test_a_checkpoint_whose_sync_failed_for_want_of_space_is_the_last(
     number: int, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("martlet.store.checkpointer.INDEX_SECONDS", 0.0)
+    monkeypatch.setattr("martlet.store.upkeep.checkpointer.INDEX_SECONDS", 0.0)
     disk = FakeDisk()
     store = await open_on(disk)
     assert send(store, b"x")
@@ -336,7 +336,7 @@ async def test_a_queue_without_files_cannot_be_rebuilt_on_a_full_disk() -> None:
 async def test_a_checkpoint_that_is_cancelled_hides_nothing_from_the_next(
     turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("martlet.store.checkpointer.JOURNAL_BATCH", 1)
+    monkeypatch.setattr("martlet.store.upkeep.checkpointer.JOURNAL_BATCH", 1)
     disk = FakeDisk()
     store = await open_on(disk)
     for number in range(40):

@@ -10,7 +10,7 @@ import trio
 from trio.testing import assert_no_checkpoints, wait_all_tasks_blocked
 
 from martlet.errors import StoreLocked
-from martlet.store.files import Files, RealDisk, ThreadLimiter, read_file
+from martlet.store.disk.files import Files, RealDisk, ThreadLimiter, read_file
 
 SIZE = 10_000
 

@@ -12,7 +12,7 @@ from martlet.message import Message
 from martlet.records.codec import decode_records, tags_code
 from martlet.records.layout import ENTRY, HEAD_BYTES, Condition, RecordView
 from martlet.store import Queue, Store
-from martlet.store.reading import Care
+from martlet.store.read.reading import Care
 from martlet.testing.stores import HOST, small_config
 
 from .conftest import OpenStore

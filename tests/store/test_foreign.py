@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from martlet.records.layout import ENTRY_BYTES, RecordView
-from martlet.steps import finish_now
+from martlet.runtime.steps import finish_now
 from martlet.store import Store
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import HOST, ManualClock, message, small_config

@@ -8,10 +8,10 @@ import trio
 
 from martlet.errors import NotReady
 from martlet.message import Message
-from martlet.steps import finish_now
+from martlet.runtime.steps import finish_now
 from martlet.store import Store, StoreConfig
-from martlet.store.indexer import INDEX_BATCH, INDEX_HELP, INDEX_HELP_MAX, UNINDEXED_MAX
-from martlet.store.key_index import SHORT_BYTES
+from martlet.store.keys.key_index import SHORT_BYTES
+from martlet.store.recovery.indexer import INDEX_BATCH, INDEX_HELP, INDEX_HELP_MAX, UNINDEXED_MAX
 from martlet.testing.stores import ManualClock, message
 
 
@@ -124,7 +124,7 @@ async def test_a_commit_indexes_no_more_keys_than_a_turn_allows(tmp_path: Path) 
 async def test_with_too_many_keys_the_index_follows_the_log_a_little_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("martlet.store.indexer.WAITING_BYTES_MAX", 1 << 19)
+    monkeypatch.setattr("martlet.store.recovery.indexer.WAITING_BYTES_MAX", 1 << 19)
     store = await Store.open(tmp_path, StoreConfig(segment_bytes=1 << 24), ManualClock())
     keys = store.indexer.keys
     assert keys is not None

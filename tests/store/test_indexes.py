@@ -13,14 +13,14 @@ from martlet.errors import NotReady
 from martlet.message import Message
 from martlet.records.codec import decode_record, key_hash
 from martlet.records.layout import HEAD_BYTES
-from martlet.steps import Steps, finish_now
+from martlet.runtime.steps import Steps, finish_now
 from martlet.store import Store, StoreConfig
-from martlet.store.checkpoint import read_checkpoint
-from martlet.store.checkpointer import SAVE_OFTEN_MAX
-from martlet.store.files import Files
-from martlet.store.key_index import ITEM, KeyIndex
-from martlet.store.lookup import LOOKS_AT_ONCE
-from martlet.store.queues import Queue
+from martlet.store.disk.checkpoint import read_checkpoint
+from martlet.store.disk.files import Files
+from martlet.store.keys.key_index import ITEM, KeyIndex
+from martlet.store.queues.queues import Queue
+from martlet.store.read.lookup import LOOKS_AT_ONCE
+from martlet.store.upkeep.checkpointer import SAVE_OFTEN_MAX
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import ManualClock, drain, message, small_config
 
@@ -258,8 +258,8 @@ async def test_the_key_index_is_rebuilt_while_other_work_continues(
     await store.close()
     for path in (name for name in store.disk.names(f"{store.directory}/index")):
         store.disk.unlink(f"{store.directory}/index/{path}")
-    monkeypatch.setattr("martlet.store.indexer.FOLLOW_AT_ONCE_BYTES", 0)
-    monkeypatch.setattr("martlet.store.indexer.FOLLOW_BYTES", 500)
+    monkeypatch.setattr("martlet.store.recovery.indexer.FOLLOW_AT_ONCE_BYTES", 0)
+    monkeypatch.setattr("martlet.store.recovery.indexer.FOLLOW_BYTES", 500)
     store = await open_store()
     with pytest.raises(NotReady, match="the key index is being checked or rebuilt; try again") as refused:
         found(store, "U1")

@@ -18,7 +18,7 @@ from martlet.records.layout import (
     names_of,
     record_views,
 )
-from martlet.store.tags import find_tags
+from martlet.store.format.tags import find_tags
 
 I32 = st.integers(-(2**31), 2**31 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)

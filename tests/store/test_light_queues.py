@@ -11,9 +11,10 @@ from martlet.errors import Refused
 from martlet.message import Message, Record
 from martlet.records.codec import decode_records, record_size, tags_code
 from martlet.records.layout import ENTRY, ENTRY_BYTES, RecordView
-from martlet.steps import finish_now
-from martlet.store import Store, writer
-from martlet.store.light import light_places, light_topics
+from martlet.runtime.steps import finish_now
+from martlet.store import Store
+from martlet.store.append import writer
+from martlet.store.format.light import light_places, light_topics
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, bodies, drain, message, small_config
 

@@ -8,7 +8,7 @@ from tests.store.conftest import OpenStore
 from trio.testing import MockClock
 
 from martlet.store import ReadStatus, Store
-from martlet.store import retention as module
+from martlet.store.upkeep import retention as module
 from martlet.testing.stores import bodies, message, small_config
 
 QUEUES = 40

@@ -8,12 +8,12 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-import martlet.store.scan
+import martlet.store.recovery.scan
 from martlet.errors import Refused
 from martlet.store import Store
-from martlet.store.queues import Queue
-from martlet.store.reading import ReadStatus
-from martlet.store.repairs import Repairs
+from martlet.store.queues.queues import Queue
+from martlet.store.read.reading import ReadStatus
+from martlet.store.recovery.repairs import Repairs
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, bodies, drain, message, small_config
 
@@ -60,7 +60,7 @@ def without(disk: FakeDisk, prefix: str) -> FakeDisk:
 async def test_messages_after_the_checkpoint_that_a_start_saved_early_are_kept(
     monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
-    monkeypatch.setattr(martlet.store.scan, "UNSAVED_RECORDS_MAX", 5)
+    monkeypatch.setattr(martlet.store.recovery.scan, "UNSAVED_RECORDS_MAX", 5)
     disk = FakeDisk()
     store = await open_on(disk)
     send(store, "A", 5)
@@ -144,7 +144,7 @@ async def without_a_file(disk: FakeDisk) -> Store:
 async def test_a_read_that_needs_more_memory_than_allowed_is_refused_while_the_disk_is_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("martlet.store.repair.MEMORY_ENTRIES_MAX", 10)
+    monkeypatch.setattr("martlet.store.recovery.repair.MEMORY_ENTRIES_MAX", 10)
     disk = FakeDisk()
     store = await without_a_file(disk)
     queue = store.queue("A", 0)

@@ -9,9 +9,9 @@ import pytest
 from martlet.message import Message
 from martlet.records.layout import Condition, Find, Predicate, RecordView
 from martlet.store import ReadResult, ReadStatus, Store
-from martlet.store.needle_match import PLACE_BYTES, PLACES_MAX, SEARCHED_BYTES_MAX, STEPS_MAX, Search
-from martlet.store.page_cache import Page
-from martlet.store.reading import TESTED_MAX
+from martlet.store.disk.page_cache import Page
+from martlet.store.read.needle_match import PLACE_BYTES, PLACES_MAX, SEARCHED_BYTES_MAX, STEPS_MAX, Search
+from martlet.store.read.reading import TESTED_MAX
 from martlet.testing.stores import bodies, small_config
 
 OpenStore = Callable[..., Awaitable[Store]]

@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from martlet.errors import Refused
 from martlet.store import Store
-from martlet.store.notes import Note, deletion, offset_notes, read_note
+from martlet.store.format.notes import Note, deletion, offset_notes, read_note
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, drain, message, small_config
 

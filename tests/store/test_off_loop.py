@@ -13,9 +13,9 @@ from tests.store.conftest import OpenStore
 from trio.testing import MockClock
 
 from martlet.records.layout import ENTRY_BYTES
+from martlet.runtime.turns import Turns
 from martlet.store import Disk, RealDisk, Store
 from martlet.testing.stores import ManualClock, drain, message, small_config
-from martlet.turns import Turns
 
 QUEUES = 200
 T = TypeVar("T")
@@ -96,7 +96,7 @@ async def test_a_new_generation_of_the_journal_is_written_in_pieces(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Joined, those of 80,000 queues would keep the interpreter's lock from the event loop for 12 ms."""
-    monkeypatch.setattr("martlet.store.checkpointer.JOURNAL_BATCH", 8)
+    monkeypatch.setattr("martlet.store.upkeep.checkpointer.JOURNAL_BATCH", 8)
     disk = WatchedDisk()
     store = await open_store(small_config(flush="async", segment_bytes=1 << 20), cast(Disk, disk))
     for number in range(QUEUES):

@@ -8,9 +8,10 @@ import pytest
 from msgspec.structs import replace
 from tests.store.test_damage import ROOT, change, contents, copy_of, open_on, remove
 
+from martlet.app.startup import Config
 from martlet.errors import CorruptRecord, Refused
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record
-from martlet.offline import verify
+from martlet.offline.directory import verify
 from martlet.records.codec import (
     check_record,
     decode_record,
@@ -19,7 +20,6 @@ from martlet.records.codec import (
     with_room_for_record_crc,
     write_record_crc,
 )
-from martlet.run import Config
 from martlet.store import Store
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, message, small_config

@@ -11,8 +11,8 @@ from martlet.message import Message, Placed
 from martlet.records.codec import decode_record, with_room_for_record_crc
 from martlet.records.layout import PREPARED, ROLLBACK
 from martlet.store import Store
-from martlet.store.segments import Segment
-from martlet.store.writer import RunItem
+from martlet.store.append.writer import RunItem
+from martlet.store.disk.segments import Segment
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import HOST, ManualClock, drain, message, small_config
 

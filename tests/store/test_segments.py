@@ -10,7 +10,7 @@ from tests.store.conftest import OpenStore
 from martlet.errors import Refused
 from martlet.records.layout import BLANK_MAGIC, FILLER, FILLER_BYTES, PREPARED
 from martlet.store import Store
-from martlet.store.notes import OWN_PREFIX
+from martlet.store.format.notes import OWN_PREFIX
 from martlet.testing.stores import drain, message
 
 SEGMENT_BYTES = 4096

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from martlet.steps import finish_now
+from martlet.runtime.steps import finish_now
 from martlet.store import Store, StoreConfig
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, drain, message, small_config

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from martlet.store.files import atomic_write, read_file, read_generation
+from martlet.store.disk.files import atomic_write, read_file, read_generation
 from martlet.testing.disk import Cut, FakeDisk, PowerCut
 
 PATH = "/data/config/topics.json"

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from martlet.records.layout import ENTRY
-from martlet.store.tag_match import matching_entries
+from martlet.store.read.tag_match import matching_entries
 
 # Few bytes, so that codes share them, mix, and differ in the upper half alone.
 BYTES = st.sampled_from([0, 1, 2, 0x7F, 0x80, 0xFF])

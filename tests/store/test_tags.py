@@ -8,8 +8,8 @@ from tests.store.conftest import OpenStore
 from martlet.message import find_property
 from martlet.records.codec import tags_code
 from martlet.records.layout import ENTRY
-from martlet.store import tags
-from martlet.store.tags import REMEMBERED_BYTES_MAX, TagCodes, find_tags
+from martlet.store.format import tags
+from martlet.store.format.tags import REMEMBERED_BYTES_MAX, TagCodes, find_tags
 from martlet.testing.stores import message
 
 

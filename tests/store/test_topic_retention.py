@@ -16,18 +16,18 @@ from tests.store.test_cold import Kept
 from tests.store.test_derived_files import DAMAGES, set_content
 from trio.testing import MockClock
 
-from martlet import persistence
-from martlet.offline import verify
+from martlet.app import saving
+from martlet.app.startup import Config, PluginsConfig, build, run
+from martlet.offline.directory import verify
 from martlet.records.codec import decode_records
-from martlet.run import Config, PluginsConfig, build, run
+from martlet.runtime.stats import Stats
+from martlet.runtime.steps import finish_now
 from martlet.settings import BrokerConfig
-from martlet.stats import Stats
-from martlet.steps import finish_now
 from martlet.store import Queue, ReadStatus, Store
-from martlet.store.order import Order
-from martlet.store.queue_journal import EXPIRY, HEAD, KIND_EXPIRY, encode_queue, replay
-from martlet.store.queues import QueueFiles, Queues
-from martlet.store.topic_retention import QUEUES_A_TURN
+from martlet.store.queues.order import Order
+from martlet.store.queues.queue_journal import EXPIRY, HEAD, KIND_EXPIRY, encode_queue, replay
+from martlet.store.queues.queues import QueueFiles, Queues
+from martlet.store.upkeep.topic_retention import QUEUES_A_TURN
 from martlet.tables.topics import RESERVE_TIME
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, bodies, drain, message, small_config
@@ -552,7 +552,7 @@ async def saved_broker(disk: FakeDisk, clock: ManualClock) -> Config:
     broker = build(config, store, clock, Stats())
     broker.topics.update("T", 2, 2, attributes={RESERVE_TIME: "2"})
     send(store, clock, "old", hours=1)
-    persistence.save(broker)
+    saving.save(broker)
     await store.close()
     return config
 

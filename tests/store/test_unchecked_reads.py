@@ -6,7 +6,7 @@ import pytest
 
 from martlet.records.layout import BLANK_ENTRY, ENTRY, ENTRY_BYTES
 from martlet.store import Queue, Store
-from martlet.store.reading import BLOCK_ENTRIES, Care
+from martlet.store.read.reading import BLOCK_ENTRIES, Care
 from martlet.testing.stores import message, small_config
 
 from .conftest import OpenStore

@@ -11,16 +11,17 @@ from random import Random
 
 import pytest
 
-from martlet import offline, persistence
+from martlet.app import saving
+from martlet.app.startup import Config, build
 from martlet.errors import NotReady, StoreError
 from martlet.message import Record
-from martlet.offline import Verification
+from martlet.offline import directory as offline
+from martlet.offline.directory import Verification
 from martlet.records.codec import decode_records
-from martlet.run import Config, build
-from martlet.stats import Stats
-from martlet.steps import finish_now
+from martlet.runtime.stats import Stats
+from martlet.runtime.steps import finish_now
 from martlet.store import Store
-from martlet.store.key_index import HEADER, ITEM_BYTES, SLOT_BYTES
+from martlet.store.keys.key_index import HEADER, ITEM_BYTES, SLOT_BYTES
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, message, small_config
 
@@ -49,7 +50,7 @@ def save_tables(store: Store) -> None:
     broker = build(CONFIG, store, ManualClock(), Stats())
     broker.groups.ensure("G")
     broker.groups.commit("G", "A", 0, 3)
-    persistence.save(broker)
+    saving.save(broker)
 
 
 def send(store: Store, rounds: range) -> None:

@@ -18,8 +18,8 @@ from martlet.records.layout import (
     RecordView,
     part_offsets,
 )
-from martlet.store import atomic
-from martlet.store.atomic import MARK_AT, TORN, group_marks, lacks_magic, may_begin_at, valid_after, whole_group
+from martlet.store.format import atomic
+from martlet.store.format.atomic import MARK_AT, TORN, group_marks, lacks_magic, may_begin_at, valid_after, whole_group
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import HOST, message
 

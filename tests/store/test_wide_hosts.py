@@ -6,7 +6,7 @@ from tests.store.conftest import OpenStore
 
 from martlet.message import Message
 from martlet.records.layout import BORN_V6
-from martlet.store.checkpoint import TIMES
+from martlet.store.disk.checkpoint import TIMES
 from martlet.testing.stores import ManualClock, drain, small_config
 
 V6 = bytes(15) + b"\x01" + (40000).to_bytes(4, "big")

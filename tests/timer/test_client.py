@@ -13,9 +13,9 @@ from trio.testing import MockClock
 
 from martlet.broker import Broker
 from martlet.contracts import Protocol
-from martlet.store.delays import DELAYS_MS
+from martlet.store.format.delays import DELAYS_MS
 from martlet.testing.peers import MemoryPeer
-from martlet_remoting.client import Admin, ConsumeFrom, Message, Outcome, Producer, PushConsumer, Settings
+from martlet_client import Admin, ConsumeFrom, Message, Outcome, Producer, PushConsumer, Settings
 from martlet_remoting.config import RemotingConfig
 from martlet_remoting.nameserver.config import NameServerConfig
 from martlet_remoting.nameserver.plugin import NameServerPlugin

@@ -11,8 +11,8 @@ from martlet.message import Message
 from martlet.tables.topics import TIMER_TOPIC
 from martlet.testing.clock import START_MS, TrioClock
 from martlet.testing.disk import Cut, FakeDisk
-from martlet_timer.timers.exchange import PATH, mark
-from martlet_timer.timers.wheel_files import CHECK, SLOT, UNIT
+from martlet_timer.handover.exchange import PATH, mark
+from martlet_timer.handover.wheel_files import CHECK, SLOT, UNIT
 
 
 def store(made: Timed, body: bytes, out_ms: int, key: str = "", **more: object) -> None:

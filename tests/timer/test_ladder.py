@@ -14,9 +14,9 @@ from tests.remoting.conftest import FakeClient, FakeClock, Harness, send_ext
 from tests.timer.delays import Delays, delays
 from trio.testing import MockClock
 
-from martlet.store.delays import DELAYS_MS
-from martlet_remoting.codes import RequestCode
+from martlet.store.format.delays import DELAYS_MS
 from martlet_remoting.config import RemotingConfig
+from martlet_remoting.wire.codes import RequestCode
 
 RETRIES = 16
 PAUSES_MS = DELAYS_MS[2:]

@@ -8,7 +8,7 @@ from trio.testing import MockClock
 from martlet.contracts import Stage
 from martlet.errors import Reason, Refused
 from martlet.message import Message, decode_properties
-from martlet.store.delays import DELAYS_MS, SCHEDULE_TOPIC
+from martlet.store.format.delays import DELAYS_MS, SCHEDULE_TOPIC
 from martlet.testing.disk import FakeDisk
 
 

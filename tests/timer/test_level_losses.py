@@ -22,8 +22,8 @@ from trio.testing import MockClock
 
 from martlet.broker import Broker
 from martlet.records.layout import RecordView, record_views
+from martlet.runtime.steps import finish_now
 from martlet.state import pack_rows
-from martlet.steps import finish_now
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.peers import serving
 from martlet.testing.stores import small_config

@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from martlet.errors import Refused
 from martlet.message import PROPERTIES_BYTES_MAX, Message, decode_properties
-from martlet.store.delays import SCHEDULE_TOPIC
+from martlet.store.format.delays import SCHEDULE_TOPIC
 from martlet.tables.topics import TIMER_TOPIC
 from martlet.testing.disk import Cut, FakeDisk
 

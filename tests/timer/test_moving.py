@@ -13,11 +13,11 @@ from trio.testing import MockClock
 
 from martlet.errors import Refused, StoreError
 from martlet.message import Record, decode_properties
-from martlet.steps import finish_now
+from martlet.runtime.steps import finish_now
+from martlet.runtime.turns import Turns
 from martlet.tables.topics import TIMER_TOPIC
 from martlet.testing.clock import START_MS, TrioClock
 from martlet.testing.disk import FakeDisk
-from martlet.turns import Turns
 from martlet_timer.config import TimerConfig
 
 SMALL: dict[str, Any] = {"segment_bytes": 8192, "page_bytes": 1024, "cache_bytes": 16_384}

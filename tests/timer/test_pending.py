@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from martlet.errors import StoreError
-from martlet.steps import finish_now
+from martlet.runtime.steps import finish_now
 from martlet_timer.timers.pending import CHUNK_ROWS, HOUR_MS, Pending
 
 GRANULE = 1000

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from martlet.steps import finish_now
+from martlet.runtime.steps import finish_now
 from martlet_timer.timers.pending import HOUR_MS, Pending
 from martlet_timer.timers.schedule import Schedule
 

@@ -16,7 +16,7 @@ from trio.testing import MockClock
 
 from martlet.errors import MartletError
 from martlet.message import decode_properties
-from martlet.steps import finish_now
+from martlet.runtime.steps import finish_now
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import ManualClock
 from martlet_timer.config import TimerConfig

@@ -7,14 +7,14 @@ from typing import Any
 
 import trio
 
+from martlet.app.startup import Config, build
 from martlet.broker import Broker
-from martlet.clock import Clock
 from martlet.message import Message, Placed, Record, decode_properties, encode_properties
 from martlet.records.codec import decode_records
-from martlet.run import Config, build
+from martlet.runtime.clock import Clock
+from martlet.runtime.stats import Stats
 from martlet.settings import BrokerConfig
 from martlet.state import Projection
-from martlet.stats import Stats
 from martlet.store import Store
 from martlet.testing.clock import TrioClock
 from martlet.testing.disk import FakeDisk

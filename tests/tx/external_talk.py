@@ -12,7 +12,6 @@ from tests.tx.talk import install_with
 from trio.testing import wait_all_tasks_blocked
 
 from martlet.broker import Broker
-from martlet.clock import Clock
 from martlet.contracts import (
     ExternalCommit,
     ExternalRun,
@@ -24,6 +23,7 @@ from martlet.contracts import (
 from martlet.errors import Refused
 from martlet.message import Record
 from martlet.records.codec import decode_records
+from martlet.runtime.clock import Clock
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import HOST, ManualClock
 from martlet_tx.config import TxConfig

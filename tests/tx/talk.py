@@ -8,10 +8,10 @@ from tests.state.power_cuts import opened
 from trio.testing import wait_all_tasks_blocked
 
 from martlet.broker import Broker
-from martlet.clock import Clock
 from martlet.contracts import HalfMessage, Producers, Transactions
 from martlet.message import Message, Placed, Record, find_property
 from martlet.records.codec import decode_records
+from martlet.runtime.clock import Clock
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import HOST, ManualClock
 from martlet_tx.checks import Checks

@@ -11,9 +11,9 @@ import trio
 from tests.broker_process import broker_process
 from tests.client.patient import patient
 
-from martlet_remoting.client import Admin, Message, TransactionResult, TransactionState
-from martlet_remoting.client.blocking import PullConsumer, TransactionProducer
-from martlet_remoting.codes import RequestCode
+from martlet_client import Admin, Message, TransactionResult, TransactionState
+from martlet_client.blocking import PullConsumer, TransactionProducer
+from martlet_remoting.wire.codes import RequestCode
 
 LIMIT_S = 300
 

@@ -10,9 +10,9 @@ import pytest
 from tests.remoting.conftest import send_ext
 from tests.remoting.test_plugin import SEND, Caller
 
-from martlet_remoting.batches import BatchMessage, encode_batch
-from martlet_remoting.codes import RequestCode
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.batches import BatchMessage, encode_batch
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.packets import Command
 
 from .test_external_remoting import ABORT, BEGIN, COMMIT, LIST, STAGE, SparkSink, serving
 

@@ -11,7 +11,7 @@ from tests.tx.external_talk import OTHER, QUERY, TOPIC, Sink, numbered, sink
 
 from martlet.contracts import ExternalCommit, ExternalTransaction, Identity, StagedBatch
 from martlet.errors import Reason, Refused
-from martlet.steps import finish_now
+from martlet.runtime.steps import finish_now
 from martlet.testing.disk import FakeDisk
 from martlet_tx.config import TxConfig
 from martlet_tx.external.records import STAGED_TOPIC

@@ -9,8 +9,8 @@ from tests.tx.test_external_remoting import ABORT, COMMIT, LIST, SparkSink, spar
 from martlet.broker import Broker
 from martlet.contracts import Authorizer as Authorizes
 from martlet.contracts import Identity
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
 from martlet_tx.plugin import TxPlugin
 
 PREPARE = RequestCode.PREPARE_EXTERNAL_TRANSACTION

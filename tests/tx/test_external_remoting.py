@@ -14,9 +14,9 @@ from tests.remoting.test_plugin import PATIENCE_S, PULL, SEND, Caller, Running, 
 
 from martlet.message import decode_properties
 from martlet.records.codec import decode_records
-from martlet_remoting.batches import BatchMessage, encode_batch
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.batches import BatchMessage, encode_batch
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
 from martlet_tx.external.state import ExternalState
 
 BEGIN, STAGE = RequestCode.BEGIN_EXTERNAL_TRANSACTIONS, RequestCode.STAGE_EXTERNAL_MESSAGES

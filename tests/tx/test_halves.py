@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from martlet.runtime.steps import finish_now
 from martlet.state import pack_rows, unpack_rows
-from martlet.steps import finish_now
 from martlet_tx.halves import BLOCKS_MAX, CHECKS_MAX, PAGE, Halves, OpBlocks
 
 

@@ -14,9 +14,9 @@ from tests.remoting.test_producers import heartbeat
 
 from martlet.message import Record, decode_properties
 from martlet.records.codec import decode_records
-from martlet_remoting.codec import encode_command
-from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
-from martlet_remoting.packets import Command
+from martlet_remoting.wire.codec import encode_command
+from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
 
 END, CHECK = RequestCode.END_TRANSACTION, RequestCode.CHECK_TRANSACTION_STATE
 RESUME = RequestCode.RESUME_CHECK_HALF_MESSAGE

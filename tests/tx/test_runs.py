@@ -11,13 +11,13 @@ from martlet.contracts import Router, Stage
 from martlet.message import Message, decode_properties
 from martlet.records.layout import TRANSACTION_MASK
 from martlet.testing.peers import RecordingPeer
-from martlet_remoting.codec import FrameBuffer, decode_frame, encode_binary_command, encode_command
-from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.config import RemotingConfig
-from martlet_remoting.connection import RemotingConnection
-from martlet_remoting.context import RemotingState
 from martlet_remoting.handler import RemotingHandler
-from martlet_remoting.packets import Command
+from martlet_remoting.handlers.context import RemotingState
+from martlet_remoting.wire.codec import FrameBuffer, decode_frame, encode_binary_command, encode_command
+from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
+from martlet_remoting.wire.connection import RemotingConnection
+from martlet_remoting.wire.packets import Command
 from martlet_tx.formats import HALF_TOPIC, NAME, OP_TOPIC
 
 END = RequestCode.END_TRANSACTION

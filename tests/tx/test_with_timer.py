@@ -12,9 +12,9 @@ from tests.tx.talk import TOPIC, Sellers, half
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.broker import Broker
-from martlet.clock import Clock
 from martlet.errors import Refused
 from martlet.message import Placed
+from martlet.runtime.clock import Clock
 from martlet.state import Projection
 from martlet.testing.clock import START_MS, TrioClock
 from martlet.testing.disk import Cut, FakeDisk

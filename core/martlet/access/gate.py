@@ -44,25 +44,25 @@ from martlet.contracts import (
 from martlet.delivery.cursor import Cursor
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.feed import Feed
-from martlet.delivery.finder import Names
-from martlet.delivery.group_members import Member
-from martlet.delivery.group_policy import GroupPolicy
-from martlet.delivery.selection import EVERYTHING, Selection
-from martlet.delivery.session import Session
-from martlet.delivery.sessions import Sessions
-from martlet.delivery.share import Share
-from martlet.delivery.shared_groups import Shares
+from martlet.delivery.routing.selection import EVERYTHING, Selection
 from martlet.delivery.subscriptions import MemberPeer, Start, Subscription, Subscriptions, from_tail
 from martlet.errors import Reason, Refused
+from martlet.groups.group_members import Member
+from martlet.groups.queues.finder import Names
+from martlet.groups.share import Share
+from martlet.groups.shared_groups import Shares
+from martlet.groups.strategy.policy import GroupPolicy
 from martlet.message import Message, Placed
 from martlet.records.layout import RecordView
+from martlet.runtime.steps import Steps
+from martlet.sessions.session import Session
+from martlet.sessions.sessions import Sessions
 from martlet.state.journal import Journal
-from martlet.steps import Steps
 from martlet.store import Found, Store
-from martlet.store.light import MULTI, light_places, light_topics, may_be_indexed
-from martlet.store.queues import Queue
-from martlet.store.tags import find_tags
-from martlet.store.writer import RunItem, RunResult
+from martlet.store.append.writer import RunItem, RunResult
+from martlet.store.format.light import MULTI, light_places, light_topics, may_be_indexed
+from martlet.store.format.tags import find_tags
+from martlet.store.queues.queues import Queue
 from martlet.tables.groups import TOOLS_GROUP, Groups
 from martlet.tables.topics import BROKER_TOPICS, DLQ_PREFIX, EVENT_TOPIC, RETRY_PREFIX, Topic, Topics, is_reserved
 

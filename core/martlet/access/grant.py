@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, final
 
 from martlet.errors import Reason, Refused
-from martlet.steps import Steps
+from martlet.runtime.steps import Steps
 from martlet.store import Queue, ReadResult, Store, StoreConfig, StoreStatistics, Usage
-from martlet.store.notes import OWN_PREFIX
+from martlet.store.format.notes import OWN_PREFIX
 from martlet.tables.groups import Group, Groups
 from martlet.tables.rocketmq_json import DataVersion
 from martlet.tables.topics import BROKER_TOPICS, DLQ_PREFIX, READ, RETRY_PREFIX, WRITE, Topic, Topics

@@ -37,8 +37,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     import trio
 
+    from martlet.app.startup import SECTIONS, dispatchers_of, read_config
     from martlet.plugins.loader import load
-    from martlet.run import SECTIONS, dispatchers_of, read_config
 
     tables = read_toml(arguments.file)
     for assignment in arguments.set:

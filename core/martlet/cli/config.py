@@ -34,8 +34,8 @@ class Section(Struct, frozen=True):
 
 def sections(plugins: Iterable[str] | None = None) -> Iterator[Section]:
     """Yield the core's sections, then those of *plugins* (default: of all installed plugins)."""
+    from martlet.app.startup import SECTIONS
     from martlet.plugins.loader import available, load_class
-    from martlet.run import SECTIONS
 
     for name, record in SECTIONS.items():
         yield _section(name, "", record)

@@ -59,7 +59,7 @@ def _run(words: list[str]) -> int:
         print(_overview(commands()), end="")
         return Exit.OK if words else Exit.USAGE
     if words[0] in ("-V", "--version"):
-        from martlet.cli.version import installed_version
+        from martlet.runtime.version import installed_version
 
         print(f"martlet {installed_version()}")
         return Exit.OK

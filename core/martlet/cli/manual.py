@@ -68,10 +68,10 @@ CLIENT_API_HEAD = """\
 Generated from the docstrings by `python -m martlet.cli.manual client-api`. [The Python client](client.md) explains
 how to use it.
 
-These are the classes for trio. `martlet_remoting.client.aio` has `Producer`, `PushConsumer`, `PullConsumer`,
-`PopConsumer` and `Admin` with the same methods for asyncio. `martlet_remoting.client.blocking` has them for plain code:
+These are the classes for trio. `martlet_client.aio` has `Producer`, `PushConsumer`, `PullConsumer`,
+`PopConsumer` and `Admin` with the same methods for asyncio. `martlet_client.blocking` has them for plain code:
 no method is a coroutine there, and `with` and `for` replace `async with` and `async for`. All other names come from
-`martlet_remoting.client`.
+`martlet_client`.
 
 `async with` opens a client object and closes it at the end of the block. An object is opened once.
 
@@ -113,7 +113,7 @@ Anything that is not on this page may change without notice.
 
 """
 
-CLIENT: Final = "martlet_remoting.client"
+CLIENT: Final = "martlet_client"
 CLIENT_CHAPTERS: Final = (
     Chapter(
         "Sending",
@@ -207,7 +207,7 @@ PLUGIN_CHAPTERS: Final = (
     ),
     Chapter("Peers of a protocol", "martlet.contracts", ("Connection", "Handler", "Peer")),
     Chapter("Configuration", "martlet.config", ("Settings", "setting", "fill")),
-    Chapter("Time", "martlet.clock", ("Clock",)),
+    Chapter("Time", "martlet.runtime.clock", ("Clock",)),
     Chapter("Addresses", "martlet.net.addresses", ("split_address",)),
     Chapter("TLS", "martlet.net.tls", ("Tls", "TlsConfig")),
     Chapter(
@@ -263,10 +263,10 @@ PLUGIN_CHAPTERS: Final = (
     Chapter("Snapshots of that state", "martlet.state", ("Pages", "pack_rows", "unpack_rows")),
     Chapter("Tables beside the log", "martlet.tables.saved", ("Table", "Tables: add")),
     Chapter("Journals", "martlet.state.journal", ("Journal: note", "read_notes", "NEXT_COMMIT")),
-    Chapter("Turns of the event loop", "martlet.turns", ("Turns: finish",)),
+    Chapter("Turns of the event loop", "martlet.runtime.turns", ("Turns: finish",)),
     Chapter(
         "Long work",
-        "martlet.steps",
+        "martlet.runtime.steps",
         ("Steps", "WaitingSteps", "Wait", "Pace", "off_loop", "resume", "finish_now"),
     ),
     Chapter(
@@ -324,8 +324,10 @@ PLUGIN_CHAPTERS: Final = (
         ),
     ),
     Chapter("Encodings", "martlet.delivery.fanout", ("Encoding", "parts")),
-    Chapter("Selections", "martlet.delivery.selection", ("Selection", "EVERYTHING", "select_tags", "split_tags")),
-    Chapter("Topic filters", "martlet.delivery.interest", ("FilterTrie", "Route")),
+    Chapter(
+        "Selections", "martlet.delivery.routing.selection", ("Selection", "EVERYTHING", "select_tags", "split_tags")
+    ),
+    Chapter("Topic filters", "martlet.delivery.routing.interest", ("FilterTrie", "Route")),
     Chapter(
         "Feeds",
         "martlet.delivery.feed",
@@ -341,23 +343,23 @@ PLUGIN_CHAPTERS: Final = (
         "martlet.delivery.tail_reader",
         ("Tails: of", "TailReader: attach detach hand_on"),
     ),
-    Chapter("What an interest finds", "martlet.delivery.routing", ("Interest",)),
+    Chapter("What an interest finds", "martlet.delivery.routing.division", ("Interest",)),
     Chapter("Runs of messages", "martlet.delivery.runs", ("Run", "Frames", "Receiver")),
-    Chapter("Rules of shared groups", "martlet.delivery.group_policy", ("GroupPolicy", "OWNS_TOPIC", "AUTO_DELETE")),
-    Chapter("Messages that stay with one member", "martlet.delivery.sticky", ("Sticky",)),
-    Chapter("Shared groups that nobody uses", "martlet.delivery.unused_groups", ("UnusedGroups: expire since",)),
-    Chapter("Shared groups that take some names", "martlet.delivery.finder", ("Names",)),
+    Chapter("Rules of shared groups", "martlet.groups.strategy.policy", ("GroupPolicy", "OWNS_TOPIC", "AUTO_DELETE")),
+    Chapter("Messages that stay with one member", "martlet.groups.strategy.sticky", ("Sticky",)),
+    Chapter("Shared groups that nobody uses", "martlet.groups.unused_groups", ("UnusedGroups: expire since",)),
+    Chapter("Shared groups that take some names", "martlet.groups.queues.finder", ("Names",)),
     Chapter(
-        "Shared groups", "martlet.delivery.group_members", ("Member: add_credit collect ack nack extend touch leave",)
+        "Shared groups", "martlet.groups.group_members", ("Member: add_credit collect ack nack extend touch leave",)
     ),
     Chapter(
         "Messages of shared groups",
-        "martlet.delivery.share",
+        "martlet.groups.share",
         ("Share: ack nack renew acknowledgement withdraw",),
     ),
     Chapter(
         "Sessions",
-        "martlet.delivery.session",
+        "martlet.sessions.session",
         (
             "Session: name owner is_stored start position filters flight next_id data expiry_s until subscribe "
             "record_progress unsubscribe hand_out acknowledge hold changes move keep expire_after leave end",
@@ -366,7 +368,7 @@ PLUGIN_CHAPTERS: Final = (
     ),
     Chapter(
         "All sessions",
-        "martlet.delivery.sessions",
+        "martlet.sessions.sessions",
         ("Sessions: find is_settled wait_settled changes_without_client",),
     ),
     Chapter("Groups", "martlet.tables.groups", ("Groups: get ensure reader offset commit", "check_group_name")),

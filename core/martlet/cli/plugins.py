@@ -51,8 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def show(arguments: argparse.Namespace) -> int:
+    from martlet.app.startup import read_config
     from martlet.plugins.loader import available, load
-    from martlet.run import read_config
 
     config = read_config(read_toml(arguments.config) if arguments.config else {})
     installed = available()

@@ -8,17 +8,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from martlet import logs
+from martlet.app import logs
 from martlet.cli.outcome import Exit
 from martlet.cli.terminal import Bar
-from martlet.clock import process_age_s
 from martlet.config import override, read_toml
 from martlet.contracts import Command
-from martlet.freed_memory import FreedMemory
-from martlet.old_objects import OldObjects
+from martlet.runtime.clock import process_age_s
+from martlet.runtime.gc_schedule import OldObjects
+from martlet.runtime.malloc_trim import FreedMemory
 
 if TYPE_CHECKING:
-    from martlet.run import Config
+    from martlet.app.startup import Config
 
 __all__ = ["COMMAND", "configure", "read", "serve"]
 
@@ -71,7 +71,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def read(arguments: argparse.Namespace) -> "Config":
     """Return the configuration from the command line and its file. Raises `ConfigError`."""
-    from martlet.run import read_config
+    from martlet.app.startup import read_config
 
     tables = read_toml(arguments.config) if arguments.config else {}
     for assignment in arguments.set:
@@ -96,8 +96,8 @@ def serve(config: "Config") -> int:
     """Run a broker with *config* until a signal stops it; return the exit code."""
     import trio
 
-    from martlet.cli.version import installed_version
-    from martlet.run import notify_systemd, run
+    from martlet.app.startup import notify_systemd, run
+    from martlet.runtime.version import installed_version
 
     logs.configure(config.log)
     os.umask(0o077)  # no other user may read messages

@@ -20,10 +20,10 @@ from martlet.contracts import Command
 if TYPE_CHECKING:
     from msgspec import Struct
 
+    from martlet.app.startup import Config
     from martlet.message import Record
-    from martlet.offline import Finding, Report
-    from martlet.run import Config
-    from martlet.store.inspect import Inspection
+    from martlet.offline.directory import Finding, Report
+    from martlet.store.recovery.inspect import Inspection
 
 __all__ = ["COMMAND"]
 
@@ -76,7 +76,7 @@ def run(arguments: Any) -> int:
 
 
 def _config(arguments: Any) -> "Config":
-    from martlet.run import read_config
+    from martlet.app.startup import read_config
 
     tables = read_toml(arguments.config) if arguments.config else {}
     for assignment in arguments.set:
@@ -89,8 +89,8 @@ def _shown(bar: Bar) -> "Report":
 
 
 def _inspect(arguments: Any) -> "Inspection":
-    from martlet.store.files import RealDisk
-    from martlet.store.inspect import inspect
+    from martlet.store.disk.files import RealDisk
+    from martlet.store.recovery.inspect import inspect
 
     bar = Bar("reading", "B")
     try:
@@ -156,7 +156,7 @@ def _summary(found: "Inspection") -> str:
 
 
 def verify(arguments: Any) -> int:
-    from martlet import offline
+    from martlet.offline import directory as offline
 
     found = _offline(arguments, offline.verify, "trying a start", "reading")
     if arguments.json:
@@ -173,10 +173,10 @@ REMEDY = "`martlet store repair` does now what the next start would do"
 
 
 def _offline(arguments: Any, work: "Callable[..., Awaitable[T]]", *labels: str) -> "T":
-    """Do *work* of `martlet.offline` with a progress bar for each of *labels*."""
+    """Do *work* of `martlet.offline.directory` with a progress bar for each of *labels*."""
     import trio
 
-    from martlet.store.files import RealDisk
+    from martlet.store.disk.files import RealDisk
 
     directory, config = os.path.abspath(arguments.directory), _config(arguments)
     bars = [Bar(label, "B") for label in labels]
@@ -201,7 +201,7 @@ def _count(findings: "Sequence[Finding]") -> str:
 
 
 def repair(arguments: Any) -> int:
-    from martlet import offline
+    from martlet.offline import directory as offline
 
     planned = _offline(arguments, offline.plan, "trying a start").findings
     if not arguments.json:
@@ -226,9 +226,9 @@ def repair(arguments: Any) -> int:
 
 
 def back_up(arguments: Any) -> int:
-    from martlet.backup import backup, remove_tree
     from martlet.errors import StoreError
-    from martlet.store.files import RealDisk
+    from martlet.offline.backup import backup, remove_tree
+    from martlet.store.disk.files import RealDisk
 
     disk, target = RealDisk(), os.path.abspath(arguments.target)
     unfinished = f"{target}.unfinished"
@@ -279,8 +279,8 @@ def _fields(found: "Inspection") -> dict[str, object]:
 
 
 def _show_record(arguments: Any) -> int:
-    from martlet.store.files import RealDisk
-    from martlet.store.inspect import record_at
+    from martlet.store.disk.files import RealDisk
+    from martlet.store.recovery.inspect import record_at
 
     record = record_at(arguments.directory, RealDisk(), arguments.at)
     fields = _record_fields(record)

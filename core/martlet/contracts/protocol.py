@@ -125,8 +125,8 @@ class Handler(TypingProtocol):
         """Act on *event* and answer through the peer. Raises `RemoteProtocolError` to close the peer.
 
         Work that would block the event loop for more than a few milliseconds is returned as an awaitable, usually
-        from `martlet.turns.Turns.finish`. Later events of the peer wait until it is done, so their order is kept; it
-        is cancelled if the peer disconnects. Events made by `Connection.handle_timeout` do not wait.
+        from `martlet.runtime.turns.Turns.finish`. Later events of the peer wait until it is done, so their order is
+        kept; it is cancelled if the peer disconnects. Events made by `Connection.handle_timeout` do not wait.
         """
         ...
 

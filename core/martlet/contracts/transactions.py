@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from martlet.message import Record
 from martlet.records.layout import Buffer
-from martlet.steps import Steps
+from martlet.runtime.steps import Steps
 
 __all__ = [
     "ExternalCommit",

@@ -1,1 +1,1 @@
-"""Delivery of readable records to clients: cursors, shared encodings, leases, shared groups and sessions."""
+"""Delivery of readable records: tails of topics, cursors and sweeps, and encodings that subscribers share."""

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Final, final
 
 from martlet.delivery.cursor import Cursor
-from martlet.delivery.interest import FilterTrie
+from martlet.delivery.routing.interest import FilterTrie
 
 __all__ = ["FILTERS_A_SLICE", "NEVER", "Beginnings"]
 

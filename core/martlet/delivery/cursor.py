@@ -1,7 +1,7 @@
 """Cursors: the position of one receiver in the log, and what it has not collected yet.
 
 A receiver gets each record once, in log order: its cursor is *swept* while it is behind the tail of its feed
-(`catch_up_reader.py`), and then follows the tail (`tail_reader.py`).
+(`reader.py`), and then follows the tail (`tail_reader.py`).
 
 A receiver's uncollected records are limited. A full cursor remembers its position in the log and stops taking records;
 it is swept again once there is room. It holds positions, never a backlog.

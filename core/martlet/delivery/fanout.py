@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from typing import Final, final
 
 from martlet.contracts import Buffer
-from martlet.delivery.selection import Selection
+from martlet.delivery.routing.selection import Selection
 from martlet.records.codec import decode_record
 from martlet.records.layout import HEAD_BYTES, MAGIC_V1, OUTLINE, PLACE, TIMED_OUTLINE, WIDE_HOSTS
 from martlet.store import Queue, ReadResult

@@ -1,7 +1,7 @@
 """Feeds: what one protocol follows, some topics and the topic filters of its receivers.
 
 Each receiver has a `Cursor`. At the tail, the cursor's filters are in a trie that the topics' tail reader queries.
-Cursors behind the tail are swept (`catch_up_reader.py`). When a sweep reaches the tail, its cursors join the tail
+Cursors behind the tail are swept (`reader.py`). When a sweep reaches the tail, its cursors join the tail
 reader, and get each record exactly once.
 """
 
@@ -12,14 +12,14 @@ from typing import Final, final
 import trio
 
 from martlet.delivery.beginnings import Beginnings
-from martlet.delivery.catch_up_reader import CatchUpReader
+from martlet.delivery.catch_up.departures import Departures
+from martlet.delivery.catch_up.reader import CatchUpReader
+from martlet.delivery.catch_up.sweep import CURSORS_A_SLICE, Sweep, slice_of
+from martlet.delivery.catch_up.sweep_turns import SweepTurns
+from martlet.delivery.catch_up.sweeps import distance_class
 from martlet.delivery.cursor import PENDING_BYTES, Cursor, Permit, Place
-from martlet.delivery.departures import Departures
-from martlet.delivery.interest import FilterTrie
+from martlet.delivery.routing.interest import FilterTrie
 from martlet.delivery.subscriptions import readable
-from martlet.delivery.sweep import CURSORS_A_SLICE, Sweep, slice_of
-from martlet.delivery.sweep_turns import SweepTurns
-from martlet.delivery.sweeps import distance_class
 from martlet.delivery.tail_reader import READ_AGAIN_S, TailReader, Tails
 from martlet.errors import Refused, StoreError
 from martlet.store import Store

@@ -11,7 +11,7 @@ from typing import Final, Protocol, TypeAlias, final
 
 import trio
 
-from martlet.delivery.selection import Selection
+from martlet.delivery.routing.selection import Selection
 from martlet.records.layout import ENTRY
 from martlet.store import Queue, Store
 

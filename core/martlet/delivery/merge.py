@@ -11,10 +11,10 @@ from operator import itemgetter
 from struct import unpack
 from typing import Final
 
-from martlet.delivery.routing import Found
+from martlet.delivery.routing.division import Found
 from martlet.records.layout import ENTRY_BYTES, RecordView, names_of
 from martlet.store import Queue, ReadResult
-from martlet.store.readers import Readers
+from martlet.store.read.readers import Readers
 
 __all__ = ["POSITION_OF", "first_counts", "merge"]
 

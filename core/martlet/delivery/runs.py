@@ -20,7 +20,7 @@ from martlet.delivery.costly import (
     property_cost,
 )
 from martlet.delivery.fanout import Encoding, places
-from martlet.delivery.routing import Found
+from martlet.delivery.routing.division import Found
 from martlet.records.compression import COMPRESSED
 from martlet.records.layout import I32, RecordView, record_views
 

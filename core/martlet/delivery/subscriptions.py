@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, final
 from martlet.contracts import Buffer
 from martlet.delivery.costly import cut_after_costly
 from martlet.delivery.fanout import Batch, Encoding, Encodings, SharedTail
-from martlet.delivery.selection import EVERYTHING, Selection
+from martlet.delivery.routing.selection import EVERYTHING, Selection
 from martlet.delivery.tail_reader import Tails
 from martlet.errors import Reason, Refused
 from martlet.settings import DeliveryConfig

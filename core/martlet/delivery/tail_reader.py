@@ -7,8 +7,8 @@ reader knows whom to wake without reading a record. Protocols with names and fil
 message once (its tag), asks the interest for the route of the name, and passes each receiver of the route the `Run` of
 its messages. Receivers without a match cost nothing.
 
-An *early* reader of a feed reads up to the early end (`martlet.store.readable`): what nobody waits for is routed before
-it is durable.
+An *early* reader of a feed reads up to the early end (`martlet.store.append.readable`): what nobody waits for is
+routed before it is durable.
 """
 
 import logging
@@ -20,14 +20,14 @@ import trio
 
 from martlet.delivery.beginnings import Beginnings
 from martlet.delivery.handed import HandedFrames
-from martlet.delivery.interest import in_pieces
 from martlet.delivery.listeners import Codes, Listener, Listeners, Wakes, codes_between, unwatch, watch
 from martlet.delivery.merge import POSITION_OF, first_counts, merge
-from martlet.delivery.routing import Found, Interest, Matched, divide
+from martlet.delivery.routing.division import Found, Interest, Matched, divide
+from martlet.delivery.routing.interest import in_pieces
 from martlet.delivery.runs import Frames, Run, make_runs
 from martlet.errors import Refused, StoreError
 from martlet.records.layout import names_of
-from martlet.steps import Pace, Steps
+from martlet.runtime.steps import Pace, Steps
 from martlet.store import Queue, ReadResult, Store
 from martlet.tables.topics import Topic, Topics
 

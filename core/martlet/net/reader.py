@@ -24,8 +24,8 @@ from martlet.net.read_turns import ReadTurns
 from martlet.net.reading import Reading
 from martlet.net.rounds import Rounds
 from martlet.net.transports import SocketTransport, TlsTransport
+from martlet.runtime.turns import Turns
 from martlet.settings import ServerConfig
-from martlet.turns import Turns
 
 __all__ = ["Authenticate", "Reader"]
 
@@ -181,7 +181,9 @@ class Reader:
             peer.drop_output()
             raise RemoteProtocolError("client speaks plain text; this port requires TLS")
         if peer.undecided and websocket is not None and data[0] == HTTP_GET:
-            from martlet.net.websocket import WebSocketTransport  # `martlet.run` imports it once the broker is ready
+            from martlet.net.websocket import (
+                WebSocketTransport,  # `martlet.app.startup` imports it once the broker is ready
+            )
 
             peer.wrap(WebSocketTransport(peer.transport, websocket, data), encrypted=False)
             peer.decide()

@@ -27,9 +27,9 @@ from martlet.net.reader import Authenticate, Reader
 from martlet.net.reading import Reading
 from martlet.net.rounds import Log, Rounds
 from martlet.net.transports import SocketTransport, Transport
+from martlet.runtime.stats import Stats
+from martlet.runtime.turns import Turns
 from martlet.settings import ServerConfig
-from martlet.stats import Stats
-from martlet.turns import Turns
 
 __all__ = ["Server", "listening_sockets"]
 

@@ -8,7 +8,6 @@ from array import array
 from operator import mul
 from typing import Final
 
-from martlet.checksum import crc32
 from martlet.errors import CorruptRecord
 from martlet.message import Message, Record, remove_property
 from martlet.records.layout import (
@@ -31,6 +30,7 @@ from martlet.records.layout import (
     Buffer,
     part_offsets,
 )
+from martlet.runtime.checksum import crc32
 
 __all__ = [
     "MARK_FIRST",

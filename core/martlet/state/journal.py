@@ -18,7 +18,7 @@ from martlet.errors import Reason, Refused, StoreFailed
 from martlet.message import Message
 from martlet.records.layout import Buffer
 from martlet.store import Store
-from martlet.store.notes import OWN_PREFIX
+from martlet.store.format.notes import OWN_PREFIX
 
 __all__ = ["NEXT_COMMIT", "Journal", "read_notes"]
 

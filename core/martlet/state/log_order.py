@@ -15,14 +15,14 @@ from typing import Final, final
 
 import trio
 
-from martlet.checksum import crc32
 from martlet.records.codec import check_record
 from martlet.records.layout import BLANK_SIZE, ENTRY, HEAD_BYTES, Buffer, RecordView
+from martlet.runtime.checksum import crc32
+from martlet.runtime.steps import Pace, Steps
 from martlet.state.journal import PREFIX
-from martlet.steps import Pace, Steps
 from martlet.store import Queue, Store
-from martlet.store.page_cache import Page
-from martlet.store.queues import BlockDamaged
+from martlet.store.disk.page_cache import Page
+from martlet.store.queues.queues import BlockDamaged
 
 __all__ = ["Cursor", "LogOrder"]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol, runtime_checkable
 
 from martlet.records.layout import RecordView
-from martlet.steps import Steps, WaitingSteps
+from martlet.runtime.steps import Steps, WaitingSteps
 
 __all__ = ["NOTHING", "HoldsMessages", "Projection"]
 

@@ -12,17 +12,17 @@ from typing import Final, final
 import trio
 from msgspec.structs import replace
 
-from martlet.checksum import crc32
 from martlet.errors import MartletError, PluginError, Reason, Refused, StoreError
 from martlet.records.codec import tags_code
 from martlet.records.layout import ENTRY, HEAD_BYTES
+from martlet.runtime.checksum import crc32
+from martlet.runtime.steps import Steps, begin, finish_now, finish_off_loop
+from martlet.runtime.turns import Turns
 from martlet.state.log_order import Cursor, LogOrder, Run
 from martlet.state.projection import HoldsMessages, Projection
 from martlet.state.snapshot import Mark, Snapshot, decode_snapshot, encode_snapshot
-from martlet.steps import Steps, begin, finish_now, finish_off_loop
 from martlet.store import Queue, Store
-from martlet.store.queues import BlockDamaged
-from martlet.turns import Turns
+from martlet.store.queues.queues import BlockDamaged
 
 __all__ = ["Projections"]
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgpack  # type: ignore[import-untyped]
 
 from martlet.errors import StoreError
-from martlet.steps import Pace, Steps
+from martlet.runtime.steps import Pace, Steps
 
 __all__ = ["pack_rows", "unpack_rows"]
 

@@ -12,9 +12,9 @@ from typing import Final
 import msgpack  # type: ignore[import-untyped]
 import msgspec
 
-from martlet.checksum import crc32
 from martlet.errors import StoreError
-from martlet.steps import Pace, Steps
+from martlet.runtime.checksum import crc32
+from martlet.runtime.steps import Pace, Steps
 
 __all__ = ["Mark", "Snapshot", "decode_snapshot", "encode_snapshot"]
 

@@ -11,9 +11,9 @@ from typing import Final, TypeAlias, final
 
 from martlet.errors import Refused, StoreError
 from martlet.records.layout import Predicate
-from martlet.store.log import Store
-from martlet.store.queues import Queue
-from martlet.store.reading import Care, ReadResult
+from martlet.store.queues.queues import Queue
+from martlet.store.read.reading import Care, ReadResult
+from martlet.store.store import Store
 
 __all__ = ["QueueReader", "Request", "Start"]
 

@@ -2,17 +2,17 @@
 
 from typing import final
 
-from martlet.store.admission import Admission
-from martlet.store.committer import Committer
-from martlet.store.flusher import Flusher
-from martlet.store.key_index import KeyIndex
-from martlet.store.page_cache import LogWriter
-from martlet.store.queues import Queues
-from martlet.store.readable import ReadableEnd
-from martlet.store.readers import Readers
-from martlet.store.retention import Retention
-from martlet.store.segments import Segments
-from martlet.store.topic_retention import TopicRetention
+from martlet.store.append.admission import Admission
+from martlet.store.append.committer import Committer
+from martlet.store.append.flusher import Flusher
+from martlet.store.append.readable import ReadableEnd
+from martlet.store.disk.page_cache import LogWriter
+from martlet.store.disk.segments import Segments
+from martlet.store.keys.key_index import KeyIndex
+from martlet.store.queues.queues import Queues
+from martlet.store.read.readers import Readers
+from martlet.store.upkeep.retention import Retention
+from martlet.store.upkeep.topic_retention import TopicRetention
 
 __all__ = ["Recovered", "StoreStatistics"]
 

@@ -10,10 +10,10 @@ from typing import Any, Final
 from msgspec import Struct, field
 from msgspec.structs import fields
 
-from martlet.clock import Clock
 from martlet.errors import Reason, Refused
-from martlet.steps import Steps
-from martlet.store.light import is_light
+from martlet.runtime.clock import Clock
+from martlet.runtime.steps import Steps
+from martlet.store.format.light import is_light
 from martlet.tables import names
 from martlet.tables.rocketmq_json import DataVersion, head_of, parse, reading, render_in_steps, table_in
 from martlet.tables.saved import NO_POSITION, POSITION_KEY, Table

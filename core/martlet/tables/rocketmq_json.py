@@ -15,10 +15,10 @@ from typing import Any, Final, final
 
 import orjson
 
-from martlet.checksum import crc32
-from martlet.clock import Clock
 from martlet.errors import Refused, StoreError
-from martlet.steps import Pace, Steps
+from martlet.runtime.checksum import crc32
+from martlet.runtime.clock import Clock
+from martlet.runtime.steps import Pace, Steps
 from martlet.tables.saved import NO_POSITION, POSITION_KEY
 
 __all__ = ["CRC_KEY", "DataVersion", "check_seal", "head_of", "parse", "reading", "render_in_steps", "seal", "table_in"]

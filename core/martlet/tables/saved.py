@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final, final
 
 from martlet.errors import StoreError
-from martlet.steps import Steps
+from martlet.runtime.steps import Steps
 from martlet.store import Store
 
 __all__ = ["NO_POSITION", "POSITION_KEY", "Table", "Tables"]
@@ -75,7 +75,7 @@ class Table:
 
 @final
 class Tables:
-    """All tables of a broker; `martlet.persistence` writes them.
+    """All tables of a broker; `martlet.app.saving` writes them.
 
     A plugin adds its own in a hook.
     """

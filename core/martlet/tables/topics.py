@@ -7,11 +7,11 @@ and TopicConfigManager.createTopicInSendMessageMethod.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, final
 
-from martlet.clock import Clock
 from martlet.errors import Reason, Refused
-from martlet.steps import Steps
+from martlet.runtime.clock import Clock
+from martlet.runtime.steps import Steps
 from martlet.store import Queue, Store
-from martlet.store.light import check_light_name, is_light
+from martlet.store.format.light import check_light_name, is_light
 from martlet.tables import names
 from martlet.tables.rocketmq_json import DataVersion, head_of, parse, reading, render_in_steps, table_in
 from martlet.tables.saved import NO_POSITION, POSITION_KEY, Table
@@ -313,7 +313,7 @@ class Topics:
         """Create or change topic *name*, and return it.
 
         It gets fewer *write_queues* at once. Queues beyond *read_queues* that have messages stay readable, until they
-        are consumed (`martlet.delivery.draining`); with *force* they do not.
+        are consumed (`martlet.draining`); with *force* they do not.
 
         Raises:
           Refused: the name or a number is invalid (Reason.PARAMETER).

@@ -17,7 +17,7 @@ from typing import Final, TypeVar, final
 import trio
 
 from martlet.errors import StoreLocked
-from martlet.store.files import Bytes, Usage
+from martlet.store.disk.files import Bytes, Usage
 
 __all__ = ["Cut", "FakeDisk", "PowerCut"]
 

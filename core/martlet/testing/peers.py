@@ -15,17 +15,17 @@ from typing import Any, Final, final
 import trio
 from msgspec import Struct, field
 
-from martlet import persistence
+from martlet.app import saving
+from martlet.app.startup import Config, build
 from martlet.broker import Broker
-from martlet.clock import Clock, SystemClock
 from martlet.contracts import Buffer, Connection, Dispatcher, Identity, Protocol, Service
 from martlet.errors import Reason, Refused
 from martlet.net.addresses import pack_host
 from martlet.net.server import Server
-from martlet.run import Config, build
+from martlet.runtime.clock import Clock, SystemClock
+from martlet.runtime.stats import Stats
 from martlet.settings import BrokerConfig, DeliveryConfig, ServerConfig
 from martlet.state import Projection
-from martlet.stats import Stats
 from martlet.store import Disk, RealDisk, Store, StoreConfig
 
 __all__ = ["MemoryPeer", "MemoryWire", "RecordingPeer", "Serving", "check_connection", "memory_transport", "serving"]
@@ -322,7 +322,7 @@ async def serving(
             yield Serving(made, serves, nursery)
             nursery.cancel_scope.cancel()
         made.projections.save()
-        persistence.save(made)
+        saving.save(made)
     finally:
         with trio.CancelScope(shield=True):
             await opened.close()

@@ -8,7 +8,7 @@ from martlet.message import Message
 from martlet.records.codec import decode_records
 from martlet.records.layout import Buffer
 from martlet.store import Store, StoreConfig
-from martlet.store.queues import Queue
+from martlet.store.queues.queues import Queue
 
 __all__ = ["HOST", "ManualClock", "bodies", "drain", "message", "small_config"]
 

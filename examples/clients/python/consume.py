@@ -3,8 +3,8 @@
 import sys
 from threading import Semaphore
 
-from martlet_remoting.client import ConsumeFrom, ReceivedMessage
-from martlet_remoting.client.blocking import PushConsumer
+from martlet_client import ConsumeFrom, ReceivedMessage
+from martlet_client.blocking import PushConsumer
 
 name_server, topic, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 received = Semaphore(0)

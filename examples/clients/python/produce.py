@@ -2,8 +2,8 @@
 
 import sys
 
-from martlet_remoting.client import Message
-from martlet_remoting.client.blocking import Producer
+from martlet_client import Message
+from martlet_client.blocking import Producer
 
 name_server, topic, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 with Producer(name_server, "python-example") as producer:

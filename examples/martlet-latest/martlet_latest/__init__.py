@@ -9,8 +9,8 @@ from martlet.contracts import RecordView
 from martlet.message import Message, Record
 from martlet.plugins.hooks import Hooks
 from martlet.records.codec import decode_record
+from martlet.runtime.steps import Pace, Steps
 from martlet.state import NOTHING, Pages, Projection, pack_rows, unpack_rows
-from martlet.steps import Pace, Steps
 
 FORMAT: Final = 2
 

@@ -6,7 +6,7 @@ import msgpack  # type: ignore[import-untyped]
 
 from martlet.access import TopicFigures
 from martlet.delivery.subscriptions import Start
-from martlet.steps import Steps
+from martlet.runtime.steps import Steps
 from martlet.store import Queue
 
 __all__ = ["Cursors"]

@@ -10,12 +10,9 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from martlet.access import Gate
-from martlet.clock import Clock
 from martlet.contracts import Buffer, Identity, Password, Peer
 from martlet.delivery.fanout import Encoding
-from martlet.delivery.group_members import Member
-from martlet.delivery.selection import Selection, select_tags
-from martlet.delivery.session import Session
+from martlet.delivery.routing.selection import Selection, select_tags
 from martlet.delivery.subscriptions import (
     Delivery,
     Start,
@@ -25,8 +22,11 @@ from martlet.delivery.subscriptions import (
     from_tail,
 )
 from martlet.errors import NotReady, Reason, Refused
+from martlet.groups.group_members import Member
 from martlet.message import Message, Placed
-from martlet.steps import Steps, resume
+from martlet.runtime.clock import Clock
+from martlet.runtime.steps import Steps, resume
+from martlet.sessions.session import Session
 from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX, Topic, is_reserved
 from martlet_line.codec import HELP, encode_error, frames
 from martlet_line.config import LineConfig

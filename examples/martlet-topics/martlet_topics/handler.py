@@ -14,14 +14,14 @@ from typing import Final, final
 from zlib import crc32
 
 from martlet.access import Gate
-from martlet.clock import Clock
 from martlet.contracts import Buffer, Identity, Peer
 from martlet.delivery.cursor import Cursor, Place
 from martlet.delivery.feed import Feed
 from martlet.delivery.runs import Run
-from martlet.delivery.session import Session
 from martlet.errors import Reason, Refused, RemoteProtocolError
 from martlet.message import Message, Placed
+from martlet.runtime.clock import Clock
+from martlet.sessions.session import Session
 from martlet_topics.codec import ENCODING, decode_name, encode_error, encode_run
 from martlet_topics.config import TopicsConfig
 from martlet_topics.packets import (

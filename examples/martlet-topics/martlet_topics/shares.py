@@ -11,14 +11,14 @@ from typing import Final, NamedTuple, final
 from martlet.access import Gate
 from martlet.contracts import Peer
 from martlet.delivery.feed import Feed
-from martlet.delivery.finder import Names
-from martlet.delivery.group_members import Member
-from martlet.delivery.group_policy import GroupPolicy
-from martlet.delivery.selection import Selection, select_tags
-from martlet.delivery.session import Session
+from martlet.delivery.routing.selection import Selection, select_tags
 from martlet.delivery.subscriptions import Delivery
 from martlet.errors import Reason, Refused
+from martlet.groups.group_members import Member
+from martlet.groups.queues.finder import Names
+from martlet.groups.strategy.policy import GroupPolicy
 from martlet.message import TAGS
+from martlet.sessions.session import Session
 from martlet.state.journal import Journal
 from martlet_topics.codec import ENCODING, IDS_MAX, encode_run
 from martlet_topics.config import TopicsConfig

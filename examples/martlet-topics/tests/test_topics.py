@@ -7,7 +7,7 @@ import pytest
 from topics_talk import Came, Talk, topics_broker
 
 from martlet.contracts import Identity
-from martlet.delivery.interest import FilterTrie
+from martlet.delivery.routing.interest import FilterTrie
 from martlet.message import Message
 from martlet.records.codec import encode_record
 from martlet.records.layout import RecordView

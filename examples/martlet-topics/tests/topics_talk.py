@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from martlet.broker import Broker
 from martlet.contracts import Protocol as Served
-from martlet.delivery.sessions import Sessions
+from martlet.sessions.sessions import Sessions
 from martlet.store import StoreConfig
 from martlet.testing.peers import MemoryPeer, Serving, serving
 from martlet_topics.codec import encode_frame

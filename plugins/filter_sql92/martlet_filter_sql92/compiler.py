@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol, TypeAlias, cast, final
 
-from .like import STEPS_MAX, compile_like, is_slow
-from .parser import (
+from martlet_filter_sql92.like import STEPS_MAX, compile_like, is_slow
+from martlet_filter_sql92.parser import (
     BOOLEANS,
     NODES,
     And,

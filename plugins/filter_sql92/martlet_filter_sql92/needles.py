@@ -18,9 +18,8 @@ from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from martlet.contracts import Find
-
-from .compiler import NUMBER_CHARACTERS_MAX
-from .parser import (
+from martlet_filter_sql92.compiler import NUMBER_CHARACTERS_MAX
+from martlet_filter_sql92.parser import (
     And,
     Arithmetic,
     Compare,
@@ -36,7 +35,7 @@ from .parser import (
     Search,
     Value,
 )
-from .values import ALTERNATIVES_MAX, END, Values, key_of, values_of
+from martlet_filter_sql92.values import ALTERNATIVES_MAX, END, Values, key_of, values_of
 
 __all__ = ["compile_needle", "needle_of"]
 

@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias, final
 
 from msgspec import Struct  # defining one takes a fiftieth of the time of a dataclass
 
-from .lexer import KEYWORDS, Token, mistake, tokens
+from martlet_filter_sql92.lexer import KEYWORDS, Token, mistake, tokens
 
 __all__ = [
     "And",

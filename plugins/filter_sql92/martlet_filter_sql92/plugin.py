@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, ClassVar
 from martlet.config import Settings, setting
 from martlet.contracts import Compile, Condition
 from martlet.plugins.hooks import Hooks
-
-from .compiler import compile_tree, cost_of
-from .needles import compile_needle
-from .parser import Limits, parse
+from martlet_filter_sql92.compiler import compile_tree, cost_of
+from martlet_filter_sql92.needles import compile_needle
+from martlet_filter_sql92.parser import Limits, parse
 
 if TYPE_CHECKING:
     from martlet.broker import Broker

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final, final
 
-from .compiler import Truth, compile_tree, cost_of, has_slow_like, nodes
-from .parser import Node, Property
+from martlet_filter_sql92.compiler import Truth, compile_tree, cost_of, has_slow_like, nodes
+from martlet_filter_sql92.parser import Node, Property
 
 __all__ = ["ALTERNATIVES_MAX", "END", "Values", "key_of", "values_of"]
 

@@ -5,17 +5,18 @@ from typing import Final, final
 
 from martlet.contracts import Buffer, Peer
 from martlet.errors import Refused
-from martlet.steps import Steps
-
-from .client import Client
-from .codes import V5, PacketType, ReasonCode
-from .connection import Event, LargePublish, LongPacket, MqttConnection, State
-from .context import Context
-from .control import answer_request
-from .errors import MqttError, reason_of
-from .handshake import Handshake
-from .incoming import replaced
-from .packets import (
+from martlet.runtime.steps import Steps
+from martlet_mqtt.admin.control import answer_request
+from martlet_mqtt.admin.sys_topics import SysTopics
+from martlet_mqtt.inbound.incoming import replaced
+from martlet_mqtt.session.client import Client
+from martlet_mqtt.session.handshake import Handshake
+from martlet_mqtt.session.wills import Wills
+from martlet_mqtt.shared.context import Context
+from martlet_mqtt.wire.codes import V5, PacketType, ReasonCode
+from martlet_mqtt.wire.connection import Event, LargePublish, LongPacket, MqttConnection, State
+from martlet_mqtt.wire.errors import MqttError, reason_of
+from martlet_mqtt.wire.packets import (
     Ack,
     Auth,
     Connect,
@@ -26,10 +27,8 @@ from .packets import (
     Subscribe,
     Unsubscribe,
 )
-from .properties import Property
-from .scanner import AckRun, PublishRun
-from .sys_topics import SysTopics
-from .wills import Wills
+from martlet_mqtt.wire.properties import Property
+from martlet_mqtt.wire.scanner import AckRun, PublishRun
 
 __all__ = ["MqttHandler"]
 

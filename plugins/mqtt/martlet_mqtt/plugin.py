@@ -13,19 +13,18 @@ from martlet.net.addresses import check_listen
 from martlet.net.tls import Tls
 from martlet.plugins.hooks import Hooks
 from martlet.state import Projection
-
-from .config import MqttConfig
-from .connection import Limits, MqttConnection
-from .context import PROTOCOL, Context, create_topics
-from .handler import MqttHandler
-from .missed import topics_of_durable
-from .names import Names, check_prefix
-from .replies import take_replies
-from .retained import Retained
-from .rules import Rules
-from .sys_topics import SysTopics
-from .unused_groups import UnusedGroups
-from .wills import Wills
+from martlet_mqtt.admin.sys_topics import SysTopics
+from martlet_mqtt.config import MqttConfig
+from martlet_mqtt.handler import MqttHandler
+from martlet_mqtt.mapping.rules import Rules
+from martlet_mqtt.outbound.unused_groups import UnusedGroups
+from martlet_mqtt.session.missed import topics_of_durable
+from martlet_mqtt.session.wills import Wills
+from martlet_mqtt.shared.context import PROTOCOL, Context, create_topics
+from martlet_mqtt.shared.replies import take_replies
+from martlet_mqtt.shared.retained import Retained
+from martlet_mqtt.wire.connection import Limits, MqttConnection
+from martlet_mqtt.wire.names import Names, check_prefix
 
 __all__ = ["MqttPlugin"]
 
@@ -85,7 +84,7 @@ class MqttPlugin(Hooks):
         )
 
     def martlet_commands(self) -> Sequence[Command]:
-        from .commands.command import COMMAND  # a broker does not need it
+        from martlet_mqtt.commands.command import COMMAND  # a broker does not need it
 
         return (COMMAND,)
 

@@ -1,1 +1,1 @@
-"""RocketMQ remoting for Martlet: broker protocol, name server, client."""
+"""RocketMQ remoting for Martlet: broker protocol and name server."""

@@ -9,8 +9,7 @@ import trio
 
 from martlet.errors import ConfigError
 from martlet.net.tls import client_context
-
-from .config import RemotingConfig
+from martlet_remoting.config import RemotingConfig
 
 __all__ = ["NameServerDialer", "encrypted", "why_not_opened"]
 

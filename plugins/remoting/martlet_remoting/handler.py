@@ -1,8 +1,8 @@
 """Dispatches the commands of a connection: requests to their handlers, answers to the requests that we sent.
 
 Nearly all requests are handled immediately. A handler that takes more than a few milliseconds is a generator and
-continues in slices (`martlet.steps`). Waiting pulls and requests to clients are finished later: by other commands,
-by the store's watchers and by `Deadlines`.
+continues in slices (`martlet.runtime.steps`). Waiting pulls and requests to clients are finished later: by other
+commands, by the store's watchers and by `Deadlines`.
 """
 
 from collections.abc import Awaitable
@@ -12,13 +12,8 @@ import trio
 
 from martlet.contracts import Buffer, Peer, SignedRequest
 from martlet.errors import MartletError, NotReady, Refused
-from martlet.steps import Steps, resume
-
-from .codec import FrameBuffer
-from .codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
-from .connection import RemotingConnection
-from .context import Beside, Context, Declined, Handle, Later, RemotingState, refusal
-from .handlers import (
+from martlet.runtime.steps import Steps, resume
+from martlet_remoting.handlers import (
     acks,
     admin,
     assignments,
@@ -35,10 +30,14 @@ from .handlers import (
     sendback,
     transactions,
 )
-from .headers import AckRun, SendRun
-from .packets import NO_EXT, Command, Frame
-from .signatures import ACCESS_KEY, SIGNATURE, TOKEN, signed_content
-from .unsupported import unsupported_text
+from martlet_remoting.handlers.context import Beside, Context, Declined, Handle, Later, RemotingState, refusal
+from martlet_remoting.wire.codec import FrameBuffer
+from martlet_remoting.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
+from martlet_remoting.wire.connection import RemotingConnection
+from martlet_remoting.wire.headers import AckRun, SendRun
+from martlet_remoting.wire.packets import NO_EXT, Command, Frame
+from martlet_remoting.wire.signatures import ACCESS_KEY, SIGNATURE, TOKEN, signed_content
+from martlet_remoting.wire.unsupported import unsupported_text
 
 __all__ = ["FAST_TABLE", "TABLE", "RemotingHandler", "signed_request"]
 

@@ -15,24 +15,23 @@ from martlet.errors import Refused
 from martlet.net.addresses import check_address, check_listen, pack_host, show_address, split_address, split_listen
 from martlet.net.tls import Tls
 from martlet.plugins.hooks import Hooks
-from martlet.store.light import DISPATCH, light_topics
+from martlet.store.format.light import DISPATCH, light_topics
 from martlet.tables.groups import Group, check_group_name
 from martlet.tables.topics import READ, RETRY_PREFIX, WRITE
-
-from .config import RemotingConfig
-from .connection import RemotingConnection
-from .context import RemotingState
-from .dialing import NameServerDialer
-from .handler import RemotingHandler
-from .handlers import bulk, pops
-from .handlers.pull import finish
-from .handlers.replies import take_reply
-from .nameserver.server import NameServer
-from .producers import RemotingProducers
-from .registrar import Registrar, create_standard_topics
-from .revived_pops import RevivedPops
-from .routes import TopicQueues
-from .unheld import refuse_unheld
+from martlet_remoting.cluster.registrar import Registrar, create_standard_topics
+from martlet_remoting.config import RemotingConfig
+from martlet_remoting.dialing import NameServerDialer
+from martlet_remoting.handler import RemotingHandler
+from martlet_remoting.handlers import bulk, pops
+from martlet_remoting.handlers.context import RemotingState
+from martlet_remoting.handlers.producers import RemotingProducers
+from martlet_remoting.handlers.pull import finish
+from martlet_remoting.handlers.replies import take_reply
+from martlet_remoting.handlers.unheld import refuse_unheld
+from martlet_remoting.handover.revived_pops import RevivedPops
+from martlet_remoting.nameserver.server import NameServer
+from martlet_remoting.wire.connection import RemotingConnection
+from martlet_remoting.wire.routes import TopicQueues
 
 __all__ = ["RemotingPlugin"]
 
@@ -197,7 +196,9 @@ class RemotingPlugin(Hooks):
             state.bulk_reads.sweep()
 
     def martlet_commands(self) -> Sequence[Command]:
-        from .commands import COMMANDS  # imported here because a running broker does not need the client
+        from martlet_remoting.commands import (
+            COMMANDS,  # imported here because a running broker does not need the client
+        )
 
         return COMMANDS
 

@@ -4,8 +4,7 @@ from typing import Final
 
 from martlet.config import setting
 from martlet.net.tls import TlsConfig
-
-from .codec import Limits
+from martlet_stomp.wire.codec import Limits
 
 __all__ = ["StompConfig"]
 

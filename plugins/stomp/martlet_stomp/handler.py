@@ -8,17 +8,19 @@ import trio
 from martlet.access import Gate
 from martlet.contracts import Buffer, Password, Peer
 from martlet.errors import Refused
+from martlet.runtime.steps import Steps, begin
 from martlet.state.journal import NEXT_COMMIT
-from martlet.steps import Steps, begin
-
-from .codec import encode_connected, encode_error, encode_receipts
-from .connection import State, StompConnection, agreed_beats
-from .context import Context
-from .control import PREFIX, answer_request
-from .errors import StompError
-from .heartbeats import Beat
-from .logins import check_user_name, needs_password_check
-from .packets import (
+from martlet_stomp.admin.control import PREFIX, answer_request
+from martlet_stomp.inbound.sending import Sending
+from martlet_stomp.inbound.subscribing import Subscriptions
+from martlet_stomp.inbound.transactions import Transactions
+from martlet_stomp.session.logins import check_user_name, needs_password_check
+from martlet_stomp.shared.context import Context
+from martlet_stomp.shared.heartbeats import Beat
+from martlet_stomp.wire.codec import encode_connected, encode_error, encode_receipts
+from martlet_stomp.wire.connection import State, StompConnection, agreed_beats
+from martlet_stomp.wire.errors import StompError
+from martlet_stomp.wire.packets import (
     Abort,
     AckRun,
     Begin,
@@ -31,10 +33,7 @@ from .packets import (
     Subscribe,
     Unsubscribe,
 )
-from .scanner import LIST
-from .sending import Sending
-from .subscribing import Subscriptions
-from .transactions import Transactions
+from martlet_stomp.wire.scanner import LIST
 
 __all__ = ["StompHandler"]
 

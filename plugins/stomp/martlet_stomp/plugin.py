@@ -12,12 +12,11 @@ from martlet.contracts import Command, Handler, Peer, Protocol, Service, Traffic
 from martlet.net.addresses import check_listen
 from martlet.net.tls import Tls
 from martlet.plugins.hooks import Hooks
-
-from .config import StompConfig
-from .connection import Heads, StompConnection
-from .context import PROTOCOL, Context, make_context
-from .handler import StompHandler
-from .replies import take_replies
+from martlet_stomp.config import StompConfig
+from martlet_stomp.handler import StompHandler
+from martlet_stomp.shared.context import PROTOCOL, Context, make_context
+from martlet_stomp.shared.replies import take_replies
+from martlet_stomp.wire.connection import Heads, StompConnection
 
 __all__ = ["StompPlugin"]
 
@@ -50,7 +49,7 @@ class StompPlugin(Hooks):
         return (context.heartbeats.run, context.transactions.run, leaving)
 
     def martlet_commands(self) -> Sequence[Command]:
-        from .commands.command import COMMAND  # a broker does not need it
+        from martlet_stomp.commands.command import COMMAND  # a broker does not need it
 
         return (COMMAND,)
 

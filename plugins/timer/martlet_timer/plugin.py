@@ -9,23 +9,22 @@ from martlet.config import Settings
 from martlet.contracts import Dispatcher, Service, Stage, Timers
 from martlet.plugins.hooks import Hooks
 from martlet.state import Projection
-from martlet.store.delays import SCHEDULE_TOPIC, due_dispatcher
+from martlet.store.format.delays import SCHEDULE_TOPIC, due_dispatcher
 from martlet.tables.topics import TIMER_TOPIC
-
-from .config import TimerConfig
-from .elapsed_time import ElapsedTime, watch
-from .levels.delay_clock import DelayClock
-from .levels.delivery import LevelDelivery
-from .levels.offsets import LevelOffsets
-from .levels.stage import LevelStage, parse_levels
-from .running import RunningInfo
-from .timers.damped_clock import DampedClock
-from .timers.delivery import TimerDelivery
-from .timers.exchange import Exchange
-from .timers.listing import Listing
-from .timers.recall import Recalls
-from .timers.stage import RepeatLimits, TimerStage
-from .timers.state import TimerState
+from martlet_timer.config import TimerConfig
+from martlet_timer.elapsed_time import ElapsedTime, watch
+from martlet_timer.handover.exchange import Exchange
+from martlet_timer.levels.delay_clock import DelayClock
+from martlet_timer.levels.delivery import LevelDelivery
+from martlet_timer.levels.offsets import LevelOffsets
+from martlet_timer.levels.stage import LevelStage, parse_levels
+from martlet_timer.running import RunningInfo
+from martlet_timer.timers.damped_clock import DampedClock
+from martlet_timer.timers.delivery import TimerDelivery
+from martlet_timer.timers.listing import Listing
+from martlet_timer.timers.recall import Recalls
+from martlet_timer.timers.stage import RepeatLimits, TimerStage
+from martlet_timer.timers.state import TimerState
 
 if TYPE_CHECKING:
     from martlet.broker import Broker

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Final, final
 
 import trio
 
-from martlet.store.delays import SCHEDULE_TOPIC
-
-from .levels.offsets import LevelOffsets
+from martlet.store.format.delays import SCHEDULE_TOPIC
+from martlet_timer.levels.offsets import LevelOffsets
 
 if TYPE_CHECKING:
     from martlet.broker import Broker

@@ -17,11 +17,10 @@ import trio
 from martlet.broker import Broker
 from martlet.contracts import HalfMessage, Producers
 from martlet.errors import MartletError, Refused, StoreFailed
-
-from .config import TxConfig
-from .formats import CID, HALF_TOPIC, NAME, OP_TOPIC, immunity_ms
-from .held import HeldTransactions
-from .projection import adopted, checked
+from martlet_tx.config import TxConfig
+from martlet_tx.formats import CID, HALF_TOPIC, NAME, OP_TOPIC, immunity_ms
+from martlet_tx.held import HeldTransactions
+from martlet_tx.projection import adopted, checked
 
 __all__ = ["Checks"]
 

@@ -18,16 +18,15 @@ from martlet.errors import CorruptRecord, Reason, Refused, StoreError, StoreFail
 from martlet.message import Message, Record, find_property
 from martlet.records.codec import decode_record
 from martlet.records.layout import PREPARED, TRANSACTION_MASK, Buffer, RecordView, record_views
+from martlet.runtime.steps import WaitingSteps
 from martlet.stages import Stages
 from martlet.state.journal import NEXT_COMMIT
-from martlet.steps import WaitingSteps
 from martlet.store import Queue
-from martlet.store.reading import ReadResult
-from martlet.store.writer import RunItem
+from martlet.store.append.writer import RunItem
+from martlet.store.read.reading import ReadResult
 from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX
-
-from .config import TxConfig
-from .formats import (
+from martlet_tx.config import TxConfig
+from martlet_tx.formats import (
     HALF_TOPIC,
     IMMUNITY,
     MOVED_FROM,
@@ -44,8 +43,8 @@ from .formats import (
     parked_message,
     renewed_message,
 )
-from .halves import PAGE
-from .projection import PendingTransactions, resumed, unchecked
+from martlet_tx.halves import PAGE
+from martlet_tx.projection import PendingTransactions, resumed, unchecked
 
 __all__ = ["HeldTransactions"]
 

@@ -9,14 +9,13 @@ from martlet.contracts import ExternalTransactions, Service, Stage, Transactions
 from martlet.plugins.hooks import Hooks
 from martlet.records.layout import PREPARED
 from martlet.state import Projection
-
-from .checks import Checks
-from .config import TxConfig
-from .external.state import ExternalState
-from .external.transactions import StagedTransactions
-from .formats import HALF_TOPIC, OP_TOPIC
-from .held import HeldTransactions
-from .projection import PendingTransactions
+from martlet_tx.checks import Checks
+from martlet_tx.config import TxConfig
+from martlet_tx.external.state import ExternalState
+from martlet_tx.external.transactions import StagedTransactions
+from martlet_tx.formats import HALF_TOPIC, OP_TOPIC
+from martlet_tx.held import HeldTransactions
+from martlet_tx.projection import PendingTransactions
 
 __all__ = ["TxPlugin"]
 

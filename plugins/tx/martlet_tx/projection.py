@@ -13,12 +13,11 @@ import msgpack  # type: ignore[import-untyped]
 from martlet.broker import Broker
 from martlet.message import find_property
 from martlet.records.layout import RecordView
+from martlet.runtime.steps import Pace, Steps, WaitingSteps
 from martlet.state import NOTHING, pack_rows, unpack_rows
 from martlet.state.journal import read_notes
-from martlet.steps import Pace, Steps, WaitingSteps
-
-from .formats import CHECK_TIMES, HALF_TOPIC, NAME, OP_TOPIC, PREPARED_OFFSET, half_offsets, number_of
-from .halves import PAGE, Halves, OpBlocks
+from martlet_tx.formats import CHECK_TIMES, HALF_TOPIC, NAME, OP_TOPIC, PREPARED_OFFSET, half_offsets, number_of
+from martlet_tx.halves import PAGE, Halves, OpBlocks
 
 __all__ = ["PendingTransactions", "adopted", "checked", "resumed", "unchecked"]
 

@@ -1,8 +1,7 @@
 """Subcommands of ``martlet`` that run data pipelines in Spark."""
 
 from martlet.contracts import Command
-
-from . import pipeline
+from martlet_spark.commands import pipeline
 
 __all__ = ["COMMANDS"]
 

@@ -8,10 +8,9 @@ from martlet.cli.outcome import Exit, UsageError, complain
 from martlet.cli.terminal import print_json
 from martlet_remoting.commands.shared import plural
 from martlet_remoting.commands.values import moment
-
-from .replay import GUARANTEES
-from .shared import add_spark, cluster_options, in_spark, look, run_query, size, tasks_shown
-from .stats import add_rows, print_table
+from martlet_spark.commands.replay import GUARANTEES
+from martlet_spark.commands.shared import add_spark, cluster_options, in_spark, look, run_query, size, tasks_shown
+from martlet_spark.commands.stats import add_rows, print_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,11 +7,10 @@ from martlet.cli.outcome import UsageError
 from martlet.contracts import Command
 from martlet_remoting.commands.shared import subcommands
 from martlet_remoting.commands.values import seconds
-
-from .dead_letters import configure_dead_letter, dead_letter
-from .replay import configure_replay, replay
-from .shared import add_spark, add_topics, as_command, run_query, size, source_of
-from .stats import configure_stats, stats
+from martlet_spark.commands.dead_letters import configure_dead_letter, dead_letter
+from martlet_spark.commands.replay import configure_replay, replay
+from martlet_spark.commands.shared import add_spark, add_topics, as_command, run_query, size, source_of
+from martlet_spark.commands.stats import configure_stats, stats
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from martlet.cli.outcome import UsageError
 from martlet_remoting.commands.values import moment, sql, whole
-
-from .shared import add_spark, add_topics, cluster_options, run_query, size, source_of
+from martlet_spark.commands.shared import add_spark, add_topics, cluster_options, run_query, size, source_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,8 +7,7 @@ from martlet.cli.outcome import Exit, UsageError
 from martlet.cli.terminal import print_json, table
 from martlet_remoting.commands.shared import plural
 from martlet_remoting.commands.values import duration, moment, whole
-
-from .shared import add_spark, add_topics, in_spark, source_of, tasks_shown
+from martlet_spark.commands.shared import add_spark, add_topics, in_spark, source_of, tasks_shown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -25,10 +25,10 @@ import numpy as np
 import orjson
 
 from martlet.errors import RemoteProtocolError
-from martlet_remoting.answers.bodies import load_object
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.packets import MessageQueue
-from martlet_remoting.request_headers import PULL_SUBSCRIPTION, PULL_SUSPEND
+from martlet_remoting.wire.answers.bodies import load_object
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.packets import MessageQueue
+from martlet_remoting.wire.request_headers import PULL_SUBSCRIPTION, PULL_SUSPEND
 from martlet_spark.cluster import check
 from martlet_spark.connection import Answer, Connection
 from martlet_spark.errors import DataLost, ReadError, SparkConnectorError

@@ -11,7 +11,7 @@ from typing import Final, final
 
 import numpy as np
 
-from martlet_remoting.inner_batches import INNER_BATCH
+from martlet_remoting.wire.inner_batches import INNER_BATCH
 from martlet_spark.errors import ReadError
 from martlet_spark.read.inner_batches import unrolled
 from martlet_spark.read.progress import Progress

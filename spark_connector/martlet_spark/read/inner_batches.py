@@ -3,7 +3,7 @@
 from martlet.errors import MartletError
 from martlet.message import Message
 from martlet.records.codec import decode_record, encode_record
-from martlet_remoting.inner_batches import INNER_BATCH, unroll
+from martlet_remoting.wire.inner_batches import INNER_BATCH, unroll
 from martlet_spark.errors import ReadError
 from martlet_spark.read.records import Records
 

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from martlet_remoting.packets import MessageQueue
+from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.errors import SparkConnectorError
 from martlet_spark.read.offsets import Offsets, decode
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final, final
 
-from martlet_remoting.packets import MessageQueue
+from martlet_remoting.wire.packets import MessageQueue
 
 __all__ = ["Range", "plan"]
 

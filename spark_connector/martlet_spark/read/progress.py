@@ -2,7 +2,7 @@
 
 from typing import Final, final
 
-from martlet_remoting.packets import MessageQueue
+from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.read.offsets import queue_name
 from martlet_spark.read.planner import Range
 

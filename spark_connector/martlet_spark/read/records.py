@@ -6,7 +6,6 @@ from typing import Any, Final, TypeAlias, final
 
 import numpy as np
 
-from martlet.checksum import crc32
 from martlet.records.codec import MARK_FIRST, MARK_LAST, RECORD_CRC_BYTES, has_record_crc, record_crc_holds
 from martlet.records.layout import (
     BODY_BYTES_AT,
@@ -19,6 +18,7 @@ from martlet.records.layout import (
     WIDE_HOSTS,
     RecordView,
 )
+from martlet.runtime.checksum import crc32
 from martlet_spark.errors import ReadError
 
 __all__ = ["Damaged", "Data", "Integers", "Records", "joined"]

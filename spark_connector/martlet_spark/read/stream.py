@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from martlet_remoting.packets import MessageQueue
+from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.cluster import Bounds, BrokerGone, Cluster, UnknownTopic
 from martlet_spark.connection import attempts
 from martlet_spark.errors import DataLost, ReadError

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final, final
 
-from martlet.checksum import crc32
+from martlet.runtime.checksum import crc32
 from martlet_spark.write.encode import MIDDLE_BYTES
 
 __all__ = ["NO_CONTENT", "Content", "content_of"]

@@ -1,4 +1,4 @@
-"""Encodes Arrow batches into the body of a batch send (`martlet_remoting.batches`), all rows of a batch at once.
+"""Encodes Arrow batches into the body of a batch send (`martlet_remoting.wire.batches`), all rows of a batch at once.
 
 A message is a few pieces, each of which is one Arrow array with an element per row. Joining the arrays row by row gives
 one array, and its buffer has the messages one after the other: a batch send's body is a slice of it.

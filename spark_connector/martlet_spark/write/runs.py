@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, final
 
-from martlet_remoting.codes import RESPONSE_NAMES, RequestCode, ResponseCode
-from martlet_remoting.packets import MessageQueue
+from martlet_remoting.wire.codes import RESPONSE_NAMES, RequestCode, ResponseCode
+from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.cluster import BUSY, Cluster, rights_hint
 from martlet_spark.connection import CONNECTIONS, Answer, ConnectionLost, attempts
 from martlet_spark.errors import WriteError

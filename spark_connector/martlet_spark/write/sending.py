@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
-from martlet_remoting.batches import decode_batch
-from martlet_remoting.codes import RESPONSE_NAMES, RequestCode, ResponseCode
-from martlet_remoting.packets import MessageQueue
-from martlet_remoting.request_headers import SendHeader
+from martlet_remoting.wire.batches import decode_batch
+from martlet_remoting.wire.codes import RESPONSE_NAMES, RequestCode, ResponseCode
+from martlet_remoting.wire.packets import MessageQueue
+from martlet_remoting.wire.request_headers import SendHeader
 from martlet_spark.cluster import BUSY, Cluster, rights_hint
 from martlet_spark.connection import CONNECTIONS, Answer, Connection, ConnectionLost, attempts
 from martlet_spark.errors import WriteError

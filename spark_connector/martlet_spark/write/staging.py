@@ -20,8 +20,8 @@ from uuid import uuid4
 
 import orjson
 
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.packets import MessageQueue
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.cluster import BUSY, Cluster
 from martlet_spark.connection import ConnectionLost, attempts
 from martlet_spark.errors import WriteError

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from martlet_remoting.packets import MessageQueue
+from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.errors import WriteError
 from martlet_spark.read.records import Integers
 from martlet_spark.write.encode import Encoder
@@ -206,7 +206,7 @@ def _named(topic: str, broker: str, queue_id: int, queues: Sequence[MessageQueue
 
 
 def _hashes(texts: Any) -> Integers:
-    """Return a hash of each element: that of `martlet_remoting.client.select_by_hash`."""
+    """Return a hash of each element: that of `martlet_client.select_by_hash`."""
     codes = texts.dictionary_encode()
     hashes = np.array([crc32(text) for text in codes.dictionary.to_pylist()], np.int64)
     found: Integers = hashes[np.asarray(codes.indices)]

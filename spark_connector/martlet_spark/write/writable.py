@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final, final
 
-from martlet_remoting.packets import MessageQueue
+from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.cluster import Cluster, UnknownTopic
 from martlet_spark.connection import ConnectionLost, attempts
 from martlet_spark.errors import WriteError

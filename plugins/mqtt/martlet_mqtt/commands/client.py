@@ -8,10 +8,10 @@ from typing import Final, Self, TypeVar, final
 from martlet.cli.outcome import Unreachable
 from martlet.cli.server import ServerSettings, connect
 from martlet.errors import MartletError
-from martlet_mqtt.codec import decode_packet, encode_packet, packet_bytes
-from martlet_mqtt.codes import V5, PacketType, ReasonCode
-from martlet_mqtt.errors import MqttError
-from martlet_mqtt.packets import (
+from martlet_mqtt.wire.codec import decode_packet, encode_packet, packet_bytes
+from martlet_mqtt.wire.codes import V5, PacketType, ReasonCode
+from martlet_mqtt.wire.errors import MqttError
+from martlet_mqtt.wire.packets import (
     Ack,
     Connack,
     Connect,
@@ -24,7 +24,7 @@ from martlet_mqtt.packets import (
     Subscribe,
     Subscription,
 )
-from martlet_mqtt.properties import Properties, Property
+from martlet_mqtt.wire.properties import Properties, Property
 
 __all__ = ["MqttClient", "MqttFailed"]
 

@@ -12,11 +12,10 @@ from martlet.cli.outcome import Exit, UsageError, guarded
 from martlet.cli.server import add_server_options, server_settings
 from martlet.cli.terminal import body_fields, print_json, print_json_line, table
 from martlet.contracts import Command
-from martlet_mqtt.control import PREFIX
-from martlet_mqtt.packets import Publish, Subscription
-from martlet_mqtt.properties import Property
-
-from .client import MqttClient, MqttFailed, request_properties
+from martlet_mqtt.admin.control import PREFIX
+from martlet_mqtt.commands.client import MqttClient, MqttFailed, request_properties
+from martlet_mqtt.wire.packets import Publish, Subscription
+from martlet_mqtt.wire.properties import Property
 
 __all__ = ["COMMAND"]
 

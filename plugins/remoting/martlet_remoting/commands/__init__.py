@@ -1,8 +1,19 @@
 """Subcommands of ``martlet`` that talk to brokers of Martlet or RocketMQ through this package's client."""
 
 from martlet.contracts import Command
-
-from . import bench, dead_letters, groups, messages, nameserver, ping, send, stats, timers, topics, transactions
+from martlet_remoting.commands import (
+    bench,
+    dead_letters,
+    groups,
+    messages,
+    nameserver,
+    ping,
+    send,
+    stats,
+    timers,
+    topics,
+    transactions,
+)
 
 __all__ = ["COMMANDS"]
 

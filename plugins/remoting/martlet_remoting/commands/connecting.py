@@ -21,7 +21,7 @@ from martlet.config import fill, read_secret, read_toml
 from martlet.errors import ConfigError
 from martlet.net.tls import client_context
 from martlet.settings import ClientConfig
-from martlet_remoting.client import (
+from martlet_client import (
     BrokerError,
     ClientError,
     ConnectionLost,
@@ -31,9 +31,8 @@ from martlet_remoting.client import (
     Settings,
     SigningKey,
 )
-from martlet_remoting.codes import ResponseCode
-
-from .values import check_text, seconds
+from martlet_remoting.commands.values import check_text, seconds
+from martlet_remoting.wire.codes import ResponseCode
 
 __all__ = [
     "CONNECTION",
@@ -213,7 +212,7 @@ def talking(work: Work | None = None) -> Callable[[Any], int]:
 
     def run(arguments: Any) -> int:
         # The error is reported at the end; without a handler, logging would also print the client's warning.
-        logging.getLogger("martlet_remoting").addHandler(logging.NullHandler())
+        logging.getLogger("martlet_client").addHandler(logging.NullHandler())
         check_text(arguments)
         arguments.settings = client_settings(arguments)
         chosen: Work = work or arguments.work

@@ -14,8 +14,7 @@ from martlet.cli.terminal import print_json, print_json_line
 from martlet.contracts import Command
 from martlet.records.compression import COMPRESSED, COMPRESSION_BITS
 from martlet.records.reserved import PAST, PAST_PREFIXES
-from martlet_remoting.answers.messages import RETRY_PREFIX
-from martlet_remoting.client import (
+from martlet_client import (
     Admin,
     ClientError,
     MessageQueue,
@@ -23,16 +22,16 @@ from martlet_remoting.client import (
     ReceivedMessage,
     RouteNotFound,
 )
-from martlet_remoting.client.messages import check_group, encoded
-from martlet_remoting.client.network import TEMPLATE_TOPIC
-from martlet_remoting.client.sending import Sending
-from martlet_remoting.codes import RequestCode
-from martlet_remoting.request_headers import SendHeader
-
-from .connecting import talking
-from .messages import TOOLS_GROUP, message_fields
-from .shared import day_time, one_line, plural, print_rows, subcommands
-from .values import WHERE, Where, where, whole
+from martlet_client.messages import check_group, encoded
+from martlet_client.network import TEMPLATE_TOPIC
+from martlet_client.sending import Sending
+from martlet_remoting.commands.connecting import talking
+from martlet_remoting.commands.messages import TOOLS_GROUP, message_fields
+from martlet_remoting.commands.shared import day_time, one_line, plural, print_rows, subcommands
+from martlet_remoting.commands.values import WHERE, Where, where, whole
+from martlet_remoting.wire.answers.messages import RETRY_PREFIX
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.request_headers import SendHeader
 
 __all__ = ["COMMAND"]
 

@@ -8,8 +8,7 @@ import trio
 from martlet.cli.outcome import Exit, UsageError, flush_output
 from martlet.cli.terminal import body_fields, print_json, print_json_line
 from martlet.contracts import Command
-from martlet_remoting.answers.messages import parse_message_id
-from martlet_remoting.client import (
+from martlet_client import (
     Admin,
     ClientError,
     MessageNotFound,
@@ -18,11 +17,11 @@ from martlet_remoting.client import (
     ReceivedMessage,
     Sql,
 )
-from martlet_remoting.client.network import split_address
-
-from .connecting import add_connection, talking
-from .shared import add_json, day_time, one_line
-from .values import WHERE, Where, sql, tags, where, whole
+from martlet_client.network import split_address
+from martlet_remoting.commands.connecting import add_connection, talking
+from martlet_remoting.commands.shared import add_json, day_time, one_line
+from martlet_remoting.commands.values import WHERE, Where, sql, tags, where, whole
+from martlet_remoting.wire.answers.messages import parse_message_id
 
 __all__ = ["SHOW", "TAIL", "TOOLS_GROUP", "choose_queues", "message_fields", "show"]
 

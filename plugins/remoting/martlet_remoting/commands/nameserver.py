@@ -4,9 +4,9 @@ import argparse
 
 from msgspec.structs import replace
 
+from martlet.app.startup import PluginsConfig
 from martlet.cli import run
 from martlet.contracts import Command
-from martlet.run import PluginsConfig
 from martlet.settings import BrokerConfig
 
 __all__ = ["COMMAND"]

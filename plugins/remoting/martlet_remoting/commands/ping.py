@@ -10,12 +10,11 @@ from msgspec import Struct
 from martlet.cli.outcome import Exit, Unreachable, complain
 from martlet.cli.terminal import print_json
 from martlet.contracts import Command
-from martlet_remoting.client import Admin, BrokerError, ClientError
-from martlet_remoting.codes import RequestCode, ResponseCode
-
-from .connecting import add_connection, talking
-from .shared import add_json
-from .values import address
+from martlet_client import Admin, BrokerError, ClientError
+from martlet_remoting.commands.connecting import add_connection, talking
+from martlet_remoting.commands.shared import add_json
+from martlet_remoting.commands.values import address
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
 
 __all__ = ["COMMAND"]
 

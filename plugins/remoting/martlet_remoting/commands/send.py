@@ -11,12 +11,11 @@ from msgspec import Struct
 from martlet.cli.outcome import Exit, UsageError, complain
 from martlet.cli.terminal import print_json_line
 from martlet.contracts import Command
-from martlet_remoting.client import ClientError, Message, Producer, SendResult
-from martlet_remoting.client.messages import BODY_BYTES_MAX
-
-from .connecting import add_connection, talking
-from .shared import add_json, plural
-from .values import duration, moment, whole
+from martlet_client import ClientError, Message, Producer, SendResult
+from martlet_client.messages import BODY_BYTES_MAX
+from martlet_remoting.commands.connecting import add_connection, talking
+from martlet_remoting.commands.shared import add_json, plural
+from martlet_remoting.commands.values import duration, moment, whole
 
 __all__ = ["COMMAND", "configure", "send"]
 

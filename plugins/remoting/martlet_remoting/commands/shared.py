@@ -9,8 +9,7 @@ from typing import Any
 import trio
 
 from martlet.cli.terminal import print_json, table
-
-from .connecting import add_connection
+from martlet_remoting.commands.connecting import add_connection
 
 __all__ = ["add_json", "confirmed", "day_time", "one_line", "plural", "print_rows", "subcommands"]
 

@@ -11,13 +11,12 @@ import trio
 from martlet.cli.outcome import Exit, flush_output
 from martlet.cli.terminal import print_json, print_json_line, table
 from martlet.contracts import Command
-from martlet_remoting.answers.bodies import load_object, mapping
-from martlet_remoting.client import Admin, ClientError
-from martlet_remoting.codes import RequestCode
-
-from .connecting import add_connection, talking
-from .shared import add_json
-from .values import seconds
+from martlet_client import Admin, ClientError
+from martlet_remoting.commands.connecting import add_connection, talking
+from martlet_remoting.commands.shared import add_json
+from martlet_remoting.commands.values import seconds
+from martlet_remoting.wire.answers.bodies import load_object, mapping
+from martlet_remoting.wire.codes import RequestCode
 
 __all__ = ["COMMAND"]
 

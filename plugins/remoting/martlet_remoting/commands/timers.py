@@ -6,14 +6,13 @@ from typing import Any, Final
 from martlet.cli.outcome import Exit
 from martlet.cli.terminal import print_json
 from martlet.contracts import Command
-from martlet_remoting.answers.bodies import load_object
-from martlet_remoting.client import Admin, ClientError
-from martlet_remoting.codes import RequestCode
-from martlet_remoting.recall_handles import decode_handle
-
-from .connecting import talking
-from .shared import day_time, print_rows, subcommands
-from .values import whole
+from martlet_client import Admin, ClientError
+from martlet_remoting.commands.connecting import talking
+from martlet_remoting.commands.shared import day_time, print_rows, subcommands
+from martlet_remoting.commands.values import whole
+from martlet_remoting.wire.answers.bodies import load_object
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.recall_handles import decode_handle
 
 __all__ = ["COMMAND"]
 

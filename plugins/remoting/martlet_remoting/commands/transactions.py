@@ -7,13 +7,12 @@ from typing import Any, Final, cast
 from martlet.cli.outcome import Exit
 from martlet.cli.terminal import print_json, table
 from martlet.contracts import Command
-from martlet_remoting.answers.bodies import load_object
-from martlet_remoting.client import Admin, ClientError
-from martlet_remoting.codes import RequestCode
-
-from .connecting import talking
-from .shared import day_time, print_rows, subcommands
-from .values import whole
+from martlet_client import Admin, ClientError
+from martlet_remoting.commands.connecting import talking
+from martlet_remoting.commands.shared import day_time, print_rows, subcommands
+from martlet_remoting.commands.values import whole
+from martlet_remoting.wire.answers.bodies import load_object
+from martlet_remoting.wire.codes import RequestCode
 
 __all__ = ["COMMAND"]
 

@@ -8,11 +8,11 @@ from typing import Any, Final, final
 from msgspec import Struct
 
 from martlet.cli.outcome import UsageError
-from martlet.clock import SystemClock
-from martlet_remoting.client import MessageQueue, PullConsumer
-from martlet_remoting.client.arguments import check_utf8
-from martlet_remoting.client.network import split_address
-from martlet_remoting.client.pulling import subscription_of
+from martlet.runtime.clock import SystemClock
+from martlet_client import MessageQueue, PullConsumer
+from martlet_client.arguments import check_utf8
+from martlet_client.network import split_address
+from martlet_client.pulling import subscription_of
 
 __all__ = ["WHERE", "Where", "address", "check_text", "duration", "moment", "seconds", "sql", "tags", "where", "whole"]
 

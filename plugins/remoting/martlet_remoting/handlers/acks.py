@@ -15,20 +15,20 @@ from itertools import islice
 from typing import Final
 
 from martlet.access import ConsumeGrant, Gate
-from martlet.delivery.share import Share
 from martlet.errors import Reason, Refused
+from martlet.groups.share import Share
+from martlet.runtime.steps import Pace, Steps
 from martlet.state.journal import NEXT_COMMIT
-from martlet.steps import Pace, Steps
 from martlet.store import Queue
-from martlet_remoting.bodies import integer, items, read_body, text
-from martlet_remoting.codec import encode_ack_response, encode_response
-from martlet_remoting.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, reply
-from martlet_remoting.fields import AckFields, AckHead, ack_fields
+from martlet_remoting.handlers.bodies import integer, items, read_body, text
+from martlet_remoting.handlers.context import Context, Declined, Handle, reply
 from martlet_remoting.handlers.pops import NOTHING, check_invisible
-from martlet_remoting.headers import Ack
-from martlet_remoting.packets import Command
-from martlet_remoting.pop_handles import handle_ms, parse_handle, real_topic
+from martlet_remoting.wire.codec import encode_ack_response, encode_response
+from martlet_remoting.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
+from martlet_remoting.wire.fields import AckFields, AckHead, ack_fields
+from martlet_remoting.wire.headers import Ack
+from martlet_remoting.wire.packets import Command
+from martlet_remoting.wire.pop_handles import handle_ms, parse_handle, real_topic
 
 __all__ = ["TABLE", "ack_run"]
 

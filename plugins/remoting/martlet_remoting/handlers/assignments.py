@@ -12,18 +12,18 @@ from msgspec import Struct
 
 from martlet.access import ConsumeGrant
 from martlet.errors import Reason, Refused
-from martlet.steps import Pace, Steps
+from martlet.runtime.steps import Pace, Steps
 from martlet.tables.topics import QUEUES_MAX, READ, RETRY_PREFIX
-from martlet_remoting.averages import Average, AverageByCircle
-from martlet_remoting.bodies import enum_name, integer, read_body, text
-from martlet_remoting.codes import RequestCode
-from martlet_remoting.context import REASON_CODES, Beside, Context, Handle, refuse, reply, reply_in_pieces
+from martlet_remoting.consumers.members import BROADCASTING, CLUSTERING, Members
+from martlet_remoting.consumers.pops import ANY_QUEUE
+from martlet_remoting.consumers.request_modes import MODES, POP, PULL, RequestMode
 from martlet_remoting.handlers.admin.common import saved
-from martlet_remoting.members import BROADCASTING, CLUSTERING, Members
-from martlet_remoting.packets import Command, Frame
-from martlet_remoting.pops import ANY_QUEUE
-from martlet_remoting.request_modes import MODES, POP, PULL, RequestMode
-from martlet_remoting.routes import TopicQueues
+from martlet_remoting.handlers.bodies import enum_name, integer, read_body, text
+from martlet_remoting.handlers.context import REASON_CODES, Beside, Context, Handle, refuse, reply, reply_in_pieces
+from martlet_remoting.wire.averages import Average, AverageByCircle
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.packets import Command, Frame
+from martlet_remoting.wire.routes import TopicQueues
 
 __all__ = ["TABLE"]
 

@@ -21,16 +21,16 @@ up.
 
 from typing import Final
 
-from martlet.delivery.selection import TAG, Selection
+from martlet.delivery.routing.selection import TAG, Selection
 from martlet.errors import MartletError, Reason, Refused
 from martlet.store import Care, Queue, ReadResult, ReadStatus, merged
 from martlet.tables.topics import READ, Topic
-from martlet_remoting.bulk_reads import BulkRead
-from martlet_remoting.codec import encode_prefix
-from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, refusal
-from martlet_remoting.packets import Command
-from martlet_remoting.subscriptions import select
+from martlet_remoting.consumers.bulk_reads import BulkRead
+from martlet_remoting.consumers.subscriptions import select
+from martlet_remoting.handlers.context import Context, Declined, Handle, refusal
+from martlet_remoting.wire.codec import encode_prefix
+from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
 
 __all__ = ["TABLE", "bulk_read", "collect", "finish"]
 

@@ -14,18 +14,17 @@ from martlet.broker import Broker
 from martlet.contracts import ExternalTransaction, ExternalTransactions, StagedBatch
 from martlet.errors import Reason, Refused
 from martlet.message import PROPERTIES_BYTES_MAX
-from martlet.steps import Steps
+from martlet.runtime.steps import Steps
 from martlet.tables.topics import RETRY_PREFIX
-from martlet_remoting.batches import Member, split_batch
-from martlet_remoting.bodies import read_body
-from martlet_remoting.codes import RequestCode
-from martlet_remoting.context import Answer, Context, Handle, Later, reply
-from martlet_remoting.headers import decode_send_header
-from martlet_remoting.packets import Command
-from martlet_remoting.request_headers import SendHeader
-from martlet_remoting.unheld import no_external_transactions
-
-from .send import I32_MAX, I32_MIN, TRANSACTION_MASK, check_load, open_topic
+from martlet_remoting.handlers.bodies import read_body
+from martlet_remoting.handlers.context import Answer, Context, Handle, Later, reply
+from martlet_remoting.handlers.send import I32_MAX, I32_MIN, TRANSACTION_MASK, check_load, open_topic
+from martlet_remoting.handlers.unheld import no_external_transactions
+from martlet_remoting.wire.batches import Member, split_batch
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.headers import decode_send_header
+from martlet_remoting.wire.packets import Command
+from martlet_remoting.wire.request_headers import SendHeader
 
 __all__ = ["TABLE"]
 

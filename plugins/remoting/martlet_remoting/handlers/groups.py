@@ -10,17 +10,17 @@ import orjson
 
 from martlet.access import Gate, GroupGrant
 from martlet.broker import Broker
-from martlet.delivery.selection import EXPRESSION_CHARS_MAX, TAG, Selection
+from martlet.delivery.routing.selection import EXPRESSION_CHARS_MAX, TAG, Selection
 from martlet.errors import Reason, Refused
-from martlet.steps import Pace, Steps
+from martlet.runtime.steps import Pace, Steps
 from martlet.tables.groups import Group
-from martlet_remoting.bodies import boolean, enum_name, integer, items, queues, read_body, text
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, reply, reply_in_pieces
-from martlet_remoting.fastjson import LazyList, dumps_in_steps
-from martlet_remoting.members import CLUSTERING, Member, Members
-from martlet_remoting.packets import Command, Frame, MessageQueue
-from martlet_remoting.subscriptions import Subscription, select
+from martlet_remoting.consumers.members import CLUSTERING, Member, Members
+from martlet_remoting.consumers.subscriptions import Subscription, select
+from martlet_remoting.handlers.bodies import boolean, enum_name, integer, items, queues, read_body, text
+from martlet_remoting.handlers.context import Context, Declined, Handle, reply, reply_in_pieces
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.fastjson import LazyList, dumps_in_steps
+from martlet_remoting.wire.packets import Command, Frame, MessageQueue
 
 __all__ = ["TABLE", "make_retry_topic"]
 
@@ -39,8 +39,8 @@ SUBSCRIPTIONS_MAX: Final = 4096
 TOPIC_CHARS_MAX: Final = 255
 QUEUES_LOCKED_AT_ONCE_MAX: Final = 16_384
 CLIENT_ID_CHARS_MAX: Final = 1024
-# Costs in steps, of which one slice does `martlet.steps.STEPS_AT_ONCE`: creating a group with its retry topic, and one
-# call of the authorizers. Compiling this many characters of an expression is one step.
+# Costs in steps, of which one slice does `martlet.runtime.steps.STEPS_AT_ONCE`: creating a group with its retry topic,
+# and one call of the authorizers. Compiling this many characters of an expression is one step.
 STEPS_OF_A_GROUP: Final = 64
 STEPS_OF_A_CHECK: Final = 8
 CHARS_OF_A_STEP: Final = 16

@@ -4,13 +4,13 @@ import os
 from typing import Final
 
 from martlet.access import ConsumeGrant, TopicGrant
-from martlet.delivery.redelivery import LONGEST_MS
 from martlet.errors import Reason, Refused
-from martlet.steps import Steps
+from martlet.groups.strategy.redelivery import LONGEST_MS
+from martlet.runtime.steps import Steps
 from martlet.tables.topics import RETRY_PREFIX
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, reply, supports_delays
-from martlet_remoting.packets import Command
+from martlet_remoting.handlers.context import Context, Declined, Handle, reply, supports_delays
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
 
 __all__ = ["TABLE", "begins_near"]
 

@@ -11,27 +11,27 @@ from typing import Final
 from martlet.access import ConsumeGrant, Gate
 from martlet.broker import Broker
 from martlet.contracts import Buffer
-from martlet.delivery.selection import CACHED_CHARS_MAX, EVERYTHING, TAG, Selection
-from martlet.delivery.share import Share
+from martlet.delivery.routing.selection import CACHED_CHARS_MAX, EVERYTHING, TAG, Selection
 from martlet.delivery.subscriptions import Delivery, Start, from_earliest
 from martlet.errors import Reason, Refused, StoreError, StoreFailed
+from martlet.groups.share import Share
 from martlet.message import PROPERTIES_BYTES_MAX, Message, put_property
 from martlet.records.codec import decode_records, encode_record
 from martlet.records.layout import RecordView, with_reconsume_times
-from martlet.steps import Steps
+from martlet.runtime.steps import Steps
 from martlet.store import Queue
 from martlet.tables.topics import READ, RETRY_PREFIX, Topic
-from martlet_remoting.codec import encode_pop_prefix, encode_response
-from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
-from martlet_remoting.context import REASON_CODES, Context, Declined, Handle, Later, refuse, reply
+from martlet_remoting.consumers.pops import ANY_QUEUE, STALL_S, Pop, PopGroup, split_records
+from martlet_remoting.consumers.subscriptions import select
+from martlet_remoting.handlers.context import REASON_CODES, Context, Declined, Handle, Later, refuse, reply
 from martlet_remoting.handlers.offsets import begins_near
-from martlet_remoting.headers import decode_pop_header
-from martlet_remoting.packets import Command
-from martlet_remoting.pop_handles import IN_ORDER_QUEUE, Popped, places, retry_flag
-from martlet_remoting.pop_handles import Handle as MessageHandle
-from martlet_remoting.pops import ANY_QUEUE, STALL_S, Pop, PopGroup, split_records
-from martlet_remoting.request_headers import PopHeader
-from martlet_remoting.subscriptions import select
+from martlet_remoting.wire.codec import encode_pop_prefix, encode_response
+from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
+from martlet_remoting.wire.headers import decode_pop_header
+from martlet_remoting.wire.packets import Command
+from martlet_remoting.wire.pop_handles import IN_ORDER_QUEUE, Popped, places, retry_flag
+from martlet_remoting.wire.pop_handles import Handle as MessageHandle
+from martlet_remoting.wire.request_headers import PopHeader
 
 __all__ = ["NOTHING", "TABLE", "check_invisible", "collect", "finish"]
 

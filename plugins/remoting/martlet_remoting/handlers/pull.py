@@ -10,15 +10,18 @@ from typing import Final
 
 from martlet.access import ConsumeGrant
 from martlet.broker import Broker
-from martlet.delivery.selection import CACHED_CHARS_MAX, EVERYTHING, TAG, Selection
+from martlet.delivery.routing.selection import CACHED_CHARS_MAX, EVERYTHING, TAG, Selection
 from martlet.errors import Reason, Refused, StoreError, StoreFailed
-from martlet.steps import Steps
+from martlet.runtime.steps import Steps
 from martlet.store import ReadResult, ReadStatus
 from martlet.tables.topics import READ, RETRY_PREFIX, Topic
-from martlet_remoting.codec import encode_pull_prefix
-from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.config import RemotingConfig
-from martlet_remoting.context import (
+from martlet_remoting.consumers.counters import RequestCounters
+from martlet_remoting.consumers.long_poll import ParkedPulls, Pull
+from martlet_remoting.consumers.members import BROADCASTING, Members
+from martlet_remoting.consumers.retries import hold_back
+from martlet_remoting.consumers.subscriptions import select
+from martlet_remoting.handlers.context import (
     REASON_CODES,
     Context,
     Declined,
@@ -27,14 +30,11 @@ from martlet_remoting.context import (
     refuse,
     supports_delays,
 )
-from martlet_remoting.counters import RequestCounters
-from martlet_remoting.headers import decode_pull_header
-from martlet_remoting.long_poll import ParkedPulls, Pull
-from martlet_remoting.members import BROADCASTING, Members
-from martlet_remoting.packets import NO_EXT, Command
-from martlet_remoting.request_headers import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader
-from martlet_remoting.retries import hold_back
-from martlet_remoting.subscriptions import select
+from martlet_remoting.wire.codec import encode_pull_prefix
+from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
+from martlet_remoting.wire.headers import decode_pull_header
+from martlet_remoting.wire.packets import NO_EXT, Command
+from martlet_remoting.wire.request_headers import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader
 
 __all__ = ["TABLE", "collect", "finish", "pull_message"]
 

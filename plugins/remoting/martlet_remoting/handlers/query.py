@@ -3,10 +3,10 @@
 from typing import Final
 
 from martlet.access import Gate
-from martlet.steps import Steps
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Beside, Context, Declined, Handle, Later, reply, reply_in_pieces
-from martlet_remoting.packets import Command, Frame
+from martlet.runtime.steps import Steps
+from martlet_remoting.handlers.context import Beside, Context, Declined, Handle, Later, reply, reply_in_pieces
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command, Frame
 
 __all__ = ["TABLE"]
 

@@ -6,11 +6,11 @@ from martlet.access import Gate
 from martlet.contracts import Timers
 from martlet.errors import Reason, Refused
 from martlet.tables.topics import RETRY_PREFIX
-from martlet_remoting.codec import encode_response
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, Later, reply
-from martlet_remoting.packets import Command
-from martlet_remoting.recall_handles import RecallHandle, decode_handle
+from martlet_remoting.handlers.context import Context, Declined, Handle, Later, reply
+from martlet_remoting.wire.codec import encode_response
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
+from martlet_remoting.wire.recall_handles import RecallHandle, decode_handle
 
 __all__ = ["TABLE"]
 

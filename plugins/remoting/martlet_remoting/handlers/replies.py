@@ -14,15 +14,15 @@ from martlet.access import Gate
 from martlet.broker import Broker
 from martlet.errors import Reason, Refused
 from martlet.message import REPLY_TO, Message, Placed, find_property, put_properties, put_property
-from martlet_remoting.codec import encode_send_response
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Handle, refuse
+from martlet_remoting.consumers.members import Members
+from martlet_remoting.handlers.context import Context, Handle, refuse
 from martlet_remoting.handlers.send import make_message, open_topic, stamp
-from martlet_remoting.headers import decode_send_header
-from martlet_remoting.members import Members
-from martlet_remoting.packets import Command
-from martlet_remoting.request_headers import SendHeader
-from martlet_remoting.templates import Templates
+from martlet_remoting.handlers.templates import Templates
+from martlet_remoting.wire.codec import encode_send_response
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.headers import decode_send_header
+from martlet_remoting.wire.packets import Command
+from martlet_remoting.wire.request_headers import SendHeader
 
 __all__ = ["TABLE", "send_reply", "take_reply"]
 

@@ -11,23 +11,23 @@ from msgspec.structs import replace
 
 from martlet.access import Gate, PublishGrant
 from martlet.errors import MartletError, Reason, Refused
-from martlet.ids import Ids
 from martlet.message import PROPERTIES_BYTES_MAX, Message, find_property, put_property, remove_property
+from martlet.runtime.ids import Ids
+from martlet.runtime.steps import Steps
 from martlet.stages import Stages
-from martlet.steps import Steps
-from martlet.store.writer import RunItem
+from martlet.store.append.writer import RunItem
 from martlet.tables.topics import RETRY_PREFIX, Topic, check_name
-from martlet_remoting.batches import Member, split_batch
-from martlet_remoting.codec import encode_send_response
-from martlet_remoting.codes import FLAG_ONEWAY, VERSION_3_4_9, RequestCode, ResponseCode
-from martlet_remoting.context import Answer, Context, Declined, Handle, refusal, supports_transactions
-from martlet_remoting.fields import SendFields, SendHead, send_fields
-from martlet_remoting.headers import Send, decode_send_header
-from martlet_remoting.packets import Command, Frame
-from martlet_remoting.recall_handles import handle_of
-from martlet_remoting.request_headers import SendHeader
-from martlet_remoting.templates import Templates
-from martlet_remoting.unheld import TIMER_KEYS, no_transactions
+from martlet_remoting.handlers.context import Answer, Context, Declined, Handle, refusal, supports_transactions
+from martlet_remoting.handlers.templates import Templates
+from martlet_remoting.handlers.unheld import TIMER_KEYS, no_transactions
+from martlet_remoting.wire.batches import Member, split_batch
+from martlet_remoting.wire.codec import encode_send_response
+from martlet_remoting.wire.codes import FLAG_ONEWAY, VERSION_3_4_9, RequestCode, ResponseCode
+from martlet_remoting.wire.fields import SendFields, SendHead, send_fields
+from martlet_remoting.wire.headers import Send, decode_send_header
+from martlet_remoting.wire.packets import Command, Frame
+from martlet_remoting.wire.recall_handles import handle_of
+from martlet_remoting.wire.request_headers import SendHeader
 
 __all__ = ["TABLE", "check_load", "make_message", "open_topic", "send_message", "send_run", "stamp"]
 

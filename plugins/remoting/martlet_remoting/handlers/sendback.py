@@ -10,14 +10,14 @@ from martlet.access import Gate, GroupGrant
 from martlet.errors import CorruptRecord, Reason, Refused
 from martlet.message import Message, Record, find_property, put_property
 from martlet.records.codec import decode_record
-from martlet.store.light import places
+from martlet.store.format.light import places
 from martlet.tables.groups import Group
 from martlet.tables.topics import RETRY_PREFIX
-from martlet_remoting.codes import VERSION_3_4_9, RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, Later, reply
+from martlet_remoting.handlers.context import Context, Declined, Handle, Later, reply
 from martlet_remoting.handlers.groups import make_retry_topic
-from martlet_remoting.packets import Command
-from martlet_remoting.templates import Templates
+from martlet_remoting.handlers.templates import Templates
+from martlet_remoting.wire.codes import VERSION_3_4_9, RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
 
 __all__ = ["TABLE", "found_record", "send_back"]
 

@@ -14,10 +14,10 @@ from martlet.contracts import HalfMessage, PendingTransaction, Transactions
 from martlet.errors import Reason, Refused
 from martlet.message import decode_properties
 from martlet.records.codec import decode_records
-from martlet_remoting.codes import FLAG_ONEWAY, RequestCode, ResponseCode
-from martlet_remoting.context import Answer, Context, Declined, Handle, Later, reply
-from martlet_remoting.fields import EndHead
-from martlet_remoting.packets import Command
+from martlet_remoting.handlers.context import Answer, Context, Declined, Handle, Later, reply
+from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
+from martlet_remoting.wire.fields import EndHead
+from martlet_remoting.wire.packets import Command
 
 __all__ = ["TABLE", "end_run"]
 

@@ -5,12 +5,11 @@ from typing import final
 
 from martlet.contracts import Buffer, Peer
 from martlet.errors import Refused
-from martlet.steps import Steps, resume
-from martlet_remoting.codes import FLAG_ONEWAY, FLAG_RESPONSE
-from martlet_remoting.packets import Command, Frame
-
-from .requests import SAVED, answer, answer_when_saved
-from .server import NameServer
+from martlet.runtime.steps import Steps, resume
+from martlet_remoting.nameserver.requests import SAVED, answer, answer_when_saved
+from martlet_remoting.nameserver.server import NameServer
+from martlet_remoting.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE
+from martlet_remoting.wire.packets import Command, Frame
 
 __all__ = ["NameServerHandler"]
 

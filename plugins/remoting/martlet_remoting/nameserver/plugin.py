@@ -14,11 +14,10 @@ from martlet.errors import MartletError
 from martlet.net.addresses import check_listen
 from martlet.net.tls import Tls
 from martlet.plugins.hooks import Hooks
-from martlet_remoting.connection import RemotingConnection
-
-from .config import NameServerConfig
-from .handler import NameServerHandler
-from .server import NameServer
+from martlet_remoting.nameserver.config import NameServerConfig
+from martlet_remoting.nameserver.handler import NameServerHandler
+from martlet_remoting.nameserver.server import NameServer
+from martlet_remoting.wire.connection import RemotingConnection
 
 __all__ = ["NameServerPlugin"]
 

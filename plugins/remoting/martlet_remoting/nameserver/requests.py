@@ -7,18 +7,17 @@ from typing import Final, TypeAlias
 from msgspec.structs import replace
 
 from martlet.errors import MartletError, Reason, Refused
-from martlet.steps import Steps
-from martlet_remoting import fastjson
-from martlet_remoting.codec import encode_response, encode_response_in_pieces
-from martlet_remoting.codes import VERSION_4_9_4, RequestCode, ResponseCode
-from martlet_remoting.packets import NO_EXT, Command, Frame
-from martlet_remoting.register_broker import NAME_CHARS_MAX, VERSION_BYTES_MAX, decode_registration
-from martlet_remoting.routes import MASTER_ID, Route, TopicQueues, Version, encode_route, load_object, read_object
-from martlet_remoting.unsupported import unsupported_text
-
-from .kvconfig import ORDER_TOPICS
-from .server import NameServer
-from .table import UNIT, UNIT_SUB
+from martlet.runtime.steps import Steps
+from martlet_remoting.nameserver.kvconfig import ORDER_TOPICS
+from martlet_remoting.nameserver.server import NameServer
+from martlet_remoting.nameserver.table import UNIT, UNIT_SUB
+from martlet_remoting.wire import fastjson
+from martlet_remoting.wire.codec import encode_response, encode_response_in_pieces
+from martlet_remoting.wire.codes import VERSION_4_9_4, RequestCode, ResponseCode
+from martlet_remoting.wire.packets import NO_EXT, Command, Frame
+from martlet_remoting.wire.register_broker import NAME_CHARS_MAX, VERSION_BYTES_MAX, decode_registration
+from martlet_remoting.wire.routes import MASTER_ID, Route, TopicQueues, Version, encode_route, load_object, read_object
+from martlet_remoting.wire.unsupported import unsupported_text
 
 __all__ = ["REQUESTS", "SAVED", "answer", "answer_when_saved"]
 

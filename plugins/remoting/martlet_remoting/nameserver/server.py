@@ -6,13 +6,12 @@ from typing import Final, Protocol, final, runtime_checkable
 import trio
 
 from martlet.errors import Reason, Refused
-from martlet.turns import Turns
-from martlet_remoting.properties import format_properties, parse_properties
-from martlet_remoting.routes import Route, TopicQueues
-
-from .config import NameServerConfig
-from .kvconfig import KVConfig
-from .table import RouteTable
+from martlet.runtime.turns import Turns
+from martlet_remoting.nameserver.config import NameServerConfig
+from martlet_remoting.nameserver.kvconfig import KVConfig
+from martlet_remoting.nameserver.table import RouteTable
+from martlet_remoting.wire.properties import format_properties, parse_properties
+from martlet_remoting.wire.routes import Route, TopicQueues
 
 __all__ = ["NameServer"]
 

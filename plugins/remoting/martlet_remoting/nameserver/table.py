@@ -13,10 +13,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from martlet.errors import Reason, Refused
-from martlet.steps import Pace, Steps
-from martlet.store.light import is_light
-from martlet_remoting.register_broker import Registration
-from martlet_remoting.routes import MASTER_ID, BrokerGroup, Route, TopicQueues, TopicShape, Version
+from martlet.runtime.steps import Pace, Steps
+from martlet.store.format.light import is_light
+from martlet_remoting.wire.register_broker import Registration
+from martlet_remoting.wire.routes import MASTER_ID, BrokerGroup, Route, TopicQueues, TopicShape, Version
 
 __all__ = ["DEFAULT_TIMEOUT_MS", "Registered", "RouteTable"]
 

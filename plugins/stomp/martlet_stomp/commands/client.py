@@ -8,9 +8,9 @@ import orjson
 from martlet.cli.outcome import Unreachable
 from martlet.cli.server import ServerSettings, connect
 from martlet.errors import MartletError
-from martlet_stomp.codec import Limits, decode_head, encode_frame
-from martlet_stomp.errors import StompError
-from martlet_stomp.packets import Version
+from martlet_stomp.wire.codec import Limits, decode_head, encode_frame
+from martlet_stomp.wire.errors import StompError
+from martlet_stomp.wire.packets import Version
 
 __all__ = ["StompFailed", "browse"]
 

@@ -8,9 +8,8 @@ from martlet.cli.outcome import Exit, guarded
 from martlet.cli.server import add_server_options, server_settings
 from martlet.cli.terminal import print_json, table
 from martlet.contracts import Command
-from martlet_stomp.control import DELETE, PREFIX
-
-from .client import browse
+from martlet_stomp.admin.control import DELETE, PREFIX
+from martlet_stomp.commands.client import browse
 
 __all__ = ["COMMAND"]
 

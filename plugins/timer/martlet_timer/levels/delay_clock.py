@@ -8,7 +8,7 @@ which each was noticed: records from there on have the new time. A restart begin
 from collections.abc import Callable
 from typing import Final, final
 
-from martlet.clock import Clock
+from martlet.runtime.clock import Clock
 
 __all__ = ["DelayClock"]
 

@@ -24,17 +24,16 @@ from martlet.errors import Reason, Refused, StoreError
 from martlet.message import PROPERTIES_BYTES_MAX, Message, find_property
 from martlet.records.layout import RecordView, record_views
 from martlet.state import NOTHING
-from martlet.store.delays import SCHEDULE_TOPIC
-from martlet.store.queues import Queue
-from martlet.store.reading import ReadResult
+from martlet.store.format.delays import SCHEDULE_TOPIC
+from martlet.store.queues.queues import Queue
+from martlet.store.read.reading import ReadResult
 from martlet.tables.topics import BROKER_TOPICS, TIMER_TOPIC, WRITE
 from martlet_timer.lateness import Lateness
+from martlet_timer.levels.delay_clock import DelayClock
+from martlet_timer.levels.delivered import Delivered, Offsets, Ranges, later_of, low_of, union
+from martlet_timer.levels.offsets import LevelOffsets
 from martlet_timer.properties import REAL_QUEUE, REAL_TOPIC
 from martlet_timer.timers.records import timer_properties
-
-from .delay_clock import DelayClock
-from .delivered import Delivered, Offsets, Ranges, later_of, low_of, union
-from .offsets import LevelOffsets
 
 if TYPE_CHECKING:
     from martlet.broker import Broker

@@ -19,14 +19,13 @@ import trio
 
 from martlet.errors import Reason, Refused, StoreError
 from martlet.records.layout import RecordView
+from martlet.runtime.steps import Steps, WaitingSteps, finish_now
 from martlet.state import NOTHING, pack_rows, unpack_rows
 from martlet.state.journal import Journal, read_notes
-from martlet.steps import Steps, WaitingSteps, finish_now
-from martlet.store.delays import SCHEDULE_TOPIC
+from martlet.store.format.delays import SCHEDULE_TOPIC
 from martlet.tables.rocketmq_json import DataVersion, head_of, parse, reading, seal, table_in
 from martlet.tables.saved import NO_POSITION, POSITION_KEY, Table
-
-from .delivered import Delivered, Offsets, Ranges, apply_note, encode_note, later_of, low_of, union
+from martlet_timer.levels.delivered import Delivered, Offsets, Ranges, apply_note, encode_note, later_of, low_of, union
 
 if TYPE_CHECKING:
     from martlet.broker import Broker

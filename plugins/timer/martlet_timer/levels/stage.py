@@ -7,11 +7,10 @@ from martlet.contracts import Stage
 from martlet.errors import ConfigError, Reason, Refused
 from martlet.message import Message, find_property, put_property, remove_property
 from martlet.records.layout import TRANSACTION_MASK
-from martlet.store.delays import SCHEDULE_TOPIC
+from martlet.store.format.delays import SCHEDULE_TOPIC
 from martlet.tables.topics import BROKER_TOPICS
+from martlet_timer.levels.delay_clock import DelayClock
 from martlet_timer.properties import LEVEL, REAL_QUEUE, REAL_TOPIC, SCHEDULE_KEYS, TIME_KEYS
-
-from .delay_clock import DelayClock
 
 if TYPE_CHECKING:
     from martlet.broker import Broker

@@ -10,7 +10,7 @@ which the machine was suspended: elapsed time contains it.
 from collections.abc import Callable
 from typing import Final, final
 
-from martlet.clock import Clock
+from martlet.runtime.clock import Clock
 
 __all__ = ["DampedClock"]
 

@@ -16,19 +16,18 @@ import trio
 from martlet.broker import Broker
 from martlet.errors import MartletError, Reason, Refused, StoreError, StoreFailed
 from martlet.message import Message, Record, find_property
+from martlet.runtime.steps import WaitingSteps
 from martlet.state.journal import Journal
-from martlet.steps import WaitingSteps
 from martlet.tables.topics import TIMER_TOPIC
 from martlet_timer.lateness import Lateness
 from martlet_timer.properties import REAL_TOPIC
-
-from .damped_clock import DampedClock
-from .pending import Pending
-from .reader import Found, RecordReader
-from .records import moved
-from .repeats import Outcome, is_repeated, outcome_of
-from .schedule import Schedule, Timer
-from .state import TimerState, ended, gone
+from martlet_timer.timers.damped_clock import DampedClock
+from martlet_timer.timers.pending import Pending
+from martlet_timer.timers.reader import Found, RecordReader
+from martlet_timer.timers.records import moved
+from martlet_timer.timers.repeats import Outcome, is_repeated, outcome_of
+from martlet_timer.timers.schedule import Schedule, Timer
+from martlet_timer.timers.state import TimerState, ended, gone
 
 __all__ = ["TimerDelivery"]
 

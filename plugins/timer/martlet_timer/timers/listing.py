@@ -7,11 +7,10 @@ from martlet.broker import Broker
 from martlet.contracts import PendingTimer
 from martlet.message import Record, find_property
 from martlet_timer.properties import REAL_QUEUE, REAL_TOPIC, UNIQUE_KEY
-
-from .delivery import TimerDelivery
-from .records import OUT_MS
-from .repeats import described
-from .state import TimerState
+from martlet_timer.timers.delivery import TimerDelivery
+from martlet_timer.timers.records import OUT_MS
+from martlet_timer.timers.repeats import described
+from martlet_timer.timers.state import TimerState
 
 __all__ = ["Listing"]
 

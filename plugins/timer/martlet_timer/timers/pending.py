@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Final, TypeAlias, final
 
 from martlet.errors import StoreError
-from martlet.steps import Pace, Steps
+from martlet.runtime.steps import Pace, Steps
 
 __all__ = ["HOUR_MS", "Frozen", "Pending"]
 

@@ -18,13 +18,12 @@ from martlet.errors import Reason, Refused
 from martlet.message import Message, Record, encode_properties, find_property
 from martlet.tables.topics import TIMER_TOPIC
 from martlet_timer.properties import REAL_TOPIC, UNIQUE_KEY
-
-from .damped_clock import DampedClock
-from .delivery import TimerDelivery
-from .records import OUT_MS, RECALLED_KEY, delete_key, due_of, key_of, out_of
-from .repeats import SERIES
-from .schedule import Timer
-from .state import TimerState
+from martlet_timer.timers.damped_clock import DampedClock
+from martlet_timer.timers.delivery import TimerDelivery
+from martlet_timer.timers.records import OUT_MS, RECALLED_KEY, delete_key, due_of, key_of, out_of
+from martlet_timer.timers.repeats import SERIES
+from martlet_timer.timers.schedule import Timer
+from martlet_timer.timers.state import TimerState
 
 __all__ = ["Recalls"]
 

@@ -9,9 +9,9 @@ delivered 1 ms late, as TIMER_OUT_MS would otherwise look like one of RocketMQ, 
 
 from typing import Final
 
-from martlet.checksum import crc32
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, find_property, put_property, remove_property
 from martlet.records.layout import RecordView
+from martlet.runtime.checksum import crc32
 from martlet.tables.topics import REVIVE_PREFIX, TIMER_TOPIC
 from martlet_timer.properties import LEVEL, REAL_QUEUE, REAL_TOPIC, TIME_KEYS, UNIQUE_KEY
 

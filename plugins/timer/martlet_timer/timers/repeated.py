@@ -10,7 +10,7 @@ from typing import Final, final
 
 import msgpack  # type: ignore[import-untyped]
 
-from .schedule import Timer
+from martlet_timer.timers.schedule import Timer
 
 __all__ = ["Repeated"]
 

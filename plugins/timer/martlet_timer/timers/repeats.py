@@ -41,9 +41,8 @@ from martlet_timer.properties import (
     SCHEDULE_KEYS,
     UNIQUE_KEY,
 )
-
-from .cron import Cron, parse_cron
-from .records import DIGITS_MAX, OUT_MS, copy_of, delete_key, delivery_of, out_of
+from martlet_timer.timers.cron import Cron, parse_cron
+from martlet_timer.timers.records import DIGITS_MAX, OUT_MS, copy_of, delete_key, delivery_of, out_of
 
 __all__ = [
     "ENDLESS",

@@ -13,9 +13,8 @@ from collections import deque
 from heapq import heappop, heappush
 from typing import Final, final
 
-from martlet.steps import Pace, Steps
-
-from .pending import HOUR_MS, Pending
+from martlet.runtime.steps import Pace, Steps
+from martlet_timer.timers.pending import HOUR_MS, Pending
 
 __all__ = ["Schedule"]
 

@@ -18,9 +18,16 @@ from martlet_timer.properties import (
     TIME_KEYS,
     UNIQUE_KEY,
 )
-
-from .records import DIGITS_MAX, OUT_MS, RECALLED_KEY, out_of
-from .repeats import ENDLESS, NAME_BYTES, Repeats, is_repeated, read_repeats, with_expiry_moved, without_schedule
+from martlet_timer.timers.records import DIGITS_MAX, OUT_MS, RECALLED_KEY, out_of
+from martlet_timer.timers.repeats import (
+    ENDLESS,
+    NAME_BYTES,
+    Repeats,
+    is_repeated,
+    read_repeats,
+    with_expiry_moved,
+    without_schedule,
+)
 
 __all__ = ["RepeatLimits", "TimerStage"]
 

@@ -18,16 +18,15 @@ import msgpack  # type: ignore[import-untyped]
 
 from martlet.errors import StoreError
 from martlet.records.layout import RecordView
+from martlet.runtime.steps import Pace, Steps, WaitingSteps
 from martlet.state import NOTHING, pack_rows, unpack_rows
 from martlet.state.journal import read_notes
-from martlet.steps import Pace, Steps, WaitingSteps
 from martlet.tables.topics import TIMER_TOPIC
-
-from .pending import Column, Frozen, Pending
-from .records import delete_key, key_of, read_timer
-from .repeated import Repeated
-from .repeats import is_repeated
-from .schedule import Schedule, Timer
+from martlet_timer.timers.pending import Column, Frozen, Pending
+from martlet_timer.timers.records import delete_key, key_of, read_timer
+from martlet_timer.timers.repeated import Repeated
+from martlet_timer.timers.repeats import is_repeated
+from martlet_timer.timers.schedule import Schedule, Timer
 
 __all__ = ["TimerState", "ended", "gone"]
 

@@ -19,13 +19,22 @@ from martlet.contracts import StagedBatch
 from martlet.errors import Reason, Refused
 from martlet.message import Message
 from martlet.records.layout import Buffer, record_views
-from martlet.steps import WaitingSteps
-from martlet.store.queues import Queue
-from martlet.store.reading import ReadResult
-from martlet.store.writer import RunItem
-
-from .records import EVENTS_TOPIC, STAGED_TOPIC, EventKind, Key, Member, Place, Stored, decode_batch, encode_event
-from .state import ExternalState
+from martlet.runtime.steps import WaitingSteps
+from martlet.store.append.writer import RunItem
+from martlet.store.queues.queues import Queue
+from martlet.store.read.reading import ReadResult
+from martlet_tx.external.records import (
+    EVENTS_TOPIC,
+    STAGED_TOPIC,
+    EventKind,
+    Key,
+    Member,
+    Place,
+    Stored,
+    decode_batch,
+    encode_event,
+)
+from martlet_tx.external.state import ExternalState
 
 __all__ = ["Delivery", "EventLog"]
 

@@ -18,7 +18,7 @@ import msgpack  # type: ignore[import-untyped]
 
 from martlet.contracts import StagedBatch
 from martlet.records.layout import Buffer
-from martlet.store.notes import OWN_PREFIX
+from martlet.store.format.notes import OWN_PREFIX
 
 __all__ = [
     "EVENTS_TOPIC",

@@ -12,10 +12,9 @@ import msgpack  # type: ignore[import-untyped]
 import trio
 
 from martlet.records.layout import RecordView
+from martlet.runtime.steps import Pace, Steps, WaitingSteps
 from martlet.state import NOTHING, Pages, pack_rows, unpack_rows
-from martlet.steps import Pace, Steps, WaitingSteps
-
-from .records import EVENTS_TOPIC, Chunk, EventKind, Key, Place, Stored
+from martlet_tx.external.records import EVENTS_TOPIC, Chunk, EventKind, Key, Place, Stored
 
 __all__ = ["NO_VOTE", "ExternalState", "Part", "Producer", "Progress", "Vote"]
 

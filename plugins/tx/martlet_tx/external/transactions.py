@@ -26,12 +26,11 @@ from martlet.contracts import (
 )
 from martlet.errors import MartletError, Reason, Refused, StoreFailed
 from martlet.message import PROPERTIES_BYTES_MAX, Message, find_property
-from martlet.steps import Pace, Steps, WaitingSteps
+from martlet.runtime.steps import Pace, Steps, WaitingSteps
 from martlet_tx.config import TxConfig
-
-from .delivery import Delivery, EventLog, read_staged
-from .records import Chunk, EventKind, Key, cut, encode_batch, encode_event, staged_bytes
-from .state import ExternalState, Part, PartKey, Producer, Vote
+from martlet_tx.external.delivery import Delivery, EventLog, read_staged
+from martlet_tx.external.records import Chunk, EventKind, Key, cut, encode_batch, encode_event, staged_bytes
+from martlet_tx.external.state import ExternalState, Part, PartKey, Producer, Vote
 
 __all__ = ["StagedTransactions"]
 

@@ -2,9 +2,8 @@
 
 from typing import Final
 
-from martlet_remoting.context import Handle
-
-from . import broker, clients, cold, groups, resets, statistics, timers, topics
+from martlet_remoting.handlers.admin import broker, clients, cold, groups, resets, statistics, timers, topics
+from martlet_remoting.handlers.context import Handle
 
 __all__ = ["TABLE"]
 

@@ -10,16 +10,16 @@ from martlet.config import fill
 from martlet.contracts import Timers
 from martlet.errors import ConfigError, Reason, Refused
 from martlet.net.addresses import split_address
-from martlet.stats import Stats
-from martlet.steps import Steps
+from martlet.runtime.stats import Stats
+from martlet.runtime.steps import Steps
 from martlet.store import StoreConfig
-from martlet_remoting.codes import VERSION, RequestCode, ResponseCode
-from martlet_remoting.context import Context, Handle, reply, supports_transactions
-from martlet_remoting.counters import RequestCounters
-from martlet_remoting.fastjson import dumps
-from martlet_remoting.packets import Command
-from martlet_remoting.properties import format_properties, parse_properties
-from martlet_remoting.rates import Rates
+from martlet_remoting.consumers.counters import RequestCounters
+from martlet_remoting.consumers.rates import Rates
+from martlet_remoting.handlers.context import Context, Handle, reply, supports_transactions
+from martlet_remoting.wire.codes import VERSION, RequestCode, ResponseCode
+from martlet_remoting.wire.fastjson import dumps
+from martlet_remoting.wire.packets import Command
+from martlet_remoting.wire.properties import format_properties, parse_properties
 
 __all__ = ["TABLE", "runtime_info"]
 

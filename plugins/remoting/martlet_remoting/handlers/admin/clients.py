@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, final
 
 from martlet.errors import Refused
-from martlet.steps import Pace, Steps
-from martlet_remoting.codec import encode_response
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, Later, refuse, reply, reply_in_pieces
-from martlet_remoting.fastjson import Lazy, LazyList, dumps, dumps_in_steps, read
+from martlet.runtime.steps import Pace, Steps
+from martlet_remoting.consumers.members import Member
+from martlet_remoting.handlers.context import Context, Declined, Handle, Later, refuse, reply, reply_in_pieces
 from martlet_remoting.handlers.sendback import found_record
-from martlet_remoting.members import Member
-from martlet_remoting.packets import Command, Frame
+from martlet_remoting.wire.codec import encode_response
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.fastjson import Lazy, LazyList, dumps, dumps_in_steps, read
+from martlet_remoting.wire.packets import Command, Frame
 
 __all__ = ["TABLE"]
 

@@ -3,11 +3,11 @@
 from typing import Final
 
 from martlet.errors import Reason, Refused
-from martlet_remoting.codes import RequestCode
-from martlet_remoting.context import Context, Handle, reply
-from martlet_remoting.fastjson import dumps
-from martlet_remoting.packets import Command
-from martlet_remoting.properties import parse_properties
+from martlet_remoting.handlers.context import Context, Handle, reply
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.fastjson import dumps
+from martlet_remoting.wire.packets import Command
+from martlet_remoting.wire.properties import parse_properties
 
 __all__ = ["TABLE"]
 

@@ -6,13 +6,13 @@ from typing import Final
 from martlet.access import TopicFigures
 from martlet.broker import Broker
 from martlet.errors import Reason, Refused, RemoteProtocolError
-from martlet.steps import Steps
+from martlet.runtime.steps import Steps
 from martlet.tables.topics import Topic
-from martlet_remoting import fastjson
-from martlet_remoting.codes import ResponseCode
-from martlet_remoting.context import Beside, Context, Handle, Later, refuse
-from martlet_remoting.packets import Command, Frame, MessageQueue
-from martlet_remoting.routes import Version
+from martlet_remoting.handlers.context import Beside, Context, Handle, Later, refuse
+from martlet_remoting.wire import fastjson
+from martlet_remoting.wire.codes import ResponseCode
+from martlet_remoting.wire.packets import Command, Frame, MessageQueue
+from martlet_remoting.wire.routes import Version
 
 __all__ = [
     "QUEUES_AT_ONCE",

@@ -8,18 +8,17 @@ from msgspec.structs import replace
 
 from martlet.access import Gate, GroupAdminGrant
 from martlet.errors import Reason, Refused
-from martlet.steps import Pace, Steps
+from martlet.runtime.steps import Pace, Steps
 from martlet.tables.groups import Group, check_group_name
 from martlet.tables.topics import check_name
-from martlet_remoting.bodies import items, read_body
-from martlet_remoting.codes import RequestCode
-from martlet_remoting.context import Context, Handle, reply, reply_in_pieces
-from martlet_remoting.fastjson import Lazy, dumps, dumps_in_steps
-from martlet_remoting.packets import Command, Frame
-from martlet_remoting.routes import Version
-
-from .common import saved
-from .topics import Allowed, alter_attributes, page
+from martlet_remoting.handlers.admin.common import saved
+from martlet_remoting.handlers.admin.topics import Allowed, alter_attributes, page
+from martlet_remoting.handlers.bodies import items, read_body
+from martlet_remoting.handlers.context import Context, Handle, reply, reply_in_pieces
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.fastjson import Lazy, dumps, dumps_in_steps
+from martlet_remoting.wire.packets import Command, Frame
+from martlet_remoting.wire.routes import Version
 
 __all__ = ["TABLE"]
 

@@ -5,17 +5,16 @@ from typing import Final
 from martlet.access import GroupAdminGrant, TopicFigures
 from martlet.broker import Broker
 from martlet.errors import Reason, Refused
-from martlet.steps import Pace, Steps
+from martlet.runtime.steps import Pace, Steps
 from martlet.tables.groups import check_group_name
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, reply, reply_in_pieces
-from martlet_remoting.fastjson import dumps_in_steps
-from martlet_remoting.long_poll import ParkedPulls
-from martlet_remoting.members import Members
-from martlet_remoting.packets import Command, Frame, MessageQueue
-
-from .clients import VERSION_3_0_7
-from .common import QUEUES_AT_ONCE, message_queue
+from martlet_remoting.consumers.long_poll import ParkedPulls
+from martlet_remoting.consumers.members import Members
+from martlet_remoting.handlers.admin.clients import VERSION_3_0_7
+from martlet_remoting.handlers.admin.common import QUEUES_AT_ONCE, message_queue
+from martlet_remoting.handlers.context import Context, Declined, Handle, reply, reply_in_pieces
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.fastjson import dumps_in_steps
+from martlet_remoting.wire.packets import Command, Frame, MessageQueue
 
 __all__ = ["TABLE"]
 

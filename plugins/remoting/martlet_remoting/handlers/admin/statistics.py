@@ -5,17 +5,16 @@ from typing import Final
 from martlet.access import GroupGrant, TopicFigures, TopicGrant
 from martlet.broker import Broker
 from martlet.records.layout import BLANK_SIZE, ENTRY, ENTRY_BYTES
-from martlet.steps import Pace, Steps
+from martlet.runtime.steps import Pace, Steps
 from martlet.tables.topics import Topic
-from martlet_remoting.codec import encode_response
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, reply, reply_in_pieces
-from martlet_remoting.fastjson import dumps, dumps_in_steps
-from martlet_remoting.members import Members
-from martlet_remoting.packets import Command, Frame, MessageQueue
-from martlet_remoting.subscriptions import Subscription
-
-from .common import QUEUES_AT_ONCE, existing_topic, message_queue, slow
+from martlet_remoting.consumers.members import Members
+from martlet_remoting.consumers.subscriptions import Subscription
+from martlet_remoting.handlers.admin.common import QUEUES_AT_ONCE, existing_topic, message_queue, slow
+from martlet_remoting.handlers.context import Context, Declined, Handle, reply, reply_in_pieces
+from martlet_remoting.wire.codec import encode_response
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.fastjson import dumps, dumps_in_steps
+from martlet_remoting.wire.packets import Command, Frame, MessageQueue
 
 __all__ = ["TABLE", "consume_stats"]
 

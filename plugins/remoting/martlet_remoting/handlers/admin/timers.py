@@ -4,11 +4,11 @@ from typing import Final
 
 from martlet.contracts import Timers
 from martlet.errors import Reason, Refused
-from martlet_remoting.codes import RequestCode
-from martlet_remoting.context import Context, Handle, Later, reply
-from martlet_remoting.fastjson import dumps
-from martlet_remoting.packets import Command
-from martlet_remoting.recall_handles import RecallHandle, encode_handle
+from martlet_remoting.handlers.context import Context, Handle, Later, reply
+from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.fastjson import dumps
+from martlet_remoting.wire.packets import Command
+from martlet_remoting.wire.recall_handles import RecallHandle, encode_handle
 
 __all__ = ["TABLE"]
 

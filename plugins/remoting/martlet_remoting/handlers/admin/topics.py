@@ -9,17 +9,16 @@ from martlet.access import TopicAdminGrant
 from martlet.broker import Broker
 from martlet.contracts import Timers
 from martlet.errors import Reason, Refused
-from martlet.steps import Pace, Steps
+from martlet.runtime.steps import Pace, Steps
 from martlet.tables.topics import RESERVE_TIME, SYSTEM_PREFIX, SYSTEM_TOPICS, TIMER_TOPIC, Topic, check_name
-from martlet_remoting.bodies import boolean, integer, items, read_body
-from martlet_remoting.codes import RequestCode, ResponseCode
-from martlet_remoting.context import Context, Declined, Handle, reply, reply_in_pieces
-from martlet_remoting.fastjson import Lazy, dumps, dumps_in_steps
-from martlet_remoting.packets import Command, Frame
-from martlet_remoting.registrar import standard_topics
-from martlet_remoting.routes import Version
-
-from .common import existing_topic, saved, version_of
+from martlet_remoting.cluster.registrar import standard_topics
+from martlet_remoting.handlers.admin.common import existing_topic, saved, version_of
+from martlet_remoting.handlers.bodies import boolean, integer, items, read_body
+from martlet_remoting.handlers.context import Context, Declined, Handle, reply, reply_in_pieces
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.fastjson import Lazy, dumps, dumps_in_steps
+from martlet_remoting.wire.packets import Command, Frame
+from martlet_remoting.wire.routes import Version
 
 __all__ = ["TABLE", "Allowed", "alter_attributes", "is_system", "page", "system_topics"]
 

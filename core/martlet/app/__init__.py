@@ -1,0 +1,1 @@
+"""One program of all parts: what a start builds, saves and says."""

@@ -1,0 +1,638 @@
+"""The order of startup and shutdown.
+
+Startup: load plugins, open the store (lock, recovery), load tables, call hooks, replay projections, bind ports,
+start services, print the ready line.
+Shutdown: accept no new connections, let plugins say goodbye, send pending answers, write snapshots, tables and log
+to disk, release the lock. A second signal exits immediately.
+"""
+
+import logging
+import os
+import random
+import re
+import signal
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from inspect import signature
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Final, cast, final
+
+import trio
+from msgspec import Struct, field
+
+from martlet.access import Authentication
+from martlet.app import saving
+from martlet.app.logs import LogConfig
+from martlet.broker import OWN_STATE, Broker
+from martlet.config import Settings, fill, setting, unknown_key
+from martlet.contracts import Dispatcher, Protocol, Service
+from martlet.errors import AddressUnavailable, ConfigError, MartletError, PluginError, StoreError
+from martlet.net.addresses import is_loopback, show_address
+from martlet.net.server import Server
+from martlet.plugins.loader import (
+    Plugins,
+    available,
+    guarded_authenticator,
+    guarded_authorizer,
+    guarded_filter,
+    guarded_mechanism,
+    load,
+)
+from martlet.runtime.clock import Clock, SystemClock
+from martlet.runtime.ids import Ids
+from martlet.runtime.stats import Stats
+from martlet.settings import BrokerConfig, ClientConfig, DeliveryConfig, ServerConfig
+from martlet.store import Disk, RealDisk, Store, StoreConfig
+from martlet.store.format.tags import guarded_dispatcher
+from martlet.tables.groups import Groups
+from martlet.tables.topics import Topics
+
+__all__ = ["Config", "PluginsConfig", "build", "read_config", "run"]
+
+log = logging.getLogger("martlet")
+
+STOP_TIMEOUT_S: Final = 10.0
+EXPIRY_TIMEOUT_S: Final = 5.0  # for what expired while the broker was stopped
+GOODBYE_TIMEOUT_S: Final = 4.0  # for each plugin, so that pending answers are still sent if one hangs
+# What a request has beside the body of its message: properties, a topic name, and what the protocol adds.
+INCOMPLETE_SPARE_BYTES: Final = 1 << 20
+RESTART_FIRST_S: Final = 1.0
+RESTART_MOST_S: Final = 30.0
+# RFC 1123, and the underscore that container networks allow.
+HOST_NAME: Final = re.compile(
+    r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?"
+)
+# As topics may be called, with room for CLUSTER_REPLY_TOPIC; and the dots of host names, RocketMQ's default names.
+ROUTE_NAME: Final = re.compile(r"[%|.a-zA-Z0-9_-]{1,115}")
+
+
+class PluginsConfig(Settings):
+    """``[plugins]``: the plugins of this broker."""
+
+    enabled: list[str] = setting(
+        ["remoting", "nameserver", "filter_sql92", "tx", "timer", "mqtt", "stomp"],
+        "plugins to load; their hooks are called in this order",
+    )
+    required: list[str] = setting(
+        [], "if a projection of one of these plugins fails, the broker stops; it continues without any other plugin"
+    )
+
+
+class Config(Struct, frozen=True):
+    """A complete configuration; ``plugin_tables`` are the sections of plugins."""
+
+    log: LogConfig = field(default_factory=LogConfig)
+    broker: BrokerConfig = field(default_factory=BrokerConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
+    delivery: DeliveryConfig = field(default_factory=DeliveryConfig)
+    plugins: PluginsConfig = field(default_factory=PluginsConfig)
+    client: ClientConfig = field(default_factory=ClientConfig)
+    plugin_tables: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def data(self) -> Path:
+        """The data directory."""
+        return Path(self.broker.data)
+
+
+SECTIONS: Final[dict[str, type]] = {
+    "log": LogConfig,
+    "broker": BrokerConfig,
+    "server": ServerConfig,
+    "store": StoreConfig,
+    "delivery": DeliveryConfig,
+    "plugins": PluginsConfig,
+    "client": ClientConfig,
+}
+
+
+def read_config(tables: dict[str, object]) -> Config:
+    """Return the configuration in *tables*, the content of a TOML file.
+
+    Raises:
+      ConfigError: a section or key is unknown, or a value is invalid.
+    """
+    known: dict[str, Any] = {}
+    rest: dict[str, object] = {}
+    for name, table in tables.items():
+        if name in SECTIONS:
+            if not isinstance(table, dict):
+                raise ConfigError(f"config key {name!r} is a value; it must be a section")
+            known[name] = fill(SECTIONS[name], table, name)
+        else:
+            rest[name] = table
+    config = Config(plugin_tables=rest, **known)
+    if config.broker.message_bytes_max > config.store.message_bytes_max:
+        raise ConfigError(
+            f"config key 'broker.message_bytes_max' is {config.broker.message_bytes_max}, "
+            f"more than 'store.message_bytes_max', which is {config.store.message_bytes_max}; raise that one as well"
+        )
+    _check_incomplete(config)
+    _check_broker(config.broker)
+    installed = available() if rest else {}  # a scan of all installed distributions
+    for name in rest:
+        if name not in installed:
+            raise ConfigError(unknown_key(name, [*SECTIONS, *installed]))
+    return config
+
+
+def _check_incomplete(config: Config) -> None:
+    """Raise `ConfigError` unless the longest message may be received: until all of it is there, it is incomplete."""
+    need = config.broker.message_bytes_max + INCOMPLETE_SPARE_BYTES
+    for key in "incomplete_address_bytes_max", "incomplete_total_bytes_max":
+        limit = getattr(config.server, key)
+        if need > limit and config.broker.message_bytes_max > BrokerConfig().message_bytes_max:
+            raise ConfigError(
+                f"config key 'server.{key}' is {limit}, too little to receive a message of "
+                f"'broker.message_bytes_max', {config.broker.message_bytes_max}; raise it to {need} or more"
+            )
+
+
+def _check_broker(broker: BrokerConfig) -> None:
+    """Raise `ConfigError` unless the data directory, both names and the advertised host are valid."""
+    if not broker.data:
+        raise ConfigError("config key 'broker.data' is ''; name a directory, or '.' for the current one")
+    for key, name in ("name", broker.name), ("cluster", broker.cluster):
+        if not ROUTE_NAME.fullmatch(name):
+            text = "it must be 1 to 115 letters, digits and characters of %|-_."
+            raise ConfigError(f"config key 'broker.{key}' is {name!r}; {text}")
+    _check_advertise(broker.advertise)
+
+
+def _check_advertise(host: str) -> None:
+    """Raise `ConfigError` unless *host* is a host name or an address, without a port."""
+    if host and not HOST_NAME.fullmatch(host) and not _is_address(host):
+        text = "it must be a host name or an address, without scheme and port"
+        raise ConfigError(f"config key 'broker.advertise' is {host!r}; {text}")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+async def run(
+    config: Config,
+    *,
+    ready: Callable[[dict[str, str]], None],
+    report: Callable[[int, int, int], None] | None = None,
+    clock: Clock | None = None,
+    disk: Disk | None = None,
+    stop: trio.Event | None = None,
+) -> bool:
+    """Run a broker until *stop* is set or a signal arrives, then shut it down cleanly.
+
+    Once all ports accept connections, call *ready* with the bound addresses by protocol name.
+    Return False, and log a warning, if the disk was too full for the last checkpoint.
+
+    Raises:
+      MartletError: the broker cannot start, its store failed, or the disk was too full for the last changes of tables.
+    """
+    clock = clock or SystemClock()
+    plugins = load(config.plugins.enabled, config.plugin_tables, config.plugins.required)
+    stop = trio.Event() if stop is None else stop
+    opening = trio.CancelScope()
+    in_order = True
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(_heed_signals, stop, opening, plugins)
+            with opening:
+                store = await _open_store(config, await dispatchers_of(plugins), clock, disk or RealDisk(), report)
+            if not opening.cancelled_caught:
+                try:
+                    await _run_with_store(config, plugins, store, clock, ready, stop)
+                finally:
+                    with trio.CancelScope(shield=True):
+                        in_order = await store.close()
+            nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        raise _cause(group) from None
+    return in_order
+
+
+async def dispatchers_of(plugins: Plugins) -> dict[str, Dispatcher]:
+    """Return the dispatchers of all plugins by topic; they compute the tag codes of queue entries.
+
+    Raises:
+      PluginError: two plugins have a dispatcher for the same topic.
+    """
+    found: dict[str, tuple[str, Dispatcher]] = {}
+    for name, given in await plugins.call("martlet_dispatchers"):
+        for topic, dispatch in given.items():
+            if topic in found:
+                text = f"plugin {found[topic][0]!r} already does; enable only one of them"
+                raise PluginError(f"plugin {name!r} cannot dispatch topic {topic!r}; {text}")
+            found[topic] = name, guarded_dispatcher(name, topic, dispatch)
+    return {topic: dispatch for topic, (_, dispatch) in found.items()}
+
+
+async def _open_store(
+    config: Config,
+    dispatchers: Mapping[str, Dispatcher],
+    clock: Clock,
+    disk: Disk,
+    report: Callable[[int, int, int], None] | None,
+) -> Store:
+    with _usable(config.data):
+        return await Store.open(config.data, config.store, clock, disk, report, dispatchers)
+
+
+@contextmanager
+def _usable(data: Path) -> Iterator[None]:
+    """Turn an OSError into a StoreError that names the data directory."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.filename is not None and str(error.filename) != str(data):
+            reason = f"{reason}: {str(error.filename)!r}"
+        raise StoreError(f"data directory {str(data)!r} cannot be used; {reason}") from error
+
+
+def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the error inside nested groups of one error each; a group if there are several errors."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+async def _run_with_store(
+    config: Config,
+    plugins: Plugins,
+    store: Store,
+    clock: Clock,
+    ready: Callable[[dict[str, str]], None],
+    stop: trio.Event,
+) -> None:
+    """Run until *stop*.
+
+    Raises:
+      StoreError: the last changes of a table could not be written to a full disk.
+    """
+    stats = Stats()
+    with _usable(config.data):
+        broker = build(config, store, clock, stats)
+    stats.add("store", lambda: store.statistics().as_dict())
+    stats.add("plugins", lambda: {"failed": dict(plugins.failed), "loaded": [p.name for p in plugins]})
+    found = await _resolve(plugins, broker)
+    for name, given in found["martlet_projections"]:
+        for projection in given:
+            broker.projections.add(name, projection)
+    plugins.reloaded.append(broker.rules.changed)
+    server = Server(config.server, store, stats, broker.authentication.authenticate, broker.turns)
+    live = _Live(plugins, broker, server, found)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        if await _replayed(broker, stop):
+            live.check()
+            with trio.move_on_after(EXPIRY_TIMEOUT_S):  # the rest expires while the broker runs
+                await store.topic_retention.sweep()
+            bound = live.bind()
+            # So that topics which a hook created survive a crash with the same queues.
+            with _usable(config.data):
+                problem = saving.save(broker)
+            if problem:
+                log.error("%s; tried again", problem)
+            await live.start_services(nursery, stop)
+            await nursery.start(server.run, [*bound.items()])
+            nursery.start_soon(broker.tails.run)
+            nursery.start_soon(broker.cursors.run)
+            nursery.start_soon(broker.shares.run)
+            nursery.start_soon(broker.sessions.expiry.run)
+            nursery.start_soon(broker.draining.run)
+            nursery.start_soon(saving.run, broker)
+            nursery.start_soon(broker.projections.run)
+            ready({protocol.name: ",".join(map(_address, listeners)) for protocol, listeners in bound.items()})
+            if any(protocol.websocket is not None for protocol in bound):
+                # Before the first client needs it, but not before the ports are ready, because it takes 40 ms.
+                nursery.start_soon(trio.to_thread.run_sync, partial(import_module, "martlet.net.websocket"))
+            await live.wait_stop(stop)
+            with trio.move_on_after(STOP_TIMEOUT_S):
+                await _say_goodbye(plugins, server)
+        nursery.cancel_scope.cancel()
+    broker.projections.save()
+    with _usable(config.data):
+        lost = saving.save(broker)
+    live.check()
+    if lost:
+        text = f"data directory {str(config.data)!r} is on a full disk; the last changes are lost: {lost}"
+        raise StoreError(f"{text}; free some space before the next start")
+
+
+async def _replayed(broker: Broker, stop: trio.Event) -> bool:
+    """Replay the projections; return False if the broker was stopped before the end."""
+    async with trio.open_nursery() as nursery:
+
+        async def give_up() -> None:
+            await stop.wait()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(give_up)
+        await broker.projections.replay()
+        nursery.cancel_scope.cancel()
+    return not stop.is_set()
+
+
+@final
+class _Live:
+    """The hook results of a running broker's plugins, so that one plugin can be stopped without the others."""
+
+    def __init__(
+        self, plugins: Plugins, broker: Broker, server: Server, found: dict[str, list[tuple[str, Any]]]
+    ) -> None:
+        self._plugins = plugins
+        self._broker = broker
+        self._server = server
+        self._found = found
+        self._bound: dict[Protocol, list[socket.socket]] = {}
+        self._scopes: dict[str, trio.CancelScope] = {}
+        self._failed: MartletError | None = None
+        self._has_failed = trio.Event()
+        broker.projections.on_failed = self.stop_plugin
+
+    def bind(self) -> dict[Protocol, list[socket.socket]]:
+        """Bind every protocol; return the sockets of those that were bound."""
+        for _, given in self._found["martlet_protocols"]:
+            for protocol in given:
+                listeners = _bind(self._server, protocol)
+                if listeners:
+                    self._bound[protocol] = listeners
+        warn_of_open_ports(self._broker.authentication, self._bound)
+        return self._bound
+
+    async def start_services(self, nursery: trio.Nursery, stop: trio.Event) -> None:
+        """Start all services; return when those that report readiness are ready, or when *stop* is set.
+
+        Raises:
+          PluginError: a service failed before it was ready.
+        """
+        waiting: list[trio.Event] = []
+        for name, given in self._found["martlet_services"]:
+            scope, services = trio.CancelScope(), [(service, trio.Event()) for service in given]
+            self._scopes[name] = scope
+            waiting += [is_ready for _, is_ready in services]
+            nursery.start_soon(_run_services, name, services, scope)
+        async with trio.open_nursery() as until_stop:
+            until_stop.start_soon(_cancel_when, stop, until_stop.cancel_scope)
+            for is_ready in waiting:
+                await is_ready.wait()
+            until_stop.cancel_scope.cancel()
+
+    def stop_plugin(self, name: str, error: Exception) -> None:
+        """Stop plugin *name*: close its ports, cancel its services, remove its hooks' results.
+
+        If the plugin is required, or stands for the broker's own state, the broker stops.
+        """
+        if name == OWN_STATE:
+            self._stop(StoreError(f"the broker's own state cannot be computed from the log; {error}"))
+            return
+        guards = self._plugins.take_out(name)
+        for protocol in self._given(name, "martlet_protocols"):
+            listeners = self._bound.pop(protocol, None)
+            if listeners is not None:
+                for listener in listeners:
+                    self._server.stop_accepting(listener)
+                self._server.close_peers(f"plugin {name!r} has failed", protocol)
+        if name in self._scopes:
+            self._scopes[name].cancel()
+        self._found = {hook: [pair for pair in pairs if pair[0] != name] for hook, pairs in self._found.items()}
+        try:
+            self._plugins.leave_out(name, "failed in a projection", error, guards=guards)
+        except PluginError as needed:
+            self._stop(needed)
+            return  # the plugin's guards stay installed until the broker has stopped
+        _install(self._broker, self._found)
+
+    def _stop(self, error: MartletError) -> None:
+        """Stop the broker because of *error*."""
+        self._failed = error
+        self._has_failed.set()
+
+    def _given(self, name: str, hook: str) -> list[Any]:
+        return [each for plugin, given in self._found[hook] if plugin == name for each in given]
+
+    async def wait_stop(self, stop: trio.Event) -> None:
+        """Return when *stop* is set or a required plugin has failed."""
+        async with trio.open_nursery() as nursery:
+
+            async def give_up() -> None:
+                await self._has_failed.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(give_up)
+            await stop.wait()
+            nursery.cancel_scope.cancel()
+
+    def check(self) -> None:
+        """Raise what the broker stopped for, if that was a projection."""
+        if self._failed is not None:
+            raise self._failed
+
+
+def warn_of_open_ports(authentication: Authentication, bound: Mapping[Protocol, Sequence[socket.socket]]) -> None:
+    """Warn of ports that anybody in the network can use, because no plugin knows users."""
+    if authentication.authenticators or authentication.mechanisms:
+        return
+    for protocol, listeners in bound.items():
+        context = protocol.tls() if protocol.tls_required else None
+        if context is not None and context.verify_mode is ssl.CERT_REQUIRED:
+            continue
+        if addresses := [_address(each) for each in listeners if not is_loopback(each.getsockname()[0])]:
+            text = "%s at %s is open to the network, and no plugin checks who connects: anybody who reaches it can "
+            text += "read, publish and delete; enable a plugin with users, or listen on 127.0.0.1"
+            log.warning(text, protocol.name, " and ".join(addresses))
+
+
+def _bind(server: Server, protocol: Protocol) -> list[socket.socket]:
+    """Bind *protocol*; return its sockets, none if it is optional and cannot be bound."""
+    try:
+        return server.bind(protocol)
+    except (AddressUnavailable, ConfigError) as error:
+        if not protocol.optional:
+            raise
+        # Nobody has chosen a number that follows from a free one.
+        level = logging.WARNING if protocol.listen_at is None else logging.INFO
+        log.log(level, "%s; the broker continues without this port", error)
+        return []
+
+
+def build(config: Config, store: Store, clock: Clock, stats: Stats, source: random.Random | None = None) -> Broker:
+    """Return a broker on *store* with its tables loaded and no plugins installed.
+
+    *source* makes its identifiers repeatable, for simulations; without it they cannot be predicted.
+    """
+    settings = config.broker
+    topics = Topics(
+        store, clock, auto_create=settings.auto_create_topics, auto_create_queues=settings.auto_create_queues
+    )
+    groups = Groups(clock, auto_create=settings.auto_create_groups, offsets_max=settings.offsets_max)
+    broker = Broker(settings, store, topics, groups, clock, Ids(source), stats, config.delivery)
+    saving.load(broker)
+    return broker
+
+
+HOOKS_OF_A_BROKER: Final = (
+    "martlet_capabilities",
+    "martlet_filters",
+    "martlet_authenticators",
+    "martlet_mechanisms",
+    "martlet_authorizers",
+    "martlet_stages",
+    "martlet_routers",
+    "martlet_projections",
+    "martlet_protocols",
+    "martlet_services",
+)
+
+
+async def _resolve(plugins: Plugins, broker: Broker) -> dict[str, list[tuple[str, Any]]]:
+    """Call every hook in `HOOKS_OF_A_BROKER` and install the results; return them by hook and plugin.
+
+    If a plugin fails in one hook, its results of earlier hooks are removed.
+    """
+    found: dict[str, list[tuple[str, Any]]] = {hook: [] for hook in HOOKS_OF_A_BROKER}
+    for hook in HOOKS_OF_A_BROKER:
+        found[hook] = await plugins.call(hook, broker=broker)
+        loaded = {plugin.name for plugin in plugins}
+        found = {name: [pair for pair in pairs if pair[0] in loaded] for name, pairs in found.items()}
+        _install(broker, found)
+    return found
+
+
+def _install(broker: Broker, found: dict[str, list[tuple[str, Any]]]) -> None:
+    broker.capabilities = {kind: each for _, given in found["martlet_capabilities"] for kind, each in given.items()}
+    broker.filters = {
+        language: guarded_filter(plugin, language, each)
+        for plugin, given in found["martlet_filters"]
+        for language, each in given.items()
+    }
+    broker.authentication.authenticators = tuple(
+        guarded_authenticator(plugin, each) for plugin, given in found["martlet_authenticators"] for each in given
+    )
+    broker.authentication.mechanisms = {
+        name: guarded_mechanism(plugin, name, each)
+        for plugin, given in found["martlet_mechanisms"]
+        for name, each in given.items()
+    }
+    broker.authorizers = tuple(
+        guarded_authorizer(plugin, each) for plugin, given in found["martlet_authorizers"] for each in given
+    )
+    broker.set_stages(
+        [(name, stage) for name, given in found["martlet_stages"] for stage in given],
+        [(name, router) for name, given in found["martlet_routers"] for router in given],
+    )
+
+
+async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
+
+
+async def _run_services(plugin: str, services: Sequence[tuple[Service, trio.Event]], scope: trio.CancelScope) -> None:
+    with scope:
+        async with trio.open_nursery() as nursery:
+            for service, is_ready in services:
+                nursery.start_soon(_keep_running, plugin, service, is_ready)
+    for _, is_ready in services:
+        is_ready.set()
+
+
+@final
+class _Status:
+    """A trio.TaskStatus with which a service reports that it is ready."""
+
+    def __init__(self, is_ready: trio.Event) -> None:
+        self._is_ready = is_ready
+
+    def started(self, value: object = None) -> None:
+        self._is_ready.set()
+
+
+def _reports_ready(service: Service) -> bool:
+    """Whether *service* takes a ``task_status``; callables without a signature (written in C) do not."""
+    try:
+        return "task_status" in signature(service).parameters
+    except ValueError:
+        return False
+
+
+async def _keep_running(plugin: str, service: Service, is_ready: trio.Event) -> None:
+    """Run a plugin's service; if it fails, log the error and restart it after a pause that doubles each time.
+
+    Raises:
+      PluginError: the service failed before it was ready.
+    """
+    start: Callable[[], Awaitable[None]] = service
+    if _reports_ready(service):
+        start = partial(cast(Callable[..., Awaitable[None]], service), task_status=_Status(is_ready))
+    else:
+        is_ready.set()
+    pause_s = RESTART_FIRST_S
+    while True:
+        try:
+            await start()
+            is_ready.set()
+            return
+        except Exception as error:
+            if not is_ready.is_set():
+                text = f"{type(error).__name__}: {error}"
+                raise PluginError(f"service of plugin {plugin!r} failed before it was ready; {text}") from error
+            expected = isinstance(error, MartletError)
+            text = "service of plugin %r failed and restarts in %g s; %s"
+            log.error(text, plugin, pause_s, error, exc_info=None if expected else error)
+        await trio.sleep(pause_s)
+        pause_s = min(2 * pause_s, RESTART_MOST_S)
+
+
+async def _heed_signals(
+    stop: trio.Event,
+    opening: trio.CancelScope,
+    plugins: Plugins,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Shut down cleanly at the first SIGTERM or SIGINT, exit immediately at the second; reload at SIGHUP."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        task_status.started()
+        async for number in signals:
+            if number == signal.SIGHUP:
+                log.info("SIGHUP; reloading certificates and plugins")
+                await plugins.tell("martlet_reload")
+                for tell in plugins.reloaded:
+                    tell()
+                continue
+            if stop.is_set():
+                log.warning("second signal; exiting immediately")
+                os._exit(128 + number)
+            log.info("%s; stopping", signal.Signals(number).name)
+            stop.set()
+            opening.cancel()
+
+
+async def _say_goodbye(plugins: Plugins, server: Server) -> None:
+    server.stop_accepting()
+    await plugins.tell("martlet_stopping", GOODBYE_TIMEOUT_S)
+    server.close_peers("broker is shutting down")
+    await server.wait_idle()
+
+
+def _address(listener: socket.socket) -> str:
+    return show_address(*listener.getsockname()[:2])
+
+
+def notify_systemd(state: str, environment: Mapping[str, str]) -> None:
+    """Send *state* to systemd (sd_notify(3)) if it supervises this process."""
+    path = environment.get("NOTIFY_SOCKET")
+    if not path:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+        notify.sendto(state.encode(), "\0" + path[1:] if path.startswith("@") else path)

@@ -1,0 +1,149 @@
+"""The cursors of a feed that are behind the tail, and the sweeps that read the log for them.
+
+Cursors that return together cost one pass over the records that they missed. But a cursor that was away for long must
+not keep those waiting that are nearly at the tail. So there are several *sweeps* (`sweep.py`): each cursor is served by
+one that begins at its position, or a few times as far from the tail (`sweeps.py`), and the nearest sweeps have the most
+turns (`sweep_turns.py`).
+
+Cursors whose filters have no wildcards have sweeps of their own: these find records by the tag codes of the entries,
+which is many times as fast.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import final
+
+from martlet.delivery.catch_up.departures import Departures
+from martlet.delivery.catch_up.sweep import CODES_MAX, Sweep
+from martlet.delivery.catch_up.sweeps import Sweeps
+from martlet.delivery.cursor import Cursor, Place
+from martlet.delivery.routing.interest import FilterTrie
+from martlet.delivery.tail_reader import TailReader
+from martlet.store import Store
+
+__all__ = ["CatchUpReader"]
+
+
+@final
+class CatchUpReader:
+    """The cursors of one feed that are behind the tail; *make_trie* returns what routes for a sweep.
+
+    ``reader`` is the tail reader of the feed's topics, while there are cursors: a sweep ends where it is. ``sweeps``
+    counts the sweeps.
+    """
+
+    def __init__(self, store: Store, departures: Departures, make_trie: Callable[[], FilterTrie[Cursor]]) -> None:
+        self.reader: TailReader | None = None
+        self.sweeps = 0
+        self._store = store
+        self._departures = departures
+        self._make_trie = make_trie
+        self._is_literal = make_trie().is_literal
+        self._by_code, self._whole = Sweeps(self._begin), Sweeps(self._begin)
+        # How many names those cursors wait for whose sweeps look for tag codes.
+        self._names: dict[Cursor, int] = {}
+        self._names_count = 0
+        self._viewed = self._reads = 0  # of sweeps that are over
+
+    # cursors
+
+    def add(self, cursor: Cursor) -> None:
+        """Let *cursor* wait for a sweep."""
+        cursor.place = Place.BEHIND
+        names = self._names_of(cursor)
+        if 0 <= names <= CODES_MAX - self._names_count:
+            self._names[cursor] = names
+            self._names_count += names
+            self._by_code.waiting.add(cursor)
+        else:
+            self._whole.waiting.add(cursor)
+
+    def _names_of(self, cursor: Cursor) -> int:
+        """Return how many names the filters of *cursor* are that have begun; -1 if one has a wildcard."""
+        filters: Iterable[str] = cursor.filters
+        if cursor.begins is not None:
+            begins, start = cursor.begins, cursor.start
+            filters = [each for each in filters if begins.get(each, 0) <= start]
+        elif len(cursor.filters) > CODES_MAX:
+            return CODES_MAX + 1
+        names = 0
+        for each in filters:
+            if not self._is_literal(each):
+                return -1
+            names += 1
+        return names
+
+    def remove(self, cursor: Cursor) -> None:
+        """Read nothing for *cursor* any more."""
+        self._names_count -= self._names.pop(cursor, 0)
+        if cursor.sweep is not None:
+            cursor.sweep.leave(cursor)
+        else:
+            for each in self._kinds:
+                each.waiting.remove(cursor)
+
+    def forget_routes(self) -> None:
+        """Drop all cached routes, because the rules have changed; what is being routed continues by the new ones."""
+        for each in self.running:
+            each.forget_routes()
+
+    # sweeps
+
+    @property
+    def _kinds(self) -> tuple[Sweeps, Sweeps]:
+        return self._by_code, self._whole
+
+    @property
+    def running(self) -> list[Sweep]:
+        """The sweeps that are not over."""
+        return [*self._by_code.running, *self._whole.running]
+
+    @property
+    def is_sweeping(self) -> bool:
+        """Whether a cursor is behind the tail and has room."""
+        return any(each.waiting or any(sweep.cursors for sweep in each.running) for each in self._kinds)
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether cursors wait for a sweep."""
+        return any(each.waiting for each in self._kinds)
+
+    @property
+    def viewed(self) -> int:
+        """How many records the sweeps have read."""
+        return self._viewed + sum(each.viewed for each in self.running)
+
+    @property
+    def reads(self) -> int:
+        """How often the sweeps have read a queue."""
+        return self._reads + sum(each.reads for each in self.running)
+
+    def plan(self) -> list[Sweep]:
+        """Begin sweeps for cursors that none will reach soon; return them."""
+        found: list[Sweep] = []
+        for each in self._kinds:
+            if each.waiting and self.reader is not None:
+                found += each.plan(self.reader.readers.readable)
+        return found
+
+    def end(self) -> None:
+        """End all sweeps, as the last cursor is closed."""
+        for sweep in self.running:
+            sweep.is_over = True
+        for each in self._kinds:
+            each.running.clear()
+        self.reader = None
+
+    def _begin(self, start: int) -> Sweep:
+        assert self.reader is not None, "the feed has no cursors"
+        self.sweeps += 1
+        return Sweep(self._store, self.reader, self._departures, self._make_trie(), start)
+
+    async def go_on(self, sweep: Sweep) -> bool:
+        """Do a slice of *sweep*; return whether it has reached the tail."""
+        kind = self._by_code if sweep in self._by_code.running else self._whole
+        is_at_tail = await kind.go_on(sweep)
+        if sweep not in kind.running and not sweep.is_over:
+            self._viewed += sweep.viewed
+            self._reads += sweep.reads
+            sweep.is_over = True
+        return is_at_tail

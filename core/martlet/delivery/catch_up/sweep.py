@@ -1,0 +1,305 @@
+"""One sweep: reads the log once for all cursors that are in it, from where the furthest of them is to the tail.
+
+A sweep takes cursors along when it comes to their positions. If all their filters are names without wildcards, it looks
+at the entries of the queues alone, and reads only records with the tag codes of these names.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from typing import Final, final
+
+from martlet.delivery.beginnings import FILTERS_A_SLICE, NEVER, Beginnings
+from martlet.delivery.catch_up.departures import Departures
+from martlet.delivery.cursor import Cursor, Place
+from martlet.delivery.merge import POSITION_OF, merge
+from martlet.delivery.routing.division import STEPS_A_SLICE, Found
+from martlet.delivery.routing.interest import FilterTrie, Grants, Route, in_pieces
+from martlet.delivery.runs import make_runs
+from martlet.delivery.tail_reader import RECEIVERS_A_SLICE, RECEIVERS_COUNTED, TailReader
+from martlet.records.codec import tags_code
+from martlet.runtime.steps import Pace, Steps
+from martlet.store import Queue, ReadResult, Store
+from martlet.store.queues.queues import BlockDamaged
+
+__all__ = ["AHEAD_BYTES", "CODES_MAX", "CURSORS_A_SLICE", "Sweep", "slice_of"]
+
+# Routing a message whose name has no cached route takes about 25 us.
+MESSAGES_A_SLICE: Final = 256
+BYTES_A_SLICE: Final = 1 << 20
+# Cursors, and filters of several (`FILTERS_A_SLICE`), that a sweep adds, or moves to the tail.
+CURSORS_A_SLICE: Final = 256
+CODES_MAX: Final = 1000  # names to search for in one pass over the entries
+# Cursors join a sweep when it is so near. A slice ends before the next one that has not joined.
+AHEAD_BYTES: Final = 1 << 20
+REPAIRS: Final = 2  # how often the search for a start has damaged entries repaired
+
+
+@final
+class Sweep:
+    """A sweep from log position *start* to where *reader*, the tail reader of the topics, is; *trie* routes for it.
+
+    ``swept_to`` is the log position before which everything was routed. ``viewed`` counts the records that were read,
+    ``reads`` the reads of queues. A sweep that ``has_met`` another one goes no further: its cursors join that. It
+    ``is_over`` when it has no cursors.
+    """
+
+    def __init__(
+        self, store: Store, reader: TailReader, departures: Departures, trie: FilterTrie[Cursor], start: int
+    ) -> None:
+        self.swept_to = start
+        self.viewed = 0
+        self.reads = 0
+        self.has_met = self.is_over = False
+        self.cursors: dict[Cursor, None] = {}
+        self._store = store
+        self._reader = reader
+        self._departures = departures
+        self._trie = trie
+        self._beginnings = Beginnings(trie, self.cursors.__contains__)  # no cycle: it does not refer to this object
+        self._offsets: dict[Queue, int] | None = None  # None until they were searched
+        self._codes: frozenset[int] | None = None
+        self._codes_to = 0  # filters that begin before this log position are among the codes; 0 if they are unknown
+        self._rules = 0  # counts the changes of rules
+        self._giving: Steps[None] | None = None  # routes the records that were read, if it takes several turns
+
+    # cursors
+
+    def take(self, cursor: Cursor) -> None:
+        """Sweep *cursor*, whose position is ahead, or here."""
+        self.cursors[cursor] = None
+        cursor.sweep = self
+        cursor.place = Place.SWEPT
+        self._departures.come_back(self._trie, cursor)
+        self._beginnings.enter(cursor, self.swept_to)
+        self._codes_to = 0
+
+    def release(self, cursor: Cursor) -> None:
+        """Stop sweeping *cursor*, because the sweep ends."""
+        del self.cursors[cursor]
+        cursor.sweep = None
+
+    def leave(self, cursor: Cursor) -> None:
+        """Stop sweeping *cursor*."""
+        self.release(cursor)
+        self._departures.leave(self._trie, cursor)
+        if self._codes is not None:
+            self._codes_to = 0
+
+    def add_filter(self, cursor: Cursor, topic_filter: str) -> None:
+        """Note a new filter of *cursor*, or a new value of one."""
+        self._beginnings.add(cursor, topic_filter, self.swept_to)
+        self._codes_to = 0
+
+    def remove_filter(self, cursor: Cursor, topic_filter: str) -> None:
+        """Note that *cursor* has a filter no longer."""
+        self._trie.remove(topic_filter, cursor)
+
+    def forget_routes(self) -> None:
+        """Drop all cached routes, because the rules have changed; what is being routed continues by the new ones."""
+        self._rules += 1
+        self._trie.forget_routes()
+
+    # slices
+
+    @property
+    def is_giving(self) -> bool:
+        """Whether the sweep still routes records of its last read."""
+        return self._giving is not None
+
+    async def go_on(self, limit: int) -> bool:
+        """Read and route a slice of what is before log position *limit*; return whether it has reached the tail."""
+        if self._giving is None:
+            if self._offsets is None:
+                self._offsets = await self._find_start()
+            if limit <= self.swept_to:
+                return False
+            readers = self._reader.readers
+            readable_to = readers.readable
+            codes, limit = self._codes_before(min(limit, readable_to))
+            offsets = self._offsets
+            before, results = offsets.copy(), await self._read(offsets, codes)
+            found = merge(readers, results, offsets, limit)
+            if codes is not None:
+                await self._return_to(limit, before)
+            end = limit if offsets == before else self._reached(limit, found)
+            self._giving = self._give(_from(found, self.swept_to), end)
+        return not self._give_some() and self._is_at_tail()
+
+    async def _find_start(self) -> dict[Queue, int]:
+        return {queue: await _first_from(self._store, queue, self.swept_to) for queue in self._reader.queues()}
+
+    def _queues(self) -> list[tuple[Queue, int]]:
+        """Return the queues of the topics, each with the offset up to which the tail reader has routed it."""
+        return [(queue, self._reader.routed(queue)) for queue in self._reader.queues()]
+
+    async def _read(self, offsets: dict[Queue, int], codes: frozenset[int] | None) -> dict[Queue, ReadResult]:
+        """Read further in each queue, up to the position of the tail reader."""
+        ranges = [(queue, offsets.setdefault(queue, queue.first_offset), routed) for queue, routed in self._queues()]
+        ranges = [each for each in ranges if each[1] < each[2]]
+        share = max(len(ranges), 1)
+        results: dict[Queue, ReadResult] = {}
+        for queue, offset, end in ranges:
+            self.reads += 1
+            count = min(max(MESSAGES_A_SLICE // share, 1), end - offset)
+            results[queue] = await self._reader.readers.read_far(queue, offset, count, BYTES_A_SLICE // share, codes)
+        return results
+
+    async def _return_to(self, limit: int, before: dict[Queue, int]) -> None:
+        """Return to log position *limit*: the search for codes may have passed entries after it, unlike `merge`.
+
+        Offsets were at *before*.
+        """
+        offsets, position_of = self._offsets, self._store.queues.position_now
+        assert offsets is not None
+        for queue, offset in list(offsets.items()):
+            low = before.get(queue, queue.first_offset)
+            if offset > low and not 0 <= position_of(queue, offset - 1) < limit:
+                offsets[queue] = min(max(await _first_from(self._store, queue, limit), low), offset)
+
+    def _reached(self, limit: int, found: list[Found]) -> int:
+        """Return the log position, *limit* at most, before which everything was read; *found* was read last."""
+        offsets, position_of = self._offsets, self._store.queues.position_now
+        assert offsets is not None
+        for queue, routed in self._queues():
+            offset = offsets.get(queue, queue.first_offset)
+            if offset < routed:
+                position = position_of(queue, offset)
+                if position < 0:  # a lost message, or its entry is on disk
+                    return found[-1][0] + 1 if found else self.swept_to
+                limit = min(limit, position)
+        return limit
+
+    def _codes_before(self, limit: int) -> tuple[frozenset[int] | None, int]:
+        """Return the tag codes of all wanted names, and the position before which these are all, *limit* at most.
+
+        They are None if a filter has a wildcard, or there are too many.
+        """
+        if self._codes_to <= self.swept_to:
+            self._codes, self._codes_to = self._find_codes(self.swept_to + AHEAD_BYTES)
+        return self._codes, min(limit, self._codes_to)
+
+    def _find_codes(self, ahead: int) -> tuple[frozenset[int] | None, int]:
+        """Return the codes for filters that begin before *ahead*, and where the first of the others begins."""
+        codes: set[int] = set()
+        end = NEVER
+        for cursor in self.cursors:
+            begins = cursor.begins or {}
+            for each in cursor.filters:
+                if begins and begins.get(each, 0) >= ahead:
+                    end = min(end, begins[each])
+                elif not self._trie.is_literal(each) or len(codes) > CODES_MAX:
+                    return None, NEVER
+                else:
+                    codes.add(tags_code(each))
+        return frozenset(codes), end
+
+    def _is_at_tail(self) -> bool:
+        offsets = self._offsets
+        if self._reader.is_behind or offsets is None:
+            return False
+        return all(offsets.get(queue, 0) >= routed for queue, routed in self._queues())
+
+    # routing
+
+    def _give_some(self) -> bool:
+        """Route a slice of the records that were read; return True if more of them are left."""
+        if self._giving is None:
+            return False
+        if next(self._giving, self) is self:
+            self._giving = None
+        return self._giving is not None
+
+    def _give(self, found: list[Found], end: int) -> Steps[None]:
+        """Route *found*, and then everything is routed that is before log position *end*."""
+        self.viewed += len(found)
+        pace, at = Pace(RECEIVERS_A_SLICE), 0
+        while at < len(found):
+            at = yield from self._give_from(found, at, pace)
+        self.swept_to = max(self.swept_to, end)
+
+    def _give_from(self, found: list[Found], first: int, pace: Pace) -> Steps[int]:
+        """Route the records from index *first* on; return where to continue, because the rules have changed."""
+        rules = self._rules
+        for grants, start, end in self._by_route(found, first):
+            if start == end:
+                yield
+                if self._rules != rules:
+                    return start
+                continue
+            for run in make_runs(found[start:end]):
+                for count, receivers in in_pieces(grants, RECEIVERS_COUNTED):
+                    for cursor, values in receivers:
+                        cursor.swept(run, values, self)
+                    if pace.is_over(count):
+                        yield
+            if self._rules != rules:
+                return end
+        return len(found)
+
+    def _by_route(self, found: list[Found], first: int) -> Iterator[tuple[Grants[Cursor], int, int]]:
+        """Split *found* where the route changes, and where filters begin.
+
+        Yields who gets them, and the indexes where they begin and end; equal ones for a pause before what begins there,
+        because finding routes took long.
+        """
+        beginnings, limit = self._beginnings, self._trie.steps + STEPS_A_SLICE
+        current: Route[Cursor] | None = None
+        for index in range(first, len(found)):
+            position, name = found[index][0], found[index][4]
+            if beginnings.first <= position:
+                if current is not None and current.grants:
+                    yield current.grants, first, index
+                first, current = index, None
+                while not beginnings.begin(position):
+                    yield {}, first, first
+            while (route := self._trie.find_route(name)) is None:
+                yield {}, first, first
+            if route is not current:
+                if current is not None and current.grants:
+                    yield current.grants, first, index
+                first, current = index, route
+            if self._trie.steps > limit:
+                limit = self._trie.steps + STEPS_A_SLICE
+                yield {}, first, first
+        if current is not None and current.grants:
+            yield current.grants, first, len(found)
+
+
+def slice_of(cursors: Iterable[Cursor]) -> tuple[list[Cursor], bool]:
+    """Return the first of *cursors*, as many as one slice adds to a trie, and whether they are all."""
+    taken: list[Cursor] = []
+    filters = 0
+    for cursor in cursors:
+        filters += len(cursor.filters)
+        if len(taken) == CURSORS_A_SLICE or (taken and filters > FILTERS_A_SLICE):
+            return taken, False
+        taken.append(cursor)
+    return taken, True
+
+
+def _from(found: list[Found], position: int) -> list[Found]:
+    """Return the records of *found*, which are in log order, that begin at *position* or later."""
+    return found[bisect_left(found, position, key=POSITION_OF) :] if found and found[0][0] < position else found
+
+
+async def _first_from(store: Store, queue: Queue, position: int) -> int:
+    """Return the first offset of *queue* whose record begins at *position* or later, or an earlier offset.
+
+    Reads entries from files in a thread, and repairs damaged ones.
+    """
+    for _ in range(REPAIRS):
+        try:
+            return await _search(store, queue, position)
+        except BlockDamaged:
+            await store.repairs.repair(queue)
+    return queue.first_offset
+
+
+async def _search(store: Store, queue: Queue, position: int) -> int:
+    queues, low, saved = store.queues, queue.first_offset, queue.tail_offset
+    if low < saved:
+        found = await store.disk.off_loop(lambda: queues.first_behind(queue, low, saved, position))
+        if found < saved:
+            return found
+        low = found
+    return queues.first_behind(queue, low, queue.next_offset, position)

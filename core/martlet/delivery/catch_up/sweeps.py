@@ -1,0 +1,102 @@
+"""The sweeps for one kind of cursors of a feed, and the cursors that wait for one."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, final
+
+from martlet.delivery.beginnings import NEVER
+from martlet.delivery.catch_up.sweep import AHEAD_BYTES, Sweep, slice_of
+from martlet.delivery.catch_up.waiting import Waiting
+from martlet.delivery.cursor import Place
+
+__all__ = ["Sweeps", "distance_class"]
+
+# A cursor waits for a sweep that is behind it by so many times its own distance from the tail, or by this many bytes.
+REACH: Final = 3
+NEAR_BYTES: Final = 1 << 20
+# One that has just missed a sweep begins none before that is ahead by this part of its distance.
+MISSED_PART: Final = 16
+SWEEPS_MAX: Final = 2  # in each class of distances
+
+
+def distance_class(distance: int) -> int:
+    """Return the class of a distance from the tail in bytes; each is four times as wide as the one before."""
+    return ((max(distance, 0) // NEAR_BYTES).bit_length() + 1) // 2
+
+
+@final
+class Sweeps:
+    """Sweeps, and the cursors that ``waiting`` has for them; *begin* returns a new sweep from a log position."""
+
+    __slots__ = ("_begin", "running", "waiting")
+
+    def __init__(self, begin: Callable[[int], Sweep]) -> None:
+        self.running: list[Sweep] = []
+        self.waiting = Waiting()
+        self._begin = begin
+
+    def plan(self, tail: int) -> list[Sweep]:
+        """Begin sweeps for waiting cursors that none will reach soon; return them."""
+        counts = Counter(distance_class(tail - each.swept_to) for each in self.running)
+        found: list[Sweep] = []
+        for start in reversed(self._starts(tail)):
+            nearness = distance_class(tail - start)
+            if counts[nearness] < SWEEPS_MAX:
+                counts[nearness] += 1
+                found.append(self._begin(start))
+        self.running += found
+        return found
+
+    def _starts(self, tail: int) -> list[int]:
+        """Return where sweeps have to begin, in ascending order, so that each waiting cursor is served by one."""
+        first_from, found = self.waiting.first_from, list[int]()
+        places = [each.swept_to for each in self.running if not each.has_met]
+        swept = [each.swept_to for each in self.running if each.cursors]
+        start = first_from(0)
+        while start < NEVER:
+            behind = max((each for each in (*places, *found) if each <= start), default=NEVER)
+            served_to = (behind + REACH * tail + NEAR_BYTES) // (1 + REACH)
+            ahead = min((each for each in swept if each > start), default=NEVER)
+            if behind < NEVER and (start <= served_to or start >= tail):
+                start = first_from(max(start, served_to) + 1)
+            elif ahead - start < (tail - start) // MISSED_PART:
+                start = first_from(ahead)
+            else:
+                found.append(start)
+        return found
+
+    async def go_on(self, sweep: Sweep) -> bool:
+        """Do a slice of *sweep*; return whether it has reached the tail. If it is over, it is not ``running`` then."""
+        if sweep.has_met:
+            self._release_some(sweep)
+            return False
+        if not self._take_along(sweep):
+            return False
+        if not sweep.cursors:
+            self.running.remove(sweep)
+            return False
+        limit = self.waiting.first_from(sweep.swept_to + AHEAD_BYTES)
+        for other in self.running:
+            if other is not sweep and other.swept_to >= sweep.swept_to and other.cursors:
+                other.has_met = other.has_met or other.swept_to == sweep.swept_to
+                limit = min(limit, other.swept_to)
+        return await sweep.go_on(limit)
+
+    def _take_along(self, sweep: Sweep) -> bool:
+        """Let cursors join *sweep* that it has nearly reached; return False if there are more of them."""
+        if sweep.is_giving:
+            return True
+        taken, are_all = slice_of(self.waiting.between(sweep.swept_to, sweep.swept_to + AHEAD_BYTES))
+        for cursor in taken:
+            self.waiting.remove(cursor)
+            sweep.take(cursor)
+        return are_all
+
+    def _release_some(self, sweep: Sweep) -> None:
+        """Let some cursors of *sweep* wait for the one that it has met."""
+        for cursor in slice_of(sweep.cursors)[0]:
+            cursor.move_to(Place.BEHIND, sweep.swept_to)
+            sweep.release(cursor)
+            self.waiting.add(cursor)
+        if not sweep.cursors:
+            self.running.remove(sweep)

@@ -1,0 +1,139 @@
+"""Divides records among their receivers, so that each receiver gets few runs.
+
+Messages of many names alternate: with 50 devices each run would have one message. So the records of a slice that have
+the same route go together. A receiver that is in several routes, such as a subscriber to everything, gets the records
+of all of them as one part, so that each receiver gets its records in log order.
+"""
+
+from collections.abc import Hashable, Mapping
+from typing import Any, Final, Protocol, TypeAlias
+
+from martlet.store import Queue
+
+__all__ = ["STEPS_A_SLICE", "Found", "Interest", "Matched", "Route", "divide"]
+
+# Above this many pairs of receivers and routes, and of receivers in several routes and changes of the route, the
+# division would take longer than what it saves.
+PAIRS_MAX: Final = 1024
+STEPS_MAX: Final = 8192
+# After so many steps of an interest, others have a turn; records are looked at so many at once.
+STEPS_A_SLICE: Final = 8192
+RECORDS_AT_ONCE: Final = 16
+
+# (position, bytes with the record, start and end of the record there, name, its queue)
+Found: TypeAlias = tuple[int, bytes, int, int, str, Queue]
+# Receivers, and for each the values of its matching filters.
+Matched: TypeAlias = Mapping[Any, tuple[Hashable, ...]]
+Part: TypeAlias = tuple[Matched, list[Found]]
+
+
+class Route(Protocol):
+    """The receivers of the messages of a name."""
+
+    @property
+    def grants(self) -> Matched:
+        """The receivers, and for each the values of its matching filters."""
+        ...
+
+
+class Interest(Protocol):
+    """Maps names to receivers; implemented by `martlet.delivery.routing.interest.FilterTrie`.
+
+    ``steps`` is what finding all routes has taken since the start, about 0.2 us each.
+    """
+
+    steps: int
+
+    def find_route(self, name: str) -> Route | None:
+        """Return the route of *name*, the same object for equal routes; a message without a tag has the name "".
+
+        Returns None if finding it takes more than a turn of the event loop: then it is asked again in the next one.
+        """
+        ...
+
+
+# A route with the records that follow each other on it.
+Stretch: TypeAlias = tuple[Route, list[Found]]
+
+
+def divide(found: list[Found], interest: Interest, begin: int = 0, stop: int | None = None) -> tuple[list[Part], int]:
+    """Return the receivers of *found* from index *begin* up to *stop*, with what they get, and where it ended.
+
+    Records without receivers are left out. It ends early if names are new and take long, because many filters with
+    wildcards may fit each of them; then it may have done nothing.
+    """
+    stretches: list[Stretch] = []
+    current: Route | None = None
+    route_of, limit = interest.find_route, interest.steps + STEPS_A_SLICE
+    end = len(found) if stop is None else stop
+    for start in range(begin, end, RECORDS_AT_ONCE):
+        if start >= end or interest.steps > limit:
+            end = min(start, end)
+            break
+        for index, each in enumerate(found[start : min(start + RECORDS_AT_ONCE, end)], start):
+            route = route_of(each[4])
+            if route is None:
+                end = index
+                break
+            if route is not current:
+                if current is not None and current.grants:
+                    stretches.append((current, found[begin:index]))
+                begin, current = index, route
+    if current is not None and current.grants:
+        stretches.append((current, found[begin:end]))
+    return _parts(stretches), end
+
+
+def _parts(stretches: list[Stretch]) -> list[Part]:
+    by_route = {id(route): route for route, _ in stretches}
+    if len(by_route) == len(stretches) or sum(map(_size, by_route.values())) > PAIRS_MAX:
+        return [(route.grants, part) for route, part in stretches]
+    return _grouped(stretches, list(by_route.values()))
+
+
+def _size(route: Route) -> int:
+    """Return the number of receivers of *route*, which takes long to count where they are very many."""
+    return len(route.grants) if isinstance(route.grants, dict) else PAIRS_MAX + 1
+
+
+def _grouped(stretches: list[Stretch], routes: list[Route]) -> list[Part]:
+    """Return the records of each route together."""
+    routes_of: dict[Any, list[Route]] = {}
+    for route in routes:
+        for receiver in route.grants:
+            routes_of.setdefault(receiver, []).append(route)
+    several = {receiver: found for receiver, found in routes_of.items() if len(found) > 1}
+    if len(several) * len(stretches) > STEPS_MAX:
+        return [(route.grants, part) for route, part in stretches]
+    parts: dict[int, list[Found]] = {id(route): [] for route in routes}
+    for route, part in stretches:
+        parts[id(route)] += part
+    result: list[Part] = []
+    for route in routes:
+        grants = route.grants
+        alone = {each: values for each, values in grants.items() if each not in several} if several else grants
+        if alone:
+            result.append((alone, parts[id(route)]))
+    # Receivers of the same routes with the same values share their records.
+    alike: dict[tuple[tuple[int, tuple[Hashable, ...]], ...], list[Any]] = {}
+    for receiver, own in several.items():
+        alike.setdefault(tuple((id(route), route.grants[receiver]) for route in own), []).append(receiver)
+    for key, receivers in alike.items():
+        result += _merged(stretches, dict(key), receivers)
+    return result
+
+
+def _merged(stretches: list[Stretch], values_of: dict[int, tuple[Hashable, ...]], receivers: list[Any]) -> list[Part]:
+    """Return what *receivers* get in log order, a part for each change of the values."""
+    result: list[Part] = []
+    last: tuple[Hashable, ...] | None = None
+    for route, part in stretches:
+        values = values_of.get(id(route))
+        if values is None:
+            continue
+        if values == last:
+            result[-1][1].extend(part)
+        else:
+            result.append((dict.fromkeys(receivers, values), list(part)))
+            last = values
+    return result

@@ -1,0 +1,485 @@
+"""Finds the subscribers of a name: a trie of topic filters, and routes cached per name.
+
+A filter consists of levels with wildcards: one for any level, one for the rest. The trie finds the subscribers of a
+name in one walk over its levels, whatever the number of filters. The result is cached as a `Route`, because names
+repeat.
+
+A change of filters must not invalidate every cached route: devices that connect bring thousands of changes. So a route
+depends on the stamps of its name's prefixes. A change increments one stamp, that of the levels before the filter's
+first wildcard, and a filter without wildcards only drops the route of its own name. While nothing changes, a lookup
+compares one number.
+
+Precedents: NATS ``server/sublist.go``, mosquitto ``subs.c``. MQTT 3.1.1 section 4.7 has the rules of the wildcards.
+"""
+
+from collections.abc import Callable, Collection, Hashable, ItemsView, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final, Generic, TypeAlias, TypeVar, final
+
+from martlet.delivery.routing.filter_tree import FilterTree, Stored, Table, Walk
+from martlet.errors import Reason, Refused
+from martlet.runtime.steps import Steps, finish_now
+
+__all__ = ["FilterTrie", "Grants", "Route", "in_pieces"]
+
+T = TypeVar("T", bound=Hashable)
+
+Grants: TypeAlias = Mapping[T, tuple[Hashable, ...]]  # subscribers, with the values of their matching filters
+# Some grants, and how many subscribers were looked at to find them.
+Piece: TypeAlias = tuple[int, Collection[tuple[T, tuple[Hashable, ...]]]]
+
+# The subscribers of a name with more of them are not combined into one table: for 100,000 that takes 50 ms, and copying
+# the tables of its filters 1 ms.
+COMBINED_MAX: Final = 1000
+# The tables of so many filters are left as they are; each costs a look-up for each subscriber of the others.
+TABLES_MAX: Final = 8
+# What finding a route does in one turn of the event loop, in steps of up to 1 us. A step adds so many values.
+STEPS_A_TURN: Final = 2048
+VALUES_A_STEP: Final = 32
+NAMES_MAX: Final = 200_000
+# Approximate memory limit of cached routes. Long names and routes to many subscribers take most of it.
+ROUTES_BYTES_MAX: Final = 1 << 27
+NAME_BYTES: Final = 300
+STAMP_BYTES: Final = 150
+ROUTE_BYTES: Final = 400
+SUBSCRIBER_BYTES: Final = 300
+# Prefixes of more levels share the stamp of their first ones, so that a name has few stamps.
+STAMPED_LEVELS: Final = 8
+# Entries of dropped tables that are freed when a route is made, which adds three at most.
+FREED_AT_ONCE: Final = 16
+ROOT: Final = None
+
+
+@final
+class Route(Generic[T]):
+    """The subscribers of a name, and for each the values of its matching filters; names share equal routes."""
+
+    __slots__ = ("grants",)
+
+    def __init__(self, grants: Grants[T]) -> None:
+        self.grants = grants
+
+
+NOBODY: Final[Route[Any]] = Route({})
+
+
+@final
+class _Combined(Mapping[T, tuple[Hashable, ...]], Generic[T]):
+    """Grants of very many subscribers: those of *united*, and of the tables of some filters, combined one by one."""
+
+    __slots__ = ("_tables", "_united")
+
+    def __init__(self, united: dict[T, tuple[Hashable, ...]], tables: Sequence[Table[T]]) -> None:
+        self._united = united
+        self._tables = [table.copy() for table in tables]
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __iter__(self) -> Iterator[T]:
+        return (subscriber for subscriber, _ in self.pairs())
+
+    def items(self) -> ItemsView[T, tuple[Hashable, ...]]:
+        return _CombinedItems(self)
+
+    def pairs(self) -> Iterator[tuple[T, tuple[Hashable, ...]]]:
+        """Yield each subscriber with its values."""
+        united, tables = self._united, self._tables
+        for subscriber, values in united.items():
+            yield subscriber, (*values, *[table[subscriber] for table in tables if subscriber in table])
+        alone = len(tables) == 1 and not united
+        for index, table in enumerate(tables):
+            earlier, later = tables[:index], tables[index + 1 :]
+            for subscriber, value in table.items():
+                if alone:
+                    yield subscriber, (value,)
+                elif subscriber not in united and not any(subscriber in each for each in earlier):
+                    yield subscriber, (value, *[each[subscriber] for each in later if subscriber in each])
+
+    def __getitem__(self, subscriber: T) -> tuple[Hashable, ...]:
+        found = [table[subscriber] for table in self._tables if subscriber in table]
+        values = (*self._united.get(subscriber, ()), *found)
+        if not values:
+            raise KeyError(subscriber)
+        return values
+
+
+@final
+class _CombinedItems(ItemsView[T, tuple[Hashable, ...]]):
+    """The items of `_Combined`, without a look-up for each."""
+
+    __slots__ = ("_combined",)
+
+    def __init__(self, combined: _Combined[T]) -> None:
+        super().__init__(combined)
+        self._combined = combined
+
+    def __iter__(self) -> Iterator[tuple[T, tuple[Hashable, ...]]]:
+        return self._combined.pairs()
+
+
+@final
+class _Permitted(Mapping[T, tuple[Hashable, ...]], Generic[T]):
+    """The grants of very many subscribers of a name; `pieces` leaves out those that may not receive its messages.
+
+    Asking for permission takes 0.3 us, so a piece is only filtered when it is used.
+    """
+
+    __slots__ = ("_all", "_name", "_permits")
+
+    def __init__(self, name: str, grants: Grants[T], permits: Callable[[str, T], bool]) -> None:
+        self._name = name
+        self._all = grants
+        self._permits = permits
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __iter__(self) -> Iterator[T]:
+        return (subscriber for subscriber in self._all if self._permits(self._name, subscriber))
+
+    def __getitem__(self, subscriber: T) -> tuple[Hashable, ...]:
+        values = self._all[subscriber]
+        if not self._permits(self._name, subscriber):
+            raise KeyError(subscriber)
+        return values
+
+    def pieces(self, size: int) -> Iterator[Piece[T]]:
+        """Yield the subscribers in pieces of *size*."""
+        name, permits = self._name, self._permits
+        for count, piece in _cut(self._all, size):
+            yield count, [pair for pair in piece if permits(name, pair[0])]
+
+
+def in_pieces(grants: Grants[T], size: int) -> Iterable[Piece[T]]:
+    """Yield *grants* in pieces: how many subscribers were looked at, *size* at most, and the permitted ones."""
+    if isinstance(grants, dict) and len(grants) <= size:
+        return ((len(grants), grants.items()),)
+    return grants.pieces(size) if isinstance(grants, _Permitted) else _cut(grants, size)
+
+
+def _cut(grants: Grants[T], size: int) -> Iterator[Piece[T]]:
+    rest = iter(grants.items())
+    while piece := list(islice(rest, size)):
+        yield len(piece), piece
+
+
+@final
+class _Stamp:
+    """Counts the changes of filters with a certain prefix: the first levels before their first wildcard."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+@final
+class _Cached(Generic[T]):
+    """A route and its stamps, whose sum was ``total``; last found valid after ``checked`` changes."""
+
+    __slots__ = ("checked", "route", "stamps", "total")
+
+    def __init__(self, route: Route[T], stamps: tuple[_Stamp, ...], checked: int) -> None:
+        self.route = route
+        self.stamps = stamps
+        self.total = sum([stamp.count for stamp in stamps])
+        self.checked = checked
+
+
+@final
+class FilterTrie(Generic[T]):
+    """Topic filters of subscribers; a subscriber is any hashable.
+
+    Args:
+      separator: separates the levels of names and filters.
+      one: a level of a filter that matches any single level.
+      rest: the last level of a filter that matches any number of further levels.
+      hidden: names that begin with it are not matched by wildcards at a filter's first level; empty for none.
+      names_max: the maximum number of names with cached routes; one more drops them all.
+      rest_takes_none: whether *rest* matches no level too: MQTT's ``a/#`` matches ``a``, and NATS' ``a.>`` does not.
+    """
+
+    def __init__(
+        self,
+        separator: str = "/",
+        one: str = "+",
+        rest: str = "#",
+        hidden: str = "$",
+        names_max: int = NAMES_MAX,
+        *,
+        rest_takes_none: bool = True,
+    ) -> None:
+        self._separator = separator
+        self._one = one
+        self._rest = rest
+        self._names_max = names_max
+        self._tree: FilterTree[T] = FilterTree(separator, one, rest, hidden, rest_takes_none=rest_takes_none)
+        self._count = 0
+        self._changes = 0
+        self._cached: dict[str, _Cached[T]] = {}
+        self._stamps: dict[str | None, _Stamp] = {}
+        self._equal: dict[Hashable, Route[T]] = {}
+        self._bytes = 0  # what these three have taken since they were empty
+        # Earlier contents of these three, freed a few at a time: 200,000 routes take 0.1 s.
+        self._dropped: list[dict[Any, Any]] = []
+        self._finding: tuple[str, Steps[Route[T]]] | None = None  # the name whose route is being found
+        self.routes_bytes_max = ROUTES_BYTES_MAX
+        self.found = 0  # routes that were not cached
+        self.steps = 0  # what finding those took (`FilterTree.steps`)
+        # Whether a subscriber may receive messages of a name. It is asked while ``asks`` returns True.
+        self.permits: Callable[[str, T], bool] = lambda name, subscriber: True
+        self.asks: Callable[[], bool] = lambda: False
+        # Whether the protocol allows a name; no filter matches one that it does not allow.
+        self.is_name: Callable[[str], bool] = lambda name: True
+
+    def __len__(self) -> int:
+        """The number of filters."""
+        return self._count
+
+    # filters
+
+    def check(self, topic_filter: str) -> list[str]:
+        """Return the levels of *topic_filter*. Raises `Refused` (ILLEGAL) if a wildcard is misplaced."""
+        levels = topic_filter.split(self._separator)
+        if self._rest in topic_filter or self._one in topic_filter:
+            for index, level in enumerate(levels):
+                if level == self._rest and index == len(levels) - 1:
+                    break
+                if self._rest in level or (self._one in level and level != self._one):
+                    text = f"topic filter {topic_filter!r:.200} has a misplaced wildcard"
+                    raise Refused(
+                        Reason.ILLEGAL,
+                        f"{text}; use {self._one!r} only as a whole level, {self._rest!r} only as the last one",
+                    )
+        return levels
+
+    def is_literal(self, topic_filter: str) -> bool:
+        """Return whether *topic_filter* matches only one name: itself."""
+        return self._one not in topic_filter and self._rest not in topic_filter
+
+    def add(self, topic_filter: str, subscriber: T, value: Hashable = None) -> None:
+        """Subscribe *subscriber* to *topic_filter*; *value* is in its routes and replaces an earlier one.
+
+        Raises:
+          Refused: the filter is invalid.
+        """
+        levels = self.check(topic_filter)
+        self._count += self._tree.add(levels, subscriber, value)
+        self._changed(topic_filter, levels)
+
+    def remove(self, topic_filter: str, subscriber: T) -> bool:
+        """Remove the filter of *subscriber*; return False if there was none."""
+        levels = topic_filter.split(self._separator)
+        if not self._tree.remove(levels, subscriber):
+            return False
+        self._count -= 1
+        self._changed(topic_filter, levels)
+        return True
+
+    def _changed(self, topic_filter: str, levels: list[str]) -> None:
+        """Invalidate the cached routes that the change affects, and no others."""
+        self._drop_equal()
+        literal = len(levels)
+        for index, level in enumerate(levels):
+            if level in (self._one, self._rest):
+                literal = index
+                break
+        if literal == len(levels):
+            self._cached.pop(topic_filter, None)
+            return
+        if literal and levels[literal] == self._rest:
+            # The wildcard for the rest also matches zero levels.
+            self._cached.pop(self._separator.join(levels[:literal]), None)
+        stamp = self._stamps.get(self._separator.join(levels[: min(literal, STAMPED_LEVELS)]) if literal else ROOT)
+        if stamp is not None:
+            stamp.count += 1
+            self._changes += 1
+
+    def forget_routes(self) -> None:
+        """Drop all cached routes, because permissions have changed or they take too much memory."""
+        self._dropped += [each for each in (self._cached, self._stamps) if each]
+        self._cached, self._stamps, self._bytes, self._finding = {}, {}, 0, None
+        self._drop_equal()
+
+    def _drop_equal(self) -> None:
+        if self._equal:
+            self._dropped.append(self._equal)
+            self._equal = {}
+
+    def _free_some(self) -> None:
+        for _ in range(FREED_AT_ONCE):
+            self._dropped[-1].popitem()
+            if not self._dropped[-1]:
+                self._dropped.pop()
+                if not self._dropped:
+                    return
+
+    # names
+
+    def route(self, name: str) -> Route[T]:
+        """Return the subscribers of *name*, however long finding them takes."""
+        while (route := self.find_route(name)) is None:
+            pass
+        return route
+
+    def find_route(self, name: str) -> Route[T] | None:
+        """Return the subscribers of *name*; None if finding them takes more than a turn: then ask again in the next.
+
+        Finding starts again if another name is asked for in between.
+        """
+        cached = self._cached.get(name)
+        if cached is not None:
+            if cached.checked == self._changes:
+                return cached.route
+            if sum([stamp.count for stamp in cached.stamps]) == cached.total:
+                cached.checked = self._changes
+                return cached.route
+        if self._finding is not None and self._finding[0] == name:
+            return self._go_on(name, self._finding[1])
+        return self._find(name)
+
+    def _go_on(self, name: str, finding: Steps[Route[T]]) -> Route[T] | None:
+        self._finding = None
+        try:
+            next(finding)
+        except StopIteration as found:
+            route: Route[T] = found.value
+            return route
+        self._finding = name, finding
+        return None
+
+    def _find(self, name: str) -> Route[T] | None:
+        self.found += 1
+        if len(self._cached) >= self._names_max or self._bytes >= self.routes_bytes_max:
+            self.forget_routes()
+        if self._dropped:
+            self._free_some()
+        # As they are now: if filters change before the route is found, it is for the messages that wait for it alone.
+        known = len(self._stamps)
+        cached: _Cached[T] = _Cached(NOBODY, self._stamps_of(name), self._changes)
+        size = name.__sizeof__()
+        self._bytes += NAME_BYTES + size + (len(self._stamps) - known) * (STAMP_BYTES + size)
+        walk = self._begin(name)
+        if not self._walk(walk) or not _are_few(walk.found):
+            return self._go_on(name, self._find_many(name, walk, cached))
+        # Equal routes share a table for each filter, or have equal grants. Any change of filters empties `_equal`.
+        grants = self._permitted(name, _united(walk.found))
+        key = frozenset(grants.items())
+        cached.route = self._equal.get(key) or self._keep(key, grants, len(grants))
+        self._cached[name] = cached
+        return cached.route
+
+    def _find_many(self, name: str, walk: Walk[T], cached: _Cached[T]) -> Steps[Route[T]]:
+        """Return the route of *name*, which *walk* finds, and cache it in *cached*."""
+        key, tables = yield from self._end(walk)
+        route = self._equal.get(key)
+        if route is None:
+            route = self._keep(key, *(yield from self._combined(walk.found, tables)))
+        cached.route = Route(_Permitted(name, route.grants, self.permits)) if self.asks() else route
+        self._cached[name] = cached
+        return cached.route
+
+    def _keep(self, key: Hashable, grants: Grants[T], count: int) -> Route[T]:
+        """Return a new route to *count* subscribers that equal ones share."""
+        self._bytes += ROUTE_BYTES + count * SUBSCRIBER_BYTES
+        route = self._equal[key] = Route(grants)
+        return route
+
+    def _permitted(self, name: str, grants: Grants[T]) -> Grants[T]:
+        """Return those of *grants* whose subscribers may receive messages of *name*."""
+        if not self.asks():
+            return grants
+        permits = self.permits
+        return {subscriber: values for subscriber, values in grants.items() if permits(name, subscriber)}
+
+    def _stamps_of(self, name: str) -> tuple[_Stamp, ...]:
+        """Return the stamps of the first proper prefixes of *name*, creating missing ones."""
+        found: list[_Stamp] = []
+        prefix: str | None = ROOT
+        at = -1
+        for _ in range(STAMPED_LEVELS + 1):
+            stamp = self._stamps.get(prefix)
+            if stamp is None:
+                stamp = self._stamps[prefix] = _Stamp()
+            found.append(stamp)
+            at = name.find(self._separator, at + 1)
+            if at < 0:
+                break
+            prefix = name[:at]
+        return tuple(found)
+
+    def match(self, name: str) -> Grants[T]:
+        """Return the subscribers of *name* with the values of their matching filters, without using the cache."""
+        walk = self._begin(name)
+        if self._walk(walk) and _are_few(walk.found):
+            return self._permitted(name, _united(walk.found))
+        _, tables = finish_now(self._end(walk))
+        return self._permitted(name, finish_now(self._combined(walk.found, tables))[0])
+
+    def _begin(self, name: str) -> Walk[T]:
+        return self._tree.begin(name) if self.is_name(name) else Walk("", [])
+
+    def _walk(self, walk: Walk[T]) -> bool:
+        """Go on with *walk* for a turn; return whether it is over."""
+        tree = self._tree
+        before = tree.steps
+        is_over = tree.go_on(walk, STEPS_A_TURN)
+        self.steps += tree.steps - before
+        return is_over
+
+    def _end(self, walk: Walk[T]) -> Steps[tuple[Hashable, list[Table[T]]]]:
+        """Go on with *walk* to its end; return a key of what it found, and the tables with very many subscribers."""
+        while not self._walk(walk):
+            yield
+        found, ids, tables = walk.found, list[int](), list[Table[T]]()
+        for start in range(0, len(found), STEPS_A_TURN):
+            part = found[start : start + STEPS_A_TURN]
+            ids += map(id, part)
+            tables += [stored for stored in part if isinstance(stored, dict) and len(stored) > COMBINED_MAX]
+            if len(part) == STEPS_A_TURN:
+                yield
+        return tuple(ids), tables if len(tables) <= TABLES_MAX else []
+
+    def _combined(self, found: Sequence[Stored[T]], tables: list[Table[T]]) -> Steps[tuple[Grants[T], int]]:
+        """Return the very many subscribers in *found*, each with its values, and about how many there are.
+
+        Those of *tables*, which are in *found*, are not counted one by one.
+        """
+        kept, grants, steps = set(map(id, tables)), dict[T, tuple[Hashable, ...]](), 0
+        for stored in found:
+            if id(stored) in kept:
+                continue
+            for subscriber, value in list(stored.items()) if isinstance(stored, dict) else (stored,):
+                before = grants.get(subscriber, ())
+                grants[subscriber] = (*before, value)
+                steps += 1 + len(before) // VALUES_A_STEP
+                if steps >= STEPS_A_TURN:
+                    self.steps += steps
+                    steps = 0
+                    yield
+        return _Combined(grants, tables) if tables else grants, len(grants) + sum(map(len, tables))
+
+
+def _are_few(found: Sequence[Stored[T]]) -> bool:
+    """Return whether the subscribers in *found*, each counted for each of its filters, are few enough for one table."""
+    count = len(found)
+    if count <= COMBINED_MAX:
+        count += sum([len(stored) - 1 for stored in found if isinstance(stored, dict)])
+    return count <= COMBINED_MAX
+
+
+def _united(found: Sequence[Stored[T]]) -> dict[T, tuple[Hashable, ...]]:
+    """Return the subscribers in *found*, each with its values."""
+    grants: dict[T, tuple[Hashable, ...]] = {}
+    for stored in found:
+        for subscriber, value in stored.items() if isinstance(stored, dict) else (stored,):
+            before = grants.get(subscriber)
+            grants[subscriber] = (value,) if before is None else (*before, value)
+    return grants

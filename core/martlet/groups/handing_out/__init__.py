@@ -1,0 +1,1 @@
+"""Which member gets which message: new ones, returned ones, and what follows an acknowledgement."""

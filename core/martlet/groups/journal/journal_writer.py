@@ -1,0 +1,403 @@
+"""Writes the notes of shared groups into their journal.
+
+`shared_groups.py` changes its leases immediately and has each change noted; the notes of a commit are combined into one
+note for each queue of each group.
+
+A failed commit loses its notes. After that, and after times when the store accepted no writes, the complete state of
+the affected queues is noted before anything else.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Final, Protocol, final
+
+from martlet.errors import Reason, Refused, StoreFailed
+from martlet.groups.journal.journal_codec import (
+    ACK,
+    BEGIN,
+    DROP,
+    MARK,
+    NEW,
+    REACH,
+    SETTLE,
+    Change,
+    Key,
+    LeaseState,
+    encode_changes,
+    head,
+)
+from martlet.groups.journal.state import GroupState, Lane, whole
+from martlet.state.journal import Journal
+from martlet.store import Store
+
+__all__ = ["GroupNotes", "Source"]
+
+# Greater than every position and offset.
+NEVER: Final = 1 << 62
+# Lanes that one turn of the event loop drops: 5 us each.
+DROPS_A_TURN: Final = 512
+
+
+class Source(Protocol):
+    """The live state of a lane; ``reached`` is the position that was noted last (`GroupNotes.reach`), or -1."""
+
+    reached: int
+
+    @property
+    def is_settling(self) -> bool:
+        """Return whether an acknowledgement in an atomic group has no result yet."""
+        ...
+
+    def state(self) -> tuple[int, list[tuple[int, LeaseState]], int, int]:
+        """Return the next offset, every unsettled message, ``reached``, and the group's marks."""
+        ...
+
+    def account(self) -> None:
+        """Count what was settled; called before its notes are written, also where the store accepts no writes."""
+        ...
+
+
+@final
+class _Pending:
+    """Changes of one lane to note with the next commit."""
+
+    __slots__ = ("acked", "again", "changes", "key", "number")
+
+    def __init__(self, number: int, key: Key) -> None:
+        self.number = number
+        self.key = key
+        self.changes: list[Change] = []
+        # The offsets of the last change if that is an ACK: nearly all changes are of this kind.
+        self.acked: list[int] | None = None
+        self.again = False  # note the complete state
+
+    def add(self, change: Change) -> None:
+        """Add *change*; merge it into the previous one if they differ only in their offsets."""
+        last = self.changes[-1] if self.changes else None
+        if change.kind == NEW:
+            self.changes.append(change)
+        elif last is not None and last[:4] == change[:4] and isinstance(last.offsets, list):
+            last.offsets.extend(change.offsets)
+            return
+        else:
+            self.changes.append(change._replace(offsets=list(change.offsets)))
+        self.acked = None
+
+    def replace(self, changes: list[Change], *, again: bool = False) -> None:
+        """Note only *changes*, and the complete state if *again*."""
+        self.changes, self.again, self.acked = changes, again, None
+
+    def begin_acks(self) -> list[int]:
+        """Add an ACK; return the list for its offsets."""
+        self.acked = []
+        self.changes.append(Change(ACK, 0, 0, 0, self.acked))
+        return self.acked
+
+
+@final
+class GroupNotes:
+    """Writes the notes of shared groups into their journal."""
+
+    def __init__(self, store: Store, journal: Journal, state: GroupState, lanes_max: int) -> None:
+        self._store = store
+        self._state = state
+        self._lanes_max = lanes_max
+        self.journal = journal
+        self._numbers: dict[Key, int] = {}
+        self._sources: dict[Key, Source] = {}
+        self._pending: dict[Key, _Pending] = {}
+        # Lanes whose newest notes are not applied yet and may still be lost, with the log position after these.
+        self._unsure: dict[Key, int] = {}
+        # Lanes that were dropped, until the projection has dropped them too; those of them that are not noted yet.
+        self._dropped: dict[Key, None] = {}
+        self._undropped: dict[Key, None] = {}
+        # Positions that groups have reached, until all notes before are written, and then until these are durable: with
+        # the end of those notes in the log.
+        self._reaching: dict[Key, int] = {}
+        self._reached: deque[tuple[int, dict[Key, int]]] = deque()
+        # The minimum offset that the journal should have, unless a commit failed.
+        self._expected = 0
+        # Lanes whose complete state was noted while an acknowledgement in an atomic group was in progress.
+        self._noted_settling: dict[Key, None] = {}
+        self._number_max = 0
+        self._waits = False
+        state.note_again = self._note_again
+        state.was_dropped = self._was_dropped
+
+    def has_room(self, key: Key, queues: int) -> bool:
+        """Return whether there is room for the *queues* of the group of *key* on its topic.
+
+        Each group counts with all queues: one that finds messages by their names opens a queue when it needs it.
+        """
+        known = self._state.known
+        used = known.count_with(key.topic, queues)
+        return known.count_of(key.scope, key.group, key.topic) > 0 or used + queues <= self._lanes_max
+
+    def check_room(self, key: Key, queues: int) -> None:
+        """Raise `Refused` (BUSY) unless `has_room`."""
+        if not self.has_room(key, queues):
+            used = self._state.known.count_with(key.topic, queues)
+            text = f"{used} queues of shared groups are in use; delivery.share_queues_max is {self._lanes_max}"
+            raise Refused(Reason.BUSY, f"{text}, delete unused groups or topics")
+
+    def stored(self, key: Key) -> Lane | None:
+        """Return the stored state of *key*, None if it was dropped; do not change or keep it."""
+        return self._state.get(key) if key not in self._dropped else None
+
+    def is_applied(self, key: Key) -> bool:
+        """Return whether the stored state of *key* has all that was noted."""
+        return key not in self._pending and self._unsure.get(key, 0) <= self._state.applied
+
+    @property
+    def is_dropping(self) -> bool:
+        """Whether the stored state still has lanes that were dropped."""
+        return bool(self._dropped)
+
+    def open(self, key: Key, source: Source) -> None:
+        """Use *source* as the live state of *key*."""
+        self._sources[key] = source
+
+    def close(self, key: Key) -> None:
+        """End the live state of *key*; its stored state remains."""
+        self._flush_of(key)
+        self._sources.pop(key, None)
+
+    def note(self, key: Key, change: Change) -> None:
+        """Note *change* of *key* with the current commit."""
+        self._get(key).add(change)
+
+    def ack(self, key: Key, offsets: Iterable[int]) -> None:
+        """Note that messages are settled."""
+        pending = self._pending.get(key) or self._get(key)
+        acked = pending.acked
+        if acked is None:
+            acked = pending.begin_acks()
+            self._store.commit_soon()
+        acked.extend(offsets)
+
+    def begin(self, key: Key, offset: int, reached: int = -1, marks: int = 0) -> None:
+        """Note that the lane begins at *offset*, and has no other state.
+
+        Its group has *reached* that position, and has *marks*.
+        """
+        self._get(key).replace(whole(offset, (), reached, marks))
+        self._know(key)
+
+    def begin_with(self, key: Key, next_offset: int, leases: Mapping[int, LeaseState]) -> None:
+        """Note that the lane continues at *next_offset*, and has *leases*."""
+        self._get(key).replace(whole(next_offset, leases.items()))
+        self._know(key)
+
+    def _know(self, key: Key) -> None:
+        self._state.known.add(key)
+        self._dropped.pop(key, None)
+        self._undropped.pop(key, None)
+
+    def mark(self, key: Key, marks: int) -> None:
+        """Note that the group with the stored lane *key*, that of its first queue, has *marks* from now on."""
+        if key in self._state.known:
+            self.note(key, Change(MARK, number=marks))
+
+    def reach(self, key: Key, position: int) -> None:
+        """Note later that a group has found all its messages before log position *position*.
+
+        The notes about these messages must be durable first: if a power failure lost one of them and kept the position,
+        its message would be lost. So `note_reached` writes the position once they are.
+        """
+        self._reaching[key] = position
+        self._commit_soon()
+
+    def note_reached(self) -> None:
+        """Note the positions of `reach` whose turn it is."""
+        self._find_lost()
+        while self._reached and self._reached[0][0] <= self._store.flusher.durable:
+            for key, position in self._reached.popleft()[1].items():
+                source, known = self._sources.get(key), self.stored(key)
+                if source is not None and source.reached < position:
+                    source.reached = position
+                    self.note(key, Change(REACH, number=position))
+                elif source is None and known is not None and 0 <= known.reached < position:
+                    self.note(key, Change(REACH, number=position))
+
+    @property
+    def has_reached(self) -> bool:
+        """Whether there is something for `note_reached`, now or later."""
+        return bool(self._reaching or self._reached)
+
+    def is_durable(self, key: Key) -> bool:
+        """Return whether everything that was noted of *key* is applied and durable."""
+        return self.is_applied(key) and self._state.applied <= self._store.flusher.durable
+
+    def drop(self, keys: Collection[Key]) -> None:
+        """Drop the state of *keys*; what begins again before that is applied has none of it.
+
+        Many are noted in several turns, with `drop_some`; until then a restart has them again.
+        """
+        for key in keys:
+            self._state.known.discard(key)
+            self._sources.pop(key, None)
+        found = dict.fromkeys(key for key in keys if key in self._numbers or self._state.get(key) is not None)
+        self._dropped.update(found)
+        self._undropped.update(found)
+        self.drop_some()
+
+    @property
+    def has_undropped(self) -> bool:
+        """Whether lanes were dropped that are not noted yet."""
+        return bool(self._undropped)
+
+    def drop_some(self) -> None:
+        """Note some of the lanes that were dropped."""
+        for key in list(islice(self._undropped, DROPS_A_TURN)):
+            del self._undropped[key]
+            self._noted_settling.pop(key, None)
+            self._get(key).replace([Change(DROP)])
+
+    def _was_dropped(self, key: Key) -> None:
+        """Handle that the projection has dropped a lane, which may have begun again since."""
+        if key not in self._numbers:
+            self._state.known.discard(key)
+        if key not in self._undropped and self.is_applied(key):
+            self._dropped.pop(key, None)
+
+    def settle(self, key: Key, offsets: Sequence[int], began: int) -> list[tuple[Journal, bytes]]:
+        """Return the arguments of `Broker.publish_atomic` that acknowledge the messages at *offsets*.
+
+        All earlier notes are written to the log first. If a power failure loses those but not these, the lane is
+        restored as it *began*: every message from there on is delivered again, except these.
+        """
+        first = head(self._get(key).number, key)
+        self._write_notes()
+        change = Change(SETTLE, 0, 0, began, offsets)
+        return [(self.journal, note) for note in encode_changes(first, [change], self.journal.note_bytes_max, first)]
+
+    def _get(self, key: Key) -> _Pending:
+        pending = self._pending.get(key)
+        if pending is None:
+            pending = self._pending[key] = _Pending(self._number(key), key)
+            self._commit_soon()
+        return pending
+
+    def _number(self, key: Key) -> int:
+        number = self._numbers.get(key)
+        if number is None:
+            known = self._state.get(key)
+            self._number_max = max(self._number_max, self._state.number_max)
+            if known is None:
+                self._number_max += 1
+            number = self._numbers[key] = known.number if known is not None else self._number_max
+        return number
+
+    def _commit_soon(self) -> None:
+        if not self._waits:
+            self._waits = True
+            self._store.before_commit.append(self._write)
+            self._store.commit_soon()
+
+    def _write(self) -> None:
+        """Write the collected notes; called by the commit."""
+        self._waits = False
+        self._write_notes()
+
+    def _write_notes(self) -> None:
+        for key in self._pending:
+            source = self._sources.get(key)
+            if source is not None:
+                source.account()
+        try:
+            self._store.admission.check()
+        except (Refused, StoreFailed):
+            self._keep_for_later()
+            return
+        self._find_lost()
+        pending, self._pending = self._pending, {}
+        if pending:
+            self._expected = NEVER  # until everything below is appended
+            self._unsure.update(dict.fromkeys(pending, NEVER))
+            for each in pending.values():
+                for note in self._encode(each):
+                    self.journal.note(note)
+            self.journal.write()
+            queue = self._store.queue(self.journal.topic, 0)
+            self._expected = queue.next_offset
+            self._unsure.update(dict.fromkeys(pending, queue.last_end))
+        if self._reaching:
+            self._reached.append((max(self._unsure.values(), default=self._state.applied), self._reaching))
+            self._reaching = {}
+
+    def _encode(self, pending: _Pending) -> list[bytes]:
+        number, key = pending.number, pending.key
+        changes, source = pending.changes, self._sources.get(key)
+        if pending.again and source is not None:
+            if source.is_settling:
+                self._noted_settling[key] = None
+            changes = whole(*source.state())
+        if changes and changes[-1].kind == DROP:
+            self._numbers.pop(key, None)
+        more = head(number)
+        first = head(number, key) if changes and changes[0].kind == BEGIN else more
+        return encode_changes(first, changes, self.journal.note_bytes_max, more)
+
+    def _find_lost(self) -> None:
+        """After a failed commit, note the complete state of lanes whose last notes were not stored."""
+        if not self._unsure:
+            return
+        applied = self._state.applied
+        self._unsure = {key: end for key, end in self._unsure.items() if end > applied}
+        queue = self._store.find_queue(self.journal.topic, 0)
+        if queue is None or queue.next_offset < self._expected:
+            self._reaching.clear()
+            self._reached.clear()
+            for key in self._unsure:
+                self._again(key)
+
+    def try_again(self) -> None:
+        """Write what could not be written, if the store accepts it now."""
+        self._find_lost()
+        for key in list(islice(self._dropped, DROPS_A_TURN)):
+            del self._dropped[key]
+            if key in self._undropped or not self.is_applied(key):
+                self._dropped[key] = None  # after those that were not looked at yet
+        if self._pending:
+            self._store.commit_soon()
+
+    def _again(self, key: Key) -> None:
+        if key in self._sources:
+            self._get(key).again = True
+        elif key in self._dropped:
+            self._get(key).replace([Change(DROP)])
+
+    def _keep_for_later(self) -> None:
+        """Note the complete state of the lanes later, because the store accepts no writes now."""
+        for pending in self._pending.values():
+            if pending.key in self._sources:
+                pending.replace([], again=True)
+        if self._pending and not self._waits:
+            self._waits = True
+            self._store.before_commit.append(self._write)
+
+    def _flush_of(self, key: Key) -> None:
+        """Compute the pending changes of *key* while its source still exists."""
+        pending, source = self._pending.get(key), self._sources.get(key)
+        if pending is not None and pending.again and source is not None:
+            pending.replace(whole(*source.state()))
+
+    def must_note_settled(self, key: Key) -> bool:
+        """Return whether messages settled by an atomic group must be noted again: a later note says unsettled."""
+        return key in self._noted_settling
+
+    def _note_again(self, lane: Lane) -> bool:
+        self._store.admission.check()
+        if lane.key in self._dropped:
+            return True
+        source = self._sources.get(lane.key)
+        if source is not None and source.is_settling:
+            return False  # the note would undo the acknowledgement, which precedes it in the log
+        if source is not None:
+            self._get(lane.key).again = True
+        elif not self.is_applied(lane.key):
+            return False
+        else:
+            self._get(lane.key).replace(whole(lane.next, lane.leases.items(), lane.reached, lane.marks))
+        return True

@@ -1,0 +1,259 @@
+"""The durable state of shared groups: a projection over notes in a journal.
+
+`GroupState` applies the notes (`journal_writer.py`) when they are readable and is all that remains after a restart: for
+each queue, which messages are unsettled, since when and for how long each is leased, and how often it was delivered.
+Holders are not stored: after a restart a message is acknowledged by its handle (offset and generation), or it returns
+when its lease expires.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, final
+
+from martlet.errors import Reason, Refused
+from martlet.groups.journal.journal_codec import (
+    ACK,
+    AGAIN,
+    BEGIN,
+    DROP,
+    KEEP,
+    MARK,
+    NEW,
+    REACH,
+    SETTLE,
+    Change,
+    Key,
+    LeaseState,
+    decode_note,
+    encode_changes,
+    head,
+)
+from martlet.groups.journal.known_lanes import KnownLanes
+from martlet.records.layout import RecordView
+from martlet.runtime.steps import Pace, Steps
+from martlet.state.journal import read_notes
+from martlet.state.projection import NOTHING
+from martlet.state.rows import pack_rows, unpack_rows
+
+__all__ = ["GroupState", "Lane", "whole"]
+
+FORMAT: Final = 1
+NOTE_BYTES_OF_A_STEP: Final = 8
+SNAPSHOT_NOTE_BYTES: Final = 1 << 30
+# The state of a message whose notes were lost; it is redelivered.
+UNKNOWN: Final = LeaseState(0, 0, 0)
+# A longer series of such messages is treated as damage.
+UNKNOWN_MAX: Final = 1_000_000
+# Turns of the event loop for which `roll` waits for pending changes in a group.
+ROLL_TURNS: Final = 1000
+
+
+@final
+class Lane:
+    """One queue as shared by one group, according to the log.
+
+    Messages below ``next`` that are not in ``leases`` are settled. ``since`` is the position of the oldest record that
+    contributes to the present state. ``reached`` is the log position from which on the group looks for messages, if it
+    finds them by their names; the lane of the first queue has it, others -1. That lane also has the group's ``marks``.
+    """
+
+    __slots__ = ("edition", "key", "leases", "marks", "next", "number", "reached", "since")
+
+    def __init__(self, number: int, key: Key, since: int, edition: int) -> None:
+        self.number = number
+        self.key = key
+        self.since = since
+        self.edition = edition
+        self.next = -1  # unknown
+        self.reached = -1
+        self.marks = 0
+        self.leases: dict[int, LeaseState] = {}
+
+    @property
+    def low(self) -> int:
+        """The offset below which everything is settled."""
+        return min(self.leases, default=self.next)
+
+    def copy(self, edition: int) -> "Lane":
+        lane = Lane(self.number, self.key, self.since, edition)
+        lane.next, lane.reached, lane.marks, lane.leases = self.next, self.reached, self.marks, self.leases.copy()
+        return lane
+
+    def apply(self, change: Change) -> None:
+        kind, leases, offsets = change.kind, self.leases, change.offsets
+        if kind in (ACK, SETTLE):
+            if kind == SETTLE and self.next < 0:
+                self.next = change.number
+            for offset in offsets:
+                if offset >= self.next:
+                    self._skip_lost(offset)
+                    self.next = offset + 1
+                leases.pop(offset, None)
+        elif kind in (NEW, KEEP):
+            if kind == NEW:
+                self._skip_lost(change.first)
+            state = LeaseState(change.generation, change.duration_ms, 1 if kind == NEW else change.number)
+            leases.update(dict.fromkeys(offsets, state))
+            if kind == NEW:
+                self.next = max(self.next, change.number)
+        elif kind == BEGIN:
+            leases.clear()
+            self.next, self.reached, self.marks = change.number, -1, 0
+        elif kind == REACH:
+            self.reached = max(self.reached, change.number)
+        elif kind == MARK:
+            self.marks = change.number
+        else:
+            self._hand_again(change, 1 if kind == AGAIN else 0)
+
+    def _skip_lost(self, offset: int) -> None:
+        """Deliver messages before *offset* again if nothing is known of them.
+
+        A later note can survive a power failure although earlier ones, not yet durable, do not.
+        """
+        if 0 <= self.next < offset <= self.next + UNKNOWN_MAX:
+            self.leases.update(dict.fromkeys(range(self.next, offset), UNKNOWN))
+
+    def _hand_again(self, change: Change, more: int) -> None:
+        made: dict[int, LeaseState] = {}
+        for offset in change.offsets:
+            held = self.leases.get(offset)
+            if held is not None:
+                deliveries = held.deliveries + more
+                state = made.get(deliveries)
+                if state is None:
+                    state = made[deliveries] = LeaseState(change.generation, change.duration_ms, deliveries)
+                self.leases[offset] = state
+
+
+def whole(
+    next_offset: int, leases: Iterable[tuple[int, LeaseState]], reached: int = -1, marks: int = 0
+) -> list[Change]:
+    """Return the changes that recreate *leases* from nothing; messages with equal leases are combined."""
+    alike: dict[LeaseState, list[int]] = {}
+    for offset, state in leases:
+        alike.setdefault(state, []).append(offset)
+    keep = [Change(KEEP, state.generation, state.duration_ms, state.deliveries, o) for state, o in alike.items()]
+    reach = [Change(REACH, number=reached)] if reached >= 0 else []
+    mark = [Change(MARK, number=marks)] if marks else []
+    return [Change(BEGIN, number=next_offset), *reach, *mark, *keep]
+
+
+@final
+class GroupState:
+    """The projection (martlet.state.Projection).
+
+    ``settled`` is called with the messages that an atomic group acknowledges, once it is readable.
+    """
+
+    def __init__(self, topic: str) -> None:
+        self.name = "shared-groups"
+        self.topics = frozenset((topic,))
+        self.settled: Callable[[Key, Sequence[int]], None] | None = None
+        # Notes the complete state of a lane; returns False while that is unknown.
+        self.note_again: Callable[[Lane], bool] | None = None
+        # Called with each lane that a note has dropped.
+        self.was_dropped: Callable[[Key], None] | None = None
+        # The lanes with a state; `GroupNotes` adds and removes those whose notes are not applied yet.
+        self.known = KnownLanes()
+        self._lanes: dict[int, Lane] = {}
+        self._numbers: dict[Key, int] = {}
+        self._edition = 0
+        self.leases = 0
+        self.number_max = 0
+        self.applied = 0  # the end of the newest record that was applied
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def get(self, key: Key) -> Lane | None:
+        """Return the state of *key*; do not change or keep it."""
+        return self._lanes.get(self._numbers.get(key, -1))
+
+    def apply(self, records: Sequence[RecordView]) -> None:
+        for record in records:
+            self.applied = record.position + record.size
+            for note in read_notes(record.body):
+                self._apply_note(note, record.position)
+
+    def _apply_note(self, note: bytes, position: int) -> None:
+        number, key, changes = decode_note(note)
+        if key is not None:
+            self._define(number, key, position)
+        lane = self._lanes.get(number)
+        if lane is None:
+            return  # the note that defined the lane was removed, or the lane was dropped
+        if lane.edition != self._edition:
+            lane = self._lanes[number] = lane.copy(self._edition)
+        before = len(lane.leases)
+        for change in changes:
+            if change.kind == DROP:
+                self._drop(lane)
+                self.leases -= before
+                return
+            if change.kind == BEGIN:
+                lane.since = position
+            lane.apply(change)
+            if change.kind == SETTLE and self.settled is not None:
+                self.settled(lane.key, change.offsets)
+        self.leases += len(lane.leases) - before
+
+    def _define(self, number: int, key: Key, position: int) -> None:
+        lane = self._lanes.get(number)
+        if lane is not None and lane.key == key:
+            return
+        for old in (lane, self.get(key)):
+            if old is not None:
+                self.leases -= len(old.leases)
+                self._drop(old)
+        self._lanes[number] = Lane(number, key, position, self._edition)
+        self._numbers[key] = number
+        self.number_max = max(self.number_max, number)
+        self.known.add(key)
+
+    def _drop(self, lane: Lane) -> None:
+        self._lanes.pop(lane.number, None)
+        self._numbers.pop(lane.key, None)
+        if self.was_dropped is not None:
+            self.was_dropped(lane.key)
+        else:
+            self.known.discard(lane.key)
+
+    def freeze(self) -> Steps[Sequence[bytes]]:
+        lanes, number_max = self._lanes.copy(), self.number_max
+        self._edition += 1
+        return pack_rows(FORMAT, _rows(lanes, number_max))
+
+    def restore(self, data: bytes, first_position: int) -> Steps[None]:
+        rows = unpack_rows(FORMAT, data)
+        self._lanes, self._numbers, self.leases, self.number_max = {}, {}, 0, next(rows, 0)
+        self.known.clear()
+        pace = Pace()
+        for since, note in rows:
+            if since >= first_position:
+                self._apply_note(note, since)
+            if pace.is_over(1 + len(note) // NOTE_BYTES_OF_A_STEP):
+                yield
+
+    def forget(self, topic: str) -> None:
+        """Do nothing: journals are never deleted, and a note drops the state of a deleted topic."""
+
+    def floor(self) -> int:
+        return min((lane.since for lane in self._lanes.values()), default=NOTHING)
+
+    def roll(self, start: int, end: int) -> Steps[None]:
+        for number in [lane.number for lane in self._lanes.values() if lane.since < end]:
+            for _ in range(ROLL_TURNS):
+                lane = self._lanes.get(number)
+                if lane is None or self.note_again is None or self.note_again(lane):
+                    break
+                yield
+            else:
+                raise Refused(Reason.BUSY, f"lane {number} of the shared groups has acknowledgements in progress")
+            yield
+
+
+def _rows(lanes: dict[int, Lane], number_max: int) -> Iterator[object]:
+    yield number_max
+    for lane in lanes.values():
+        changes = whole(lane.next, lane.leases.items(), lane.reached, lane.marks)
+        yield lane.since, encode_changes(head(lane.number, lane.key), changes, SNAPSHOT_NOTE_BYTES, b"")[0]

@@ -1,0 +1,1 @@
+"""Who holds which message, and until when; pure logic without a clock."""

@@ -1,0 +1,50 @@
+"""Takes clients that are gone out of their groups, a limited number of memberships in each turn of the event loop."""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Final, final
+
+import trio
+
+from martlet.groups.group_members import Member
+from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.turns import Turns
+
+__all__ = ["Leaving"]
+
+# Memberships that end at once, and in one slice: 3 to 10 us each, as what they hold goes to other members.
+LEAVES_A_SLICE: Final = 128
+
+
+@final
+class Leaving:
+    """Members that leave in the next turns; they get nothing more."""
+
+    def __init__(self) -> None:
+        self._members: deque[Member] = deque()
+        self._rung = trio.Event()
+
+    def leave(self, members: Iterable[Member]) -> None:
+        """Have *members* leave, the first ones at once."""
+        found = list(members)
+        for member in found:
+            member.credit = 0
+        for member in found[:LEAVES_A_SLICE]:
+            member.leave()
+        self._members.extend(found[LEAVES_A_SLICE:])
+        if self._members:
+            self._rung.set()
+
+    async def run(self, turns: Turns) -> None:
+        """Have the others leave, until cancelled."""
+        while True:
+            await self._rung.wait()
+            self._rung = trio.Event()
+            await turns.finish(self._leave())
+
+    def _leave(self) -> Steps[None]:
+        pace = Pace(LEAVES_A_SLICE)
+        while self._members:
+            self._members.popleft().leave()
+            if pace.is_over():
+                yield

@@ -1,0 +1,189 @@
+"""One queue of one shared group: its leases, what was found and read of it, and how its state is noted and counted."""
+
+import math
+from collections import deque
+from collections.abc import Hashable, Sequence
+from itertools import islice
+from typing import Final, final
+
+from martlet.errors import Refused
+from martlet.groups.journal.journal_codec import Key, LeaseState, in_ms
+from martlet.groups.leases.leases import Leases
+from martlet.groups.queues.competitors import Competitors
+from martlet.groups.queues.share_context import ShareContext
+from martlet.store import Queue, QueueReader
+
+__all__ = ["RETURNED_AHEAD", "ShareLane"]
+
+# Returned messages far behind the tail that are read ahead.
+RETURNED_AHEAD: Final = 8
+# Messages that were found are read together if no more than so many others are between two of them.
+NEAR: Final = 4
+
+
+@final
+class ShareLane:
+    """One queue as shared by one group.
+
+    It begins with nothing to read where the group's messages are found *by_name*, otherwise with the queue to read.
+    """
+
+    __slots__ = (
+        "_by_name",
+        "attempt",
+        "began",
+        "competitors",
+        "context",
+        "counted",
+        "due",
+        "early",
+        "failure",
+        "found",
+        "in_order",
+        "is_closed",
+        "key",
+        "leases",
+        "low",
+        "noted_next",
+        "queue",
+        "reached",
+        "reader",
+        "timer_at",
+        "unflushed",
+    )
+
+    def __init__(
+        self,
+        context: ShareContext,
+        competitors: Competitors,
+        queue: Queue,
+        key: Key,
+        leases: Leases,
+        *,
+        by_name: bool,
+    ) -> None:
+        self.context = context
+        self.competitors = competitors
+        self.queue = queue
+        self.key = key
+        self._by_name = by_name
+        # Messages that the group's finder has found and that were never delivered: offset and log position, ascending.
+        self.found: deque[tuple[int, int]] = deque()
+        self.reached = -1
+        self.timer_at = math.inf  # the earliest of its timers in the share
+        # Offset -> end of its dead letter in the log, which is not flushed yet; ends ascend.
+        self.unflushed: dict[int, int] = {}
+        self.use(leases)
+        self.in_order = False  # somebody takes its messages in order
+        self.is_closed = False
+        self.reader = QueueReader(context.owner.store, self._was_read, RETURNED_AHEAD + 1)
+
+    def use(self, leases: Leases) -> None:
+        """Begin with *leases*."""
+        self.leases = leases
+        self.failure: Refused | None = None  # for the next member that collects
+        self.noted_next = leases.table.next
+        self.began = leases.table.low
+        # What the broker counts of this lane, and the offset committed last.
+        self.counted = leases.table.size
+        self.low = leases.table.low
+        self.due = not self._by_name
+        # Of messages that are taken in order: those that were settled although an earlier one was not, and the attempt
+        # that took the last ones.
+        self.early: dict[int, None] = {}
+        self.attempt = ""
+
+    def _was_read(self, place: Hashable) -> None:
+        self.competitors.wake()
+
+    def forget_read(self) -> None:
+        """Drop what a thread has read: no member is left, or the selection has changed."""
+        self.failure = None
+        self.reader.forget_all()
+
+    def find(self, offset: int, position: int) -> bool:
+        """Note that the group wants the message at *offset*; return False if it had it before."""
+        last = self.found[-1][0] if self.found else self.leases.table.next - 1
+        if offset <= last:
+            return False
+        self.found.append((offset, position))
+        self.due = True
+        return True
+
+    def next_found(self, most: int) -> list[int]:
+        """Return the offsets of the next messages that were found, up to *most* that are close to each other."""
+        found: list[int] = []
+        for offset, _ in islice(self.found, most):
+            if found and offset > found[-1] + NEAR:
+                break
+            found.append(offset)
+        return found
+
+    def forget_found(self, offset: int) -> int:
+        """Drop what was found before *offset*; return how many messages that are."""
+        count = 0
+        while self.found and self.found[0][0] < offset:
+            self.found.popleft()
+            count += 1
+        return count
+
+    def close(self) -> None:
+        """Drop what it has read, after its share has ended."""
+        self.reader.close()
+
+    def take_failure(self) -> None:
+        """Raise the error of an earlier read, if there is one."""
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+
+    @property
+    def is_active(self) -> bool:
+        """Whether there may be something to deliver: messages that were returned, that arrived, or an error."""
+        return self.due or self.leases.waiting > 0 or self.failure is not None
+
+    @property
+    def is_settling(self) -> bool:
+        return self.leases.table.is_settling
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether nothing may be delivered in order now: an earlier message is held, pauses or is dead."""
+        return self.leases.table.unsettled > self.leases.waiting
+
+    def note_early(self, offsets: Sequence[int]) -> None:
+        """Remember which of *offsets* were settled before an earlier message."""
+        low, early = self.leases.table.low, self.early
+        early.update(dict.fromkeys([offset for offset in offsets if offset > low]))
+        for offset in [offset for offset in early if offset < low]:
+            del early[offset]
+
+    def account(self) -> None:
+        """Count what was leased and settled since the last call, and commit the group's offset."""
+        leases, context = self.leases, self.context
+        size, before = leases.table.size, self.counted
+        if size != before:
+            self.counted = size
+            context.owner.settled(before - size)
+            if size < leases.table.window <= before:
+                self.competitors.wake()
+        if leases.table.low != self.low:
+            self.low = leases.table.low
+            context.commit_offset(self.queue.queue_id, self.low)
+
+    def state(self) -> tuple[int, list[tuple[int, LeaseState]], int, int]:
+        """Return the next offset and every unsettled message, in the form of notes.
+
+        With them, what the group has reached, and its marks.
+        """
+        now, now_ms = self.context.times()
+        found: list[tuple[int, LeaseState]] = []
+        for offset, until, deliveries, generation, length_s in self.leases.table.unsettled_leases():
+            # The same length as in the lease's own note: the clock may have been set since then.
+            duration_ms = in_ms(length_s)
+            if length_s < 0:  # returned: nobody has its handle, and it waits for its next delivery
+                generation = max(generation, now_ms)
+                duration_ms = max(round((until - now) * 1000), 0) if abs(until) < math.inf else 0
+            found.append((offset, LeaseState(generation, duration_ms, deliveries)))
+        self.noted_next = self.leases.table.next
+        return self.leases.table.next, found, self.reached, self.context.marks_of(self.queue.queue_id)

@@ -1,0 +1,275 @@
+"""One shared group on one topic: its members come and go, its queues follow the topic, and time passes.
+
+`distribution.py` hands out messages, `settlement.py` settles them for whoever holds them, `share_source.py` reads them,
+and `share_lanes.py` has the queues. Their objects are attributes, so that what is done for each message is called there
+and not here.
+"""
+
+import math
+from collections.abc import Hashable
+from typing import Final, final
+
+from martlet.delivery.routing.selection import Selection
+from martlet.delivery.subscriptions import Start
+from martlet.errors import Reason, Refused
+from martlet.groups.handing_out.dead_letters import DeadLetters
+from martlet.groups.handing_out.distribution import Distribution
+from martlet.groups.handing_out.settlement import Settlement
+from martlet.groups.queues.competitors import Competitor, Competitors
+from martlet.groups.queues.finder import Names
+from martlet.groups.queues.share_context import Owner, ShareContext
+from martlet.groups.queues.share_lane import ShareLane
+from martlet.groups.queues.share_lanes import ShareLanes
+from martlet.groups.queues.share_source import ShareSource, finds_from
+from martlet.groups.strategy.policy import GroupPolicy
+from martlet.state.journal import Journal
+from martlet.tables.topics import Topic
+
+__all__ = ["LAPSED_A_TURN", "STORED_S", "Share"]
+
+STORED_S: Final = 1.0  # until a group is looked at again whose state, or whose end, could not be stored yet
+# Leases that one turn of the event loop ends: a few milliseconds of work.
+LAPSED_A_TURN: Final = 4096
+# A dead letter takes as long as the end of so many leases.
+DEAD_LETTER_TURNS: Final = 64
+
+
+@final
+class Share:
+    """One group on one topic.
+
+    When the topic is deleted, or the group may no longer read it, ``gone`` is set and all members are woken; their
+    handlers then tell the peers and leave. ``ack``, ``nack``, ``renew`` and ``acknowledgement`` take a message's
+    handle (queue, offset and `Delivery.generation`), whoever holds the message.
+    """
+
+    __slots__ = (
+        "_competitors",
+        "_dead_letters",
+        "_forget_at",
+        "_look_at",
+        "_owner",
+        "context",
+        "distribution",
+        "lanes",
+        "settlement",
+        "source",
+    )
+
+    def __init__(
+        self,
+        owner: Owner,
+        dead_letters: DeadLetters,
+        topic: Topic,
+        group: str,
+        selection: Selection,
+        start: Start,
+        policy: GroupPolicy | None = None,
+        names: Names | None = None,
+        marks: int = 0,
+        user: str | None = None,
+    ) -> None:
+        self._owner = owner
+        self._dead_letters = dead_letters
+        self._forget_at = owner.now() + owner.config.share_memory_s
+        self._look_at = math.inf  # when to look again whether the state is stored
+        context = self.context = ShareContext(owner, topic, group, policy, marks, user)
+        competitors = self._competitors = Competitors(context)
+        begun_at = finds_from(context) if names is not None else -1
+        lanes = self.lanes = ShareLanes(context, competitors, start, begun_at)
+        self.source = ShareSource(context, competitors, lanes, selection, names, begun_at)
+        self.settlement = Settlement(context, competitors, lanes)
+        self.distribution = Distribution(context, competitors, lanes, self.source, self.settlement)
+        self.source.begin()
+
+    def __len__(self) -> int:
+        return len(self._competitors.members)
+
+    @property
+    def gone(self) -> bool:
+        """Whether its members get no more messages; they leave."""
+        return self._competitors.gone
+
+    @gone.setter
+    def gone(self, gone: bool) -> None:
+        self._competitors.gone = gone
+
+    # members
+
+    def join(self, member: Competitor) -> None:
+        """Take *member* in. Raises `Refused` if the topic may not be read."""
+        self.source.go_on()
+        self._competitors.add(member)
+        self.lanes.unpark()
+        member.wake()
+
+    def leave(self, member: Competitor, *, keep: bool) -> None:
+        """Let *member* go; with *keep*, its holder keeps what it holds."""
+        competitors = self._competitors
+        if member not in competitors.members:
+            return
+        was_alone = next(iter(competitors.exclusive), None) is member
+        is_last = competitors.remove(member)
+        if was_alone:
+            self.lanes.unpark()  # others may take what it did not select
+        for lane in self.lanes.by_queue.values():
+            if is_last and not keep:
+                self.settlement.give_back_all(lane, member.holder)
+            if not competitors.members:
+                lane.forget_read()
+        if not competitors.members:
+            self.source.pause()
+            self._owner.left(self.context)
+        self._forget_at = self._owner.now() + self._owner.config.share_memory_s
+        self._owner.alarm(self.context, -math.inf)
+        competitors.wake()
+
+    def wake(self) -> None:
+        """Wake the next member that has credit and is not woken yet; all members if the share is gone."""
+        self._competitors.wake()
+
+    # administration
+
+    def follow(self, topic: Topic) -> None:
+        """Share all present queues of *topic*."""
+        self.context.topic = topic
+        self.lanes.follow()
+
+    def look_at_all(self) -> None:
+        """Look at all queues at the next delivery: an administrator may have reset some of them."""
+        self.lanes.look_at_all()
+        self._competitors.wake()
+
+    # the end
+
+    def idle(self, now: float) -> bool:
+        """Return whether to drop this object: no members, and no unsettled messages or no member for a long time.
+
+        A group that comes back continues as it is stored, so everything must be stored.
+        """
+        return self.is_unused and (now >= self._forget_at or not self.lanes.has_unsettled)
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether the group can be dropped: it has no members, and its state is stored."""
+        return not self._competitors.members and self.lanes.is_stored
+
+    def close(self) -> None:
+        """Close the share: members get no more messages; its stored state remains."""
+        self.source.note_end()
+        for lane in self.lanes.by_queue.values():
+            lane.account()
+            self._owner.notes.close(lane.key)
+        for lane in self.end():
+            lane.close()
+
+    def end(self) -> list[ShareLane]:
+        """End the share, with its state: members get no more messages. Return its lanes, which must be closed."""
+        self.source.end()
+        lanes = self.lanes.end()
+        self._dead_letters.forget(lanes)
+        return lanes
+
+    # what is known of a queue
+
+    def next_offset(self, queue_id: int) -> int:
+        """Return the first offset of the queue that was never delivered; -1 if there is no such queue."""
+        lane = self.lanes.get(queue_id)
+        return lane.leases.table.next if lane is not None else -1
+
+    def first_unsettled(self, queue_id: int) -> int:
+        """Return the first offset of the queue that is not settled; -1 if there is no such queue."""
+        lane = self.lanes.get(queue_id)
+        return lane.leases.table.low if lane is not None else -1
+
+    def is_settled(self, queue_id: int, offset: int) -> bool:
+        """Return whether a message is settled."""
+        lane = self.lanes.get(queue_id)
+        return lane is not None and lane.leases.table.is_settled(offset)
+
+    # messages from whoever has a handle
+
+    def ack(self, queue_id: int, offset: int, generation: int) -> bool:
+        """Settle a message by its handle; False if the handle is no longer valid."""
+        return bool(self.settlement.ack_all(queue_id, (offset,), generation))
+
+    def nack(self, queue_id: int, offset: int, generation: int, delay_s: float = 0) -> bool:
+        """Return a failed message by its handle, as `Member.nack`; False if the handle is no longer valid."""
+        holder = self.settlement.holder(queue_id, offset, generation)
+        return holder is not None and bool(self.settlement.nack_held(holder, queue_id, (offset,), delay_s))
+
+    def renew(self, queue_id: int, offset: int, generation: int, lease_s: float) -> int:
+        """Make a lease end *lease_s* from now, earlier or later than before; return its new generation.
+
+        The old handle is then no longer valid. Returns 0 if *generation* was not valid.
+        """
+        holder = self.settlement.holder(queue_id, offset, generation)
+        return self.settlement.renew_held(holder, queue_id, offset, lease_s) if holder is not None else 0
+
+    def acknowledgement(self, queue_id: int, offset: int, generation: int) -> tuple[Journal, bytes]:
+        """Return the acknowledgement of a message for `Broker.publish_atomic`, which must be called next.
+
+        The message is settled once the atomic group is readable. If the group is refused, call `withdraw`; if its
+        commit fails, the message is returned within a minute.
+
+        Raises:
+          Refused: the handle is not valid (Reason.NOT_FOUND), or the store accepts no writes now.
+        """
+        holder = self.settlement.holder(queue_id, offset, generation)
+        if holder is None:
+            self._owner.store.admission.check()
+            text = f"message {offset} of queue {queue_id} has no lease {generation} in group {self.context.group!r}"
+            raise Refused(Reason.NOT_FOUND, f"{text}; it may have ended")
+        return self.settlement.acknowledgements_held(holder, queue_id, (offset,))[0]
+
+    def withdraw(self, queue_id: int, offset: int) -> None:
+        """Undo `acknowledgement`: the atomic group was refused."""
+        self.settlement.withdraw(queue_id, offset)
+
+    # time
+
+    def deadline(self) -> float:
+        """Return when `tick` is due next."""
+        competitors = self._competitors
+        forget_at = math.inf if competitors.members or self._look_at < math.inf else self._forget_at
+        return min(forget_at, self._look_at, competitors.stalled_at, self.lanes.deadline)
+
+    def tick(self, now: float, most: int = LAPSED_A_TURN) -> int:
+        """Take back about *most* messages whose lease ended, and store dead letters; return what is left of *most*.
+
+        If nothing is left, it must be called again.
+        """
+        competitors, lanes = self._competitors, self.lanes
+        back = 0
+        lost: list[Hashable] = []
+        self._look_at = math.inf
+        if not (competitors.members or lanes.is_stored):
+            self._look_at = now + STORED_S
+            self._owner.notes.try_again()
+        most -= lanes.restore_some()
+        for lane in lanes.take_due(now):
+            before = lane.leases.looked_at
+            back += lane.leases.lapse(now, lost, most)
+            most -= lane.leases.looked_at - before
+            lanes.activate(lane)
+            if most <= 0:
+                break
+        most = self._store_dead_letters(most)
+        competitors.have_lost(lost)
+        if competitors.has_stalled(now):
+            back += self.distribution.has_more()
+        if back:
+            competitors.wake()
+        return most
+
+    def _store_dead_letters(self, most: int) -> int:
+        """Store dead letters of all queues; return what is left of *most*."""
+        with_dead = self.lanes.with_dead
+        for lane in list(with_dead):
+            if most <= 0:
+                self._owner.alarm(self.context, -math.inf)
+                break
+            most -= self._dead_letters.store(lane, max(most // DEAD_LETTER_TURNS, 1)) * DEAD_LETTER_TURNS
+            if not lane.leases.has_dead:
+                with_dead.pop(lane, None)
+        return most

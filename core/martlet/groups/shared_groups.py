@@ -1,0 +1,635 @@
+"""Shared groups: the members of a group compete for the messages of a topic; each message goes to one of them.
+
+`leases.py` tracks which holder has which message. A `Share` reads the messages, leases them to members with credit,
+commits the group's offsets as messages are settled, and takes messages back from members that are dead or silent; this
+module has all of them, and looks at those that are due. A message that failed as often as the group's
+``retryMaxTimes`` allows is moved to ``%DLQ%<group>``. The pause before a redelivery grows with each failure.
+
+A holder is any hashable: by default one that only the member has, otherwise a name that outlives its connection.
+A message can be settled over any connection with its handle (queue, offset, generation).
+Every change is noted in the log (`state.py`), so acknowledgements and delivery counts survive a restart.
+
+When messages arrive, one member with credit is woken; if it leaves some, it wakes the next one. If a woken member does
+not collect within `competitors.STALL_S`, because its client reads slowly, the next one is woken instead.
+"""
+
+import heapq
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Final, final
+
+import trio
+
+from martlet.delivery.fanout import Encoding
+from martlet.delivery.routing.selection import EVERYTHING, Selection
+from martlet.delivery.subscriptions import MemberPeer, Start, from_tail, is_readable, readable
+from martlet.delivery.tail_reader import Tails
+from martlet.errors import LocalProtocolError, Reason, Refused
+from martlet.groups.group_members import Member
+from martlet.groups.handing_out.dead_letters import DeadLetters
+from martlet.groups.journal.journal_codec import Key, LeaseState
+from martlet.groups.journal.journal_writer import GroupNotes
+from martlet.groups.journal.state import GroupState
+from martlet.groups.queues.finder import Names
+from martlet.groups.queues.share_context import ShareContext
+from martlet.groups.queues.share_lane import ShareLane
+from martlet.groups.share import LAPSED_A_TURN, STORED_S, Share
+from martlet.groups.strategy.by_name import NamePermit
+from martlet.groups.strategy.policy import AUTO_DELETE, OWNS_TOPIC, GroupPolicy
+from martlet.groups.unused_groups import UnusedGroups
+from martlet.groups.user_shares import Place, UserShares
+from martlet.records.layout import RecordView
+from martlet.runtime.clock import Clock
+from martlet.runtime.steps import Pace, Steps
+from martlet.settings import DeliveryConfig
+from martlet.state.journal import Journal
+from martlet.store import Queue, Store
+from martlet.tables.groups import Groups
+from martlet.tables.topics import Topic, Topics
+
+__all__ = ["Shares"]
+
+log = logging.getLogger("martlet.shares")
+
+# Shares that one turn of the event loop looks at: 5 to 20 us each.
+SHARES_A_TURN: Final = 128
+# Shares without members to look at for one that can be dropped from memory.
+UNUSED_LOOKED_AT: Final = 256
+# How often to look how far groups are that find their messages by names.
+REACH_S: Final = 10.0
+# Groups on a topic that a slice forgets, each with a few lanes; lanes of ended shares that a turn closes: 3 us each.
+FORGOTTEN_A_SLICE: Final = 32
+LANES_CLOSED_A_TURN: Final = 256
+# Alarms of shares that are closed, or that have an earlier one, are dropped when there are more.
+STALE_ALARMS_MIN: Final = 64
+# The limit on leases in `GroupState`, which include those of groups not in memory, in units of delivery.leases_max.
+REMEMBERED_TIMES: Final = 4
+
+
+@final
+class Shares:
+    """All shared groups of a broker; `run` ends their leases on time."""
+
+    def __init__(
+        self,
+        store: Store,
+        topics: Topics,
+        groups: Groups,
+        tails: Tails,
+        journal: Journal,
+        clock: Clock,
+        config: DeliveryConfig,
+        now: Callable[[], float] = trio.current_time,
+    ) -> None:
+        self.store = store
+        self.groups = groups
+        self.tails = tails
+        self.clock = clock
+        self.config = config
+        self.now = now
+        self.state = GroupState(journal.topic)
+        self.state.settled = self._settled_atomically
+        self.notes = GroupNotes(store, journal, self.state, config.share_queues_max)
+        self.unsettled = 0
+        self.dead_letters = DeadLetters(self)
+        self.withheld = 0  # messages that no member of a group was allowed to read
+        self._log_moved = False
+        self.topics = topics
+        self._shares: dict[Place, Share] = {}
+        # The same by topic, and those of consumer groups by group; those without members.
+        self._by_topic: dict[str, dict[Share, None]] = {}
+        self._by_group: dict[str, dict[Share, None]] = {}
+        self._empty: dict[Share, None] = {}
+        self.users = UserShares(config)
+        self.unused = UnusedGroups(self)
+        self._due: dict[ShareContext, None] = {}  # those to look at in this turn or the next ones, the first one first
+        # A heap: when to look at which share; the number orders them.
+        self._alarms: list[tuple[float, int, ShareContext]] = []
+        self._number = 0
+        self._to_wake: deque[Share] = deque()  # there is room for more messages that are not settled
+        self._closing: deque[ShareLane] = deque()  # lanes of shares that ended
+        self._reach_at = math.inf  # when to look how far groups are, and those not looked at yet
+        self._to_reach: list[Share] = []
+        self._look_at = math.inf  # when to look whether dropped lanes are stored
+        self._rung = trio.Event()
+        topics.changed.append(self._topic_changed)
+        topics.deleted.append(self._topic_deleted)
+        topics.make_room = self.unused.make_room_for_topic
+        groups.changed.append(self._group_changed)
+        groups.was_reset.append(self._was_reset)
+        store.on_flushed.append(self._flushed)
+
+    @property
+    def room(self) -> int:
+        """How many more messages may be unsettled, or acknowledged after one that is unsettled."""
+        return min(
+            self.config.leases_max - self.unsettled, self.config.leases_max * REMEMBERED_TIMES - self.state.leases
+        )
+
+    def join(
+        self,
+        peer: MemberPeer,
+        topic: str,
+        group: str,
+        encoding: Encoding,
+        *,
+        lease_s: float,
+        credit: int = 0,
+        selection: Selection = EVERYTHING,
+        start: Start = from_tail,
+        permit: Callable[[], None] | None = None,
+        policy: GroupPolicy | None = None,
+        holder: Hashable = None,
+        permits: NamePermit | None = None,
+        names: Names | None = None,
+        takes: Callable[[RecordView], bool] | None = None,
+        is_exclusive: bool = False,
+        marks: int = 0,
+        user: str | None = None,
+    ) -> Member:
+        """Make *peer* a member of *group* on *topic*.
+
+        Args:
+          peer: woken when there are messages to collect.
+          topic: the name of an existing topic.
+          group: its name; without a *policy* it is a consumer group, created if the configuration allows it.
+          encoding: encodes records as frames.
+          lease_s: how long the member may hold a message before another gets it; infinity: until it leaves; 0: it holds
+            none and need not acknowledge, messages are settled when it collects them.
+          credit: how many messages it may hold at once; if it holds none, how many a `Member.collect` returns at most.
+          selection: which messages the group gets; the same for all members.
+          start: where to begin in a queue that the group has never consumed.
+          permit: raises `Refused` if the peer may no longer read; called at each collect.
+          policy: for a group that is not a consumer group.
+          holder: who holds the messages: any hashable except None; by default one that only the member has. If two
+            members have the same holder, the newer one gets the credit of settled messages.
+          permits: decides which messages the member may get; None for all.
+          names: finds the messages of *selection* by their names, of which each group has one topic filter; only for
+            groups with a *policy*. A new group begins with messages published from now on.
+          takes: returns whether the member takes a message that the group selects; None for all. Other messages go to
+            another member, or wait for one: up to `choosing.PARKED_MAX` of a queue, with more, later ones wait too.
+          is_exclusive: whether other members get no new messages while this one, the first exclusive one, is there.
+          marks: of a new group with a *policy*: `OWNS_TOPIC` if the topic was created for it, `AUTO_DELETE` if it goes
+            with its last member (`unused_groups.py`).
+          user: who has the member, for limits of one user; None for the broker itself.
+
+        Raises:
+          Refused: the topic or group does not exist, there are too many groups or members, or the other members use
+            another selection.
+        """
+        share = self._open(topic, group, selection, start, policy, names, marks, user)
+        present = share.source.selection.name
+        if present != selection.name:
+            if len(share):
+                text = f"group {group!r} selects {present!r} of topic {topic!r}; use the same selection"
+                raise Refused(Reason.ILLEGAL, text)
+            share.source.select(selection, names)
+        share.gone = False
+        limit = self.config.share_members_max
+        if len(share) >= limit:
+            raise Refused(Reason.BUSY, f"group {group!r} has {limit} members; delivery.share_members_max is {limit}")
+        if takes is not None and permits is not None:
+            raise LocalProtocolError("a member whose permissions depend on names cannot choose messages as well")
+        member = Member(
+            share, peer, encoding, lease_s, credit, permit, holder, permits, takes, is_exclusive=is_exclusive
+        )
+        share.join(member)
+        self._empty.pop(share, None)
+        self.unused.joined(share.context.place)
+        return member
+
+    def _open(
+        self,
+        topic: str,
+        group: str,
+        selection: Selection,
+        start: Start,
+        policy: GroupPolicy | None,
+        names: Names | None = None,
+        marks: int = 0,
+        user: str | None = None,
+    ) -> Share:
+        found = readable(self.topics, topic)
+        if policy is None:
+            self.groups.reader(group, topic)
+            self.groups.check_may_commit(group, topic, range(found.read_queues))
+        scope = policy.scope if policy is not None else ""
+        share = self._shares.get((topic, group, scope))
+        if share is not None:
+            return share
+        self._check_room(Key(scope, group, topic, 0), found.read_queues, user)
+        begins = not self.state.known.count_of(scope, group, topic)
+        marks |= self.unused.marks_of((topic, group, scope))
+        share = Share(self, self.dead_letters, found, group, selection, start, policy, names, marks, user)
+        self._add(share)
+        if begins:
+            self.users.begin(share.context.place, user, found.read_queues)
+        if names is not None:
+            self._reach_at = min(self._reach_at, self.now() + REACH_S)
+        self.alarm(share.context, -math.inf)
+        return share
+
+    def _check_room(self, key: Key, queues: int, user: str | None) -> None:
+        """Raise `Refused` (BUSY) unless *user* may use one more group, with so many *queues*."""
+        limit = self.config.shares_max
+        if user is not None and self.users.is_full(user):
+            self._close_unused(user)
+            self.users.check(user)
+        if len(self._shares) >= limit and not self._close_unused():
+            raise Refused(Reason.BUSY, f"{limit} shared groups are in use; delivery.shares_max is {limit}")
+        begins = not self.state.known.count_of(key.scope, key.group, key.topic)
+        if not self.notes.has_room(key, queues) or (begins and not self.users.has_queues(user, queues)):
+            self.unused.make_room(key.topic)
+            self.notes.check_room(key, queues)
+        if begins:
+            self.users.check_queues(user, queues)
+
+    def _add(self, share: Share) -> None:
+        """Keep *share* in memory."""
+        context = share.context
+        self._shares[context.place] = share
+        self._by_topic.setdefault(context.topic.name, {})[share] = None
+        if context.policy is None:
+            self._by_group.setdefault(context.group, {})[share] = None
+        self._empty[share] = None
+        self.users.add(context.user)
+
+    def _remove(self, share: Share) -> None:
+        """Keep *share* in memory no more."""
+        context = share.context
+        del self._shares[context.place]
+        of_topic = self._by_topic[context.topic.name]
+        del of_topic[share]
+        if not of_topic:
+            del self._by_topic[context.topic.name]
+        of_group = self._by_group.get(context.group, {}) if context.policy is None else {}
+        of_group.pop(share, None)
+        if context.policy is None and not of_group:
+            del self._by_group[context.group]
+        self._empty.pop(share, None)
+        self.users.remove(context.user)
+
+    def _close_unused(self, user: str | None = None) -> bool:
+        """Drop one share without members, of *user* if given, from memory before its time; False if there is none."""
+        for share in islice(self._empty, UNUSED_LOOKED_AT):
+            if share.is_unused and user in (None, share.context.user):
+                self.close_unused(share)
+                return True
+        return False
+
+    def close_unused(self, share: Share) -> None:
+        """Drop *share*, which has no members and is stored, from memory."""
+        self._remove(share)
+        share.close()
+
+    def begin(self, topic: Topic, group: str, policy: GroupPolicy) -> None:
+        """Note that *topic* was created for *group*, whose first member comes later, if ever.
+
+        The group begins with the first message, and goes with the topic as others with `OWNS_TOPIC`. If half of the
+        room for groups is used, which the others need, the topic belongs to nobody.
+        """
+        key, kept_free = Key(policy.scope, group, topic.name, 0), self.config.share_queues_max // 2
+        if self.state.known.groups(topic.name) or not self.notes.has_room(key, topic.read_queues + kept_free):
+            return
+        self.notes.begin(key, topic.queue(0).first_offset, marks=OWNS_TOPIC)
+        self.unused.begun((topic.name, group, policy.scope), OWNS_TOPIC)
+
+    def find(self, topic: str, group: str, policy: GroupPolicy | None = None) -> Share | None:
+        """Return *group* on *topic*, to settle messages by handle; None if it has never consumed the topic.
+
+        Raises:
+          Refused: the topic does not exist or is not readable, or the group may not read it.
+        """
+        scope = policy.scope if policy is not None else ""
+        share = self._shares.get((topic, group, scope))
+        if share is not None or self.notes.stored(Key(scope, group, topic, 0)) is None:
+            return share
+        return self._open(topic, group, EVERYTHING, from_tail, policy)
+
+    def groups_on(self, topic: str) -> list[tuple[str, str]]:
+        """Return scope and name of each group that is not a consumer group and has a state on *topic*."""
+        return [each for each in self.state.known.groups(topic) if each[0]]
+
+    def low_of(self, scope: str, group: str, queue: Queue) -> int | None:
+        """Return the offset in *queue* before which all messages are settled.
+
+        None if the group finds its messages by their names, and none of this queue is unsettled: see `reached_by`.
+        """
+        share, key = self._shares.get((queue.topic, group, scope)), Key(scope, group, queue.topic, queue.queue_id)
+        lane, known = share.lanes.by_queue.get(queue.queue_id) if share is not None else None, self.notes.stored(key)
+        by_name, has_unsettled = self.reached_by(scope, group, queue.topic) >= 0, False
+        low = queue.first_offset
+        if lane is not None:
+            low, has_unsettled = lane.leases.table.low, lane.leases.table.size > 0
+        elif known is not None:
+            low, has_unsettled = known.low, bool(known.leases)
+        return None if by_name and not has_unsettled else low
+
+    def reached_by(self, scope: str, group: str, topic: str) -> int:
+        """Return the log position before which a group has found everything by names; -1 if it reads its queues."""
+        share, known = self._shares.get((topic, group, scope)), self.notes.stored(Key(scope, group, topic, 0))
+        reached = share.source.reached if share is not None else -1
+        return max(reached, known.reached if known is not None else -1)
+
+    def take_over(self, topic: str, group: str, queue_id: int, leases: Mapping[int, LeaseState], room: int) -> int:
+        """Lease messages below the committed offset of *group*, which another broker handed out; return how many.
+
+        The committed offset becomes that of the first of them. If they are more than *room*, nothing is leased, and
+        everything from the first one on is delivered again. Messages that are gone are left out, and so are those of a
+        topic, queue or group that does not exist. The group must not be in memory.
+        """
+        found = self.topics.get(topic)
+        if found is None or not found.has_readable(queue_id) or self.groups.get(group) is None:
+            return 0
+        queue, key = found.queue(queue_id), Key("", group, topic, queue_id)
+        committed = min(self.groups.offset(group, topic, queue_id), queue.next_offset)
+        known = {offset: lease for offset, lease in leases.items() if queue.first_offset <= offset < queue.next_offset}
+        if committed >= 0:
+            known = {offset: lease for offset, lease in known.items() if offset < committed}
+        if not known:
+            return 0
+        self.groups.commit(group, topic, queue_id, min(known))
+        if committed < 0 or len(known) > room:
+            self.notes.begin(key, min(known))
+            return 0
+        self._take_over(key, committed, known, queue)
+        return len(known)
+
+    def _take_over(self, key: Key, committed: int, leases: Mapping[int, LeaseState], queue: Queue) -> None:
+        """Replace the stored state below *committed*; what is known of later messages is still right."""
+        old = self.notes.stored(key)
+        if old is not None and old.next <= queue.next_offset:
+            later = {offset: lease for offset, lease in old.leases.items() if offset >= committed}
+            leases, committed = {**leases, **later}, max(committed, old.next)
+        self.notes.begin_with(key, committed, leases)
+
+    def forget(self, topic: str, group: str, policy: GroupPolicy) -> None:
+        """Drop the state of *group*, which is not a consumer group, on *topic*; its members get no more messages."""
+        self._forget(topic, policy.scope, group)
+
+    def groups_of(self, scope: str) -> Iterator[str]:
+        """Yield the groups with this scope that have a state, once for each topic."""
+        known = self.state.known
+        for of, group in known.names():
+            for _ in known.topics_of(of, group) if of == scope else ():
+                yield group
+
+    def forget_groups(self, policy: GroupPolicy, groups: Iterable[str]) -> Steps[None]:
+        """Drop the state of *groups*, which are not consumer groups, on all topics where they have no members."""
+        pace, known = Pace(FORGOTTEN_A_SLICE), self.state.known
+        for group in groups:
+            for topic in known.topics_of(policy.scope, group):
+                share = self._shares.get((topic, group, policy.scope))
+                if share is None or not len(share):
+                    self._forget(topic, policy.scope, group)
+                if pace.is_over():
+                    yield
+
+    def _forget(self, topic: str, scope: str, group: str) -> None:
+        share = self._shares.get((topic, group, scope))
+        if share is not None:
+            self._remove(share)
+            self._close(share)
+        self.drop((topic, group, scope))
+
+    def drop(self, place: Place) -> None:
+        """Drop the stored state of a group that is not in memory."""
+        topic, group, scope = place
+        self._drop(self.state.known.of(scope, group, topic))
+        self.unused.joined(place)
+
+    def _drop(self, keys: Collection[Key]) -> None:
+        """Drop the stored state of *keys*, which are of no share in memory."""
+        if keys:
+            for scope, group, topic, _ in keys:
+                self.users.forget((topic, group, scope))
+            self.notes.drop(keys)
+            self._look_at_dropped()
+
+    def _close(self, share: Share) -> None:
+        """Close a share whose state is dropped; its lanes follow in the next turns."""
+        self._closing.extend(share.end())
+        self._rung.set()
+
+    def _look_at_dropped(self) -> None:
+        """Make `run` check soon whether the notes about dropped lanes were stored; a failed commit loses them."""
+        if self.notes.is_dropping:
+            self._look_at = min(self._look_at, self.now() + STORED_S)
+            self._rung.set()
+
+    def settled(self, count: int) -> None:
+        """Stop counting *count* messages as unsettled."""
+        full = self.unsettled >= self.config.leases_max
+        self.unsettled -= count
+        if full and self.unsettled < self.config.leases_max:
+            self._to_wake = deque(self._shares.values())
+            self._wake_some()
+
+    def _wake_some(self) -> None:
+        """Wake some of the groups that may have waited for room; others follow in the next turns."""
+        for _ in range(min(len(self._to_wake), SHARES_A_TURN)):
+            self._to_wake.popleft().wake()
+        if self._to_wake:
+            self._rung.set()
+
+    def _forget_idle(self, context: ShareContext) -> None:
+        """Drop a share from memory if it has no members, and either no unsettled messages or none for a long time."""
+        share = self._share_of(context)
+        if share is not None and share.idle(self.now()):
+            self.close_unused(share)
+            self.unused.left(share)
+
+    def left(self, context: ShareContext) -> None:
+        """Note that the last member of a group has left."""
+        share = self._share_of(context)
+        if share is not None:
+            self._empty[share] = None
+            self.unused.left(share)
+
+    def open_share(self, place: Place) -> Share | None:
+        """Return a group that is in memory."""
+        return self._shares.get(place)
+
+    def keep_topic(self, topic: str, *, of_personal: bool) -> None:
+        """Note that *topic* is not only for the group for which it was created.
+
+        It goes with a personal group all the same, unless *of_personal*.
+        """
+        for scope, group in self.state.known.groups(topic):
+            share, key = self._shares.get((topic, group, scope)), Key(scope, group, topic, 0)
+            lane = self.notes.stored(key)
+            marks = share.context.marks if share is not None else lane.marks if lane is not None else 0
+            if marks & OWNS_TOPIC and (of_personal or not marks & AUTO_DELETE):
+                marks &= ~OWNS_TOPIC
+                self.notes.mark(key, marks)
+                if share is not None:
+                    share.context.marks = marks
+
+    def _share_of(self, context: ShareContext) -> Share | None:
+        """Return the share of *context* if it is in use; its topic may have been deleted and created again since."""
+        share = self._shares.get(context.place)
+        return share if share is not None and share.context is context else None
+
+    def _topic_changed(self, topic: Topic | None) -> None:
+        if topic is None:
+            return
+        for share in list(self._by_topic.get(topic.name, ())):
+            share.follow(topic)
+            self._look(share)
+        self.keep_topic(topic.name, of_personal=True)
+
+    def _topic_deleted(self, name: str) -> None:
+        for share in list(self._by_topic.get(name, ())):
+            self._remove(share)
+            share.gone = True
+            share.wake()
+            self._close(share)
+            self.unused.joined(share.context.place)
+        self._drop(self.state.known.on(name))
+
+    def _drop_deleted_topics(self) -> None:
+        known = self.state.known
+        for topic in known.topics():
+            if self.topics.get(topic) is None:
+                self._drop(known.on(topic))
+
+    def _group_changed(self, group: str) -> None:
+        deleted = self.groups.get(group) is None and not self.groups.topics_of(group)
+        for share in list(self._by_group.get(group, ())):
+            share.lanes.apply_retries()
+            self._look(share)
+            if deleted and not len(share):
+                self._remove(share)
+                self._close(share)
+        if deleted:
+            for topic in self.state.known.topics_of("", group):
+                if (topic, group, "") not in self._shares:
+                    self._drop(self.state.known.of("", group, topic))
+
+    def _look(self, share: Share) -> None:
+        """Check whether *share* may still be read; its state stays, because reading may be allowed again."""
+        context = share.context
+        may_read = context.policy is not None or self.groups.may_read(context.group, context.topic.name)
+        share.gone = not (is_readable(context.topic) and may_read)
+        if share.gone:
+            share.wake()
+
+    def _was_reset(self, group: str, topic: str) -> None:
+        share = self._shares.get((topic, group, ""))
+        if share is not None:
+            share.look_at_all()
+
+    def _settled_atomically(self, key: Key, offsets: Sequence[int]) -> None:
+        share = self._shares.get((key.topic, key.group, key.scope))
+        if share is not None:
+            share.settlement.settled_atomically(key.queue_id, offsets)
+
+    def _flushed(self) -> None:
+        if self.dead_letters.unflushed:
+            self._log_moved = True
+            self._rung.set()
+
+    def _settle_flushed(self) -> None:
+        self._log_moved = False
+        for lane in list(self.dead_letters.unflushed):
+            self.dead_letters.settle_flushed(lane)
+            self._forget_idle(lane.context)
+
+    def alarm(self, context: ShareContext, at: float) -> None:
+        """Make `run` look at the share of *context* no later than *at*."""
+        if at == -math.inf:
+            self._due[context] = None
+        elif at < context.alarm_at:
+            context.alarm_at = at
+            self._number += 1
+            heapq.heappush(self._alarms, (at, self._number, context))
+            if len(self._alarms) > STALE_ALARMS_MIN + 2 * len(self._shares):
+                alarms = [each for each in self._alarms if each[2].alarm_at == each[0]]
+                self._alarms = [each for each in alarms if self._share_of(each[2]) is not None]
+                heapq.heapify(self._alarms)
+        self._rung.set()
+
+    async def run(self) -> None:
+        """End leases on time, store dead letters, and forget unused groups, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.unused.run)
+            await self._run()
+
+    async def _run(self) -> None:
+        """End leases on time and store dead letters, until cancelled."""
+        # The broker may have been killed after a topic was deleted and before that was noted.
+        self._drop_deleted_topics()
+        while True:
+            if not (self._has_work or self._log_moved or self.dead_letters.far):
+                alarm = self._alarms[0][0] if self._alarms else math.inf
+                with trio.move_on_at(min(alarm, self._look_at, self._reach_at)):
+                    await self._rung.wait()
+            self._rung = trio.Event()
+            if self._log_moved:
+                self._settle_flushed()
+            now = self.now()
+            self._take_alarms(now)
+            if self._has_work or min(self._look_at, self._reach_at) <= now:
+                self._tick(now)
+                await trio.lowlevel.checkpoint()
+            await self.dead_letters.store_far()
+
+    @property
+    def _has_work(self) -> bool:
+        """Whether there is something to do in this turn."""
+        return bool(self._due or self._closing or self._to_wake or self._to_reach or self.notes.has_undropped)
+
+    def _take_alarms(self, now: float) -> None:
+        """Note the shares to look at *now*."""
+        while self._alarms and self._alarms[0][0] <= now:
+            at, _, context = heapq.heappop(self._alarms)
+            if context.alarm_at == at:
+                context.alarm_at = math.inf
+                self._due[context] = None
+
+    def _tick(self, now: float) -> None:
+        """Look at the shares that are due, at a limited number of them and of their leases; others follow."""
+        left = LAPSED_A_TURN
+        for context in list(islice(self._due, SHARES_A_TURN)):
+            if left <= 0:
+                break
+            del self._due[context]
+            share = self._share_of(context)
+            if share is not None:
+                left = share.tick(now, left)
+                self._forget_idle(context)
+            if share is not None and self._share_of(context) is share:
+                self.alarm(context, share.deadline())
+        for _ in range(min(LANES_CLOSED_A_TURN, len(self._closing))):
+            self._closing.popleft().close()
+        self._wake_some()
+        self.notes.drop_some()
+        if self._reach_at <= now:
+            self.notes.note_reached()
+            self._to_reach = [share for share in self._shares.values() if share.source.finder is not None]
+            self._reach_at = now + REACH_S if self._to_reach or self.notes.has_reached else math.inf
+        for share in self._to_reach[-SHARES_A_TURN:]:
+            if self._share_of(share.context) is share:
+                share.source.reach()
+        del self._to_reach[-SHARES_A_TURN:]
+        if self._look_at <= now:
+            self._look_at = math.inf
+            self.notes.try_again()
+            self._look_at_dropped()
+
+    def statistics(self) -> dict[str, object]:
+        return {
+            "shares": len(self._shares),
+            "members": sum(map(len, self._shares.values())),
+            "unsettled": self.unsettled,
+            "remembered": len(self.state),
+            "remembered_leases": self.state.leases,
+            "dead_letters": self.dead_letters.stored,
+            "dead_without_letter": self.dead_letters.without_letter,
+            "withheld": self.withheld,
+            "unused_groups_forgotten": self.unused.forgotten,
+            "unused_topics_deleted": self.unused.topics,
+        }

@@ -1,0 +1,287 @@
+"""Forgets shared groups that nobody uses any more, so that their state does not stay for ever.
+
+A group whose members have left keeps its state: messages wait for the next member. If that state says nothing, because
+no message waits and none is stored that the group has consumed, the group is forgotten some time after its last member
+has left: whoever joins later gets the same messages with the state or without it. A topic that was created for the
+group goes with it, if nothing else uses it.
+
+A group with the mark `AUTO_DELETE` is personal: nobody else will join it. It goes as soon as its messages are settled,
+and with those that wait after the same time, together with its topic and the messages there.
+
+Which groups are forgotten at all, and after what time, is up to the protocol that has them (`UnusedGroups.expire`).
+Nothing about time is stored: after a restart it starts again. If there is no room for a new group or topic, the unused
+ones go earlier.
+"""
+
+import logging
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Final, Protocol, final
+
+import trio
+
+from martlet.errors import Refused, StoreFailed
+from martlet.groups.journal.state import Lane
+from martlet.groups.queues.share_context import Owner
+from martlet.groups.share import Share
+from martlet.groups.strategy.policy import AUTO_DELETE, OWNS_TOPIC
+from martlet.groups.user_shares import Place
+from martlet.runtime.steps import Pace, Steps
+from martlet.tables.topics import Topic
+
+__all__ = ["UnusedGroups"]
+
+log = logging.getLogger("martlet.shares")
+
+# Unused groups that one turn of the event loop looks at, up to 100 us each if a topic is deleted.
+GROUPS_A_TURN: Final = 8
+# Unused groups to look at when there is no room, the longest unused first.
+GROUPS_FOR_ROOM: Final = 64
+
+
+class _Owner(Owner, Protocol):
+    """All shared groups of a broker, as this module uses them; implemented by `shared_groups.Shares`."""
+
+    def open_share(self, place: Place) -> Share | None: ...
+
+    def close_unused(self, share: Share) -> None: ...
+
+    def drop(self, place: Place) -> None: ...
+
+
+@final
+class _Scope:
+    """Groups of one owner of names: which are forgotten, and how long after their last member has left."""
+
+    __slots__ = ("after_s", "unused", "wants")
+
+    def __init__(self, after_s: float, wants: Callable[[str], bool]) -> None:
+        self.after_s = after_s
+        self.wants = wants
+        # When to look at each, when its last member has left, and marks with which it began since; the next one to look
+        # at first.
+        self.unused: OrderedDict[Place, tuple[float, float, int]] = OrderedDict()
+
+    @property
+    def next_at(self) -> float:
+        """When to look at the next group."""
+        return next(iter(self.unused.values()))[0] if self.unused else math.inf
+
+
+@final
+class UnusedGroups:
+    """The groups without members; ``forgotten`` counts those that were forgotten, ``topics`` their topics."""
+
+    def __init__(self, owner: _Owner) -> None:
+        self._owner = owner
+        self._scopes: dict[str, _Scope] = {}
+        self._soon: deque[Place] = deque()  # personal groups whose last member has just left
+        self._rung = trio.Event()
+        self.forgotten = 0
+        self.topics = 0
+
+    def expire(self, scope: str, after_s: float, wants: Callable[[str], bool] = lambda group: True) -> None:
+        """Forget those groups of *scope* whose names *wants* takes, *after_s* after their last member has left.
+
+        Call it before `run`: groups that are stored then count as unused from that time on.
+        """
+        self._scopes[scope] = _Scope(after_s, wants)
+
+    def since(self, place: Place) -> float | None:
+        """Return when the last member of a group has left; None if it has members, or is never forgotten."""
+        scope = self._scopes.get(place[2])
+        found = scope.unused.get(place) if scope is not None else None
+        return found[1] if found is not None else None
+
+    def left(self, share: Share) -> None:
+        """Note that *share* has no members; personal groups are looked at soon, and again when they are settled."""
+        place = share.context.place
+        self._add(place)
+        if share.context.marks & AUTO_DELETE and self.since(place) is not None:
+            self._soon.append(place)
+            self._rung.set()
+
+    def begun(self, place: Place, marks: int) -> None:
+        """Note that a group began with *marks*, and has no members."""
+        self._add(place, marks)
+
+    def marks_of(self, place: Place) -> int:
+        """Return the marks with which a group without members began, whether these are stored yet or not."""
+        scope = self._scopes.get(place[2])
+        found = scope.unused.get(place) if scope is not None else None
+        return found[2] if found is not None else 0
+
+    def _add(self, place: Place, marks: int = 0) -> None:
+        scope = self._scopes.get(place[2])
+        if scope is not None and place not in scope.unused and scope.wants(place[1]):
+            now = self._owner.now()
+            if not scope.unused:
+                self._rung.set()
+            scope.unused[place] = now + scope.after_s, now, marks
+
+    def joined(self, place: Place) -> None:
+        """Note that a group has a member, or has ended."""
+        scope = self._scopes.get(place[2])
+        if scope is not None:
+            scope.unused.pop(place, None)
+
+    async def run(self) -> None:
+        """Forget what is due, until cancelled."""
+        for _ in self._find_stored():
+            await trio.lowlevel.checkpoint()
+        while True:
+            with trio.move_on_at(min((scope.next_at for scope in self._scopes.values()), default=math.inf)):
+                await self._rung.wait()
+            self._rung = trio.Event()
+            while self._forget_due():
+                await trio.lowlevel.checkpoint()
+
+    def _find_stored(self) -> Steps[None]:
+        """Note the stored groups without members, in slices."""
+        pace, known = Pace(), self._owner.state.known
+        for scope, group in known.names():
+            for topic in known.topics_of(scope, group) if scope in self._scopes else ():
+                place = (topic, group, scope)
+                share = self._owner.open_share(place)
+                if share is None or not len(share):
+                    self._add(place)
+                if pace.is_over():
+                    yield
+            if pace.is_over():
+                yield
+
+    def _forget_due(self) -> bool:
+        """Look at some groups that are due; return whether there are more."""
+        for _ in range(min(len(self._soon), GROUPS_A_TURN)):
+            place = self._soon.popleft()
+            if self.since(place) is not None:
+                self._forget(place, has_expired=False)
+        now, has_more = self._owner.now(), bool(self._soon)
+        for scope in self._scopes.values():
+            due = [place for place, (at, _, _) in islice(scope.unused.items(), GROUPS_A_TURN) if at <= now]
+            for place in due:
+                if place in scope.unused and not self._forget(place, has_expired=True):
+                    self._look_later(scope, place)
+            has_more = has_more or len(due) == GROUPS_A_TURN
+        return has_more
+
+    def _look_later(self, scope: _Scope, place: Place) -> None:
+        _, since, marks = scope.unused[place]
+        scope.unused[place] = self._owner.now() + scope.after_s, since, marks
+        scope.unused.move_to_end(place)
+
+    def make_room(self, needed: str = "") -> bool:
+        """Forget some unused groups before their time, none on the topic *needed*; return whether there were any.
+
+        Groups that find messages by their names go even if messages may wait for them, but not before their time.
+        """
+        before, now = self.forgotten, self._owner.now()
+        for scope in self._scopes.values():
+            for place, (_, since, _) in list(islice(scope.unused.items(), GROUPS_FOR_ROOM)):
+                if place[0] == needed or not self._forget(
+                    place, has_expired=now >= since + scope.after_s, needs_room=True
+                ):
+                    self._look_later(scope, place)
+        return self.forgotten > before
+
+    def make_room_for_topic(self) -> bool:
+        """Delete some topics of unused groups before their time; return whether there were any."""
+        before = self.topics
+        return self.make_room() and self.topics > before
+
+    def _forget(self, place: Place, *, has_expired: bool, needs_room: bool = False) -> bool:
+        """Forget a group if its state says nothing, with its topic; return whether it is gone.
+
+        What waits for a personal group goes with it if it *has_expired*.
+        """
+        topic, group, scope = place
+        owner = self._owner
+        share, keys = owner.open_share(place), owner.state.known.of(scope, group, topic)
+        if (share is not None and len(share)) or not keys:
+            self.joined(place)
+            return True
+        found = owner.topics.get(topic)
+        is_stored = share.is_unused if share is not None else all(map(owner.notes.is_applied, keys))
+        if found is None or not is_stored:
+            return False
+        if share is not None:
+            owner.close_unused(share)
+        use = _Use(owner, found, [lane for key in keys if (lane := owner.notes.stored(key)) is not None])
+        if not use.is_over(is_expired=has_expired, needs_room=needs_room):
+            return False
+        try:
+            self._drop(place, delete_topic=use.deletes)
+        except (Refused, StoreFailed) as error:
+            log.debug("group %s of topic %s cannot be forgotten now; %s", group, topic, error)
+            return False
+        return True
+
+    def _drop(self, place: Place, *, delete_topic: bool) -> None:
+        """Drop the state of a group, and its topic. Raises `Refused` and `StoreFailed`."""
+        topic = place[0]
+        if delete_topic:
+            self._owner.topics.delete(topic)  # with the state of its groups
+            self._owner.groups.forget_topic(topic)
+            self.topics += 1
+        else:
+            self._owner.drop(place)
+        self.joined(place)
+        self.forgotten += 1
+
+
+@final
+class _Use:
+    """What the stored *lanes* of a group without members say, and whether anything else uses its topic."""
+
+    def __init__(self, owner: Owner, topic: Topic, lanes: Sequence[Lane]) -> None:
+        self._lanes = {lane.key.queue_id: lane for lane in lanes}
+        self._queues = owner.store.queues.topics.get(topic.name, {})
+        marks = max((lane.marks for lane in lanes), default=0)
+        self.is_personal = bool(marks & AUTO_DELETE)
+        name = topic.name
+        owns_topic = bool(marks & OWNS_TOPIC) and not owner.groups.groups_of(name)
+        is_followed = owner.tails.follows(name) or len(owner.state.known.groups(name)) > 1
+        # Whether the topic goes with the group, or will once its followers have left.
+        self.deletes = owns_topic and not is_followed and (self.is_personal or self._is_empty)
+        self._deletes_later = owns_topic and is_followed
+
+    def is_over(self, *, is_expired: bool, needs_room: bool) -> bool:
+        """Return whether the group can be forgotten.
+
+        Without its state, a group that reads all messages begins with the first one that is there, and one that finds
+        them by their names with those that are published later.
+        """
+        if self.is_personal and is_expired and (self.deletes or self._finds_names):
+            return True
+        if self._finds_names:
+            waits = any(queue.last_end > self._lanes[0].reached for queue in self._queues.values())
+            return not self._has_leases and (not waits or (is_expired and needs_room))
+        return self._is_settled and (self.deletes or (self._is_empty and not self._deletes_later))
+
+    @property
+    def _has_leases(self) -> bool:
+        for queue_id, lane in self._lanes.items():
+            queue = self._queues.get(queue_id)
+            if queue is not None and any(offset >= queue.first_offset for offset in lane.leases):
+                return True
+        return False
+
+    @property
+    def _finds_names(self) -> bool:
+        return 0 in self._lanes and self._lanes[0].reached >= 0
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether no message of the topic waits for the group."""
+        for queue_id, queue in self._queues.items():
+            lane = self._lanes.get(queue_id)
+            if max(lane.next if lane is not None else 0, queue.first_offset) < queue.next_offset:
+                return False
+        return not self._has_leases
+
+    @property
+    def _is_empty(self) -> bool:
+        """Whether the topic has no messages, or only expired ones."""
+        return all(queue.first_offset >= queue.next_offset for queue in self._queues.values())

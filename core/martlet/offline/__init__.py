@@ -1,0 +1,1 @@
+"""Tools for a data directory that no broker uses: verify, repair, back up."""

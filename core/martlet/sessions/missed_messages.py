@@ -1,0 +1,168 @@
+"""Counts the messages that a session misses because retention removes them while its client is away.
+
+A session stores only a position in the log. The entries of a queue tell how many of its messages are before that
+position, but only while the record at the position exists. Before retention removes that record, the number is
+therefore noted once with the session (``SessionState.passed``). When the client returns, the first offsets of the
+queues tell how many messages have been removed since.
+
+All messages of these topics count, whatever their names, so the number is an upper bound for the session.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final, TypeAlias, final
+
+from martlet.errors import Refused
+from martlet.records.layout import ENTRY_BYTES, POSITION_SIZE
+from martlet.runtime.steps import Pace, Steps, off_loop
+from martlet.sessions.journal_codec import SessionState
+from martlet.sessions.session import LiveSessions
+from martlet.sessions.state import Passed, SessionTable
+from martlet.store import Queue, Store
+from martlet.store.queues.queues import BlockDamaged, Queues
+
+__all__ = ["MissedMessages", "TopicsOf"]
+
+# Checks of sessions' positions in one slice; finding the topics of a session costs as much as LOOKS_A_SESSION checks.
+LOOKS_A_SLICE: Final = 1000
+LOOKS_A_SESSION: Final = 20
+# How many entries are read at once, because positions that are close together are found in the same ones.
+ENTRIES_AT_ONCE: Final = 256
+
+# Returns the topics from which a session with these filters gets what was published while its client was away.
+TopicsOf: TypeAlias = Callable[[Mapping[str, bytes]], Collection[str]]
+
+
+@final
+class MissedMessages:
+    """Counts for all sessions; ``topics_of`` has the protocols whose sessions are counted."""
+
+    def __init__(self, store: Store, table: SessionTable, live: LiveSessions) -> None:
+        self.topics_of: dict[str, TopicsOf] = {}
+        self._store = store
+        self._table = table
+        self._live = live
+
+    # before records are removed
+
+    def find_passed(self, start: int, end: int) -> Steps[Mapping[str, Passed]]:
+        """Return ``passed`` of the sessions without a client that have a position from *start* to *end*, by key.
+
+        Omits sessions that have it already, and topics with a damaged queue.
+        """
+        found: dict[str, tuple[int, Collection[str]]] = {}
+        wanted: dict[str, set[int]] = {}
+        pace = Pace(LOOKS_A_SLICE)
+        for key in self._table:
+            position, is_known = self._table.position(key)
+            topics_of = self.topics_of.get(key.partition(" ")[0])
+            if start <= position < end and not is_known and topics_of is not None:
+                state = self._state_of(key, end)
+                if state is not None and (topics := topics_of(state.filters)):
+                    found[key] = position, topics
+                    for topic in topics:
+                        wanted.setdefault(topic, set()).add(position)
+                pace.spend(LOOKS_A_SESSION)
+            if pace.is_over():
+                yield
+        counts: dict[str, dict[int, int]] = {}
+        for topic, positions in wanted.items():
+            with suppress(BlockDamaged, OSError):
+                counts[topic] = yield from self._count_before(topic, sorted(positions))
+        return {
+            key: (position, {topic: counts[topic][position] for topic in topics if topic in counts})
+            for key, (position, topics) in found.items()
+        }
+
+    def _state_of(self, key: str, end: int) -> SessionState | None:
+        """Return the stored state of session *key*; None if it has a client, whose position is then noted instead."""
+        session = self._live.by_key.get(key)
+        if session is None or session.lost is None:
+            return self._table.get(key)
+        position = session.reached()
+        if session.position < end and session.position < position:
+            with suppress(Refused):
+                session.move(position)
+        return None
+
+    # when a client returns
+
+    def count(self, protocol: str, state: SessionState) -> Steps[int]:
+        """Return how many messages at or after its position retention has removed from the topics of *state*.
+
+        Returns -1 if that is unknown: the session is from an older version, or a queue is damaged. *state* may change
+        after the first slice.
+        """
+        position, passed, first = state.position, state.passed, self._store.first_position
+        topics_of, removed_to = self.topics_of.get(protocol), self._store.topic_retention.removed_to
+        topics = topics_of(state.filters) if topics_of is not None else ()
+        count = 0
+        for topic in topics:
+            if position >= max(first, removed_to(topic)):
+                continue
+            now = sum(queue.first_offset for queue in self._queues(topic))
+            if position < first:
+                if topic not in passed:
+                    return -1
+                before = passed[topic]
+            else:
+                try:
+                    before = (yield from self._count_before(topic, [position], is_expired=True))[position]
+                except (BlockDamaged, OSError):
+                    return -1
+            count += max(now - before, 0)
+        return count
+
+    # entries
+
+    def _queues(self, topic: str) -> list[Queue]:
+        return list(self._store.queues.topics.get(topic, {}).values())
+
+    def _count_before(self, topic: str, positions: Sequence[int], *, is_expired: bool = False) -> Steps[dict[int, int]]:
+        """Return how many messages the queues of *topic* had before each of *positions*, which ascend.
+
+        Counts only those that have expired, if *is_expired*. Raises `BlockDamaged` and `OSError`.
+        """
+        counts = dict.fromkeys(positions, 0)
+        for queue in self._queues(topic):
+            end = queue.first_offset if is_expired else queue.next_offset
+            for position, offset in zip(positions, (yield from self.offsets(queue, end, positions)), strict=True):
+                counts[position] += offset
+        return counts
+
+    def offsets(self, queue: Queue, end: int, positions: Sequence[int]) -> Steps[list[int]]:
+        """Return the first offset of *queue* up to *end* at or after each of *positions*, which ascend.
+
+        Raises `BlockDamaged` and `OSError`.
+        """
+        queues, low, saved = self._store.queues, queue.stored_from, min(queue.tail_offset, end)
+        found: list[int] = []
+        if low < saved:  # these are in files
+            found = yield from off_loop(partial(_search, queues, queue, low, saved, positions))
+            found = found[: bisect_left(found, saved)]
+        return found + _search(queues, queue, max(low, saved), end, positions[len(found) :])
+
+
+def _search(queues: Queues, queue: Queue, low: int, end: int, positions: Sequence[int]) -> list[int]:
+    """Return the first offset from *low* to *end* at or after each of *positions*, which ascend.
+
+    Raises:
+      BlockDamaged: an entry needed for that is damaged.
+    """
+    found: list[int] = []
+    held: list[int] = []  # the positions of entries from `low` on
+    for position in positions:
+        if not held or held[-1] < position:
+            low = queues.first_behind(queue, low + len(held), end, position)
+            held = (
+                list(_positions(queues.load_entries(queue, low, min(ENTRIES_AT_ONCE, end - low)))) if low < end else []
+            )
+        found.append(low + bisect_left(held, position))
+    return found
+
+
+def _positions(entries: bytes) -> Iterator[int]:
+    for at in range(0, len(entries), ENTRY_BYTES):
+        yield POSITION_SIZE.unpack_from(entries, at)[0]

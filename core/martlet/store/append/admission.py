@@ -1,0 +1,57 @@
+"""Decides whether the store accepts appends."""
+
+import logging
+from typing import final
+
+from martlet.errors import Reason, Refused, StoreFailed
+from martlet.store.append.flusher import Flusher
+from martlet.store.disk.files import is_full
+
+__all__ = ["Admission"]
+
+logger = logging.getLogger("martlet.store")
+
+
+@final
+class Admission:
+    """Refuses appends while the disk is full, and permanently after a disk failure."""
+
+    __slots__ = ("_directory", "_flusher", "disk_full", "refusal")
+
+    def __init__(self, directory: str, flusher: Flusher) -> None:
+        self._directory = directory
+        self._flusher = flusher
+        # Why appends are refused; empty if they are accepted.
+        self.refusal = ""
+        # Set when a write fails for lack of space; cleared when a probe succeeds.
+        self.disk_full = False
+
+    def check(self) -> None:
+        """Raise `Refused` or `StoreFailed` if the store accepts no appends at the moment."""
+        if self._flusher.failed is not None:
+            raise self._flusher.failed
+        if self.refusal:
+            raise Refused(Reason.UNAVAILABLE, self.refusal)
+
+    def refuse(self, error: OSError) -> Refused | StoreFailed:
+        """Return what to raise for *error* of a write. A full disk is temporary; every other error is final."""
+        if is_full(error):
+            self.refuse_full(error)
+            return Refused(Reason.UNAVAILABLE, self.refusal)
+        failed = self._flusher.fail(error)
+        self.refusal = str(failed)
+        return failed
+
+    def refuse_full(self, error: OSError) -> None:
+        """Refuse appends until there is space again."""
+        self.disk_full = True
+        self.close(
+            f"the disk of {self._directory!r} is full ({error.strerror}); "
+            "writes resume automatically once there is space: free some, or lower store.file_reserved_hours"
+        )
+
+    def close(self, reason: str) -> None:
+        """Refuse all further appends because of *reason*, and log that once."""
+        if not self.refusal:
+            logger.warning("writes are refused: %s", reason)
+        self.refusal = reason

@@ -1,0 +1,323 @@
+"""Commits: one write to the operating system for everything appended since the last one.
+
+The committer also undoes appends whose write failed, and reports when records become readable and segments complete.
+
+Records that are *unawaited* need no fdatasync of their own: nobody waits until they are durable. A commit that has only
+such records, for queues that nobody watches except early readers (`readable.py`), asks for no flush at once. The log is
+durable in order, so whatever is awaited later takes them along.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import TypeAlias, final
+
+from martlet.errors import Refused, StoreFailed
+from martlet.runtime.clock import Clock
+from martlet.store.append.admission import Admission
+from martlet.store.append.flusher import Flusher
+from martlet.store.append.readable import ReadableEnd
+from martlet.store.disk.page_cache import LogWriter
+from martlet.store.disk.segments import Segment
+from martlet.store.queues.queues import Queue
+
+__all__ = ["Appended", "Committer"]
+
+# Queue, position and end of a record, its store time, and the properties whose keys to index.
+Appended: TypeAlias = tuple[Queue, int, int, int, bytes]
+
+
+@final
+class Committer:
+    """Commits what the writer appended to *tail*.
+
+    Args:
+      index: receives the records of each commit, in order.
+    """
+
+    __slots__ = (
+        "_admission",
+        "_awaited",
+        "_clock",
+        "_flusher",
+        "_full_segments",
+        "_index",
+        "_lost",
+        "_readable",
+        "_sync",
+        "_tail",
+        "_unawaited",
+        "appended_bytes",
+        "appended_messages",
+        "before_commit",
+        "commits",
+        "last_store_ms",
+        "light",
+        "now_ms",
+        "on_commit_wanted",
+        "on_sealed",
+        "on_undone",
+        "pending",
+        "undone",
+    )
+
+    def __init__(
+        self,
+        tail: LogWriter,
+        flusher: Flusher,
+        admission: Admission,
+        readable: ReadableEnd,
+        index: Callable[[list[Appended]], None],
+        clock: Clock,
+        *,
+        sync: bool,
+    ) -> None:
+        self._tail = tail
+        self._flusher = flusher
+        self._admission = admission
+        self._readable = readable
+        self._index = index
+        self._clock = clock
+        self._sync = sync
+        # Appended but not yet committed, in order.
+        self.pending: list[Appended] = []
+        # Light queues that index pending records as well, and the ends of these records, in order.
+        self.light: list[tuple[Queue, int]] = []
+        # How many of the pending records nobody waits for.
+        self._unawaited = 0
+        # Where parts of the log begin and end that are not durable and for which somebody waits, in order.
+        self._awaited: deque[tuple[int, int]] = deque()
+        # The store time of pending records; 0 if nothing was appended since the last commit.
+        self.now_ms = 0
+        # Called at the first append after a commit.
+        self.on_commit_wanted: Callable[[], None] | None = None
+        # Called once each by the next commit, to append its last records; may raise the same errors as `Writer.append`.
+        self.before_commit: list[Callable[[], None]] = []
+        # Each is called with a segment once it is complete and durable: no more records are added to it.
+        self.on_sealed: list[Callable[[Segment], None]] = []
+        # Segments that are complete, but not yet durable.
+        self._full_segments: list[Segment] = []
+        # Why everything appended since the last commit is lost, although those appends returned.
+        self._lost: Refused | StoreFailed | None = None
+        # How often appends were undone: other records get the positions that these had.
+        self.undone = 0
+        # Each is called with the log position from which on appends were undone.
+        self.on_undone: list[Callable[[int], None]] = []
+        self.appended_messages = 0
+        self.appended_bytes = 0
+        self.commits = 0
+        self.last_store_ms = 0
+
+    def read_clock(self) -> int:
+        """Return the store time for appends; it is the same until the next commit."""
+        if not self.now_ms:
+            self.now_ms = self._clock.now_ms()
+            if self.on_commit_wanted is not None:
+                self.on_commit_wanted()
+        return self.now_ms
+
+    def renew_clock(self) -> None:
+        """Give the next records their own store time, not that of the first one since the last commit."""
+        if self.now_ms:
+            self.now_ms = self._clock.now_ms()
+
+    def commit_soon(self) -> None:
+        """Request a commit."""
+        if self.on_commit_wanted is not None:
+            self.on_commit_wanted()
+
+    def note_unawaited(self, topic: str, count: int, end: int) -> None:
+        """Note that nobody waits until the last *count* records are durable, which were just appended.
+
+        The first of them is in *topic*, and the last one ends at *end*. Nothing is noted if other records were appended
+        with them or instead.
+        """
+        pending = self.pending
+        if len(pending) - self._unawaited >= count and pending[-1][2] == end and pending[-count][0].topic == topic:
+            self._unawaited += count
+
+    def commit(self) -> None:
+        """Write everything appended since the last commit to the operating system, in one call.
+
+        Raises:
+          Refused: the disk is full; everything since the last commit was undone.
+          StoreFailed: the disk failed.
+        """
+        if self.before_commit:
+            self._append_last()
+        self.now_ms = 0
+        if self._lost is not None:
+            lost, self._lost = self._lost, None
+            raise lost
+        if not self.pending:
+            return
+        try:
+            self._tail.write_out()
+        except OSError as error:
+            self._take_back()
+            self._allow_written()
+            raise self._admission.refuse(error) from error
+        self._accept()
+
+    def commit_early(self) -> None:
+        """Like `commit`, before the server does at the end of the round.
+
+        If it fails, the server's commit fails as well: appends of others were undone, whose answers must not be sent.
+        """
+        try:
+            self.commit()
+        except (Refused, StoreFailed) as error:
+            self.fail_next(error)
+            raise
+
+    def _append_last(self) -> None:
+        """Call `before_commit`, whose functions append; if one fails, nothing of this commit is stored."""
+        waiting, self.before_commit = self.before_commit, []
+        # Appends made now belong to this commit and must not request another.
+        tell, self.on_commit_wanted = self.on_commit_wanted, None
+        failed: Refused | StoreFailed | None = None
+        for append in waiting:
+            try:
+                append()
+            except (Refused, StoreFailed) as error:
+                failed = failed or error
+        self.on_commit_wanted = tell
+        if failed is None:
+            return
+        self._take_back()
+        try:
+            self._tail.undo()
+        except OSError as error:
+            failed = self._admission.refuse(error)
+        self._allow_written()
+        self._lost = failed
+
+    def roll(self) -> None:
+        """Commit, end the segment and start the next.
+
+        Raises:
+          Refused: the disk is full.
+          StoreFailed: the disk failed.
+        """
+        if self._flusher.failed is not None:
+            raise self._flusher.failed
+        before = self._tail.segment
+        if before.path:
+            self._flusher.rolled(before.path)
+        try:
+            self._tail.roll()
+        except OSError as error:
+            lost = bool(self.pending) and self._tail.written < before.end
+            if lost:
+                self._take_back()
+            else:
+                self._accept()
+                self._allow_written()
+            refused = self._admission.refuse(error)
+            if lost:
+                self._lost = refused
+            raise refused from error
+        if before.path:
+            self._full_segments.append(before)
+        self._accept()
+        self._flusher.created()
+
+    def fail_next(self, error: Refused | StoreFailed) -> None:
+        """Raise *error* from the next commit too: appends that returned to their callers were undone."""
+        self._lost = error
+
+    def durable_moved(self) -> None:
+        """Handle that the flusher's ``durable`` moved or the disk failed."""
+        flusher, tail = self._flusher, self._tail
+        assert flusher.durable <= tail.written <= tail.position, "durable, written and appended are out of order"
+        if flusher.failed is not None:
+            self._admission.refusal = str(flusher.failed)
+        while self._full_segments and self._full_segments[0].end <= flusher.durable:
+            sealed = self._full_segments.pop(0)
+            for callback in self.on_sealed:
+                callback(sealed)
+        if self._sync:
+            awaited = self._awaited
+            while awaited and awaited[0][1] <= flusher.durable:
+                awaited.popleft()
+            self._readable.allow(flusher.durable, self._early_end())
+        elif flusher.failed is not None:
+            self._readable.announce()
+
+    def _allow_written(self) -> None:
+        """With async flush, let everything written be read when no commit follows that does so.
+
+        The end of a segment is written without a record, and answers may wait for it.
+        """
+        if not self._sync:
+            self._readable.allow(self._tail.written)
+
+    def _accept(self) -> None:
+        """Account for the pending records, which were written: count them, index their keys, wake waiting readers."""
+        pending = self.pending
+        if not pending:
+            return
+        tail = self._tail
+        assert pending[-1][2] <= tail.written <= tail.position, "an accepted record is not written"
+        self.commits += 1
+        self.appended_messages += len(pending)
+        # Contiguous in one segment.
+        self.appended_bytes += pending[-1][2] - pending[0][1]
+        self.last_store_ms = pending[-1][3]
+        unawaited = self._sync and self._unawaited == len(pending) and not self.light
+        self._unawaited = 0
+        # With sync flush, a watcher may be added before the records become readable.
+        queues = {item[0]: None for item in pending}
+        for queue in queues:
+            if self._sync or queue.watchers:
+                self._readable.touch(queue)
+        self.pending = []
+        for queue, _ in self.light:
+            self._readable.touch(queue)
+        self.light.clear()
+        self._index(pending)
+        if unawaited:
+            self._accept_unawaited(queues, pending[0][1])
+            return
+        self._flusher.ask()
+        if self._sync:
+            self._note_awaited(pending[0][1], tail.written)
+        else:
+            self._readable.allow(tail.written)
+
+    def _accept_unawaited(self, queues: dict[Queue, None], start: int) -> None:
+        """Let early readers have the records from *start* on, of *queues*, unless somebody waits for earlier ones."""
+        flusher = self._flusher
+        if flusher.wanted > start or self._readable.confirmed or any(queue.watchers for queue in queues):
+            flusher.ask()
+        else:
+            flusher.ask_later()
+        self._readable.allow_early(self._early_end(), queues)
+
+    def _note_awaited(self, start: int, end: int) -> None:
+        """Note that somebody waits until the log from *start* to *end* is durable."""
+        awaited = self._awaited
+        if awaited and awaited[-1][1] == start:
+            start = awaited.pop()[0]
+        awaited.append((start, end))
+
+    def _early_end(self) -> int:
+        """Return where the first records begin that are not durable and for which somebody waits."""
+        return self._awaited[0][0] if self._awaited else self._tail.written
+
+    def _take_back(self) -> None:
+        """Undo all pending appends; none was stored."""
+        self.take_back(0)
+        for callback in self.on_undone:
+            callback(self._tail.written)
+
+    def take_back(self, count: int) -> None:
+        """Return the queue offsets of the pending records, except the first *count*."""
+        self.undone += 1
+        self._unawaited = min(self._unawaited, count)
+        kept = self.pending[count - 1][2] if count else 0
+        for queue, _, end, _, _ in reversed(self.pending[count:]):
+            if queue.last_end == end:
+                queue.drop_last()
+        del self.pending[count:]
+        while self.light and self.light[-1][1] > kept:
+            self.light.pop()[0].drop_last()

@@ -1,0 +1,204 @@
+"""Group commit: one fdatasync for all that wait.
+
+While one runs in a worker thread, later appends wait for the next. Records that nobody waits for become durable
+together with those that follow them. A failed write or fdatasync stops the store permanently: the kernel may have
+dropped the pages that it could not write, and the next fsync would report success.
+"""
+
+from collections.abc import Callable
+from typing import final
+
+import trio
+
+from martlet.errors import StoreFailed
+from martlet.store.disk.files import Files
+from martlet.store.disk.page_cache import LogWriter
+
+__all__ = ["Flusher"]
+
+
+@final
+class Flusher:
+    """Flushes written data to disk; everything before the log position ``durable`` is durable.
+
+    ``on_moved`` is called after ``durable`` moved, and once when the store failed.
+    """
+
+    __slots__ = (
+        "_asked",
+        "_busy",
+        "_dirty",
+        "_is_asked",
+        "_later",
+        "_moved",
+        "_new_directory",
+        "directory",
+        "durable",
+        "failed",
+        "files",
+        "fsync_seconds",
+        "fsync_seconds_max",
+        "fsyncs",
+        "on_moved",
+        "tail",
+        "wanted",
+    )
+
+    def __init__(self, files: Files, tail: LogWriter, directory: str, on_moved: Callable[[], None]) -> None:
+        self.files = files
+        self.tail = tail
+        self.directory = directory
+        self.on_moved = on_moved
+        self.durable = 0
+        self.failed: StoreFailed | None = None
+        self.fsyncs = 0
+        self.fsync_seconds = 0.0
+        self.fsync_seconds_max = 0.0
+        self._dirty: set[str] = set()
+        self._new_directory = False
+        # What is written before this log position is wanted at once, the rest within the interval of `run_late`.
+        self.wanted = 0
+        self._asked = trio.Event()
+        self._is_asked = False
+        self._later = trio.Event()
+        self._moved = trio.Event()
+        self._busy = False
+
+    def rolled(self, path: str) -> None:
+        """Note that *path*, which was the last segment until now, has data that is not durable."""
+        self._dirty.add(path)
+
+    def created(self) -> None:
+        """Note that the directory of the log has a new name."""
+        self._new_directory = True
+
+    def ask(self) -> None:
+        """Request a flush by `run` of everything written; does not wait."""
+        self.wanted = max(self.wanted, self.tail.written)
+        if not self._is_asked:
+            self._is_asked = True
+            self._asked.set()
+
+    def want(self, position: int) -> None:
+        """Request a flush unless one was requested of everything before *position*; does not wait."""
+        if position > self.wanted:
+            self.wanted = position
+            self.ask()
+
+    def ask_later(self) -> None:
+        """Request a flush within the interval of `run_late`; does not wait."""
+        self._later.set()
+
+    def fail(self, error: OSError) -> StoreFailed:
+        """Stop permanently because of *error*; everyone who waits gets the same `StoreFailed`."""
+        if self.failed is None:
+            self.failed = StoreFailed(f"the disk failed: {error}; the store accepts no more writes until a restart")
+            self.failed.__cause__ = error
+            self._announce()
+            self.ask()
+        return self.failed
+
+    def _announce(self) -> None:
+        moved, self._moved = self._moved, trio.Event()
+        moved.set()
+        self.on_moved()
+
+    async def wait_durable(self, position: int) -> None:
+        """Return once everything before *position* is durable.
+
+        Raises:
+          StoreFailed: the disk failed, so it will never be durable.
+        """
+        while self.durable < position:
+            if self.failed is not None:
+                raise self.failed
+            self.wanted = max(self.wanted, position)
+            self.ask()
+            await self._moved.wait()
+
+    async def run(self, interval_seconds: float) -> None:
+        """Flush on request; at most once every *interval_seconds* if that is not 0."""
+        while self.failed is None:
+            await self._asked.wait()
+            if interval_seconds:
+                await trio.sleep(interval_seconds)
+            self._asked = trio.Event()
+            self._is_asked = False
+            await self.flush()
+        raise self.failed
+
+    async def run_late(self, interval_seconds: float) -> None:
+        """Request a flush *interval_seconds* after `ask_later`, if something is not durable by then."""
+        while True:
+            await self._later.wait()
+            await trio.sleep(interval_seconds)
+            self._later = trio.Event()
+            if self.durable < self.tail.written:
+                self.ask()
+
+    async def flush(self) -> None:
+        """Make all earlier writes durable without blocking the event loop; do nothing after a failure."""
+        while self._busy and self.failed is None:  # this sync began earlier and may not include the newest writes
+            await self._moved.wait()
+        work = self._take()
+        if work is None:
+            await trio.lowlevel.checkpoint()
+            return
+        target, paths, new_directory = work
+        self._busy = True
+        began = trio.current_time()
+        try:
+            with trio.CancelScope(shield=True):
+                await self.files.disk.off_loop(lambda: self._sync(paths, new_directory))
+        except OSError as error:
+            self.fail(error)
+            return
+        finally:
+            self._busy = False
+        self._done(target, trio.current_time() - began)
+
+    def flush_now(self) -> None:
+        """Like `flush`, but blocking.
+
+        Raises:
+          StoreFailed: the disk failed, now or earlier.
+        """
+        if self.failed is not None:
+            raise self.failed
+        work = self._take()
+        if work is None:
+            return
+        target, paths, new_directory = work
+        try:
+            self._sync(paths, new_directory)
+        except OSError as error:
+            raise self.fail(error) from error
+        self._done(target, 0.0)
+
+    def _take(self) -> tuple[int, list[str], bool] | None:
+        if self.failed is not None or self._busy or self.durable >= self.tail.written:
+            return None
+        last = self.tail.segment
+        if self.tail.written > last.start:
+            self._dirty.add(last.path)
+        work = self.tail.written, sorted(self._dirty), self._new_directory
+        self._dirty.clear()
+        self._new_directory = False
+        return work
+
+    def _sync(self, paths: list[str], new_directory: bool) -> None:
+        for path in paths:
+            self.files.sync(path)
+        if new_directory:
+            self.files.disk.sync_directory(self.directory)
+
+    def _done(self, target: int, seconds: float) -> None:
+        self.durable = target
+        self.fsyncs += 1
+        self.fsync_seconds += seconds
+        self.fsync_seconds_max = max(self.fsync_seconds_max, seconds)
+        self._announce()
+        if self.wanted > target:
+            self.ask()
+        elif self.tail.written > target:
+            self.ask_later()

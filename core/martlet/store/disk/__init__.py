@@ -1,0 +1,1 @@
+"""Files: segments, the page cache, checkpoints, and disks that are not there."""

@@ -1,0 +1,300 @@
+"""A disk for a dry run of a start: it reads another disk and keeps every change in memory.
+
+So the code of the start itself computes what a start would do, and `DryDisk.changes` reports it. Memory is needed for
+everything written: 20 bytes per message of a consume queue that is rebuilt.
+"""
+
+import errno
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, TypeVar, final
+
+from martlet.store.disk.files import Bytes, Disk, Usage
+
+__all__ = ["DryDisk"]
+
+T = TypeVar("T")
+
+PAGE_BYTES: Final = 65536
+NOTHING: Final = -1  # instead of a descriptor of the disk below
+
+
+@final
+class _File:
+    """One file: ``limit`` bytes of ``source``, a path of the disk below, overlaid by the pages that were written."""
+
+    __slots__ = ("limit", "pages", "size", "source")
+
+    def __init__(self, source: str, size: int) -> None:
+        self.source = source
+        self.size = self.limit = size
+        self.pages: dict[int, bytearray] = {}
+
+    def truncate(self, size: int) -> None:
+        self.limit = min(self.limit, size)
+        self.size = size
+        last, within = divmod(size, PAGE_BYTES)
+        for number in [number for number in self.pages if number > last]:
+            del self.pages[number]
+        if last in self.pages:
+            self.pages[last][within:] = bytes(PAGE_BYTES - within)
+
+
+def _error(code: int, path: str) -> OSError:
+    return OSError(code, os.strerror(code), path)
+
+
+@final
+class _Directory:
+    """A created directory."""
+
+    __slots__ = ()
+
+
+Entry = _File | _Directory | None
+DIRECTORY: Final = _Directory()
+
+
+@final
+class DryDisk:
+    """A `Disk` that does not change *below*."""
+
+    __slots__ = ("_entries", "_next_fd", "_open", "below")
+
+    def __init__(self, below: Disk) -> None:
+        self.below = below
+        # Files and directories that differ from the disk below or were opened, by directory and name; None for removed
+        # ones.
+        self._entries: dict[str, dict[str, Entry]] = {}
+        # The file and the descriptor of its source, by our descriptor.
+        self._open: dict[int, tuple[_File, int]] = {}
+        self._next_fd = 1 << 20
+
+    # ---- changes
+
+    def changes(self) -> dict[str, str]:
+        """Return the differences from the disk below: ``created``, ``changed`` or ``removed``, by path."""
+        found: dict[str, str] = {}
+        for directory, names in self._entries.items():
+            for name, entry in names.items():
+                path = f"{directory}/{name}"
+                kind = self._difference(path, entry) if not isinstance(entry, _Directory) else ""
+                if kind:
+                    found[path] = kind
+        return dict(sorted(found.items()))
+
+    def _difference(self, path: str, file: _File | None) -> str:
+        try:
+            fd = self.below.open(path, read_only=True)
+        except FileNotFoundError:
+            return "created" if file is not None else ""
+        try:
+            if file is None:
+                return "removed" if self._is_file(fd) else ""
+            return "" if self._is_same(file, path, fd) else "changed"
+        finally:
+            self.below.close(fd)
+
+    def _is_same(self, file: _File, path: str, fd: int) -> bool:
+        if file.size != self.below.size(fd):
+            return False
+        if file.source == path and file.limit == file.size:
+            numbers = sorted(file.pages)
+        else:
+            numbers = list(range(-(-file.size // PAGE_BYTES)))
+        source = self._open_source(file)
+        try:
+            return all(
+                self._page(file, source, number)[: file.size - number * PAGE_BYTES]
+                == self.below.read(fd, PAGE_BYTES, number * PAGE_BYTES)
+                for number in numbers
+            )
+        finally:
+            if source != NOTHING:
+                self.below.close(source)
+
+    # ---- files
+
+    def _place(self, path: str) -> tuple[dict[str, Entry], str]:
+        directory, name = os.path.split(path)
+        return self._entries.setdefault(directory, {}), name
+
+    def _is_file(self, fd: int) -> bool:
+        try:
+            self.below.read(fd, 1, 0)
+        except IsADirectoryError:
+            return False
+        return True
+
+    def _find(self, path: str) -> Entry:
+        """Return the file or directory at *path*; None if there is none."""
+        names, name = self._place(path)
+        if name in names:
+            return names[name]
+        try:
+            fd = self.below.open(path, read_only=True)
+        except FileNotFoundError:
+            return None
+        except IsADirectoryError:
+            return DIRECTORY
+        try:
+            if not self._is_file(fd):
+                return DIRECTORY
+            found = names[name] = _File(path, self.below.size(fd))
+            return found
+        finally:
+            self.below.close(fd)
+
+    def _open_source(self, file: _File) -> int:
+        return self.below.open(file.source, read_only=True) if file.source else NOTHING
+
+    def open(self, path: str, *, create: bool = False, read_only: bool = False) -> int:
+        found = self._find(path)
+        if create:
+            if found is not None:
+                raise _error(errno.EEXIST, path)
+            if not isinstance(self._find(os.path.dirname(path)), _Directory):
+                raise _error(errno.ENOENT, path)
+            found = _File("", 0)
+            self._set(path, found)
+        if not isinstance(found, _File):
+            raise _error(errno.ENOENT if found is None else errno.EISDIR, path)
+        fd = self._next_fd
+        self._next_fd += 1
+        self._open[fd] = found, self._open_source(found)
+        return fd
+
+    def close(self, fd: int) -> None:
+        _, source = self._open.pop(fd)
+        if source != NOTHING:
+            self.below.close(source)
+
+    def size(self, fd: int) -> int:
+        return self._open[fd][0].size
+
+    def _page(self, file: _File, source: int, number: int) -> bytes | bytearray:
+        """Return one whole page; zeros after the end of the file."""
+        page = file.pages.get(number)
+        if page is not None:
+            return page
+        at = number * PAGE_BYTES
+        size = min(PAGE_BYTES, file.limit - at)
+        data = self.below.read(source, size, at) if size > 0 else b""
+        return data.ljust(PAGE_BYTES, b"\x00")
+
+    def read(self, fd: int, size: int, position: int) -> bytes:
+        file, source = self._open[fd]
+        end = min(position + size, file.size)
+        if source != NOTHING and not file.pages and end <= file.limit:
+            return self.below.read(source, max(end - position, 0), position)
+        parts: list[bytes] = []
+        while position < end:
+            number, within = divmod(position, PAGE_BYTES)
+            part = bytes(self._page(file, source, number)[within : within + end - position])
+            parts.append(part)
+            position += len(part)
+        return b"".join(parts)
+
+    def read_now(self, fd: int, size: int, position: int) -> bytes | bytearray | None:
+        return self.read(fd, size, position)
+
+    def write(self, fd: int, data: Bytes, position: int) -> None:
+        file, source = self._open[fd]
+        view = memoryview(data)
+        while view:
+            number, within = divmod(position, PAGE_BYTES)
+            part = view[: PAGE_BYTES - within]
+            page = file.pages.get(number)
+            if page is None:
+                page = file.pages[number] = bytearray(self._page(file, source, number))
+            page[within : within + len(part)] = part
+            position += len(part)
+            view = view[len(part) :]
+            file.size = max(file.size, position)
+
+    def path_size(self, path: str) -> int:
+        found = self._find(path)
+        return found.size if isinstance(found, _File) else -1
+
+    def truncate(self, fd: int, size: int) -> None:
+        self._open[fd][0].truncate(size)
+
+    def sync(self, fd: int) -> None:
+        """Do nothing: what is written stays in memory, so no write is ever durable."""
+
+    def next_data(self, fd: int, position: int) -> int:
+        file, source = self._open[fd]
+        found = self.below.next_data(source, position) if position < file.limit else file.limit
+        found = found if found < file.limit else file.size
+        first = position // PAGE_BYTES
+        written = min((number for number in file.pages if number >= first), default=None)
+        return found if written is None else min(found, max(written * PAGE_BYTES, position), file.size)
+
+    # ---- names
+
+    def sync_directory(self, path: str) -> None:
+        if not isinstance(self._find(path), _Directory):
+            raise _error(errno.ENOENT, path)
+
+    def sync_everything(self, path: str) -> None:
+        """Do nothing, like `sync`."""
+
+    def make_directory(self, path: str) -> None:
+        while path.strip("/") and (found := self._find(path)) is not DIRECTORY:
+            if found is not None:
+                raise _error(errno.EEXIST, path)
+            self._set(path, DIRECTORY)
+            path = os.path.dirname(path)
+
+    def names(self, path: str) -> list[str]:
+        found = set(self.below.names(path))
+        for name, entry in self._entries.get(path, {}).items():
+            if entry is None:
+                found.discard(name)
+            else:
+                found.add(name)
+        return sorted(found)
+
+    def rename(self, source: str, target: str) -> None:
+        found = self._find(source)
+        if not isinstance(found, _File):
+            raise _error(errno.ENOENT if found is None else errno.EISDIR, source)
+        self._set(source, None)
+        self._set(target, found)
+
+    def _set(self, path: str, entry: Entry) -> None:
+        names, name = self._place(path)
+        names[name] = entry
+
+    def unlink(self, path: str) -> None:
+        found = self._find(path)
+        if not isinstance(found, _File):
+            raise _error(errno.ENOENT if found is None else errno.EISDIR, path)
+        self._set(path, None)
+
+    def remove_directory(self, path: str) -> None:
+        if not isinstance(self._find(path), _Directory):
+            raise _error(errno.ENOENT, path)
+        if self.names(path):
+            raise _error(errno.ENOTEMPTY, path)
+        self._set(path, None)
+
+    # ---- the rest
+
+    def lock(self, path: str) -> int:
+        """Lock *path* of the disk below if it exists and is writable; otherwise no process can have it open."""
+        source = NOTHING
+        if os.path.basename(path) in self.below.names(os.path.dirname(path)):
+            with suppress(OSError):  # read-only, so no broker can have it open either
+                source = self.below.lock(path)
+        fd = self._next_fd
+        self._next_fd += 1
+        self._open[fd] = _File("", 0), source
+        return fd
+
+    def usage(self, path: str) -> Usage:
+        return self.below.usage(path)
+
+    async def off_loop(self, work: Callable[[], T]) -> T:
+        return await self.below.off_loop(work)

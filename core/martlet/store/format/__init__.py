@@ -1,0 +1,1 @@
+"""The meaning of bytes that only the store writes: tags, notes, atomic groups, light queues."""

@@ -1,0 +1,1 @@
+"""Data directories that RocketMQ has written, or will open next."""

@@ -1,0 +1,1 @@
+"""The index by message key (RocketMQ's IndexFile)."""

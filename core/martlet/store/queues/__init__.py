@@ -1,0 +1,1 @@
+"""Queues: positions of the messages of a topic (RocketMQ's ConsumeQueue), and their journal."""

@@ -1,0 +1,1 @@
+"""Reads from queues: whole batches, filtered ones, single messages."""

@@ -1,0 +1,347 @@
+"""Looks records up: by log position, by time and by key."""
+
+from functools import partial
+from typing import Final, final
+
+from martlet.errors import NotReady
+from martlet.records.codec import check_record
+from martlet.records.layout import FRONT_BYTES, MAGICS, RECORD_BYTES_MAX, RECORD_BYTES_MIN, RecordView
+from martlet.runtime.steps import Pace, Steps, off_loop
+from martlet.store.append.readable import ReadableEnd
+from martlet.store.disk.files import Disk
+from martlet.store.disk.page_cache import LogWriter, PageCache
+from martlet.store.disk.segments import Segments
+from martlet.store.format.notes import OWN_PREFIX
+from martlet.store.queues.queues import BlockDamaged, Queue, Queues, position_in
+from martlet.store.read.readers import Readers
+from martlet.store.recovery.indexer import Indexer
+from martlet.store.recovery.repairs import Repairs
+from martlet.store.recovery.scan import STORE_MS_END
+
+__all__ = ["Found", "Lookup"]
+
+OWN_BYTES: Final = OWN_PREFIX.encode()
+# The total size of the records that a query by key returns.
+QUERY_BYTES_MAX: Final = 1 << 30
+# What a client calls a position may not be one, and then the size there is random; RocketMQ's clients accept no frame
+# over 16 MiB. A larger `StoreConfig.message_bytes_max` raises this; properties and the rest of a record take 128 KiB.
+ASKED_BYTES_MAX: Final = 16 << 20
+SPARE_BYTES: Final = 128 << 10
+UNKNOWN_MS: Final = 1 << 62
+QUERY_PAUSE_BYTES: Final = 524_288  # per slice of a query; each read counts as QUERY_STEP_BYTES at least
+QUERY_STEP_BYTES: Final = 32_768
+# Messages per slice of a search by time. Each may cost two reads of 0.3 ms: a block of entries and the record.
+LOOKS_AT_ONCE: Final = 4
+
+
+@final
+class Found:
+    """The result of a query by key: whole records, newest first, and how far the index reaches."""
+
+    __slots__ = ("index_ms", "index_position", "records")
+
+    def __init__(self, records: list[bytes], index_ms: int, index_position: int) -> None:
+        self.records = records
+        self.index_ms = index_ms
+        self.index_position = index_position
+
+
+@final
+class Lookup:
+    """Finds readable records."""
+
+    __slots__ = (
+        "_asked_bytes_max",
+        "_disk",
+        "_indexer",
+        "_pages",
+        "_queues",
+        "_readable",
+        "_readers",
+        "_repairs",
+        "_segments",
+        "_tail",
+    )
+
+    def __init__(
+        self,
+        disk: Disk,
+        segments: Segments,
+        pages: PageCache,
+        tail: LogWriter,
+        queues: Queues,
+        readable: ReadableEnd,
+        readers: Readers,
+        indexer: Indexer,
+        repairs: Repairs,
+        message_bytes_max: int,
+    ) -> None:
+        self._asked_bytes_max = max(ASKED_BYTES_MAX, message_bytes_max + SPARE_BYTES)
+        self._disk = disk
+        self._segments = segments
+        self._pages = pages
+        self._tail = tail
+        self._queues = queues
+        self._readable = readable
+        self._readers = readers
+        self._indexer = indexer
+        self._repairs = repairs
+
+    def record_at(
+        self, position: int, size_hint: int = 0, bytes_max: int = QUERY_BYTES_MAX, *, internal: bool = False
+    ) -> bytes | None:
+        """Return the record that begins at *position*; None if there is none, or it is damaged or not readable yet.
+
+        Also None if it is longer than *bytes_max*, or one of Martlet's internal records, unless *internal*.
+        """
+        if not self._may_begin(position):
+            return None
+        head = self._pages.read(position, max(size_hint, 4))
+        if len(head) < 4:
+            return None
+        size = RecordView(head).size
+        segment = self._segments.find(position)
+        if segment is None or not RECORD_BYTES_MIN <= size <= bytes_max:
+            return None
+        if position + size > min(segment.end, self._readable.position):
+            return None
+        data = head[:size] if len(head) >= size else self._pages.read(position, size)
+        if not check_record(data, 0, size, position):
+            return None
+        return data if internal or not RecordView(data).topic_bytes.startswith(OWN_BYTES) else None
+
+    def newest_ms(self) -> int:
+        """Return when the newest message of all queues was stored, for a start; `UNKNOWN_MS` if that cannot be told."""
+        queues = self._queues
+        try:
+            last = [queues.position_at(each, each.next_offset - 1) for each in queues.all() if each.next_offset]
+        except BlockDamaged:
+            return UNKNOWN_MS
+        newest = max(last, default=-1)
+        front = self._segments.read(newest, FRONT_BYTES) if newest >= 0 else b""
+        return RecordView(front).store_ms if len(front) == FRONT_BYTES else UNKNOWN_MS
+
+    def known_record(self, position: int) -> bytes | None:
+        """Like `Store.known_record`."""
+        return self.record_at(position, bytes_max=RECORD_BYTES_MAX, internal=True)
+
+    async def known_record_far(self, position: int) -> bytes | None:
+        """Like `Store.known_record_far`."""
+        read = partial(self.known_record, position)
+        return read() if self._is_near(position, RECORD_BYTES_MAX) else await self._disk.off_loop(read)
+
+    async def record_far(self, position: int) -> bytes | None:
+        """Like `Store.record_far`."""
+
+        def read() -> bytes | None:
+            return self.record_at(position, bytes_max=self._asked_bytes_max)
+
+        data = read() if self._is_near(position, self._asked_bytes_max) else await self._disk.off_loop(read)
+        if data is None:
+            return None
+        record = RecordView(data)
+        queue = self._queues.find(record.topic, record.queue_id)
+        if queue is None or not queue.first_offset <= record.queue_offset < queue.next_offset:
+            return None
+        try:
+            entry = await self._entry_far(queue, record.queue_offset)
+        except BlockDamaged:
+            await self._repairs.repair(queue)
+            entry = self._queues.entries(queue, record.queue_offset, 1)
+        return data if position_in(entry) == position else None
+
+    async def _entry_far(self, queue: Queue, offset: int) -> bytes:
+        """Return an entry, waiting for the disk in a worker thread. Raises `BlockDamaged`."""
+        entry = self._queues.entries_now(queue, offset, 1)
+        if entry is None:
+            entry = await self._disk.off_loop(partial(self._queues.saved_entries, queue, offset, 1))
+        return entry
+
+    def _is_near(self, position: int, bytes_max: int) -> bool:
+        """Return whether the record at *position* is in memory or in the page cache, or is none of *bytes_max*."""
+        if not self._may_begin(position):
+            return True
+        page = self._pages.load_now(position)
+        if page is None or position + 4 > page.end:
+            return False
+        at = position - page.base
+        size = RecordView(bytes(page.view[at : at + 4])).size
+        end = position + size
+        return end <= page.end or end > self._readable.position or not RECORD_BYTES_MIN <= size <= bytes_max
+
+    def _may_begin(self, position: int) -> bool:
+        """Return whether a readable record may begin at *position*."""
+        return self._segments.start <= position and position + RECORD_BYTES_MIN <= self._readable.position
+
+    def position_at(self, queue: Queue, offset: int) -> Steps[int]:
+        """Return the log position of message *offset*; -1 if it is not readable or lost.
+
+        Waits for the disk in a worker thread.
+
+        Raises:
+          NotReady: its entry is in a damaged block that is being rebuilt.
+        """
+        if not queue.first_offset <= offset < self._readers.end_offset(queue):
+            return -1
+        return position_in((yield from self.entries(queue, offset, 1)))
+
+    def entries(self, queue: Queue, offset: int, count: int) -> Steps[bytes]:
+        """Return up to *count* entries from *offset* on; fewer at a block's end. Waits for the disk in a thread.
+
+        Raises:
+          NotReady: they are in a damaged block that is being rebuilt.
+        """
+        try:
+            return (yield from self._queues.entries_in_steps(queue, offset, count))
+        except BlockDamaged:
+            self._repairs.want(queue)
+            text = f"consume queue '{queue.topic}/{queue.queue_id}' is damaged and being rebuilt; try again in a moment"
+            raise NotReady(text, partial(self._repairs.repair, queue)) from None
+
+    def store_ms_at(self, queue: Queue, offset: int) -> Steps[int]:
+        """Return the store time of message *offset*; -1 if it is not readable or damaged.
+
+        Waits for the disk in a worker thread.
+
+        Raises:
+          NotReady: as for `position_at`.
+        """
+        position = yield from self.position_at(queue, offset)
+        if position < 0:
+            return -1
+        front = yield from self._front_at(position)
+        return RecordView(front).store_ms if len(front) == FRONT_BYTES else -1
+
+    def _front_at(self, position: int) -> Steps[bytes]:
+        """Return the first bytes of a readable record; load no page, which could evict one that consumers read."""
+        page = self._pages.find(position)
+        if page is not None and position + FRONT_BYTES <= page.end:
+            return bytes(page.view[position - page.base : position - page.base + FRONT_BYTES])
+        front = self._segments.read_now(position, FRONT_BYTES)
+        if front is None:
+            front = yield from off_loop(partial(self._segments.read, position, FRONT_BYTES))
+        return bytes(front)
+
+    def earliest_store_ms(self, queue: Queue | None = None) -> Steps[int]:
+        """Return the store time of the oldest message of *queue*, or of the whole log; -1 if it is empty or damaged.
+
+        Raises:
+          NotReady: as for `position_at`.
+        """
+        if queue is not None:
+            return (yield from self.store_ms_at(queue, queue.first_offset))
+        position = self._segments.start
+        if position + FRONT_BYTES > self._readable.position:
+            return -1
+        record = RecordView((yield from self._front_at(position)))
+        return record.store_ms if len(record.buffer) == FRONT_BYTES and record.magic in MAGICS else -1
+
+    def offset_by_time(self, queue: Queue, timestamp_ms: int, upper: bool = False) -> Steps[int]:
+        """Return the first offset stored at or after *timestamp_ms*, else the end; *upper*: the last at or before it.
+
+        With *upper* and a time before all messages, return the first offset. Works in slices of a few reads.
+
+        Raises:
+          NotReady: as for `position_at`.
+        """
+        low, high, pace = queue.first_offset, self._readers.end_offset(queue), Pace(LOOKS_AT_ONCE)
+        while low < high:
+            middle = (low + high) // 2
+            stored = yield from self._store_ms_near(queue, middle, high, pace)
+            if stored < timestamp_ms or (upper and stored == timestamp_ms):
+                low = middle + 1
+            else:
+                high = middle
+        return max(low - 1 if upper else low, queue.first_offset)
+
+    def _store_ms_near(self, queue: Queue, offset: int, end: int, pace: Pace) -> Steps[int]:
+        """Return the store time of *offset* or of the next intact message; later than every time if there is none."""
+        for at in range(offset, min(end, offset + 64)):
+            stored = yield from self.store_ms_at(queue, at)
+            if pace.is_over():
+                yield
+            if stored >= 0:
+                return stored
+        return 2**63 - 1
+
+    def query_keys(
+        self, topic: str, key: bytes, max_count: int, begin_ms: int, end_ms: int, bytes_max: int = QUERY_BYTES_MAX
+    ) -> Steps[Found]:
+        """Return readable records of *topic* with *key* as unique key or in KEYS, newest first; works in slices.
+
+        They have at most *bytes_max* in total, but the first record is always returned.
+
+        Raises:
+          NotReady: the key index is being rebuilt because it is damaged or incomplete.
+        """
+        keys = self._indexer.keys
+        if keys is None:
+            return Found([], 0, 0)
+        self._check_keys_complete()
+        queue = self._queues.find(topic, 0) or Queue(topic, 0)
+        records: list[bytes] = []
+        size = unpaused = 0
+        found = yield from keys.find(queue, key, max_count, begin_ms, end_ms, self._indexed_ms_at)
+        for position in found:
+            if self._is_near(position, RECORD_BYTES_MAX):
+                data = self.record_at(position)
+            else:
+                data = yield from off_loop(partial(self.record_at, position))
+            if data is None and not (yield from self._explains(position)):
+                keys.damaged = True
+            if data is not None and (yield from self._is_kept(RecordView(data), queue)):
+                size += len(data)
+                if records and size > bytes_max:
+                    break
+                records.append(data)
+            unpaused += QUERY_STEP_BYTES + (len(data) if data is not None else 0)
+            if unpaused > QUERY_PAUSE_BYTES:
+                unpaused = 0
+                yield
+        self._check_keys_complete()
+        return Found(records, keys.store_ms, keys.position)
+
+    def _check_keys_complete(self) -> None:
+        if self._indexer.is_complete:
+            return
+        self._indexer.wake()
+        text = "the key index is being checked or rebuilt; try again in a few seconds"
+        raise NotReady(text, self._indexer.wait_complete)
+
+    def _indexed_ms_at(self, position: int) -> Steps[int]:
+        """Return the store time of the record at *position* as in the key index; -1 if unknown."""
+        if not self._segments.start <= position < self._readable.position:
+            return -1
+        front = yield from self._front_at(position)
+        record = RecordView(front)
+        if len(front) < FRONT_BYTES or record.position != position or record.magic not in MAGICS:
+            return -1
+        # The index ignores impossible times (scan.py).
+        return record.store_ms if record.store_ms < STORE_MS_END else -1
+
+    def _explains(self, position: int) -> Steps[bool]:
+        """Return whether the log explains why readers get no record at *position*; else the entry for it is damaged."""
+        if not self._segments.start <= position < self._tail.position:
+            return 0 <= position < self._segments.start  # removed by retention
+        if position >= self._readable.position:
+            return True
+        front = yield from self._front_at(position)
+        if len(front) < FRONT_BYTES:
+            return False
+        record = RecordView(front)
+        return record.position == position and record.magic in MAGICS  # it is damaged after its header
+
+    def _is_kept(self, record: RecordView, like: Queue) -> Steps[bool]:
+        """Return whether the queue's entry names *record*; after a deletion there is none, or one of another record."""
+        if record.topic_bytes != like.topic_bytes:
+            return False
+        queue = self._queues.find(like.topic, record.queue_id)
+        offset = record.queue_offset
+        if queue is None or not queue.first_offset <= offset < queue.next_offset:
+            return False
+        try:
+            entry = yield from self._queues.entries_in_steps(queue, offset, 1)
+        except BlockDamaged:
+            self._repairs.want(queue)
+            return True
+        return position_in(entry) == record.position

@@ -1,0 +1,179 @@
+"""Narrows the entries of a read to those whose records may match, by one search of each page that holds the records.
+
+A `Condition` may know bytes that every matching record contains, and find them at the speed of C. The places in a page
+are kept with it, because the records of a topic's queues lie side by side: the reads of the other queues use them too.
+
+A damaged record may lack these bytes, so a search that must tell of damage looks at the records that it passes over
+(`passed_records.py`).
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from itertools import chain
+from struct import Struct
+from typing import Final, final
+
+from martlet.records.layout import ENTRY, ENTRY_BYTES, I32, I64, Find
+from martlet.store.disk.page_cache import Page
+from martlet.store.read.passed_records import are_intact, find_damaged
+
+__all__ = ["STEPS_MAX", "Search"]
+
+# One read searches this many bytes of the log at most, and at least one page: 2 to 6 ms. Reads that follow one another
+# in several queues end at the same page, so each page is searched once for all of them and then dropped from the cache.
+SEARCHED_BYTES_MAX: Final = 6 << 20
+# Each place found counts as this many bytes, and each record that is looked at, or checked whole.
+PLACE_BYTES: Final = 512
+LOOKED_AT_BYTES: Final = 2048
+CHECKED_BYTES: Final = 8192
+# A search ends after this many steps (`Condition`), about 3 ms.
+STEPS_MAX: Final = 16_384
+# A page is not searched for fewer entries than one for this many bytes: calling the predicate takes less time.
+SPACING_BYTES_MAX: Final = 16 << 10
+PLACES_MAX: Final = 8192  # kept with a page, 36 bytes each
+POSITIONS_AT_ONCE: Final = 64
+POSITION: Final = Struct(">q12x")
+POSITIONS: Final = Struct(">" + POSITIONS_AT_ONCE * "q12x")
+SIZE_AT: Final = 8
+
+
+@final
+class Search:
+    """The search of one read: it bounds how far the read goes.
+
+    Args:
+      find: finds records that may match.
+      steps: the steps that *find* takes (`Condition`); None if it does not count them.
+      load: returns the page of a position, or None if that would wait.
+      topic: also finds damaged records of this topic; None if damage does not matter. An empty one is any topic.
+    """
+
+    __slots__ = ("_end", "_find", "_load", "_steps", "_steps_end", "_topic")
+
+    def __init__(
+        self, find: Find, steps: list[int] | None, load: Callable[[int], Page | None], topic: bytes | None = None
+    ) -> None:
+        self._find = find
+        self._load = load
+        self._steps = steps if steps is not None else [0]
+        self._steps_end = self._steps[0] + STEPS_MAX
+        self._topic = topic
+        self._end = -1  # position where the search ends; unknown before the first page
+
+    def candidates(self, data: bytes, count_max: int) -> tuple[list[int] | None, int]:
+        """Return the indexes of the entries in *data* whose records may match, None for all, and the number checked.
+
+        It stops early when it has searched enough or found more than *count_max*, or at a record that *load* does not
+        have, unless that is the first one.
+        """
+        total, at = len(data) // ENTRY_BYTES, 0
+        found: list[int] = []
+        while at < total and len(found) <= count_max and not self._is_over(_position(data, at)):
+            page = self._load(_position(data, at))
+            if page is None:
+                return (found, at) if at else (None, total)
+            if self._end < 0:
+                self._end = page.base + SEARCHED_BYTES_MAX
+            stop = max(_first_from(data, page.end, at, total), at + 1)
+            positions = _positions(data, at, stop)
+            hits = None
+            if positions == sorted(positions):  # else an entry is damaged
+                hits = _hits(page, self._find, stop - at, positions[-1] + _size(data, stop - 1))
+            if hits is None:
+                found += range(at, stop)
+            else:
+                likely: list[int] = []
+                _match(likely, hits, positions, data, page.base, at)
+                self._end -= len(hits) * PLACE_BYTES
+                if self._topic is not None and not page.trusted:
+                    passed = data[at * ENTRY_BYTES : (stop - 1) * ENTRY_BYTES]
+                    damaged = self._damaged(page, positions[:-1], passed, self._topic)
+                    if damaged:
+                        likely = sorted({*likely, *[at + index for index in damaged]})
+                found += likely
+            at = stop
+        return found, at
+
+    def _damaged(self, page: Page, positions: list[int], data: bytes, topic: bytes) -> list[int]:
+        """Return which of the records at *positions*, which have the entries *data*, are no intact ones of *topic*."""
+        starts = [position - page.base for position in positions]
+        if topic and are_intact(page.data, starts, data, topic):
+            self._end -= len(starts) * LOOKED_AT_BYTES
+            return []
+        self._end -= len(starts) * CHECKED_BYTES
+        return find_damaged(page, starts, data, topic)
+
+    def _is_over(self, position: int) -> bool:
+        return 0 <= self._end <= position or self._steps[0] >= self._steps_end
+
+
+def _first_from(data: bytes, position: int, begin: int, end: int) -> int:
+    """Return the index of the first of the entries from *begin* up to *end* whose record is at *position* or later."""
+    while begin < end:
+        middle = (begin + end) >> 1
+        if _position(data, middle) < position:
+            begin = middle + 1
+        else:
+            end = middle
+    return begin
+
+
+def _position(data: bytes, index: int) -> int:
+    position: int = I64.unpack_from(data, index * ENTRY_BYTES)[0]
+    return position
+
+
+def _positions(data: bytes, begin: int, end: int) -> list[int]:
+    """Return the positions of the entries from *begin* up to *end*."""
+    whole = begin + (end - begin) // POSITIONS_AT_ONCE * POSITIONS_AT_ONCE
+    view = memoryview(data)
+    rows = POSITIONS.iter_unpack(view[begin * ENTRY_BYTES : whole * ENTRY_BYTES])
+    rest = POSITION.iter_unpack(view[whole * ENTRY_BYTES : end * ENTRY_BYTES])
+    return list(chain.from_iterable(chain(rows, rest)))
+
+
+def _size(data: bytes, index: int) -> int:
+    size: int = I32.unpack_from(data, index * ENTRY_BYTES + SIZE_AT)[0]
+    return size
+
+
+def _hits(page: Page, find: Find, entries: int, end: int) -> list[int] | None:
+    """Return the places in *page* up to position *end*; None if there are too many, or *entries* are too few."""
+    data, known = page.data, page.searched
+    # Of the page at the end of the log only the records before *end* are known to be complete.
+    stop = len(data) if isinstance(data, bytes) else min(end - page.base, len(data))
+    begin = 0
+    places: list[int] = []
+    if known is not None and known[0] is find:
+        if known[1] >= stop or known[2] is None:
+            return known[2]
+        begin, places = known[1], known[2]
+    if stop - begin > entries * SPACING_BYTES_MAX:
+        return None
+    more = find(data, begin, stop)
+    found = places + more if more is not None and len(places) + len(more) <= PLACES_MAX else None
+    page.searched = find, stop, found
+    return found
+
+
+def _match(found: list[int], hits: list[int], positions: list[int], data: bytes, base: int, begin: int) -> None:
+    """Append to *found* which of the entries from *begin* on, at *positions*, have one of *hits*, and the last one.
+
+    The last one always counts: bytes that are no record may follow it, and its end may be in the next page.
+    """
+    first, last = bisect_left(hits, positions[0] - base), len(positions) - 1
+    end = bisect_left(hits, positions[last] - base, first)
+    if end - first <= last:
+        previous = -1
+        for place in hits[first:end]:
+            index = bisect_right(positions, place + base) - 1
+            if index != previous and place + base < positions[index] + _size(data, begin + index):
+                found.append(begin + index)
+                previous = index
+    else:
+        view = memoryview(data)[begin * ENTRY_BYTES : (begin + last) * ENTRY_BYTES]
+        for index, (position, size, _) in enumerate(ENTRY.iter_unpack(view), begin):
+            at = bisect_left(hits, position - base, first, end)
+            if at < end and hits[at] < position - base + size:
+                found.append(index)
+    found.append(begin + last)

@@ -1,0 +1,334 @@
+"""Reads queues: directly from memory and the page cache, in a worker thread from disk and from a cold reader.
+
+A `ColdReader` has records that retention removed here, such as those of a tier on another disk; `read_far` asks it for
+records before a queue's first offset.
+"""
+
+import logging
+from typing import Final, Protocol, final
+
+from martlet.errors import Reason, Refused
+from martlet.records.layout import ENTRY_BYTES, POSITION_SIZE, Predicate, RecordView
+from martlet.store.append.readable import EarlyEnd, ReadableEnd
+from martlet.store.disk.files import Disk
+from martlet.store.disk.page_cache import PageCache
+from martlet.store.queues.queues import BlockDamaged, Queue, Queues
+from martlet.store.read.reading import Care, Reader, ReadResult, ReadStatus, bounds
+from martlet.store.recovery.repairs import Repairs
+
+__all__ = ["ColdReader", "Readers"]
+
+logger = logging.getLogger("martlet.store")
+
+# Entries to pass to a read in a worker thread.
+SCAN_ENTRIES: Final = 4096
+# What a read copies from the page cache on the event loop at most: a mebibyte takes 0.1 to 0.2 ms.
+READ_NOW_BYTES: Final = 8 << 20
+# How often one read requests the rebuild of a damaged block.
+REPAIRS_A_READ: Final = 3
+# Positions of damaged records to remember, so that each is reported once.
+DAMAGED_MAX: Final = 10_000
+
+
+class ColdReader(Protocol):
+    """Reads older records of queues than the local log has."""
+
+    def first_offset(self, queue: Queue) -> int:
+        """Return the oldest offset of *queue* that it can read; the queue's first offset if it has nothing older."""
+        ...
+
+    async def read(
+        self,
+        queue: Queue,
+        offset: int,
+        max_messages: int,
+        budget_bytes: int,
+        codes: frozenset[int] | None,
+        predicate: Predicate | None,
+    ) -> ReadResult:
+        """Like `Readers.read_far`, for an *offset* from its `first_offset` up to the queue's own.
+
+        Records of a light queue are returned with their offsets in that queue, as by `Reader.read`.
+
+        ``next_offset`` of the result is at most the queue's own first offset.
+        """
+        ...
+
+
+def _copied(result: ReadResult) -> ReadResult:
+    """Return *result* with copied records: views would keep a page each while they wait to be sent."""
+    if result.pieces:
+        result.pieces = [b"".join(result.pieces)]
+    return result
+
+
+@final
+class _Shared:
+    """What the readers of a store have in common."""
+
+    __slots__ = ("cold", "damaged", "damaged_records")
+
+    def __init__(self) -> None:
+        self.cold: ColdReader | None = None
+        self.damaged: set[int] = set()
+        self.damaged_records = 0
+
+
+@final
+class Readers:
+    """Reads records of *queues* before an end: readable ones, or for early readers those before the early end."""
+
+    __slots__ = (
+        "_disk",
+        "_pages",
+        "_readable",
+        "_repairs",
+        "_shared",
+        "_telling",
+        "_unchecked",
+        "_usual",
+        "_verify",
+        "queues",
+    )
+
+    def __init__(
+        self,
+        disk: Disk,
+        pages: PageCache,
+        queues: Queues,
+        readable: ReadableEnd | EarlyEnd,
+        repairs: Repairs,
+        *,
+        verify: bool,
+        shared: "_Shared | None" = None,
+    ) -> None:
+        self._disk = disk
+        self._pages = pages
+        self.queues = queues
+        self._readable = readable
+        self._repairs = repairs
+        self._usual = Reader(pages, self.found_damage, verify=verify)
+        self._telling = Reader(pages, self.found_damage, verify=verify, tells=True)
+        self._unchecked = Reader(pages, self.found_damage, verify=False, tells=True)
+        self._verify = verify
+        self._shared = shared or _Shared()
+
+    def up_to(self, end: EarlyEnd) -> "Readers":
+        """Return readers of the same queues up to another *end*."""
+        return Readers(
+            self._disk, self._pages, self.queues, end, self._repairs, verify=self._verify, shared=self._shared
+        )
+
+    @property
+    def readable(self) -> int:
+        """The log position of the end."""
+        return self._readable.position
+
+    @property
+    def cold(self) -> ColdReader | None:
+        """Has records that retention removed here."""
+        return self._shared.cold
+
+    @cold.setter
+    def cold(self, cold: ColdReader | None) -> None:
+        self._shared.cold = cold
+
+    @property
+    def damaged_records(self) -> int:
+        """The number of damaged records found since the store was opened."""
+        return self._shared.damaged_records
+
+    @damaged_records.setter
+    def damaged_records(self, count: int) -> None:
+        self._shared.damaged_records = count
+
+    def first_offset(self, queue: Queue) -> int:
+        """Return the oldest offset of *queue* that `read_far` can read."""
+        cold = self._shared.cold
+        if cold is None:
+            return queue.first_offset
+        return max(min(cold.first_offset(queue), queue.first_offset), queue.expired_to)
+
+    def end_offset(self, queue: Queue) -> int:
+        """Return the offset after the newest readable message of *queue*."""
+        return (
+            queue.next_offset
+            if queue.last_end <= self._readable.position
+            else queue.end_before(self._readable.position)
+        )
+
+    def read(
+        self,
+        queue: Queue,
+        offset: int,
+        max_messages: int,
+        budget_bytes: int,
+        codes: frozenset[int] | None = None,
+        predicate: Predicate | None = None,
+    ) -> ReadResult:
+        """Return readable records of *queue* from *offset* on, in stored form.
+
+        The first message is returned whatever its size, then as many as fit both limits and do not wait for the disk.
+        *codes* are matched against the tag codes of the entries; *predicate* is called with whole records. Looks at a
+        limited number of entries, so ``next_offset`` may advance even if nothing matched. Damaged records are skipped.
+        May wait for the disk for the first message, and for the rebuild of a damaged block of entries: on the event
+        loop, consumers read with `QueueReader`.
+        """
+        end = self.end_offset(queue)
+        outside = bounds(queue, offset, end)
+        if outside is not None:
+            return outside
+        read = self._usual.read
+        entries, load = self.queues.load_entries, self._pages.load_now
+        try:
+            result = read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load)
+        except BlockDamaged:
+            self._repairs.repair_now(queue)
+            entries = self.queues.entries
+            result = read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load)
+        assert result is not None
+        return result
+
+    def read_near(
+        self,
+        queue: Queue,
+        offset: int,
+        max_messages: int,
+        budget_bytes: int,
+        codes: frozenset[int] | None = None,
+        predicate: Predicate | None = None,
+        care: Care = Care.LEAVE_OUT,
+    ) -> ReadResult | None:
+        """Like `read`, but return None if the first record is neither in memory nor in the page cache (see `read_far`).
+
+        The same holds for its queue entry. It also returns None if the entry is in a damaged block or cannot be read,
+        and before the queue's first offset if `cold` has older records. It returns fewer records where they lie far
+        apart in the log.
+        """
+        if self._cold_for(queue, offset) is not None:
+            return None
+        end = self.end_offset(queue)
+        outside = bounds(queue, offset, end)
+        if outside is not None:
+            return outside
+        entries, load = self.queues.entries_now, self._pages.load_few(READ_NOW_BYTES)
+        read = self._collector(care, predicate).read
+        try:
+            return read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load, wait=False)
+        except (BlockDamaged, OSError):
+            return None  # `read_far` repairs the block or reports the error
+
+    def view_now(self, queue: Queue, offset: int) -> RecordView | None:
+        """Return a view of message *offset* of *queue* if it is readable and among the newest; else None.
+
+        Such a record was appended by this process and is in memory in one piece, so its CRCs need no check.
+        """
+        at = (offset - queue.tail_offset) * ENTRY_BYTES
+        if offset < queue.first_offset or not 0 <= at < len(queue.tail):
+            return None
+        position, size = POSITION_SIZE.unpack_from(queue.tail, at)
+        end = position + size
+        page = self._pages.find(position) if end <= self._readable.position else None
+        if page is None or not page.trusted or end > page.end:
+            return None
+        return RecordView(page.data, position - page.base)
+
+    async def read_far(
+        self,
+        queue: Queue,
+        offset: int,
+        max_messages: int,
+        budget_bytes: int,
+        codes: frozenset[int] | None = None,
+        predicate: Predicate | None = None,
+        care: Care = Care.LEAVE_OUT,
+    ) -> ReadResult:
+        """Like `read`, in a worker thread if that may wait for the disk; *predicate* is called there.
+
+        Raises:
+          Refused: a damaged block cannot be rebuilt: the disk is full, or damages it again.
+          StoreFailed: the disk failed.
+        """
+        cold = self._cold_for(queue, offset)
+        if cold is not None:
+            return await cold.read(queue, offset, max_messages, budget_bytes, codes, predicate)
+        end = self.end_offset(queue)
+        outside = bounds(queue, offset, end)
+        if outside is not None:
+            return outside
+        for _ in range(REPAIRS_A_READ):
+            try:
+                result = await self._read_off_loop(
+                    queue, offset, end, max_messages, budget_bytes, codes, predicate, care
+                )
+                break
+            except BlockDamaged:
+                await self._repairs.repair(queue)
+            if self.queues.find(queue.topic, queue.queue_id) is not queue:
+                return ReadResult(ReadStatus.NO_QUEUE, offset, queue.first_offset, end)  # its topic was deleted
+            outside = bounds(queue, offset, end)
+            if outside is not None:
+                return outside
+        else:
+            where = f"consume queue '{queue.topic}/{queue.queue_id}'"
+            raise Refused(Reason.UNAVAILABLE, f"{where} is damaged again after each rebuild; check the disk")
+        result.end_offset = self.end_offset(queue)
+        return result
+
+    def _collector(self, care: Care, predicate: Predicate | None) -> Reader:
+        if care is Care.LEAVE_OUT:
+            return self._usual
+        return self._unchecked if care is Care.CALLER_CHECKS and predicate is None else self._telling
+
+    def _cold_for(self, queue: Queue, offset: int) -> ColdReader | None:
+        """Return the cold reader if it is needed for message *offset* of *queue*."""
+        cold = self._shared.cold
+        if cold is None or not queue.expired_to <= offset < queue.first_offset:
+            return None
+        return cold if offset >= cold.first_offset(queue) else None
+
+    async def _read_off_loop(
+        self,
+        queue: Queue,
+        offset: int,
+        end: int,
+        max_messages: int,
+        budget_bytes: int,
+        codes: frozenset[int] | None,
+        predicate: Predicate | None,
+        care: Care,
+    ) -> ReadResult:
+        """Read in a worker thread; raises `BlockDamaged` if the first entry is in a damaged block."""
+        # Only the event loop's thread may use the entries in memory, so pass a copy.
+        held = self.queues.load_entries(queue, offset, SCAN_ENTRIES) if offset >= queue.tail_offset else b""
+        end = min(end, offset + len(held) // ENTRY_BYTES if held else queue.tail_offset)
+
+        def entries(queue: Queue, at: int, count: int) -> bytes:
+            if not held:
+                return self.queues.saved_entries(queue, at, count)
+            return held[(at - offset) * ENTRY_BYTES : (at - offset + count) * ENTRY_BYTES]
+
+        collector = self._collector(care, predicate)
+
+        def work() -> ReadResult:
+            read, load = collector.read, self._pages.load
+            result = read(queue, offset, end, max_messages, budget_bytes, codes, predicate, entries, load)
+            assert result is not None
+            return _copied(result)
+
+        return await self._disk.off_loop(work)
+
+    def found_damage(self, position: int, queue: Queue, offset: int) -> None:
+        """Report the damaged record at log position *position*, message *offset* of *queue*; each only once."""
+        damaged = self._shared.damaged
+        if position in damaged or len(damaged) >= DAMAGED_MAX:
+            return
+        damaged.add(position)
+        self.damaged_records += 1
+        logger.error(
+            "record at position %d (message %d of %s/%d) is damaged; skipping it",
+            position,
+            offset,
+            queue.topic,
+            queue.queue_id,
+        )

@@ -1,0 +1,246 @@
+"""Adds the keys of records to the key index: those of each commit at once, and all missing ones in the background."""
+
+import logging
+from functools import partial
+from typing import Final, final
+
+import trio
+
+from martlet.runtime.wakeup import Wakeup
+from martlet.store.append.committer import Appended
+from martlet.store.append.flusher import Flusher
+from martlet.store.disk.files import Disk, is_full
+from martlet.store.disk.page_cache import LogWriter
+from martlet.store.disk.segments import Segments
+from martlet.store.keys.key_index import KeyIndex
+from martlet.store.queues.queues import Queues
+from martlet.store.recovery.follow import Follower
+from martlet.store.recovery.recovery import Progress
+
+__all__ = ["Indexer"]
+
+logger = logging.getLogger("martlet.store")
+
+# Messages and keys to index per turn of the event loop; 2.3 us each.
+INDEX_BATCH: Final = 256
+# If more messages and keys than this wait for the key index, commits help.
+UNINDEXED_MAX: Final = 20_000
+INDEX_HELP: Final = 64  # a commit indexes this many more than it adds
+INDEX_HELP_MAX: Final = 2048
+# With more than that, or more bytes of properties, the index follows the log instead: memory has a limit.
+WAITING_MAX: Final = 1_000_000
+WAITING_BYTES_MAX: Final = 64 << 20
+# A key index that is at most this far behind is completed while the store opens; otherwise in the background, in blocks
+# that take less than a millisecond each.
+FOLLOW_AT_ONCE_BYTES: Final = 16 * 1024 * 1024
+FOLLOW_BYTES: Final = 128 * 1024
+# Up to this many slots are counted while the store opens; a production index has 5,000,000.
+SLOTS_AT_ONCE: Final = 65_536
+
+
+@final
+class Indexer:
+    """Feeds *keys*, which is None in a store without a key index; sets *wakeup* when there is work for `drain`."""
+
+    __slots__ = (
+        "_behind",
+        "_disk",
+        "_flusher",
+        "_follower",
+        "_moved",
+        "_queues",
+        "_segments",
+        "_tail",
+        "_wakeup",
+        "keys",
+        "saved",
+    )
+
+    def __init__(
+        self,
+        keys: KeyIndex | None,
+        disk: Disk,
+        segments: Segments,
+        queues: Queues,
+        tail: LogWriter,
+        flusher: Flusher,
+        wakeup: Wakeup,
+    ) -> None:
+        self.keys = keys
+        self._disk = disk
+        self._segments = segments
+        self._queues = queues
+        self._tail = tail
+        self._flusher = flusher
+        self._wakeup = wakeup
+        # Adds what the key index lacks; None if it lacks only `keys.pending`.
+        self._follower: Follower | None = None
+        self._behind = trio.Event()
+        # Set when the key index may have become complete, and then replaced by a new event.
+        self._moved = trio.Event()
+        # The durable position of the key index when its slots were last written, the number of entries then, and the
+        # CRC of its headers.
+        self.saved = (0, 0, 0)
+
+    def open_at(self, end: int) -> None:
+        """Start after a recovery that ended at log position *end*."""
+        keys = self.keys
+        if keys is None:
+            return
+        if keys.slots <= SLOTS_AT_ONCE and not all(keys.check_slots(*each) for each in keys.unchecked):
+            logger.warning("the key index is damaged; rebuilding it from the log")
+            keys.clear()
+            keys.position = self._segments.start
+        if keys.slots <= SLOTS_AT_ONCE:
+            keys.unchecked.clear()
+        self._follower = Follower(self._segments, self._queues, keys)
+        if end - keys.position > FOLLOW_AT_ONCE_BYTES or not self._follow_at_once(self._follower, end):
+            self._behind.set()
+
+    # ---- appends
+
+    def accept(self, appended: list[Appended]) -> None:
+        """Accept the records of a commit."""
+        keys = self.keys
+        if keys is not None and self._follower is None:
+            before = keys.pending_keys
+            keys.accept(appended)
+            if keys.pending_keys > UNINDEXED_MAX:
+                self._help(keys, keys.pending_keys - before)
+        self._wakeup.set()
+
+    def _help(self, keys: KeyIndex, appended: int) -> None:
+        """Index slightly more than was *appended*: the backlog shrinks, and no commit pays for all of it."""
+        try:
+            keys.drain(min(appended + INDEX_HELP, INDEX_HELP_MAX))
+        except OSError as error:
+            logger.warning("the key index cannot grow: %s; retrying later", error)
+        if keys.pending_keys > WAITING_MAX or keys.pending_bytes > WAITING_BYTES_MAX:
+            logger.warning(
+                "%d messages have more keys than can be indexed at once; the key index follows in the background, and "
+                "queries by key wait for it",
+                len(keys.pending),
+            )
+            keys.forget_pending()
+            self._follower = Follower(self._segments, self._queues, keys)
+            self._behind.set()
+
+    async def drain(self) -> None:
+        """Index the waiting messages, one batch per turn."""
+        keys = self.keys
+        while keys is not None and self._follower is None and keys.drain(INDEX_BATCH):
+            await trio.lowlevel.checkpoint()
+
+    def drain_now(self) -> None:
+        """Like `drain`, but blocking."""
+        if self.keys is not None and self._follower is None:
+            while self.keys.drain(self.keys.pending_keys):
+                pass
+
+    # ---- completeness
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether the key index has every key: not damaged, not being rebuilt, and its files were checked."""
+        keys = self.keys
+        return keys is None or not (keys.damaged or keys.unchecked or self._follower is not None)
+
+    async def wait_complete(self) -> None:
+        """Return once the key index is complete."""
+        while not self.is_complete:
+            await self._moved.wait()
+
+    def wake(self) -> None:
+        """Request the rebuild of a damaged index."""
+        self._wakeup.set()
+
+    def _announce(self) -> None:
+        moved, self._moved = self._moved, trio.Event()
+        moved.set()
+
+    async def check(self) -> None:
+        """Check in a worker thread whether the files of the key index have lost slots."""
+        keys = self.keys
+        while keys is not None and keys.unchecked:
+            path, used_slots = unchecked = keys.unchecked[-1]
+            whole = await self._disk.off_loop(partial(keys.check_slots, path, used_slots))
+            if unchecked in keys.unchecked:  # it was not rebuilt meanwhile
+                keys.unchecked.remove(unchecked)
+                if not whole:
+                    keys.damaged = True
+                    self._wakeup.set()
+        self._announce()
+
+    def rebuild_damaged(self) -> None:
+        """Restart the key index from scratch if a query found an impossible entry."""
+        keys = self.keys
+        if keys is None or not keys.damaged or keys.saving or self._follower is not None:
+            return
+        logger.warning("the key index is damaged; rebuilding it from the log")
+        keys.clear()
+        keys.position = self._segments.start
+        self.saved = (0, 0, keys.headers_crc())
+        self._follower = Follower(self._segments, self._queues, keys)
+        self._behind.set()
+
+    # ---- adding missing keys
+
+    def complete(self, report: Progress | None = None) -> bool:
+        """Index every record, instead of `follow`; return False if the disk is full. Blocks.
+
+        Args:
+          report: called often with the bytes done, the total bytes, and the entries so far.
+        """
+        return self._follower is None or self._follow_at_once(self._follower, self._tail.written, report)
+
+    async def follow(self) -> None:
+        """Complete the key index whenever it is far behind: after a start, or while it is rebuilt; until cancelled."""
+        await self.check()
+        while True:
+            await self._behind.wait()
+            self._behind = trio.Event()
+            if self._follower is not None:
+                await self._follow(self._follower)
+
+    def _follow_at_once(self, follower: Follower, end: int, report: Progress | None = None) -> bool:
+        """Complete the key index up to log position *end*; return False if the disk is full."""
+        wanted, begin = FOLLOW_BYTES, follower.keys.position
+        try:
+            while follower.keys.position < end:
+                more = follower.take(follower.read(end, wanted), end, wanted)
+                while not follower.index(WAITING_MAX):
+                    pass
+                wanted = more or FOLLOW_BYTES
+                if report is not None:
+                    report(follower.keys.position - begin, end - begin, follower.keys.total())
+        except OSError as error:
+            if not is_full(error):
+                raise
+            return False
+        self._follower = None
+        return True
+
+    async def _follow(self, follower: Follower) -> None:
+        wanted = FOLLOW_BYTES
+        while True:
+            end = self._tail.written
+            if follower.keys.position >= end:
+                self._follower = None
+                self._announce()
+                return
+            follower.keys.position = max(follower.keys.position, self._segments.start)
+            data = await self._disk.off_loop(partial(follower.read, end, wanted))
+            more = follower.take(data, end, wanted)
+            while not await self._index_some(follower):
+                await trio.lowlevel.checkpoint()
+            wanted = more or FOLLOW_BYTES
+
+    async def _index_some(self, follower: Follower) -> bool:
+        """Index some keys of what *follower* has taken; return whether that was all. Waits while the disk is full."""
+        try:
+            return follower.index(INDEX_BATCH)
+        except OSError as error:
+            if not is_full(error):
+                raise self._flusher.fail(error) from error
+            await trio.sleep(1)
+            return False

@@ -1,0 +1,306 @@
+"""Rebuilds damaged parts of consume queues from the log.
+
+What a queue holds is known: from which offset to which, and the CRC of each block. So a repair reads the blocks,
+and for those that are missing or do not fit it reads the log between the records of their neighbours and writes
+them again. Where the log lost a record too, its place becomes a hole.
+"""
+
+import logging
+from typing import Final, final
+
+from martlet.records.layout import BLANK_SIZE, ENTRY, ENTRY_BYTES
+from martlet.store.disk.dry_disk import DryDisk
+from martlet.store.disk.files import Files
+from martlet.store.disk.segments import Segments
+from martlet.store.format.notes import Note
+from martlet.store.queues.queues import BlockDamaged, Queue, QueueFiles, Queues
+from martlet.store.recovery.scan import BLOCK_BYTES, NOWHERE, UNSAVED_RECORDS_MAX, Scan
+
+__all__ = ["MemoryRepair", "Repair"]
+
+logger = logging.getLogger("martlet.store")
+
+# At most this many entries, 20 MB, are kept in memory while the disk is full.
+MEMORY_ENTRIES_MAX: Final = 1_000_000
+# With more queues than this, one log line covers all of them.
+NAMED_MAX: Final = 10
+
+
+@final
+class _Part:
+    """Offsets from ``start`` up to ``end`` of one queue; their records are at log positions ``low`` to ``high``."""
+
+    __slots__ = ("end", "high", "low", "mark", "queue", "scratch", "start")
+
+    def __init__(self, queue: Queue, start: int, end: int, low: int, high: int, mark: tuple[int, int]) -> None:
+        self.queue = queue
+        self.start = start
+        self.end = end
+        self.low = low
+        self.high = high
+        # The queue's mark when its blocks were checked.
+        self.mark = mark
+        # Collects the records; saving it writes to the queue's files.
+        self.scratch = Queue(queue.topic, queue.queue_id, queue.dispatcher)
+
+
+@final
+class Repair:
+    """One repair of *wanted*. `prepare` and `scan` block and may run in any thread; call `finish` on the event loop.
+
+    Args:
+      end: the log position up to which the queues' files are complete.
+    """
+
+    __slots__ = ("_at", "_end", "_saved_records", "_segments", "_want", "parts", "paths", "queues", "scan", "wanted")
+
+    def __init__(self, segments: Segments, queues: Queues, wanted: list[Queue], end: int) -> None:
+        self.queues = queues
+        self.wanted = wanted
+        self.parts: list[_Part] = []
+        self.paths: set[str] = set()
+        self._segments = segments
+        self._end = end
+        self._at = end
+        self._want = BLOCK_BYTES
+        self._saved_records = 0
+        self.scan = Scan(segments, Queues(queues.files), lambda topic, queue_id: None, self._note)
+
+    # ---- finding damage
+
+    def prepare(self) -> None:
+        """Check every block of every queue, and find the ranges of the log to read."""
+        for queue in self.wanted:
+            part = self._part_of(queue)
+            if part is not None:
+                self.parts.append(part)
+        if not self.parts:
+            return
+        self._say()
+        self._at = min(part.low for part in self.parts)
+        by_place = {(part.queue.topic, part.queue.queue_id): part.scratch for part in self.parts}
+        self.scan = Scan(
+            self._segments, self.scan.queues, lambda topic, queue_id: by_place.get((topic, queue_id)), self._note
+        )
+        self.scan.limit = max(part.high for part in self.parts)
+        for part in self.parts:
+            part.scratch.begin_at(part.start)
+            part.scratch.begins = False
+            part.scratch.mark = part.start, self._crc_before(part)
+            self.scan.queues.topics.setdefault(part.queue.topic, {})[part.queue.queue_id] = part.scratch
+
+    def _part_of(self, queue: Queue) -> _Part | None:
+        mark = queue.mark
+        entries = self.queues.files.block_entries
+        first = queue.stored_from
+        numbers = range(first // entries, -(-mark[0] // entries)) if mark[0] > first else range(0)
+        bad = [number for number in numbers if not self._holds(queue, number)]
+        if not bad:
+            return None
+        start = max(bad[0] * entries, first)
+        end = min((bad[-1] + 1) * entries, mark[0])
+        low = self._segments.start if bad[0] == numbers[0] else self._last_end(queue, start - 1, first)
+        high = self._end if bad[-1] == numbers[-1] else self._position(queue, end)
+        return _Part(queue, start, end, low, high, mark)
+
+    def _holds(self, queue: Queue, number: int) -> bool:
+        try:
+            data = self.queues.load_block(queue, number)
+        except BlockDamaged:
+            return False
+        # A file is missing; without a CRC there is no other sign of damage.
+        return bool(data)
+
+    def _entry(self, queue: Queue, offset: int) -> tuple[int, int]:
+        data = self.queues.files.read(queue, offset, 1)
+        if len(data) < ENTRY_BYTES:
+            return 0, BLANK_SIZE
+        position, size, _ = ENTRY.unpack(data)
+        return position, size
+
+    def _last_end(self, queue: Queue, offset: int, first: int) -> int:
+        """Return the end of the newest record at or before *offset*, whose block is intact."""
+        while offset >= first and offset >= 0:
+            position, size = self._entry(queue, offset)
+            if size != BLANK_SIZE:
+                return max(position + size, self._segments.start)
+            offset -= 1
+        return self._segments.start
+
+    def _position(self, queue: Queue, offset: int) -> int:
+        """Return the log position in the entry at *offset*, whose block is intact, or of the record lost there."""
+        return self._entry(queue, offset)[0]
+
+    def _crc_before(self, part: _Part) -> int:
+        """Return the CRC of the blanks before *part* in its first block, which are written here."""
+        entries = self.queues.files.block_entries
+        block_start = part.start - part.start % entries
+        if part.start == block_start:
+            return 0
+        blanks = Queue(part.queue.topic, part.queue.queue_id)
+        blanks.begin_at(block_start)
+        blanks.begins = False
+        blanks.add_holes(part.start - block_start, 0)
+        blanks.last_end = 0
+        self.paths |= self._write(blanks)
+        return blanks.mark[1]
+
+    def _write(self, queue: Queue) -> set[str]:
+        return Queues(self.queues.files).save(queue, NOWHERE)
+
+    def _say(self) -> None:
+        count = len(self.parts)
+        if count > NAMED_MAX:
+            logger.warning("%d consume queues are missing or damaged; rebuilding them from the log", count)
+            return
+        for part in self.parts:
+            logger.warning(
+                "consume queue %s/%d is missing or damaged; rebuilding its messages %d to %d from the log",
+                part.queue.topic,
+                part.queue.queue_id,
+                part.start,
+                part.end - 1,
+            )
+
+    # ---- reading the log
+
+    def run(self, entries_max: int = NOWHERE) -> bool:
+        """Do everything except `finish`; return False, changing nothing, if that needs over *entries_max*. Blocks."""
+        self.prepare()
+        if sum(part.end - part.start for part in self.parts) > entries_max:
+            return False
+        while self.step():
+            pass
+        self.complete()
+        return True
+
+    def step(self) -> bool:
+        """Read a block of the log; return False if that was the last."""
+        if not self.parts or self._at >= self.scan.limit:
+            return False
+        position, self._want = self.scan.step(self._at, self._want)
+        save = self.scan.records - self._saved_records >= UNSAVED_RECORDS_MAX
+        for part in self.parts:
+            self._clamp(part, save=save)
+        if save:
+            self._saved_records = self.scan.records
+        if position < 0:
+            return False
+        self._at = position
+        return True
+
+    def _clamp(self, part: _Part, *, save: bool) -> None:
+        """Write nothing after the end of *part*: that is another part's, or an earlier topic's of this name."""
+        scratch = part.scratch
+        scratch.begins = False
+        if scratch.next_offset >= part.end:
+            if scratch.next_offset > part.end:
+                self.scan.queues.rewind(scratch, part.end)
+            self.scan.ignore(scratch)
+        if save and scratch.dirty:
+            self.scan.queues.save(scratch, NOWHERE)
+
+    @property
+    def done(self) -> tuple[int, int]:
+        """The log position that was reached, and the one where the repair ends."""
+        return self._at, self.scan.limit
+
+    def _note(self, note: Note, position: int) -> None:
+        """Restart a deleted topic at 0. Other notes add nothing: the bounds of these queues are known."""
+        again = [part for part in self.parts if part.queue.topic == note.deleted]
+        if again:
+            self.scan.order.forget(note.deleted, [part.scratch for part in again])
+            self.scan.forget_topic(note.deleted)
+        for part in again:
+            part.scratch.begin_at(0)
+            part.scratch.begins = False
+
+    def complete(self) -> None:
+        """After the last `step`: add holes for missing records, and write everything. Blocks."""
+        self.scan.order.settle()
+        for part in self.parts:
+            scratch = part.scratch
+            scratch.begins = False
+            if scratch.next_offset > part.end:
+                self.scan.queues.rewind(scratch, part.end)
+            elif scratch.next_offset < part.end:
+                before = max(scratch.last_end, part.low)
+                scratch.add_holes(part.end - scratch.next_offset, before)
+                scratch.last_end = before
+            self.paths |= self.scan.queues.save(scratch, NOWHERE)
+            files = self.queues.files
+            self.paths |= {
+                files.path_of(scratch, at)
+                for at in range(
+                    part.start * ENTRY_BYTES // files.file_bytes * files.file_bytes,
+                    part.end * ENTRY_BYTES,
+                    files.file_bytes,
+                )
+            }
+
+    def finish(self) -> None:
+        """Make everything use the rebuilt blocks from now on."""
+        for part in self.parts:
+            self._take_over(part)
+
+    def _take_over(self, part: _Part) -> None:
+        queue, scratch = part.queue, part.scratch
+        entries = self.queues.files.block_entries
+        base, crcs = queue.blocks
+        for number in range(part.start // entries, part.end // entries):
+            crc = scratch.crc_of(number)
+            if 0 <= number - base < len(crcs) and crcs[number - base] != crc:
+                crcs[number - base] = crc
+                queue.journaled = min(queue.journaled, number)
+        self.queues.forget_blocks(queue)
+        if part.end == part.mark[0] and part.end % entries and scratch.mark[1] != part.mark[1]:
+            block_start = part.end - part.end % entries
+            self._recover_running(queue, block_start)
+        self.queues.note_change(queue)
+
+    def _recover_running(self, queue: Queue, block_start: int) -> None:
+        """Update the CRC of the last block, whose entries have changed."""
+        entries = self.queues.files.block_entries
+        count = min(queue.saved - block_start, entries)
+        copy = Queue(queue.topic, queue.queue_id)
+        copy.begin_at(block_start)
+        data = self.queues.files.read(queue, block_start, count)
+        copy.add_to_crcs(data, self.queues.files.block_bytes)
+        if queue.saved - block_start < entries:
+            queue.mark = queue.saved, copy.mark[1]
+            return
+        base, crcs = queue.blocks
+        number = block_start // entries
+        crcs[number - base] = copy.crc_of(number)
+        queue.journaled = min(queue.journaled, number)
+
+
+@final
+class MemoryRepair:
+    """Like `Repair`, but for a full disk: the result goes to `Queues.rebuilt` instead of the files."""
+
+    __slots__ = ("_queues", "_work")
+
+    def __init__(self, segments: Segments, queues: Queues, wanted: list[Queue], end: int) -> None:
+        files = queues.files
+        copy = QueueFiles(Files(DryDisk(files.files.disk), 1), files.directory, files.file_entries)
+        self._queues = queues
+        self._work = Repair(segments, Queues(copy), wanted, end)
+
+    def run(self) -> bool:
+        """Do everything except `finish`; return False if that needs too much memory. Blocks."""
+        return self._work.run(MEMORY_ENTRIES_MAX)
+
+    def finish(self) -> None:
+        """Make the rebuilt blocks available to readers."""
+        work, queues = self._work, self._queues
+        work.finish()
+        entries = queues.files.block_entries
+        for part in work.parts:
+            queue = part.queue
+            queue.changed = False  # the journal uses its own list of changes, not that of the copy
+            queues.note_change(queue)
+            queues.forget_blocks(queue)
+            for number in range(part.start // entries, -(-part.end // entries)):
+                queues.rebuilt[queue, number] = work.queues.load_block(queue, number)
+        work.queues.files.files.close()

@@ -1,0 +1,186 @@
+"""The sizes of the files in a data directory, which win over the configuration.
+
+RocketMQ refuses a store if a file has another size than its own configuration says, and every file of a kind has the
+same size. So a store keeps the sizes that it was created with, by whichever broker; the settings of ``[store]`` are for
+new stores. A size that says nothing else than damage is not believed: that of a file which a crash or a copy left
+short, and that of few files among many.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from struct import Struct
+from typing import Final
+
+from msgspec.structs import replace
+
+from martlet.records.layout import ENTRY_BYTES
+from martlet.store.config import StoreConfig
+from martlet.store.disk.files import Disk, Files
+from martlet.store.disk.segments import Segments, numbered_names
+from martlet.store.keys.key_index import HEADER, ITEM, ITEM_BYTES, SLOT, SLOT_BYTES, is_index_name
+from martlet.store.queues.queues import queue_ids
+
+__all__ = ["fit_sizes"]
+
+logger = logging.getLogger("martlet.store.recovery.sizes")  # `martlet.offline.directory` leaves these out
+
+# The only segment of a store tells a size if it has at least so many bytes: with less, a power cut left it short when
+# it was created, and a store that kept such a size would refuse most messages for ever.
+LONE_SEGMENT_BYTES_MIN: Final = 1 << 20
+# Files of consume queues to look at.
+FILES_SEEN: Final = 256
+# Entries that a single file must have room for to be believed.
+LONE_ENTRIES_MIN: Final = 100
+# Entries of an index file that are checked.
+ITEMS_CHECKED: Final = 64
+SEARCHED_AT_ONCE: Final = 1 << 20
+# What RocketMQ relates by default: maxIndexNum is four times maxHashSlotNum.
+ITEMS_OF_A_SLOT: Final = 4
+POSITION: Final = Struct(">q")
+
+
+def fit_sizes(directory: str, config: StoreConfig, disk: Disk) -> StoreConfig:
+    """Return *config* with the sizes of the files in the data directory *directory*; logs each difference."""
+    files = Files(disk, 4, read_only=True)
+    try:
+        segments = Segments(files, f"{directory}/commitlog", config.segment_bytes)
+        fitted = replace(
+            config,
+            segment_bytes=segments.bytes_on_disk(LONE_SEGMENT_BYTES_MIN),
+            queue_file_entries=_queue_entries(f"{directory}/consumequeue", config.queue_file_entries, disk),
+        )
+        if config.keys_index:
+            slots, entries = _index_sizes(f"{directory}/index", config, disk, files)
+            fitted = replace(fitted, index_slots=slots, index_entries=entries)
+    finally:
+        files.close()
+    for key, what in (
+        ("segment_bytes", "log"),
+        ("queue_file_entries", "consume queues"),
+        ("index_slots", "key index"),
+        ("index_entries", "key index"),
+    ):
+        found, said = getattr(fitted, key), getattr(config, key)
+        if found != said:
+            text = "the files of the %s were made with store.%s = %d, which stays so; the configuration says %d"
+            logger.warning(text, what, key, found, said)
+    return fitted
+
+
+# ---- consume queues
+
+
+def _queue_entries(directory: str, entries: int, disk: Disk) -> int:
+    """Return how many entries a file of a consume queue has: as most files, unless they are too few to tell."""
+    sizes = Counter(size for size in islice(_queue_sizes(directory, disk), FILES_SEEN) if size)
+    total = sum(sizes.values())
+    if not total or sizes[entries * ENTRY_BYTES] * 2 >= total:
+        return entries
+    size, count = sizes.most_common(1)[0]
+    found, rest = divmod(size, ENTRY_BYTES)
+    if rest or count * 2 <= total or (count == 1 and found < LONE_ENTRIES_MIN):
+        return entries
+    return found
+
+
+def _queue_sizes(directory: str, disk: Disk) -> Iterator[int]:
+    for topic in disk.names(directory):
+        for queue_id in queue_ids(disk.names(f"{directory}/{topic}")):
+            queue = f"{directory}/{topic}/{queue_id}"
+            for start in numbered_names(disk.names(queue)):
+                yield max(disk.path_size(f"{queue}/{start:020d}"), 0)
+
+
+# ---- key index
+
+
+def _index_sizes(directory: str, config: StoreConfig, disk: Disk, files: Files) -> tuple[int, int]:
+    """Return slots and entries of an index file; those of *config* if the files do not tell."""
+    usual = config.index_slots, config.index_entries
+    paths = [f"{directory}/{name}" for name in disk.names(directory) if is_index_name(name)]
+    sizes = Counter(size for path in paths if (size := disk.path_size(path)) > 0)
+    if not sizes or _size_of(*usual) in sizes:
+        return usual
+    size, count = sizes.most_common(1)[0]
+    if count * 2 <= sizes.total():
+        return usual
+    has_content = False
+    for path in paths:
+        if disk.path_size(path) == size and (count := _count_in(path, files)) > 1:
+            has_content = True
+            found = _find_sizes(path, size, count, config, files)
+            if found is not None:
+                return found
+    # Content that fits no sizes is damaged, and so may be the size.
+    return usual if has_content else next(_possible_sizes(size, config), usual)
+
+
+def _count_in(path: str, files: Files) -> int:
+    """Return the number of the next entry in the index file at *path*; 1 or less if it has none."""
+    header = files.read(path, HEADER.size, 0)
+    return HEADER.unpack(header)[-1] if len(header) == HEADER.size else 0
+
+
+def _possible_sizes(size: int, config: StoreConfig) -> Iterator[tuple[int, int]]:
+    """Yield what an index file of *size* bytes may have if its content does not tell: the likeliest first."""
+    rest = size - HEADER.size
+    for slots in (
+        rest // (SLOT_BYTES + ITEMS_OF_A_SLOT * ITEM_BYTES),
+        config.index_slots,
+        (rest - config.index_entries * ITEM_BYTES) // SLOT_BYTES,
+    ):
+        entries, odd = divmod(rest - slots * SLOT_BYTES, ITEM_BYTES)
+        if slots > 0 and entries > 1 and not odd:
+            yield slots, entries
+
+
+def _size_of(slots: int, entries: int) -> int:
+    return HEADER.size + slots * SLOT_BYTES + entries * ITEM_BYTES
+
+
+def _find_sizes(path: str, size: int, count: int, config: StoreConfig, files: Files) -> tuple[int, int] | None:
+    """Return slots and entries of the index file at *path*, whose header says neither.
+
+    Only the sum of both is known from the size. Where the entries begin shows in the file: each names its slot.
+    """
+    *_, last_position, _, _ = HEADER.unpack(files.read(path, HEADER.size, 0))
+    rest = size - HEADER.size
+    for slots, entries in _possible_sizes(size, config):
+        if _is_index(path, size, slots, count, files):
+            return slots, entries
+    for at in _places_of(path, POSITION.pack(last_position), size, files):
+        # It is the second field of the newest entry.
+        slots = (at - 4 - (count - 1) * ITEM_BYTES - HEADER.size) // SLOT_BYTES
+        if _is_index(path, size, slots, count, files):
+            return slots, (rest - slots * SLOT_BYTES) // ITEM_BYTES
+    return None
+
+
+def _is_index(path: str, size: int, slots: int, count: int, files: Files) -> bool:
+    """Return whether the file can have *slots* slots: its first entries are in their slots' chains."""
+    rest = size - HEADER.size - slots * SLOT_BYTES
+    if slots <= 0 or rest <= 0 or rest % ITEM_BYTES or rest // ITEM_BYTES < count:
+        return False
+    checked = range(1, min(count, ITEMS_CHECKED + 1))
+    data = files.read(path, len(checked) * ITEM_BYTES, HEADER.size + slots * SLOT_BYTES + ITEM_BYTES)
+    for number in checked:
+        code, position, _, before = ITEM.unpack_from(data, (number - 1) * ITEM_BYTES)
+        (newest,) = SLOT.unpack(files.read(path, SLOT_BYTES, HEADER.size + code % slots * SLOT_BYTES))
+        if code < 0 or position < 0 or not 0 <= before < number <= newest < count:
+            return False
+    return bool(checked)
+
+
+def _places_of(path: str, wanted: bytes, size: int, files: Files) -> Iterator[int]:
+    """Yield where the file at *path* has the bytes *wanted*."""
+    at, before = HEADER.size, b""
+    while (at := files.next_data(path, at)) < size:
+        data = before + files.read(path, SEARCHED_AT_ONCE, at)
+        found = data.find(wanted)
+        while found >= 0:
+            yield at - len(before) + found
+            found = data.find(wanted, found + 1)
+        at += len(data) - len(before)
+        before = data[-len(wanted) + 1 :]

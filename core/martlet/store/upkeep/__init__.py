@@ -1,0 +1,1 @@
+"""Background work of the store: checkpoints, and retention of segments and topics."""

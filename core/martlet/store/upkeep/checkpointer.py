@@ -1,0 +1,383 @@
+"""Does the background work of appends: writes entries and keys to their files, and makes checkpoints.
+
+A start reads the log only from the newest checkpoint on, so everything that a checkpoint claims must be on disk before
+it is written: first the queues' entries of durable records, then the sync of their files, then the checkpoint.
+"""
+
+import errno
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain, islice
+from typing import Final, final
+
+import trio
+from msgspec.structs import replace
+
+from martlet.runtime.wakeup import Wakeup
+from martlet.store.append.admission import Admission
+from martlet.store.append.committer import Committer
+from martlet.store.append.flusher import Flusher
+from martlet.store.config import StoreConfig
+from martlet.store.disk.checkpoint import NO_JOURNAL, Checkpoint, write_checkpoint
+from martlet.store.disk.files import is_full
+from martlet.store.disk.page_cache import LogWriter
+from martlet.store.disk.segments import Segments
+from martlet.store.queues.first_offsets import FirstOffsets
+from martlet.store.queues.queue_journal import Journal, encode_deletion, encode_queue
+from martlet.store.queues.queues import Queue, Queues, Unsaved
+from martlet.store.recovery.indexer import Indexer
+from martlet.store.recovery.repairs import Repairs
+
+__all__ = ["Checkpointer"]
+
+logger = logging.getLogger("martlet.store")
+
+# Minimum time between two writes of the key index's slots, which are 20 MB.
+INDEX_SECONDS: Final = 15.0
+# With more files than this, one sync of the whole file system is faster than one per file.
+SYNC_EACH_MAX: Final = 100
+# With more changed queues than this, they are saved only at checkpoints, and checkpoints are made only by time: each
+# queue is a file to open, write and close.
+SAVE_OFTEN_MAX: Final = 1000
+# Queues whose entries a thread writes in one turn. For a new queue it also creates the file, about 1 ms.
+SAVE_BATCH: Final = 64
+# Queues to encode for the journal per turn; about 2 us each.
+JOURNAL_BATCH: Final = 256
+
+
+@final
+class Checkpointer:
+    """Writes entries and keys to their files, and makes checkpoints; set *wakeup* when there is work for it."""
+
+    __slots__ = (
+        "_admission",
+        "_committer",
+        "_config",
+        "_deletions",
+        "_directory",
+        "_dirty_paths",
+        "_doomed",
+        "_files",
+        "_finished",
+        "_first_offsets",
+        "_flusher",
+        "_index_saved_at",
+        "_indexer",
+        "_queues",
+        "_repairs",
+        "_segments",
+        "_tail",
+        "_wakeup",
+        "checkpointed",
+        "journal",
+        "owes_checkpoint",
+    )
+
+    def __init__(
+        self,
+        directory: str,
+        config: StoreConfig,
+        segments: Segments,
+        queues: Queues,
+        tail: LogWriter,
+        flusher: Flusher,
+        admission: Admission,
+        committer: Committer,
+        repairs: Repairs,
+        indexer: Indexer,
+        first_offsets: FirstOffsets,
+        wakeup: Wakeup,
+    ) -> None:
+        self._directory = directory
+        self._config = config
+        self._files = segments.files
+        self._segments = segments
+        self._queues = queues
+        self._tail = tail
+        self._flusher = flusher
+        self._admission = admission
+        self._committer = committer
+        self._repairs = repairs
+        self._indexer = indexer
+        self._first_offsets = first_offsets
+        self._wakeup = wakeup
+        self._dirty_paths: set[str] = set()
+        # The last checkpoint was made: nothing more is written.
+        self._finished = False
+        self.journal = Journal(segments.files, directory)
+        # Deleted topics: the end of the record of the deletion, the topic, and its queues. The files are removed once
+        # that record is durable.
+        self._doomed: list[tuple[int, str, list[Queue]]] = []
+        # Deletions to write into the journal.
+        self._deletions: list[str] = []
+        # Consume queues and checkpoint are durable below this log position.
+        self.checkpointed = 0
+        # There was no space for the checkpoint at startup; appends are refused until it is written.
+        self.owes_checkpoint = False
+        # When the slots of the key index were last written.
+        self._index_saved_at = 0.0
+
+    def owe_checkpoint(self) -> None:
+        """Make the checkpoint as soon as there is space."""
+        self.owes_checkpoint = True
+        self._wakeup.set()
+
+    def open_after(self, paths: set[str], deleted: list[str]) -> None:
+        """Start after a recovery that changed *paths* and found the deletions of topics *deleted*."""
+        self._dirty_paths |= paths
+        self._deletions = deleted
+
+    def distrust(self, checkpoint: Checkpoint | None, *, clean: bool) -> None:
+        """Invalidate the checkpoint, so that the next start rebuilds all queues if this one does not complete."""
+        before = checkpoint or Checkpoint()
+        position = max(before.position, self._segments.start)
+        changed = replace(before, position=position, journal_generation=NO_JOURNAL, orderly=clean)
+        write_checkpoint(self._files, f"{self._directory}/checkpoint", changed)
+
+    def delete_topic(self, topic: str, queues: list[Queue], end: int) -> None:
+        """Note that *topic* was deleted by the record that ends at *end*; the files of *queues* are removed later."""
+        self._doomed.append((end, topic, queues))
+        self._wakeup.set()
+
+    async def repair_all(self) -> None:
+        """Check every block of every queue and the key index, and rebuild what is damaged.
+
+        Otherwise this happens only when they are read. A key index that is far behind is left to `Indexer.complete`.
+        """
+        self._repairs.want_all()
+        await self._indexer.check()
+        await self._mend()
+
+    # ---- entries and checkpoints
+
+    async def maintain(self) -> None:
+        """Write entries and keys to their files and make checkpoints while messages are appended; until cancelled."""
+        interval = self._config.persist_interval_ms / 1000
+        checkpoint_seconds = self._config.checkpoint_interval_ms / 1000
+        last = trio.current_time()
+        while True:
+            await self._wakeup.wait()
+            await trio.sleep(interval)
+            try:
+                await self._mend()
+                await self._indexer.drain()
+                few = len(self._queues.dirty) <= SAVE_OFTEN_MAX
+                if few:
+                    async with self._repairs.lock:
+                        await self._save_queues(self._flusher.durable)
+                grown = few and self._flusher.durable - self.checkpointed >= self._config.checkpoint_bytes
+                if grown or self.owes_checkpoint or trio.current_time() - last >= checkpoint_seconds:
+                    await self.checkpoint()
+                    last = trio.current_time()
+            except OSError as error:
+                if not is_full(error):
+                    raise self._flusher.fail(error) from error
+                self._admission.refuse_full(error)
+            if self._unfinished():
+                self._wakeup.set()
+
+    def _unfinished(self) -> bool:
+        return (
+            bool(self._queues.dirty or self._doomed or self.owes_checkpoint or self._queues.rebuilt)
+            or self.checkpointed < self._tail.written
+            or (self._indexer.keys is not None and self._indexer.keys.damaged)
+        )
+
+    async def _mend(self) -> None:
+        """Rebuild the blocks and files that queries and lookups found damaged."""
+        self._repairs.want_rebuilt()
+        await self._repairs.repair_wanted()
+        self._indexer.rebuild_damaged()
+
+    async def _save_queues(self, limit: int) -> None:
+        """Write the entries of records before *limit*, which are durable, and the key index to their files."""
+        if self._finished:
+            return
+        for topic, queues in self._take_doomed(limit):
+            self._queues.let_go(queues)
+            # Queues created since then under the same name have nothing in files yet.
+            await self._files.disk.off_loop(partial(self._queues.files.remove_topic, topic))
+        dirty = iter(list(self._queues.dirty))
+        while batch := list(islice(dirty, SAVE_BATCH)):
+            unsaved = [self._queues.take_unsaved(queue, limit) for queue in batch]
+            # Shielded: completed writes must be recorded.
+            with trio.CancelScope(shield=True):
+                self._dirty_paths |= await self._files.disk.off_loop(partial(_write_unsaved, self._queues, unsaved))
+            for each in unsaved:
+                self._queues.note_saved(each)
+        if self._indexer.keys is not None:
+            self._indexer.keys.save_entries()
+
+    def _take_doomed(self, limit: int) -> list[tuple[str, list[Queue]]]:
+        """Return the topics whose deletion is durable, below *limit*."""
+        due = [(topic, queues) for end, topic, queues in self._doomed if end <= limit]
+        self._doomed = [item for item in self._doomed if item[0] > limit]
+        self._deletions += [topic for topic, _ in due]
+        return due
+
+    async def finish(self) -> None:
+        """Make the last checkpoint of an orderly shutdown, after all threads have finished writing."""
+        with trio.CancelScope(shield=True):
+            async with self._repairs.lock:
+                self.write_checkpoint(orderly=True)
+                self._finished = True
+
+    async def checkpoint(self) -> None:
+        """Make the indexes durable and record their progress, so that a start reads only later records."""
+        await self._indexer.drain()
+        async with self._repairs.lock:
+            if self._finished:
+                return
+            position = self._flusher.durable
+            await self._save_queues(position)
+            whole = self.journal.outgrown
+            parts: list[bytes] = []
+            try:
+                for part in self._journal_parts(whole=whole):
+                    parts.append(part)
+                    await trio.lowlevel.checkpoint()
+            except trio.Cancelled:
+                # Only `parts` knows what changed.
+                self.journal.abandon()
+                raise
+            due = trio.current_time() - self._index_saved_at >= INDEX_SECONDS
+            work = self._take_checkpoint(position, parts, whole=whole, with_index=due)
+            # Shielded: only `work` knows what must be synced.
+            with trio.CancelScope(shield=True):
+                await self._files.disk.off_loop(work)
+            if self._queues.files.left:
+                await self._files.disk.off_loop(self._queues.files.remove_left)
+        self.checkpointed = max(self.checkpointed, position)
+        self.owes_checkpoint = False
+
+    def _journal_parts(self, *, whole: bool) -> Iterator[bytes]:
+        """Encode the changes for the journal, in parts of less than a millisecond each.
+
+        Appends continue meanwhile; they do not change what is in files. A topic deleted meanwhile goes into the next
+        journal record: the record of its deletion is after this checkpoint.
+        """
+        queues = self._queues
+        changed: Iterator[Queue] = iter(queues.changed)
+        queues.changed = {}
+        deletions, self._deletions = self._deletions, []
+        if whole:
+            # The files of queues deleted while entries were being saved still exist.
+            doomed = [queue for _, _, gone in self._doomed for queue in gone]
+            changed = chain(_each(list(queues.topics.values())), doomed)
+        elif deletions:
+            yield b"".join(map(encode_deletion, deletions))
+        start = -1 if self._first_offsets.is_behind else self._segments.start
+        while part := list(islice(changed, JOURNAL_BATCH)):
+            for queue in part:
+                queue.changed = False
+            known = [queue for queue in part if queue.saved or queue.noted >= 0]
+            yield b"".join([encode_queue(queue, start, whole=whole) for queue in known])
+
+    def _take_checkpoint(
+        self, position: int, journal: list[bytes], *, whole: bool, with_index: bool, orderly: bool = False
+    ) -> Callable[[], None]:
+        """Return the blocking part of a checkpoint at *position*; all entries before it are in their files."""
+        keys = self._indexer.keys if with_index else None
+        if keys is not None:
+            try:
+                keys.save_entries()
+            except OSError:
+                # Only *journal* knows what changed.
+                self.journal.abandon()
+                raise
+        paths, self._dirty_paths, self._repairs.paths = self._dirty_paths | self._repairs.paths, set(), set()
+        directories, self._queues.files.new_directories = self._queues.files.new_directories, set()
+        newest_ms = self._committer.last_store_ms
+        made = Checkpoint(newest_ms, newest_ms, newest_ms, position=position)
+        made.confirmed_position = position
+        made.orderly = orderly
+        parts: list[tuple[int, bytes]] = []
+        index_path = ""
+        before = self._indexer.saved, self._index_saved_at
+        if keys is not None:
+            parts = keys.take_slots()
+            index_path = keys.active.path if keys.active is not None else ""
+            self._indexer.saved = min(keys.position, position), keys.total(), keys.headers_crc()
+            self._index_saved_at = trio.current_time()
+            if index_path:
+                paths.add(index_path)
+            if keys.new_names:
+                directories.add(keys.directory)
+                keys.new_names = False
+            keys.saving = True
+        made.index_position, made.index_entries, made.index_crc = self._indexer.saved
+
+        def work() -> None:
+            try:
+                self._sync_all(paths, directories)
+                if keys is not None and index_path and parts:
+                    keys.write_slots(index_path, parts)
+                self.journal.write([part for part in journal if part], whole=whole, into=made)
+                write_checkpoint(self._files, f"{self._directory}/checkpoint", made)
+                if whole:
+                    self.journal.remove_others()
+            except OSError:
+                # The next checkpoint writes everything to a new journal.
+                self.journal.abandon()
+                self._indexer.saved, self._index_saved_at = before
+                raise
+            finally:
+                if keys is not None:
+                    keys.saving = False
+
+        return work
+
+    def _sync_all(self, paths: set[str], directories: set[str]) -> None:
+        try:
+            if len(paths) + len(directories) > SYNC_EACH_MAX:
+                self._files.disk.sync_everything(self._directory)
+                return
+            for path in sorted(paths):
+                self._sync_if_there(path)
+            for directory in sorted(directories):
+                self._sync_directory_if_there(directory)
+        except OSError as error:
+            # This includes lack of space: the kernel may have dropped the data, and the next sync would not report it.
+            raise OSError(errno.EIO, f"a sync failed: {error.strerror}", error.filename) from error
+
+    def _sync_if_there(self, path: str) -> None:
+        try:
+            self._files.sync(path)
+        except FileNotFoundError:
+            logger.debug("%s was removed before it was synced", path)
+
+    def _sync_directory_if_there(self, path: str) -> None:
+        try:
+            self._files.disk.sync_directory(path)
+        except FileNotFoundError:
+            logger.debug("%s was removed before it was synced", path)
+
+    def write_checkpoint(self, *, orderly: bool = False) -> None:
+        """Like `checkpoint`, but blocking; for startup and, with *orderly*, for shutdown."""
+        self._indexer.drain_now()
+        position = self._flusher.durable
+        for topic, queues in self._take_doomed(position):
+            self._queues.let_go(queues)
+            self._queues.files.remove_topic(topic)
+        for queue in list(self._queues.dirty):
+            self._dirty_paths |= self._queues.save(queue, position)
+        while self._first_offsets.advance(1 << 20):
+            pass
+        whole = self.journal.outgrown
+        parts = list(self._journal_parts(whole=whole))
+        self._take_checkpoint(position, parts, whole=whole, with_index=True, orderly=orderly)()
+        self.checkpointed = position
+
+
+def _each(tables: list[dict[int, Queue]]) -> Iterator[Queue]:
+    """Yield the queues of *tables*, which may grow meanwhile."""
+    for of_topic in tables:
+        yield from list(of_topic.values())
+
+
+def _write_unsaved(queues: Queues, unsaved: list[Unsaved]) -> set[str]:
+    paths: set[str] = set()
+    for each in unsaved:
+        paths |= queues.write_unsaved(each)
+    return paths

@@ -1,0 +1,397 @@
+"""Expires messages of topics whose own retention is shorter than the log's.
+
+All topics share one log, so this removes no record: consumers get no message before ``Queue.expired_to`` any more, and
+the log's retention removes the records later. A note in the log says where each queue begins, so what has expired stays
+expired after every kind of stop and rebuild, whatever the clock says then.
+
+As for the log (`retention.py`), age depends on the wall clock, which may be wrong. In normal operation a message
+expires within minutes. Where the oldest one is overdue by more than `OVERDUE_HOURS`, the clock has jumped or the broker
+was stopped for long, and nothing on this machine can tell which. Then what is overdue expires gradually, over as many
+hours as the topic keeps messages. A retention that was just set is not judged: all that was stored before is overdue.
+"""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, final
+
+import trio
+
+from martlet.errors import NotReady, Refused
+from martlet.records.layout import BLANK_SIZE, ENTRY_BYTES, POSITION_SIZE, RecordView
+from martlet.runtime.clock import Clock
+from martlet.runtime.steps import Pace, Steps
+from martlet.store.append.flusher import Flusher
+from martlet.store.append.note_writer import NoteWriter
+from martlet.store.config import StoreConfig
+from martlet.store.disk.files import Disk
+from martlet.store.disk.page_cache import LogWriter
+from martlet.store.queues.queues import Queue, Queues
+from martlet.store.read.lookup import LOOKS_AT_ONCE, Lookup
+from martlet.store.read.readers import Readers
+from martlet.store.upkeep.retention import HOUR_MS, OVERDUE_HOURS, Retention, span
+
+__all__ = ["TopicRetention"]
+
+logger = logging.getLogger("martlet.store")
+
+# A message expires up to so much later than it must. Each sweep may write a note of about 30 bytes per queue.
+SWEEP_S: Final = 60.0
+# Between log lines about one topic.
+SAID_S: Final = 3600.0
+# Queues to look at, to note or to advance in one turn of the event loop, up to 4 us each.
+QUEUES_A_TURN: Final = 500
+NOTHING_KNOWN: Final = (-1, 1)  # no offset, and the earliest time
+
+
+class Expiry(NamedTuple):
+    """Messages of ``queue`` before offset ``first`` have expired; the records of these end at log position ``end``."""
+
+    queue: Queue
+    first: int
+    end: int
+
+
+@final
+class TopicRetention:
+    """Applies the retention of topics to one store; ``expired_messages`` have expired since it was opened."""
+
+    __slots__ = (
+        "_changed",
+        "_clock",
+        "_config",
+        "_disk",
+        "_flusher",
+        "_hours",
+        "_lookup",
+        "_new",
+        "_notes",
+        "_oldest",
+        "_overdue",
+        "_queues",
+        "_readers",
+        "_removed_to",
+        "_retention",
+        "_said",
+        "_sweeping",
+        "_tail",
+        "_unnoted",
+        "expired_messages",
+    )
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        disk: Disk,
+        queues: Queues,
+        readers: Readers,
+        lookup: Lookup,
+        notes: NoteWriter,
+        tail: LogWriter,
+        flusher: Flusher,
+        retention: Retention,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._disk = disk
+        self._queues = queues
+        self._readers = readers
+        self._lookup = lookup
+        self._notes = notes
+        self._tail = tail
+        self._flusher = flusher
+        self._retention = retention
+        self._clock = clock
+        self._changed = trio.Event()
+        self._sweeping = trio.Lock()
+        self._hours: dict[str, int] = {}
+        # Topics whose retention was set or shortened since the last sweep.
+        self._new: set[str] = set()
+        # When each overdue topic became so, and when it was last swept, on trio's clock.
+        self._overdue: dict[str, tuple[float, float]] = {}
+        # The log position after the newest expired message of each topic.
+        self._removed_to: dict[str, int] = {}
+        # The first offset of each queue and the store time of that message, so that most sweeps read nothing; while the
+        # first message has no plausible time, those of an earlier one.
+        self._oldest: dict[Queue, tuple[int, int]] = {}
+        # What must still be noted in the log, because there was no space on the disk.
+        self._unnoted: dict[Queue, int] = {}
+        # Of each topic: messages that no log line has counted yet, and when the next line may come.
+        self._said: dict[str, tuple[int, float]] = {}
+        self.expired_messages = 0
+
+    @property
+    def hours_max(self) -> int:
+        """The log's retention, which no topic can exceed; 0 if it depends on disk usage alone."""
+        return self._config.file_reserved_hours if self._retention.is_by_age else 0
+
+    @property
+    def topics(self) -> Mapping[str, int]:
+        """The topics with a retention of their own, and its hours."""
+        return self._hours
+
+    @property
+    def overdue_topics(self) -> int:
+        """How many topics have messages that are overdue for so long that the clock may be wrong."""
+        return len(self._overdue)
+
+    def set_hours(self, topic: str, hours: int, *, loaded: bool = False) -> None:
+        """Let messages of *topic* expire after *hours*; with 0 they have only the log's retention.
+
+        Args:
+          loaded: it was set before this start, so older messages should have expired already.
+        """
+        if 0 < self.hours_max < hours:
+            logger.warning(
+                "topic %s keeps messages for %d hours, not for the %d of its reserve.time: all topics share one log, "
+                "and store.file_reserved_hours is shorter",
+                topic,
+                self.hours_max,
+                hours,
+            )
+        before = self._hours.get(topic, 0)
+        if not hours:
+            self._forget(topic)
+        elif hours != before:
+            self._hours[topic] = hours
+            if not loaded and not 0 < before < hours:
+                self._new.add(topic)
+            self._changed.set()
+
+    def _forget(self, topic: str) -> None:
+        self._hours.pop(topic, None)
+        self._overdue.pop(topic, None)
+        self._said.pop(topic, None)
+        self._new.discard(topic)
+        self._oldest = {queue: oldest for queue, oldest in self._oldest.items() if queue.topic != topic}
+
+    def deleted(self, topic: str) -> None:
+        """Forget *topic*, which was deleted."""
+        self._forget(topic)
+        self._removed_to.pop(topic, None)
+
+    def removed_to(self, topic: str) -> int:
+        """Return the log position after the newest expired message of *topic*; 0 if there is none."""
+        return self._removed_to.get(topic, 0)
+
+    def has_expired(self, data: bytes) -> bool:
+        """Return whether consumers get the message with the record *data* no more, though the log still has it."""
+        record = RecordView(data)
+        queue = self._queues.find(record.topic, record.queue_id)
+        return queue is not None and record.queue_offset < queue.expired_to
+
+    def expire_whole(self, queues: Sequence[Queue]) -> Steps[None]:
+        """Let all messages of *queues* expire now, which are written no more.
+
+        Raises `NotReady`, and `Refused` if the disk is full.
+        """
+        for at in range(0, len(queues), QUEUES_A_TURN):
+            part = queues[at : at + QUEUES_A_TURN]
+            self._notes.note_expiries([(queue.topic, queue.queue_id, queue.next_offset) for queue in part])
+            for queue in part:
+                end = (yield from self._end_before(queue, queue.next_offset)) or queue.last_end
+                queue.expire_to(queue.next_offset)
+                self._queues.note_change(queue)
+                self._removed_to[queue.topic] = max(self._removed_to.get(queue.topic, 0), end)
+            yield
+
+    # ---- sweeps
+
+    async def run(self) -> None:
+        """Sweep every minute and after each change, until cancelled; wait while no topic has its own retention."""
+        while True:
+            with trio.move_on_after(SWEEP_S if self._hours or self._unnoted else math.inf):
+                await self._changed.wait()
+            self._changed = trio.Event()  # not in a sweep: while this waits, others may call that
+            await self.sweep()
+
+    async def sweep(self) -> None:
+        """Let all messages expire that are old enough; those that cannot be read now, at a later sweep.
+
+        Raises:
+          StoreFailed: the disk failed.
+        """
+        async with self._sweeping:
+            if self._flusher.failed is not None:
+                return
+            found: list[Expiry] = []
+            for topic, hours in list(self._hours.items()):
+                try:
+                    found += await self._expiries(topic, hours)
+                except OSError as error:
+                    logger.warning("messages of topic %s expire later: %s", topic, error)
+            await self._expire(found)
+
+    async def _expiries(self, topic: str, hours: int) -> list[Expiry]:
+        """Return what has expired in *topic*."""
+        is_new = topic in self._new and not self._retention.overdue_ms
+        now_ms = self._clock.now_ms()
+        cutoff_ms = now_ms - hours * HOUR_MS
+        old: list[Queue] = []
+        overdue_ms = 0
+        found: list[Expiry] = []
+        knows_end = topic in self._removed_to
+        self._removed_to.setdefault(topic, 0)
+        for number, queue in enumerate(list(self._queues.topics.get(topic, {}).values()), 1):
+            if not number % QUEUES_A_TURN:
+                await trio.lowlevel.checkpoint()
+            if not knows_end and queue.expired_to > queue.stored_from:
+                found.append(await self._expiry(queue, queue.expired_to))
+            if queue.first_offset < self._readers.end_offset(queue):
+                oldest_ms = await self._oldest_ms(queue, now_ms)
+                if oldest_ms < cutoff_ms:
+                    old.append(queue)
+                    overdue_ms = max(overdue_ms, cutoff_ms - oldest_ms if oldest_ms else 0)
+        share = self._share(topic, hours, overdue_ms, is_new=is_new)
+        self._new.discard(topic)
+        for queue in old:
+            first = await self._finish(self._first_kept(queue, cutoff_ms, now_ms))
+            if first < 0 and is_new:
+                self._new.add(topic)
+            first = queue.first_offset + round((first - queue.first_offset) * share)
+            if first > queue.first_offset:
+                found.append(await self._expiry(queue, first))
+        return found
+
+    async def _oldest_ms(self, queue: Queue, now_ms: int) -> int:
+        """Return the store time of the oldest message of *queue*; 0 if it is not plausible."""
+        first = queue.first_offset
+        offset, known_ms = self._oldest.get(queue, NOTHING_KNOWN)
+        if offset == first:
+            return known_ms
+        stored_ms = await self._finish(self._lookup.store_ms_at(queue, first))
+        if not known_ms <= stored_ms <= now_ms:
+            return 0
+        self._oldest[queue] = first, stored_ms
+        return stored_ms
+
+    async def _expiry(self, queue: Queue, first: int) -> Expiry:
+        return Expiry(queue, first, await self._finish(self._end_before(queue, first)))
+
+    async def _finish(self, steps: Steps[int]) -> int:
+        """Run *steps*, one slice a turn of the event loop; return -1 if a damaged block must be rebuilt first."""
+        await trio.lowlevel.checkpoint()
+        try:
+            while True:
+                blocking = next(steps)
+                if blocking is None:
+                    await trio.lowlevel.checkpoint()
+                else:
+                    await self._disk.off_loop(blocking)
+        except StopIteration as done:
+            return int(done.value)
+        except NotReady:
+            return -1
+
+    def _end_before(self, queue: Queue, offset: int) -> Steps[int]:
+        """Return the log position after the message before *offset*; 0 if unknown."""
+        entry = yield from self._lookup.entries(queue, offset - 1, 1)
+        if len(entry) < ENTRY_BYTES:
+            return 0
+        position, size = POSITION_SIZE.unpack_from(entry)
+        return int(position) + (int(size) if size != BLANK_SIZE else 0)
+
+    # ---- what is old enough
+
+    def _first_kept(self, queue: Queue, cutoff_ms: int, now_ms: int) -> Steps[int]:
+        """Return the first offset of *queue* that was stored at or after *cutoff_ms*.
+
+        A message whose time is not plausible is as old as a later one whose time is.
+        """
+        low, high, pace = queue.first_offset, self._readers.end_offset(queue), Pace(LOOKS_AT_ONCE)
+        _, since_ms = self._oldest.get(queue, NOTHING_KNOWN)
+        while low < high:
+            middle = (low + high) // 2
+            stored_ms = yield from self._time_from(queue, middle, high, since_ms, now_ms)
+            if pace.is_over():
+                yield
+            if 0 <= stored_ms < cutoff_ms:
+                low, since_ms = middle + 1, stored_ms
+            else:
+                high = middle
+        return low
+
+    def _time_from(self, queue: Queue, offset: int, end: int, since_ms: int, now_ms: int) -> Steps[int]:
+        """Return the store time of *offset*, or of a later message if that time is before *since_ms* or in the future.
+
+        Returns -1 if there is none before *end*.
+        """
+        step = 1
+        while offset < end:
+            stored_ms = yield from self._lookup.store_ms_at(queue, offset)
+            if since_ms <= stored_ms <= now_ms:
+                return stored_ms
+            yield
+            offset = end if offset == end - 1 else min(offset + step, end - 1)
+            step *= 2
+        return -1
+
+    def _share(self, topic: str, hours: int, overdue_ms: int, *, is_new: bool) -> float:
+        """Return which part of what is overdue may expire now: all, unless it is overdue for too long."""
+        if overdue_ms <= OVERDUE_HOURS * HOUR_MS or is_new:
+            self._overdue.pop(topic, None)
+            return 1.0
+        now = trio.current_time()
+        if topic not in self._overdue:
+            logger.warning(
+                "messages of topic %s are %s past its reserve.time: the clock jumped ahead or the broker was stopped "
+                "for long; they expire gradually over %d hours; if the clock is wrong, correct it",
+                topic,
+                span(overdue_ms),
+                hours,
+            )
+        began, last = self._overdue.get(topic, (now, now))
+        self._overdue[topic] = began, now
+        left_s = began + hours * 3600 - last
+        return (now - last) / left_s if now - last < left_s else 1.0
+
+    # ---- expiry
+
+    async def _expire(self, found: Sequence[Expiry]) -> None:
+        """Write *found* into the log, and advance the queues once that is durable."""
+        wanted = {**self._unnoted, **{each.queue: each.first for each in found if each.first > each.queue.expired_to}}
+        try:
+            await self._note(list(wanted.items()))
+            self._unnoted = {}
+        except Refused as refused:
+            # They expire anyway, and again after a rebuild.
+            self._unnoted = wanted
+            logger.warning("that messages of %d queues have expired is noted later; %s", len(wanted), refused)
+        counts: dict[str, int] = {}
+        for number, (queue, first, end) in enumerate(found, 1):
+            if self._is_alive(queue):
+                counts[queue.topic] = counts.get(queue.topic, 0) + max(first - queue.first_offset, 0)
+                queue.expire_to(first)
+                self._queues.note_change(queue)
+                self._removed_to[queue.topic] = max(self._removed_to.get(queue.topic, 0), end)
+            if not number % QUEUES_A_TURN:
+                await trio.lowlevel.checkpoint()
+        for topic, count in counts.items():
+            self.expired_messages += count
+            self._say(topic, count)
+
+    async def _note(self, firsts: Sequence[tuple[Queue, int]]) -> None:
+        """Write the first offsets of queues into the log, and wait until that is durable.
+
+        Raises:
+          Refused: the disk is full.
+        """
+        for at in range(0, len(firsts), QUEUES_A_TURN):
+            alive = [each for each in firsts[at : at + QUEUES_A_TURN] if self._is_alive(each[0])]
+            self._notes.note_expiries([(queue.topic, queue.queue_id, first) for queue, first in alive])
+            await trio.lowlevel.checkpoint()
+        if firsts:
+            await self._flusher.wait_durable(self._tail.written)
+
+    def _is_alive(self, queue: Queue) -> bool:
+        return self._queues.find(queue.topic, queue.queue_id) is queue
+
+    def _say(self, topic: str, count: int) -> None:
+        """Log how many messages of *topic* have expired, now and then."""
+        before, at = self._said.get(topic, (0, 0.0))
+        count, now = before + count, trio.current_time()
+        if count and now >= at:
+            hours = self._hours.get(topic, 0)
+            logger.info("%d messages of topic %s are older than %d hours and have expired", count, topic, hours)
+            count, at = 0, now + SAID_S
+        self._said[topic] = count, at

@@ -1,0 +1,1 @@
+"""Packets from a client: PUBLISH, SUBSCRIBE and UNSUBSCRIBE."""

@@ -1,0 +1,490 @@
+"""Messages from one client: from PUBLISH packets to the log, and their acknowledgements (MQTT 5 section 4.3).
+
+PUBACK and PUBREC leave when the message is durable. Nobody waits for one of QoS 0, unless it is retained. An identifier
+of QoS 2 is stored in one atomic group with its message, so that after any crash either both are known or none: a
+PUBLISH that is sent again is stored once.
+"""
+
+from collections.abc import Sequence
+from typing import Final, final
+
+from msgspec.structs import replace
+
+from martlet.access import Gate
+from martlet.contracts import Buffer, Peer
+from martlet.errors import Reason, Refused
+from martlet.net.complaints import Refusals
+from martlet.sessions.session import JointChanges, Session
+from martlet.state.journal import NEXT_COMMIT
+from martlet.store import Queue
+from martlet.store.append.writer import RunItem, RunResult
+from martlet_mqtt.admin.control import PREFIX as REQUESTS
+from martlet_mqtt.mapping.bridges import is_state, state_name
+from martlet_mqtt.mapping.frames import encoding_of
+from martlet_mqtt.mapping.large import LARGE_BYTES
+from martlet_mqtt.mapping.requests import REPLIES
+from martlet_mqtt.outbound.flight import INCOMING, ranges_of
+from martlet_mqtt.shared.context import Context
+from martlet_mqtt.shared.replies import name_of_reply, send_reply
+from martlet_mqtt.shared.storing import queue_count, store
+from martlet_mqtt.wire.codec import encode_packet
+from martlet_mqtt.wire.codes import V5, PacketType, ReasonCode
+from martlet_mqtt.wire.connection import PACKET_KEYS, MqttConnection, State
+from martlet_mqtt.wire.errors import MqttError, NotAccepted, reason_of
+from martlet_mqtt.wire.names import Name
+from martlet_mqtt.wire.packets import Ack, Connect, Publish
+from martlet_mqtt.wire.properties import Property
+from martlet_mqtt.wire.scanner import PublishRun
+
+__all__ = ["Incoming", "replaced"]
+
+_ANSWERS: Final = {1: b"\x40\x02", 2: b"\x50\x02"}
+_KINDS: Final = {1: PacketType.PUBACK, 2: PacketType.PUBREC}
+_SHOWN: Final = 80
+# The encodings in which a packet with this QoS can go to subscribers as it came, by whether it has properties.
+_SAME: Final = {
+    (has_properties, qos): tuple(encoding_of(has_properties, each).name for each in range(qos, 3))
+    for has_properties in (False, True)
+    for qos in range(3)
+}
+
+
+@final
+class Incoming:
+    """What one client publishes."""
+
+    __slots__ = (
+        "_aliases",
+        "_client_id",
+        "_connection",
+        "_context",
+        "_gate",
+        "_is_closing",
+        "_open",
+        "_peer",
+        "_receive_max",
+        "_refusals",
+        "_session",
+        "_version",
+        "marks",
+    )
+
+    def __init__(
+        self,
+        peer: Peer,
+        connection: MqttConnection,
+        context: Context,
+        gate: Gate,
+        session: Session,
+        connect: Connect,
+    ) -> None:
+        self._peer = peer
+        self._connection = connection
+        self._context = context
+        self._gate = gate
+        self._session = session
+        self._version = connect.version
+        self._client_id = connect.client_id
+        # By alias, the name that it was sent with last; for one that was refused, why.
+        self._aliases: dict[int, Name | str] = {}
+        # The client must send its messages again, on another connection; those after them are not stored before that.
+        self._is_closing = False
+        self._refusals: Refusals | None = None  # made when it is used
+        # How many messages of QoS 2 are not released yet.
+        self._open = sum(1 for number in session.flight if number & INCOMING)
+        self._receive_max = context.config.receive_max if connect.version == V5 else 65_535
+        # Whether the client has a subscription to which its own messages must not come back.
+        self.marks = False
+
+    # one PUBLISH
+
+    def publish(self, packet: Publish) -> None:
+        """Store one message, and answer it.
+
+        Raises:
+          MqttError: the packet breaks the protocol.
+        """
+        context = self._context
+        context.counters.received += 1
+        if packet.properties.identifiers:
+            raise MqttError("PUBLISH has a subscription identifier, which only brokers send")
+        try:
+            name = self._name_of(packet)
+            if self._is_repeated(packet):
+                return
+            if is_state(name.text):
+                bridges, client_id = context.bridges, self._client_id
+                bridges.publish(self._gate, client_id, name.text, packet.payload, retain=packet.retain)
+                self._acknowledge_new(packet)
+                return
+            is_reply = name.text.startswith(REPLIES)
+            end = self._reply(packet, name) if is_reply else self._store(packet, name)
+        except (NotAccepted, Refused) as error:
+            self._refuse(packet, error)
+        else:
+            context.counters.stored += 1
+            if packet.qos:
+                self._peer.hold_until(end)
+                self._answer(packet, ReasonCode.SUCCESS if end else ReasonCode.NO_MATCHING_SUBSCRIBERS, "")
+
+    def _is_repeated(self, packet: Publish) -> bool:
+        """Answer *packet* and return True if it is a message of QoS 2 that was taken before, even in this commit."""
+        if packet.qos != 2 or INCOMING + packet.packet_id not in self._session.flight:
+            return False
+        self._peer.hold_until(NEXT_COMMIT)
+        self._answer(packet, ReasonCode.SUCCESS, "")
+        return True
+
+    def _reply(self, packet: Publish, name: Name) -> int:
+        """Send a reply to the client that waits for it; return 0 if none does. Raises as `_store`."""
+        self._count_open(packet.qos == 2)
+        end = send_reply(self._context, self._gate, packet, name, self._peer.host)
+        if packet.qos == 2:
+            self._session.hold(INCOMING + packet.packet_id)
+            self._open += 1
+            return max(end, self._session.until) if end else 0
+        return end
+
+    def request_in(self, packet: Publish) -> Publish | None:
+        """Return *packet* with its name if that is one of a request of administrators; None for any other.
+
+        Raises:
+          MqttError: its topic alias is too large.
+        """
+        is_request = packet.topic.startswith(REQUESTS)
+        if packet.topic:
+            if not is_request or len(packet.topic.encode()) > self._context.config.name_bytes_max:
+                return None
+            if alias := self._alias_of(packet):
+                self._aliases[alias] = Name(packet.topic, "")
+            return packet
+        found = self._aliases.get(self._alias_of(packet))
+        if not isinstance(found, Name) or not found.text.startswith(REQUESTS):
+            return None
+        return replace(packet, topic=found.text)
+
+    def _alias_of(self, packet: Publish) -> int:
+        """Return the topic alias of *packet*, 0 for none. Raises `MqttError` if it is too large."""
+        alias = packet.properties.number(Property.TOPIC_ALIAS, 0)
+        if alias > self._context.config.alias_max:
+            text = f"topic alias {alias} is too large; mqtt.alias_max is {self._context.config.alias_max}"
+            raise MqttError(text, ReasonCode.TOPIC_ALIAS_INVALID)
+        return alias
+
+    def _name_of(self, packet: Publish) -> Name:
+        """Return the topic name of *packet*, which an alias may stand for (MQTT 5 section 3.3.2.3.4).
+
+        A packet sets its alias even if it is refused: the client goes on with that alias.
+        """
+        alias = self._alias_of(packet)
+        if packet.topic:
+            if not alias:
+                return self._find(packet.topic)
+            try:
+                name = self._find(packet.topic)
+            except NotAccepted as error:
+                self._aliases[alias] = str(error)
+                raise
+            self._aliases[alias] = name
+            return name
+        found = self._aliases.get(alias)
+        if found is None:
+            what = f"topic alias {alias} is not known" if alias else "the topic name is empty"
+            raise MqttError(f"{what}; send the topic name", ReasonCode.PROTOCOL_ERROR)
+        if isinstance(found, str):
+            raise NotAccepted(found, ReasonCode.TOPIC_NAME_INVALID)
+        return found
+
+    def _find(self, topic: str) -> Name:
+        """Return the name *topic*. Raises `MqttError`; `NotAccepted`, with TOPIC_NAME_INVALID, keeps the connection."""
+        if topic.startswith(REPLIES):
+            return name_of_reply(topic, self._context.config.name_bytes_max)
+        if is_state(topic):
+            return Name(state_name(topic, self._context.config.name_bytes_max), "")
+        return self._context.names.find(topic)
+
+    def _store(self, packet: Publish, name: Name) -> int:
+        """Store *packet*; return what to pass to `Peer.hold_until`. Raises `Refused`, `NotAccepted` and `MqttError`."""
+        changes = None
+        if packet.qos == 2:
+            self._count_open(1)
+            changes = self._session.changes()
+            changes.hold(INCOMING + packet.packet_id)
+        context, gate, host = self._context, self._gate, self._peer.host
+        client_id = self._client_id if self.marks or packet.retain else ""
+        try:
+            end = store(context, gate, packet, name, host, client_id, changes)
+        except Refused as refused:
+            if not packet.retain or refused.reason is not Reason.BUSY or (packet.qos and self._version == V5):
+                raise
+            # The client cannot be told. There may never be room for another retained message, but subscribers can have
+            # it now.
+            self.complain("did not retain a message", str(refused))
+            context.counters.unretained += 1
+            end = store(context, gate, replace(packet, retain=False), name, host, client_id, changes)
+        self._open += packet.qos == 2
+        if not packet.qos and not packet.retain:
+            gate.note_unawaited(name.topic, 1, end)
+        return end
+
+    def _count_open(self, more: int) -> None:
+        if self._open + more > self._receive_max:
+            key = "mqtt.receive_max" if self._version == V5 else "the limit of MQTT 3"
+            text = f"more than {self._receive_max} messages of QoS 2 are not released; {key} is that"
+            raise MqttError(text, ReasonCode.RECEIVE_MAXIMUM_EXCEEDED)
+
+    def refuse_large(self, packet: Publish, size: int) -> None:
+        """Acknowledge *packet* of a client of MQTT 3, whose payload was not received because it has *size* bytes.
+
+        The client would send it again and again otherwise.
+
+        Raises:
+          MqttError: the packet breaks the protocol.
+        """
+        context = self._context
+        context.counters.received += 1
+        try:
+            self._name_of(packet)
+        except NotAccepted as error:
+            self._refuse(packet, error)
+            return
+        if not self._is_repeated(packet):
+            text = f"a packet has {size} bytes; at most {context.packet_bytes_max} are accepted ({PACKET_KEYS})"
+            self._refuse(packet, NotAccepted(text, ReasonCode.PACKET_TOO_LARGE))
+
+    def _refuse(self, packet: Publish, error: NotAccepted | Refused) -> None:
+        """Tell the client; one of MQTT 3 is disconnected if it could succeed later, so that it sends it again.
+
+        Any other message of MQTT 3 is acknowledged: it would come again for ever, and nothing after it.
+        """
+        text = str(error)
+        self._context.counters.refused += 1
+        if self._connection.state is State.ENDED:
+            return  # its session was lost, and it was told
+        may_succeed_later = isinstance(error, Refused) and error.reason is Reason.UNAVAILABLE
+        if packet.qos and self._version != V5 and may_succeed_later:
+            self._is_closing = True
+            values = self._session.owner, self._peer.address, text
+            self._context.complaints.warn("disconnected a client of user %r at %s; %s", *values)
+            self._peer.close(text)
+            return
+        self.complain("dropped a message" if not packet.qos or self._version != V5 else "refused a message", text)
+        if packet.qos:
+            self._answer(packet, reason_of(error), text)
+
+    def complain(self, what: str, why: str) -> None:
+        """Log that *what* of the client was not taken as it is."""
+        if self._refusals is None:
+            self._refusals = Refusals(self._context.complaints)
+        user = self._session.owner[:_SHOWN]
+        self._refusals.warn(what, f"client {self._client_id[:_SHOWN]!r} of user {user!r} at {self._peer.address}", why)
+
+    def acknowledge(self, packet: Publish) -> bool:
+        """Answer *packet* without storing it; return False if it was taken already.
+
+        Raises:
+          Refused: the store accepts nothing at the moment.
+          MqttError: there are too many messages of QoS 2.
+        """
+        if self._is_repeated(packet):
+            return False
+        self._acknowledge_new(packet)
+        return True
+
+    def _acknowledge_new(self, packet: Publish) -> None:
+        """Answer *packet*, which was not taken before, without storing it. Raises as `acknowledge`."""
+        if packet.qos == 2:
+            self._count_open(1)
+            self._session.hold(INCOMING + packet.packet_id)
+            self._open += 1
+            self._peer.hold_until(self._session.until)
+        if packet.qos:
+            self._answer(packet, ReasonCode.SUCCESS, "")
+
+    def _answer(self, packet: Publish, reason: ReasonCode, text: str) -> None:
+        """Acknowledge *packet*; clients of MQTT 3 cannot be told that it was refused [MQTT-3.3.5-2]."""
+        self._context.counters.answers += 1
+        if self._version != V5 or not reason:
+            self._peer.send(_ANSWERS[packet.qos] + packet.packet_id.to_bytes(2))
+            return
+        connection = self._connection
+        answer = Ack(_KINDS[packet.qos], packet.packet_id, reason)
+        self._peer.send(connection.explained(answer, text if connection.explains else ""))
+
+    # runs
+
+    def publish_run(self, run: PublishRun) -> None:
+        """Store the messages of *run*, and answer them. Raises `MqttError`."""
+        context, qos = self._context, run.qos
+        context.counters.received += len(run.ends)
+        places = self._queues_of(run.names)
+        if places is None or self.marks or context.broker.stages.every_message:
+            self._publish_singly(run)
+            return
+        if qos == 2:
+            self._publish_twice(run, places)
+            return
+        items = self._items(run, places, range(len(run.ends)))
+        try:
+            if len(items) == 1:  # a shorter way, for the latency
+                placed = self._gate.publish_item(items[0])
+                self._stored(run, [placed.position], placed.end)
+                return
+            result = self._gate.publish_run(items)
+        except Refused:
+            self._publish_singly(run)
+            return
+        if result.refused or result.rolled:
+            self._answer_partly(run, result)
+        else:
+            self._stored(run, result.positions, result.end)
+
+    def _queues_of(self, names: Sequence[Name]) -> dict[Name, Queue] | None:
+        """Return the queue of each of *names*; None if a message must be published singly."""
+        found: dict[Name, Queue] = {}
+        stages, gate = self._context.broker.stages, self._gate
+        counts: dict[str, int] = {}  # of queues
+        queues: dict[tuple[str, int], Queue] = {}
+        for name in set(names):
+            if stages.may_want_properties(name.properties[0]):
+                return None
+            count = counts.get(name.topic)
+            if count is None:
+                try:
+                    count = counts[name.topic] = queue_count(self._context, gate, name)
+                except Refused:
+                    return None
+            place = name.topic, name.place % count
+            queue = queues.get(place) or gate.find_queue(*place)
+            if queue is None:
+                return None
+            found[name] = queues[place] = queue
+        return found
+
+    def _items(self, run: PublishRun, places: dict[Name, Queue], which: Sequence[int]) -> list[RunItem]:
+        born_ms, host, qos = self._context.broker.clock.now_ms(), self._peer.host, run.qos
+        names, bodies = run.names, run.bodies
+        return [
+            (places[name], bodies[index], name.properties[qos], name.code, 0, 0, born_ms, host, 0, 0)
+            for index, name in ((index, names[index]) for index in which)
+        ]
+
+    def _stored(self, run: PublishRun, positions: Sequence[int], end: int) -> None:
+        self._context.counters.stored += len(run.ends)
+        self._hand_on(run, positions)
+        if run.qos:
+            self._peer.hold_until(end)
+            self._answer_all(run)
+        else:
+            self._gate.note_unawaited(run.names[0].topic, len(run.ends), end)
+
+    def _answer_partly(self, run: PublishRun, result: RunResult) -> None:
+        """Answer a run of which the store refused some messages, or committed some already."""
+        for index in range(len(run.ends)):
+            refused = result.refused.get(index)
+            packet = self._packet(run, index)
+            if refused is not None:
+                self._refuse(packet, refused)
+            else:
+                self._context.counters.stored += 1
+                if run.qos:
+                    self._peer.hold_until(result.ends[index])
+                    self._answer(packet, ReasonCode.SUCCESS, "")
+            if self._is_closing:
+                return
+
+    def _packet(self, run: PublishRun, index: int) -> Publish:
+        packet_id = int.from_bytes(run.ids[index]) if run.qos else 0
+        return Publish(run.names[index].text, run.bodies[index], run.qos, packet_id=packet_id)
+
+    def _publish_singly(self, run: PublishRun) -> None:
+        self._context.counters.received -= len(run.ends)
+        for index in range(len(run.ends)):
+            self.publish(self._packet(run, index))
+            if self._is_closing:
+                return
+
+    def _publish_twice(self, run: PublishRun, places: dict[Name, Queue]) -> None:
+        """Store those messages of QoS 2 that are not known yet, in one atomic group with their identifiers."""
+        session, flight = self._session, self._session.flight
+        ids = [int.from_bytes(each) for each in run.ids]
+        seen: set[int] = set()
+        which: list[int] = []
+        for index, packet_id in enumerate(ids):
+            if INCOMING + packet_id not in flight and packet_id not in seen:
+                seen.add(packet_id)
+                which.append(index)
+        if not which:
+            self._answer_twice(run, NEXT_COMMIT)  # as in `publish`
+            return
+        self._count_open(len(which))
+        changes = session.changes()
+        _hold_all(changes, [ids[index] for index in which])
+        try:
+            items = self._items(run, places, which)
+            result = self._gate.publish_run(items, atomic=True, acknowledgements=changes.notes)
+        except Refused:
+            self._publish_singly(run)
+            return
+        changes.apply()
+        self._open += len(which)
+        self._context.counters.stored += len(which)
+        if len(which) == len(ids):
+            self._hand_on(run, result.positions)
+        self._answer_twice(run, result.end)
+
+    def _hand_on(self, run: PublishRun, positions: Sequence[int]) -> None:
+        """Let subscribers have the packets as they came."""
+        context, topics = self._context, {name.topic for name in set(run.names)}
+        if len(topics) > 1 or (run.ends[-1] - run.start >= LARGE_BYTES and max(map(len, run.bodies)) >= LARGE_BYTES):
+            return  # they are encoded again
+        (topic,) = topics
+        for encoding in _SAME[self._version == V5, run.qos]:
+            if encoding in context.shapes.encodings:
+                context.feed.hand_on(topic, encoding, positions, run.data, run.ends, run.start)
+
+    def _answer_twice(self, run: PublishRun, end: int) -> None:
+        self._peer.hold_until(max(end, self._session.until))
+        self._answer_all(run)
+
+    def _answer_all(self, run: PublishRun) -> None:
+        head = _ANSWERS[run.qos]
+        self._context.counters.answers += len(run.ids)
+        self._peer.send(head + head.join(run.ids))
+
+    # PUBREL
+
+    def released(self, ids: Sequence[int]) -> None:
+        """Answer PUBREL packets for *ids* with PUBCOMP. Raises `Refused`."""
+        session, flight = self._session, self._session.flight
+        known = dict.fromkeys([packet_id for packet_id in ids if INCOMING + packet_id in flight])
+        for first, count in ranges_of(list(known)):
+            session.acknowledge(INCOMING + first, count)
+        if self._connection.state is State.ENDED:
+            return  # an earlier commit failed, so that the session still has them
+        self._open -= len(known)
+        self._peer.hold_until(session.until)
+        self._context.counters.answers += len(ids)
+        if len(known) == len(ids) or self._version != V5:
+            self._peer.send(b"".join([b"\x70\x02" + packet_id.to_bytes(2) for packet_id in ids]))
+            return
+        for packet_id in ids:
+            reason = ReasonCode.SUCCESS if packet_id in known else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+            self._peer.send(encode_packet(Ack(PacketType.PUBCOMP, packet_id, reason), V5))
+
+
+def _hold_all(changes: JointChanges, ids: Sequence[int]) -> None:
+    for first, count in ranges_of(ids):
+        changes.hold(INCOMING + first, count)
+
+
+def replaced(answer: Buffer, refused: Refused, version: int) -> bytes | None:
+    """Return what replaces acknowledgements of messages that were not stored after all; None if nothing can.
+
+    A message of QoS 2 is known to the session by now, so its client must come back and send it with that identifier.
+    """
+    data = bytes(answer)
+    if version != V5 or data[:2] != _ANSWERS[1]:
+        return None
+    ids = [int.from_bytes(data[at + 2 : at + 4]) for at in range(0, len(data), 4)]
+    return b"".join([encode_packet(Ack(PacketType.PUBACK, each, reason_of(refused)), V5) for each in ids])

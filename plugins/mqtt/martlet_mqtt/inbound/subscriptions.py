@@ -1,0 +1,316 @@
+"""The subscriptions of one client: SUBSCRIBE and UNSUBSCRIBE (MQTT 5 sections 3.8 to 3.11)."""
+
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
+from typing import Final, final
+
+from martlet.access import Gate
+from martlet.contracts import Peer
+from martlet.errors import Reason, Refused
+from martlet.runtime.steps import Pace, Steps, finish_now
+from martlet.sessions.session import Session
+from martlet_mqtt.admin.sys_topics import SysTopics, is_sys
+from martlet_mqtt.inbound.incoming import Incoming
+from martlet_mqtt.mapping.frames import Grant
+from martlet_mqtt.outbound.outgoing import Outgoing
+from martlet_mqtt.outbound.selectors import selector_of
+from martlet_mqtt.outbound.stored_subscriptions import Rest, grant_of, options_of, rest_of
+from martlet_mqtt.shared.context import Context
+from martlet_mqtt.wire.codec import encode_packet
+from martlet_mqtt.wire.codes import V5, ReasonCode
+from martlet_mqtt.wire.connection import MqttConnection, State
+from martlet_mqtt.wire.errors import MqttError, NotAccepted, reason_of
+from martlet_mqtt.wire.names import SharedFilter, check_filter, is_shared, split_shared
+from martlet_mqtt.wire.packets import Suback, Subscribe, Subscription, Unsuback, Unsubscribe
+
+__all__ = ["FILTERS_A_SLICE", "Subscriptions"]
+
+# Of SUBSCRIBE and UNSUBSCRIBE, about 2 ms.
+FILTERS_A_SLICE: Final = 64
+# Steps that one shared subscription counts as: its group may have to be opened.
+STEPS_A_SHARE: Final = 8
+
+
+@final
+class Subscriptions:
+    """Begins and ends them; made when the client is accepted."""
+
+    __slots__ = (
+        "_connection",
+        "_context",
+        "_gate",
+        "_incoming",
+        "_outgoing",
+        "_peer",
+        "_session",
+        "_sys",
+    )
+
+    def __init__(
+        self,
+        peer: Peer,
+        connection: MqttConnection,
+        context: Context,
+        gate: Gate,
+        session: Session,
+        incoming: Incoming,
+        outgoing: Outgoing,
+        sys_topics: SysTopics,
+    ) -> None:
+        self._peer = peer
+        self._connection = connection
+        self._context = context
+        self._gate = gate
+        self._session = session
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._sys = sys_topics
+
+    @property
+    def _is_ended(self) -> bool:
+        """Whether the client is gone, or its session was lost with a commit that failed."""
+        return self._connection.state is State.ENDED
+
+    def begin(self, *, is_old: bool) -> None:
+        """Follow the log, for an old session from where that is. Raises `Refused`."""
+        is_durable = is_old and any(map(_is_durable, self._session.filters.items()))
+        self._outgoing.begin(self._session.position if is_durable else None)
+
+    def resume(self) -> Steps[None]:
+        """Go on with the subscriptions of the session; one that may not be read any more stays, and brings nothing."""
+        pace = Pace(FILTERS_A_SLICE)
+        for topic_filter, options in list(self._session.filters.items()):
+            with suppress(Refused):
+                self._go_on(grant_of(topic_filter, options), rest_of(options))
+            if pace.is_over(_steps_of(topic_filter)):
+                yield
+                if self._is_ended:
+                    return
+
+    def takes_slices(self) -> bool:
+        """Return whether `resume` takes so long that others must have their turn in between."""
+        filters = self._session.filters
+        return len(filters) > FILTERS_A_SLICE or sum(map(_steps_of, filters)) > FILTERS_A_SLICE
+
+    def _go_on(self, grant: Grant, rest: Rest | None) -> None:
+        """Go on with one subscription of the session, which has not brought *rest*. Raises `Refused`."""
+        topic_filter = grant.subscription.topic_filter
+        shared = split_shared(topic_filter)
+        if shared is not None:
+            self._outgoing.share(grant, shared)
+        elif is_sys(topic_filter):
+            self._gate.check("read", topic_filter)
+            self._sys.subscribe(self._outgoing, grant, with_values=False)
+        else:
+            self._outgoing.go_on(grant, rest)
+            self._incoming.marks |= grant.subscription.no_local
+
+    def subscribe(self, packet: Subscribe) -> Awaitable[None] | None:
+        """Act on SUBSCRIBE. Raises `Refused` and `MqttError`."""
+        if not self._context.broker.projections.has_applied(self._context.retained):
+            return self._subscribe_late(packet)
+        steps = sum([_steps_of(each.topic_filter) for each in packet.subscriptions])
+        return self._in_slices(self._subscribe(packet), steps)
+
+    def _in_slices(self, steps: Steps[None], count: int) -> Awaitable[None] | None:
+        """Do *steps*, which are worth *count* filters: now if these are few."""
+        if count > FILTERS_A_SLICE:
+            return self._context.broker.turns.finish(steps)
+        finish_now(steps)
+        return None
+
+    async def _subscribe_late(self, packet: Subscribe) -> None:
+        """Subscribe when the retained messages are known that were acknowledged until now."""
+        await self._context.broker.projections.wait_applied(self._context.retained)
+        if not self._is_ended:
+            await self._context.broker.turns.finish(self._subscribe(packet))
+
+    def _subscribe(self, packet: Subscribe) -> Steps[None]:
+        pace = Pace(FILTERS_A_SLICE)
+        numbers = packet.properties.identifiers
+        identifier = numbers[0] if numbers else 0
+        codes: list[int] = []
+        begun: list[tuple[Grant, bool, Rest | None]] = []
+        texts: list[str] = []
+        for each in packet.subscriptions:
+            try:
+                selector = selector_of(self._context.broker, packet.properties) if self._may_select else ""
+                begun.append(self._begin(Grant(self._with_options(each), identifier, selector)))
+                codes.append(each.qos)
+            except NotAccepted as error:
+                codes.append(error.reason)
+                texts.append(str(error))
+            except Refused as refused:
+                codes.append(_reason_of(refused))
+                texts.append(str(refused))
+                self._incoming.complain("refused a subscription", str(refused))
+            if pace.is_over(_steps_of(each.topic_filter)) and not self._is_ended:
+                yield
+            if self._is_ended:
+                return
+        self._mark([grant for grant, _, _ in begun])
+        self._peer.hold_until(self._session.until)
+        self._send(Suback(packet.packet_id, tuple(codes)), texts[0] if texts else "")  # for the first that is refused
+        for grant, is_new, rest in begun:
+            self._send_retained(grant, is_new, rest)
+            if pace.is_over():
+                yield
+                if self._is_ended:
+                    return
+
+    def _with_options(self, each: Subscription) -> Subscription:
+        """Return *each* with the options that a bridge of MQTT 3 means, as in Mosquitto."""
+        if not self._connection.is_bridge:
+            return each
+        return Subscription(each.topic_filter, each.qos, not is_shared(each.topic_filter), retain_as_published=True)
+
+    @property
+    def _may_select(self) -> bool:
+        """Whether a user property of SUBSCRIBE can be a selector."""
+        return self._context.config.selectors and self._connection.version == V5
+
+    def _begin(self, grant: Grant) -> tuple[Grant, bool, Rest | None]:
+        """Begin or change a subscription; return it, whether it is new, and the retained messages to send for it.
+
+        Raises `Refused` and `MqttError`.
+        """
+        topic_filter, config = grant.subscription.topic_filter, self._context.config
+        try:
+            shared = split_shared(topic_filter)
+            check_filter(topic_filter if shared is None else shared.topic_filter)
+        except MqttError as error:
+            raise NotAccepted(str(error), error.reason) from error
+        if shared is not None and grant.subscription.no_local:
+            raise MqttError(f"shared subscription {topic_filter[:80]!r} has the option no local")  # [MQTT-3.8.3-4]
+        if len(topic_filter.encode()) > config.name_bytes_max:
+            raise NotAccepted("the topic filter is too long", ReasonCode.TOPIC_FILTER_INVALID)
+        is_new = topic_filter not in self._session.filters
+        if is_new and len(self._session.filters) >= config.filters_max:
+            raise Refused(Reason.BUSY, f"the session has {config.filters_max} filters; mqtt.filters_max allows no more")
+        if is_sys(topic_filter):
+            self._gate.check("read", topic_filter)
+        else:
+            self._outgoing.check(topic_filter if shared is None else shared.topic_filter)
+        if grant.selector and is_sys(topic_filter):
+            text = f"topic filter {topic_filter[:80]!r} is for figures, which a selector cannot select; leave it out"
+            raise NotAccepted(text, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)
+        if shared is not None:
+            self._share(grant, shared)
+        rest = self._outgoing.rest_of_new(grant) if self._wants_retained(grant, is_new) else None
+        try:
+            self._session.subscribe(topic_filter, self._stored(grant, rest), self._begin_of(grant))
+        except Refused:
+            if shared is not None and is_new:
+                self._outgoing.unshare(topic_filter)
+            raise
+        if shared is None and not is_sys(topic_filter):
+            self._outgoing.subscribe(grant)
+        return grant, is_new, rest
+
+    def _wants_retained(self, grant: Grant, is_new: bool) -> bool:
+        """Return whether retained messages are to be sent for *grant*, and there may be some."""
+        topic_filter, handling, retained = (
+            grant.subscription.topic_filter,
+            grant.subscription.retain_handling,
+            self._context.retained,
+        )
+        if is_shared(topic_filter) or is_sys(topic_filter):
+            return False  # nothing retained is sent for shared subscriptions (MQTT 5 section 4.8.2)
+        return retained.may_match(topic_filter) and (handling == 0 or (handling == 1 and is_new))
+
+    def _stored(self, grant: Grant, rest: Rest | None) -> bytes:
+        """Return what the session stores of *grant*, for which *rest* is to be sent.
+
+        What is still to be sent for an earlier SUBSCRIBE stays if this one asks for nothing.
+        """
+        if not self._session.is_stored or not grant.subscription.qos:
+            return options_of(grant)
+        before = self._session.filters.get(grant.subscription.topic_filter, b"")
+        return options_of(grant, rest if rest is not None else rest_of(before))
+
+    def _begin_of(self, grant: Grant) -> int:
+        """Return the log position before which the session needs nothing for *grant*; 0 if that is where it is.
+
+        A subscription that has QoS 1 or 2 already keeps its beginning [MQTT-3.8.4-4]. One that had QoS 0 begins here,
+        because a session that returns needs no older messages for it.
+        """
+        topic_filter = grant.subscription.topic_filter
+        if not self._session.is_stored or not _is_durable((topic_filter, options_of(grant))):
+            return 0
+        before = self._session.filters.get(topic_filter)
+        is_durable = before is not None and _is_durable((topic_filter, before))
+        return 0 if is_durable else self._context.feed.end_position()
+
+    def _share(self, grant: Grant, shared: SharedFilter) -> None:
+        """Take part in a shared subscription. Raises `Refused`, and `NotAccepted` if others have another selector."""
+        try:
+            self._outgoing.share(grant, shared)
+        except Refused as refused:
+            if refused.reason is not Reason.ILLEGAL:
+                raise
+            text = f"all clients of a shared subscription must have the same selector; {refused}"
+            raise NotAccepted(text, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR) from refused
+
+    def _mark(self, begun: Sequence[Grant] = ()) -> None:
+        """Have messages of the client marked as its own if they must not come back to it, now that *begun* have."""
+        if self._incoming.marks:  # one of them may have replaced the last such subscription
+            self._incoming.marks = any(options[0] & 4 for options in self._session.filters.values())
+        self._incoming.marks |= any(grant.subscription.no_local for grant in begun)
+
+    def _send_retained(self, grant: Grant, is_new: bool, rest: Rest | None) -> None:
+        handling = grant.subscription.retain_handling
+        if is_sys(grant.subscription.topic_filter):
+            with_values = handling == 0 or (handling == 1 and is_new)
+            self._sys.subscribe(self._outgoing, grant, with_values=with_values)
+        elif rest is not None:
+            self._outgoing.send_retained(grant, rest)
+
+    def unsubscribe(self, packet: Unsubscribe) -> Awaitable[None] | None:
+        """Act on UNSUBSCRIBE. Raises `Refused`."""
+        return self._in_slices(self._unsubscribe(packet), len(packet.filters))
+
+    def _unsubscribe(self, packet: Unsubscribe) -> Steps[None]:
+        pace = Pace(FILTERS_A_SLICE)
+        codes: list[int] = []
+        for topic_filter in packet.filters:
+            is_known = topic_filter in self._session.filters
+            if is_known:
+                self._session.unsubscribe(topic_filter)
+                self._outgoing.unsubscribe(topic_filter)
+                self._sys.unsubscribe(self._outgoing, topic_filter)
+            codes.append(ReasonCode.SUCCESS if is_known else ReasonCode.NO_SUBSCRIPTION_EXISTED)
+            if pace.is_over() and not self._is_ended:
+                yield
+            if self._is_ended:
+                return
+        self._mark()
+        self._peer.hold_until(self._session.until)
+        self._send(Unsuback(packet.packet_id, tuple(codes)))
+
+    def _send(self, packet: Suback | Unsuback, text: str = "") -> None:
+        """Send *packet*, with the reason *text* if that fits. Raises `MqttError` if nothing does."""
+        connection = self._connection
+        if connection.version != V5:
+            data = encode_packet(packet, connection.version)
+        else:
+            data = connection.explained(packet, text if connection.explains else "")
+        if not data:
+            count, limit = len(packet.codes), connection.accepted_bytes_max
+            text = f"the client accepts {limit} bytes, fewer than the answer to {count} topic filters has; send fewer"
+            raise MqttError(text, ReasonCode.PACKET_TOO_LARGE)
+        self._context.counters.answers += 1
+        self._peer.send(data)
+
+
+def _is_durable(stored: tuple[str, bytes]) -> bool:
+    """Return whether a session gets messages for a filter from where it is: it has QoS 1 or 2, and is not shared."""
+    topic_filter, options = stored
+    return bool(options[0] & 3) and not is_shared(topic_filter) and not is_sys(topic_filter)
+
+
+def _steps_of(topic_filter: str) -> int:
+    return STEPS_A_SHARE if is_shared(topic_filter) else 1
+
+
+def _reason_of(refused: Refused) -> ReasonCode:
+    return ReasonCode.TOPIC_FILTER_INVALID if refused.reason is Reason.ILLEGAL else reason_of(refused)

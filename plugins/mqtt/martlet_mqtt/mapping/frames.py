@@ -1,0 +1,180 @@
+"""Frames: PUBLISH packets for subscribers, encoded once for all that get the same bytes.
+
+What differs between subscribers of one message is the version of MQTT, the QoS, and the subscription identifiers: that
+is a `Shape`, with an encoding of its own. The packet identifier differs always; it is written into a copy.
+A message that is not the same for all subscribers of a shape, because it expires, must not come back to its publisher,
+or keeps its RETAIN flag, has an empty frame, and is encoded for each (`encode_alone`). So is a large one (`large.py`).
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple, final
+
+from martlet.contracts import Buffer
+from martlet.delivery.fanout import Encoding, parts
+from martlet.records.compression import COMPRESSED
+from martlet_mqtt.mapping.large import LARGE_BYTES
+from martlet_mqtt.mapping.messages import Arrived, to_deliver
+from martlet_mqtt.wire.codes import V5
+from martlet_mqtt.wire.packets import Subscription
+from martlet_mqtt.wire.properties import U16, encode_varint
+
+__all__ = ["Grant", "Shape", "Shapes", "encode_alone", "has_selector", "number_frames", "publish_frame"]
+
+SHAPES_KEPT: Final = 10_000
+# A client may have many filters that match the same message, and each subset of them has a shape of its own.
+GRANTS_KEPT: Final = 100_000
+DUPLICATE: Final = 0x08
+_FIRST: Final = [bytes((0x30 | flags,)) for flags in range(16)]
+_EXPIRY: Final = b"\x02"
+_IDENTIFIER: Final = b"\x0b"
+
+
+@final
+class Grant(NamedTuple):
+    """A subscription as the broker granted it; ``identifier`` is 0 and ``selector`` (`selectors.py`) empty for none."""
+
+    subscription: Subscription
+    identifier: int
+    selector: str = ""
+
+
+def has_selector(grants: tuple[Grant, ...]) -> bool:
+    """Return whether one of *grants* brings only some of the messages that its filter matches."""
+    return any(grant.selector for grant in grants)
+
+
+@final
+class Shape(NamedTuple):
+    """How messages are sent to a subscriber, with all its subscriptions that match.
+
+    ``is_plain`` says that none of them asks for anything that concerns single messages only.
+    """
+
+    version: int
+    qos: int
+    identifiers: bytes
+    encoding: Encoding
+    keeps_retain: bool
+    no_local: bool
+    selects: bool  # some subscription has a selector
+
+
+@final
+class Shapes:
+    """The shapes of all subscribers; equal ones share their encoding."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, tuple[Grant, ...]], Shape] = {}
+        self._grants = 0  # in those
+        # The names of encodings that subscribers have had.
+        self.encodings: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def of(self, version: int, grants: tuple[Grant, ...]) -> Shape:
+        """Return the shape for a client of *version*, of whose subscriptions *grants* match."""
+        found = self._found.get((version, grants))
+        if found is None:
+            self._grants += len(grants)
+            if len(self._found) >= SHAPES_KEPT or self._grants > GRANTS_KEPT:
+                self._found.clear()
+                self.encodings.clear()
+                self._grants = len(grants)
+            found = self._found[version, grants] = self._make(version, grants)
+            self.encodings.add(found.encoding.name)
+        return found
+
+    def _make(self, version: int, grants: tuple[Grant, ...]) -> Shape:
+        qos = max(grant.subscription.qos for grant in grants)
+        identifiers = b""
+        if version == V5:
+            numbers = sorted({grant.identifier for grant in grants if grant.identifier})
+            identifiers = b"".join([_IDENTIFIER + encode_varint(number) for number in numbers])
+        return Shape(
+            version,
+            qos,
+            identifiers,
+            encoding_of(version == V5, qos, identifiers),
+            any(grant.subscription.retain_as_published for grant in grants),
+            all(grant.subscription.no_local for grant in grants),
+            has_selector(grants),
+        )
+
+
+def encoding_of(has_properties: bool, qos: int, identifiers: bytes = b"") -> Encoding:
+    """Return the encoding of a shape: frames with the packet identifier 0 where they have one."""
+
+    def encode(piece: Buffer) -> list[bytes]:
+        frames: list[bytes] = []
+        for _queue_id, _offset, sys_flag, body, properties in parts(piece):
+            if len(body) >= LARGE_BYTES or sys_flag & COMPRESSED:  # which is decompressed once, too
+                frames.append(b"")
+                continue
+            arrived = to_deliver(sys_flag, body, properties)
+            if arrived is None or arrived.expires_ms or arrived.client_id or arrived.retain:
+                frames.append(b"")
+                continue
+            content = arrived.properties + identifiers if has_properties else None
+            frames.append(publish_frame(arrived.name, arrived.payload, min(qos, arrived.qos) << 1, content))
+        return frames
+
+    return Encoding(f"mqtt {has_properties:d}{qos} {identifiers.hex()}", encode)
+
+
+def publish_frame(
+    name: bytes, payload: bytes, flags: int, properties: bytes | None, packet_id: int = 0, more: int = 0
+) -> bytes:
+    """Return a PUBLISH packet, without the *more* bytes of the payload that follow it.
+
+    Args:
+      flags: the lower four bits of the first byte; with a QoS, the packet has *packet_id*.
+      properties: in MQTT's encoding without their length; None for MQTT 3.
+    """
+    number = U16.pack(packet_id) if flags & 6 else b""
+    if properties is None:
+        head = number
+    elif properties:
+        head = number + encode_varint(len(properties)) + properties
+    else:
+        head = number + b"\0"
+    size = 2 + len(name) + len(head) + len(payload) + more
+    return b"%b%b%b%b%b%b" % (_FIRST[flags], encode_varint(size), U16.pack(len(name)), name, head, payload)
+
+
+def encode_alone(
+    arrived: Arrived, shape: Shape, client_id: str, now_ms: int, *, retain: bool = False, expires: bool = True
+) -> bytes:
+    """Return the frame of one message for one subscriber, without what is ``large``; empty if it must not get it.
+
+    Args:
+      retain: whether it is sent because a subscription began; otherwise the publisher's RETAIN counts only for those
+        who asked for it.
+      expires: whether it may expire; one that was sent already is sent again after that, too [MQTT-4.3.3-7].
+    """
+    if arrived.client_id and shape.no_local and arrived.client_id == client_id:
+        return b""
+    properties: bytes | None = None
+    if shape.version == V5:
+        properties = arrived.properties + shape.identifiers
+        if arrived.expires_ms:
+            left_s = max(0, arrived.expires_ms - now_ms + 999) // 1000
+            # A producer of another protocol may have chosen a time beyond what MQTT can say.
+            properties = _EXPIRY + min(left_s, 0xFFFF_FFFF).to_bytes(4) + properties
+    if expires and 0 < arrived.expires_ms <= now_ms:
+        return b""
+    flags = min(shape.qos, arrived.qos) << 1 | (retain or (arrived.retain and shape.keeps_retain))
+    return publish_frame(arrived.name, arrived.payload, flags, properties, 0, len(arrived.large))
+
+
+def number_frames(data: bytearray, starts: Iterable[int], ids: Sequence[int], flags: int = 0) -> None:
+    """Write packet identifiers into the frames that begin at *starts* in *data*; *flags* are added to their first."""
+    for start, packet_id in zip(starts, ids, strict=True):
+        at = start + 2
+        while data[at - 1] > 127:
+            at += 1
+        at += 2 + (data[at] << 8 | data[at + 1])
+        data[at] = packet_id >> 8
+        data[at + 1] = packet_id & 255
+        if flags:
+            data[start] |= flags

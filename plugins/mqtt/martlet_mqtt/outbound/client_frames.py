@@ -1,0 +1,154 @@
+"""The frames that one client gets of a run, where they are not those that all subscribers share (`frames.py`).
+
+That depends on the client: the largest packet that it accepts, its topic aliases and selectors, and which messages are
+its own; and on the time, for messages that expire.
+"""
+
+from collections.abc import Callable
+from typing import Final, final
+
+from martlet.contracts import RecordView
+from martlet.delivery.runs import Frames, Run
+from martlet_mqtt.mapping.frames import Grant, Shape, encode_alone, has_selector
+from martlet_mqtt.mapping.large import arrived_in
+from martlet_mqtt.mapping.messages import Arrived
+from martlet_mqtt.outbound.aliases import Aliases
+from martlet_mqtt.outbound.selectors import chooser
+from martlet_mqtt.shared.context import Context
+from martlet_mqtt.wire.packets import Connect
+from martlet_mqtt.wire.properties import Property
+
+__all__ = ["ClientFrames"]
+
+# What an alias can add to a packet: itself, and a byte to each of two lengths.
+ALIAS_BYTES: Final = 5
+
+
+@final
+class ClientFrames:
+    """Encodes for one client."""
+
+    __slots__ = ("_aliases", "_context", "_last", "_packet_bytes_max", "client_id", "version")
+
+    def __init__(self, context: Context, connect: Connect) -> None:
+        properties = connect.properties
+        self._context = context
+        self.version = connect.version
+        self.client_id = connect.client_id
+        self._packet_bytes_max = properties.number(Property.MAXIMUM_PACKET_SIZE, 1 << 30)
+        alias_max = min(properties.number(Property.TOPIC_ALIAS_MAXIMUM, 0), context.config.alias_max)
+        self._aliases = Aliases(alias_max) if alias_max else None
+        self._last: tuple[tuple[Grant, ...], Shape] | None = None  # mostly the next ones too
+
+    def shape(self, grants: tuple[Grant, ...]) -> Shape:
+        """Return how the client gets messages that *grants* bring."""
+        if self._last is None or self._last[0] is not grants:
+            self._last = grants, self._context.shapes.of(self.version, grants)
+        return self._last[1]
+
+    def of_run(self, run: Run, grants: tuple[Grant, ...], shape: Shape) -> Frames:
+        """Return the frames of *run*, which *grants* bring; *shape* is theirs. Raises `Refused`."""
+        if shape.selects:
+            return self._selected(run, grants)
+        frames = run.frames(shape.encoding)
+        if not frames.is_whole or self._aliases is not None or frames.size > self._packet_bytes_max:
+            return self._one_by_one(run, frames, grants, shape)
+        return frames
+
+    def fitting(self, frame: bytes, more: int = 0) -> bytes:
+        """Return *frame*; empty if with *more* bytes it is larger than the client accepts.
+
+        [MQTT-3.1.2-24, MQTT-3.1.2-25]
+        """
+        if len(frame) + more <= self._packet_bytes_max:
+            return frame
+        self._context.counters.oversize += 1
+        return b""
+
+    def chosen(self, grants: tuple[Grant, ...], record: RecordView) -> tuple[Grant, ...]:
+        """Return which of *grants* bring *record*. Raises `Refused`."""
+        return self._choose(grants)(record) if has_selector(grants) else grants
+
+    def _choose(self, grants: tuple[Grant, ...]) -> Callable[[RecordView], tuple[Grant, ...]]:
+        return chooser(self._context.broker, grants)
+
+    def _shortened(self, frame: bytes, more: int) -> bytes:
+        """Return *frame* with an alias, if aliases are in use and the client accepts what one may add."""
+        if not frame or self._aliases is None or len(frame) + more + ALIAS_BYTES > self._packet_bytes_max:
+            return frame
+        return self._aliases.shorten(frame, more)
+
+    def _one_by_one(self, run: Run, frames: Frames, grants: tuple[Grant, ...], shape: Shape) -> Frames:
+        """Return the frames of a run of which some are not the same for all subscribers."""
+        found, is_same = _Found(), self._aliases is None
+        messages = run.decoded(arrived_in) if not frames.is_whole else []
+        now_ms, start = self._context.broker.clock.now_ms(), 0
+        for index, end in enumerate(frames.ends):
+            frame = frames.data[start:end]
+            payload = frames.payloads.get(index, b"") if frames.payloads is not None else b""
+            if start == end:
+                arrived = messages[index]
+                frame = self._alone(arrived, grants, shape, now_ms)
+                if arrived is not None:
+                    payload, is_same = arrived.large, is_same and arrived.is_plain
+            start = end
+            self._add(found, frame, payload)
+        own = found.frames()
+        if is_same and own.is_whole:
+            run.keep(shape.encoding.name, own)
+        return own
+
+    def _selected(self, run: Run, grants: tuple[Grant, ...]) -> Frames:
+        """Return the frames of a run, which selectors leave out some messages of."""
+        found = _Found()
+        choose, now_ms = self._choose(grants), self._context.broker.clock.now_ms()
+        for record, arrived in zip(run.records(), run.decoded(arrived_in), strict=True):
+            own, frame = choose(record), b""
+            if own:
+                frame = self._alone(arrived, own, self.shape(own), now_ms)
+            self._add(found, frame, arrived.large if arrived is not None else b"")
+        return found.frames()
+
+    def _add(self, found: "_Found", frame: bytes, payload: bytes) -> None:
+        """Add *frame*, which *payload* follows, as the client gets it."""
+        if frame:
+            frame = self._shortened(self.fitting(frame, len(payload)), len(payload))
+        found.add(frame, payload)
+
+    def _alone(self, arrived: Arrived | None, grants: tuple[Grant, ...], shape: Shape, now_ms: int) -> bytes:
+        if arrived is None:
+            self._context.counters.unreadable += 1
+            return b""
+        if arrived.client_id == self.client_id:
+            grants = tuple(grant for grant in grants if not grant.subscription.no_local)
+            if not grants:
+                return b""
+            shape = self.shape(grants)
+        if 0 < arrived.expires_ms <= now_ms:
+            self._context.counters.expired += 1
+            return b""
+        return encode_alone(arrived, shape, self.client_id, now_ms)
+
+
+@final
+class _Found:
+    """Frames that are found one by one."""
+
+    __slots__ = ("_each", "_ends", "_payloads", "_size")
+
+    def __init__(self) -> None:
+        self._each: list[bytes] = []
+        self._ends: list[int] = []
+        self._payloads: dict[int, bytes] = {}
+        self._size = 0
+
+    def add(self, frame: bytes, payload: bytes) -> None:
+        """Add *frame*, which *payload* follows unless it is empty."""
+        if frame and payload:
+            self._payloads[len(self._each)] = payload
+        self._each.append(frame)
+        self._size += len(frame)
+        self._ends.append(self._size)
+
+    def frames(self) -> Frames:
+        return Frames(b"".join(self._each), self._ends, all(self._each), self._payloads or None)

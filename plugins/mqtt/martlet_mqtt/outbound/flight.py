@@ -1,0 +1,228 @@
+"""What is in flight to one client: packet identifiers and acknowledgements (MQTT 5 sections 4.3 and 4.9).
+
+The session knows which packet identifiers are in use, as numbers above 65,535 that say what for:
+
+| number | what the identifier is for |
+|---|---|
+| id | a message of QoS 1, until PUBACK |
+| `TWICE` + id | a message of QoS 2, until PUBREC; then nothing but the identifier, until PUBCOMP |
+| `INCOMING` + id | a message of QoS 2 that the client sent, until PUBREL (`incoming.py`) |
+
+`RETAINED` is added for a message that is sent because a subscription began. A message leaves when it is durable that it
+is in flight, so that its identifier means the same after any crash. The identifier of a message of QoS 1 that a shared
+group leases to the client (`shares.py`) is not in the session.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final, final
+
+from martlet.contracts import Peer
+from martlet.sessions.journal_codec import NO_MESSAGE
+from martlet.sessions.session import Session
+from martlet_mqtt.mapping.frames import number_frames
+from martlet_mqtt.mapping.large import with_payloads
+from martlet_mqtt.outbound.shares import SharedSubscriptions
+from martlet_mqtt.shared.context import Counters
+from martlet_mqtt.wire.codes import PacketType, ReasonCode
+
+__all__ = ["IDS_MAX", "INCOMING", "RETAINED", "TWICE", "Flight", "ranges_of"]
+
+IDS_MAX: Final = 65_535
+INCOMING: Final = 1 << 16
+TWICE: Final = 1 << 17
+RETAINED: Final = 1 << 18
+
+
+@final
+class Flight:
+    """The packet identifiers of one client, of which *window* may be in use."""
+
+    __slots__ = (
+        "_counters",
+        "_is_closed",
+        "_next_id",
+        "_peer",
+        "_session",
+        "_shares",
+        "_unsent",
+        "_used",
+        "_window",
+    )
+
+    def __init__(
+        self, peer: Peer, counters: Counters, session: Session, shares: SharedSubscriptions, window: int
+    ) -> None:
+        self._peer = peer
+        self._counters = counters
+        self._session = session
+        self._shares = shares
+        self._window = window
+        self._is_closed = False
+        # Identifiers in flight to the client, without what they are for.
+        self._used = {number & IDS_MAX for number in session.flight if not number & INCOMING}
+        # Those of messages that are in flight since an earlier connection, and not yet sent on this one.
+        self._unsent: set[int] = set()
+        self._next_id = session.next_id & IDS_MAX or 1
+
+    def room(self) -> int:
+        """Return how many messages may be sent; those in flight that were not sent on this connection do not count."""
+        return self._window - len(self._used) + len(self._unsent)
+
+    def close(self) -> None:
+        """Acknowledge nothing more: the connection has lost the session."""
+        self._is_closed = True
+
+    # an earlier connection's
+
+    def resume(self) -> list[tuple[int, int]]:
+        """Send PUBREL again where only that is in flight; return the numbers of messages, each with its position."""
+        flight = self._session.flight.items()
+        self._send_releases([number for number, position in flight if position == NO_MESSAGE and number & TWICE])
+        found = [(number, position) for number, position in flight if position != NO_MESSAGE]
+        self._unsent.update([number & IDS_MAX for number, _ in found])
+        return found
+
+    def _send_releases(self, numbers: Sequence[int]) -> None:
+        if numbers:
+            self._counters.answers += len(numbers)
+            self._peer.send(b"".join([b"\x62\x02" + (number & IDS_MAX).to_bytes(2) for number in numbers]))
+
+    def is_due(self, number: int, position: int) -> bool:
+        """Return whether the message with *number* is still in flight; from now on it counts as sent."""
+        self._unsent.discard(number & IDS_MAX)
+        return self._session.flight.get(number) == position
+
+    def drop(self, number: int) -> None:
+        """Free the identifier of a message that cannot be sent again. Raises `Refused`.
+
+        With QoS 2 the client may have the message, and would take another one with its identifier for this one. PUBREL
+        makes it forget that [MQTT-4.3.3-11], and PUBCOMP frees the identifier.
+        """
+        if number & TWICE:
+            self._session.hold(number)
+            self._peer.hold_until(self._session.until)
+            self._send_releases([number])
+        else:
+            self._session.acknowledge(number)
+            self._used.discard(number & IDS_MAX)
+
+    # new messages
+
+    def number_and_send(
+        self,
+        data: bytearray,
+        starts: Sequence[int],
+        positions: Sequence[int],
+        end: int,
+        flags: int,
+        payloads: Sequence[tuple[int, bytes]] = (),
+    ) -> None:
+        """Give the frames in *data* packet identifiers, note that they are in flight, and send them with *payloads*."""
+        qos, count, session = data[0] >> 1 & 3, len(starts), self._session
+        self._counters.delivered += count
+        if not qos:
+            self._send(data, payloads)
+            return
+        base, at = flags | (TWICE if qos == 2 else 0), 0
+        while at < count:
+            first, taken = self.take_ids(count - at)
+            last = at + taken
+            number_frames(data, starts[at:last], range(first, first + taken))
+            session.hand_out(base + first, positions[at:last], end if last == count else positions[last])
+            at = last
+        self._peer.hold_until(session.until)
+        self._send(data, payloads)
+
+    def _send(self, data: bytearray, payloads: Sequence[tuple[int, bytes]]) -> None:
+        if payloads:
+            self._peer.send(*with_payloads(data, payloads))
+        else:
+            self._peer.send(data)
+
+    def take_ids(self, count: int) -> tuple[int, int]:
+        """Return the next free packet identifier, and how many from there on are free, up to *count*; they are used."""
+        used, first = self._used, self._next_id
+        while first > IDS_MAX or first in used:
+            first = first + 1 if first < IDS_MAX else 1
+        last = first + 1
+        while last < first + count and last <= IDS_MAX and last not in used:
+            last += 1
+        used.update(range(first, last))
+        self._next_id = last
+        return first, last - first
+
+    # acknowledgements
+
+    def acknowledged(self, kind: PacketType, ids: Sequence[int]) -> list[int]:
+        """Take PUBACK or PUBCOMP for *ids*; return those that are not in flight like that. Raises `Refused`."""
+        base = TWICE if kind is PacketType.PUBCOMP else 0
+        if self._shares.has_leased and not base:
+            rest = self._shares.settle(dict.fromkeys(ids))  # one that comes twice frees its identifier, too
+            self._used.difference_update(set(ids).difference(rest))
+            ids = rest
+        unknown = self._settle(base, ids)
+        if unknown:
+            unknown = self._settle(base + RETAINED, unknown)
+        self._peer.wake()
+        return unknown
+
+    def _settle(self, base: int, ids: Sequence[int]) -> list[int]:
+        session, flight, at, count = self._session, self._session.flight, 0, len(ids)
+        unknown: list[int] = []
+        while at < count:
+            first = last = ids[at]
+            if base + first not in flight:
+                unknown.append(first)
+                at += 1
+                continue
+            at += 1
+            while at < count and ids[at] == last + 1 and base + last + 1 in flight:
+                last += 1
+                at += 1
+            session.acknowledge(base + first, last - first + 1)
+            freed = range(first, last + 1)
+            self._used.difference_update(freed)
+            if self._unsent:
+                self._unsent.difference_update(freed)
+        return unknown
+
+    def received(self, ids: Sequence[int], reason: int) -> list[int]:
+        """Take PUBREC for *ids* with *reason*; return those that are unknown. Raises `Refused`.
+
+        The answer PUBREL leaves when it is durable that they were received [MQTT-4.3.3-4].
+        """
+        session, numbers, unknown = self._session, self._session.flight, list[int]()
+        known: list[int] = []
+        for packet_id in ids:
+            number = TWICE + packet_id if TWICE + packet_id in numbers else TWICE + RETAINED + packet_id
+            if number not in numbers:
+                unknown.append(packet_id)
+                continue
+            known.append(number)
+        self._unsent.difference_update([number & IDS_MAX for number in known])
+        if reason >= ReasonCode.UNSPECIFIED_ERROR:
+            self._end(dict.fromkeys(known))
+        elif known:
+            for first, count in ranges_of([number for number in dict.fromkeys(known) if numbers[number] != NO_MESSAGE]):
+                session.hold(first, count)
+            if not self._is_closed:  # else the session was lost with a failed commit
+                self._peer.hold_until(session.until)
+                self._send_releases(known)
+        self._peer.wake()
+        return unknown
+
+    def _end(self, numbers: Collection[int]) -> None:
+        for first, count in ranges_of(numbers):
+            self._session.acknowledge(first, count)
+        self._used.difference_update([number & IDS_MAX for number in numbers])
+
+
+def ranges_of(ids: Iterable[int]) -> list[tuple[int, int]]:
+    """Return *ids* as ranges of consecutive ones: the first, and how many."""
+    found: list[tuple[int, int]] = []
+    for each in ids:
+        if found and each == found[-1][0] + found[-1][1]:
+            found[-1] = found[-1][0], found[-1][1] + 1
+        else:
+            found.append((each, 1))
+    return found

@@ -1,0 +1,298 @@
+"""Messages to one client, from the log: its cursor, its shared subscriptions, and in which order they get the socket.
+
+| what | where |
+|---|---|
+| packet identifiers and acknowledgements | `flight.py` |
+| messages in flight that are sent again, and retained messages | `due.py` |
+| frames that depend on the client | `client_frames.py` |
+| figures of the broker | `figures.py` |
+| what the groups of shared subscriptions have for the client | `shares.py` |
+"""
+
+from collections.abc import Hashable
+from typing import Final, cast, final
+
+from martlet.access import Gate
+from martlet.contracts import Peer
+from martlet.delivery.cursor import Cursor, Place
+from martlet.delivery.runs import Run
+from martlet.delivery.subscriptions import Delivery
+from martlet.errors import Refused
+from martlet.groups.group_members import Member
+from martlet.sessions.session import Session
+from martlet.state.journal import NEXT_COMMIT
+from martlet_mqtt.mapping.frames import DUPLICATE, Grant, number_frames
+from martlet_mqtt.mapping.large import payloads_of, with_payloads
+from martlet_mqtt.outbound.client_frames import ClientFrames
+from martlet_mqtt.outbound.due import DueMessages
+from martlet_mqtt.outbound.figures import Figures
+from martlet_mqtt.outbound.flight import IDS_MAX, TWICE, Flight
+from martlet_mqtt.outbound.shares import Leased, SharedSubscriptions
+from martlet_mqtt.outbound.stored_subscriptions import Rest
+from martlet_mqtt.shared.context import Context
+from martlet_mqtt.wire.names import SharedFilter
+from martlet_mqtt.wire.packets import Connect
+from martlet_mqtt.wire.properties import Property
+
+__all__ = ["Outgoing"]
+
+BEGIN: Final = -1
+
+
+@final
+class Outgoing:
+    """What one client is sent; `flight` takes its acknowledgements, `figures` what is in no log."""
+
+    __slots__ = (
+        "_context",
+        "_cursor",
+        "_due",
+        "_frames",
+        "_gate",
+        "_later",
+        "_peer",
+        "_session",
+        "_shares",
+        "figures",
+        "flight",
+    )
+
+    def __init__(self, peer: Peer, context: Context, gate: Gate, session: Session, connect: Connect) -> None:
+        self._peer = peer
+        self._context = context
+        self._gate = gate
+        self._session = session
+        self._cursor: Cursor | None = None
+        self._shares = SharedSubscriptions(peer, context, gate, connect.version)
+        window = min(connect.properties.number(Property.RECEIVE_MAXIMUM, IDS_MAX), context.config.in_flight_max)
+        self.flight = Flight(peer, context.counters, session, self._shares, window)
+        self._frames = ClientFrames(context, connect)
+        self.figures = Figures(peer, context, gate, self._frames)
+        self._due = DueMessages(peer, context, session, self.flight, self._frames)
+        # By filter, retained messages to send once the cursor has brought what the client missed: they are among that,
+        # and would come before older ones of their names.
+        self._later: dict[str, tuple[Grant, Rest]] = {}
+
+    # the beginning
+
+    def begin(self, start: int | None) -> None:
+        """Follow the log from its end, or from *start*; then nothing is sent before `resend`. Raises `Refused`."""
+        feed, wake = self._context.feed, self._peer.wake
+        cursor = self._gate.follow(feed, wake, {}, start, _is_droppable, is_paused=start is not None)
+        self._cursor, self._session.where, self._due.may_read = cursor, lambda: cursor.position, cursor.may_read
+
+    def go_on(self, grant: Grant, rest: Rest | None) -> None:
+        """Send messages for *grant*, which the session has, and *rest*: of QoS 1 and 2 from where it is, of 0 new ones.
+
+        One that was new while the session was behind begins where it did then. Raises `Refused`.
+        """
+        topic_filter = grant.subscription.topic_filter
+        begin = self._session.begins.get(topic_filter, 0)
+        self._the_cursor.add_filter(topic_filter, grant, is_live=not grant.subscription.qos, begin=begin)
+        if rest is not None:
+            self._later[topic_filter] = grant, rest
+
+    def resend(self) -> None:
+        """Send what is in flight, and then what the cursor brings."""
+        for number, position in self.flight.resume():
+            self._due.resend(number, position)
+        for grant, rest in list(self._later.values()):
+            if rest.start == BEGIN or rest.name:  # the others follow what the client missed
+                self.send_retained(grant, rest)
+        self._the_cursor.resume()
+        self._peer.wake()
+
+    @property
+    def has_missed(self) -> bool:
+        """Whether retention may have removed messages that its subscriptions match before the client returned."""
+        cursor, feed, begins = self._the_cursor, self._context.feed, self._the_cursor.begins or {}
+        if feed.has_removed(self._session.position, cursor.filters.keys() - begins):
+            return True
+        return any(feed.has_removed(begin, (topic_filter,)) for topic_filter, begin in begins.items())
+
+    @property
+    def client_id(self) -> str:
+        """The identifier of the client."""
+        return self._frames.client_id
+
+    @property
+    def dropped(self) -> int:
+        """How many messages of QoS 0 the client did not get because it was too slow."""
+        return self._cursor.dropped if self._cursor is not None else 0
+
+    @property
+    def _the_cursor(self) -> Cursor:
+        assert self._cursor is not None
+        return self._cursor
+
+    def close(self) -> None:
+        """Stop; the session remembers where."""
+        self.flight.close()
+        self._shares.leave()
+        if self._cursor is not None:
+            self._context.counters.dropped += self._cursor.dropped
+            self._cursor.close()
+
+    # subscriptions
+
+    def check(self, topic_filter: str) -> None:
+        """Raise `Refused` unless the client may subscribe to *topic_filter*."""
+        self._the_cursor.check(topic_filter)
+
+    def share(self, grant: Grant, shared: SharedFilter) -> None:
+        """Take part in a shared subscription. Raises `Refused`."""
+        self._shares.add(grant, shared)
+
+    def unshare(self, topic_filter: str) -> None:
+        """Take no part in a shared subscription any more."""
+        self._shares.remove(topic_filter)
+
+    def rest_of_new(self, grant: Grant) -> Rest:
+        """Return the retained messages to send if *grant* is subscribed to now, and in which order.
+
+        If the client has the subscription already and is behind, those that are among what it missed come after that.
+        """
+        cursor, store = self._the_cursor, self._context.broker.store
+        if grant.subscription.topic_filter not in cursor.filters:
+            return Rest(BEGIN, store.appended, store.appended)
+        now = store.readable
+        is_at_end = cursor.place is Place.TAIL and not cursor.has_pending
+        begin = (cursor.begins or {}).get(grant.subscription.topic_filter, 0)
+        return Rest(BEGIN, now if is_at_end else min(max(cursor.position, begin), now), now)
+
+    def subscribe(self, grant: Grant) -> None:
+        """Send messages for *grant* that are published from now on. Raises `Refused`.
+
+        If the client has the subscription already, what waits for it is sent too (MQTT 5 section 3.8.4).
+        """
+        self._the_cursor.add_filter(grant.subscription.topic_filter, grant)
+
+    def unsubscribe(self, topic_filter: str) -> None:
+        """Send nothing more for *topic_filter*, except what is in flight."""
+        self._later.pop(topic_filter, None)
+        self._the_cursor.remove_filter(topic_filter)
+        self._shares.remove(topic_filter)
+        self.figures.forget(topic_filter)
+        self._due.forget_retained(topic_filter)
+
+    def send_retained(self, grant: Grant, rest: Rest) -> None:
+        """Send *rest* for *grant*, instead of what is due for it of an earlier SUBSCRIBE."""
+        topic_filter = grant.subscription.topic_filter
+        self._due.forget_retained(topic_filter)
+        self._later.pop(topic_filter, None)
+        if rest.last > rest.end:
+            self._later[topic_filter] = grant, Rest(rest.end, rest.last, rest.last)
+        self._due.add_retained(grant, rest)
+
+    # delivery
+
+    def collect(self, budget_bytes: int) -> None:
+        """Send what there is, about *budget_bytes*. Raises `Refused`."""
+        if self.figures:
+            budget_bytes -= self.figures.send(budget_bytes)
+        if self._due:
+            budget_bytes -= self._due.collect(budget_bytes)
+            if self._due:
+                return
+        room = self.flight.room
+        for member, grant, delivery in self._shares.collect(budget_bytes // 2, room):
+            budget_bytes -= delivery.size
+            self._deliver_shared(member, grant, delivery)
+        cursor = self._the_cursor
+        while (count := room()) > 0:
+            if budget_bytes <= 0:
+                self._peer.wake()
+                return
+            try:
+                for run, grants in cursor.collect(budget_bytes, count):
+                    budget_bytes = 0 if run.is_compressed or run.is_heavy else budget_bytes - len(run.data)
+                    self._deliver(run, cast("tuple[Grant, ...]", grants))
+            except Exception:  # whatever it is, it ends the connection
+                self._session.where = lambda: 0  # not the cursor's: some of what it gave was not delivered
+                raise
+            if not cursor.has_pending:
+                if self._later and cursor.place is Place.TAIL:
+                    self._end_catching_up()
+                return
+
+    def _end_catching_up(self) -> None:
+        """Send the retained messages that had to wait until the client has what it missed."""
+        later, self._later = self._later, {}
+        for grant, rest in later.values():
+            self._due.add_retained(grant, rest)
+
+    def _deliver(self, run: Run, grants: tuple[Grant, ...]) -> None:
+        shape = self._frames.shape(grants)
+        frames = self._frames.of_run(run, grants, shape)
+        counters = self._context.counters
+        if not shape.qos:
+            counters.delivered += run.count if frames.is_whole else len({0, *frames.ends}) - 1
+            if frames.payloads is None:
+                self._peer.send(frames.data)
+            else:
+                self._peer.send(*with_payloads(frames.data, payloads_of(frames, 0, run.count)))
+            return
+        data, ends, positions = frames.data, frames.ends, run.positions()
+        first, count = 0, run.count
+        while first < count:
+            start = ends[first - 1] if first else 0
+            if start == ends[first]:
+                first += 1
+                continue
+            qos = data[start] & 6
+            last = first + 1
+            while last < count and ends[last] > ends[last - 1] and data[ends[last - 1]] & 6 == qos:
+                last += 1
+            if qos:
+                starts = [start, *ends[first : last - 1]]
+                end = positions[last] if last < count else run.end
+                numbered, payloads = bytearray(data[start : ends[last - 1]]), payloads_of(frames, first, last)
+                starts = [each - start for each in starts]
+                self.flight.number_and_send(numbered, starts, positions[first:last], end, 0, payloads)
+            else:
+                counters.delivered += last - first
+                part = data[start : ends[last - 1]]
+                self._peer.send(*with_payloads(part, payloads_of(frames, first, last)))
+            first = last
+
+    # shared subscriptions
+
+    def _deliver_shared(self, member: Member, grant: Grant, delivery: Delivery) -> None:
+        data, start, queue_id = bytes(delivery.data), 0, delivery.queue_id
+        for end, offset, position in zip(delivery.ends, delivery.offsets, delivery.positions, strict=True):
+            frame = self._frames.fitting(data[start:end])
+            start = end
+            if not frame or not frame[0] & 6:
+                member.ack(queue_id, offset)
+                if frame:
+                    self._context.counters.delivered += 1
+                    self._peer.send(frame)
+                continue
+            (packet_id, _), flags = self.flight.take_ids(1), 0
+            if frame[0] & 6 == 4:
+                self._hand_over(member, delivery, offset, position, packet_id)
+            else:
+                self._shares.lease(packet_id, Leased(member, queue_id, offset))
+                flags = DUPLICATE if delivery.delivery > 1 else 0  # perhaps to this session [MQTT-3.3.1-1]
+            numbered = bytearray(frame)
+            number_frames(numbered, [0], [packet_id], flags)
+            self._peer.send(numbered)
+            self._context.counters.delivered += 1
+
+    def _hand_over(self, member: Member, delivery: Delivery, offset: int, position: int, packet_id: int) -> None:
+        """Make a message of a group one of this session, which alone may complete it [MQTT-4.8.2-5]."""
+        changes = self._session.changes()
+        changes.hand_out(TWICE + packet_id, [position], self._session.position)
+        note = member.share.acknowledgement(delivery.queue_id, offset, delivery.generation)
+        try:
+            self._gate.publish_atomic([], [*changes.notes, note])
+        except Refused:
+            member.share.withdraw(delivery.queue_id, offset)
+            raise
+        changes.apply()
+        self._peer.hold_until(NEXT_COMMIT)
+
+
+def _is_droppable(grants: tuple[Hashable, ...]) -> bool:
+    """Whether messages for *grants* may be dropped: all of them have QoS 0."""
+    return not any(cast("Grant", grant).subscription.qos for grant in grants)

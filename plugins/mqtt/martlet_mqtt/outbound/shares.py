@@ -1,0 +1,310 @@
+"""Shared subscriptions: ``$share/GROUP/FILTER`` brings each message to one of its subscribers (MQTT 5 section 4.8.2).
+
+A group is one of the core's shared groups, which know who holds which message, also after a restart. A message of QoS 1
+is leased: PUBACK settles it, and if the connection ends first, it goes to another subscriber. A message of QoS 2 is
+handed over: in one atomic group it is settled and in flight in the session, so that it is never sent to anybody else,
+even if the session ends [MQTT-4.8.2-5, MQTT-4.8.2-6]. A message of QoS 0 is settled when it is sent.
+"""
+
+import math
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, Final, NamedTuple, final
+
+from martlet.access import Gate
+from martlet.contracts import Buffer, Peer, RecordView
+from martlet.delivery.fanout import Encoding, parts
+from martlet.delivery.routing.selection import Selection, select_tags
+from martlet.delivery.subscriptions import Delivery
+from martlet.errors import Reason, Refused
+from martlet.groups.group_members import Member
+from martlet.groups.queues.finder import Names
+from martlet.groups.strategy.policy import GroupPolicy
+from martlet.message import TAGS
+from martlet_mqtt.mapping.frames import Grant, Shape, encode_alone
+from martlet_mqtt.mapping.messages import to_deliver
+from martlet_mqtt.outbound.selectors import selection_of
+from martlet_mqtt.shared.context import PROTOCOL, Context
+from martlet_mqtt.wire.names import HIDDEN, SharedFilter, split_shared
+
+__all__ = ["POLICY", "Leased", "SharedSubscriptions", "group_of", "select_names", "share_encoding"]
+
+POLICY: Final = GroupPolicy(PROTOCOL)
+TAGS_NAME: Final = TAGS.encode()
+# Characters of names, and of one level of names.
+_ANY: Final = r"[^+#\x00-\x1f\x7f-\x9f]"
+_ANY_IN_LEVEL: Final = r"[^/+#\x00-\x1f\x7f-\x9f]"
+MESSAGES_A_TURN: Final = 256  # of QoS 0, which no window limits
+# What one turn of the event loop does for a client, in steps of 10 us: groups to look at, reads, and messages, by QoS.
+STEPS_A_TURN: Final = 256
+STEPS_A_GROUP: Final = 2
+STEPS_A_READ: Final = 8
+STEPS_OF: Final = 1, 2, 12
+
+
+class Leased(NamedTuple):
+    """A message of QoS 1 that the client holds."""
+
+    member: Member
+    queue_id: int
+    offset: int
+
+
+def group_of(shared: SharedFilter) -> str:
+    """Return the name of the core's group for *shared*."""
+    return f"{shared.group}/{shared.topic_filter}"
+
+
+def select_names(topic_filter: str) -> Selection:
+    """Return the selection of messages whose name *topic_filter* matches.
+
+    It leaves out nearly all invalid names of other protocols' messages; `share_encoding` leaves out the others.
+    """
+    levels = topic_filter.split("/")
+    if topic_filter.startswith(HIDDEN):
+        return Selection(f"names {topic_filter}", frozenset(), lambda record: False)
+    if not {"+", "#"} & set(levels):
+        return select_tags((topic_filter,))
+    matches: Callable[[str], re.Match[str] | None] | None = None
+
+    def is_wanted(record: RecordView) -> bool:
+        nonlocal matches
+        if matches is None:  # only messages that come again are asked about: most filters never are
+            matches = re.compile(_pattern(levels)).fullmatch
+        name = record.property(TAGS_NAME)
+        return name is not None and name != "" and matches(name) is not None
+
+    return Selection(f"names {topic_filter}", None, is_wanted)
+
+
+def _pattern(levels: Sequence[str]) -> str:
+    """Return the regular expression of the names that a filter of *levels* matches."""
+    pattern = f"(?!{re.escape(HIDDEN)})" if levels[0] in ("+", "#") else ""
+    for index, level in enumerate(levels):
+        if level == "#":
+            pattern += f"(?:/{_ANY}*)?" if index else f"{_ANY}*"
+        else:
+            pattern += ("/" if index else "") + (f"{_ANY_IN_LEVEL}*" if level == "+" else re.escape(level))
+    return pattern
+
+
+def share_encoding(shape: Shape, context: Context) -> Encoding:
+    """Return the encoding of a group's messages; one that nobody gets is empty.
+
+    It has expired, has an invalid name, or a body that cannot be decompressed.
+
+    They are encoded when they are handed out, so what is left of their expiry is known.
+    """
+
+    def encode(piece: Buffer) -> list[bytes]:
+        now_ms, frames, names = context.broker.clock.now_ms(), list[bytes](), context.names
+        for _queue_id, _offset, sys_flag, body, properties in parts(piece):
+            arrived = to_deliver(sys_flag, body, properties)
+            frame = b""
+            if arrived is None:
+                context.counters.unreadable += 1
+            elif arrived.name in names.table or names.learn(arrived.name) is not None:
+                frame = encode_alone(arrived, shape, "", now_ms)
+            frames.append(frame)
+        return frames
+
+    return Encoding(f"shared {shape.keeps_retain:d} {shape.encoding.name}", encode)
+
+
+@final
+class _Waker:
+    """Wakes the peer of a client for one of its filters (martlet.delivery.subscriptions.MemberPeer)."""
+
+    __slots__ = ("_peer", "_subscriptions", "_topic_filter")
+
+    def __init__(self, subscriptions: "SharedSubscriptions", peer: Peer, topic_filter: str) -> None:
+        self._subscriptions = subscriptions
+        self._peer = peer
+        self._topic_filter = topic_filter
+
+    def wake(self) -> None:
+        self._subscriptions.woken(self._topic_filter)
+        self._peer.wake()
+
+    def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
+        self._peer.start(work, *args)
+
+
+@final
+class SharedSubscriptions:
+    """Those of one client."""
+
+    __slots__ = ("_context", "_due", "_gate", "_leased", "_leaving", "_members", "_peer", "_version")
+
+    def __init__(self, peer: Peer, context: Context, gate: Gate, version: int) -> None:
+        self._peer = peer
+        self._context = context
+        self._gate = gate
+        self._version = version
+        # By filter: a member of the group on each topic.
+        self._members: dict[str, tuple[list[Member], Grant]] = {}
+        # The filters whose groups may have something for the client, the next one first.
+        self._due: dict[str, None] = {}
+        # Messages of QoS 1 that are not acknowledged, by packet identifier.
+        self._leased: dict[int, Leased] = {}
+        # Members that get nothing more, and leave when what they hold is acknowledged [MQTT-3.10.4-3].
+        self._leaving: set[Member] = set()
+
+    def add(self, grant: Grant, shared: SharedFilter) -> None:
+        """Take part in a group, or change how; if that is refused, nothing changes. Raises `Refused`."""
+        before = self._members.get(grant.subscription.topic_filter)
+        try:
+            self._join(grant, shared)
+        except Refused:
+            if before is None:
+                raise
+            self.remove(grant.subscription.topic_filter)  # alone in the group, it may choose another selector
+            self._join_or_return(grant, shared, before)
+        else:
+            self._leave(before[0] if before is not None else ())
+        self._context.shared_lately.add(group_of(shared))
+
+    def _join_or_return(self, grant: Grant, shared: SharedFilter, before: tuple[list[Member], Grant]) -> None:
+        """Become a member, or again one as *before* if that is refused. Raises `Refused`."""
+        try:
+            self._join(grant, shared)
+        except Refused:
+            if not any(member.share.gone for member in before[0]):
+                self._join(before[1], shared)
+            raise
+
+    def _join(self, grant: Grant, shared: SharedFilter) -> None:
+        """Become a member of the group on each topic. Raises `Refused`."""
+        context = self._context
+        shape = context.shapes.of(self._version, (grant,))
+        encoding = share_encoding(shape, context)
+        selection, condition = select_names(shared.topic_filter), None
+        if grant.selector:
+            chosen = selection_of(context.broker, grant.selector)
+            selection, condition = selection.both(chosen), chosen.predicate
+        names = Names(context.feed, shared.topic_filter, condition)
+        context.ensure_topics()
+        peer = _Waker(self, self._peer, grant.subscription.topic_filter)
+        members: list[Member] = []
+        needed = context.feed.topics_of(shared.topic_filter)
+        try:
+            for topic in context.feed.topics:
+                with _passing_over_denied() if topic not in needed else nullcontext():
+                    member = self._gate.join(
+                        peer,
+                        topic,
+                        group_of(shared),
+                        encoding,
+                        lease_s=math.inf,
+                        credit=1,
+                        selection=selection,
+                        policy=POLICY,
+                        names=names,
+                    )
+                    members.append(member)
+        except Refused:
+            self._leave(members)
+            raise
+        self._members[grant.subscription.topic_filter] = members, grant
+
+    def remove(self, topic_filter: str) -> None:
+        """Leave a group as soon as the client has acknowledged what it holds of it."""
+        found = self._members.pop(topic_filter, None)
+        self._leave(found[0] if found is not None else ())
+
+    def _leave(self, members: Iterable[Member]) -> None:
+        for member in members:
+            member.credit = 0
+            self._leaving.add(member)
+        self._leave_settled()
+
+    def leave(self) -> None:
+        """The client is gone: what it holds goes to others."""
+        members = [member for found, _ in self._members.values() for member in found]
+        self._context.leaving.leave((*members, *self._leaving))
+        self._members, self._due, self._leaving, self._leased = {}, {}, set(), {}
+
+    # acknowledgements
+
+    @property
+    def has_leased(self) -> bool:
+        """Whether the client holds a message of QoS 1."""
+        return bool(self._leased)
+
+    def lease(self, packet_id: int, leased: Leased) -> None:
+        """Note that the client holds a message until `settle`."""
+        self._leased[packet_id] = leased
+
+    def settle(self, ids: Iterable[int]) -> list[int]:
+        """Settle the messages with *ids*; return those ids that belong to no shared subscription."""
+        rest: list[int] = []
+        for packet_id in ids:
+            leased = self._leased.pop(packet_id, None)
+            if leased is None:
+                rest.append(packet_id)
+            else:
+                leased.member.ack(leased.queue_id, leased.offset)
+        if self._leaving:
+            self._leave_settled()
+        return rest
+
+    def _leave_settled(self) -> None:
+        held = {leased.member for leased in self._leased.values()}
+        for member in self._leaving - held:
+            self._leaving.discard(member)
+            member.leave()
+
+    def _join_again(self, grant: Grant) -> list[Member]:
+        """Join the group again, because a topic was deleted; what it had there is gone. Raises `Refused`."""
+        topic_filter = grant.subscription.topic_filter
+        shared = split_shared(topic_filter)
+        assert shared is not None
+        self.add(grant, shared)
+        return self._members[topic_filter][0]
+
+    def woken(self, topic_filter: str) -> None:
+        """Note that the group of *topic_filter* may have something for the client."""
+        self._due[topic_filter] = None
+
+    def collect(self, budget_bytes: int, room: Callable[[], int]) -> Iterator[tuple[Member, Grant, Delivery]]:
+        """Yield what the groups have for this client, as long as *room* is left in its window. Raises `Refused`.
+
+        One call looks at a limited number of groups and messages; the peer is woken for the others.
+        """
+        left, full = STEPS_A_TURN, dict[str, None]()
+        while self._due and left > 0 and budget_bytes > 0:
+            topic_filter = next(iter(self._due))
+            del self._due[topic_filter]
+            members, grant = self._members.get(topic_filter, ([], None))
+            if grant is None:
+                continue
+            if any(member.share.gone for member in members):
+                members = self._join_again(grant)
+            for member in members:
+                left -= STEPS_A_GROUP
+                free = room() if grant.subscription.qos else MESSAGES_A_TURN
+                member.credit = min(free, max(left // STEPS_OF[grant.subscription.qos], 1))
+                if free <= 0:
+                    member.pass_on()
+                    full[topic_filter] = None
+                    continue
+                for delivery in member.collect(budget_bytes):
+                    left -= STEPS_A_READ + delivery.count * STEPS_OF[grant.subscription.qos]
+                    budget_bytes -= len(delivery.data)
+                    yield member, grant, delivery
+                if member.credit <= 0:
+                    self._due[topic_filter] = None  # it may have more
+        if self._due:
+            self._peer.wake()
+        self._due.update(full)  # an acknowledgement makes room, and wakes the peer
+
+
+@contextmanager
+def _passing_over_denied() -> Iterator[None]:
+    """Pass over a topic that the client may not read, if none of its names should be there."""
+    try:
+        yield
+    except Refused as refused:
+        if refused.reason is not Reason.NO_PERMISSION:
+            raise

@@ -1,0 +1,86 @@
+"""Forgets shared subscriptions that no session has any more.
+
+The state of a group, which messages its members have had, outlives its members: those that are only offline have
+sessions with the filter, and the group collects messages for them. When no session has it any longer, the group is kept
+for ``shared_expiry_s``, for members that subscribe again. Then its state is dropped, and who subscribes later starts
+with new messages. Nothing about this is stored: after a restart the time starts again.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Final, final
+
+import trio
+
+from martlet.runtime.steps import Pace, Steps
+from martlet_mqtt.outbound.shares import POLICY, group_of
+from martlet_mqtt.shared.context import PROTOCOL, Context
+from martlet_mqtt.wire.names import split_shared
+
+__all__ = ["UnusedGroups"]
+
+SWEEP_S: Final = 60.0
+
+
+@final
+class UnusedGroups:
+    """Looks for unused groups now and then."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        # When a group was first seen without a session, by name.
+        self._since: dict[str, float] = {}
+
+    async def run(self) -> None:
+        """Forget unused groups, until cancelled."""
+        while True:
+            await trio.sleep(SWEEP_S)
+            await self._context.broker.turns.finish(self._sweep())
+
+    def _sweep(self) -> Steps[None]:
+        context, now = self._context, trio.current_time()
+        for group in context.shared_lately:
+            self._since.pop(group, None)
+        context.shared_lately.clear()
+        used, before = (yield from self._used()), self._since
+        self._since = {}
+        over: dict[str, None] = {}
+        pace = Pace()
+        for group in context.broker.shares.groups_of(PROTOCOL):
+            # Those that somebody joined since the sweep began may have been missed.
+            if group not in used and group not in context.shared_lately:
+                since = self._since[group] = before.get(group, now)
+                # Two sweeps must see it: the session of a new member may not be known yet.
+                if group in before and now - since >= context.config.shared_expiry_s:
+                    over[group] = None
+            if pace.is_over():
+                yield
+        yield from context.broker.shares.forget_groups(POLICY, (each for each in over if self._is_unused(each)))
+
+    def _is_unused(self, group: str) -> bool:
+        """Return whether nobody has joined *group* since the sweep began."""
+        del self._since[group]
+        return group not in self._context.shared_lately
+
+    def _used(self) -> Steps[set[str]]:
+        """Return the groups that a session has, connected or not."""
+        table, pace, used = self._context.broker.sessions.table, Pace(), set[str]()
+        prefix = f"{PROTOCOL} "
+        for key in table:
+            state = table.get(key) if key.startswith(prefix) else None
+            if state is not None:
+                used.update(_groups_in(state.filters))
+            if pace.is_over(1 + len(state.filters) if state is not None else 1):
+                yield
+        for client in list(self._context.clients.values()):
+            used.update(_groups_in(client.filters))
+            if pace.is_over(1 + len(client.filters)):
+                yield
+        return used
+
+
+def _groups_in(filters: Iterable[str]) -> Iterator[str]:
+    """Yield the groups of the shared subscriptions among *filters*."""
+    for each in filters:
+        shared = split_shared(each)
+        if shared is not None:
+            yield group_of(shared)

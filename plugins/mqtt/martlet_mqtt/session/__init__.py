@@ -1,0 +1,1 @@
+"""A client from CONNECT to its will: handshake, login, session, end."""

@@ -1,0 +1,346 @@
+"""Wills: messages that the broker publishes for clients that are gone (MQTT 5 section 3.1.2.5).
+
+The session of a client with a will keeps it, so that it is published after a crash of the broker, too. It is published
+in one atomic group with the note that removes it from the session.
+"""
+
+import math
+from heapq import heapify, heappop, heappush
+from typing import Final, final
+
+import trio
+from msgspec.structs import replace
+
+from martlet.access import Gate
+from martlet.contracts import Identity
+from martlet.errors import Reason, Refused, StoreError
+from martlet.runtime.steps import Pace, Steps
+from martlet.sessions.journal_codec import SessionState
+from martlet.sessions.session import JointChanges, Session
+from martlet_mqtt.mapping.bridges import check_state, is_state, state_name
+from martlet_mqtt.mapping.messages import record_of
+from martlet_mqtt.shared.context import PROTOCOL, Context
+from martlet_mqtt.shared.storing import check_response_topic, check_retain, store
+from martlet_mqtt.wire.codec import decode_packet, encode_packet, packet_bytes
+from martlet_mqtt.wire.codes import V5, ReasonCode
+from martlet_mqtt.wire.errors import MqttError
+from martlet_mqtt.wire.packets import Publish, Will
+from martlet_mqtt.wire.properties import Property, decode_varint, encode_varint
+
+__all__ = ["Wills", "check_will", "decode_will", "encode_will"]
+
+AGAIN_S: Final = 10.0
+NO_HOST: Final = bytes(8)
+# Steps of a slice that publishing one will counts as: it takes 100 to 300 us.
+STEPS_A_WILL: Final = 32
+# Of a will with many user properties, each of which takes as long as a step or two.
+WILL_BYTES_A_STEP: Final = 8
+STEPS_A_LOOK: Final = 4
+# Times that count no longer are removed when there are so many more than times that count.
+SPARE: Final = 1000
+
+
+def check_will(context: Context, gate: Gate, will: Will) -> bytes:
+    """Return what a session keeps for *will*.
+
+    Raises:
+      Refused: the client of *gate* may not publish it.
+      MqttError: it cannot be published, or is too large for a session.
+    """
+    packet = _packet(will)
+    check_response_topic(packet)
+    check_retain(packet)
+    if is_state(will.topic):
+        gate.check("publish", state_name(will.topic, context.config.name_bytes_max))
+        check_state(will.topic, will.payload)
+    else:
+        name = context.names.find(will.topic)
+        gate.check_message(name.topic, name.properties[1])
+        record_of(packet, name, 0)
+    data, limit = encode_will(will), context.broker.sessions.quota.data_bytes_max
+    if len(data) > limit:
+        text = f"the will takes {len(data)} bytes; a session has room for {limit}"
+        raise MqttError(text, ReasonCode.PACKET_TOO_LARGE)
+    return data
+
+
+def _packet(will: Will) -> Publish:
+    properties = will.properties.without(Property.WILL_DELAY)
+    return Publish(will.topic, will.payload, will.qos, will.retain, False, 1 if will.qos else 0, properties)
+
+
+def encode_will(will: Will) -> bytes:
+    """Return what a session keeps for *will*: its delay in seconds, and the packet to publish."""
+    packet = _packet(will)
+    delay_s = will.properties.number(Property.WILL_DELAY, 0)
+    return encode_varint(min(delay_s, (1 << 28) - 1)) + encode_packet(packet, V5)
+
+
+def decode_will(data: bytes) -> tuple[int, Publish]:
+    """Return the delay and the packet of `encode_will`. Raises `MqttError`."""
+    delay_s, at = decode_varint(data, 0)
+    end = at + packet_bytes(data, at)
+    head = at + 2
+    while data[head - 1] > 127:
+        head += 1
+    packet = decode_packet(data[at], data[head:end], V5)
+    assert isinstance(packet, Publish)
+    return delay_s, packet
+
+
+@final
+class Wills:
+    """Publishes the wills of all clients."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._due: list[tuple[float, str]] = []  # a heap of times on trio's clock, and client identifiers
+        self._latest: dict[str, float] = {}  # the time that counts, by identifier
+        # Clients that said DISCONNECT lately: their sessions may still keep the will, if the disk was full.
+        self._unwanted: set[str] = set()
+        # Clients whose will should have been published by now, and whether it was, unless that commit fails: then
+        # their sessions still keep it.
+        self._overdue: dict[str, bool] = {}
+        self._woken = trio.Event()
+
+    # storing
+
+    def _publish(self, client_id: str, owner: str, data: bytes, changes: JointChanges) -> None:
+        """Publish the will *data* of *owner*, together with *changes*; a will that may not be published is dropped.
+
+        Raises:
+          Refused: the store accepts nothing at the moment.
+        """
+        gate = self._context.broker.gate(Identity(owner))
+        try:
+            self._store(gate, client_id, data, changes)
+        except (MqttError, Refused) as error:
+            if isinstance(error, Refused) and error.reason in (Reason.BUSY, Reason.UNAVAILABLE):
+                raise
+            self._context.complaints.warn("the will of client %r is not published; %s", client_id, error)
+            changes.store()
+        else:
+            self._context.counters.wills += not self._overdue.get(client_id)
+
+    def _publish_overdue(self, client_id: str, owner: str, data: bytes, changes: JointChanges) -> None:
+        """Like `_publish`, for a will that is due now, whether the commit fails or not. Raises `Refused`."""
+        self._overdue.setdefault(client_id, False)
+        self._publish(client_id, owner, data, changes)
+        self._overdue[client_id] = True
+        self.publish_later(client_id, AGAIN_S)  # which sees whether the commit failed
+
+    def _store(self, gate: Gate, client_id: str, data: bytes, changes: JointChanges) -> None:
+        context, (_, packet) = self._context, decode_will(data)
+        if is_state(packet.topic):
+            context.bridges.publish(gate, client_id, packet.topic, packet.payload, retain=packet.retain)
+            changes.store()
+            return
+        name = context.names.find(packet.topic)
+        try:
+            store(context, gate, packet, name, NO_HOST, client_id, changes)
+        except Refused as refused:
+            if not packet.retain or refused.reason is not Reason.BUSY:
+                raise
+            # There may never be room for another retained message, but subscribers can have it now.
+            context.complaints.warn("the will of client %r is published but not retained; %s", client_id, refused)
+            store(context, gate, replace(packet, retain=False), name, NO_HOST, client_id, changes)
+
+    def _try_again(self, client_id: str, error: Exception) -> None:
+        what = "removed" if client_id in self._unwanted else "published"
+        self._context.complaints.warn("the will of client %r is not %s yet, trying again; %s", client_id, what, error)
+        self.publish_later(client_id, AGAIN_S)
+
+    # a client goes, or comes back
+
+    def of_gone(self, session: Session, *, is_wanted: bool) -> None:
+        """Publish the will of the client that leaves *session*, now or after its delay; drop it unless *is_wanted*.
+
+        If the session ends now, `Session.leave` does the rest.
+        """
+        has_session = self._context.broker.sessions.live.has(session)
+        if has_session and not session.data:
+            return
+        kept, client_id = session if has_session else self._stored(session), session.name
+        if not kept.data:
+            return
+        if has_session:
+            self._unwanted.discard(client_id)  # that was an earlier will
+            self._overdue.pop(client_id, None)
+        delay_s = _delay_of(kept)
+        try:
+            if not is_wanted or client_id in self._unwanted:
+                self._unwanted.add(client_id)
+                self.publish_later(client_id, AGAIN_S)  # which sees whether the session keeps it no more
+                if kept.expiry_s:
+                    session.keep(b"")
+            elif delay_s > 0 and client_id not in self._overdue:
+                self.publish_later(client_id, delay_s)
+            else:
+                self._publish_now(session)
+        except (Refused, StoreError) as error:
+            self._try_again(client_id, error)
+
+    def _publish_now(self, session: Session) -> None:
+        """Publish the will that *session* keeps, which ends if it expires at once. Raises `Refused`."""
+        changes, data = session.changes(), session.data
+        if session.expiry_s:
+            changes.keep(b"")
+        else:
+            changes.end()
+        self._publish_overdue(session.name, session.owner, data, changes)
+
+    def _stored(self, session: Session) -> Session | SessionState:
+        """Return what is stored of *session*, whose last changes were lost, or *session* if that is not known."""
+        sessions = self._context.broker.sessions
+        if not session.name or not sessions.is_settled(PROTOCOL, session.name):
+            return session
+        state, _ = sessions.find(PROTOCOL, session.name)
+        return state if state is not None else SessionState("", "", 0, 0)
+
+    def of_returned(self, session: Session) -> None:
+        """Drop the will that *session* kept while its client was away; publish it if that is overdue.
+
+        Raises:
+          Refused: it cannot be published now.
+        """
+        client_id, data = session.name, session.data
+        if not (data or self._latest):
+            return
+        if client_id in self._unwanted or (client_id in self._overdue and not data):
+            return  # it was removed or published; somebody looks soon whether that commit failed
+        if data and (client_id in self._overdue or not _delay_in(data)):
+            changes = session.changes()
+            changes.keep(b"")
+            self._publish_overdue(client_id, session.owner, data, changes)
+        else:
+            self._latest.pop(client_id, None)
+
+    def end(self, session: Session) -> None:
+        """End *session*, which the client does not want; publish the will that it keeps (MQTT 5 section 3.1.3.2.2).
+
+        Raises:
+          Refused: the store accepts nothing at the moment.
+        """
+        changes = session.changes()
+        changes.end()
+        if session.data and session.name not in self._unwanted:
+            self._publish(session.name, session.owner, session.data, changes)
+        else:
+            changes.store()
+
+    def ending(self, changes: JointChanges) -> None:
+        """Publish the will of a session that ends with *changes*. Raises `Refused`."""
+        state = changes.state
+        client_id, has_expired = state.key.partition(" ")[2], state.ends_ms > 0
+        if state.data and client_id not in self._unwanted:
+            self._publish_overdue(client_id, state.owner, state.data, changes)
+        else:
+            changes.store()
+        self._context.counters.expired_sessions += has_expired
+
+    # later
+
+    def publish_later(self, client_id: str, delay_s: float) -> None:
+        """Publish the will that the session of *client_id* keeps after *delay_s*, unless a client comes back."""
+        at = self._latest[client_id] = trio.current_time() + delay_s
+        heappush(self._due, (at, client_id))
+        if self._due[0][1] == client_id or self._has_many_stale:
+            self._woken.set()
+
+    async def run(self) -> None:
+        """Publish delayed wills, until cancelled; those of before the start first."""
+        turns = self._context.broker.turns
+        await turns.finish(self._find_all())
+        while True:
+            self._woken = trio.Event()
+            if self._has_many_stale:
+                await turns.finish(self._remove_stale())
+            pause_s = self._due[0][0] - trio.current_time() if self._due else math.inf
+            with trio.move_on_after(max(0, pause_s)):
+                await self._woken.wait()
+            await turns.finish(self._publish_all_due())
+
+    def _publish_all_due(self) -> Steps[None]:
+        pace = Pace()
+        while self._due and self._due[0][0] <= trio.current_time():
+            at, client_id = heappop(self._due)
+            if self._latest.get(client_id) == at:
+                del self._latest[client_id]
+                pace.spend(STEPS_A_WILL + self._publish_due(client_id) // WILL_BYTES_A_STEP)
+            if pace.is_over():
+                yield
+
+    @property
+    def _has_many_stale(self) -> bool:
+        return len(self._due) > 2 * len(self._latest) + SPARE
+
+    def _remove_stale(self) -> Steps[None]:
+        """Remove the times of clients that came back, in slices."""
+        before, self._due = self._due, []
+        kept: list[tuple[float, str]] = []
+        pace = Pace()
+        for each in before:
+            if self._latest.get(each[1]) == each[0]:
+                kept.append(each)
+            if pace.is_over():
+                yield
+        kept += self._due  # since then
+        heapify(kept)
+        self._due = kept
+
+    def _find_all(self) -> Steps[None]:
+        """Find the wills of clients that were connected when the broker ended, and those whose time had not come."""
+        table, pace, now = self._context.broker.sessions.table, Pace(), trio.current_time()
+        for key in table:
+            protocol, _, client_id = key.partition(" ")
+            if protocol == PROTOCOL and client_id not in self._latest and client_id not in self._context.clients:
+                state = table.get(key)
+                if state is not None and state.data:
+                    at = self._latest[client_id] = now + _delay_of(state)
+                    self._due.append((at, client_id))
+            if pace.is_over(STEPS_A_LOOK):
+                yield
+        heapify(self._due)
+
+    def _publish_due(self, client_id: str) -> int:
+        """Publish the will of a client; return its size."""
+        sessions = self._context.broker.sessions
+        if not sessions.is_settled(PROTOCOL, client_id):
+            self.publish_later(client_id, AGAIN_S)
+            return 0
+        changes = sessions.changes_without_client(PROTOCOL, client_id)
+        if changes is None or not changes.state.data:
+            self._unwanted.discard(client_id)
+            self._overdue.pop(client_id, None)
+            return 0
+        state, data = changes.state, changes.state.data
+        try:
+            if state.expiry_s:
+                changes.keep(b"")
+            else:
+                changes.end()
+            if client_id in self._unwanted:
+                changes.store()
+                self.publish_later(client_id, AGAIN_S)  # see again: the commit may fail
+            else:
+                self._publish_overdue(client_id, state.owner, data, changes)
+        except (Refused, StoreError) as error:
+            self._try_again(client_id, error)
+        return len(data)
+
+
+def _delay_of(kept: Session | SessionState) -> float:
+    """Return after which time the will that a session keeps is published, or dropped if it is damaged."""
+    return capped(_delay_in(kept.data), kept.expiry_s)
+
+
+def _delay_in(data: bytes) -> int:
+    try:
+        return decode_will(data)[0]
+    except MqttError:
+        return 0
+
+
+def capped(delay_s: float, expiry_s: int) -> float:
+    """Return after which time a will is published: its delay, or earlier if the session ends earlier."""
+    return delay_s if expiry_s < 0 else min(delay_s, expiry_s)

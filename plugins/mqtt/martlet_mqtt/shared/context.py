@@ -1,0 +1,96 @@
+"""What all connections of the plugin share: the topic and its feed, names, shapes, clients, and what they did."""
+
+import logging
+from typing import Final, final
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
+
+from martlet.broker import Broker
+from martlet.delivery.feed import Feed
+from martlet.groups.leaving import Leaving
+from martlet.net.complaints import Complaints
+from martlet_mqtt.config import MqttConfig
+from martlet_mqtt.mapping.bridges import Bridges
+from martlet_mqtt.mapping.frames import Shapes
+from martlet_mqtt.mapping.rules import Rules
+from martlet_mqtt.shared.clients import Connected
+from martlet_mqtt.shared.retained import Retained
+from martlet_mqtt.wire.names import Names
+
+__all__ = ["PROTOCOL", "Context", "Counters", "create_topics"]
+
+log = logging.getLogger("martlet.mqtt")
+
+# What a PUBLISH has beside its payload: the name, and properties that are stored beside the body.
+BESIDE_PAYLOAD_BYTES: Final = 1 << 17
+PROTOCOL: Final = "mqtt"
+
+
+@final
+class Counters(Struct):
+    """What happened since the start."""
+
+    received: int = 0  # PUBLISH packets of clients
+    delivered: int = 0  # PUBLISH packets to clients
+    stored: int = 0  # messages of clients that the log has
+    dropped: int = 0  # messages of QoS 0 that a slow client did not get
+    oversize: int = 0  # messages that a client did not get because they are larger than it accepts
+    refused: int = 0  # messages of clients that were not stored
+    unretained: int = 0  # messages with RETAIN that were stored but not retained
+    expired: int = 0  # messages that expired before they were delivered
+    unreadable: int = 0  # messages that a client did not get because their bodies cannot be decompressed
+    wills: int = 0  # wills that were published
+    removed: int = 0  # messages in flight that retention removed before they were delivered again
+    missed: int = 0  # messages of their topics that retention removed before sessions came back; an upper bound
+    missed_sessions: int = 0  # sessions that came back after retention had removed such messages
+    connections: int = 0
+    packets_received: int = 0  # of all kinds
+    answers: int = 0  # packets to clients other than PUBLISH
+    expired_sessions: int = 0
+
+
+def create_topics(broker: Broker, rules: Rules) -> None:
+    """Create the topics of *rules* that do not exist. Raises `Refused` if a name is invalid, or there are too many."""
+    topics = broker.topics
+    for name in rules.topics:
+        if topics.get(name) is None:
+            topics.ensure(name, rules.queues_of(name), attributes=rules.attributes_of(name, topics.hours_max))
+
+
+@final
+class Context(Struct):
+    """Made by the plugin, once."""
+
+    config: MqttConfig
+    broker: Broker
+    feed: Feed
+    names: Names
+    retained: Retained
+    rules: Rules
+    shapes: Shapes = field(default_factory=Shapes)
+    counters: Counters = field(default_factory=Counters)
+    # Warnings about clients, limited in number.
+    complaints: Complaints = field(default_factory=lambda: Complaints(log))
+    # Connected clients by their identifier.
+    clients: dict[str, Connected] = field(default_factory=dict)
+    # What bridges of other brokers say about themselves.
+    bridges: Bridges = field(default_factory=Bridges)
+    # Members of shared subscriptions whose clients are gone.
+    leaving: Leaving = field(default_factory=Leaving)
+    # Groups of shared subscriptions that somebody joined lately, so that they are not taken for unused ones.
+    shared_lately: set[str] = field(default_factory=set)
+
+    @property
+    def packet_bytes_max(self) -> int:
+        """The longest packet that a client may send: no longer than what the longest message needs."""
+        return min(self.config.packet_bytes_max, self.broker.config.message_bytes_max + BESIDE_PAYLOAD_BYTES)
+
+    def ensure_topics(self) -> None:
+        """Create those topics of the feed again that were deleted. Raises `Refused` if there are too many topics."""
+        create_topics(self.broker, self.rules)
+
+    def statistics(self) -> dict[str, object]:
+        """Return the counters, with what connected clients have not got because they were too slow."""
+        dropped = self.counters.dropped + sum(client.dropped for client in self.clients.values())
+        return {**asdict(self.counters), "dropped": dropped, "clients": len(self.clients)}

@@ -1,0 +1,327 @@
+"""Retained messages: the log position of the newest one of each name.
+
+A retained message is stored twice, in one atomic group: in its topic, where everybody receives it once, and in
+`RETAINED_TOPIC`, which no client can read. A projection of that topic alone knows the newest record of each name, so it
+costs nothing for other messages, and retention copies records there without anybody receiving them again.
+An empty payload removes the retained message of its name (MQTT 5 section 3.3.1.3). One that has expired is removed by a
+sweep, and not copied by retention.
+
+A copy must neither replace a newer message nor bring back a removed one, so none is made while the log has a newer
+record of the name, whether applied or not. A copy stores as its prepared position where the message was published.
+"""
+
+from collections.abc import Container, Iterator, Sequence
+from functools import partial
+from typing import Final, NamedTuple, final
+
+import trio
+
+from martlet.contracts import Buffer, RecordView
+from martlet.errors import Reason, Refused
+from martlet.message import Message
+from martlet.records.codec import decode_record
+from martlet.runtime.clock import Clock
+from martlet.runtime.steps import Pace, Steps, WaitingSteps, off_loop
+from martlet.runtime.turns import Turns
+from martlet.state import NOTHING, Pages, pack_rows, unpack_rows
+from martlet.store import Store
+from martlet.store.format.notes import OWN_PREFIX
+from martlet_mqtt.shared.retained_ahead import Ahead, Appended
+from martlet_mqtt.shared.retained_names import SortedNames
+
+__all__ = ["RETAINED_TOPIC", "Retained", "size_of"]
+
+RETAINED_TOPIC: Final = OWN_PREFIX + "mqtt.retained"
+FORMAT: Final = 4
+SIZE_BITS: Final = 32
+POSITION_BITS: Final = 64
+SIZE_MASK: Final = (1 << SIZE_BITS) - 1
+POSITION_MASK: Final = (1 << POSITION_BITS) - 1
+ORIGIN_SHIFT: Final = SIZE_BITS + POSITION_BITS
+EXPIRY_SHIFT: Final = ORIGIN_SHIFT + POSITION_BITS
+# Seconds between two looks for messages that have expired.
+LOOK_S: Final = 60.0
+LOOKS_A_SLICE: Final = 2000
+DIGITS_MAX: Final = 19  # of a time in ms
+
+
+class Entry(NamedTuple):
+    """A retained message: where it is, where its client published it, its size, and when it expires (ms, 0: never).
+
+    The size is that of body and properties.
+    """
+
+    position: int
+    origin: int
+    size: int
+    expires_ms: int
+
+
+@final
+class Retained:
+    """The projection (martlet.state.Projection): the newest message of each name."""
+
+    name = "mqtt-retained"
+    topics = frozenset((RETAINED_TOPIC,))
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._entries: Pages[str, int] = Pages()  # by name, in the order of positions, each packed into one number
+        self._names = SortedNames()
+        self.bytes = 0
+        self._expiring = 0  # how many of them expire
+        # What is not applied yet, and how many messages and bytes are retained with that.
+        self._ahead = Ahead()
+        self._planned_count = 0
+        self._planned_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    # limits
+
+    def check_room(self, name: str, size: int, count_max: int, bytes_max: int) -> None:
+        """Raise `Refused` (BUSY) unless a message of *size* for *name* may be retained; a smaller one always may."""
+        self._forget_undone(self._next_offset())
+        before = self._newest_size(name)
+        count, total = self._planned_count, self._planned_bytes + size - before
+        if not before and count >= count_max:
+            raise Refused(Reason.BUSY, f"{count} messages are retained; mqtt.retained_max is {count_max}")
+        if size > before and total > bytes_max:
+            text = f"the retained messages would take {total} bytes, {size} of them for {name[:80]!r}"
+            raise Refused(Reason.BUSY, f"{text}; mqtt.retained_bytes_max is {bytes_max}")
+
+    def appended(self, name: str, size: int, end: int) -> None:
+        """Note that a message of *size* for *name* was just appended, with all that belongs to it before *end*."""
+        offset = self._next_offset() - 1
+        self._forget_undone(offset)
+        before = self._newest_size(name)
+        self._ahead.add(name, Appended(offset, end, size))
+        self._plan(name, before)
+
+    def _next_offset(self) -> int:
+        """Return the offset after the newest message that was appended."""
+        queue = self._store.find_queue(RETAINED_TOPIC, 0)
+        return queue.next_offset if queue is not None else 0
+
+    def _forget_undone(self, offset: int) -> None:
+        """Forget messages from *offset* on that were appended before now: their commit failed."""
+        ahead = self._ahead
+        while ahead and ahead.newest_offset() >= offset:
+            name = ahead.last()
+            before = self._newest_size(name)
+            ahead.drop_last()
+            self._plan(name, before)
+
+    def _forget_applied(self, offset: int) -> None:
+        """Forget messages up to *offset*: they are applied, or were damaged."""
+        ahead = self._ahead
+        while ahead and ahead.oldest_offset() <= offset:
+            name = ahead.first()
+            before = self._newest_size(name)
+            ahead.drop_first()
+            self._plan(name, before)
+
+    def _plan(self, name: str, before: int) -> None:
+        """Count that the newest message of *name* had the size *before*, 0 for none, and may have another one now."""
+        size = self._newest_size(name)
+        self._planned_count += bool(size) - bool(before)
+        self._planned_bytes += size - before
+
+    def _newest_size(self, name: str) -> int:
+        """Return the size of the newest message of *name*, which may not be applied yet; 0 for none."""
+        newest = self._ahead.newest(name)
+        return self._entries.get(name, 0) & SIZE_MASK if newest is None else newest.size
+
+    # what is retained
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def get(self, name: str) -> Entry | None:
+        """Return the retained message of *name*; None if there is none."""
+        entry = self._entries.get(name)
+        return None if entry is None else _unpacked(entry)
+
+    def position(self, name: str) -> int:
+        """Return the log position of the retained message of *name*; -1 if there is none."""
+        entry = self._entries.get(name)
+        return -1 if entry is None else _position(entry)
+
+    def find_origins(self, origins: Container[int]) -> Steps[dict[int, str]]:
+        """Return the names of the messages that were published at one of *origins*, by that, in slices."""
+        found: dict[int, str] = {}
+        pace = Pace(LOOKS_A_SLICE)
+        for name in list(self._entries):
+            entry = self.get(name)
+            if entry is not None and entry.origin in origins:
+                found[entry.origin] = name
+            if pace.is_over():
+                yield
+        return found
+
+    def may_match(self, topic_filter: str) -> bool:
+        """Return False if *topic_filter* matches no name with a retained message, applied or not."""
+        if _has_wildcards(topic_filter):
+            return len(self._entries) + len(self._ahead) > 0
+        return topic_filter in self._entries or self._ahead.newest(topic_filter) is not None
+
+    def matches(self, topic_filter: str, after: str = "") -> Iterator[str]:
+        """Yield the names with a retained message that *topic_filter* matches, in order, while messages come and go.
+
+        It begins with those that come after the name *after*. An empty text among them is no name: it gives the caller
+        a chance to pause (`retained_names.py`).
+        """
+        if _has_wildcards(topic_filter):
+            yield from self._names.matches(topic_filter, after)
+        elif topic_filter in self._entries and topic_filter > after:
+            yield topic_filter
+
+    # expiry
+
+    async def run(self, turns: Turns) -> None:
+        """Remove messages that have expired, until cancelled."""
+        while True:
+            await turns.finish(self.sweep())
+            await trio.sleep(LOOK_S)
+
+    def sweep(self) -> Steps[None]:
+        """Remove the messages that have expired, in slices."""
+        if not self._expiring:
+            return
+        pace = Pace(LOOKS_A_SLICE)
+        for name in list(self._entries):
+            self._drop_expired(name)
+            if pace.is_over():
+                yield
+
+    def _drop_expired(self, name: str) -> bool:
+        """Remove the message of *name* if it has expired; return whether it had."""
+        if not 0 < self._entries.get(name, 0) >> EXPIRY_SHIFT <= self._clock.now_ms():
+            return False
+        before = self._newest_size(name)
+        self._remove(name)
+        self._plan(name, before)
+        return True
+
+    # the projection
+
+    def apply(self, records: Sequence[RecordView]) -> None:
+        for record in records:
+            name = record.property("TAGS") or ""
+            self._forget_applied(record.queue_offset)
+            before = self._newest_size(name)
+            if record.body and record.property("MQTT_PAYLOAD_BYTES") != "0":
+                origin, size = record.prepared_position or record.position, size_of(record.body, record.properties)
+                self._put(name, Entry(record.position, origin, size, _expires_ms(record)))
+            elif name in self._entries:
+                self._remove(name)
+            self._plan(name, before)
+
+    def _put(self, name: str, entry: Entry) -> None:
+        before = self._entries.pop(name)  # so that it becomes the last one
+        if before is None:
+            self._names.add(name)
+        else:
+            self._uncount(before)
+        self.bytes += entry.size
+        self._expiring += entry.expires_ms > 0
+        self._entries[name] = _packed(entry)
+
+    def _remove(self, name: str) -> None:
+        self._uncount(self._entries[name])
+        del self._entries[name]
+        self._names.remove(name)
+
+    def _uncount(self, entry: int) -> None:
+        self.bytes -= entry & SIZE_MASK
+        self._expiring -= entry >> EXPIRY_SHIFT > 0
+
+    def freeze(self) -> Steps[Sequence[bytes]]:
+        return pack_rows(FORMAT, ((name, *_unpacked(entry)) for name, entry in self._entries.freeze()))
+
+    def restore(self, data: bytes, first_position: int) -> Steps[None]:
+        self._clear()
+        pace = Pace()
+        for name, *values in unpack_rows(FORMAT, data):
+            entry = Entry(*values)
+            if entry.position >= first_position:
+                self._put(name, entry)
+                self._plan(name, 0)
+            if pace.is_over():
+                yield
+
+    def forget(self, topic: str) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self._entries, self._names, self._ahead = Pages(), SortedNames(), Ahead()
+        self.bytes = self._expiring = self._planned_count = self._planned_bytes = 0
+
+    # retention
+
+    def floor(self) -> int:
+        first = next(iter(self._entries), None)
+        return NOTHING if first is None else self.position(first)
+
+    def roll(self, start: int, end: int) -> WaitingSteps[None]:
+        pace = Pace(LOOKS_A_SLICE)
+        for name in list(self._entries):
+            if pace.is_over():
+                yield None
+            while start <= (at := self.position(name)) < end and not self._drop_expired(name):
+                data = yield from off_loop(partial(self._store.known_record, at))
+                if self.position(name) == at:
+                    if data is not None and not self._is_replaced(name):
+                        self._copy(name, data)
+                    break
+
+    def _is_replaced(self, name: str) -> bool:
+        """Return whether the log has a newer message of *name* that is not applied yet: a copy must not follow it.
+
+        Raises:
+          Refused, StoreFailed: it cannot be known, because that message could not be committed.
+        """
+        self._forget_undone(self._next_offset())
+        newest = self._ahead.newest(name)
+        if newest is None:
+            return False
+        if newest.end > self._store.written:
+            self._store.committer.commit_early()
+        return True
+
+    def _copy(self, name: str, data: bytes) -> None:
+        entry = _unpacked(self._entries[name])
+        record = decode_record(data)
+        copy = Message(RETAINED_TOPIC, record.body, record.properties, 0, record.flag, record.sys_flag)
+        copy.born_ms, copy.born_host, copy.prepared_position = record.born_ms, record.born_host, entry.origin
+        self._store.append(copy, 0)
+
+
+def _has_wildcards(topic_filter: str) -> bool:
+    return "+" in topic_filter or "#" in topic_filter
+
+
+def _packed(entry: Entry) -> int:
+    position, origin, size, expires_ms = entry
+    return expires_ms << EXPIRY_SHIFT | origin << ORIGIN_SHIFT | position << SIZE_BITS | size
+
+
+def _unpacked(entry: int) -> Entry:
+    origin = entry >> ORIGIN_SHIFT & POSITION_MASK
+    return Entry(_position(entry), origin, entry & SIZE_MASK, entry >> EXPIRY_SHIFT)
+
+
+def _position(entry: int) -> int:
+    return entry >> SIZE_BITS & POSITION_MASK
+
+
+def _expires_ms(record: RecordView) -> int:
+    text = record.property("EXPIRES_MS") or ""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < DIGITS_MAX else 0
+
+
+def size_of(body: Buffer, properties: Buffer) -> int:
+    """Return how many bytes of ``mqtt.retained_bytes_max`` a message takes."""
+    return len(body) + len(properties)

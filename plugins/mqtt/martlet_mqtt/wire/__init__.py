@@ -1,0 +1,1 @@
+"""Packets of MQTT and their bytes; no input or output."""

@@ -1,0 +1,45 @@
+"""Protocol errors, with the reason code for the client."""
+
+from typing import Final
+
+from martlet.errors import Reason, Refused, RemoteProtocolError
+from martlet_mqtt.wire.codes import ReasonCode
+
+__all__ = ["Malformed", "MqttError", "NotAccepted", "reason_of"]
+
+_REASONS: Final = {
+    Reason.BUSY: ReasonCode.QUOTA_EXCEEDED,
+    Reason.ILLEGAL: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
+    Reason.MALFORMED: ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,  # a value that is no number: the packet is well-formed
+    Reason.NO_PERMISSION: ReasonCode.NOT_AUTHORIZED,
+    Reason.UNAVAILABLE: ReasonCode.QUOTA_EXCEEDED,
+    Reason.NO_TOPIC: ReasonCode.TOPIC_NAME_INVALID,
+}
+
+
+class MqttError(RemoteProtocolError):
+    """The client broke the protocol; ``reason`` is what its DISCONNECT or CONNACK says."""
+
+    def __init__(self, text: str, reason: ReasonCode = ReasonCode.PROTOCOL_ERROR) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class Malformed(MqttError):
+    """Bytes that are no packet."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, ReasonCode.MALFORMED_PACKET)
+
+
+class NotAccepted(MqttError):
+    """A valid packet asks for what this broker does not do; an acknowledgement can say so."""
+
+
+def reason_of(error: Exception) -> ReasonCode:
+    """Return the reason code that tells a client about *error*."""
+    if isinstance(error, MqttError):
+        return error.reason
+    if isinstance(error, Refused):
+        return _REASONS.get(error.reason, ReasonCode.UNSPECIFIED_ERROR)
+    return ReasonCode.UNSPECIFIED_ERROR

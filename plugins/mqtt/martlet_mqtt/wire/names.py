@@ -1,0 +1,218 @@
+"""Topic names, topic filters, shared subscriptions and client identifiers: what is allowed (MQTT 5 sections 4.7, 4.8).
+
+Like Mosquitto, the broker also refuses control characters in all of them, which nobody could see in a list. Wildcards
+in client identifiers and user names are allowed: phone numbers, Base64 and mail addresses have them. Who puts such a
+name into a pattern escapes it.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Final, NamedTuple, final
+from urllib.parse import quote
+from zlib import crc32
+
+from martlet.errors import ConfigError
+from martlet.records.codec import tags_code
+from martlet_mqtt.wire.codes import ReasonCode
+from martlet_mqtt.wire.errors import Malformed, MqttError, NotAccepted
+
+__all__ = [
+    "AUTOMATIC",
+    "SHARE",
+    "Name",
+    "Names",
+    "SharedFilter",
+    "check_client_id",
+    "check_filter",
+    "check_name",
+    "check_prefix",
+    "check_user_name",
+    "is_shared",
+    "response_prefix",
+    "split_shared",
+]
+
+NAMES_KEPT: Final = 50_000
+NAMES_KEPT_BYTES: Final = 16 << 20
+LEVELS_MAX: Final = 200
+# Names that only the broker publishes to begin with it, and wildcards at a filter's first level do not match them.
+HIDDEN: Final = "$"
+SHARE: Final = "$share/"
+# The beginning of client identifiers that the broker chooses.
+AUTOMATIC: Final = "auto-"
+_SHOWN: Final = 80
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+WILDCARD: Final = re.compile(r"[+#]")
+# A level with a wildcard and something else, or # before the last level.
+_MISPLACED: Final = re.compile(r"[^/][+#]|\+[^/]|#.")
+
+
+class SharedFilter(NamedTuple):
+    """``$share/GROUP/FILTER``."""
+
+    group: str
+    topic_filter: str
+
+
+def check_name(name: str) -> None:
+    """Raise `MqttError` (TOPIC_NAME_INVALID) unless messages may be published to *name*."""
+    if not name:
+        raise MqttError("the topic name is empty; give at least one character", ReasonCode.TOPIC_NAME_INVALID)
+    if WILDCARD.search(name):
+        raise _invalid("topic name", name, "contains a wildcard", ReasonCode.TOPIC_NAME_INVALID)
+    _check_text("topic name", name, ReasonCode.TOPIC_NAME_INVALID)
+
+
+def check_filter(topic_filter: str) -> None:
+    """Raise `MqttError` (TOPIC_FILTER_INVALID) unless *topic_filter*, which is not shared, may be subscribed to."""
+    if not topic_filter:
+        raise MqttError("the topic filter is empty; give at least one character", ReasonCode.TOPIC_FILTER_INVALID)
+    if _MISPLACED.search(topic_filter):
+        text = "has a wildcard that is not a level of its own, or # before its end"
+        raise _invalid("topic filter", topic_filter, text, ReasonCode.TOPIC_FILTER_INVALID)
+    _check_text("topic filter", topic_filter, ReasonCode.TOPIC_FILTER_INVALID)
+
+
+def check_prefix(prefix: str) -> None:
+    """Raise `ConfigError` unless names may begin with ``mqtt.response_prefix``, which may be empty."""
+    try:
+        if prefix:
+            check_name(prefix)
+    except MqttError as error:
+        raise ConfigError(f"mqtt.response_prefix is invalid; {error}") from error
+    if prefix.startswith(HIDDEN):
+        raise ConfigError(f"mqtt.response_prefix {prefix!r} begins with {HIDDEN}; clients cannot publish there")
+
+
+def response_prefix(prefix: str, client_id: str) -> str:
+    """Return the name below which responses for a client go: below *prefix*, with one level for its identifier."""
+    return f"{prefix}/{quote(client_id, safe='@:')}"
+
+
+def is_shared(topic_filter: str) -> bool:
+    """Return whether *topic_filter* is that of a shared subscription."""
+    return topic_filter.startswith(SHARE)
+
+
+def split_shared(topic_filter: str) -> SharedFilter | None:
+    """Return the parts of a shared subscription [MQTT-4.8.2-1, MQTT-4.8.2-2]; None if *topic_filter* is no such one.
+
+    Raises:
+      MqttError: the group is empty or has a wildcard, or there is no filter.
+    """
+    if not topic_filter.startswith(SHARE):
+        return None
+    group, _, inner = topic_filter[len(SHARE) :].partition("/")
+    if not group or not inner or WILDCARD.search(group):
+        text = "is no shared subscription; write $share/GROUP/FILTER, with a group without wildcards"
+        raise _invalid("topic filter", topic_filter, text, ReasonCode.TOPIC_FILTER_INVALID)
+    _check_text("group", group, ReasonCode.TOPIC_FILTER_INVALID)
+    return SharedFilter(group, inner)
+
+
+def check_client_id(client_id: str) -> None:
+    """Raise `MqttError` (CLIENT_IDENTIFIER_NOT_VALID) if a client must not have the identifier *client_id*."""
+    reason = ReasonCode.CLIENT_IDENTIFIER_NOT_VALID
+    _check_text("client identifier", client_id, reason)
+
+
+def check_user_name(user: str) -> None:
+    """Raise `MqttError` (BAD_USER_NAME_OR_PASSWORD) if a client must not have the user name *user*."""
+    reason = ReasonCode.BAD_USER_NAME_OR_PASSWORD
+    if _CONTROL.search(user):
+        raise _invalid("user name", user, "contains a control character", reason)
+
+
+def _check_text(what: str, text: str, reason: ReasonCode) -> None:
+    if _CONTROL.search(text):
+        raise _invalid(what, text, "contains a control character", reason)
+    if text.count("/") >= LEVELS_MAX:
+        raise _invalid(what, text, f"has more than {LEVELS_MAX} levels", reason)
+
+
+def _invalid(what: str, text: str, why: str, reason: ReasonCode) -> MqttError:
+    return MqttError(f"{what} {text[:_SHOWN]!r} {why}", reason)
+
+
+@final
+class Name:
+    """A topic name that messages may be published to, with what a record of such a message holds.
+
+    ``raw`` is its UTF-8, ``topic`` the platform topic that has its messages, ``code`` the tag code of RocketMQ,
+    ``place`` a number that chooses the queue, and ``properties`` those of a message without its own, by its QoS.
+    """
+
+    __slots__ = ("code", "place", "properties", "raw", "text", "topic")
+
+    def __init__(self, text: str, topic: str) -> None:
+        self.text = text
+        self.topic = topic
+        self.raw = raw = text.encode()
+        self.code = tags_code(raw)
+        self.place = crc32(raw)
+        tags = b"TAGS\x01%b\x02" % raw
+        self.properties = tags + b"MQTT_QOS\x010\x02", tags, tags + b"MQTT_QOS\x012\x02"
+
+
+@final
+class Names:
+    """The names that were published to, by their UTF-8; shared by all connections.
+
+    *topic_of* returns the platform topic of a name.
+    """
+
+    def __init__(self, name_bytes_max: int, topic_of: Callable[[str], str] = lambda name: "mqtt") -> None:
+        self.table: dict[bytes, Name] = {}
+        self._topic_of = topic_of
+        self._name_bytes_max = name_bytes_max
+        self._bytes = 0
+
+    def find(self, name: str) -> Name:
+        """Return *name*. Raises `MqttError` (TOPIC_NAME_INVALID) if messages must not be published to it."""
+        raw = name.encode()
+        found = self.table.get(raw)
+        if found is None:
+            self._check(name, raw)
+            found = self._keep(Name(name, self._topic_of(name)))
+        return found
+
+    def is_valid(self, name: str) -> bool:
+        """Return whether messages may be published to *name*; the tag of another protocol's message may be any text."""
+        raw = name.encode()
+        try:
+            if raw not in self.table:
+                self._check(name, raw)
+        except MqttError:
+            return False
+        return True
+
+    def _check(self, name: str, raw: bytes) -> None:
+        check_name(name)
+        if len(raw) > self._name_bytes_max:
+            text = f"has {len(raw)} bytes; mqtt.name_bytes_max is {self._name_bytes_max}"
+            raise NotAccepted(f"topic name {name[:_SHOWN]!r} {text}", ReasonCode.TOPIC_NAME_INVALID)
+        if name.startswith(HIDDEN):
+            text = f"topic name {name[:_SHOWN]!r} begins with {HIDDEN}; only the broker publishes to such names"
+            raise NotAccepted(text, ReasonCode.TOPIC_NAME_INVALID)
+
+    def find_raw(self, raw: bytes) -> Name:
+        """Return the name with the UTF-8 *raw*. Raises `Malformed` as well."""
+        try:
+            return self.find(raw.decode())
+        except UnicodeDecodeError as error:
+            raise Malformed(f"topic name {raw[:_SHOWN]!r} is not UTF-8; send UTF-8") from error
+
+    def learn(self, raw: bytes) -> Name | None:
+        """Return the name with the UTF-8 *raw*; None if messages must not be published to it."""
+        try:
+            return self.find_raw(raw)
+        except MqttError:
+            return None
+
+    def _keep(self, name: Name) -> Name:
+        self._bytes += len(name.raw)
+        if len(self.table) >= NAMES_KEPT or self._bytes > NAMES_KEPT_BYTES:
+            self.table.clear()
+            self._bytes = len(name.raw)
+        self.table[name.raw] = name
+        return name

@@ -1,0 +1,208 @@
+"""One pull of a queue, and which messages a subscription selects."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import Enum, unique
+from typing import Final, TypeAlias, final
+
+from msgspec import Struct
+
+from martlet.errors import CorruptRecord, Refused
+from martlet.message import Record
+from martlet.records.codec import decode_records, tags_code
+from martlet_client.arguments import check_type, check_utf8
+from martlet_client.network import Network
+from martlet_remoting.wire.answers import bodies
+from martlet_remoting.wire.answers.errors import BadAnswer, BrokerError, RouteNotFound
+from martlet_remoting.wire.answers.messages import DamagedMessage, ReceivedMessage, received
+from martlet_remoting.wire.codes import ResponseCode
+from martlet_remoting.wire.inner_batches import is_inner_batch, unroll
+from martlet_remoting.wire.packets import Command, MessageQueue
+from martlet_remoting.wire.request_headers import PullHeader
+
+__all__ = ["PullStatus", "Pulled", "Sql", "Subscription", "pull", "subscription_of"]
+
+# A tag may contain these characters, but hardly between spaces.
+COMPARISON: Final = re.compile(r"\s(?:=|<>|[<>]=?)\s")
+TAG: Final = "TAG"
+SQL92: Final = "SQL92"
+# RocketMQ's client asks for no more at once (pullBatchSize), and brokers return fewer.
+PULL_MESSAGES_MAX: Final = 1024
+# RocketMQ checks only every 5 s whether a waiting pull has timed out (PullRequestHoldService).
+ANSWER_MARGIN_S: Final = 10.0
+
+
+@final
+@unique
+class PullStatus(Enum):
+    """The result of a pull.
+
+    ``FOUND``: messages. ``NO_NEW_MESSAGE``: the offset is the end of the queue. ``NO_MATCHED_MESSAGE``: none of
+    the checked messages is selected; continue at ``next_offset``. ``OFFSET_MOVED``: the queue does not have this
+    offset (any more); ``next_offset`` is the nearest one.
+    """
+
+    FOUND = ResponseCode.SUCCESS
+    NO_NEW_MESSAGE = ResponseCode.PULL_NOT_FOUND
+    NO_MATCHED_MESSAGE = ResponseCode.PULL_RETRY_IMMEDIATELY
+    OFFSET_MOVED = ResponseCode.PULL_OFFSET_MOVED
+
+
+_STATUSES: Final[Mapping[int, PullStatus]] = {status.value: status for status in PullStatus}
+
+
+@final
+class Sql(Struct, frozen=True):
+    """Selects messages by an SQL92 expression over their properties, for example ``Sql("price > 5")``.
+
+    The broker evaluates it; a broker without SQL92 refuses the subscription.
+    """
+
+    expression: str
+
+
+# Selects messages: ``*`` for all, ``tag`` or ``tag || tag``, or an `Sql` expression.
+Expression: TypeAlias = str | Sql
+
+
+@final
+class Subscription(Struct, frozen=True):
+    """Which messages of a topic a group wants; ``tags`` is empty if it wants all, or selects by SQL92."""
+
+    topic: str
+    expression: str
+    expression_type: str
+    version: int
+    tags: frozenset[str]
+
+    def selects(self, message: ReceivedMessage) -> bool:
+        """Whether the message is selected; brokers compare only the hash of its tag."""
+        return not self.tags or message.tags in self.tags
+
+    def fields(self) -> dict[str, object]:
+        """Return its fields in a heartbeat."""
+        return {
+            "classFilterMode": False,
+            "codeSet": sorted(tags_code(tag) for tag in self.tags),
+            "expressionType": self.expression_type,
+            "subString": self.expression,
+            "subVersion": self.version,
+            "tagsSet": sorted(self.tags),
+            "topic": self.topic,
+        }
+
+
+def subscription_of(topic: str, expression: Expression, version: int) -> Subscription:
+    """Return the subscription to *topic* by ``*``, by ``tag || tag``, or by `Sql`.
+
+    Raises:
+      TypeError: *expression* is neither a str nor `Sql`.
+      ValueError: it selects nothing, mixes ``*`` with tags, or is SQL92 in a plain str.
+    """
+    if isinstance(expression, Sql):
+        check_type("SQL92 expression", expression.expression, str)
+        check_utf8("SQL92 expression", expression.expression)
+        if not expression.expression.strip():
+            raise ValueError("SQL92 expression is empty; give '*' instead of Sql to select every message")
+        return Subscription(topic, expression.expression, SQL92, version, frozenset())
+    check_type(f"expression for topic {topic!r},", expression, str, "for example '*' or 'tagA || tagB', or Sql")
+    check_utf8(f"expression for topic {topic!r},", expression)
+    tags = frozenset(tag for part in expression.split("||") if (tag := part.strip()))
+    if not tags:
+        raise ValueError(f"expression {expression!r} for topic {topic!r} names no tag; '*' selects every message")
+    if tags == {"*"}:
+        return Subscription(topic, "*", TAG, version, frozenset())
+    if "*" in tags:
+        raise ValueError(f"expression {expression!r} for topic {topic!r} mixes '*' with tags; give one or the other")
+    if COMPARISON.search(expression):
+        raise ValueError(f"expression {expression!r} for topic {topic!r} looks like SQL92; pass Sql({expression!r})")
+    return Subscription(topic, expression, TAG, version, tags)
+
+
+@final
+class Pulled(Struct, frozen=True):
+    """The answer to one pull.
+
+    The next pull continues at ``next_offset``. The queue has the offsets from ``min_offset`` to below
+    ``max_offset``. ``damaged`` are the records that cannot be delivered.
+    """
+
+    status: PullStatus
+    messages: list[ReceivedMessage]
+    damaged: list[DamagedMessage]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    suggested_broker_id: int
+
+
+async def pull(network: Network, queue: MessageQueue, header: PullHeader, code: int, broker_id: int = 0) -> Pulled:
+    """Return the answer of the queue's broker; it may contain messages whose tag only has the same hash.
+
+    Raises:
+      BrokerError: it refused.
+      RouteNotFound: the queue's broker is not known.
+      ConnectionLost, RequestTimeout: it did not answer.
+    """
+    route = await network.route(queue.topic)
+    address = route.address(queue.broker_name, broker_id)
+    if address is None:
+        raise RouteNotFound(queue.topic, f"has no broker {queue.broker_name!r} at the moment")
+    header.broker_name = queue.broker_name
+    timeout_s = network.settings.request_timeout_s + header.suspend_ms / 1000 + ANSWER_MARGIN_S
+    answer = await network.ask_any(address, code, header.to_ext(), b"", timeout_s)
+    status = _STATUSES.get(answer.code)
+    if status is None:
+        raise BrokerError(answer.code, answer.remark or "", address)
+    return _pulled(answer, status, queue.broker_name, header.offset)
+
+
+def _pulled(answer: Command, status: PullStatus, broker_name: str, first: int) -> Pulled:
+    found = _decode_pulled(answer.body, broker_name, first) if status is PullStatus.FOUND else []
+    return Pulled(
+        status,
+        [message for message in found if isinstance(message, ReceivedMessage)],
+        [message for message in found if isinstance(message, DamagedMessage)],
+        bodies.header_integer(answer, "nextBeginOffset"),
+        bodies.header_integer(answer, "minOffset"),
+        bodies.header_integer(answer, "maxOffset"),
+        bodies.header_integer(answer, "suggestWhichBrokerId", 0),
+    )
+
+
+def decode_messages(body: bytes, broker_name: str) -> list[ReceivedMessage | DamagedMessage]:
+    """Return the messages in *body*, which has records as a broker stores them.
+
+    Raises:
+      BadAnswer: the bytes are not records.
+    """
+    return [received(record, broker_name) for record in _records(body, broker_name)]
+
+
+def _decode_pulled(body: bytes, broker_name: str, first: int) -> list[ReceivedMessage | DamagedMessage]:
+    """Like `decode_messages`, but with the messages of inner batches, from offset *first* on, in place of these."""
+    found: list[ReceivedMessage | DamagedMessage] = []
+    for record in _records(body, broker_name):
+        if is_inner_batch(record.sys_flag):
+            found += _members(record, broker_name, first)
+        else:
+            found.append(received(record, broker_name))
+    return found
+
+
+def _members(batch: Record, broker_name: str, first: int) -> list[ReceivedMessage | DamagedMessage]:
+    whole = received(batch, broker_name)
+    if isinstance(whole, ReceivedMessage):
+        try:
+            return [received(each, broker_name) for each in unroll(batch, first)]
+        except Refused as error:
+            whole = DamagedMessage(whole.queue, batch.queue_offset, batch.position, batch.topic, str(error))
+    return [replace(whole, queue_offset=max(batch.queue_offset, first))]
+
+
+def _records(body: bytes, broker_name: str) -> list[Record]:
+    try:
+        return decode_records(body, check_body=False)
+    except CorruptRecord as error:
+        raise BadAnswer(f"answer of broker {broker_name!r}: {error}") from error

@@ -1,0 +1,1 @@
+"""Name servers and other brokers: registration, and what they have told."""

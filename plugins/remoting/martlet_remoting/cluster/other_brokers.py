@@ -1,0 +1,93 @@
+"""The queues of a topic on other brokers, according to the name servers.
+
+The name server in this process is read directly. Remote ones are asked, and their answers are cached
+for as long as RocketMQ's brokers cache them. The members of a group request assignments at the same
+time; only one query runs at a time, and its answer serves them all.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Protocol, final
+
+import trio
+
+from martlet.errors import MartletError, Reason, Refused
+from martlet_remoting.wire.routes import TopicQueues
+
+__all__ = ["OtherBrokers", "Routes"]
+
+FRESH_S: Final = 30.0  # RocketMQ loadBalancePollNameServerInterval
+# A client gives up on its own request after 3 s (RebalanceImpl.QUERY_ASSIGNMENT_TIMEOUT).
+PATIENCE_S: Final = 2.0
+TOPICS_MAX: Final = 10_000
+
+
+class Routes(Protocol):
+    """A source of routes, such as `registrar.Registrar`."""
+
+    @property
+    def asks_elsewhere(self) -> bool:
+        """Whether there are remote name servers."""
+        ...
+
+    def queues_inside(self, topic: str) -> Sequence[TopicQueues]:
+        """Return the queues that the name server in this process knows; empty if there is none."""
+        ...
+
+    async def queues_elsewhere(self, topic: str) -> Sequence[TopicQueues]:
+        """Return the queues that a remote name server knows.
+
+        Raises:
+          OSError, MartletError, trio.BrokenResourceError: none gave a valid answer.
+        """
+        ...
+
+
+@final
+class OtherBrokers:
+    """Cached answers by topic; the oldest are dropped first."""
+
+    __slots__ = ("_asking", "_known", "_routes")
+
+    def __init__(self, routes: Routes) -> None:
+        self._routes = routes
+        self._known: dict[str, tuple[float, Sequence[TopicQueues]]] = {}
+        self._asking = trio.Lock()
+
+    def known(self, topic: str) -> Sequence[TopicQueues] | None:
+        """Return the queues of *topic* on all registered brokers; None if a name server must be asked."""
+        if not self._routes.asks_elsewhere:
+            return self._routes.queues_inside(topic)
+        found = self._known.get(topic)
+        if found is None or found[0] < trio.current_time():
+            return None
+        return [*self._routes.queues_inside(topic), *found[1]]
+
+    async def ask(self, topic: str) -> Sequence[TopicQueues]:
+        """Return the queues of *topic* on all registered brokers; ask a name server if necessary.
+
+        If none answers, the last answer is used.
+
+        Raises:
+          Refused: none answered, and there is no earlier answer (UNAVAILABLE).
+        """
+        async with self._asking:
+            fresh = self.known(topic)
+            if fresh is not None:
+                return fresh
+            try:
+                with trio.fail_after(PATIENCE_S):
+                    self._keep(topic, await self._routes.queues_elsewhere(topic))
+            except (OSError, MartletError, trio.BrokenResourceError, trio.TooSlowError) as error:
+                held = self._known.get(topic)
+                if held is None:
+                    reason = str(error) or f"none answered within {PATIENCE_S:g} s"
+                    text = f"other brokers of topic[{topic}] are unknown, because no name server answered"
+                    raise Refused(Reason.UNAVAILABLE, f"{text}; {reason}") from error
+                self._keep(topic, held[1])
+        return [*self._routes.queues_inside(topic), *self._known[topic][1]]
+
+    def _keep(self, topic: str, queues: Sequence[TopicQueues]) -> None:
+        self._known.pop(topic, None)
+        if len(self._known) >= TOPICS_MAX:
+            del self._known[next(iter(self._known))]
+        self._known[topic] = trio.current_time() + FRESH_S, queues

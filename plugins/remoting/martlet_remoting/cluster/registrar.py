@@ -1,0 +1,482 @@
+"""Registers this broker and its topics with name servers.
+
+It registers with the name server in this process by a function call, at once. With name servers
+elsewhere it registers over TCP: all topics at first and every 30 seconds, a changed topic as soon
+as it changes; at shutdown it unregisters. Each has its own task and connection, so that one that
+cannot be reached does not delay the others.
+"""
+
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Final, TypeAlias, final
+
+import orjson
+import trio
+from msgspec import Struct
+
+from martlet.broker import Broker
+from martlet.errors import MartletError, Refused, RemoteProtocolError
+from martlet.net.addresses import split_address
+from martlet.runtime.steps import Steps, finish_now
+from martlet.runtime.turns import Turns
+from martlet.tables.topics import INHERIT, READ, TEMPLATE_TOPIC, WRITE, Topic
+from martlet_remoting.dialing import why_not_opened
+from martlet_remoting.nameserver.kvconfig import ORDER_TOPICS
+from martlet_remoting.nameserver.server import NameServer
+from martlet_remoting.wire.codec import FrameBuffer, encode_command_in_pieces
+from martlet_remoting.wire.codes import ANSWER_LANGUAGE, RequestCode, ResponseCode
+from martlet_remoting.wire.packets import Command
+from martlet_remoting.wire.register_broker import Registration, encode_registration, order_topics
+from martlet_remoting.wire.routes import MASTER_ID, TopicQueues, TopicShape, Version, decode_queues
+
+__all__ = ["Registrar", "create_standard_topics", "standard_topics"]
+
+log = logging.getLogger("martlet.remoting.registration")
+
+REQUEST_TIMEOUT_S: Final = 6.0
+GOODBYE_TIMEOUT_S: Final = 2.0
+RETRY_FIRST_S: Final = 1.0
+RETRY_MOST_S: Final = 10.0
+RECEIVE_BYTES: Final = 65536
+ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
+FULL: Final = READ | WRITE | INHERIT
+# With more topics most rounds are only a heartbeat, because encoding the whole table takes milliseconds.
+FEW_TOPICS: Final = 1000
+WHOLE_EVERY: Final = 10
+# Deleted topics leave the routes of the name server in this process together: the pause after each whole registration
+# there, in units of its duration, and at most in seconds.
+PAUSE_TIMES: Final = 10
+PAUSE_MOST_S: Final = 1.0
+
+Connect: TypeAlias = Callable[[str, int], Awaitable[trio.abc.Stream]]
+
+
+@final
+class StandardTopic(Struct, frozen=True):
+    """A topic that clients and tools expect on every broker."""
+
+    name: str
+    queues: int
+    perm: int = READ | WRITE
+
+
+def standard_topics(broker: Broker) -> list[StandardTopic]:
+    """Return the topics of a new broker (RocketMQ TopicConfigManager.init), except those of missing features."""
+    config = broker.config
+    found = [
+        StandardTopic("SELF_TEST_TOPIC", 1),
+        StandardTopic("BenchmarkTest", 1024),
+        StandardTopic(config.cluster, 16, FULL),
+        StandardTopic(config.name, 1, FULL),
+        StandardTopic("OFFSET_MOVED_EVENT", 1),
+        StandardTopic("SCHEDULE_TOPIC_XXXX", 18),
+        StandardTopic("RMQ_SYS_TRACE_TOPIC", 1),
+        StandardTopic(f"{config.cluster}_REPLY_TOPIC", 1),
+    ]
+    if broker.topics.auto_create_enabled:
+        found.insert(0, StandardTopic(TEMPLATE_TOPIC, broker.topics.auto_create_queues, FULL))
+    return found
+
+
+def create_standard_topics(broker: Broker) -> None:
+    """Create the missing standard topics, except those named after a broker or a cluster with a dot in its name."""
+    for topic in standard_topics(broker):
+        if "." not in topic.name:
+            broker.topics.ensure(topic.name, topic.queues, topic.perm)
+
+
+def _shape(topic: Topic) -> TopicShape:
+    return TopicShape(topic.name, topic.read_queues, topic.write_queues, topic.perm, topic.sys_flag)
+
+
+@final
+class Registrar:
+    """Keeps this broker registered. Call `bound` once the port is known; run `run` as long as the broker."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        nameservers: Sequence[str] = (),
+        register_s: float = 30.0,
+        timeout_ms: int = 120_000,
+        connect: Connect = trio.open_tcp_stream,
+    ) -> None:
+        self._broker = broker
+        self._register_s = register_s
+        self._timeout_ms = timeout_ms
+        self._address = ""
+        self._inside: NameServer | None = None
+        self._inside_stale = False
+        self._stopped = False
+        self._scope: trio.CancelScope | None = None
+        self._wake = trio.Event()
+        self._remotes = [_Remote(self, address, connect) for address in nameservers]
+        broker.topics.changed.append(self._changed)
+        broker.stats.add("registration", self.statistics)
+
+    def bound(self, address: str) -> None:
+        """Set the broker's *address* and register it with the name server in this process."""
+        host, port = split_address(address)
+        advertise = self._broker.config.advertise
+        host = advertise or host
+        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._inside = self._broker.capability(NameServer)
+        finish_now(self._register_inside())
+
+    @property
+    def address(self) -> str:
+        """The address in routes, to which clients connect; empty until `bound`."""
+        return self._address
+
+    def nameservers(self) -> list[str]:
+        """The addresses of all name servers that we register with."""
+        inside = [self._inside.address] if self._inside is not None else []
+        return inside + [remote.address for remote in self._remotes]
+
+    def registration(self, *, complete: bool) -> Registration:
+        """Return the registration of this broker, without topics."""
+        config = self._broker.config
+        host, port = split_address(self._address)
+        return Registration(
+            config.cluster,
+            config.name,
+            MASTER_ID,
+            self._address,
+            f"[{host}]:{port + 1}" if ":" in host else f"{host}:{port + 1}",
+            self._timeout_ms,
+            False,
+            None,
+            self.version(),
+            complete=complete,
+        )
+
+    def version(self) -> Version:
+        """The version of the topic table."""
+        held = self._broker.topics.version
+        return Version(held.counter, held.state_version, held.timestamp)
+
+    def tells_all(self, rounds: int) -> bool:
+        """Whether round number *rounds* sends all topics, even if none has changed."""
+        return len(self._broker.topics) <= FEW_TOPICS or rounds % WHOLE_EVERY == 0
+
+    def encode(self, topics: Iterable[Topic]) -> Steps[tuple[Command, list[bytes]]]:
+        """Return the request that registers this broker with *topics*, and its body in pieces."""
+        table = ((topic.name, topic.as_json()) for topic in topics)
+        ext, body = yield from encode_registration(self.registration(complete=False), table)
+        return Command(RequestCode.REGISTER_BROKER, ext, language=ANSWER_LANGUAGE), body
+
+    def question(self) -> Command:
+        """Return the request that asks whether our topic version is known; it also counts as a heartbeat."""
+        body = orjson.dumps(self.version().as_json())
+        return Command(RequestCode.QUERY_DATA_VERSION, self._names(), body, language=ANSWER_LANGUAGE)
+
+    def goodbye(self) -> Command:
+        """Return the request that unregisters this broker."""
+        return Command(RequestCode.UNREGISTER_BROKER, self._names(), language=ANSWER_LANGUAGE)
+
+    def _names(self) -> dict[str, object]:
+        config = self._broker.config
+        return {
+            "brokerAddr": self._address,
+            "brokerId": MASTER_ID,
+            "brokerName": config.name,
+            "clusterName": config.cluster,
+        }
+
+    @property
+    def asks_elsewhere(self) -> bool:
+        """Whether name servers in other processes are configured."""
+        return bool(self._remotes)
+
+    def queues_inside(self, topic: str) -> Sequence[TopicQueues]:
+        """Return the queues of *topic* on all brokers that the name server in this process knows."""
+        route = self._inside.table.route(topic) if self._inside is not None else None
+        return route.queues if route is not None else ()
+
+    async def queues_elsewhere(self, topic: str) -> Sequence[TopicQueues]:
+        """Return the queues of *topic* on all brokers, from the first name server elsewhere that answers.
+
+        Raises:
+          OSError, MartletError, trio.BrokenResourceError: none of them gave a valid answer.
+        """
+        for remote in self._remotes[:-1]:
+            try:
+                return await remote.queues(topic)
+            except (OSError, MartletError, trio.BrokenResourceError) as error:
+                log.info("name server %s gave no route for topic[%s]; %s", remote.address, topic, error)
+        return await self._remotes[-1].queues(topic)
+
+    def take_orders(self, orders: Iterable[tuple[str, str]]) -> None:
+        """Mark topics as ordered that a name server lists as such (TopicConfigManager.updateOrderTopicConfig)."""
+        topics = self._broker.topics
+        for name, _ in orders:
+            topic = topics.get(name)
+            if topic is not None and not topic.order:
+                topics.update(
+                    name,
+                    topic.read_queues,
+                    topic.write_queues,
+                    topic.perm,
+                    topic.sys_flag,
+                    True,
+                    topic.attributes,
+                    topic.filter_type,
+                )
+
+    def all_topics(self) -> list[Topic]:
+        return list(self._broker.topics)
+
+    def _changed(self, topic: Topic | None) -> None:
+        """Note that *topic* was created or changed; None means that a topic was deleted."""
+        if not self._address or self._stopped:
+            return
+        for remote in self._remotes:
+            remote.note(topic)
+        if topic is None:
+            # Send the whole table once, however many topics were deleted in this step.
+            self._inside_stale = True
+            self._wake.set()
+        elif self._inside is not None:
+            finish_now(self._tell_inside(self._inside, (_shape(topic),), complete=False))
+
+    def _register_inside(self) -> Steps[None]:
+        if self._inside is None:
+            return
+        self._inside_stale = False
+        yield from self._tell_inside(self._inside, self._shapes(), complete=True)
+        self.take_orders((self._inside.kv.namespace(ORDER_TOPICS) or {}).items())
+
+    def _shapes(self) -> Iterator[TopicShape]:
+        """Yield all topics, each in its current state, because they may change between slices."""
+        topics = self._broker.topics
+        for topic in topics:
+            held = topics.get(topic.name)
+            if held is not None:
+                yield _shape(held)
+
+    def _tell_inside(self, server: NameServer, shapes: Iterable[TopicShape], *, complete: bool) -> Steps[None]:
+        """Register with the name server in this process; log a refusal instead of failing the caller."""
+        new = self.registration(complete=complete)
+        try:
+            yield from server.table.register(new, server.now(), None, shapes, limited=False)
+        except Refused as error:
+            log.warning("the name server in this process refused the registration; %s", error)
+
+    async def run(self) -> None:
+        """Register and stay registered until `stop` or cancelled; then unregister, for a short time at most."""
+        async with trio.open_nursery() as nursery:
+            self._scope = nursery.cancel_scope
+            if self._stopped:
+                self._scope.cancel()
+            for remote in self._remotes:
+                nursery.start_soon(remote.run)
+            try:
+                await self._keep_inside()
+            finally:
+                self._leave_inside()
+
+    def stop(self) -> None:
+        """Unregister now, so that clients go elsewhere while the broker shuts down; `run` ends."""
+        self._stopped = True
+        self._leave_inside()
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def _keep_inside(self) -> None:
+        for rounds in itertools.count(1):
+            with trio.move_on_after(self._register_s):
+                await self._wake.wait()
+            self._wake = trio.Event()
+            if self._inside_stale or self.tells_all(rounds) or not self._renewed_inside():
+                begun = trio.current_time()
+                await self.turns.finish(self._register_inside())
+                await trio.sleep(min(PAUSE_TIMES * (trio.current_time() - begun), PAUSE_MOST_S))
+
+    def _renewed_inside(self) -> bool:
+        """Send a heartbeat; return False if the name server does not have our current topics."""
+        if self._inside is None:
+            return True
+        table, cluster = self._inside.table, self._broker.config.cluster
+        if table.version_of(cluster, self._address) != self.version():
+            return False
+        table.heard(cluster, self._address, self._inside.now())
+        return True
+
+    def _leave_inside(self) -> None:
+        if self._inside is not None:
+            config = self._broker.config
+            self._inside.table.unregister(config.cluster, config.name, self._address)
+
+    @property
+    def turns(self) -> Turns:
+        """Runs long work in slices."""
+        return self._broker.turns
+
+    @property
+    def register_s(self) -> float:
+        return self._register_s
+
+    def statistics(self) -> dict[str, object]:
+        states: dict[str, str] = {remote.address: remote.state for remote in self._remotes}
+        if self._inside is not None:
+            states[self._inside.address] = "unregistered" if self._stopped else "registered"
+        return {"address": self._address, "nameservers": states}
+
+
+@final
+class _Remote:
+    """One name server elsewhere."""
+
+    def __init__(self, registrar: Registrar, address: str, connect: Connect) -> None:
+        self.address = address
+        self.state = "not yet registered"
+        self._registrar = registrar
+        self._host, self._port = split_address(address)
+        self._connect = connect
+        self._changed: dict[str, Topic] = {}
+        self._nap: trio.CancelScope | None = None
+        self._pause_s = RETRY_FIRST_S
+
+    def note(self, topic: Topic | None) -> None:
+        """Send *topic* soon; a deletion cannot be sent, so the whole table is sent without it."""
+        if topic is not None:
+            self._changed[topic.name] = topic
+            if self._nap is not None:
+                self._nap.cancel()
+
+    async def queues(self, topic: str) -> Sequence[TopicQueues]:
+        """Return the queues of *topic*; uses a separate connection, because that of the registration may be busy."""
+        stream = await self._connect(self._host, self._port)
+        try:
+            ext = {"topic": topic, "acceptStandardJsonOnly": True}
+            question = Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext, language=ANSWER_LANGUAGE)
+            answer = await _Connection(stream).exchange(question)
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.aclose_forcefully(stream)
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            return ()
+        if answer.code != ResponseCode.SUCCESS:
+            raise _refused(question, answer)
+        return decode_queues(answer.body)
+
+    async def run(self) -> None:
+        """Connect, stay registered, and reconnect after failures, until cancelled."""
+        while True:
+            try:
+                await self._stay()
+            except (OSError, MartletError, trio.BrokenResourceError, trio.TooSlowError) as error:
+                reason = why_not_opened(error)
+                self.state = f"failed: {reason}"
+                log.warning(
+                    "name server %s: registration failed, retrying in %g s; %s", self.address, self._pause_s, reason
+                )
+            pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, RETRY_MOST_S)
+            await trio.sleep(pause_s)
+
+    async def _stay(self) -> None:
+        with trio.fail_after(REQUEST_TIMEOUT_S):
+            stream = await self._connect(self._host, self._port)
+        connection = _Connection(stream)
+        try:
+            await self._register(connection, self._registrar.all_topics())
+            log.info("registered with name server %s as %s", self.address, self._registrar.address)
+            for rounds in itertools.count(1):
+                await self._rest(connection)
+                if self._changed:
+                    await self._register(connection, list(self._changed.values()))
+                elif self._registrar.tells_all(rounds) or await self._is_unknown(connection):
+                    await self._register(connection, self._registrar.all_topics())
+        finally:
+            with trio.move_on_after(GOODBYE_TIMEOUT_S, shield=True):
+                await self._leave(connection)
+            with trio.CancelScope(shield=True):
+                await trio.aclose_forcefully(stream)
+
+    async def _register(self, connection: "_Connection", topics: list[Topic]) -> None:
+        self._changed.clear()
+        self.state = "registering"
+        answer = await connection.ask(*await self._registrar.turns.finish(self._registrar.encode(topics)))
+        self.state = "registered"
+        self._pause_s = RETRY_FIRST_S
+        if answer.remark:
+            log.warning("name server %s accepted the registration, but %s", self.address, answer.remark)
+        self._registrar.take_orders(order_topics(answer.body))
+
+    async def _is_unknown(self, connection: "_Connection") -> bool:
+        """Whether the name server does not have our current topics."""
+        answer = await connection.ask(self._registrar.question())
+        return answer.text("changed", "true") != "false"
+
+    async def _rest(self, connection: "_Connection") -> None:
+        """Wait until it is time to register again or a topic has changed."""
+        with trio.CancelScope() as self._nap:
+            if not self._changed:
+                with trio.move_on_after(self._registrar.register_s):
+                    await connection.listen()
+        self._nap = None
+
+    async def _leave(self, connection: "_Connection") -> None:
+        if self.state == "registered" and not connection.broken:
+            try:
+                await connection.ask(self._registrar.goodbye())
+            except (OSError, MartletError, trio.BrokenResourceError, trio.TooSlowError) as error:
+                log.info("cannot unregister from name server %s; %s", self.address, error)
+
+
+@final
+class _Connection:
+    """A connection to a name server, with one request at a time."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self.broken = False
+        self._stream = stream
+        self._frames = FrameBuffer(ANSWER_BYTES_MAX)
+        self._opaque = 0
+
+    async def ask(self, command: Command, body: Sequence[bytes] = ()) -> Command:
+        """Send *command*, with *body* if given, and return the answer.
+
+        Raises:
+          RemoteProtocolError: it was refused, or the connection has closed.
+        """
+        answer = await self.exchange(command, body)
+        if answer.code != ResponseCode.SUCCESS:
+            raise _refused(command, answer)
+        return answer
+
+    async def exchange(self, command: Command, body: Sequence[bytes] = ()) -> Command:
+        """Like `ask`, but also return an answer that is a refusal.
+
+        Raises:
+          RemoteProtocolError: the connection has closed.
+        """
+        self._opaque += 1
+        command.opaque = self._opaque
+        self.broken = True  # after half a request the connection is unusable
+        with trio.fail_after(REQUEST_TIMEOUT_S):
+            for piece in encode_command_in_pieces(command, body or [command.body]):
+                await self._stream.send_all(piece)
+            while (answer := await self._next()).opaque != self._opaque or not answer.is_response:
+                pass
+        self.broken = False
+        return answer
+
+    async def listen(self) -> None:
+        """Read and drop unexpected data, so that a closed connection is noticed."""
+        while True:
+            await self._next()
+
+    async def _next(self) -> Command:
+        while (command := self._frames.next_command()) is None:
+            data = await self._stream.receive_some(RECEIVE_BYTES)
+            if not data:
+                self.broken = True
+                raise RemoteProtocolError("it closed the connection")
+            self._frames.receive_data(bytes(data))
+        return command
+
+
+def _refused(command: Command, answer: Command) -> RemoteProtocolError:
+    return RemoteProtocolError(f"request {command.code} was answered {answer.code}: {answer.remark}")

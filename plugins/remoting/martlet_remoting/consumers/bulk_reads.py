@@ -1,0 +1,252 @@
+"""Bulk reads in progress: requests that are answered by many frames, for readers of whole topics.
+
+A read is a few numbers. It is ready, waits for a worker thread to read records from the disk, or waits at the end of
+its queue for a record. `handlers/bulk.py` sends frames of ready reads while the socket has room.
+"""
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Final, final
+
+from martlet.access import Gate
+from martlet.contracts import Peer
+from martlet.delivery.listeners import unwatch, watch
+from martlet.delivery.routing.selection import Selection
+from martlet.errors import Reason, Refused
+from martlet.store import Care, Queue, QueueReader, Store
+from martlet_remoting.consumers.deadlines import Deadlines
+
+__all__ = ["BulkRead", "BulkReads", "PendingBulkReads"]
+
+CHARS_OF_A_READ: Final = 2048  # of an expression; a read with a longer one counts as several
+
+
+@final
+class BulkRead:
+    """A read of *queue* from *offset* up to *end*, of records of about *credit_bytes* in total."""
+
+    __slots__ = (
+        "bucket",
+        "care",
+        "credit_bytes",
+        "end",
+        "gate",
+        "lost",
+        "offset",
+        "opaque",
+        "pending",
+        "queue",
+        "selection",
+        "wait_s",
+        "weight",
+    )
+
+    def __init__(
+        self,
+        pending: "PendingBulkReads",
+        opaque: int,
+        gate: Gate,
+        queue: Queue,
+        offset: int,
+        end: int,
+        credit_bytes: int,
+        wait_s: float,
+        selection: Selection,
+        expression_chars: int,
+        care: Care,
+    ) -> None:
+        self.bucket = -1
+        self.pending = pending
+        self.opaque = opaque
+        self.gate = gate  # checked again before each frame
+        self.queue = queue
+        self.offset = offset
+        self.end = end
+        self.credit_bytes = credit_bytes
+        self.wait_s = wait_s  # how long it may still wait for the first record; 0 once it has waited
+        self.selection = selection
+        self.care = care
+        self.lost: list[tuple[int, int]] = []  # ranges of offsets that could not be read since the last frame
+        self.weight = 1 + expression_chars // CHARS_OF_A_READ
+
+    def expire(self) -> None:
+        self.pending.reads.end_wait(self)
+
+
+@final
+class PendingBulkReads:
+    """The bulk reads of one connection."""
+
+    __slots__ = ("peer", "reader", "reads", "ready", "unfinished", "weight")
+
+    def __init__(self, peer: Peer, reads: "BulkReads") -> None:
+        self.peer = peer
+        self.reads = reads
+        self.reader = QueueReader(reads.store, self._was_read, ahead_max=1)
+        self.ready: deque[BulkRead] = deque()
+        self.unfinished: dict[BulkRead, None] = {}
+        self.weight = 0  # of the unfinished ones
+
+    def queue_up(self, read: BulkRead) -> None:
+        """Add *read* to those that continue at the next collect, after what others wait for."""
+        self.ready.append(read)
+        self.peer.wake_last()
+
+    def _was_read(self, place: Hashable) -> None:
+        assert isinstance(place, BulkRead)
+        self.queue_up(place)
+
+
+@final
+class BulkReads:
+    """The bulk reads of all connections, and those of them that wait for a record.
+
+    Args:
+      now: returns the time of `Deadlines`.
+      weight_max: the total weight of unfinished ones, *peer_max* of one connection.
+    """
+
+    def __init__(
+        self, store: Store, deadlines: Deadlines, now: Callable[[], float], weight_max: int, peer_max: int
+    ) -> None:
+        self.store: Final = store
+        self.count = 0
+        self.weight = 0
+        self._deadlines = deadlines
+        self._now = now
+        self._weight_max = weight_max
+        self._peer_max = peer_max
+        self._pending: dict[PendingBulkReads, None] = {}  # those with unfinished reads
+        self._fullest = 0  # no connection has more; it may be too high
+        self._waiting: dict[Queue, dict[BulkRead, None]] = {}
+        self._stopping = False
+
+    def begin(self, read: BulkRead, refuse: Callable[[BulkRead], None]) -> None:
+        """Begin *read*, which continues at the next collect of its connection.
+
+        If too many are unfinished, the connection with the most gives up half of its reads, the newest, unless this
+        one would then have as many: connections that never read cannot keep others from reading. *refuse* is called
+        with each of these reads.
+
+        Raises:
+          Refused: too many are unfinished (BUSY).
+        """
+        pending = read.pending
+        if pending.weight + read.weight > self._peer_max:
+            text = f"{len(pending.unfinished)} bulk reads of this connection are unfinished"
+            raise Refused(Reason.BUSY, f"{text}; remoting.bulk_reads_peer_max is {self._peer_max}")
+        while self.weight + read.weight > self._weight_max:
+            for other in self._make_room(pending.weight + read.weight):
+                refuse(other)
+        pending.unfinished[read] = None
+        self._count_for(pending, read.weight)
+        self.count += 1
+        pending.queue_up(read)
+
+    def refusal(self) -> Refused:
+        """Return the reason for refusing reads that made room for others."""
+        text = f"{self.count} bulk reads are unfinished; remoting.bulk_reads_max is {self._weight_max}"
+        return Refused(Reason.BUSY, text)
+
+    def _make_room(self, weight: int) -> list[BulkRead]:
+        """Take reads from the connection with the most, if it has more than *weight*.
+
+        Raises:
+          Refused: it has not.
+        """
+        fullest = max(self._pending, key=_weight, default=None) if self._fullest > weight else None
+        if fullest is not None:
+            self._fullest = fullest.weight
+        if fullest is None or fullest.weight <= weight:
+            raise self.refusal()
+        found: list[BulkRead] = []
+        while fullest.weight * 2 > self._fullest:
+            newest = next(reversed(fullest.unfinished))
+            self._forget(newest)
+            found.append(newest)
+        return found
+
+    def _count_for(self, pending: PendingBulkReads, change: int) -> None:
+        self.weight += change
+        pending.weight += change
+        if pending.weight:
+            self._pending[pending] = None
+            self._fullest = max(self._fullest, pending.weight)
+        else:
+            self._pending.pop(pending, None)
+
+    def done(self, read: BulkRead) -> None:
+        """Note that *read* got its last frame."""
+        if read.pending.unfinished.pop(read, read) is None:
+            self.count -= 1
+            self._count_for(read.pending, -read.weight)
+
+    def _forget(self, read: BulkRead) -> None:
+        """End *read*, whatever it waits for."""
+        waiting = self._waiting.get(read.queue)
+        if waiting is not None and waiting.pop(read, read) is None:
+            self._deadlines.give_up(read)
+        elif read in read.pending.ready:
+            read.pending.ready.remove(read)
+        read.pending.reader.forget(read)
+        self.done(read)
+
+    def end_offset(self, queue: Queue) -> int:
+        """Return the offset after the last readable message of *queue*."""
+        return self.store.end_offset(queue)
+
+    def may_wait(self, read: BulkRead) -> bool:
+        """Whether *read*, which found the end of its queue, waits for a record."""
+        return read.wait_s > 0 and not self._stopping
+
+    def wait(self, read: BulkRead) -> None:
+        """Let *read* continue when its queue gets a record, or its time is over."""
+        waiting = self._waiting.get(read.queue)
+        if waiting is None:
+            waiting = self._waiting[read.queue] = {}
+            watch(read.queue, self._arrived)
+            self.store.want_durable(read.queue.last_end)
+        waiting[read] = None
+        self._deadlines.add(read, self._now() + read.wait_s)
+        read.wait_s = 0.0
+
+    def end_wait(self, read: BulkRead) -> None:
+        """Let *read* continue, if it waits."""
+        waiting = self._waiting.get(read.queue)
+        if waiting is None or waiting.pop(read, read) is not None:
+            return
+        self._deadlines.give_up(read)
+        read.pending.queue_up(read)
+
+    def _arrived(self, queue: Queue) -> None:
+        """Let the reads of *queue* continue. Keep the watch: the store is iterating over its watchers."""
+        for read in list(self._waiting[queue]):
+            self.end_wait(read)
+
+    def sweep(self) -> None:
+        """Stop watching queues for which no read waits."""
+        for queue in [queue for queue, waiting in self._waiting.items() if not waiting]:
+            del self._waiting[queue]
+            unwatch(queue, self._arrived)
+
+    def end_waits(self) -> None:
+        """At shutdown and after a topic was deleted: let all reads that wait continue."""
+        for waiting in self._waiting.values():
+            for read in list(waiting):
+                self.end_wait(read)
+
+    def stop(self) -> None:
+        """Let no read wait any more."""
+        self._stopping = True
+        self.end_waits()
+
+    def drop(self, pending: PendingBulkReads) -> None:
+        """Drop the reads of a closed connection."""
+        for read in list(pending.unfinished):
+            self._forget(read)
+        pending.ready.clear()
+        pending.reader.close()
+
+
+def _weight(pending: PendingBulkReads) -> int:
+    return pending.weight

@@ -1,0 +1,461 @@
+"""Long polling: pulls that found nothing wait here until a record arrives, they expire, or the broker stops.
+
+A held pull is a few numbers. A new record moves those pulls of its queue that may match to the
+``ready`` queue of their connections and wakes the connections. A connection's next collect reads
+again and answers the pull, or parks it again if no record matches. Pulls for a few tags are found
+by the tag codes of the queue's entries, so a record of another tag costs them nothing. A pull whose
+next record is still delayed (`retries`) waits for a point in time instead of a record.
+
+When `parked_max` pulls wait and another one arrives, connections with the largest shares give up some of theirs. A
+connection's share is its number of pulls times that of its address. So neither a connection with many pulls nor an
+address with many connections keeps others from waiting, and connections of one address get fair shares.
+
+A hundred thousand pulls may wait for one queue. If a record concerns more of them than can be woken at once, all pulls
+of the queue are checked, some in each turn of the event loop, longest waiting first.
+"""
+
+from collections import deque
+from collections.abc import Hashable
+from heapq import nlargest
+from itertools import islice
+from typing import Final, final
+
+import trio
+
+from martlet.access import ConsumeGrant, Gate
+from martlet.contracts import Peer
+from martlet.delivery.listeners import codes_between, unwatch, watch
+from martlet.delivery.routing.selection import Selection
+from martlet.errors import Reason, Refused
+from martlet.net.origins import origin_of
+from martlet.store import Queue, QueueReader, Store
+from martlet.tables.topics import Topics
+from martlet_remoting.consumers.deadlines import Deadlines
+
+__all__ = ["ParkedPulls", "PendingPulls", "Pull"]
+
+# Make room for several pulls at once, so that few pulls trigger a search for the largest shares.
+ROOM: Final = 256
+GIVERS: Final = 64
+PART: Final = 4  # a connection gives up a quarter of its pulls at once
+# An expression is held as a set of tags or a predicate: 1.6 kB for this many characters, slightly more than a pull.
+CHARS_OF_A_PULL: Final = 64
+# Every record wakes a pull with more tags than this: table entries for all its tags would take more memory than the
+# pull itself.
+TAGS_MATCHED: Final = 8
+RELEASED_A_TURN: Final = 1024  # pulls, 1 to 2 us each
+
+
+@final
+class Pull:
+    """A pull request without an answer yet."""
+
+    __slots__ = (
+        "asked_offset",
+        "bucket",
+        "counted",
+        "far",
+        "gate",
+        "grant",
+        "group",
+        "last",
+        "max_bytes",
+        "max_messages",
+        "offset",
+        "opaque",
+        "own_filter",
+        "pending",
+        "queue",
+        "retries",
+        "selection",
+        "suspend_until",
+        "weight",
+    )
+
+    def __init__(
+        self,
+        pending: "PendingPulls",
+        opaque: int,
+        group: str,
+        queue: Queue,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        wanted: Selection,
+        gate: Gate,
+        grant: ConsumeGrant,
+    ) -> None:
+        self.bucket = -1
+        self.counted = False  # whether `ParkedPulls` counts it as waiting
+        self.pending = pending
+        self.opaque = opaque
+        self.group = group
+        self.queue = queue
+        self.asked_offset = offset
+        self.offset = offset  # where to continue; past *asked_offset* if the records between were filtered out
+        self.max_messages = max_messages
+        self.max_bytes = max_bytes
+        self.selection = wanted
+        self.gate = gate  # checked again before a held pull is answered
+        self.grant = grant
+        self.own_filter = False  # the request has its own filter; the group's heartbeats do not apply
+        self.far = False  # its records come from the disk
+        self.retries = False  # the topic is the group's retry topic, whose messages are delayed
+        self.weight = 1  # how many pulls it counts as, by the memory it uses
+        self.suspend_until = 0.0  # trio.current_time; 0 for a pull that may not wait
+        self.last = True  # it must be answered now, with or without records
+
+    def bring_filter(self, expression: str) -> None:
+        """Note that the pull has its own filter of *expression*, which uses memory."""
+        self.own_filter = True
+        self.weight = 1 + len(expression) // CHARS_OF_A_PULL
+
+    def expire(self) -> None:
+        self.last = True
+        self.pending.expire(self)
+
+
+@final
+class PendingPulls:
+    """The pulls of one connection: held ones, and those to answer at the next collect."""
+
+    __slots__ = ("_limit", "held", "origin", "peer", "reader", "reading", "ready", "waiting")
+
+    def __init__(self, peer: Peer, limit: int, store: Store) -> None:
+        self._limit = limit
+        self.peer = peer
+        self.reader = QueueReader(store, self._was_read)
+        self.origin = origin_of(peer.host)
+        self.waiting = 0  # total weight of the pulls that are held, ready or being read
+        self.held: dict[Pull, ParkedPulls] = {}
+        self.ready: deque[Pull] = deque()
+        self.reading: dict[Pull, None] = {}  # far behind the tail; waiting for the reader
+
+    def check_room(self, pull: Pull) -> None:
+        """Raise `Refused` (BUSY) if too many pulls of this connection wait already."""
+        if self.waiting + pull.weight > self._limit:
+            text = f"{self.waiting} pulls of this connection wait already; remoting.parked_peer_max is {self._limit}"
+            raise Refused(Reason.BUSY, text)
+
+    def queue_up(self, pull: Pull) -> None:
+        """Add *pull* to those to answer at the next collect, and wake the connection."""
+        self.ready.append(pull)
+        self.peer.wake()
+
+    def _was_read(self, place: Hashable) -> None:
+        assert isinstance(place, Pull)
+        del self.reading[place]
+        self.queue_up(place)
+
+    def expire(self, pull: Pull) -> None:
+        """Queue *pull*, whose time is over, for an answer; one that is no longer held is queued already."""
+        parked = self.held.get(pull)
+        if parked is not None:
+            parked.take(pull)
+            self.queue_up(pull)
+
+    def take_one(self) -> Pull:
+        """Remove and return a pull: the one held for longest, or if none is held, one being read or ready."""
+        for pull, parked in self.held.items():
+            parked.take(pull)
+            return pull
+        pull = self.reading.popitem()[0] if self.reading else self.ready.popleft()
+        self.reader.forget(pull)
+        return pull
+
+
+@final
+class _Pause:
+    """The pulls of one queue whose next record must not be delivered before *at*."""
+
+    __slots__ = ("at", "bucket", "parked", "pulls", "queue")
+
+    def __init__(self, parked: "ParkedPulls", queue: Queue, at: float) -> None:
+        self.bucket = -1
+        self.parked = parked
+        self.queue = queue
+        self.at = at
+        self.pulls: dict[Pull, None] = {}
+
+    def expire(self) -> None:
+        self.parked.resume(self.queue)
+
+
+@final
+class _Held:
+    """The pulls of one queue that wait for a record; those for a few tags are found by tag code.
+
+    All records before offset *matched* were compared, so pulls continue there.
+    """
+
+    __slots__ = ("_by_code", "_others", "matched", "pulls")
+
+    def __init__(self, matched: int) -> None:
+        self.matched = matched
+        self.pulls: dict[Pull, None] = {}
+        self._others: dict[Pull, None] = {}  # any record may match
+        self._by_code: dict[int, dict[Pull, None]] = {}
+
+    def add(self, pull: Pull) -> None:
+        self.pulls[pull] = None
+        codes = _matched_codes(pull)
+        if codes is None:
+            self._others[pull] = None
+        else:
+            for code in codes:
+                self._by_code.setdefault(code, {})[pull] = None
+
+    def remove(self, pull: Pull) -> None:
+        """Remove *pull*; it continues after the records that did not match."""
+        del self.pulls[pull]
+        codes = _matched_codes(pull)
+        if codes is None:
+            del self._others[pull]
+            return
+        for code in codes:
+            same = self._by_code[code]
+            del same[pull]
+            if not same:
+                del self._by_code[code]
+        pull.offset = max(pull.offset, self.matched)
+
+    def find(self, codes: set[int] | None) -> list[Pull] | None:
+        """Return the pulls that records with *codes* may match, all if *codes* is None; None if they are too many."""
+        if codes is None:
+            return list(self.pulls) if len(self.pulls) <= RELEASED_A_TURN else None
+        tables = [self._others, *[self._by_code[code] for code in codes & self._by_code.keys()]]
+        if sum(map(len, tables)) > RELEASED_A_TURN:
+            return None
+        return list({pull: None for table in tables for pull in table})
+
+
+def _matched_codes(pull: Pull) -> frozenset[int] | None:
+    """Return the tag codes that *pull* waits for; None if any record may match."""
+    codes = pull.selection.codes
+    return codes if codes is not None and len(codes) <= TAGS_MATCHED else None
+
+
+@final
+class ParkedPulls:
+    """The waiting pulls of all connections; the held ones by queue."""
+
+    def __init__(self, store: Store, deadlines: Deadlines, limit: int) -> None:
+        self._store = store
+        self._deadlines = deadlines
+        self._limit = limit
+        self._waiting: dict[Queue, _Held] = {}
+        # How many pulls of a queue, those that waited longest, are still to look again.
+        self._releasing: dict[_Held, int] = {}
+        self._more_to_release = trio.Event()
+        self._paused: dict[Queue, _Pause] = {}
+        self._count = 0
+        self._pending: dict[PendingPulls, None] = {}  # those with waiting pulls
+        self._by_origin: dict[bytes, int] = {}
+        self.waiting = 0
+        self.given_up = 0
+        self.stopping = False
+
+    def __len__(self) -> int:
+        """Return the number of held pulls."""
+        return self._count
+
+    def admit(self, pull: Pull) -> list[Pull]:
+        """Let *pull* wait; return the pulls that made room for it, which the caller must refuse."""
+        if pull.counted:
+            return []
+        gave_way = self._make_room() if self._pending and self.waiting + pull.weight > self._limit else []
+        pull.counted = True
+        self._count_for(pull.pending, pull.weight)
+        return gave_way
+
+    def refusal(self) -> Refused:
+        """Return the reason for refusing pulls that made room for others."""
+        return Refused(Reason.BUSY, f"too many pulls wait on this broker; remoting.parked_max is {self._limit}")
+
+    def _count_for(self, pending: PendingPulls, change: int) -> None:
+        self.waiting += change
+        pending.waiting += change
+        if pending.waiting:
+            self._pending[pending] = None
+        else:
+            del self._pending[pending]
+        held = self._by_origin.get(pending.origin, 0) + change
+        if held:
+            self._by_origin[pending.origin] = held
+        else:
+            del self._by_origin[pending.origin]
+
+    def _share(self, pending: PendingPulls) -> int:
+        return pending.waiting * self._by_origin[pending.origin]
+
+    def _make_room(self) -> list[Pull]:
+        """Take pulls from the connections with the largest shares, but none from shares below half the largest."""
+        goal = self.waiting - max(1, self._limit // ROOM)
+        found: list[Pull] = []
+        largest = nlargest(GIVERS, self._pending, key=self._share)
+        least = self._share(largest[0]) // 2
+        for pending in largest:
+            if self.waiting <= goal or self._share(pending) < least:
+                break
+            keeps = pending.waiting - max(1, pending.waiting // PART)
+            while pending.waiting > keeps and self.waiting > goal:
+                pull = pending.take_one()
+                self.done(pull)
+                found.append(pull)
+        self.given_up += len(found)
+        return found
+
+    def park(self, pull: Pull, not_before: float | None = None) -> None:
+        """Hold *pull*, which was admitted, until its queue has new records or it expires.
+
+        With *not_before*, hold it until then regardless of new records, or until it expires.
+        """
+        if not_before is None:
+            self._watched(pull.queue).add(pull)
+        else:
+            self._pause(pull.queue, not_before).pulls[pull] = None
+        self._count += 1
+        pull.pending.held[pull] = self
+        if pull.bucket < 0:
+            self._deadlines.add(pull, pull.suspend_until)
+
+    def _watched(self, queue: Queue) -> _Held:
+        held = self._waiting.get(queue)
+        if held is None:
+            held = self._waiting[queue] = _Held(self._store.end_offset(queue))
+            watch(queue, self._arrived)
+            self._store.want_durable(queue.last_end)
+        return held
+
+    def _pause(self, queue: Queue, until: float) -> _Pause:
+        pause = self._paused.get(queue)
+        if pause is None:
+            pause = self._paused[queue] = _Pause(self, queue, until)
+        elif pause.at <= until:
+            return pause
+        self._deadlines.give_up(pause)
+        pause.at = until
+        self._deadlines.add(pause, until)
+        return pause
+
+    def _arrived(self, queue: Queue) -> None:
+        """Handle new records in *queue*. Keep the watch: the store is iterating over its watchers."""
+        held = self._waiting.get(queue)
+        if held is None:
+            return
+        start, end = held.matched, self._store.end_offset(queue)
+        if held.pulls and start < end:
+            pulls = held.find(codes_between(self._store, queue, start, end))
+            self._release(held, pulls)
+            if pulls is None:
+                return  # those that are not released yet have not seen these records
+        held.matched = max(start, end)
+
+    def _release(self, held: _Held, pulls: list[Pull] | None) -> None:
+        """Let *pulls* look again; None for all, of which `run` takes some in each turn of the loop."""
+        if pulls is None:
+            self._releasing[held] = len(held.pulls)
+            self._more_to_release.set()
+            return
+        for pull in pulls:
+            held.remove(pull)
+        self._queue_up(pulls)
+
+    async def run(self) -> None:
+        """Let the many pulls of one queue look again, until cancelled."""
+        while True:
+            await self._more_to_release.wait()
+            self._more_to_release = trio.Event()
+            while self.is_releasing:
+                self.release_some()
+                await trio.lowlevel.checkpoint()
+
+    @property
+    def is_releasing(self) -> bool:
+        """Whether pulls of a queue are still to look again."""
+        return bool(self._releasing)
+
+    def release_some(self) -> None:
+        """Let some of those pulls look again that are to."""
+        held, left = next(iter(self._releasing.items()))
+        pulls = list(islice(held.pulls, min(left, RELEASED_A_TURN)))
+        del self._releasing[held]  # and after the others again
+        if left > len(pulls) > 0:
+            self._releasing[held] = left - len(pulls)
+        self._release(held, pulls)
+
+    def resume(self, queue: Queue) -> None:
+        """Let the pulls of *queue* that wait for a point in time read again."""
+        pause = self._paused.pop(queue, None)
+        if pause is not None:
+            self._deadlines.give_up(pause)
+            self._queue_up(list(pause.pulls))
+
+    def _queue_up(self, pulls: list[Pull]) -> None:
+        """Queue *pulls*, which are no longer held, for an answer."""
+        self._count -= len(pulls)
+        for pull in pulls:
+            pending = pull.pending
+            del pending.held[pull]
+            pending.queue_up(pull)
+
+    def wake_topic(self, topic: str) -> None:
+        """Let every held pull of *topic* read again, for changes other than new records, such as an offset reset."""
+        self._wake([queue for queue in (*self._waiting, *self._paused) if queue.topic == topic])
+
+    def wake_gone(self, topics: Topics) -> None:
+        """Let every held pull of a deleted topic read again."""
+        self._wake([queue for queue in (*self._waiting, *self._paused) if topics.get(queue.topic) is None])
+
+    def _wake(self, queues: list[Queue]) -> None:
+        for queue in queues:
+            held = self._waiting.get(queue)
+            if held is not None:
+                self._release(held, held.find(None))
+            self.resume(queue)
+
+    def take(self, pull: Pull) -> None:
+        """Stop holding *pull*."""
+        held, pause = self._waiting.get(pull.queue), self._paused.get(pull.queue)
+        if held is not None and pull in held.pulls:
+            held.remove(pull)
+            self._count -= 1
+        elif pause is not None and pull in pause.pulls:
+            del pause.pulls[pull]
+            self._count -= 1
+        pull.pending.held.pop(pull, None)
+
+    def done(self, pull: Pull) -> None:
+        """Note that *pull* was answered: it no longer counts as waiting and cannot expire."""
+        if pull.counted:
+            pull.counted = False
+            self._count_for(pull.pending, -pull.weight)
+        if pull.bucket >= 0:
+            self._deadlines.give_up(pull)
+
+    def drop(self, pending: PendingPulls) -> None:
+        """Drop the pulls of a closed connection."""
+        for pull in list(pending.held):
+            self.take(pull)
+            self.done(pull)
+        for pull in (*pending.ready, *pending.reading):
+            self.done(pull)
+        pending.ready.clear()
+        pending.reading.clear()
+        pending.reader.close()
+        if pending.waiting:  # an unexpected error closed the connection while a pull was being handled
+            self._count_for(pending, -pending.waiting)
+
+    def sweep(self) -> None:
+        """Stop watching queues without held pulls."""
+        for queue in [queue for queue, held in self._waiting.items() if not held.pulls]:
+            del self._waiting[queue]
+            unwatch(queue, self._arrived)
+
+    def answer_all(self) -> None:
+        """At shutdown: answer every held pull now, and hold no more."""
+        self.stopping = True
+        tables = [held.pulls for held in self._waiting.values()] + [pause.pulls for pause in self._paused.values()]
+        for pulls in tables:
+            for pull in list(pulls):
+                pull.expire()

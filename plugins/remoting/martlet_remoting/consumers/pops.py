@@ -1,0 +1,550 @@
+"""POP consumption: groups that pop topics, and their requests that wait for messages.
+
+A group on a topic is one shared group of the core (`martlet.groups.shared_groups`), in which `PopGroup` is a member
+for all consumers together: a pop takes messages for a time that it chooses, and whoever has a message's handle may
+acknowledge it over any connection. So a connection that closes takes nothing back.
+
+A pop that finds nothing waits here. When messages arrive or return, the core wakes the member, which lets the next pop
+look again: client addresses take turns, and of one address the pop that has waited longest is next. If that leaves
+messages, the core wakes the member once more. A pop that arrives meanwhile waits for its turn too, so a client that
+pops all the time takes nothing from one that waits. If a connection does not collect what it was woken for, because its
+client reads slowly, the next pop is called after `STALL_S`.
+
+RocketMQ puts popped messages that were not acknowledged into a retry topic of the group and topic. In a store that it
+has used, the group pops these topics as well (`PopGroup.retries`), before its own.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Iterator
+from typing import Any, Final, TypeAlias, final
+
+from martlet.access import Gate
+from martlet.broker import Broker
+from martlet.contracts import Buffer, Peer
+from martlet.delivery.fanout import Encoding
+from martlet.delivery.routing.selection import EVERYTHING, Selection
+from martlet.delivery.subscriptions import Delivery, MemberPeer, Start, from_earliest
+from martlet.errors import LocalProtocolError, Reason, Refused
+from martlet.groups.group_members import Member
+from martlet.groups.share import Share
+from martlet.records.layout import I32
+from martlet.tables.topics import READ, RETRY_PREFIX, Topic
+from martlet_remoting.consumers.deadlines import Deadlines
+from martlet_remoting.wire.pop_handles import retry_topics
+
+__all__ = ["ANY_QUEUE", "PendingPops", "Pop", "PopGroup", "PopGroups", "split_records"]
+
+log = logging.getLogger("martlet.remoting")
+
+ANY_QUEUE: Final = -1
+STALL_S: Final = 0.25
+# A group that nobody popped for this long leaves the shared group, whose state remains.
+IDLE_S: Final = 60.0
+PORT_BYTES: Final = 4
+# A queue, or any, and whether messages of it are taken in order.
+Line: TypeAlias = tuple[int, bool]
+# Holds all popped messages, whoever has their handles.
+HOLDER: Final = "popped"
+
+
+def split_records(records: Buffer) -> list[bytes]:
+    """Return each of *records* as it is stored."""
+    data, found, at = bytes(records), [], 0
+    while at < len(data):
+        end: int = at + I32.unpack_from(data, at)[0]
+        found.append(data[at:end])
+        at = end
+    return found
+
+
+STORED: Final = Encoding("rocketmq", split_records)
+
+
+@final
+class _Taker:
+    """Takes messages for one pop at a time (a `martlet.groups.queues.competitors.Competitor`)."""
+
+    __slots__ = ("acknowledges", "credit", "encoding", "holder", "lapsed", "lease_s", "peer", "woken")
+
+    def __init__(self) -> None:
+        self.peer: MemberPeer
+        self.acknowledges = True
+        self.encoding = STORED
+        self.holder: Hashable = HOLDER
+        self.lease_s = 0.0
+        self.credit = 0
+        self.lapsed = 0
+        self.woken = False
+
+    @property
+    def is_exclusive(self) -> bool:
+        return False
+
+    @property
+    def is_full(self) -> bool:
+        return False  # nothing is kept for it
+
+    @property
+    def takes(self) -> None:
+        return None  # it takes all
+
+    @property
+    def asks(self) -> bool:
+        return False  # who may read a whole topic may read all its names
+
+    def may_get(self, name: str) -> bool:
+        return True
+
+    def keep(self, name: str, delivery: Delivery) -> None:
+        raise LocalProtocolError("a pop takes what it reads, and nothing for others")
+
+    def add_credit(self, count: int) -> None:
+        self.credit += count
+
+    def wake(self) -> None:
+        self.peer.wake()
+
+
+@final
+class Pop:
+    """A POP_MESSAGE request without an answer yet; with *count_max* 0 a NOTIFICATION, which takes nothing."""
+
+    __slots__ = (
+        "address",
+        "attempt",
+        "bucket",
+        "count_max",
+        "counted",
+        "gate",
+        "group",
+        "in_order",
+        "invisible_ms",
+        "last",
+        "name",
+        "opaque",
+        "pending",
+        "queue_id",
+        "queued",
+        "selection",
+        "topic",
+        "until",
+    )
+
+    def __init__(
+        self, pending: "PendingPops", gate: Gate, opaque: int, name: str, topic: str, queue_id: int, *, in_order: bool
+    ) -> None:
+        self.bucket = -1
+        self.pending = pending
+        self.address = bytes(pending.peer.host[:-PORT_BYTES])
+        self.gate = gate  # checked again before a pop that waited is answered
+        self.opaque = opaque
+        self.name = name
+        self.topic = topic
+        self.queue_id = queue_id
+        self.in_order = in_order
+        self.attempt = ""  # the client's name for it, if it may repeat it
+        self.count_max = 0
+        self.invisible_ms = 0
+        self.selection = EVERYTHING
+        self.until = 0.0  # trio.current_time; how long it may wait
+        self.last = False  # it must be answered now
+        self.counted = False  # it counts as waiting
+        self.queued = False  # it is in `PendingPops.ready`
+        self.group: PopGroup | None = None  # while it waits there, or was called
+
+    def expire(self) -> None:
+        self.last = True
+        self.pending.call(self)
+
+
+@final
+class PendingPops:
+    """The pops of one connection: those that wait, and those to run at the next collect."""
+
+    __slots__ = ("held", "peer", "ready")
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.held: dict[Pop, None] = {}  # all that wait
+        self.ready: deque[Pop] = deque()  # those of them that look again
+
+    def call(self, pop: Pop) -> None:
+        """Let *pop* look again at the next collect."""
+        if pop.group is not None:
+            pop.group.take(pop)
+        if not pop.queued:
+            pop.queued = True
+            self.ready.append(pop)
+        self.peer.wake()
+
+
+@final
+class WaitingPops:
+    """Pops that wait for the same queue: client addresses take turns, the pops of one in the order of their arrival."""
+
+    __slots__ = ("_by_address", "_count")
+
+    def __init__(self) -> None:
+        self._by_address: dict[bytes, dict[Pop, None]] = {}  # the next address first
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Pop]:
+        for pops in self._by_address.values():
+            yield from pops
+
+    def add(self, pop: Pop) -> None:
+        self._by_address.setdefault(pop.address, {})[pop] = None
+        self._count += 1
+
+    def remove(self, pop: Pop) -> bool:
+        """Remove *pop*; return False if it does not wait here."""
+        pops = self._by_address.get(pop.address)
+        if pops is None or pops.pop(pop, pop) is not None:
+            return False
+        if not pops:
+            del self._by_address[pop.address]
+        self._count -= 1
+        return True
+
+    def next(self) -> Pop:
+        """Return the pop whose turn it is."""
+        return next(iter(self))
+
+    def end_turn(self, address: bytes) -> None:
+        """Let all other addresses come before *address*."""
+        pops = self._by_address.pop(address, None)
+        if pops is not None:
+            self._by_address[address] = pops
+
+    def surplus(self, address: bytes) -> Pop | None:
+        """Return the newest pop of the address with the most; None if *address* would not have fewer than that."""
+        most = max(self._by_address.values(), key=len, default={})
+        fewer = len(self._by_address.get(address, ())) + 1 < len(most)
+        return next(reversed(most)) if fewer else None
+
+
+@final
+class PopGroup:
+    """One group that pops one topic, and its pops that wait, by queue."""
+
+    __slots__ = (
+        "_called",
+        "_deadlines",
+        "_now",
+        "_reads",
+        "_taker",
+        "bucket",
+        "heir",
+        "member",
+        "retries",
+        "used_at",
+        "waiting",
+    )
+
+    def __init__(self, deadlines: Deadlines, now: Callable[[], float]) -> None:
+        self.bucket = -1
+        self._deadlines = deadlines
+        self._now = now
+        self._taker = _Taker()
+        self._called: dict[Pop, None] = {}  # woken, and not run since
+        self._reads = False  # a pop waits for a thread that reads
+        self.member: Member | None = None
+        self.used_at = now()
+        # The same group on RocketMQ's retry topics of this topic; on one of those, the group that pops this topic.
+        self.retries: list[PopGroup] = []
+        self.heir: PopGroup | None = None
+        # By queue, and whether they want their messages in order.
+        self.waiting: dict[Line, WaitingPops] = {}
+
+    @property
+    def share(self) -> Share:
+        assert self.member is not None
+        return self.member.share
+
+    def take(self, pop: Pop) -> None:
+        """Note that *pop* waits no longer."""
+        key = pop.queue_id, pop.in_order
+        line = self.waiting.get(key)
+        if line is not None and line.remove(pop):
+            if not line:
+                del self.waiting[key]
+            self._count(-1)
+        self._called.pop(pop, None)
+
+    def park(self, pop: Pop) -> None:
+        """Let *pop* wait until it is called."""
+        pop.group = self
+        self._called.pop(pop, None)
+        self.waiting.setdefault((pop.queue_id, pop.in_order), WaitingPops()).add(pop)
+        self._count(1)
+
+    def _count(self, change: int) -> None:
+        for group in (self, *self.retries):
+            assert group.member is not None
+            group.member.credit += change
+
+    @property
+    def has_called(self) -> bool:
+        """Whether a pop was called for messages and did not run since."""
+        return bool(self._called)
+
+    def _open_retries(self) -> list["PopGroup"]:
+        return [group for group in self.retries if not group.share.gone]
+
+    def is_ready(self, queue_id: int, *, in_order: bool, attempt: str = "") -> bool:
+        """Return whether there may be messages for a pop of this queue."""
+        if not in_order and any(group.share.distribution.is_ready() for group in self._open_retries()):
+            return True
+        return self.share.distribution.is_ready(queue_id, in_order=in_order, attempt=attempt)
+
+    def is_reading(self, queue_id: int, *, in_order: bool) -> bool:
+        """Return whether a thread reads messages for a pop of this queue."""
+        if not in_order and any(group.share.distribution.is_reading() for group in self._open_retries()):
+            return True
+        return self.share.distribution.is_reading(queue_id)
+
+    def hand_out(self, pop: Pop, budget_bytes: int) -> tuple["PopGroup", list[Delivery]]:
+        """Lease messages for *pop*: at most ``count_max``, and about *budget_bytes*.
+
+        All are of one topic; the first result is the group on it.
+        """
+        self.used_at = self._now()
+        for group in self._open_retries() if not pop.in_order else ():
+            if group.share.distribution.is_ready() and (found := group.lease(pop, ANY_QUEUE, budget_bytes)):
+                return group, found
+        return self, self.lease(pop, pop.queue_id, budget_bytes)
+
+    def lease(self, pop: Pop, queue_id: int, budget_bytes: int) -> list[Delivery]:
+        """Lease messages of this topic for *pop*."""
+        taker = self._taker
+        taker.peer = pop.pending.peer
+        taker.lease_s = pop.invisible_ms / 1000
+        taker.credit = pop.count_max
+        try:
+            distribution = self.share.distribution
+            return distribution.hand_out(taker, budget_bytes, queue_id, in_order=pop.in_order, attempt=pop.attempt)
+        finally:
+            taker.peer = self
+
+    def wake(self) -> None:
+        """Call the next pop of each queue that has messages; all pops when they must be refused."""
+        if self.member is None:
+            return  # it is joining, and no pop waits
+        self.member.woken = False
+        if self.heir is not None:
+            self.heir.wake()
+        if self.share.gone:
+            self.call_all()
+            return
+        for queue_id, in_order in list(self.waiting):
+            if self.is_ready(queue_id, in_order=in_order):
+                line = self.waiting[queue_id, in_order]
+                pop = line.next()
+                pop.pending.call(pop)
+                line.end_turn(pop.address)
+                self._called[pop] = None
+        if self._called:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self.bucket < 0:
+            self._deadlines.add(self, self._now() + STALL_S)
+
+    def look_again(self) -> None:
+        """Call pops again in a while: a connection that reads for its pop may close, or have too many tasks."""
+        self._reads = True
+        self._set_timer()
+
+    def call_all(self) -> None:
+        """Let all pops look again."""
+        for line in list(self.waiting.values()):
+            for pop in list(line):
+                pop.pending.call(pop)
+
+    def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """Refuse: connections run the work for their own pops."""
+        raise Refused(Reason.BUSY, "a group that pops runs no tasks of its own; the connection of a pop does")
+
+    def expire(self) -> None:
+        """Call the next pops if those that were called did not run, or if they wait for a thread."""
+        called, reads, self._reads = bool(self._called), self._reads, False
+        self._called.clear()
+        if reads:
+            for line in list(self.waiting.values()):
+                pop = line.next()
+                pop.pending.call(pop)
+        elif called:
+            self.wake()
+
+
+@final
+class PopGroups:
+    """All groups that pop, and the limits of their waiting pops."""
+
+    def __init__(
+        self, broker: Broker, deadlines: Deadlines, now: Callable[[], float], waiting_max: int, line_max: int
+    ) -> None:
+        self._broker = broker
+        self._deadlines = deadlines
+        self._now = now
+        self._waiting_max = waiting_max
+        self._line_max = line_max
+        self._groups: dict[tuple[str, str], PopGroup] = {}
+        self.waiting = 0
+        self.stopping = False
+        # Before the shared groups, which keep a deleted group while it has members.
+        broker.groups.changed.insert(0, self._group_changed)
+        broker.groups.was_reset.append(self._was_reset)
+        broker.topics.changed.append(self._topic_changed)
+
+    def find(self, name: str, topic: str) -> PopGroup | None:
+        """Return group *name* on *topic* if somebody has popped lately and may still do so."""
+        group = self._groups.get((name, topic))
+        return group if group is not None and not group.share.gone else None
+
+    def open(self, pop: Pop, start: Start) -> PopGroup:
+        """Return the group of *pop*, which has the selection of *pop* from now on; a new group begins at *start*.
+
+        Raises:
+          Refused: the topic or the group may not be read, or there are too many groups.
+        """
+        selection = pop.selection
+        group = self.find(pop.name, pop.topic)
+        if group is None:
+            group = self._join(pop, pop.topic, selection, start)
+            self._open_retries(pop, group)
+        elif pop.count_max and group.share.source.selection.name != selection.name:
+            if len(group.share) > 1:
+                text = f"group {pop.name!r} selects {group.share.source.selection.name!r} of topic {pop.topic!r}"
+                raise Refused(Reason.ILLEGAL, f"{text} over another protocol; use the same selection")
+            group.share.source.select(selection)
+        return group
+
+    def _join(self, pop: Pop, topic: str, selection: Selection, start: Start) -> PopGroup:
+        old = self._groups.pop((pop.name, topic), None)
+        if old is not None:
+            self._leave(old)
+        group = PopGroup(self._deadlines, self._now)
+        group.member = pop.gate.join(group, topic, pop.name, STORED, lease_s=0.0, selection=selection, start=start)
+        group.member.woken = False
+        self._groups[pop.name, topic] = group
+        return group
+
+    def _open_retries(self, pop: Pop, group: PopGroup) -> None:
+        """Let *group* pop RocketMQ's retry topics of its topic as well, if there are any."""
+        for name in retry_topics(pop.topic, pop.name):
+            # A topic named with "_" may also be the retry topic of a group, whose messages are for that alone.
+            topic, owner = self._broker.topics.get(name), name.removeprefix(RETRY_PREFIX)
+            if topic is None or not topic.perm & READ or self._broker.groups.get(owner) is not None:
+                continue
+            try:
+                retries = self.find(pop.name, name) or self._join(pop, name, EVERYTHING, from_earliest)
+            except Refused as refused:
+                log.warning("group %r cannot pop what RocketMQ left in topic[%s]; %s", pop.name, name, refused)
+                continue
+            retries.heir = group
+            group.retries.append(retries)
+
+    def share(self, gate: Gate, name: str, topic: str) -> Share | None:
+        """Return the shared group to settle messages by handle; None if the group has never consumed the topic."""
+        group = self.find(name, topic)
+        return group.share if group is not None else gate.share(topic, name)
+
+    def count(self, name: str, topic: str, queue_id: int) -> int:
+        """Return how many pops wait for that queue."""
+        group = self.find(name, topic)
+        if group is None:
+            return 0
+        return sum(len(group.waiting.get((queue_id, in_order), ())) for in_order in (False, True))
+
+    def park(self, group: PopGroup, pop: Pop) -> bool:
+        """Let *pop* wait; return False if too many wait already.
+
+        In a full line, the address with the most pops gives one up for an address that has fewer.
+        """
+        if not pop.counted:
+            line = group.waiting.get((pop.queue_id, pop.in_order))
+            surplus = None
+            if line is not None and len(line) >= self._line_max:
+                surplus = line.surplus(pop.address)
+                if surplus is None:
+                    return False
+            if self.waiting >= self._waiting_max:
+                return False
+            if surplus is not None:
+                surplus.expire()
+            pop.counted = True
+            self.waiting += 1
+            pop.pending.held[pop] = None
+            self._deadlines.add(pop, pop.until)
+        group.park(pop)
+        return True
+
+    def done(self, pop: Pop) -> None:
+        """Note that *pop* was answered."""
+        if pop.group is not None:
+            pop.group.take(pop)
+        if pop.counted:
+            pop.counted = False
+            self.waiting -= 1
+            pop.pending.held.pop(pop, None)
+        if pop.bucket >= 0:
+            self._deadlines.give_up(pop)
+
+    def drop(self, pending: PendingPops) -> None:
+        """Drop the pops of a closed connection, and call others instead of those that were called."""
+        called = list(pending.ready)
+        pending.ready.clear()
+        for pop in (*called, *pending.held):
+            self.done(pop)
+        for pop in called:
+            if pop.group is not None and not pop.group.share.gone:
+                pop.group.wake()
+
+    def answer_all(self) -> None:
+        """At shutdown: let all pops run, and hold no more."""
+        self.stopping = True
+        for group in self._groups.values():
+            group.call_all()
+
+    def sweep(self) -> None:
+        """Forget groups that nobody has popped for a while."""
+        until = self._now() - IDLE_S
+        for key, group in list(self._groups.items()):
+            if not group.waiting and group.used_at <= until and group.heir is None:
+                del self._groups[key]
+                self._leave(group)
+
+    def _leave(self, group: PopGroup) -> None:
+        group.call_all()
+        if group.bucket >= 0:
+            self._deadlines.give_up(group)
+        if group.heir is not None:
+            group.heir.retries.remove(group)
+            group.heir = None
+        for each in group.retries:
+            each.heir = None  # it leaves when it is idle
+        assert group.member is not None
+        group.member.leave(keep=True)
+
+    def _was_reset(self, name: str, topic: str) -> None:
+        group = self.find(name, topic)
+        if group is not None:
+            group.call_all()
+
+    def _group_changed(self, name: str) -> None:
+        if self._broker.groups.get(name) is None:
+            for key in [key for key in self._groups if key[0] == name]:
+                self._leave(self._groups.pop(key))
+
+    def _topic_changed(self, topic: Topic | None) -> None:
+        if topic is None:  # a topic was deleted
+            for key in [key for key in self._groups if self._broker.topics.get(key[1]) is None]:
+                self._leave(self._groups.pop(key))
+
+    def statistics(self) -> dict[str, object]:
+        return {"popping_groups": len(self._groups), "waiting_pops": self.waiting}

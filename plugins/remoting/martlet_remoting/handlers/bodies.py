@@ -1,0 +1,80 @@
+"""Reads JSON bodies of requests from any client: enums as names or ordinals, numbers as numbers or text."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from martlet.runtime.steps import Pace, Steps
+from martlet_remoting.handlers.context import Declined
+from martlet_remoting.wire.codes import ResponseCode
+from martlet_remoting.wire.fastjson import read
+from martlet_remoting.wire.packets import Command, MessageQueue
+
+__all__ = ["boolean", "enum_name", "integer", "items", "queues", "read_body", "text"]
+
+DIGITS_MAX: Final = 20  # of an i64
+WORD_CHARS_MAX: Final = 64  # of the name of an enum's value
+
+
+def read_body(command: Command) -> Steps[dict[object, object]]:
+    """Return the JSON object in the body of *command*, usually in one slice.
+
+    Raises:
+      Declined: the body is not a JSON object, is longer than `fastjson.BODY_BYTES_MAX`, or has more than
+        `fastjson.VALUES_MAX` values.
+    """
+    try:
+        found = yield from read(command.body)
+    except (ValueError, RecursionError) as error:
+        raise Declined(ResponseCode.SYSTEM_ERROR, f"body of request {command.code} is not JSON; {error}") from error
+    if not isinstance(found, dict):
+        raise Declined(ResponseCode.SYSTEM_ERROR, f"body of request {command.code} is not a JSON object")
+    return found
+
+
+def text(table: dict[object, object], name: str, default: str = "") -> str:
+    """Return the text *name*; *default* if it is missing or not a text."""
+    value = table.get(name)
+    return value if isinstance(value, str) else default
+
+
+def integer(table: dict[object, object], name: str, default: int = 0) -> int:
+    """Return the number *name*, which C++ clients write as text."""
+    value = table.get(name)
+    if isinstance(value, str) and len(value) <= DIGITS_MAX and value.lstrip("-").isdecimal():
+        try:
+            return int(value)
+        except ValueError:
+            return default
+    return value if isinstance(value, int) else default
+
+
+def boolean(table: dict[object, object], name: str) -> bool:
+    """Return whether *name* is true, as a boolean or as text."""
+    value = table.get(name)
+    return value is True or (isinstance(value, str) and value.lower() == "true")
+
+
+def items(table: dict[object, object], name: str) -> list[dict[object, object]]:
+    """Return the objects in the array *name*; skip other items; empty if it is not an array."""
+    value = table.get(name)
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def enum_name(table: dict[object, object], name: str, names: Sequence[str], default: str) -> str:
+    """Return the name of an enum value, which C++ clients write as its ordinal; *default* if it is neither."""
+    value = table.get(name)
+    if isinstance(value, int) and 0 <= value < len(names):
+        return names[value]
+    return value if isinstance(value, str) and 0 < len(value) <= WORD_CHARS_MAX else default
+
+
+def queues(found: Iterable[dict[object, object]]) -> Steps[list[MessageQueue]]:
+    """Return the queues in *found*, in slices; skip objects without a topic."""
+    named: list[MessageQueue] = []
+    pace = Pace()
+    for item in found:
+        if topic := text(item, "topic"):
+            named.append(MessageQueue(topic, text(item, "brokerName"), integer(item, "queueId", -1)))
+        if pace.is_over():
+            yield
+    return named

@@ -1,0 +1,1 @@
+"""State of RocketMQ in a data directory that it has written."""

@@ -1,0 +1,260 @@
+"""Takes over the pops of a store that RocketMQ has used: what was popped there and not acknowledged becomes leases.
+
+RocketMQ moves a group's offset when it pops. It stores a check point for each pop and a record for each acknowledgement
+in a revive topic, through its timer topic, and later puts messages without an acknowledgement into a retry topic
+(PopMessageProcessor, AckMessageProcessor, PopReviveService). So a check point that is still of interest is in one of
+two places: in the revive topic after the offset of the revive group, or in the timer topic if ``config/timercheck``
+says that it was not delivered yet.
+
+A check point's pop time and invisible time are the generation and the duration of a lease, so handles from RocketMQ
+stay valid.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from struct import Struct
+from typing import Final, NamedTuple, final
+
+import trio
+
+from martlet.app.saving import save
+from martlet.broker import Broker
+from martlet.errors import NotReady, Refused, StoreError
+from martlet.groups.journal.journal_codec import LeaseState
+from martlet.message import Record, find_property
+from martlet.records.codec import decode_records, tags_code
+from martlet.runtime.steps import Pace, Steps
+from martlet.store import Queue
+from martlet.tables.topics import REVIVE_PREFIX, TIMER_TOPIC
+from martlet_remoting.handlers.bodies import integer, text
+from martlet_remoting.wire.fastjson import loads
+
+__all__ = ["CheckPoints", "RevivedPops"]
+
+log = logging.getLogger("martlet.remoting")
+
+REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
+CHECK_POINT: Final = b"ck"
+ACK: Final = b"ack"
+BATCH_ACK: Final = b"bAck"
+TAGS: Final = (CHECK_POINT, ACK, BATCH_ACK)
+TAG_CODES: Final = frozenset(tags_code(tag.decode()) for tag in TAGS)
+TIMER_CHECK: Final = "config/timercheck"
+TIMER_PRECISION_MS: Final = 1000
+TAGS_KEY: Final = b"TAGS"
+TIMER_OUT_MS: Final = b"TIMER_OUT_MS"
+# lastReadTimeMs lastTimerLogFlushPos lastTimerQueueOffset masterTimerQueueOffset
+TIMER_NUMBERS: Final = Struct(">qqqq")
+# Invisible times are usually a minute. RocketMQ's proxy allows 12 hours.
+INVISIBLE_MS_MAX: Final = 86_400_000
+# The timer topic's newest messages that are read: about a minute of work.
+TIMERS_MAX: Final = 2_000_000
+# Of one check point; a pop takes 32 messages.
+COUNT_MAX: Final = 256
+# Acknowledgements that are kept until their check point is found.
+EARLY_MAX: Final = 1_000_000
+READ_AT_ONCE: Final = 512
+READ_BYTES: Final = 1 << 20
+LOG_EVERY: Final = 100_000
+RETRY_S: Final = 5.0
+
+
+class PoppedQueue(NamedTuple):
+    """A queue of which a group has popped."""
+
+    group: str
+    topic: str
+    queue_id: int
+
+
+# Offset -> pop time and invisible time.
+Pops = dict[int, tuple[int, int]]
+
+
+@final
+class CheckPoints:
+    """Pairs check points with acknowledgements. A message's newest pop counts, as in RocketMQ a changed invisible time
+    is a pop of its own."""
+
+    def __init__(self) -> None:
+        self.pops: dict[PoppedQueue, Pops] = {}
+        self._early: set[tuple[PoppedQueue, int, int]] = set()
+        self.damaged = 0
+
+    def add(self, tag: bytes, data: bytes) -> None:
+        """Add a record with *tag* and the body *data*; others than of pops are ignored, damaged ones are counted."""
+        if tag not in TAGS:
+            return
+        try:
+            body = loads(data)
+        except (ValueError, RecursionError):
+            body = None
+        if not isinstance(body, dict):
+            self.damaged += 1
+            return
+        group, topic = text(body, "c"), text(body, "t")
+        queue = PoppedQueue(group, topic, integer(body, "q", -1))
+        start, pop_ms = integer(body, "so", -1), integer(body, "pt", -1)
+        if not group or not topic or queue.queue_id < 0 or min(start, pop_ms) < 0:
+            self.damaged += 1
+        elif tag == CHECK_POINT:
+            self._pop(queue, self._popped(body, start), pop_ms, max(integer(body, "it"), 0))
+        else:
+            self._ack(queue, _numbers(body, "aol") if tag == BATCH_ACK else [integer(body, "ao", -1)], pop_ms)
+
+    def _popped(self, body: dict[object, object], start: int) -> Iterator[int]:
+        """Yield the offsets of a check point that RocketMQ has not marked as acknowledged in it."""
+        differences = _numbers(body, "d") or range(min(integer(body, "n"), COUNT_MAX))
+        acked = integer(body, "bm")
+        return (start + more for bit, more in enumerate(differences[:COUNT_MAX]) if not acked >> bit & 1)
+
+    def _pop(self, queue: PoppedQueue, offsets: Iterable[int], pop_ms: int, invisible_ms: int) -> None:
+        pops = self.pops.setdefault(queue, {})
+        for offset in offsets:
+            held = pops.get(offset)
+            if held is not None and held[0] > pop_ms:
+                continue
+            if self._early and (queue, offset, pop_ms) in self._early:
+                pops.pop(offset, None)
+            else:
+                pops[offset] = pop_ms, invisible_ms
+
+    def _ack(self, queue: PoppedQueue, offsets: Iterable[int], pop_ms: int) -> None:
+        pops = self.pops.get(queue, {})
+        for offset in offsets:
+            held = pops.get(offset)
+            if held is not None and held[0] == pop_ms:
+                del pops[offset]
+            elif held is None and len(self._early) < EARLY_MAX:
+                self._early.add((queue, offset, pop_ms))
+
+
+def _numbers(body: dict[object, object], name: str) -> list[int]:
+    value = body.get(name)
+    return [each for each in value if isinstance(each, int)] if isinstance(value, list) else []
+
+
+@final
+class RevivedPops:
+    """Takes over RocketMQ's pops before any client is served, if RocketMQ wrote the offsets of groups last."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._read = 0
+        self._topics = [topic.name for topic in broker.topics if topic.name.startswith(REVIVE_PREFIX)]
+        # If the broker is killed before the end, the next start takes over everything again.
+        self._wanted = broker.groups.has_foreign_pops
+        # Of RocketMQ's timers nothing is believed beyond the newest record of its log.
+        timers = broker.store.find_queue(TIMER_TOPIC, 0) if self._wanted else None
+        self._newest_ms = broker.store.lookup.newest_ms() if timers is not None and timers.next_offset else 0
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Take over the pops, and report that clients can be served."""
+        while self._wanted:
+            try:
+                await self._take_over()
+            except (OSError, StoreError, NotReady, Refused) as error:
+                log.error("pops of RocketMQ cannot be taken over, so no client is served yet; %s", error)
+                await trio.sleep(RETRY_S)
+        task_status.started()
+
+    async def _take_over(self) -> None:
+        broker, points, self._read = self._broker, CheckPoints(), 0
+        ends = [await self._revive_queue(points, queue) for queue in self._revive_queues()]
+        queue = broker.store.find_queue(TIMER_TOPIC, 0)
+        if queue is not None:
+            ends.append(await self._timers(points, queue))
+        leased = await broker.turns.finish(self._lease(points))
+        broker.store.committer.commit_early()
+        await broker.store.wait_flushed(broker.store.written)
+        # So that RocketMQ, and the next start after it, do not read them again.
+        for queue, end in ends:
+            if end > 0:
+                broker.groups.commit(REVIVE_GROUP, queue.topic, queue.queue_id, end - 1)
+        self._save()
+        text_ = "RocketMQ has used this store: %d messages are leased that it had popped; %d records read, %d damaged"
+        log.info(text_, leased, self._read, points.damaged)
+
+    def _save(self) -> None:
+        groups = self._broker.groups
+        groups.has_foreign_pops = False
+        groups.offsets_changed()
+        try:
+            problem = save(self._broker)
+        except OSError:
+            groups.has_foreign_pops = True
+            raise
+        if problem:
+            groups.has_foreign_pops = True
+            raise StoreError(problem)
+        self._wanted = False
+
+    def _revive_queues(self) -> Iterator[Queue]:
+        for name in self._topics:
+            topic = self._broker.topics.get(name)
+            if topic is not None:
+                yield from map(topic.queue, range(topic.read_queues))
+
+    async def _revive_queue(self, points: CheckPoints, queue: Queue) -> tuple[Queue, int]:
+        """Read what the revive group has not consumed; return the end."""
+        consumed = self._broker.groups.offset(REVIVE_GROUP, queue.topic, queue.queue_id)
+        return queue, await self._read_all(points, queue, consumed + 1)
+
+    async def _timers(self, points: CheckPoints, queue: Queue) -> tuple[Queue, int]:
+        """Read check points and acknowledgements that were not delivered yet; return the end."""
+        store, groups = self._broker.store, self._broker.groups
+        check = next(iter(store.read_generations(TIMER_CHECK)), b"")
+        read_ms = in_wheel = 0
+        begin_ms = self._broker.clock.now_ms()
+        if len(check) >= TIMER_NUMBERS.size:
+            read_ms, _, of_this, of_master = TIMER_NUMBERS.unpack_from(check)
+            read_ms = min(read_ms, self._newest_ms + TIMER_PRECISION_MS)
+            in_wheel, begin_ms = min(of_this, of_master), read_ms
+        start = await self._broker.turns.finish(store.offset_by_time(queue, begin_ms - INVISIBLE_MS_MAX))
+        start = max(start, groups.offset(REVIVE_GROUP, queue.topic, queue.queue_id) + 1)
+        oldest = store.end_offset(queue) - TIMERS_MAX
+        if start < oldest:
+            text_ = "%d records of %s are too many to read; RocketMQ's pops in the first %d are not taken over"
+            log.warning(text_, oldest + TIMERS_MAX - start, TIMER_TOPIC, oldest - start)
+            start = oldest
+
+        def is_pending(record: Record) -> bool:
+            out = find_property(record.properties, TIMER_OUT_MS)
+            return record.queue_offset >= in_wheel or not out.isdigit() or int(out) >= read_ms
+
+        return queue, await self._read_all(points, queue, start, is_pending, TAG_CODES)
+
+    async def _read_all(
+        self,
+        points: CheckPoints,
+        queue: Queue,
+        offset: int,
+        wanted: Callable[[Record], bool] = lambda record: True,
+        codes: frozenset[int] | None = None,
+    ) -> int:
+        """Add the *wanted* records of *queue* from *offset* on to *points*; return the end of the queue."""
+        store = self._broker.store
+        offset, end = max(offset, queue.first_offset), store.end_offset(queue)
+        while offset < end:
+            result = await store.read_far(queue, offset, READ_AT_ONCE, READ_BYTES, codes)
+            for record in decode_records(b"".join(result.pieces)):
+                if wanted(record):
+                    points.add(find_property(record.properties, TAGS_KEY), record.body)
+                self._read += 1
+                if self._read % LOG_EVERY == 0:
+                    log.info("%d records of RocketMQ's pops read, at %d of %d in %s", self._read, offset, end, queue)
+            offset = max(result.next_offset, offset + 1)
+        return end
+
+    def _lease(self, points: CheckPoints) -> Steps[int]:
+        """Lease what was popped and not acknowledged; return the number of messages."""
+        pace, leased, shares = Pace(), 0, self._broker.shares
+        room = shares.room
+        for popped, pops in points.pops.items():
+            leases = {
+                offset: LeaseState(pop_ms, invisible_ms, 1) for offset, (pop_ms, invisible_ms) in sorted(pops.items())
+            }
+            leased += shares.take_over(popped.topic, popped.group, popped.queue_id, leases, room - leased)
+            if pace.is_over(1 + len(pops)):
+                yield
+        return leased

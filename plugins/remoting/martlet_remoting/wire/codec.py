@@ -1,0 +1,714 @@
+"""Encodes and decodes commands; no I/O, no clock.
+
+A frame is an i32 length of the rest, one byte of header encoding, three bytes of header
+length, the header and the body (RocketMQ RemotingCommand.java). Requests may use either header
+encoding, JSON or binary. Answers are always JSON, which every client reads (the C++ client
+reads nothing else).
+
+The two most frequent answers, to a send and to a pull, are %-templates filled with numbers,
+which need no dictionary and no escaping.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from struct import Struct
+from struct import error as struct_error
+from typing import Final, final
+
+import orjson
+from msgspec import ValidationError
+
+from martlet.errors import LocalProtocolError, RemoteProtocolError
+from martlet_remoting.wire.codes import (
+    ANSWER_LANGUAGE,
+    FLAG_RESPONSE,
+    LANGUAGE_NAMES,
+    LANGUAGE_NUMBERS,
+    VERSION,
+    RequestCode,
+)
+from martlet_remoting.wire.fields import (
+    REMARK_MAX,
+    EndHead,
+    SendHead,
+    ack_head,
+    decode_envelope,
+    end_head,
+    end_head_of,
+    send_head,
+    send_head_of,
+)
+from martlet_remoting.wire.headers import Ack, AckRun, End, Send, SendRun
+from martlet_remoting.wire.packets import NO_EXT, Command, ext_text
+
+__all__ = [
+    "FRAME_BYTES_MAX",
+    "HEADER_BYTES_MAX",
+    "READ_BYTES_MAX",
+    "FrameBuffer",
+    "ack_response_template",
+    "decode_frame",
+    "encode_ack_response",
+    "encode_binary_command",
+    "encode_command",
+    "encode_command_in_pieces",
+    "encode_pop_prefix",
+    "encode_prefix",
+    "encode_pull_prefix",
+    "encode_response",
+    "encode_response_in_pieces",
+    "encode_send_response",
+    "pop_response_template",
+    "pull_response_template",
+    "send_response_template",
+]
+
+# RocketMQ: com.rocketmq.remoting.frameMaxLength, the same in client and server.
+FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
+# What our own clients read: RocketMQ's limit is too small for the longest messages that a broker may be set to accept.
+READ_BYTES_MAX: Final = 256 * 1024 * 1024
+# A property string of 32767 bytes, each escaped as \\u0001, makes a header of 192 KiB. A header of 1 MiB with 60,000
+# fields would block the event loop for 30 ms.
+HEADER_BYTES_MAX: Final = 256 * 1024
+FIELDS_MAX: Final = 1024  # of a binary header, which takes 1 us each; RocketMQ's requests have up to 30
+PREFIX_BYTES: Final = 8  # the two length fields
+JSON_HEADER: Final = 0
+BINARY_HEADER: Final = 1
+HEADER_LENGTH: Final = 0xFFFFFF  # in the second length field, after the encoding
+# After a larger frame its buffer is released immediately; smaller frames share the buffer of one read.
+GIVE_BACK_BYTES: Final = 262_144
+# An incomplete frame is kept in pieces of at least this size.
+PIECE_BYTES: Final = 65_536
+# The beginnings of SEND_MESSAGE_V2 and END_TRANSACTION headers in the JSON of all known clients, and in binary; other
+# forms are handled one by one.
+SEND_BEGINNING: Final = b'{"code":310,'
+END_BEGINNING: Final = b'{"code":37,'
+BINARY_SEND: Final = RequestCode.SEND_MESSAGE_V2.to_bytes(2, "big")
+BINARY_END: Final = RequestCode.END_TRANSACTION.to_bytes(2, "big")
+ACK_BEGINNING: Final = b'{"code":200051,'  # in JSON only
+RUN_BEGINNINGS: Final = (SEND_BEGINNING, END_BEGINNING, BINARY_SEND, BINARY_END, ACK_BEGINNING)
+SENDS_MAX: Final = 64  # in one run
+ACKS_MIN: Final = 4  # of the size of the first; fewer are not worth a run
+ACKS_MAX: Final = 256
+SEND_BYTES_MAX: Final = 65536  # largest frame in a run; larger ones gain nothing
+# Frequent requests, whose handlers read the fields directly from the JSON (martlet_remoting.wire.fields).
+READ_AS_RECORDS: Final = frozenset(
+    (
+        RequestCode.SEND_MESSAGE_V2,
+        RequestCode.PULL_MESSAGE,
+        RequestCode.POP_MESSAGE,
+        RequestCode.ACK_MESSAGE,
+        RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
+    )
+)
+
+# The binary header has 16 bits for a code, and Java clients send the lower ones of POP's codes.
+CUT_CODES: Final = {
+    code & 0xFFFF: code
+    for code in (*range(RequestCode.POP_MESSAGE, RequestCode.POLLING_INFO + 1), RequestCode.BATCH_ACK_MESSAGE)
+}
+
+_LENGTH: Final = Struct(">i")
+_LENGTHS: Final = Struct(">iI")
+_BINARY_FIXED: Final = Struct(">hbhiii")
+_KEY_LENGTH: Final = Struct(">h")
+
+
+@final
+class FrameBuffer:
+    """Turns the bytes of one connection into commands, wherever reads split them.
+
+    It keeps only the bytes of frames that were not taken out yet. A frame over
+    *frame_bytes_max* is refused after its first four bytes. *header_bytes_max* limits
+    the memory that parsing a hostile header can take; a client allows more, because the
+    answer to a large batch has an id for each message. *key* is the setting with *frame_bytes_max*.
+    """
+
+    __slots__ = (
+        "_data",
+        "_error",
+        "_key",
+        "_need",
+        "_pieces",
+        "_position",
+        "_run_frame_bytes_max",
+        "_waiting",
+        "frame_bytes_max",
+        "header_bytes_max",
+    )
+
+    def __init__(
+        self, frame_bytes_max: int = FRAME_BYTES_MAX, header_bytes_max: int = HEADER_BYTES_MAX, key: str = ""
+    ) -> None:
+        self.frame_bytes_max = frame_bytes_max
+        self._key = key
+        self.header_bytes_max = header_bytes_max
+        self._run_frame_bytes_max = min(frame_bytes_max, SEND_BYTES_MAX)
+        self._data = b""
+        self._position = 0
+        # The incomplete frame in pieces, its size so far, and the size at which to examine it again.
+        self._pieces: list[bytes | bytearray] = []
+        self._waiting = 0
+        self._need = 0
+        # Only the text: an exception references its stack frames, and with them the received bytes.
+        self._error = ""
+
+    @property
+    def buffered_bytes(self) -> int:
+        """The number of received bytes that are not decoded yet."""
+        return len(self._data) - self._position + self._waiting
+
+    def receive_data(self, data: bytes) -> None:
+        """Add bytes from the socket; take out all commands before the next call."""
+        if self._error:
+            return
+        if self._position < len(self._data):
+            self._keep_rest()
+        if not self._pieces:
+            self._data = data
+            self._position = 0
+            return
+        self._keep(data)
+        if self._waiting >= self._need and self._need <= GIVE_BACK_BYTES:
+            self._data = b"".join(self._pieces)
+            self._forget_pieces()
+
+    def _forget_pieces(self) -> None:
+        self._pieces = []
+        self._waiting = 0
+        self._position = 0
+
+    def next_command(self) -> Command | None:
+        """Return the next complete command, None if more bytes are needed.
+
+        Raises:
+          RemoteProtocolError: the bytes are not a valid command; every later call raises the same error.
+        """
+        if self._error:
+            raise RemoteProtocolError(self._error)
+        if self._pieces:
+            return self._next_large() if self._waiting >= self._need else None
+        data = self._data
+        start = self._position
+        available = len(data) - start
+        if available < 4:
+            self._keep_rest()
+            return None
+        length: int = _LENGTH.unpack_from(data, start)[0]
+        if length < 4 or length > self.frame_bytes_max:
+            raise self._broken(RemoteProtocolError(_length_text(length, self.frame_bytes_max, self._key)))
+        end = start + 4 + length
+        if end > len(data):
+            if available >= PREFIX_BYTES and (text := _prefix_text(data, start, length, self.header_bytes_max)):
+                raise self._broken(RemoteProtocolError(text))
+            self._keep_rest()
+            return None
+        self._position = end
+        if length > GIVE_BACK_BYTES:
+            # The caller may take long before it asks for the next command; keep only the following bytes.
+            self._data = data[end:]
+            self._position = 0
+        try:
+            return _decode(data, start + 4, end, self.header_bytes_max)
+        except RemoteProtocolError as error:
+            raise self._broken(error) from error.__cause__
+
+    def next_run(self) -> SendRun | AckRun | None:
+        """Return the next sends and ends of transactions, or acknowledgements of popped messages.
+
+        They end before the first request that is of another kind, incomplete, large or unusual. None if the next
+        request is that. The requests stay in the buffer until `skip_to` or `next_command` takes them out.
+        """
+        data, start = self._data, self._position
+        if not data.startswith(RUN_BEGINNINGS, start + PREFIX_BYTES):
+            return None
+        if data.startswith(ACK_BEGINNING, start + PREFIX_BYTES):
+            return self._next_acks()
+        sends: list[Send] = []
+        ends: list[End] = []
+        available, header_bytes_max = len(data), self.header_bytes_max
+        frame_bytes_max = self._run_frame_bytes_max
+        while available - start > PREFIX_BYTES and len(sends) + len(ends) < SENDS_MAX:
+            length, marked = _LENGTHS.unpack_from(data, start)
+            header_bytes = marked & HEADER_LENGTH
+            header_start, end = start + PREFIX_BYTES, start + 4 + length
+            body_start = header_start + header_bytes
+            if end > available or length > frame_bytes_max or body_start > end or header_bytes > header_bytes_max:
+                break
+            header = data[header_start:body_start]
+            head: SendHead | EndHead | None
+            if marked != header_bytes:
+                head = _binary_head(header, marked >> 24)
+            elif header.startswith(SEND_BEGINNING):
+                head = send_head(header)
+            else:
+                head = end_head(header) if header.startswith(END_BEGINNING) else None
+            if type(head) is SendHead and body_start != end:
+                sends.append((head, data[body_start:end], end))
+            elif type(head) is EndHead:
+                ends.append((head, end))
+            else:
+                break
+            start = end
+        return SendRun(sends, ends, start) if start > self._position else None
+
+    def _next_acks(self) -> AckRun | None:
+        acks: list[Ack] = []
+        data, start, header_bytes_max = self._data, self._position, self.header_bytes_max
+        available = len(data)
+        if available - start < ACKS_MIN * _LENGTH.unpack_from(data, start)[0]:
+            return None
+        while available - start >= PREFIX_BYTES and len(acks) < ACKS_MAX:
+            length, header_bytes = _LENGTHS.unpack_from(data, start)
+            header_start, end = start + PREFIX_BYTES, start + 4 + length
+            if end > available or header_start + header_bytes != end or header_bytes > header_bytes_max:
+                break
+            head = ack_head(data[header_start:end]) if data.startswith(ACK_BEGINNING, header_start) else None
+            if head is None:
+                break
+            acks.append((head, end))
+            start = end
+        return AckRun(acks) if acks else None
+
+    def skip_to(self, end: int) -> bool:
+        """Take out the requests before *end*; return whether there are more bytes."""
+        self._position = end
+        if end < len(self._data):
+            return True
+        self._data = b""
+        self._position = 0
+        return False
+
+    def _next_large(self) -> Command:
+        """Decode the frame in the pieces; the body, up to 16 MiB, is copied only once."""
+        pieces, need = self._pieces, self._need
+        surplus = self._waiting - need
+        last = pieces[-1]
+        pieces[-1] = last[: len(last) - surplus]
+        self._forget_pieces()
+        self._data = bytes(last[len(last) - surplus :])
+        try:
+            return _decode_pieces(pieces, need, self.header_bytes_max)
+        except RemoteProtocolError as error:
+            raise self._broken(error) from error.__cause__
+
+    def commands(self) -> Iterator[Command]:
+        """Yield every complete command; raises like `next_command`, after the valid ones."""
+        while (command := self.next_command()) is not None:
+            yield command
+
+    def _keep_rest(self) -> None:
+        """Keep the incomplete frame as a piece; the pieces are joined once, when the frame is complete."""
+        if self._position < len(self._data):
+            rest = self._data[self._position :]
+            self._keep(rest)
+            self._need = self._wanted(rest)
+        self._data = b""
+        self._position = 0
+
+    def _keep(self, data: bytes) -> None:
+        """Add *data* to the incomplete frame; merge small pieces, because each object has overhead."""
+        pieces = self._pieces
+        self._waiting += len(data)
+        if len(data) >= PIECE_BYTES:
+            pieces.append(data)
+        elif pieces and type(pieces[-1]) is bytearray and len(pieces[-1]) < PIECE_BYTES:
+            pieces[-1] += data
+        else:
+            pieces.append(bytearray(data))
+
+    def _wanted(self, rest: bytes) -> int:
+        """Return how many bytes of the frame that begins with *rest* are needed before examining it again."""
+        if len(rest) < PREFIX_BYTES:
+            # next_command reports an invalid length when it examines the bytes again.
+            possible = len(rest) < 4 or 4 <= _LENGTH.unpack_from(rest)[0] <= self.frame_bytes_max
+            return PREFIX_BYTES if possible else 4
+        return 4 + int(_LENGTH.unpack_from(rest)[0])
+
+    def _broken(self, error: RemoteProtocolError) -> RemoteProtocolError:
+        self._error = str(error)
+        self._data = b""
+        self._forget_pieces()
+        return error
+
+
+def _length_text(length: int, limit: int, key: str) -> str:
+    if length < 4:
+        return f"frame length {length} is invalid; a frame has at least 4 bytes"
+    return f"frame length {length} is over the limit of {limit} bytes" + (f" ({key})" if key else "")
+
+
+def decode_frame(frame: bytes) -> Command:
+    """Decode one complete frame, including its length field.
+
+    Raises:
+      RemoteProtocolError: *frame* is not exactly one valid frame.
+    """
+    if len(frame) < 8 or _LENGTH.unpack_from(frame)[0] != len(frame) - 4:
+        raise RemoteProtocolError(f"frame of {len(frame)} bytes does not begin with its own length")
+    return _decode(frame, 4, len(frame), HEADER_BYTES_MAX)
+
+
+def _prefix_text(data: bytes, start: int, length: int, header_bytes_max: int) -> str:
+    """Return what is wrong with the first bytes of the frame at *start*, empty if nothing; the rest may be missing."""
+    header_length = int.from_bytes(data[start + 5 : start + PREFIX_BYTES], "big")
+    if header_length > length - 4:
+        return f"header length {header_length} exceeds the frame; {length - 4} bytes follow"
+    if header_length > header_bytes_max:
+        return f"header length {header_length} is over the limit of {header_bytes_max} bytes"
+    encoding = data[start + 4]
+    if encoding not in (JSON_HEADER, BINARY_HEADER):
+        return f"header encoding {encoding} is unknown; 0 is JSON, 1 is ROCKETMQ"
+    return ""
+
+
+def _decode_pieces(pieces: list[bytes | bytearray], size: int, header_bytes_max: int) -> Command:
+    """Decode one complete frame of *size* bytes, including its length field, from *pieces*."""
+    prefix = _first_bytes(pieces, PREFIX_BYTES)
+    if text := _prefix_text(prefix, 0, size - 4, header_bytes_max):
+        raise RemoteProtocolError(text)
+    body_start = PREFIX_BYTES + int.from_bytes(prefix[5:], "big")
+    header = _first_bytes(pieces, body_start)[PREFIX_BYTES:]
+    while body_start >= len(pieces[0]) and len(pieces) > 1:
+        body_start -= len(pieces.pop(0))
+    pieces[0] = pieces[0][body_start:]
+    decode = _decode_json if prefix[4] == JSON_HEADER else _decode_binary
+    return decode(header, b"".join(pieces))
+
+
+def _first_bytes(pieces: list[bytes | bytearray], count: int) -> bytes:
+    found = b""
+    for piece in pieces:
+        found += piece[: count - len(found)]
+        if len(found) == count:
+            break
+    return found
+
+
+def _decode(data: bytes, start: int, end: int, header_bytes_max: int) -> Command:
+    """Decode the command in data[start:end]; *start* is after the length field."""
+    header_length = data[start + 1] << 16 | data[start + 2] << 8 | data[start + 3]
+    header_start = start + 4
+    body_start = header_start + header_length
+    if body_start <= end and header_length <= header_bytes_max:
+        encoding = data[start]
+        if encoding == JSON_HEADER:
+            return _decode_json(data[header_start:body_start], data[body_start:end])
+        if encoding == BINARY_HEADER:
+            return _decode_binary(data[header_start:body_start], data[body_start:end])
+    raise RemoteProtocolError(_prefix_text(data, start - 4, end - start, header_bytes_max))
+
+
+def _decode_json(header: bytes, body: bytes) -> Command:
+    try:
+        envelope = decode_envelope(header)
+    except ValidationError as error:
+        raise RemoteProtocolError(f"header is not valid: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise RemoteProtocolError(f"header is not JSON: {error}") from error
+    language = envelope.language
+    command = Command(
+        envelope.code,
+        NO_EXT,
+        body,
+        envelope.opaque,
+        envelope.flag,
+        envelope.remark,
+        language if type(language) is str else "",
+        envelope.version,
+        envelope.extFields,
+    )
+    if envelope.code not in READ_AS_RECORDS or envelope.flag & FLAG_RESPONSE:
+        command.read_ext()
+    return command
+
+
+def _binary_head(header: bytes, encoding: int) -> SendHead | EndHead | None:
+    """Decode a binary header of a send or an END_TRANSACTION; return None if it needs the general decoder.
+
+    RocketMQ's benchmarks send such headers, and so do Java clients with rocketmq.serialize.type=ROCKETMQ.
+    """
+    if encoding != BINARY_HEADER or not header.startswith((BINARY_SEND, BINARY_END)):
+        return None
+    try:
+        code, _, _, opaque, flag, _, ext = _binary_parts(header)
+    except RemoteProtocolError:
+        return None  # `next_command` raises it again
+    return (send_head_of if code == RequestCode.SEND_MESSAGE_V2 else end_head_of)(opaque, flag, ext)
+
+
+def _decode_binary(header: bytes, body: bytes) -> Command:
+    code, language, version, opaque, flag, remark, ext = _binary_parts(header)
+    name = LANGUAGE_NAMES[language] if 0 <= language < len(LANGUAGE_NAMES) else ""
+    return Command(CUT_CODES.get(code, code), ext, body, opaque, flag, remark or None, name, version)
+
+
+def _binary_parts(header: bytes) -> tuple[int, int, int, int, int, str, dict[str, object]]:
+    """Return code, language, version, opaque, flag, remark and fields of a binary header."""
+    try:
+        code, language, version, opaque, flag, remark_length = _BINARY_FIXED.unpack_from(header)
+        remark_end = _BINARY_FIXED.size + remark_length
+        if remark_length < 0 or remark_end > len(header):
+            raise _wrong_length(remark_length, "remark")
+        remark = header[_BINARY_FIXED.size : remark_end].decode()
+        ext_length: int = _LENGTH.unpack_from(header, remark_end)[0]
+        ext = _binary_ext(header, remark_end + 4, ext_length)
+    except struct_error as error:
+        raise RemoteProtocolError(f"binary header of {len(header)} bytes is cut short") from error
+    except UnicodeDecodeError as error:
+        raise RemoteProtocolError("binary header is not UTF-8") from error
+    if remark_length > REMARK_MAX:
+        raise RemoteProtocolError(f"remark of {remark_length} bytes is over the limit of {REMARK_MAX}")
+    return code, language, version, opaque, flag, remark, ext
+
+
+def _wrong_length(length: int, what: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"binary header: length {length} of the {what} exceeds the header")
+
+
+def _binary_ext(header: bytes, position: int, length: int) -> dict[str, object]:
+    size = len(header)
+    if length < 0 or position + length != size:
+        raise RemoteProtocolError(f"binary header: length {length} of the fields does not match the header")
+    ext: dict[str, object] = {}
+    key_length_at, value_length_at = _KEY_LENGTH.unpack_from, _LENGTH.unpack_from
+    fields = 0
+    while position < size:
+        key_length: int = key_length_at(header, position)[0]
+        key_end = position + 2 + key_length
+        if key_length < 0 or key_end > size:
+            raise _wrong_length(key_length, "field name")
+        value_length: int = value_length_at(header, key_end)[0]
+        value_end = key_end + 4 + value_length
+        if value_length < 0 or value_end > size:
+            raise _wrong_length(value_length, "field value")
+        key = header[position + 2 : key_end].decode()
+        if value_length:
+            ext[key] = header[key_end + 4 : value_end].decode()
+        position = value_end
+        fields += 1
+        if fields > FIELDS_MAX:
+            raise RemoteProtocolError(f"binary header has more than {FIELDS_MAX} fields; no request has so many")
+    return ext
+
+
+def encode_command(command: Command) -> bytes:
+    """Return the frame of *command* with a JSON header; every header field goes out as a string."""
+    return b"".join(encode_command_in_pieces(command, (command.body,)))
+
+
+def encode_command_in_pieces(command: Command, body: Sequence[bytes]) -> list[bytes]:
+    """As `encode_command`, with *body* in place of the command's own, which is not copied."""
+    fields: dict[str, object] = {
+        "code": command.code,
+        "extFields": {name: ext_text(value) for name, value in command.ext.items() if value is not None},
+        "flag": command.flag,
+        "language": command.language,
+        "opaque": command.opaque,
+        "serializeTypeCurrentRPC": "JSON",
+        "version": command.version,
+    }
+    if command.remark is not None:
+        fields["remark"] = command.remark
+    header = orjson.dumps(fields)
+    return [_LENGTHS.pack(4 + len(header) + sum(map(len, body)), len(header)) + header, *body]
+
+
+def encode_binary_command(command: Command) -> bytes:
+    """Return the frame of *command* with a ROCKETMQ header.
+
+    Raises:
+      LocalProtocolError: the code or version needs more than the header's 16 bits.
+    """
+    remark = (command.remark or "").encode()
+    language = LANGUAGE_NUMBERS.get(command.language, LANGUAGE_NUMBERS["OTHER"])
+    parts = [b"", remark, b""]
+    size = 0
+    try:
+        for name, value in command.ext.items():
+            part = _binary_entry(name, value)
+            size += len(part)
+            parts.append(part)
+        parts[0] = _BINARY_FIXED.pack(
+            command.code, language, command.version, command.opaque, command.flag, len(remark)
+        )
+    except struct_error as error:
+        raise LocalProtocolError(f"code {command.code} or a field does not fit the binary header; use JSON") from error
+    parts[2] = _LENGTH.pack(size)
+    header = b"".join(parts)
+    return _LENGTHS.pack(4 + len(header) + len(command.body), BINARY_HEADER << 24 | len(header)) + header + command.body
+
+
+def _binary_entry(name: str, value: object) -> bytes:
+    if value is None:
+        return b""
+    key = name.encode()
+    text = ext_text(value).encode()
+    return _KEY_LENGTH.pack(len(key)) + key + _LENGTH.pack(len(text)) + text
+
+
+def encode_prefix(
+    opaque: int,
+    code: int,
+    ext: Mapping[str, object] = NO_EXT,
+    body_bytes: int = 0,
+    remark: str | None = None,
+    version: int = VERSION,
+) -> bytes:
+    """Return a response's frame up to its body; *body_bytes* of body must follow it.
+
+    Keys and order are those of a real broker's answers, so that recorded
+    conversations can be compared byte by byte.
+    """
+    fields: dict[str, object] = {"code": code}
+    if ext:
+        fields["extFields"] = {name: ext_text(value) for name, value in ext.items() if value is not None}
+    fields["flag"] = FLAG_RESPONSE
+    fields["language"] = ANSWER_LANGUAGE
+    fields["opaque"] = opaque
+    if remark is not None:
+        fields["remark"] = remark
+    fields["serializeTypeCurrentRPC"] = "JSON"
+    fields["version"] = version
+    header = orjson.dumps(fields)
+    return _LENGTHS.pack(4 + len(header) + body_bytes, len(header)) + header
+
+
+def encode_response(
+    opaque: int,
+    code: int,
+    ext: Mapping[str, object] = NO_EXT,
+    body: bytes = b"",
+    remark: str | None = None,
+    version: int = VERSION,
+) -> bytes:
+    """Return the frame of a response."""
+    return encode_prefix(opaque, code, ext, len(body), remark, version) + body
+
+
+def encode_response_in_pieces(
+    opaque: int, code: int, ext: Mapping[str, object], body: list[bytes], remark: str | None = None
+) -> list[bytes]:
+    """As `encode_response`, with a body in pieces, which are not copied."""
+    return [encode_prefix(opaque, code, ext, sum(map(len, body)), remark), *body]
+
+
+def _json_text(text: str) -> str:
+    """*text* as a JSON string; letters and digits, as in nearly every id, need no escaping."""
+    return f'"{text}"' if text.isalnum() and text.isascii() else orjson.dumps(text).decode()
+
+
+def send_response_template(region: str = "DefaultRegion", trace_on: bool = True, version: int = VERSION) -> str:
+    """Return the template for `encode_send_response`; call this once for each broker, not for each message."""
+    region = _json_text(region).replace("%", "%%")
+    return (
+        '{"code":%d,"extFields":{"queueId":"%d",%s"msgId":"%s","TRACE_ON":"'
+        + ext_text(trace_on)
+        + '","MSG_REGION":'
+        + region
+        + ',"queueOffset":"%d"},"flag":1,"language":"'
+        + ANSWER_LANGUAGE
+        + '","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":'
+        + str(version)
+        + "}"
+    )
+
+
+def encode_send_response(
+    template: str,
+    opaque: int,
+    code: int,
+    message_id: str,
+    queue_id: int,
+    queue_offset: int,
+    transaction_id: str,
+    recall_handle: str = "",
+) -> bytes:
+    """Return the answer to a stored send (code 0, 10, 11 or 12).
+
+    *message_id* is the offset message id, or several joined with commas; hexadecimal,
+    so it is not escaped. *transaction_id* is the sender's UNIQ_KEY; it and *recall_handle*,
+    in base64, are left out when empty.
+    """
+    transaction = f'"transactionId":{_json_text(transaction_id)},' if transaction_id else ""
+    if recall_handle:
+        transaction += f'"recallHandle":"{recall_handle}",'
+    header = (template % (code, queue_id, transaction, message_id, queue_offset, opaque)).encode()
+    return _LENGTHS.pack(4 + len(header), len(header)) + header
+
+
+def pull_response_template(version: int = VERSION) -> str:
+    """Return the template for `encode_pull_prefix`."""
+    return (
+        '{"code":%d,"extFields":{"suggestWhichBrokerId":"%d","groupSysFlag":"0","nextBeginOffset":"%d",'
+        '"maxOffset":"%d","minOffset":"%d","topicSysFlag":"0"},'
+        '"flag":1,"language":"'
+        + ANSWER_LANGUAGE
+        + '","opaque":%d,"remark":"%s","serializeTypeCurrentRPC":"JSON","version":'
+        + str(version)
+        + "}"
+    )
+
+
+def encode_pull_prefix(
+    template: str,
+    opaque: int,
+    code: int,
+    next_offset: int,
+    min_offset: int,
+    max_offset: int,
+    remark: str,
+    body_bytes: int = 0,
+    suggested_broker_id: int = 0,
+) -> bytes:
+    """Return a pull answer up to its body: records of *body_bytes* in all must follow it.
+
+    *remark* is the store's status name (FOUND, NO_MATCHED_MESSAGE, ...), a word that needs no escaping.
+    """
+    values = (code, suggested_broker_id, next_offset, max_offset, min_offset, opaque, remark)
+    header = (template % values).encode()
+    return _LENGTHS.pack(4 + len(header) + body_bytes, len(header)) + header
+
+
+def pop_response_template(version: int = VERSION) -> str:
+    """Return the template for `encode_pop_prefix`."""
+    return (
+        '{"code":%d,"extFields":{"popTime":"%d","invisibleTime":"%d","reviveQid":"%d","restNum":"%d"%s},'
+        '"flag":1,"language":"'
+        + ANSWER_LANGUAGE
+        + '","opaque":%d,"remark":"%s","serializeTypeCurrentRPC":"JSON","version":'
+        + str(version)
+        + "}"
+    )
+
+
+def encode_pop_prefix(
+    template: str,
+    opaque: int,
+    code: int,
+    remark: str,
+    pop_ms: int,
+    invisible_ms: int,
+    revive_queue: int,
+    rest: int,
+    places: Mapping[str, str],
+    body_bytes: int,
+) -> bytes:
+    """Return the answer to a pop up to its body: records of *body_bytes* in all must follow it.
+
+    *places* are the fields that say where the records are; they and *remark* need no escaping.
+    """
+    more = "".join([f',"{name}":"{value}"' for name, value in places.items()])
+    header = (template % (code, pop_ms, invisible_ms, revive_queue, rest, more, opaque, remark)).encode()
+    return _LENGTHS.pack(4 + len(header) + body_bytes, len(header)) + header
+
+
+def ack_response_template(version: int = VERSION) -> bytes:
+    """Return the template for `encode_ack_response`."""
+    text = '{"code":0,"flag":1,"language":"' + ANSWER_LANGUAGE + '","opaque":%d,"serializeTypeCurrentRPC":"JSON",'
+    return f'{text}"version":{version}}}'.encode()
+
+
+def encode_ack_response(template: bytes, opaque: int) -> bytes:
+    """Return the frame of an answer that says no more than success."""
+    header = template % opaque
+    return _LENGTHS.pack(4 + len(header), len(header)) + header

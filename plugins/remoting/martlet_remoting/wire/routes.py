@@ -1,0 +1,222 @@
+"""Routes, and the topics that brokers register: records and their JSON.
+
+A route lists the brokers of a topic with their addresses and numbers of queues (RocketMQ
+TopicRouteData). It is written in two dialects: with unquoted broker ids as keys,
+``{0:"10.0.0.1:10911"}``, for old clients, and as standard JSON for clients that request
+it. Both contain no blanks, because the Go client splits the text on commas and colons.
+"""
+
+from collections.abc import Mapping
+from typing import Final, final
+
+from msgspec import Struct, field
+
+from martlet.errors import RemoteProtocolError
+from martlet.runtime.steps import Steps
+from martlet_remoting.wire import fastjson
+
+__all__ = [
+    "BrokerGroup",
+    "Route",
+    "TopicQueues",
+    "TopicShape",
+    "Version",
+    "decode_queues",
+    "encode_route",
+    "integer",
+    "load_object",
+    "read_object",
+]
+
+MASTER_ID: Final = 0
+
+
+@final
+class Version(Struct, frozen=True):
+    """The version of a topic table (RocketMQ DataVersion); versions are only compared for equality."""
+
+    counter: int = 0
+    state_version: int = 0
+    timestamp: int = 0
+
+    def as_json(self) -> dict[str, object]:
+        return {"counter": self.counter, "stateVersion": self.state_version, "timestamp": self.timestamp}
+
+    @classmethod
+    def from_json(cls, fields: object) -> "Version":
+        """Return the version in *fields*; 4.x brokers have no stateVersion."""
+        if not isinstance(fields, Mapping):
+            return cls()
+        return cls(
+            integer(fields.get("counter")), integer(fields.get("stateVersion")), integer(fields.get("timestamp"))
+        )
+
+
+@final
+class TopicShape(Struct, frozen=True):
+    """The part of a topic's configuration that routes contain (RocketMQ TopicConfig)."""
+
+    name: str
+    read_queues: int
+    write_queues: int
+    perm: int
+    sys_flag: int = 0
+
+    @classmethod
+    def from_json(cls, name: str, fields: object) -> "TopicShape":
+        """Return the shape in *fields*; the defaults are those of RocketMQ's TopicConfig."""
+        if not isinstance(fields, Mapping):
+            raise RemoteProtocolError(f"topic {name!r:.140} is registered with {fields!r:.80}, which is not an object")
+        return cls(
+            name,
+            integer(fields.get("readQueueNums"), 16),
+            integer(fields.get("writeQueueNums"), 16),
+            integer(fields.get("perm"), 6),
+            integer(fields.get("topicSysFlag")),
+        )
+
+
+@final
+class TopicQueues(Struct, frozen=True):
+    """The queues of one topic on one broker (RocketMQ QueueData)."""
+
+    broker_name: str
+    read_queues: int
+    write_queues: int
+    perm: int
+    sys_flag: int = 0
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "brokerName": self.broker_name,
+            "perm": self.perm,
+            "readQueueNums": self.read_queues,
+            "topicSysFlag": self.sys_flag,
+            "writeQueueNums": self.write_queues,
+        }
+
+    @classmethod
+    def from_json(cls, fields: object) -> "TopicQueues":
+        if not isinstance(fields, Mapping) or not isinstance(fields.get("brokerName"), str):
+            raise RemoteProtocolError(f"queue data {fields!r:.80} lacks brokerName")
+        shape = TopicShape.from_json("", fields)
+        return cls(fields["brokerName"], shape.read_queues, shape.write_queues, shape.perm, shape.sys_flag)
+
+
+@final
+class BrokerGroup(Struct, frozen=True):
+    """The brokers that share a name, by id; 0 is the master (RocketMQ BrokerData)."""
+
+    cluster: str
+    name: str
+    addresses: Mapping[int, str]
+    acting_master: bool = False
+    zone: str | None = None
+
+    def as_json(self, standard: bool = False) -> dict[str, object]:
+        ids = sorted(self.addresses)
+        addresses: Mapping[object, object] = (
+            {str(number): self.addresses[number] for number in ids}
+            if standard
+            else {number: self.addresses[number] for number in ids}
+        )
+        return {
+            "brokerAddrs": addresses,
+            "brokerName": self.name,
+            "cluster": self.cluster,
+            "enableActingMaster": self.acting_master,
+            "zoneName": self.zone,
+        }
+
+
+@final
+class Route(Struct, frozen=True):
+    """The queues and brokers of a topic. ``mappings`` are the queue mappings of a static topic by broker."""
+
+    queues: tuple[TopicQueues, ...]
+    brokers: tuple[BrokerGroup, ...]
+    order: str | None = None
+    filter_servers: Mapping[str, list[str]] = field(default_factory=dict)
+    mappings: Mapping[str, Mapping[str, object]] | None = None
+
+
+def encode_route(route: Route, *, standard: bool) -> bytes:
+    """Return the body of a route answer, in standard JSON if *standard* is set."""
+    fields: dict[str, object] = {
+        "brokerDatas": [broker.as_json(standard) for broker in route.brokers],
+        "filterServerTable": dict(route.filter_servers),
+        "orderTopicConf": route.order,
+        "queueDatas": [queues.as_json() for queues in route.queues],
+        "topicQueueMappingByBroker": route.mappings or None,
+    }
+    body = fastjson.dumps(fields)
+    return body if body.isascii() or not standard else _escaped(body.decode())
+
+
+def decode_queues(body: bytes) -> tuple[TopicQueues, ...]:
+    """Return the queues in the body of a route answer.
+
+    Raises:
+      RemoteProtocolError: *body* is not a route.
+    """
+    found = load_object(body).get("queueDatas")
+    if not isinstance(found, list):
+        raise RemoteProtocolError(f"route has queueDatas {found!r:.80}, which is not an array")
+    return tuple(map(TopicQueues.from_json, found))
+
+
+def _escaped(text: str) -> bytes:
+    """Return *text* with each character above U+007F as \\uXXXX, as Java writes standard JSON (BrowserCompatible)."""
+    units = memoryview(text.encode("utf-16-be"))
+    codes = (int.from_bytes(units[i : i + 2], "big") for i in range(0, len(units), 2))
+    return "".join(chr(code) if code < 0x80 else f"\\u{code:04X}" for code in codes).encode()
+
+
+def load_object(body: bytes) -> Mapping[str, object]:
+    """Return the JSON object in *body*, in any dialect; for bodies that are short or from a trusted source.
+
+    Raises:
+      RemoteProtocolError: *body* is not a JSON object.
+    """
+    try:
+        return _object(fastjson.loads(body))
+    except ValueError as error:
+        raise RemoteProtocolError(f"body is not JSON; {error}") from error
+
+
+def read_object(
+    body: bytes,
+    bytes_max: int = fastjson.BODY_BYTES_MAX,
+    values_max: int = fastjson.VALUES_MAX,
+    shape: fastjson.Shape | None = None,
+) -> Steps[Mapping[str, object]]:
+    """Like `load_object`, for untrusted bodies: limited in size, and in slices if long (`fastjson.read`)."""
+    try:
+        found = yield from fastjson.read(body, bytes_max=bytes_max, values_max=values_max, shape=shape)
+    except (ValueError, RecursionError) as error:
+        raise RemoteProtocolError(f"body is not JSON; {error}") from error
+    return _object(found)
+
+
+def _object(found: object) -> Mapping[str, object]:
+    if not isinstance(found, dict):
+        raise RemoteProtocolError("body is not a JSON object")
+    return found
+
+
+def integer(value: object, default: int = 0) -> int:
+    """Return *value*, a number or its text, as a number; *default* if it is neither.
+
+    Raises:
+      RemoteProtocolError: it does not fit 64 bits.
+    """
+    if isinstance(value, str) and len(value) < 21:
+        try:
+            value = int(value)
+        except ValueError:
+            return default
+    if type(value) is not int:
+        return default
+    if not -(1 << 63) <= value < 1 << 63:
+        raise RemoteProtocolError(f"number {value!r:.40} does not fit 64 bits")
+    return value

@@ -1,0 +1,1 @@
+"""Frames from a client: SEND, SUBSCRIBE, ACK and transactions."""

@@ -1,0 +1,265 @@
+"""Messages from one client: SEND outside of transactions, and the receipts for it."""
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, final
+from zlib import crc32
+
+from martlet.access import Gate
+from martlet.contracts import Peer, Timers
+from martlet.errors import Refused
+from martlet.message import TAGS, Message, encode_properties
+from martlet.store import Queue
+from martlet.store.append.writer import RunItem, RunResult
+from martlet_stomp.mapping.destinations import Destination, Kind
+from martlet_stomp.mapping.messages import Template
+from martlet_stomp.mapping.schedules import Removal
+from martlet_stomp.shared.context import Context
+from martlet_stomp.shared.replies import send_reply
+from martlet_stomp.shared.storing import queue_count
+from martlet_stomp.shared.temporary import is_temporary
+from martlet_stomp.wire.codec import encode_receipts
+from martlet_stomp.wire.errors import StompError, shown
+from martlet_stomp.wire.packets import MessageHeaders, SendRun
+
+__all__ = ["Sending"]
+
+TOPICS_REMEMBERED: Final = 1000
+
+
+@final
+class _Place(NamedTuple):
+    """Where messages with equal headers go: *added* are properties beside those of the template."""
+
+    queue: Queue
+    template: Template
+    added: bytes
+    is_wanted: bool  # by a stage, perhaps
+    reply_to: str
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all records have the same properties, and no stage wants them."""
+        return self.template.is_plain and not self.is_wanted
+
+
+@final
+class Sending:
+    """Stores what one client sends."""
+
+    __slots__ = ("_context", "_gate", "_peer", "_queue_ids", "_reply_to", "_session")
+
+    def __init__(
+        self, peer: Peer, context: Context, gate: Gate, session: str, reply_to: Callable[[Destination], str]
+    ) -> None:
+        """Begin.
+
+        Args:
+          session: of the client.
+          reply_to: returns what others call a temporary destination of the client, which then subscribes to it.
+        """
+        self._peer = peer
+        self._context = context
+        self._gate = gate
+        self._session = session
+        self._reply_to = reply_to
+        # A client's messages stay in order: its messages of one topic go to one queue.
+        self._queue_ids: dict[str, int] = {}
+
+    def send_run(self, run: SendRun) -> None:
+        """Store the messages of *run*, and answer receipts. Raises `StompError` if one cannot be stored."""
+        self._context.counters.received += len(run.bodies)
+        result = self._store(run)
+        if result is None:
+            self._send_singly(run)
+            return
+        self._context.counters.stored += len(run.bodies) - len(result.refused)
+        if result.refused:
+            first = min(result.refused)
+            self._answer(run.receipts_before(first), result.end)
+            raise StompError(str(result.refused[first]), run.receipt_of(first)) from result.refused[first]
+        if run.receipts:
+            self._answer(run.receipts, result.end)
+
+    def _store(self, run: SendRun) -> RunResult | None:
+        """Store all messages of *run*; None, and none is stored, if they must be published one by one."""
+        try:
+            items = self._items(run)
+            return self._gate.publish_run(items) if items is not None else None
+        except (Refused, StompError):
+            return None
+
+    def _items(self, run: SendRun) -> list[RunItem | Message] | None:
+        """Return *run* as the store takes it; None if it must be published one by one. Raises as `_place`."""
+        find, headers, now_ms, host = self._context.templates.find, run.headers, self._now_ms, self._peer.host
+        code_of = self._context.code_of
+        items: list[RunItem | Message] = []
+        places: dict[MessageHeaders, _Place] = {}
+        is_same = headers.count(headers[0]) == len(headers)
+        for each in headers[:1] if is_same else dict.fromkeys(headers):
+            place = self._place(find(each))
+            if place is None:
+                return None
+            places[each] = place
+        if is_same and places[headers[0]].is_plain:
+            queue, template, added, _, _ = places[headers[0]]
+            properties = template.properties + added
+            code = code_of(properties)
+            items += [(queue, body, properties, code, 0, 0, now_ms, host, 0, 0) for body in run.bodies]
+            return items
+        for each, body in zip(headers, run.bodies, strict=True):
+            queue, template, added, is_wanted, reply_to = places[each]
+            content, properties = template.record_of(body, now_ms, reply_to)
+            properties += added
+            if is_wanted:
+                items.append(Message(queue.topic, content, properties, queue.queue_id, 0, 0, now_ms, host))
+            else:
+                items.append((queue, content, properties, code_of(properties), 0, 0, now_ms, host, 0, 0))
+        return items
+
+    def _place(self, template: Template) -> "_Place | None":
+        """Return where messages of *template* go; None if they must be published one by one.
+
+        Raises:
+          Refused: as for `_queue_id`.
+          StompError: no plugin holds delayed messages, or they go to no temporary destination.
+        """
+        if template.parts or template.removal is not None:
+            return None
+        self._check_delay(template)
+        tag = None if template.destination.kind is Kind.REPLY else self._tag(template)
+        if tag is None:
+            return None
+        topic, added = self._topic(template), _tagged(tag)
+        queue_id = self._queue_ids.get(topic, -1) if not (template.name or tag or template.group) else -1
+        find = self._gate.find_queue
+        queue = find(topic, queue_id) or find(topic, self._queue_id(template, tag))
+        if queue is None:
+            return None
+        is_wanted = self._context.broker.stages.may_want_properties(template.properties + added)
+        return _Place(queue, template, added, is_wanted, self._answered_at(template))
+
+    def _send_singly(self, run: SendRun) -> None:
+        for index, body in enumerate(run.bodies):
+            receipt = run.receipt_of(index)
+            try:
+                end = self._send_one(self._context.templates.find(run.headers[index]), body)
+            except Refused as refused:
+                raise StompError(str(refused), receipt) from refused
+            except StompError as error:
+                error.receipt = receipt
+                raise
+            if receipt is not None:
+                self._answer((receipt,), end)
+
+    def _send_one(self, template: Template, body: bytes) -> int:
+        """Store a message, or drop it if nobody can get it. Raises `StompError` and `Refused`."""
+        if template.destination.kind is Kind.REPLY:
+            reply_to = self._answered_at(template)
+            return send_reply(self._context, self._gate, template, body, reply_to, self._peer.host)
+        if template.parts:
+            return self._send_to_all(template, body)
+        if template.removal is not None:
+            return self._remove(template.removal)
+        message = self._record(template, body)
+        if message is None:
+            return 0
+        placed = self._gate.publish(message)
+        self._context.counters.stored += 1
+        return placed.end
+
+    def _send_to_all(self, template: Template, body: bytes) -> int:
+        """Store a message in each destination of a list, or in none. Raises `StompError` and `Refused`."""
+        placed = self._gate.publish_atomic(self._records(template, body))
+        self._context.counters.stored += len(placed)
+        return max((each.end for each in placed), default=0)
+
+    def _remove(self, removal: Removal) -> int:
+        """End a repeated message; nothing happens if it has ended already. Raises `StompError` and `Refused`."""
+        timers = self._context.broker.capability(Timers)
+        if timers is None or timers.end_repeated is None:
+            raise StompError("no plugin repeats messages; add timer to plugins.enabled")
+        self._gate.check_publish(removal.topic)
+        return timers.end_repeated(removal.topic, removal.key)
+
+    def _answer(self, receipts: Sequence[bytes], end: int) -> None:
+        if receipts:
+            self._context.counters.receipts += len(receipts)
+            self._peer.hold_until(end)
+            self._peer.send(encode_receipts(receipts))
+
+    # one message
+
+    def messages(self, headers: MessageHeaders, body: bytes) -> list[Message]:
+        """Return what to store: one message for each destination; none if nobody can get it.
+
+        Raises `StompError` and `Refused`.
+        """
+        template = self._context.templates.find(headers)
+        if template.destination.kind is Kind.REPLY:
+            text = "is a reply to another protocol, which cannot be in a transaction; send it without one"
+            raise StompError(f"the message to {shown(template.destination.text)} {text}")
+        return self._records(template, body)
+
+    def _records(self, template: Template, body: bytes) -> list[Message]:
+        parts = template.parts or (template,)
+        return [message for part in parts if (message := self._record(part, body)) is not None]
+
+    def _record(self, template: Template, body: bytes) -> Message | None:
+        if template.removal is not None:
+            text = "ends a repeated message; send that outside of transactions, and to no other destination"
+            raise StompError(f"the message to {shown(template.destination.text)} {text}")
+        self._check_delay(template)
+        now_ms = self._now_ms
+        content, properties = template.record_of(body, now_ms, self._answered_at(template))
+        tag = self._tag(template)
+        if tag is None:
+            self._context.temporary.unanswered += 1
+            return None
+        properties += _tagged(tag)
+        queue_id = self._queue_id(template, tag)
+        return Message(self._topic(template), content, properties, queue_id, 0, 0, now_ms, self._peer.host)
+
+    def _topic(self, template: Template) -> str:
+        return template.destination.topic or self._context.temporary.topic
+
+    def _tag(self, template: Template) -> str | None:
+        """Return what says to whom messages go in the topic of temporary destinations, empty for another topic.
+
+        Returns None if their connection is gone. Raises as `Temporary.tag_of`.
+        """
+        destination = template.destination
+        return self._context.temporary.tag_of(destination, self._session) if is_temporary(destination.kind) else ""
+
+    def _answered_at(self, template: Template) -> str:
+        """Return what others call the temporary destination where the client waits for an answer; empty for none."""
+        return self._reply_to(template.reply) if template.reply is not None else ""
+
+    @property
+    def _now_ms(self) -> int:
+        return self._context.broker.clock.now_ms()
+
+    def _queue_id(self, template: Template, tag: str) -> int:
+        """Return the queue for messages of *template* with a *tag* from `_tag`; the topic is created if there is none.
+
+        Raises `Refused` if there is no such topic, and it may not be created.
+        """
+        topic, name = self._topic(template), template.name or tag or template.group
+        self._context.check_exists(template.destination)
+        count = queue_count(self._context, self._gate, topic)
+        if name:
+            return crc32(name.encode()) % count
+        queue_id = self._queue_ids.get(topic, -1)
+        if not 0 <= queue_id < count:
+            if len(self._queue_ids) >= TOPICS_REMEMBERED:
+                self._queue_ids.clear()
+            queue_id = self._queue_ids[topic] = self._context.broker.ids.below(count)
+        return queue_id
+
+    def _check_delay(self, template: Template) -> None:
+        if template.is_delayed and self._context.broker.capability(Timers) is None:
+            text = "no plugin holds delayed messages; add timer to plugins.enabled, or send the message when it is due"
+            raise StompError(f"{shown(template.destination.text)}: {text}")
+
+
+def _tagged(tag: str) -> bytes:
+    return encode_properties({TAGS: tag}) if tag else b""

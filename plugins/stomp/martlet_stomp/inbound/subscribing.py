@@ -1,0 +1,430 @@
+"""SUBSCRIBE, UNSUBSCRIBE, ACK and NACK of one client, outside of transactions."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Final, final
+
+from martlet.access import Gate
+from martlet.contracts import Peer
+from martlet.delivery.subscriptions import from_earliest, from_tail
+from martlet.errors import Reason, Refused
+from martlet.runtime.steps import Pace, Steps
+from martlet.state.journal import NEXT_COMMIT
+from martlet_stomp.mapping.destinations import Destination, Kind, check_filter, parse_destinations
+from martlet_stomp.mapping.durable import Durable
+from martlet_stomp.outbound.patterns import Pattern
+from martlet_stomp.outbound.sources import Opening
+from martlet_stomp.outbound.subscriptions import Part, Subscription
+from martlet_stomp.shared.context import Context
+from martlet_stomp.shared.temporary import is_temporary, remote_text
+from martlet_stomp.wire.codec import encode_receipts
+from martlet_stomp.wire.errors import StompError, shown
+from martlet_stomp.wire.packets import AckRun, Connect, Nack, Subscribe, Unsubscribe
+
+__all__ = ["Subscriptions"]
+
+# Of a subscription with wildcards: new topics that one turn begins with, 150 us each, and what one is beside a match.
+PARTS_A_TURN: Final = 32
+STEPS_A_PART: Final = 150
+
+
+@final
+class Subscriptions:
+    """The subscriptions of one client."""
+
+    __slots__ = (
+        "_automatic",
+        "_by_id",
+        "_by_number",
+        "_context",
+        "_end",
+        "_last_number",
+        "_opening",
+        "_patterns",
+        "_peer",
+        "_ready",
+        "_session",
+        "_temporary",
+        "_version",
+    )
+
+    def __init__(
+        self,
+        peer: Peer,
+        context: Context,
+        gate: Gate,
+        connect: Connect,
+        session: str,
+        end: Callable[[str], None],
+    ) -> None:
+        """Begin without any; *end* closes the connection, with the reason."""
+        self._peer = peer
+        self._context = context
+        self._end = end
+        self._version = connect.version
+        self._session = session
+        self._opening = Opening(context, gate, connect, session, peer.host)
+        self._by_number: dict[int, Subscription] = {}
+        self._by_id: dict[str, Subscription] = {}
+        self._patterns: dict[str, Pattern] = {}  # those with wildcards, by the same keys
+        self._temporary: dict[str, dict[Subscription, None]] = {}  # those to temporary destinations, by these
+        self._automatic: dict[str, Subscription] = {}  # of those, what the client did not ask for
+        self._last_number = 0
+        self._ready: dict[Subscription, None] = {}  # those with something to deliver
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    def described(self) -> Iterator[dict[str, object]]:
+        """Yield what a list of subscriptions says about each."""
+        for subscription in list(self._by_number.values()):
+            yield subscription.described()
+
+    # begin and end
+
+    def subscribe(self, request: Subscribe) -> Steps[None] | None:
+        """Begin a subscription. Raises `StompError` and `Refused`.
+
+        Returns what is left to do, if that may take long.
+        """
+        self._check_count()
+        destinations = parse_destinations(request.destination, self._context.names)
+        for destination in destinations:
+            check_filter(destination)
+            self._context.temporary.check(destination)
+        destination = destinations[0]
+        key = _key(request.id, destination.text if len(destinations) == 1 else request.destination)
+        if key in self._patterns or (request.id is not None and key in self._by_id):
+            text = f"there is a subscription with {key} already"
+            raise StompError(f"{text}; use another id, or UNSUBSCRIBE first")
+        if len(destinations) > 1:
+            return self._begin_all(request, destinations, key)
+        if destination.is_pattern:
+            return self._begin_pattern(request, destination, key)
+        position = self._make_way(destination) if is_temporary(destination.kind) else None
+        self._begin(request, destination, position)
+        return None
+
+    def _begin_pattern(self, request: Subscribe, destination: Destination, key: str) -> Steps[None]:
+        """Begin a subscription to all topics that match. Raises `StompError`."""
+        self._opening.check_part(request, destination, "has a wildcard")
+        pattern = Pattern(request, destination, key, self._peer.wake)
+        self._patterns[key] = pattern
+        return self._begin_parts(pattern, self._context.new_topics.add(pattern))
+
+    def _begin_all(self, request: Subscribe, destinations: Sequence[Destination], key: str) -> Steps[None]:
+        """Begin a subscription to each of *destinations*. Raises `StompError` and `Refused`."""
+        for destination in destinations:
+            self._opening.check_part(request, destination, "is in a list")
+            if destination.is_pattern:
+                raise StompError(f"{shown(destination.text)} is in a list, and has a wildcard; subscribe to it alone")
+        several = self._patterns[key] = Pattern(request, None, key, self._peer.wake)
+        for destination in destinations:
+            text = destination.text
+            if text not in several.parts:
+                self._check_count()
+                part = self._make(request, destination)
+                part.begin(*self._opening.open(part, self._take_over))
+                part.parts, part.key = several.parts, f"number {part.number}"
+                several.parts[text] = self._by_number[part.number] = self._by_id[part.key] = part
+            yield
+            if key not in self._patterns:
+                return  # the client is gone
+
+    def _begin_parts(self, pattern: Pattern, topics: Iterator[str]) -> Steps[None]:
+        pace = Pace()
+        for topic in topics:
+            if pattern.wants(topic):
+                self._begin_part(pattern, topic, is_new=pattern.request.is_retroactive)
+                pace.spend(STEPS_A_PART)
+            if pace.is_over():
+                yield
+                if pattern.key not in self._patterns:
+                    return  # the client is gone
+
+    def _begin_part(self, pattern: Pattern, topic: str, *, is_new: bool) -> None:
+        """Read *topic*, unless the client may not; if it *is_new*, from its first message on. Raises as `subscribe`."""
+        destination = pattern.destination(topic)
+        if destination.text in pattern.parts:
+            return
+        self._check_count()
+        part = self._make(pattern.request, destination)
+        try:
+            part.begin(self._opening.read_topic(part, from_earliest if is_new else from_tail))
+        except Refused as refused:
+            if refused.reason in (Reason.NO_PERMISSION, Reason.NO_TOPIC):
+                return
+            raise
+        part.parts, part.follows, part.key = pattern.parts, pattern.follows, f"number {part.number}"
+        pattern.parts[destination.text] = self._by_number[part.number] = self._by_id[part.key] = part
+
+    def _begin_new_parts(self) -> None:
+        """Read topics that were created since the last call. Raises `StompError` and `Refused`."""
+        for pattern in self._patterns.values():
+            for _ in range(min(len(pattern.pending), PARTS_A_TURN)):
+                self._begin_part(pattern, pattern.pending.popleft(), is_new=True)
+            if pattern.pending:
+                self._peer.wake()
+
+    def _make(self, request: Subscribe, destination: Destination) -> Subscription:
+        self._last_number += 1
+        counters = self._context.counters
+        return Subscription(self._peer, self, counters, request, destination, self._last_number, self._version)
+
+    def _begin(self, request: Subscribe, destination: Destination, position: int | None = None) -> Subscription:
+        """Begin a subscription; *position* is as for `Opening.open`. Raises `StompError` and `Refused`."""
+        if is_temporary(destination.kind):
+            destination = destination._replace(topic=self._context.temporary.topic)
+        subscription = self._make(request, destination)
+        subscription.begin(*self._opening.open(subscription, self._take_over, position))
+        if subscription.durable is not None:
+            self._context.durable[subscription.durable] = subscription
+        self._by_number[subscription.number] = subscription
+        key = _key(request.id, destination.text)
+        # With STOMP 1.0 there can be several without an id to one destination.
+        subscription.key = key if key not in self._by_id else f"number {subscription.number}"
+        self._by_id[subscription.key] = subscription
+        if is_temporary(destination.kind):
+            self._temporary.setdefault(destination.text, {})[subscription] = None
+        return subscription
+
+    def _make_way(self, destination: Destination) -> int | None:
+        """End the subscription for replies that the broker has made; return where it was in the log.
+
+        Raises `StompError` if the client has made one to the same temporary queue.
+        """
+        made = self._automatic.get(destination.text)
+        if made is not None:
+            position = made.position
+            self._drop(made)
+            return position
+        if destination.kind is Kind.TEMP_QUEUE and destination.text in self._temporary:
+            raise StompError(f"there is a subscription to {shown(destination.text)} already; UNSUBSCRIBE first")
+        return None
+
+    def reply_to(self, destination: Destination) -> str:
+        """Return what others call a temporary *destination* of the client, which subscribes to it if it has not.
+
+        Raises `StompError` and `Refused`.
+        """
+        if destination.text not in self._temporary:
+            self._check_count()
+            if _key(destination.text, "") in self._by_id:
+                text = "is the id of a subscription to something else, but that to the reply-to is called so"
+                raise StompError(f"{shown(destination.text)} {text}; use another id")
+            # As with RabbitMQ, the id of the subscription is the destination.
+            request = Subscribe(destination.text, destination.text)
+            self._automatic[destination.text] = self._begin(request, destination)
+        return remote_text(self._session, destination)
+
+    def _check_count(self) -> None:
+        limit = self._context.config.subscriptions_max
+        if len(self._by_number) >= limit:
+            raise StompError(f"the connection has {limit} subscriptions; stomp.subscriptions_max allows no more")
+
+    def _take_over(self, durable: Durable) -> None:
+        """End the use of *durable* by another connection: its client may have come back. Raises `StompError`."""
+        holder = self._context.durable.get(durable)
+        if holder is not None and self._by_number.get(holder.number) is holder:
+            raise StompError("the connection uses this durable subscription already; UNSUBSCRIBE from it first")
+        if holder is not None:
+            holder.lose("another connection uses its durable subscription")
+
+    def lose(self, subscription: Subscription, reason: str) -> None:
+        self._drop(subscription)
+        self._end(reason)
+
+    def unsubscribe(self, request: Unsubscribe) -> Steps[None] | None:
+        """End a subscription; with its durable name, also what it has waiting. Raises `StompError`.
+
+        Returns what is left to do, if that may take long.
+        """
+        pattern = self._patterns.pop(_key(request.id, self._text_of(request)), None)
+        if pattern is not None:
+            self._end_pattern(pattern)
+            return None
+        subscription = self._find(request)
+        group = self._opening.durable_group(request, Kind.TOPIC)
+        if subscription is None and not group:
+            what = f"id {shown(request.id)}" if request.id is not None else shown(request.destination or "")
+            raise StompError(f"there is no subscription with {what}; use the id of SUBSCRIBE")
+        durable = subscription.durable if subscription is not None else None
+        if subscription is not None:
+            self._drop(subscription)
+        return self._forget(group, durable) if group else None
+
+    def _end_pattern(self, pattern: Pattern) -> None:
+        self._context.new_topics.remove(pattern)
+        for part in list(pattern.parts.values()):
+            self._drop(part)
+
+    def _text_of(self, request: Unsubscribe) -> str:
+        """Return the destination of *request* as that of a subscription has it; empty for none."""
+        text = request.destination or ""
+        try:
+            found = parse_destinations(text, self._context.names) if text else []
+            return found[0].text if len(found) == 1 else text
+        except StompError:
+            return text
+
+    def _find(self, request: Unsubscribe) -> Subscription | None:
+        destination = self._text_of(request)
+        found = self._by_id.get(_key(request.id, destination))
+        if found is None and request.id is None:
+            # STOMP 1.0 allows the destination alone, whether SUBSCRIBE had an id or not.
+            found = next((each for each in self._by_id.values() if each.destination.text == destination), None)
+        return found
+
+    def _forget(self, group: str, durable: Durable | None) -> Steps[None] | None:
+        """End the durable subscription *group*, also if another connection uses it."""
+        shares, policy = self._context.broker.shares, self._context.policy
+        if durable is not None and durable.group == group:
+            shares.forget(durable.topic, group, policy)
+            return None
+        for each, holder in list(self._context.durable.items()):
+            if each.group == group:
+                holder.lose("another connection ended its durable subscription")
+        return shares.forget_groups(policy, (group,))  # its topic is not known
+
+    def _drop(self, subscription: Subscription) -> None:
+        self._by_number.pop(subscription.number, None)
+        self._by_id.pop(subscription.key, None)
+        self._ready.pop(subscription, None)
+        if subscription.parts is not None:
+            subscription.parts.pop(subscription.destination.text, None)
+        text = subscription.destination.text
+        if self._automatic.get(text) is subscription:
+            del self._automatic[text]
+        others = self._temporary.get(text, {})
+        others.pop(subscription, None)
+        if not others:
+            self._temporary.pop(text, None)
+        self._close(subscription)
+
+    def _close(self, subscription: Subscription) -> None:
+        subscription.close()
+        self._forget_durable(subscription)
+
+    def _forget_durable(self, subscription: Subscription) -> None:
+        durable, table = subscription.durable, self._context.durable
+        if durable is not None and table.get(durable) is subscription:
+            del table[durable]
+
+    def close(self) -> None:
+        """End all: the client is gone."""
+        for pattern in self._patterns.values():
+            self._context.new_topics.remove(pattern)
+        self._patterns.clear()
+        members = [subscription.end() for subscription in self._by_number.values()]
+        self._context.leaving.leave(member for member in members if member is not None)
+        for subscription in self._by_number.values():
+            self._forget_durable(subscription)
+        for table in self._by_number, self._by_id, self._ready, self._temporary, self._automatic:
+            table.clear()
+
+    # deliveries
+
+    def ready(self, subscription: Subscription) -> None:
+        self._ready[subscription] = None
+        self._peer.wake()
+
+    def collect(self, budget_bytes: int) -> None:
+        """Send what is due, about *budget_bytes*. Raises `StompError` and `Refused`."""
+        if self._patterns:
+            self._begin_new_parts()
+        for subscription in list(self._ready):
+            if budget_bytes <= 0:
+                self._peer.wake()
+                return
+            del self._ready[subscription]
+            if subscription.gone and subscription.follows:
+                self._drop(subscription)
+                continue
+            if subscription.gone:
+                raise Refused(Reason.NO_TOPIC, _end_of(subscription))
+            budget_bytes -= subscription.deliver(budget_bytes)
+
+    # acknowledgements
+
+    def acknowledge(self, run: AckRun) -> None:
+        """Settle messages, and answer receipts. Raises `StompError` if the client does not hold one of them."""
+        subscriptions, queue_ids, offsets = run.subscriptions, run.queue_ids, run.offsets
+        number, queue_id, count = subscriptions[0], queue_ids[0], len(offsets)
+        if subscriptions.count(number) == queue_ids.count(queue_id) == count:
+            settled = self._acknowledge(run, 0, number, queue_id, offsets)
+        else:
+            settled = 0
+            for (number, queue_id), group in groupby(
+                zip(subscriptions, queue_ids, offsets, strict=True), key=lambda place: place[:2]
+            ):
+                some = [offset for _, _, offset in group]
+                done = self._acknowledge(run, settled, number, queue_id, some)
+                settled += done
+                if done < len(some):
+                    break
+        if settled < count:
+            self._answer(run.receipts_before(settled))
+            text = self._not_held("ACK", subscriptions[settled], queue_ids[settled], offsets[settled])
+            raise StompError(text, run.receipt_of(settled))
+        self._answer(run.receipts)
+
+    def _acknowledge(self, run: AckRun, first: int, number: int, queue_id: int, offsets: Sequence[int]) -> int:
+        """Settle messages, those from *first* on in *run*; return how many the client held, up to the first not.
+
+        Those of a subscription that has ended are ignored, and count as held, unless one asks for a receipt.
+        """
+        subscription = self._by_number.get(number)
+        if subscription is not None:
+            return subscription.acknowledge(queue_id, offsets)
+        if not self._has_ended(number):
+            return 0
+        asked = bisect_left(run.asking, first)
+        return min(run.asking[asked] - first, len(offsets)) if asked < len(run.asking) else len(offsets)
+
+    def _has_ended(self, number: int) -> bool:
+        """Return whether there was a subscription *number*, and is not any more: others have what it held."""
+        return number not in self._by_number and 0 < number <= self._last_number
+
+    def refuse(self, nack: Nack) -> None:
+        """Take NACK. Raises `StompError` if the client does not hold the message.
+
+        Without a receipt, one of a subscription that has ended is ignored.
+        """
+        number, queue_id, offset = nack.place
+        subscription = self._by_number.get(number)
+        if subscription is not None and subscription.refuse(queue_id, offset, requeue=nack.requeue):
+            return
+        if nack.receipt is not None or not self._has_ended(number):
+            raise StompError(self._not_held("NACK", number, queue_id, offset))
+
+    def reserve(self, command: str, number: int, queue_id: int, offset: int) -> tuple[Subscription, list[Part]]:
+        """Return what ACK or NACK in a transaction is for. Raises `StompError` if the client does not hold it."""
+        subscription = self._by_number.get(number)
+        parts = subscription.reserve(queue_id, offset) if subscription is not None else []
+        if subscription is None or not parts:
+            raise StompError(self._not_held(command, number, queue_id, offset))
+        return subscription, parts
+
+    def _not_held(self, command: str, number: int, queue_id: int, offset: int) -> str:
+        text = f"{command} is for message {number}-{queue_id}-{offset}, which the client does not hold"
+        if self._has_ended(number):
+            return (
+                f"{text}: its subscription has ended, and others have its messages; send {command} before UNSUBSCRIBE"
+            )
+        return f"{text}; acknowledge each message once, with ack:client or ack:client-individual"
+
+    def _answer(self, receipts: Sequence[bytes]) -> None:
+        if receipts:
+            self._context.counters.receipts += len(receipts)
+            self._peer.hold_until(NEXT_COMMIT)
+            self._peer.send(encode_receipts(receipts))
+
+
+def _key(subscription_id: str | None, destination: str) -> str:
+    """Return what identifies a subscription of a connection; with STOMP 1.0 its id may be missing."""
+    return f"id {subscription_id}" if subscription_id is not None else f"destination {destination}"
+
+
+def _end_of(subscription: Subscription) -> str:
+    return f"destination {shown(subscription.destination.text)} was deleted, or may not be read any more"

@@ -1,0 +1,1 @@
+"""STOMP's destinations and messages as topics and records of the log; no input or output."""

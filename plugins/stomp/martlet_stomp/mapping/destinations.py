@@ -1,0 +1,273 @@
+"""Destinations, such as ``/queue/NAME``, and the platform topics that have their messages; pure functions.
+
+A platform topic has the messages of ``/queue/NAME`` and ``/topic/NAME``: the prefix of a subscription says how it
+consumes them. A NAME that RocketMQ allows is the name of the topic; of others, each character that is not allowed is
+percent-encoded (``orders.new`` is topic ``orders%2Enew``). As with ActiveMQ and RabbitMQ, a NAME without a prefix is a
+queue.
+
+As with ActiveMQ, ``/queue/Consumer.APPLICATION.VirtualTopic.NAME`` has what is sent to ``/topic/VirtualTopic.NAME``
+since it was first consumed, for the consumers of that application together.
+
+RabbitMQ's ``/exchange/amq.topic/KEY`` is ``/topic/KEY``, as there. Another exchange is no more than the first level of
+names: ``/exchange/NAME/KEY`` is ``/topic/NAME/KEY``. ``/amq/queue/NAME`` is ``/queue/NAME`` if that is there.
+
+In some topics each message has a name, which is its tag, such as in that of the plugin mqtt (`StompConfig.names`).
+There ``/topic/mqtt/home/door`` is the name ``home/door`` in topic ``mqtt``, and a subscription may have wildcards as in
+MQTT.
+"""
+
+import re
+from collections.abc import Collection
+from enum import Enum, unique
+from typing import Final, NamedTuple, final
+from urllib.parse import unquote
+
+from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX
+from martlet_stomp.wire.errors import StompError, shown
+
+__all__ = [
+    "Destination",
+    "Kind",
+    "check_filter",
+    "check_name",
+    "destination_of",
+    "name_of",
+    "parse_destination",
+    "parse_destinations",
+]
+
+TOPIC_CHARS_MAX: Final = 127
+NAME_BYTES_MAX: Final = 4096
+# Of temporary destinations, which are up to three times as long in the reply-to of a message.
+TEMP_NAME_BYTES_MAX: Final = 255
+LEVELS_MAX: Final = 200
+# Names that only the broker publishes to begin with it.
+HIDDEN: Final = "$"
+# RabbitMQ's exchanges, and those of them that it always has; its queues that are there.
+EXCHANGE: Final = "/exchange/"
+BY_TOPIC: Final = "amq.topic"
+BY_HEADERS: Final = "amq.headers"
+BY_DEFAULT: Final = "amq.default"
+TO_ALL: Final = "amq.fanout"
+AMQ_QUEUE: Final = "/amq/queue/"
+_UNFIT: Final = re.compile(r"[^%|a-zA-Z0-9_-]")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# Levels that are wildcards with ActiveMQ or RabbitMQ.
+_WILDCARD: Final = re.compile(r"(?:^|[./])[*>#](?:$|[./])")
+
+_VIRTUAL: Final = re.compile(r"Consumer\.([^.]+)\.(VirtualTopic\..+)", re.DOTALL)
+
+# What ActiveMQ understands in a destination: several of them, options, and other prefixes.
+_COMPOSITE: Final = re.compile(
+    r"(?:^|,)(?:temp-)?(?:queue|topic)://|,/(?:remote-)?(?:temp-)?(?:queue|topic)/|\?consumer\."
+)
+LIST_MAX: Final = 100
+_NEXT: Final = re.compile(r",(?=/(?:queue|topic)/)")
+
+
+@unique
+class Kind(Enum):
+    """How messages of a destination are consumed, by the prefix of its name."""
+
+    QUEUE = "/queue/"  # each by one consumer
+    TOPIC = "/topic/"  # each by all subscriptions
+    # Those of one connection, as it calls them, and as others do.
+    TEMP_QUEUE = "/temp-queue/"
+    TEMP_TOPIC = "/temp-topic/"
+    REMOTE_TEMP_QUEUE = "/remote-temp-queue/"
+    REMOTE_TEMP_TOPIC = "/remote-temp-topic/"
+    # Who waits for the reply to a request of another protocol.
+    REPLY = "/reply/"
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether its messages are in a platform topic of that name."""
+        return self in (Kind.QUEUE, Kind.TOPIC)
+
+
+_PREFIX: Final = re.compile(r"/[a-z-]+/")
+
+
+@final
+class Destination(NamedTuple):
+    """Where messages go, or come from.
+
+    Attributes:
+      text: as the client wrote it.
+      topic: the platform topic; empty if `Kind.is_stored` is not.
+      name: of a message in a topic whose messages have names, or a filter of such names; empty for none. If
+        `Kind.is_stored` is not, what follows the prefix.
+      must_exist: its topic is not created.
+      application: whose consumers share the messages of a virtual topic; empty for other destinations.
+    """
+
+    kind: Kind
+    text: str
+    topic: str
+    name: str = ""
+    application: str = ""
+    must_exist: bool = False
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether the destination is a pattern for all topics that match."""
+        is_whole = self.kind is Kind.TOPIC and not self.name
+        return is_whole and _WILDCARD.search(self.text.removeprefix(self.prefix)) is not None
+
+    @property
+    def prefix(self) -> str:
+        """What comes before the name in ``text``."""
+        return EXCHANGE if self.text.startswith(EXCHANGE) else self.kind.value
+
+    @property
+    def is_filter(self) -> bool:
+        """Whether ``name`` is that of messages in ``topic``, or a filter of such names."""
+        return bool(self.name) and self.kind.is_stored
+
+
+def parse_destinations(text: str, named: Collection[str] = ()) -> list[Destination]:
+    """Return the destinations in *text*, which may be several with commas between them, as with ActiveMQ.
+
+    Raises:
+      StompError: one of them does not exist, or there are more than `LIST_MAX`.
+    """
+    texts = _NEXT.split(text)
+    if len(texts) == 1 or texts[0].partition("/")[2].partition("/")[2].partition("/")[0] in named:
+        return [parse_destination(text, named)]
+    if len(texts) > LIST_MAX:
+        raise StompError(f"destination {shown(text)} is a list of {len(texts)}; name at most {LIST_MAX}")
+    found = [parse_destination(each, named) for each in texts]
+    for each in found:
+        if not each.kind.is_stored:
+            raise StompError(f"destination {shown(each.text)} is temporary, and cannot be in a list; use it alone")
+    return found
+
+
+def parse_destination(text: str, named: Collection[str] = ()) -> Destination:
+    """Return the destination *text*.
+
+    Args:
+      named: topics whose messages have names.
+
+    Raises:
+      StompError: there is no such destination.
+    """
+    if text.startswith(AMQ_QUEUE):
+        queue = Kind.QUEUE.value + text.removeprefix(AMQ_QUEUE)
+        return parse_destination(queue, named)._replace(must_exist=True)
+    if text.startswith(EXCHANGE):
+        return _parse_exchange(text, named)
+    kind, name = _split(text)
+    if not name:
+        raise StompError(f"destination {shown(text)} has no name; write {kind.value}NAME")
+    if _CONTROL.search(name):
+        raise StompError(f"destination {shown(text)} contains a control character")
+    if not kind.is_stored:
+        limit = TEMP_NAME_BYTES_MAX if kind in (Kind.TEMP_QUEUE, Kind.TEMP_TOPIC) else NAME_BYTES_MAX
+        if len(name.encode()) > limit:
+            raise StompError(f"destination {shown(text)} has a name of {len(name.encode())} bytes; use at most {limit}")
+        return Destination(kind, text, "", name)
+    topic, slash, inner = name.partition("/")
+    if slash and topic in named:
+        if not inner:
+            raise StompError(f"destination {shown(text)} has no name in topic {topic}; write {kind.value}{topic}/NAME")
+        return Destination(kind, text, topic, inner)
+    if _COMPOSITE.search(name):
+        hint = "a list is /queue/a,/topic/b, and most options are also headers"
+        raise StompError(f"destination {shown(text)} has a prefix or options that are not supported; {hint}")
+    virtual = _VIRTUAL.fullmatch(name) if kind is Kind.QUEUE else None
+    application, name = (virtual[1], virtual[2]) if virtual is not None else ("", name)
+    topic = _UNFIT.sub(_encoded, name)
+    # Dead letters of a group can be consumed, and their topics have longer names.
+    limit = TOPIC_CHARS_MAX + (len(DLQ_PREFIX) if topic.startswith(DLQ_PREFIX) else 0)
+    if len(topic) > limit:
+        raise StompError(f"destination {shown(text)} is topic {shown(topic)}, of {len(topic)} characters; use {limit}")
+    return Destination(kind, text, topic, application=application)
+
+
+def _parse_exchange(text: str, named: Collection[str]) -> Destination:
+    """Return the topic that has what is sent to an exchange of RabbitMQ. Raises `StompError`."""
+    exchange, _, key = text.removeprefix(EXCHANGE).partition("/")
+    if not exchange:
+        raise StompError(f"destination {shown(text)} has no name; write {EXCHANGE}NAME/KEY")
+    if exchange in (BY_HEADERS, BY_DEFAULT):
+        raise StompError(f"destination {shown(text)} is an exchange that the broker does not have; use another one")
+    if exchange == BY_TOPIC:
+        if not key:
+            raise StompError(f"destination {shown(text)} has no routing key; write {EXCHANGE}{BY_TOPIC}/KEY")
+        return parse_destination(Kind.TOPIC.value + key, named)
+    if exchange == TO_ALL:
+        text, key = EXCHANGE + TO_ALL, ""
+    found = parse_destination(Kind.TOPIC.value + exchange + (f"/{key}" if key else ""), named)
+    return found if found.name else found._replace(text=text)
+
+
+def _split(text: str) -> tuple[Kind, str]:
+    if not text.startswith("/"):
+        return Kind.QUEUE, text
+    prefix = _PREFIX.match(text)
+    for kind in Kind:
+        if prefix is not None and prefix[0] == kind.value:
+            return kind, text.removeprefix(kind.value)
+    known = ", ".join((*(kind.value for kind in Kind), EXCHANGE, AMQ_QUEUE))
+    raise StompError(f"destination {shown(text)} is unknown; it begins with one of {known}, or with no slash")
+
+
+def _encoded(match: re.Match[str]) -> str:
+    return "".join([f"%{byte:02X}" for byte in match[0].encode()])
+
+
+def destination_of(topic: str) -> str:
+    """Return the destination of the queue *topic*: without escapes, if it stays the same queue."""
+    name = unquote(topic)
+    is_special = "/" in name or _CONTROL.search(name) or _COMPOSITE.search(name)
+    is_same = not is_special and _UNFIT.sub(_encoded, name) == topic
+    return f"{Kind.QUEUE.value}{name if is_same else topic}"
+
+
+def name_of(topic: str) -> str:
+    """Return the NAME of ``/topic/NAME`` for *topic*: without escapes, if it stays the same topic."""
+    name = unquote(topic)
+    return topic if _CONTROL.search(name) or _UNFIT.sub(_encoded, name) != topic else name
+
+
+def check_name(destination: Destination) -> None:
+    """Raise `StompError` unless messages may be sent to *destination*."""
+    name, text = destination.name, destination.text
+    if not destination.kind.is_stored:
+        return
+    if destination.topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+        raise StompError(f"destination {shown(text)} is written only by the broker; send to another one")
+    if destination.application:
+        topic = Kind.TOPIC.value + unquote(destination.topic)
+        raise StompError(f"destination {shown(text)} has what is sent to a virtual topic; send to {shown(topic)}")
+    if not name:
+        _check_no_wildcard(destination)
+        return
+    if name.startswith(HIDDEN):
+        raise StompError(f"destination {shown(text)} has a name that begins with {HIDDEN}; only the broker sends there")
+    if "+" in name or "#" in name:
+        raise StompError(f"destination {shown(text)} has a wildcard; only a subscription may have one")
+    _check_length(destination)
+
+
+def check_filter(destination: Destination) -> None:
+    """Raise `StompError` unless there may be a subscription to *destination*."""
+    if destination.kind in (Kind.REMOTE_TEMP_QUEUE, Kind.REMOTE_TEMP_TOPIC, Kind.REPLY):
+        raise StompError(f"destination {shown(destination.text)} is that of somebody else; only its owner reads it")
+    if destination.name:
+        _check_length(destination)
+    elif destination.kind.is_stored and not destination.is_pattern:
+        _check_no_wildcard(destination)
+
+
+def _check_no_wildcard(destination: Destination) -> None:
+    if _WILDCARD.search(destination.text.removeprefix(destination.prefix)):
+        text = "has a wildcard, which only SUBSCRIBE to a topic may have; name each destination"
+        raise StompError(f"destination {shown(destination.text)} {text}")
+
+
+def _check_length(destination: Destination) -> None:
+    if destination.name.count("/") >= LEVELS_MAX or len(destination.name.encode()) > NAME_BYTES_MAX:
+        text = f"has a name of more than {LEVELS_MAX} levels or {NAME_BYTES_MAX} bytes"
+        raise StompError(f"destination {shown(destination.text)} {text}")

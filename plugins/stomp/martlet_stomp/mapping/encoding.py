@@ -1,0 +1,183 @@
+"""MESSAGE frames: what all subscribers get alike is encoded once for them.
+
+A frame is the *head* of a subscription and the *rest* of a message. The head ends within the header that identifies the
+message, in ``ack`` with STOMP 1.2 and else in ``message-id``, and the rest begins with ``QUEUE-OFFSET``. So the frames
+of a subscription are its head joined with the rests of its messages. Headers of the broker come first, because of
+repeated ones the first counts.
+
+``timestamp`` is when the message was sent, in ms since 1970, as with ActiveMQ, unless its sender gave it such a header.
+
+``message-id`` is ``TOPIC-QUEUE-OFFSET``: the same for everybody, also when a message is delivered again. Clients of
+STOMP 1.0 and 1.1 that acknowledge messages do so by ``message-id``, so that is their ack id (`packets.Place`).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, final
+
+from martlet.contracts import Buffer
+from martlet.delivery.fanout import Encoding, timed_parts
+from martlet.groups.strategy.sticky import Sticky
+from martlet.records.compression import COMPRESSED
+from martlet.runtime.clock import Clock
+from martlet_stomp.mapping.destinations import Destination
+from martlet_stomp.mapping.messages import GROUP_ID, OF_BROKER, Arrived, arrived_from
+from martlet_stomp.wire.codec import encode_header, escape
+from martlet_stomp.wire.packets import Version
+
+__all__ = ["Encodings", "HeaderLines", "message_head"]
+
+TIMESTAMP: Final = "timestamp"
+# Properties whose header lines are remembered, and their bytes; with more, all are forgotten.
+LINES_KEPT: Final = 4096
+LINES_BYTES_KEPT: Final = 1 << 20
+
+
+def message_head(
+    subscription_id: str | None, number: int, topic: str, version: Version, *, is_acknowledged: bool, delivery: int = 1
+) -> bytes:
+    """Return how MESSAGE frames begin for a subscription; the rest of a message follows.
+
+    Args:
+      subscription_id: None if the client gave it no id, which STOMP 1.0 allows.
+      number: of the subscription on this connection, as in `packets.Place`.
+      topic: the platform topic.
+      is_acknowledged: whether the client acknowledges messages.
+      delivery: how often the messages were delivered, this time included.
+    """
+    lines = [b"MESSAGE\n"]
+    if subscription_id is not None:
+        lines.append(encode_header("subscription", subscription_id, version))
+    if delivery > 1:
+        lines.append(b"redelivered:true\ndelivery-count:%d\n" % delivery)
+    if is_acknowledged:
+        lines.append(b"%b:%d-" % (b"ack" if version is Version.V1_2 else b"message-id", number))
+    else:
+        lines.append(b"message-id:%b-" % topic.encode())
+    return b"".join(lines)
+
+
+@final
+class HeaderLines:
+    """The header lines of messages, by the properties of their records.
+
+    Lines are None for messages that are not all delivered alike (`messages.Arrived.is_plain`), or that have a
+    ``timestamp`` of their sender's.
+    """
+
+    __slots__ = ("_bytes", "_named", "_prefix", "_sticky", "_version", "table")
+
+    def __init__(self, version: Version, named: str, prefix: str | None = None, sticky: Sticky | None = None) -> None:
+        """Begin to remember.
+
+        Args:
+          named: as for `messages.arrived_from`.
+          prefix: of messages with names; unless it is empty, the lines include the destination, which is that and
+            the name.
+          sticky: is notified of messages that have a group, which stay with one consumer.
+        """
+        self._sticky = sticky
+        self._version = version
+        self._named = named
+        self._prefix = prefix
+        self._bytes = 0
+        self.table: Final[dict[bytes, bytes | None]] = {}
+
+    def encode(self, headers: dict[str, str], name: str) -> bytes:
+        """Return the lines of *headers* of a message with *name*."""
+        lines = [encode_header("destination", self._prefix + name, self._version)] if self._prefix else []
+        is_trimmed = self._version is Version.V1_0
+        for key, value in headers.items():
+            if (key.strip() if is_trimmed else key) not in OF_BROKER:
+                lines.append(encode_header(key, value, self._version))
+        return b"".join(lines)
+
+    def arrived(self, properties: bytes) -> Arrived:
+        """Return the message with *properties*."""
+        found = arrived_from(properties, self._named, is_named=self._prefix is not None)
+        if self._sticky is not None and GROUP_ID in found.headers:
+            self._sticky.seen = True
+        return found
+
+    def learn(self, properties: bytes) -> bytes | None:
+        """Return the lines of messages with *properties*, and remember them."""
+        arrived = self.arrived(properties)
+        is_usual = arrived.is_plain and TIMESTAMP not in arrived.headers
+        lines = self.encode(arrived.headers, arrived.name) if is_usual else None
+        self._bytes += len(properties) + len(lines or b"")
+        if len(self.table) >= LINES_KEPT or self._bytes > LINES_BYTES_KEPT:
+            self.table.clear()
+            self._bytes = len(properties) + len(lines or b"")
+        self.table[properties] = lines
+        return lines
+
+
+@final
+class Encodings:
+    """The encodings of all subscriptions."""
+
+    def __init__(self, clock: Clock, names: Sequence[str], sticky: Sticky | None = None) -> None:
+        """Begin; *names* are the topics whose messages have names, *sticky* is as for `HeaderLines`."""
+        self._sticky = sticky
+        self._clock = clock
+        self._named = names[0] if names else ""
+        self._lines: dict[tuple[Version, str | None], HeaderLines] = {}
+        self.expired = 0
+        self.unreadable = 0  # messages with a body that cannot be decompressed
+
+    def of(self, version: Version, destination: Destination, *, is_acknowledged: bool) -> Encoding:
+        """Return the encoding of messages for subscribers of *destination*, whose topic is set."""
+        with_id = is_acknowledged and version is Version.V1_2
+        text, topic = destination.text, destination.topic
+        prefix = "" if not destination.kind.is_stored else None
+        if destination.is_filter:
+            text = prefix = f"{destination.kind.value}{topic}/"
+        lines = self._lines.get((version, prefix))
+        if lines is None:
+            lines = self._lines[version, prefix] = HeaderLines(version, self._named, prefix, self._sticky)
+        line = b"destination:%b\n" % escape(text, version) if not prefix else b""
+        return Encoding(f"stomp {version.text} {with_id:d} {text}", self._encoder(topic, line, lines, with_id=with_id))
+
+    def _encoder(
+        self, topic: str, line: bytes, lines: HeaderLines, *, with_id: bool
+    ) -> Callable[[Buffer], list[bytes]]:
+        """Return the function of an encoding, with *line* in each frame, and *with_id* with ``message-id``."""
+        id_line = b"message-id:%b-%%d-%%d\n" % topic.replace("%", "%%").encode() if with_id else b""
+        start = b"%%d-%%d\n%b%bcontent-length:%%d\n" % (id_line, line.replace(b"%", b"%%"))
+        rest, own_rest = start + b"timestamp:%d\n%b\n%b\0", start + b"%b\n%b\0"
+        table, learn, alone = lines.table, lines.learn, self._alone
+
+        def encode(piece: Buffer) -> list[bytes]:
+            frames: list[bytes] = []
+            for queue_id, offset, sys_flag, born_ms, body, properties in timed_parts(piece):
+                known = table.get(properties)
+                if sys_flag & COMPRESSED or (known is None and (known := learn(properties)) is None):
+                    content = alone(sys_flag, born_ms, body, properties, lines)
+                    if content is None:
+                        frames.append(b"")
+                    else:
+                        known, body = content
+                        place = (queue_id, offset, queue_id, offset) if with_id else (queue_id, offset)
+                        frames.append(own_rest % (*place, len(body), known, body))
+                elif with_id:
+                    frames.append(rest % (queue_id, offset, queue_id, offset, len(body), born_ms, known, body))
+                else:
+                    frames.append(rest % (queue_id, offset, len(body), born_ms, known, body))
+            return frames
+
+        return encode
+
+    def _alone(
+        self, sys_flag: int, born_ms: int, body: bytes, properties: bytes, lines: HeaderLines
+    ) -> tuple[bytes, bytes] | None:
+        """Return the header lines and the body of a message that is not like others; None if nobody gets it."""
+        arrived = lines.arrived(properties)
+        if 0 < arrived.expires_ms <= self._clock.now_ms():
+            self.expired += 1
+            return None
+        content = arrived.content(sys_flag, body)
+        if content is None:
+            self.unreadable += 1
+            return None
+        headers, plain = content
+        timestamp = b"timestamp:%d\n" % born_ms if TIMESTAMP not in headers else b""
+        return timestamp + lines.encode(headers, arrived.name), plain

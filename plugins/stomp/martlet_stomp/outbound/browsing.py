@@ -1,0 +1,50 @@
+"""Browsing: the messages that a queue has now are sent, and stay there (``browser:true``, as with ActiveMQ).
+
+A browser reads from the first message that is not settled up to the end that the queue has when it begins. After the
+last message it gets a MESSAGE with ``browser:end``, and nothing more.
+"""
+
+from collections.abc import Sequence
+from typing import final
+
+from martlet.delivery.subscriptions import Subscription as Reader
+from martlet.groups.share import Share
+from martlet.store import Queue
+from martlet_stomp.wire.codec import encode_header
+from martlet_stomp.wire.packets import Version
+
+__all__ = ["Browse", "last_frame"]
+
+
+@final
+class Browse:
+    """One look at a queue; *share* is the group that consumes it, None if nobody ever did."""
+
+    __slots__ = ("_ends", "_share")
+
+    def __init__(self, share: Share | None) -> None:
+        self._share = share
+        self._ends: dict[int, int] = {}
+
+    def start(self, queue: Queue) -> int:
+        """Return where to begin in a queue of the topic."""
+        self._ends[queue.queue_id] = queue.next_offset
+        first = self._share.first_unsettled(queue.queue_id) if self._share is not None else -1
+        return min(max(first, queue.first_offset), queue.next_offset)
+
+    def wanted(self, queue_id: int, offsets: Sequence[int]) -> list[bool]:
+        """Return for each of *offsets* whether to show the message."""
+        end, share = self._ends.get(queue_id, 0), self._share
+        return [offset < end and not (share is not None and share.is_settled(queue_id, offset)) for offset in offsets]
+
+    def is_over(self, reader: Reader) -> bool:
+        """Return whether *reader* has read everything."""
+        return all(reader.cursor(queue_id) >= end for queue_id, end in self._ends.items())
+
+
+def last_frame(subscription_id: str | None, number: int, destination: str, version: Version) -> bytes:
+    """Return the frame that follows the last message."""
+    lines = [encode_header("subscription", subscription_id, version)] if subscription_id is not None else []
+    lines.append(b"message-id:browser-%d-end\n" % number)
+    lines.append(encode_header("destination", destination, version))
+    return b"MESSAGE\n%bbrowser:end\ncontent-length:0\n\n\0" % b"".join(lines)

@@ -1,0 +1,175 @@
+"""What all connections of the plugin share: encodings, templates of messages, clients, and what they did."""
+
+import logging
+from collections.abc import Callable
+from typing import Final, final
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
+
+from martlet.broker import Broker
+from martlet.errors import Reason, Refused
+from martlet.groups.leaving import Leaving
+from martlet.groups.strategy.policy import GroupPolicy
+from martlet.groups.strategy.sticky import Sticky
+from martlet.message import TAGS
+from martlet.net.complaints import Complaints
+from martlet.runtime.version import installed_version
+from martlet_stomp.config import StompConfig
+from martlet_stomp.mapping.destinations import Destination, check_name, parse_destinations
+from martlet_stomp.mapping.durable import Durable
+from martlet_stomp.mapping.encoding import Encodings
+from martlet_stomp.mapping.messages import GROUP_ID, Template
+from martlet_stomp.mapping.queue_groups import GROUP, is_queue_group
+from martlet_stomp.shared.clients import Connected, DurableUse
+from martlet_stomp.shared.following import Feeds
+from martlet_stomp.shared.heartbeats import Heartbeats
+from martlet_stomp.shared.new_topics import NewTopics
+from martlet_stomp.shared.open_transactions import OpenTransactions
+from martlet_stomp.shared.temporary import Temporary
+from martlet_stomp.wire.errors import shown
+from martlet_stomp.wire.packets import MessageHeaders
+
+__all__ = ["PROTOCOL", "Context", "Counters", "Templates", "make_context"]
+
+log = logging.getLogger("martlet.stomp")
+
+PROTOCOL: Final = "stomp"
+# Templates, and bytes of the header lines that they are of; with more, all are forgotten.
+TEMPLATES_KEPT: Final = 4096
+TEMPLATES_BYTES_KEPT: Final = 1 << 20
+
+
+@final
+class Counters(Struct):
+    """What happened since the start."""
+
+    received: int = 0  # SEND frames of clients
+    stored: int = 0  # messages of clients that the log has
+    delivered: int = 0  # MESSAGE frames to clients
+    acknowledged: int = 0  # messages that clients acknowledged
+    failed: int = 0  # messages that clients refused with NACK
+    receipts: int = 0
+    errors: int = 0  # ERROR frames
+    connections: int = 0
+
+
+@final
+class Templates:
+    """Templates of messages, by their headers."""
+
+    __slots__ = ("_bytes", "_check", "_cluster", "_names", "table")
+
+    def __init__(self, names: frozenset[str], cluster: str, check: Callable[[Destination], None]) -> None:
+        """Begin; *check* raises `StompError` if clients may not send to a destination."""
+        self._names = names
+        self._cluster = cluster
+        self._check = check
+        self._bytes = 0
+        self.table: Final[dict[MessageHeaders, Template]] = {}
+
+    def find(self, headers: MessageHeaders) -> Template:
+        """Return the template for *headers*. Raises `StompError` if they are wrong."""
+        found = self.table.get(headers)
+        if found is None:
+            parts = [self._make(headers, each) for each in parse_destinations(headers.destination, self._names)]
+            found = parts[0]
+            if len(parts) > 1:
+                found.parts = tuple(parts)
+            self._bytes += headers.size * len(parts)
+            if len(self.table) >= TEMPLATES_KEPT or self._bytes > TEMPLATES_BYTES_KEPT:
+                self.table.clear()
+                self._bytes = headers.size
+            self.table[headers] = found
+        return found
+
+    def _make(self, headers: MessageHeaders, destination: Destination) -> Template:
+        check_name(destination)
+        if destination.topic in self._names and not destination.name:
+            check_name(destination._replace(name=headers.get(TAGS) or ""))
+        self._check(destination)
+        return Template(headers, destination, self._names, self._cluster)
+
+
+@final
+class Context(Struct):
+    """Made by the plugin, once."""
+
+    config: StompConfig
+    broker: Broker
+    names: frozenset[str]
+    templates: Templates
+    encodings: Encodings
+    # Of topics whose messages have names.
+    feeds: Feeds
+    temporary: Temporary
+    # Of the groups that consume queues.
+    policy: GroupPolicy
+    # Returns the tag code of a record with given properties.
+    code_of: Callable[[bytes], int]
+    server: str  # what CONNECTED says
+    transactions: OpenTransactions
+    new_topics: NewTopics
+    counters: Counters = field(default_factory=Counters)
+    # Warnings about clients, limited in number.
+    complaints: Complaints = field(default_factory=lambda: Complaints(log))
+    # Durable subscriptions that a connection uses.
+    durable: dict[Durable, DurableUse] = field(default_factory=dict)
+    heartbeats: Heartbeats = field(default_factory=Heartbeats)
+    # Consumers of queues whose clients are gone.
+    leaving: Leaving = field(default_factory=Leaving)
+    clients: dict[Connected, None] = field(default_factory=dict)
+
+    def has_topic(self, name: str) -> bool:
+        """Return whether there is a topic *name*."""
+        return self.broker.topics.get(name) is not None
+
+    def check_exists(self, destination: Destination) -> None:
+        """Raise `Refused` if *destination* must be there, and is not."""
+        if destination.must_exist and not self.has_topic(destination.topic):
+            text = f"there is no queue {shown(destination.text)}; create it, or send and subscribe to that destination"
+            raise Refused(Reason.NO_TOPIC, text)
+
+    def created(self, name: str) -> None:
+        """Note that a client has created topic *name*: it goes when nobody uses it and it is empty."""
+        topic = self.broker.topics.get(name)
+        if topic is not None and name not in self.names and name != self.temporary.topic:
+            self.broker.shares.begin(topic, GROUP, self.policy)
+
+    def statistics(self) -> dict[str, object]:
+        """Return the counters."""
+        encodings = self.encodings
+        return {
+            **asdict(self.counters),
+            "expired": encodings.expired,
+            "unreadable": encodings.unreadable,
+            "unanswered": self.temporary.unanswered,
+            "clients": len(self.clients),
+            "transactions": len(self.transactions),
+            "transaction_bytes": self.transactions.size,
+            "heartbeats": self.heartbeats.sent,
+        }
+
+
+def make_context(config: StompConfig, broker: Broker) -> Context:
+    """Return the context of a broker's STOMP port."""
+    names, temporary = frozenset(config.names), Temporary(broker.topics, config.temporary)
+    broker.shares.unused.expire(PROTOCOL, config.queue_expiry_s, is_queue_group)
+    sticky = Sticky(lambda record: record.property(GROUP_ID))
+    policy = GroupPolicy(
+        PROTOCOL, config.redeliveries_max, config.dead_letters, leaving_counts=False, in_parts=True, sticky=sticky
+    )
+    return Context(
+        config,
+        broker,
+        names,
+        Templates(names, broker.config.cluster, temporary.check),
+        Encodings(broker.clock, config.names, sticky),
+        Feeds(broker, (*config.names, config.temporary)),
+        temporary,
+        policy,
+        broker.store.writer.code_of,
+        f"martlet/{installed_version()}",
+        OpenTransactions(config.transaction_s),
+        NewTopics(broker.topics, config.temporary),
+    )

@@ -1,0 +1,32 @@
+"""Topics and their queues, for messages of clients."""
+
+from zlib import crc32
+
+from martlet.access import Gate
+from martlet.errors import Reason, Refused
+from martlet_stomp.shared.context import Context
+
+__all__ = ["find_queue_id", "queue_count"]
+
+
+def queue_count(context: Context, gate: Gate, topic: str) -> int:
+    """Return how many queues *topic* has, at least 1; it is created if there is none.
+
+    Raises:
+      Refused: there is no such topic, and it may not be created, or messages may not be sent there.
+    """
+    if topic == context.temporary.topic:
+        context.temporary.ensure_topic()
+    is_new = not context.has_topic(topic)
+    found = gate.find_topic(topic, "publish", context.config.queues)
+    if is_new and found is not None:
+        context.created(topic)
+    if found is None:
+        raise Refused(Reason.NO_TOPIC, f"topic[{topic}] does not exist; create it, or set broker.auto_create_topics")
+    return found.write_queues or 1
+
+
+def find_queue_id(context: Context, gate: Gate, topic: str, name: str) -> int:
+    """Return the queue of *topic* for a message with *name*, any if that is empty. Raises `Refused`."""
+    count = queue_count(context, gate, topic)
+    return crc32(name.encode()) % count if name else context.broker.ids.below(count)

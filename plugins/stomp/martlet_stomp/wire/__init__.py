@@ -1,0 +1,1 @@
+"""Frames of STOMP and their bytes; no input or output."""

@@ -1,0 +1,208 @@
+"""Takes runs of SEND and of ACK frames out of what was received, without an object for each; pure functions.
+
+A publisher at full speed sends the same header lines again and again, so they are decoded once and found by their bytes
+after that. Only the value of the receipt differs every time; it is cut out before. Frames with unusual headers are left
+to the codec, and so is every frame with an error.
+"""
+
+import re
+from typing import Final, final
+
+from martlet_stomp.wire.codec import Limits, content_length, decode_head
+from martlet_stomp.wire.errors import StompError
+from martlet_stomp.wire.events import OF_FRAME
+from martlet_stomp.wire.packets import AckRun, MessageHeaders, SendRun, Version
+
+__all__ = ["LIST", "KnownHeads", "SendHead", "scan_acks", "scan_sends"]
+
+RUN_FRAMES_MAX: Final = 1024
+# Header lines that were never seen take the broker about 15 us a frame, so that such a run takes 2 ms. 256 bytes of
+# them count as a frame.
+RUN_LEARNED_MAX: Final = 128
+HEAD_BYTES_MAX: Final = 4096
+ACKS_BYTES_MAX: Final = 16_384
+# Header lines that are remembered, and their bytes; with more, all are forgotten.
+HEADS_KEPT: Final = 4096
+HEADS_BYTES_KEPT: Final = 1 << 20
+SEND: Final = b"SEND\n"
+# In a list of destinations.
+LIST: Final = ",/"
+ACK: Final = b"ACK\n"
+_RECEIPT: Final = b"\nreceipt:"
+# Receipts of other characters may have escapes, or need some.
+_PLAIN: Final = bytes(range(33, 127)).translate(None, b":\\")
+_RECEIPT_LINE: Final = rb"receipt:([!-9;-\[\]-~]{1,200})\n"
+_SUBSCRIPTION_LINE: Final = rb"subscription:[ -\[\]-~]{0,200}\n"
+_DIGITS_ONLY: Final = bytes(each if 48 <= each <= 57 else 32 for each in range(256))
+_ID: Final = (rb"message-id:", rb"message-id:", rb"id:")
+_PLAIN_ACKS: Final = [
+    re.compile(rb"(?:ACK\n%b[0-9]{1,9}-[0-9]{1,5}-[0-9]{1,18}\n\n\0\n?){1,%d}" % (each, RUN_FRAMES_MAX)) for each in _ID
+]
+_ACKS: Final = [
+    re.compile(
+        rb"(ACK\n(?:%b)?%b([0-9]{1,9})-([0-9]{1,5})-([0-9]{1,18})\n(?:%b)?(?:%b)?(?:%b)?\n\0\n?)|(?s:.+)"
+        % (_SUBSCRIPTION_LINE, each, _SUBSCRIPTION_LINE, _RECEIPT_LINE, _SUBSCRIPTION_LINE)
+    )
+    for each in _ID
+]
+
+
+@final
+class SendHead:
+    """What the header lines of a SEND frame say, except its receipt.
+
+    ``body_bytes`` is negative if the body ends with the first NUL.
+    """
+
+    __slots__ = ("body_bytes", "headers", "transaction")
+
+    def __init__(self, headers: MessageHeaders, body_bytes: int, transaction: str | None) -> None:
+        self.headers = headers
+        self.body_bytes = body_bytes
+        self.transaction = transaction
+
+
+@final
+class KnownHeads:
+    """The header lines of the SEND frames that clients of one version have sent, and what they say."""
+
+    def __init__(self, version: Version, limits: Limits) -> None:
+        self.version: Final = version
+        self.limits: Final = limits
+        # The longest header lines that are looked for; a receipt line alone must not exceed the limit of a line.
+        self.window: Final = min(HEAD_BYTES_MAX, limits.header_bytes_max - len(_RECEIPT))
+        # By the header lines with the command and the blank line, but without the value of the receipt.
+        self.table: Final[dict[bytes, SendHead]] = {}
+        self._headers: Final[dict[tuple[str, tuple[tuple[str, str], ...]], MessageHeaders]] = {}
+        self._bytes = 0
+
+    def learn(self, head: bytes) -> SendHead | None:
+        """Remember *head*, a key of the table; None if it is not usual, or wrong."""
+        if not head.startswith(SEND) or b"\r" in head:
+            return None
+        try:
+            found = self.head_of(decode_head(head[:-2], self.version, self.limits).headers, len(head))
+        except StompError:
+            return None
+        if LIST in found.headers.destination:
+            return None  # a run of them would take too long
+        self._make_room(len(head))
+        self.table[head] = found
+        return found
+
+    def head_of(self, headers: dict[str, str], size: int) -> SendHead:
+        """Return what *headers* of a SEND frame say, which have *size* bytes there. Raises `StompError`."""
+        destination = headers.get("destination")
+        if not destination:
+            raise StompError("SEND has no header 'destination'; it is required")
+        body_bytes = content_length(headers)
+        pairs = tuple([each for each in headers.items() if each[0] not in OF_FRAME])
+        key = destination, pairs
+        known = self._headers.get(key)
+        if known is None:
+            known = MessageHeaders(destination, pairs, size)
+            if size <= HEAD_BYTES_MAX:
+                self._make_room(size)
+                self._headers[key] = known
+        return SendHead(known, body_bytes, headers.get("transaction"))
+
+    def _make_room(self, size: int) -> None:
+        """Forget everything if there is no room for *size* bytes more."""
+        self._bytes += size
+        if len(self.table) + len(self._headers) >= HEADS_KEPT or self._bytes > HEADS_BYTES_KEPT:
+            self.table.clear()
+            self._headers.clear()
+            self._bytes = size
+
+    def __len__(self) -> int:
+        return len(self.table) + len(self._headers)
+
+
+def scan_sends(data: bytes, at: int, heads: KnownHeads) -> tuple[SendRun, int] | None:
+    """Return the run of SEND frames at *at*, and where it ends; None if the codec must decode the frame there.
+
+    It ends after `RUN_FRAMES_MAX` frames, or `RUN_LEARNED_MAX` that are unlike any before.
+    """
+    table, window, bytes_max, size = heads.table, heads.window, heads.limits.frame_bytes_max, len(data)
+    found: list[MessageHeaders] = []
+    bodies: list[bytes] = []
+    receipts: list[bytes] = []
+    asking: list[int] = []
+    # The header lines of the previous frame; with a receipt, those before and after its value.
+    before, after, before_bytes, after_bytes = b"\0", b"", 0, 0
+    head: SendHead | None = None
+    transaction: str | None = None
+    body_bytes, receipt, learned = 0, b"", 0
+    while len(bodies) < RUN_FRAMES_MAX:
+        is_known, begin = data.startswith(before, at), at + before_bytes
+        if after and is_known:
+            line_end = data.find(b"\n", begin, begin + window)
+            is_known = data.startswith(after, line_end)
+            if is_known:
+                receipt, begin = data[begin:line_end], line_end + after_bytes
+        if not is_known:
+            stop = data.find(b"\n\n", at, at + window)
+            cut, begin = data.find(_RECEIPT, at, stop), stop + 2
+            if stop < 0:
+                break
+            if cut < 0:
+                key = before = data[at:begin]
+                after = b""
+            else:
+                line_end = data.find(b"\n", cut + 9, begin)
+                before, receipt, after = data[at : cut + 9], data[cut + 9 : line_end], data[line_end:begin]
+                key = before + after
+            before_bytes, after_bytes = len(before), len(after)
+            head = table.get(key)
+            if head is None and learned < RUN_LEARNED_MAX:
+                head, learned = heads.learn(key), learned + 1 + len(key) // 256
+            if head is None or (head.transaction != transaction and bodies):
+                break
+            body_bytes, transaction = head.body_bytes, head.transaction
+        end = begin + body_bytes if body_bytes >= 0 else data.find(0, begin)
+        if end < begin or end >= size or data[end] or end - at >= bytes_max:
+            break
+        if after:
+            if not receipt or receipt.translate(None, _PLAIN):
+                break
+            asking.append(len(bodies))
+            receipts.append(receipt)
+        assert head is not None
+        found.append(head.headers)
+        bodies.append(data[begin:end])
+        at = end + 1
+        if at < size and data[at] == 10:
+            at += 1
+    return (SendRun(found, bodies, receipts, asking, transaction), at) if bodies else None
+
+
+def scan_acks(data: bytes, at: int, version: Version) -> tuple[AckRun, int] | None:
+    """Return the run of ACK frames at *at*, and where it ends; None if the codec must decode the frame there.
+
+    It ends after about `ACKS_BYTES_MAX` bytes.
+    """
+    extent = _PLAIN_ACKS[version].match(data, at, at + ACKS_BYTES_MAX)
+    if extent is None:
+        return _scan_acks_with_more(data, at, version)
+    end = extent.end()
+    numbers = list(map(int, data[at:end].translate(_DIGITS_ONLY).split()))
+    return AckRun(numbers[::3], numbers[1::3], numbers[2::3]), end
+
+
+def _scan_acks_with_more(data: bytes, at: int, version: Version) -> tuple[AckRun, int] | None:
+    """Do as `scan_acks` for frames with a receipt or a subscription."""
+    found = _ACKS[version].findall(data, at, at + ACKS_BYTES_MAX)
+    if not found[-1][0]:
+        found.pop()
+    if not found:
+        return None
+    frames, subscriptions, queue_ids, offsets, receipts = zip(*found, strict=True)
+    asking = [index for index, receipt in enumerate(receipts) if receipt]
+    run = AckRun(
+        list(map(int, subscriptions)),
+        list(map(int, queue_ids)),
+        list(map(int, offsets)),
+        [receipts[index] for index in asking],
+        asking,
+    )
+    return run, at + sum(map(len, frames))

@@ -1,0 +1,1 @@
+"""RocketMQ's timer files: taken over from it, and left for it."""

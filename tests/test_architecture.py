@@ -1,0 +1,53 @@
+"""docs/architecture.md shows the packages as they are."""
+
+import ast
+import re
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[1]
+PAGE: Final = (ROOT / "docs/architecture.md").read_text()
+ROWS: Final = dict(re.findall(r"^\| `([\w/]+)/` \| (.+) \|$", PAGE, re.MULTILINE))
+PACKAGES: Final = sorted(
+    file.parent.relative_to(ROOT)
+    for pattern in ("core/martlet", "plugins/*/martlet_*", "spark_connector/martlet_spark")
+    for top in ROOT.glob(pattern)
+    for file in top.rglob("__init__.py")
+)
+# More files than a reader can hold at once; a package that grows beyond is divided.
+FILES_MAX: Final = 30
+
+
+def first_line(package: Path) -> str:
+    found = ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text()))
+    assert found, f"{package} has no docstring"
+    return found.split("\n")[0]
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=str)
+def test_each_package_has_a_row_with_its_docstring(package: Path) -> None:
+    assert ROWS.get(str(package)) == first_line(package)
+
+
+def test_each_row_is_a_package() -> None:
+    assert {Path(row) for row in ROWS} == set(PACKAGES)
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=str)
+def test_no_package_has_more_files_than_a_reader_can_hold(package: Path) -> None:
+    assert len(list((ROOT / package).glob("*.py"))) <= FILES_MAX
+
+
+def test_tests_mirror_the_core() -> None:
+    core = {path.name for path in (ROOT / "core/martlet").iterdir() if (path / "__init__.py").exists()}
+    untested = {package for package in core if not (ROOT / "tests" / package).is_dir()}
+    # Their tests are with those of the packages that use them: records with the store, offline with damage and store.
+    assert untested == {"contracts", "offline", "records", "testing"}
+
+
+def test_the_page_names_only_files_that_exist() -> None:
+    places = (ROOT, ROOT / "core/martlet", ROOT / "plugins/mqtt/martlet_mqtt")
+    for name in set(re.findall(r"\b[\w/]+\.py\b", PAGE)):
+        assert any((place / name).exists() for place in places), name
