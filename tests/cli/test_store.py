@@ -4,6 +4,9 @@ import io
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +20,7 @@ from martlet.app import saving
 from martlet.app.startup import Config, build
 from martlet.cli.store import _time as shown_time
 from martlet.message import Message, Placed
+from martlet.offline.unfinished import unfinished_backup
 from martlet.runtime.clock import SystemClock
 from martlet.runtime.stats import Stats
 from martlet.store import RealDisk, Store, StoreConfig
@@ -390,6 +394,99 @@ def test_a_backup_replaces_nothing(martlet: Run, tmp_path: Path) -> None:
     assert code == 3
     assert "holds no commitlog" in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "data"]
+
+
+# Sends itself a signal when the function WHERE of the backup is called.
+INTERRUPTED = """
+import signal, sys
+from martlet.cli.main import main
+from martlet.offline import backup
+
+where, number = sys.argv[1], int(sys.argv[2])
+inner = getattr(backup, where)
+
+def interrupted(*arguments, **options):
+    signal.raise_signal(number)
+    return inner(*arguments, **options)
+
+setattr(backup, where, interrupted)
+sys.exit(main(sys.argv[3:]))
+"""
+WHERE = ["_walk", "repair", "verify"]
+
+
+def cut_backup(where: str, number: signal.Signals, *words: str, ignores_ctrl_c: bool = False) -> tuple[int, str]:
+    """Return exit code and stderr of a backup that gets the signal *number* in the function *where*."""
+
+    def ignore() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    command = [sys.executable, "-c", INTERRUPTED, where, str(int(number)), "store", "backup", *words, *SETTINGS]
+    before = ignore if ignores_ctrl_c else None
+    done = subprocess.run(command, preexec_fn=before, capture_output=True, text=True)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGHUP, -signal.SIGHUP)],
+    ids=["SIGINT", "SIGTERM", "SIGHUP"],
+)
+def test_an_interrupted_backup_leaves_nothing(where: str, number: signal.Signals, code: int, tmp_path: Path) -> None:
+    data, target = tmp_path / "data", tmp_path / "backups" / "may" / "monday"
+    written(data)
+    assert cut_backup(where, number, str(data), str(target)) == (code, "")
+    assert sorted(tmp_path.iterdir()) == [data]
+
+
+def test_sigterm_ends_a_backup_that_ignores_ctrl_c(tmp_path: Path) -> None:
+    """As a shell starts the background jobs of a script."""
+    data, target = tmp_path / "data", tmp_path / "copy"
+    written(data)
+    words = (str(data), str(target))
+    assert cut_backup("_walk", signal.SIGTERM, *words, ignores_ctrl_c=True) == (-signal.SIGTERM, "")
+    assert sorted(tmp_path.iterdir()) == [data]
+    assert cut_backup("_walk", signal.SIGINT, *words, ignores_ctrl_c=True)[0] == 0
+    assert target.is_dir()
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_backup_begins_again_after_a_kill(where: str, martlet: Run, tmp_path: Path) -> None:
+    data, target = tmp_path / "data", tmp_path / "copy"
+    written(data)
+    assert cut_backup(where, signal.SIGKILL, str(data), str(target))[0] == -signal.SIGKILL
+    assert target.with_name("copy.unfinished").is_dir()
+    code, _, err = martlet("store", "backup", str(data), str(target), *SETTINGS)
+    assert (code, err) == (0, "")
+    assert listed(target, martlet) == listed(data, martlet)
+    assert sorted(tmp_path.iterdir()) == [target, data]
+
+
+def test_an_unfinished_backup_that_goes_on_is_left_alone(martlet: Run, tmp_path: Path) -> None:
+    data, target = tmp_path / "data", tmp_path / "copy"
+    written(data)
+    with unfinished_backup(str(target), RealDisk()) as folder:
+        (Path(folder) / "consumequeue").mkdir(parents=True)
+        code, _, err = martlet("store", "backup", str(data), str(target), *SETTINGS)
+        assert (code, "another process is making the backup" in err) == (3, True)
+        assert os.listdir(folder) == ["consumequeue"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "link"])
+def test_what_is_no_unfinished_backup_is_not_touched(kind: str, martlet: Run, tmp_path: Path) -> None:
+    data, target, other = tmp_path / "data", tmp_path / "copy", tmp_path / "copy.unfinished"
+    written(data)
+    if kind == "file":
+        other.write_text("mine")
+    elif kind == "link":
+        other.symlink_to(data)
+    else:
+        (other / "copy").mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    code, _, err = martlet("store", "backup", str(data), str(target), *SETTINGS)
+    assert (code, "copy.unfinished' exists and is not an unfinished backup; choose another" in err) == (3, True)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_running_broker_is_backed_up_and_restored(martlet: Run, start: Callable[..., Any], tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import asdict
 
+from martlet.cli.interrupts import ended_by
 from martlet.cli.outcome import Exit, UsageError
 from martlet.cli.terminal import Bar, body_fields, human_bytes, print_json, table
 from martlet.config import override, read_toml
@@ -227,26 +228,17 @@ def repair(arguments: Any) -> int:
 
 def back_up(arguments: Any) -> int:
     from martlet.errors import StoreError
-    from martlet.offline.backup import backup, remove_tree
+    from martlet.offline.backup import backup
+    from martlet.offline.unfinished import unfinished_backup
     from martlet.store.disk.files import RealDisk
 
-    disk, target = RealDisk(), os.path.abspath(arguments.target)
-    unfinished = f"{target}.unfinished"
-    for path in (target, unfinished):
-        if os.path.lexists(path):
-            raise StoreError(f"{path!r} exists; choose another target, or remove it")
+    target = os.path.abspath(arguments.target)
     if f"{os.path.realpath(target)}/".startswith(f"{os.path.realpath(arguments.directory)}/"):
         raise StoreError(f"backup {target!r} is inside of the data directory; choose another place")
     os.umask(0o077)  # no other user may read messages
     labels = ("copying", "starting the copy", "indexing keys", "trying a start", "verifying")
-    try:
-        made = _offline(arguments, partial(backup, target=unfinished), *labels)
-        disk.rename(unfinished, target)
-    except BaseException:
-        with suppress(OSError):
-            remove_tree(disk, unfinished)
-        raise
-    disk.sync_directory(os.path.dirname(target))
+    with ended_by(signal.SIGTERM, signal.SIGHUP), unfinished_backup(target, RealDisk()) as folder:
+        made = _offline(arguments, partial(backup, target=folder), *labels)
     if arguments.json:
         fields = {"target": target, "copied_bytes": made.copied_bytes, "sound": not made.findings}
         print_json({**fields, "findings": _listed(made.findings), **_fields(made.inspection)})
