@@ -17,8 +17,7 @@ from tests.broker.toys import Lines, Toy, World, answer_later, toy_server
 from trio.testing import MockClock
 
 from martlet.net import event_pump, reader
-from martlet.net.event_pump import TURN_S, EventPump, trio_epoll_fd
-from martlet.net.reading import Reading
+from martlet.net.event_pump import TURN_S, EventPump, Reading, trio_epoll_fd
 from martlet.settings import ServerConfig
 
 

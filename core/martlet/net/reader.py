@@ -17,11 +17,10 @@ from martlet.contracts import Certificate, Credentials, Identity
 from martlet.errors import LocalProtocolError, MartletError, Refused, RemoteProtocolError
 from martlet.net.complaints import Complaints
 from martlet.net.deadlines import Deadlines
-from martlet.net.event_pump import EventPump
+from martlet.net.event_pump import EventPump, Reading
 from martlet.net.incomplete import IncompleteRequests
 from martlet.net.peer import CLOSING, LOST, ServerPeer
 from martlet.net.read_turns import ReadTurns
-from martlet.net.reading import Reading
 from martlet.net.rounds import Rounds
 from martlet.net.transports import SocketTransport, TlsTransport
 from martlet.runtime.turns import Turns

@@ -18,11 +18,10 @@ import trio
 from martlet.errors import MartletError, Refused
 from martlet.net.peer import CLOSING, IDLE, NO_ROOM, ServerPeer
 from martlet.net.pending import Pending
-from martlet.net.turn_number import TurnNumber
 from martlet.settings import ServerConfig
 from martlet.state.journal import NEXT_COMMIT
 
-__all__ = ["Log", "Rounds"]
+__all__ = ["Log", "Rounds", "TurnNumber"]
 
 log = logging.getLogger("martlet.server")
 
@@ -36,6 +35,18 @@ RELEASES_A_ROUND: Final = 128  # peers whose held answers leave; a send takes 10
 COLLECT_LESS: Final = 16
 # A peer is closed when requests of others have queued this many times `unsent_bytes_max` for it.
 PUSHED_MOST: Final = 32
+
+
+@final
+class TurnNumber(trio.abc.Instrument):
+    """Counts turns of the event loop while installed as an instrument, for limits per turn instead of per call."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Handle the end of a turn."""
+        self.number += 1
 
 
 class Log(TypingProtocol):

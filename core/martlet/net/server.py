@@ -18,13 +18,13 @@ from martlet.contracts import Identity, Protocol, Traffic
 from martlet.errors import AddressUnavailable, ConfigError
 from martlet.net.addresses import pack_host, plain_host, show_address, split_listen
 from martlet.net.complaints import Complaints
+from martlet.net.event_pump import Reading
 from martlet.net.lingering import LingeringSockets
 from martlet.net.origins import Origins, origin_of
 from martlet.net.peer import CLOSED, CLOSING, READ_ENDED, ServerPeer
 from martlet.net.pending import Pending
 from martlet.net.read_turns import ENDS_A_TURN, ReadTurns
 from martlet.net.reader import Authenticate, Reader
-from martlet.net.reading import Reading
 from martlet.net.rounds import Log, Rounds
 from martlet.net.transports import SocketTransport, Transport
 from martlet.runtime.stats import Stats

@@ -6,9 +6,10 @@ limited in size, and control frames have 125 bytes at most. A refusal is an HTTP
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from http import HTTPStatus
 from typing import Final, TypeAlias, final
+from urllib.parse import urlsplit
 
 import trio
 from wsproto.connection import Connection, ConnectionState, ConnectionType
@@ -28,9 +29,8 @@ from wsproto.utilities import RemoteProtocolError as Rejected
 from martlet.contracts import Buffer, WebSocket
 from martlet.errors import RemoteProtocolError
 from martlet.net.transports import Transport
-from martlet.net.web_origins import may_connect
 
-__all__ = ["WebSocketTransport"]
+__all__ = ["WebSocketTransport", "may_connect"]
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 
@@ -43,6 +43,9 @@ PAYLOAD_BYTES: Final = 262144  # largest payload of a frame that we send
 RECEIVE_BYTES: Final = 4096  # parsed at once: this can be hundreds of tiny frames, of about 8 us each
 REASON_CHARACTERS_MAX: Final = 500  # of a refusal, which repeats what the client sent
 UNSENT_PONG_BYTES_MAX: Final = 4096  # above, pings are not answered (RFC 6455 5.5.3 allows that)
+# Hosts of web pages that this machine serves itself. A page from elsewhere could use a broker that only this machine
+# should reach.
+LOCAL: Final = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
 @final
@@ -285,3 +288,27 @@ def _response(status: int, headers: Headers, why: str) -> bytes:
 def _printable(text: str) -> str:
     """Return *text*, in which a client may have anything, on one line of moderate length."""
     return "".join([each if each.isprintable() else "?" for each in text[:REASON_CHARACTERS_MAX]])
+
+
+def may_connect(origins: Collection[str], origin: str, host: str = "") -> bool:
+    """Return whether a web page of *origin* may connect if *origins* are allowed (`WebSocket`).
+
+    A browser lets any page connect over WebSocket, and tells its origin.
+
+    Args:
+      origin: empty for a client that is no browser.
+      host: how the client calls the broker, from the header Host. A page of the same host is no foreign one, whatever
+        the ports: a web server beside the broker, or in front of it.
+    """
+    if not origin or "*" in origins or origin in origins:
+        return True
+    page = _host_of(origin)
+    return page in LOCAL or (page != "" and page == _host_of(f"//{host}"))
+
+
+def _host_of(url: str) -> str:
+    """Return the host in *url*, in lower case; empty if there is none."""
+    try:
+        return (urlsplit(url).hostname or "").rstrip(".")
+    except ValueError:
+        return ""
