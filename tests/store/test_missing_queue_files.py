@@ -13,7 +13,7 @@ from martlet.errors import Refused
 from martlet.store import Store
 from martlet.store.queues.queues import Queue
 from martlet.store.read.reading import ReadStatus
-from martlet.store.recovery.repairs import Repairs
+from martlet.store.recovery.repair import Repairs
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, bodies, drain, message, small_config
 

@@ -42,7 +42,7 @@ from martlet.store.read.readers import Readers
 from martlet.store.read.reading import Care, ReadResult
 from martlet.store.recovery.indexer import Indexer
 from martlet.store.recovery.recovery import Progress, Recovery
-from martlet.store.recovery.repairs import Repairs
+from martlet.store.recovery.repair import Repairs
 from martlet.store.recovery.sizes import fit_sizes
 from martlet.store.statistics import Recovered, StoreStatistics
 from martlet.store.upkeep.checkpointer import Checkpointer

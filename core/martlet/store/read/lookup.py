@@ -15,7 +15,7 @@ from martlet.store.format.notes import OWN_PREFIX
 from martlet.store.queues.queues import BlockDamaged, Queue, Queues, position_in
 from martlet.store.read.readers import Readers
 from martlet.store.recovery.indexer import Indexer
-from martlet.store.recovery.repairs import Repairs
+from martlet.store.recovery.repair import Repairs
 from martlet.store.recovery.scan import STORE_MS_END
 
 __all__ = ["Found", "Lookup"]

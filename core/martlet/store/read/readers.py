@@ -14,7 +14,7 @@ from martlet.store.disk.files import Disk
 from martlet.store.disk.page_cache import PageCache
 from martlet.store.queues.queues import BlockDamaged, Queue, Queues
 from martlet.store.read.reading import Care, Reader, ReadResult, ReadStatus, bounds
-from martlet.store.recovery.repairs import Repairs
+from martlet.store.recovery.repair import Repairs
 
 __all__ = ["ColdReader", "Readers"]
 

@@ -27,7 +27,7 @@ from martlet.store.queues.first_offsets import FirstOffsets
 from martlet.store.queues.queue_journal import Journal, encode_deletion, encode_queue
 from martlet.store.queues.queues import Queue, Queues, Unsaved
 from martlet.store.recovery.indexer import Indexer
-from martlet.store.recovery.repairs import Repairs
+from martlet.store.recovery.repair import Repairs
 
 __all__ = ["Checkpointer"]
 
