@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -17,7 +18,7 @@ from martlet.cli.config import as_markdown, sections
 from martlet.cli.main import CORE, commands, find, main
 from martlet.cli.outcome import Exit, Unreachable, guarded
 from martlet.config import read_toml
-from martlet.errors import ConfigError, MartletError, StoreFailed, StoreLocked
+from martlet.errors import ConfigError, MartletError, PluginError, StoreFailed, StoreLocked
 from martlet.plugins import loader
 from martlet_tx.plugin import TxPlugin
 
@@ -252,6 +253,27 @@ def test_config_knows_its_sections(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = outcome(capsys, "config", "nope")
     assert code == Exit.USAGE
     assert "section 'nope' is unknown; sections: log, broker" in err
+
+
+def test_config_says_where_a_plugin_fails_to_import_and_shows_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sentence is the one of `martlet run` and `martlet plugins`."""
+    load_entry = EntryPoint.load
+
+    def load_wrong(entry: EntryPoint) -> object:
+        if entry.name == "mqtt":
+            return compile("import os\nclass Wrong(:", "/plugins/wrong/__init__.py", "exec")
+        return load_entry(entry)
+
+    monkeypatch.setattr(EntryPoint, "load", load_wrong)
+    with pytest.raises(PluginError) as refused:
+        loader.load(["mqtt"], {})
+    code, _, err = outcome(capsys, "config", "stomp", "mqtt")
+    assert err.splitlines()[0] == f"martlet: {refused.value}"
+    assert "/plugins/wrong/__init__.py:2" in err
+    assert (code, "section 'mqtt' is unknown" in err) == (Exit.USAGE, True)
+    assert "[stomp]" in outcome(capsys, "config", "stomp")[1]
 
 
 def test_every_key_is_in_the_tables_for_documentation() -> None:

@@ -10,6 +10,7 @@ from msgspec import Struct
 from martlet.cli.outcome import Exit, complain
 from martlet.config import Setting, describe
 from martlet.contracts import Command
+from martlet.errors import PluginError
 
 __all__ = ["COMMAND", "Section", "as_markdown", "as_toml", "sections"]
 
@@ -43,8 +44,8 @@ def sections(plugins: Iterable[str] | None = None) -> Iterator[Section]:
     for name in sorted(installed if plugins is None else plugins):
         try:
             plugin = load_class(name, installed[name])
-        except Exception as error:  # foreign code may raise anything; still show the other plugins
-            complain(f"plugin {name!r} cannot be imported; {type(error).__name__}: {error}")
+        except PluginError as error:
+            complain(error)  # and still show the other plugins
             continue
         if plugin.config_class is not None:
             yield _section(name, name, plugin.config_class)

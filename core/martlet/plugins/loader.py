@@ -208,6 +208,10 @@ def _told(error: Exception, package: str) -> str:
     return f"{type(error).__name__}: {error}{place}"
 
 
+def _cannot_import(name: str, entry: EntryPoint, error: Exception) -> PluginError:
+    return PluginError(f"plugin {name!r} cannot be imported; {_told(error, _package_of(entry.module))}")
+
+
 def _package_of(module: str) -> str:
     return module.partition(".")[0]
 
@@ -408,8 +412,7 @@ def load(
         except (ConfigError, PluginError):
             raise
         except Exception as error:
-            told = _told(error, _package_of(entry.module))
-            raise PluginError(f"plugin {name!r} cannot be imported; {told}") from error
+            raise _cannot_import(name, entry, error) from error
         for other, reason in made.before.items():
             if other in configs:
                 raise ConfigError(f"plugin {name!r} must come before {other!r} in plugins.enabled; {reason}")
@@ -445,13 +448,15 @@ def _overlap(one: tuple[str, int], other: tuple[str, int]) -> bool:
 
 
 def load_class(name: str, entry: EntryPoint) -> type[Hooks]:
-    """Import the class of plugin *name*; what its import raises passes through.
+    """Import the class of plugin *name*.
 
     Raises:
-      PluginError: it is not one.
-      TimeoutError: the import hangs; its thread is left alone.
+      PluginError: it is not one, or its import fails or hangs, whose thread is left alone.
     """
-    kind = _in_time(entry.load)
+    try:
+        kind = _in_time(entry.load)
+    except Exception as error:
+        raise _cannot_import(name, entry, error) from error
     if not (isinstance(kind, type) and issubclass(kind, Hooks)):
         raise PluginError(f"plugin {name!r} is {entry.value}, which is not a subclass of martlet.plugins.hooks.Hooks")
     config: object = kind.config_class
