@@ -2,11 +2,15 @@
 
 import runpy
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from tests.broker_process import broker_process
+
+import martlet_client
+from martlet_client import aio, blocking
 
 from .patient import command
 
@@ -32,6 +36,28 @@ def test_the_first_lines_of_the_page_send_and_receive(name_server: str) -> None:
     assert sorted(run("client_first.py", name_server)) == [f"hello {number}" for number in range(3)]
     code = (EXAMPLES / "client_first.py").read_text().partition('"""\n\n')[2]
     assert f"```python\n{code}```\n" in DOC.read_text()
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9876", "127.0.0.1", "", "127.0.0.1:98765"])
+def test_a_malformed_address_is_told_in_one_sentence(address: str) -> None:
+    done = subprocess.run(command(EXAMPLES / "client_first.py", address), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert f" {address!r} " in done.stderr
+
+
+@pytest.mark.parametrize("module", [martlet_client, aio, blocking])
+def test_a_malformed_address_is_an_error_of_the_client_and_a_value_error(module: ModuleType) -> None:
+    makes: list[Callable[[], object]] = [
+        lambda: module.Producer("names", "g"),
+        lambda: module.PushConsumer("names", "g", print, {"T": "*"}),
+        lambda: module.PullConsumer("names", "g"),
+        lambda: module.Admin("names"),
+    ]
+    for make in makes:
+        with pytest.raises(martlet_client.BadAddress, match="write HOST:PORT") as caught:
+            make()
+        assert isinstance(caught.value, martlet_client.ClientError)
+        assert isinstance(caught.value, ValueError)
 
 
 def test_producer_and_consumer_meet(name_server: str) -> None:

@@ -164,6 +164,7 @@ CLIENT_CHAPTERS: Final = (
             "MessageRefused",
             "SendFailed",
             "Attempt",
+            "BadAddress",
             "BrokerError",
             "RouteNotFound",
             "NameServerUnreachable",

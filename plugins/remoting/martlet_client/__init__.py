@@ -26,6 +26,7 @@ from martlet_client.request_reply import Reply
 from martlet_client.transactions import Check, Execute, TransactionProducer, TransactionResult, TransactionState
 from martlet_remoting.wire.answers.errors import (
     Attempt,
+    BadAddress,
     BadAnswer,
     BrokerError,
     ClientClosed,
@@ -50,6 +51,7 @@ __all__ = [
     "Attempt",
     "Average",
     "AverageByCircle",
+    "BadAddress",
     "BadAnswer",
     "BrokerError",
     "ByConfig",

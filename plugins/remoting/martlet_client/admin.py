@@ -387,7 +387,7 @@ class Admin(Client):
                 return found[0]
         try:
             address, position = parse_message_id(message_id)
-            split_address(address)  # raises ValueError for port 0
+            split_address(address)  # raises BadAddress for port 0
             answer = await self.network.ask(
                 address, RequestCode.VIEW_MESSAGE_BY_ID, {"offset": position, **({"topic": topic} if topic else {})}
             )

@@ -25,6 +25,7 @@ from martlet_client.outages import Outages, level_of
 from martlet_remoting.dialing import encrypted, why_not_opened
 from martlet_remoting.wire.answers import bodies
 from martlet_remoting.wire.answers.errors import (
+    BadAddress,
     BrokerError,
     ClientClosed,
     ClientError,
@@ -83,6 +84,7 @@ class Settings(Struct, frozen=True):
 
     Raises:
       TypeError, ValueError: an argument is wrong.
+      BadAddress: ``name_server`` has no address, or a malformed one; raised by the client that uses the settings.
     """
 
     name_server: str
@@ -118,22 +120,22 @@ class Settings(Struct, frozen=True):
         return name_server if isinstance(name_server, Settings) else cls(name_server)
 
     def name_servers(self) -> list[str]:
-        """Return the addresses in ``name_server``; raises ValueError when there is none."""
+        """Return the addresses in ``name_server``; raises BadAddress if there is none, or a malformed one."""
         found = [address.strip() for address in self.name_server.replace(",", ";").split(";") if address.strip()]
         if not found:
-            raise ValueError(f"name server {self.name_server!r} is empty; {ADDRESS_EXAMPLE}")
+            raise BadAddress(f"name server {self.name_server!r} is empty; {ADDRESS_EXAMPLE}")
         for address in found:
             split_address(address)
         return found
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of ``host:port`` or ``[v6]:port``; raises ValueError otherwise."""
+    """Return host and port of ``host:port`` or ``[v6]:port``; raises BadAddress otherwise."""
     host, separator, port = address.rpartition(":")
     if not separator or not host or "/" in host or not (port.isascii() and port.isdecimal()):
-        raise ValueError(f"address {address!r} is not a host and a port; {ADDRESS_EXAMPLE}")
+        raise BadAddress(f"address {address!r} is not a host and a port; {ADDRESS_EXAMPLE}")
     if not 0 < int(port) <= PORT_MAX:
-        raise ValueError(f"address {address!r} has an invalid port; use 1 to {PORT_MAX}")
+        raise BadAddress(f"address {address!r} has an invalid port; use 1 to {PORT_MAX}")
     return host.strip("[]"), int(port)
 
 

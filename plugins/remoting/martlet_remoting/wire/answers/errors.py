@@ -9,6 +9,7 @@ from martlet_remoting.wire.packets import MessageQueue
 
 __all__ = [
     "Attempt",
+    "BadAddress",
     "BadAnswer",
     "BrokerError",
     "ClientClosed",
@@ -38,6 +39,11 @@ class BrokerError(ClientError):
         self.code = code
         self.remark = remark
         self.address = address
+
+
+@final
+class BadAddress(ClientError, ValueError):
+    """The address of a name server or broker is not ``host:port``; the text shows it. It is a `ValueError`, too."""
 
 
 @final
