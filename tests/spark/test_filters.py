@@ -40,6 +40,32 @@ def test_sql_and_tags_apply_both() -> None:
     assert wanted.columns == ("tag", "key")
 
 
+@pytest.mark.parametrize("tags", ["a||b", "a || b", " a|| b ||", "||a||b||a"])
+def test_bars_separate_tags_with_and_without_spaces(tags: str) -> None:
+    """As in RocketMQ's FilterAPI."""
+    assert Filter(tags=tags).fields(knows_like=True)["subscription"] == "a || b"
+
+
+def test_all_beside_tags_is_refused() -> None:
+    """RocketMQ compares it as a tag; a reader means all, and would get the others only."""
+    for tags in ("paid || *", "*||paid"):
+        with pytest.raises(OptionError, match=r"mixes '\*' with tags; leave '\*' out, or leave the option out for all"):
+            Filter(tags=tags)
+
+
+@pytest.mark.parametrize(
+    "tags", ["TAGS = 'home||x'", "TAGS='a'", "price >= 5 || paid", "TAGS LIKE 'home/%'", "a <> 'b'"]
+)
+def test_an_expression_is_not_taken_for_tags(tags: str) -> None:
+    with pytest.raises(OptionError, match="looks like SQL92; give it as option sql"):
+        Filter(tags=tags)
+
+
+@pytest.mark.parametrize("tags", ["a=b", "home/like this", "x>y || like", "it's in"])
+def test_a_tag_may_have_what_sql_has(tags: str) -> None:
+    assert not Filter(tags=tags).is_everything
+
+
 @pytest.mark.parametrize(("tags", "key"), [("||", ""), ("", "a b")])
 def test_a_filter_that_selects_nothing_is_refused(tags: str, key: str) -> None:
     with pytest.raises(OptionError):

@@ -4,6 +4,7 @@ Brokers compare tags by their hashes, and RocketMQ's do not know the key of a me
 tag and key. SQL92 is evaluated by the broker alone.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final, final
 
@@ -16,6 +17,8 @@ __all__ = ["LANGUAGE", "Filter"]
 
 LANGUAGE: Final = "SQL92"
 MATCH_ALL: Final = "*"
+# What no tag has, except one that somebody made for it: a comparison between blanks, or with a text in quotes.
+COMPARISON: Final = re.compile(r"\s(?:=|<>|[<>]=?)\s|(?:=|<>|[<>]=?|\s(?i:LIKE))\s*'")
 
 
 @final
@@ -23,15 +26,13 @@ class Filter:
     """Which messages a query wants: those with one of *tags*, with *key* and for which *sql* is true; "" for all.
 
     Raises:
-      OptionError: *tags* or *key* could match nothing.
+      OptionError: *tags* or *key* could match nothing, or something else than meant.
     """
 
     __slots__ = ("_key", "_sql", "_tags")
 
     def __init__(self, tags: str = "", key: str = "", sql: str = "") -> None:
-        self._tags = tuple(dict.fromkeys(tag.strip() for tag in tags.split("||") if tag.strip() not in ("", MATCH_ALL)))
-        if "||" in tags and not self._tags:
-            raise OptionError(f"option tags {tags!r} has no tag; write 'paid || sent'")
+        self._tags = _split(tags)
         if " " in key.strip():
             raise OptionError(f"option key {key!r} has a space, which separates the keys of a message; give one key")
         self._key = key.strip()
@@ -69,6 +70,22 @@ class Filter:
             padded = pc.binary_join_element_wise("", batch.column("key"), "", " ")
             batch = batch.filter(pc.match_substring(padded, f" {self._key} "))
         return batch
+
+
+def _split(expression: str) -> tuple[str, ...]:
+    """Return the tags of ``A || B``, none for all; two bars separate tags as in RocketMQ's FilterAPI."""
+    tags = tuple(dict.fromkeys(tag for part in expression.split("||") if (tag := part.strip())))
+    if tags == (MATCH_ALL,):
+        return ()
+    if "||" in expression and not tags:
+        raise OptionError(f"option tags {expression!r} has no tag; write 'paid || sent'")
+    if MATCH_ALL in tags:
+        raise OptionError(
+            f"option tags {expression!r} mixes '*' with tags; leave '*' out, or leave the option out for all"
+        )
+    if COMPARISON.search(expression):
+        raise OptionError(f"option tags {expression!r} looks like SQL92; give it as option sql")
+    return tags
 
 
 def _key_condition(key: str) -> str:
