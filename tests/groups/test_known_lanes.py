@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from martlet.groups.journal.journal_codec import Key
-from martlet.groups.journal.known_lanes import KnownLanes
+from martlet.groups.journal.state import KnownLanes
 
 KEYS = st.builds(
     Key, st.sampled_from(("", "mqtt")), st.sampled_from(("g", "h")), st.sampled_from("tu"), st.integers(0, 3)

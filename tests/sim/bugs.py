@@ -19,7 +19,7 @@ from martlet.contracts import HalfMessage
 from martlet.groups.journal.journal_writer import GroupNotes
 from martlet.groups.journal.state import Lane
 from martlet.groups.leases.leases import Leases
-from martlet.groups.queues import lane_leases
+from martlet.groups.queues import share_lanes
 from martlet.groups.queues.share_context import ShareContext
 from martlet.message import Message, Placed
 from martlet.net.peer import ServerPeer
@@ -713,7 +713,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("transactions not checked", (Checks, "round", _never_check)),
     bug("checks not counted", (checks, "checked", _forget_checks)),
     bug("popped messages return too early", (PopGroup, "hand_out", _short_leases)),
-    bug("popped messages lost at a start", (lane_leases, "restore", _skip_popped), poppers=2, script=power_cuts),
+    bug("popped messages lost at a start", (share_lanes, "restore", _skip_popped), poppers=2, script=power_cuts),
     bug("acknowledged messages return after a start", (GroupNotes, "ack", _ignored)),
     bug(
         "retention removes what is needed",

@@ -5,9 +5,7 @@ from typing import Final, final
 
 from martlet.delivery.subscriptions import Delivery
 from martlet.errors import Refused
-from martlet.groups.handing_out.collection import Collection
-from martlet.groups.handing_out.new_messages import NewMessages
-from martlet.groups.handing_out.returned_messages import ReturnedMessages
+from martlet.groups.handing_out.collection import Collection, NewMessages, ReturnedMessages
 from martlet.groups.handing_out.settlement import Settlement
 from martlet.groups.queues.competitors import Competitor, Competitors
 from martlet.groups.queues.share_context import ShareContext

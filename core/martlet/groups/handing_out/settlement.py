@@ -13,7 +13,7 @@ from typing import Final, final
 from martlet.delivery.subscriptions import Delivery
 from martlet.errors import Reason, Refused
 from martlet.groups.journal.journal_codec import ACK, BACK, KEEP, RENEW, Change, in_ms
-from martlet.groups.leases.lease import DEAD_DELIVERIES
+from martlet.groups.leases.table import DEAD_DELIVERIES
 from martlet.groups.queues.competitors import Competitors
 from martlet.groups.queues.share_context import ShareContext
 from martlet.groups.queues.share_lane import ShareLane

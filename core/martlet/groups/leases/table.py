@@ -1,19 +1,57 @@
 """Which messages of one queue a shared group has not settled, and who holds them.
 
 Everything below `LeaseTable.low` is settled: that is the offset that a group commits. Messages settled above it are
-tracked here, too.
+tracked here, too. `LeaseReturns` has the messages that the group has taken back, `LeaseTimers` when to look at
+which leases.
 """
 
+import heapq
+import math
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Final, final
 
-from martlet.groups.leases.lease import Lease
-
-__all__ = ["SETTLED_MIN", "LeaseTable"]
+__all__ = ["DEAD_DELIVERIES", "SETTLED_MIN", "STALE_TIMERS_MIN", "Lease", "LeaseReturns", "LeaseTable", "LeaseTimers"]
 
 # Settled messages after an unsettled one that are tracked at least.
 SETTLED_MIN: Final = 64
+# Notes and snapshots mark a dead message with this number of deliveries.
+DEAD_DELIVERIES: Final = 1 << 20
+STALE_TIMERS_MIN: Final = 64
+# Leases that end at one time and have one entry: `Leases.lapse` ends them without looking at its limit.
+ENDED_TOGETHER: Final = 256
+
+
+@final
+class Lease:
+    """A message that is delivered and not settled; without a ``holder`` it is waiting or dead.
+
+    The messages of a first delivery have one lease together, and so have restored ones that are alike. It never changes
+    (``shared``); a message whose state changes gets its own first.
+    """
+
+    __slots__ = ("before", "dead", "deliveries", "generation", "holder", "length_s", "settling", "shared", "until")
+
+    def __init__(
+        self,
+        holder: Hashable | None,
+        until: float,
+        generation: int,
+        length_s: float,
+        deliveries: int = 1,
+        *,
+        shared: bool = False,
+    ) -> None:
+        self.holder: Hashable | None = holder
+        self.until = until
+        self.generation = generation
+        self.length_s = length_s
+        self.shared = shared
+        self.deliveries = deliveries
+        self.dead = False
+        # An acknowledgement is in the current commit: only its result or the deadline may change the state now.
+        self.settling = False
+        self.before = until  # the deadline without it
 
 
 @final
@@ -168,3 +206,113 @@ class LeaseTable:
             self.trim()
         elif len(order) > SETTLED_MIN + 2 * len(slots):
             self.order = deque(offset for offset in order if offset in slots)
+
+
+@final
+class LeaseReturns:
+    """Messages that were taken back and can be delivered again, now or, if parked, once somebody may take them."""
+
+    __slots__ = ("_table", "available", "newest", "parked")
+
+    def __init__(self, table: LeaseTable) -> None:
+        self._table = table
+        self.available: list[int] = []  # a heap
+        self.parked: dict[int, None] = {}
+        self.newest = 0  # the highest generation of all messages that returned
+
+    def has(self, offset: int) -> bool:
+        """Return whether the message at *offset* can be delivered again now."""
+        lease = self._table.slots.get(offset)
+        return lease is not None and lease.holder is None and not lease.dead and lease.until == -math.inf
+
+    def run(self, most: int) -> tuple[int, int]:
+        """Return the first offset that `Leases.hand_again` would return, and how many it would return without a gap.
+
+        At most *most*, and only messages that were delivered equally often.
+        """
+        slots = self._table.slots
+        first = end = self.available[0]
+        deliveries = slots[first].deliveries
+        while end - first < most and self.has(end) and slots[end].deliveries == deliveries:
+            end += 1
+        return first, end - first
+
+    def first(self, count: int) -> list[int]:
+        """Return the first *count* offsets that `Leases.hand_again` would return, oldest first."""
+        heap, found = self.available, list[int]()
+        nodes = [(heap[0], 0)] if heap else []
+        while nodes and len(found) < count:
+            offset, node = heapq.heappop(nodes)
+            found.append(offset)
+            for child in range(2 * node + 1, min(2 * node + 3, len(heap))):
+                heapq.heappush(nodes, (heap[child], child))
+        return found
+
+    def offer(self, lease: Lease, offset: int) -> None:
+        """Make the message at *offset*, which has its own *lease*, available."""
+        lease.until = -math.inf
+        if lease.generation > self.newest:
+            self.newest = lease.generation
+        heapq.heappush(self.available, offset)
+
+    def offer_alike(self, lease: Lease, offsets: Sequence[int]) -> None:
+        """Make messages available that have one shared *lease*, which says so already."""
+        self.newest = max(self.newest, lease.generation)
+        self.available += offsets
+        heapq.heapify(self.available)
+
+    def park(self) -> None:
+        """Pass over the message that `Leases.hand_again` would return first."""
+        offset = heapq.heappop(self.available)
+        self._table.own(self._table.slots[offset], offset).until = math.inf
+        self.parked[offset] = None
+
+    def unpark(self) -> None:
+        """Make all parked messages available."""
+        parked, self.parked = self.parked, {}
+        for offset in parked:
+            self.offer(self._table.own(self._table.slots[offset], offset), offset)
+
+
+@final
+class LeaseTimers:
+    """Timers of offsets, of which some are *stale*: the message was settled, or has another deadline by now.
+
+    It does not grow with leases that are settled early.
+
+    ``heap`` has a time and its offsets in each entry, ``count`` is the number of all offsets in it.
+    """
+
+    __slots__ = ("count", "heap")
+
+    def __init__(self) -> None:
+        self.heap: list[tuple[float, tuple[int, ...]]] = []
+        self.count = 0
+
+    def add(self, at: float, offsets: tuple[int, ...]) -> None:
+        """Have `Leases.lapse` look at *offsets* from *at* on."""
+        heapq.heappush(self.heap, (at, offsets))
+        self.count += len(offsets)
+
+    def add_many(self, at: float, offsets: Sequence[int]) -> None:
+        """As `add`, for many *offsets*."""
+        for first in range(0, len(offsets), ENDED_TOGETHER):
+            self.add(at, tuple(offsets[first : first + ENDED_TOGETHER]))
+
+    def pop(self) -> tuple[int, ...]:
+        """Remove the earliest timer; return its offsets."""
+        _, offsets = heapq.heappop(self.heap)
+        self.count -= len(offsets)
+        return offsets
+
+    def forget_stale(self, leases: Mapping[int, Lease]) -> None:
+        """Set the timers of *leases* anew before stale ones outnumber them."""
+        if self.count <= STALE_TIMERS_MIN + 2 * len(leases):
+            return
+        ends: dict[float, list[int]] = {}
+        for offset, lease in leases.items():
+            if abs(lease.until) < math.inf:
+                ends.setdefault(lease.until, []).append(offset)
+        self.heap = [(until, tuple(offsets)) for until, offsets in ends.items()]
+        self.count = sum(map(len, ends.values()))
+        heapq.heapify(self.heap)
