@@ -28,6 +28,7 @@ from msgspec import Struct, field
 from martlet.access import Authentication
 from martlet.app import saving
 from martlet.app.logs import LogConfig
+from martlet.app.topic_notes import TopicNotes
 from martlet.broker import OWN_STATE, Broker
 from martlet.config import Settings, fill, setting, unknown_key
 from martlet.contracts import Dispatcher, Protocol, Service
@@ -303,6 +304,7 @@ async def _run_with_store(
                 problem = saving.save(broker)
             if problem:
                 log.error("%s; tried again", problem)
+            TopicNotes(broker.store, broker.topics)
             await live.start_services(nursery, stop)
             await nursery.start(server.run, [*bound.items()])
             nursery.start_soon(broker.tails.run)
