@@ -11,7 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.message import Message
 from martlet.records.compression import compress
-from martlet_mqtt.mapping.large import LARGE_BYTES
+from martlet_mqtt.mapping.frames import LARGE_BYTES
 from martlet_mqtt.wire.packets import Publish, Subscription
 from martlet_mqtt.wire.properties import Properties, Property
 

@@ -20,8 +20,7 @@ from martlet.store import Queue
 from martlet.store.append.writer import RunItem, RunResult
 from martlet_mqtt.admin.control import PREFIX as REQUESTS
 from martlet_mqtt.mapping.bridges import is_state, state_name
-from martlet_mqtt.mapping.frames import encoding_of
-from martlet_mqtt.mapping.large import LARGE_BYTES
+from martlet_mqtt.mapping.frames import LARGE_BYTES, encoding_of
 from martlet_mqtt.mapping.requests import REPLIES
 from martlet_mqtt.outbound.flight import INCOMING, ranges_of
 from martlet_mqtt.shared.context import Context

@@ -140,7 +140,7 @@ def _block(properties: Properties) -> bytes:
 class Arrived:
     """A message on its way to subscribers.
 
-    ``payload`` is empty if it is ``large``: then it follows the frame (`large.py`).
+    ``payload`` is empty if it is ``large``: then it follows the frame (`frames.py`).
     ``properties`` are its properties in MQTT's encoding without their length, without expiry and what belongs to a
     subscription. ``expires_ms`` is 0 if it never expires, and ``client_id`` is that of a publisher to whom it must not
     come back.

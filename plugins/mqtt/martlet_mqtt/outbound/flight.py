@@ -19,8 +19,7 @@ from typing import Final, final
 from martlet.contracts import Peer
 from martlet.sessions.journal_codec import NO_MESSAGE
 from martlet.sessions.session import Session
-from martlet_mqtt.mapping.frames import number_frames
-from martlet_mqtt.mapping.large import with_payloads
+from martlet_mqtt.mapping.frames import number_frames, with_payloads
 from martlet_mqtt.outbound.shares import SharedSubscriptions
 from martlet_mqtt.shared.context import Counters
 from martlet_mqtt.wire.codes import PacketType, ReasonCode

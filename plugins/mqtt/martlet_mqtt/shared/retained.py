@@ -10,6 +10,7 @@ A copy must neither replace a newer message nor bring back a removed one, so non
 record of the name, whether applied or not. A copy stores as its prepared position where the message was published.
 """
 
+from collections import deque
 from collections.abc import Container, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple, final
@@ -26,10 +27,9 @@ from martlet.runtime.turns import Turns
 from martlet.state import NOTHING, Pages, pack_rows, unpack_rows
 from martlet.store import Store
 from martlet.store.format.notes import OWN_PREFIX
-from martlet_mqtt.shared.retained_ahead import Ahead, Appended
 from martlet_mqtt.shared.retained_names import SortedNames
 
-__all__ = ["RETAINED_TOPIC", "Retained", "size_of"]
+__all__ = ["RETAINED_TOPIC", "Ahead", "Appended", "Retained", "size_of"]
 
 RETAINED_TOPIC: Final = OWN_PREFIX + "mqtt.retained"
 FORMAT: Final = 4
@@ -43,6 +43,74 @@ EXPIRY_SHIFT: Final = ORIGIN_SHIFT + POSITION_BITS
 LOOK_S: Final = 60.0
 LOOKS_A_SLICE: Final = 2000
 DIGITS_MAX: Final = 19  # of a time in ms
+
+
+@final
+class Appended(NamedTuple):
+    """A message: its offset in the queue, the end of all that was stored with it, and its size, 0 if it removes."""
+
+    offset: int
+    end: int
+    size: int
+
+
+@final
+class Ahead:
+    """Messages that were appended and are not applied yet, by name, in the order in which they were appended.
+
+    If a commit fails, they are gone, and later ones get their offsets.
+    """
+
+    __slots__ = ("_by_name", "_names")
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, deque[Appended]] = {}
+        self._names: deque[str] = deque()  # of all of them
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def newest(self, name: str) -> Appended | None:
+        """Return the newest message of *name*; None if there is none."""
+        found = self._by_name.get(name)
+        return found[-1] if found is not None else None
+
+    def first(self) -> str:
+        """Return the name of the oldest message; there is one."""
+        return self._names[0]
+
+    def last(self) -> str:
+        """Return the name of the newest message; there is one."""
+        return self._names[-1]
+
+    def oldest_offset(self) -> int:
+        """Return the offset of the oldest message; there is one."""
+        return self._by_name[self._names[0]][0].offset
+
+    def newest_offset(self) -> int:
+        """Return the offset of the newest message; there is one."""
+        return self._by_name[self._names[-1]][-1].offset
+
+    def add(self, name: str, message: Appended) -> None:
+        """Add the newest message."""
+        self._by_name.setdefault(name, deque()).append(message)
+        self._names.append(name)
+
+    def drop_first(self) -> None:
+        """Remove the oldest message, because it is applied."""
+        name = self._names.popleft()
+        found = self._by_name[name]
+        found.popleft()
+        if not found:
+            del self._by_name[name]
+
+    def drop_last(self) -> None:
+        """Remove the newest message, because it was not stored."""
+        name = self._names.pop()
+        found = self._by_name[name]
+        found.pop()
+        if not found:
+            del self._by_name[name]
 
 
 class Entry(NamedTuple):
