@@ -46,7 +46,6 @@ EFFECTS = {
         {
             "martlet/store/disk/files.py": "the one place with disk access",
             "martlet/config.py": "reads the configuration file",
-            "martlet/cli/reference.py": "reads the source that it documents",
             "martlet/cli/new_plugin.py": "writes the files of a plugin to begin with",
             "martlet/runtime/clock.py": "reads from the kernel when this process began",
             "martlet/runtime/malloc_trim.py": "reads from the kernel how much memory this process has",

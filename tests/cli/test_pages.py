@@ -10,11 +10,11 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from tools.manual import CLIENT_CHAPTERS, PLUGIN_CHAPTERS, own_plugins
+from tools.manual import PAGES as MADE
+from tools.reference import Chapter, api_page, exported
 
 from martlet.cli.main import commands, make_parser
-from martlet.cli.manual import CLIENT_CHAPTERS, PLUGIN_CHAPTERS, own_plugins
-from martlet.cli.manual import PAGES as MADE
-from martlet.cli.reference import Chapter, api_page, exported
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -24,7 +24,7 @@ LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
 @pytest.mark.parametrize("name", MADE)
 def test_a_made_page_is_up_to_date(name: str) -> None:
     page = (ROOT / "docs" / f"{name}.md").read_text()
-    assert page == MADE[name](), f"run: python -m martlet.cli.manual {name} > docs/{name}.md"
+    assert page == MADE[name](), f"run: python -m tools.manual {name} > docs/{name}.md"
 
 
 def test_each_decision_has_a_number_of_its_own_and_its_title_begins_with_it() -> None:

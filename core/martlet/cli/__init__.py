@@ -1,1 +1,1 @@
-"""The ``martlet`` command: its parser, its subcommands, and the pages that are generated from them."""
+"""The ``martlet`` command: its parser and its subcommands."""

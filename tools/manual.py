@@ -1,9 +1,9 @@
 """The generated pages of ``docs/``, from the real parsers, records and docstrings.
 
-    python -m martlet.cli.manual cli > docs/cli.md
-    python -m martlet.cli.manual config > docs/config.md
-    python -m martlet.cli.manual client-api > docs/client-api.md
-    python -m martlet.cli.manual plugin-api > docs/plugin-api.md
+    python -m tools.manual cli > docs/cli.md
+    python -m tools.manual config > docs/config.md
+    python -m tools.manual client-api > docs/client-api.md
+    python -m tools.manual plugin-api > docs/plugin-api.md
 
 Tests compare these files with what this module generates, so they cannot go stale.
 """
@@ -15,8 +15,8 @@ from typing import Final
 
 from martlet.cli.config import as_markdown, sections
 from martlet.cli.main import EPILOG, commands, make_parser
-from martlet.cli.reference import Chapter, api_page
 from martlet.plugins.loader import available
+from tools.reference import Chapter, api_page
 
 __all__ = [
     "CLIENT_CHAPTERS",
@@ -31,7 +31,7 @@ __all__ = [
 CLI_HEAD = """\
 # The command line
 
-Generated from the parsers by `python -m martlet.cli.manual cli`. `martlet COMMAND --help` shows the same text.
+Generated from the parsers by `python -m tools.manual cli`. `martlet COMMAND --help` shows the same text.
 
 `run`, `check`, `config`, `plugins` and `store` belong to the core. Plugins provide all others through the hook
 `martlet_commands`: an installed plugin adds its commands.
@@ -52,7 +52,7 @@ option has a key of the same name. So one setting can be enough: `MARTLET_CONFIG
 CONFIG_HEAD = """\
 # Configuration
 
-Generated from the configuration classes by `python -m martlet.cli.manual config`.
+Generated from the configuration classes by `python -m tools.manual config`.
 
 The configuration is a TOML file (`martlet run --config FILE`). Every key has a default, so a file is optional. The
 command line can override each key: `--set store.flush=async`. `martlet config` prints a file with every key at its
@@ -65,7 +65,7 @@ most similar known key.
 CLIENT_API_HEAD = """\
 # API of the Python client
 
-Generated from the docstrings by `python -m martlet.cli.manual client-api`. [The Python client](client.md) explains
+Generated from the docstrings by `python -m tools.manual client-api`. [The Python client](client.md) explains
 how to use it.
 
 These are the classes for trio. `martlet_client.aio` has `Producer`, `PushConsumer`, `PullConsumer`,
@@ -80,7 +80,7 @@ no method is a coroutine there, and `with` and `for` replace `async with` and `a
 PLUGIN_API_HEAD = """\
 # API for plugins
 
-Generated from the docstrings by `python -m martlet.cli.manual plugin-api`. [Writing a plugin](plugins.md) explains
+Generated from the docstrings by `python -m tools.manual plugin-api`. [Writing a plugin](plugins.md) explains
 how to use it, and [Hooks](hooks.md) says when each hook is called.
 
 Anything that is not on this page may change without notice.

@@ -1,0 +1,1 @@
+"""What the project itself uses and nobody installs: the generator of the pages in ``docs/``."""
