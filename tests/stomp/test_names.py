@@ -15,7 +15,7 @@ from martlet.message import Message, encode_properties
 from martlet.records.codec import encode_record
 from martlet.records.layout import RecordView
 from martlet_stomp.config import StompConfig
-from martlet_stomp.mapping.names import is_name, select_names
+from martlet_stomp.mapping.destinations import is_name, select_names
 from martlet_stomp.wire.packets import Version
 
 every_version = pytest.mark.parametrize("version", Version)

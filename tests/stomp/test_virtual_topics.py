@@ -9,7 +9,7 @@ from tests.stomp.stomp_talk import ASYNC, Running, Talk, stomp_broker
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
 from martlet_stomp.mapping.destinations import Kind, parse_destination
-from martlet_stomp.mapping.queue_groups import destination_of_group, queue_group
+from martlet_stomp.mapping.groups import destination_of_group, queue_group
 
 TOPIC = "/topic/VirtualTopic.orders"
 BILLING, STOCK = "/queue/Consumer.billing.VirtualTopic.orders", "/queue/Consumer.stock.VirtualTopic.orders"

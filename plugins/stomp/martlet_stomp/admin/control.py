@@ -18,7 +18,7 @@ from martlet.groups.group_list import GroupOnTopic, describe, describe_all
 from martlet.runtime.steps import Pace, Steps
 from martlet.state.journal import NEXT_COMMIT
 from martlet_stomp.mapping.destinations import Kind, parse_destination
-from martlet_stomp.mapping.queue_groups import destination_of_group, queue_group
+from martlet_stomp.mapping.groups import destination_of_group, queue_group
 from martlet_stomp.outbound.browsing import last_frame
 from martlet_stomp.shared.context import PROTOCOL, Context
 from martlet_stomp.wire.codec import encode_frame

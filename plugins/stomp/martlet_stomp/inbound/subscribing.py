@@ -12,7 +12,7 @@ from martlet.errors import Reason, Refused
 from martlet.runtime.steps import Pace, Steps
 from martlet.state.journal import NEXT_COMMIT
 from martlet_stomp.mapping.destinations import Destination, Kind, check_filter, parse_destinations
-from martlet_stomp.mapping.durable import Durable
+from martlet_stomp.mapping.groups import Durable
 from martlet_stomp.outbound.patterns import Pattern
 from martlet_stomp.outbound.sources import Opening
 from martlet_stomp.outbound.subscriptions import Part, Subscription

@@ -13,7 +13,7 @@ names: ``/exchange/NAME/KEY`` is ``/topic/NAME/KEY``. ``/amq/queue/NAME`` is ``/
 
 In some topics each message has a name, which is its tag, such as in that of the plugin mqtt (`StompConfig.names`).
 There ``/topic/mqtt/home/door`` is the name ``home/door`` in topic ``mqtt``, and a subscription may have wildcards as in
-MQTT.
+MQTT (`select_names`).
 """
 
 import re
@@ -22,6 +22,9 @@ from enum import Enum, unique
 from typing import Final, NamedTuple, final
 from urllib.parse import unquote
 
+from martlet.contracts import RecordView
+from martlet.delivery.routing.selection import Selection, select_tags
+from martlet.message import TAGS
 from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX
 from martlet_stomp.wire.errors import StompError, shown
 
@@ -31,9 +34,11 @@ __all__ = [
     "check_filter",
     "check_name",
     "destination_of",
+    "is_name",
     "name_of",
     "parse_destination",
     "parse_destinations",
+    "select_names",
 ]
 
 TOPIC_CHARS_MAX: Final = 127
@@ -63,6 +68,7 @@ _COMPOSITE: Final = re.compile(
 )
 LIST_MAX: Final = 100
 _NEXT: Final = re.compile(r",(?=/(?:queue|topic)/)")
+TAGS_NAME: Final = TAGS.encode()
 
 
 @unique
@@ -271,3 +277,28 @@ def _check_length(destination: Destination) -> None:
     if destination.name.count("/") >= LEVELS_MAX or len(destination.name.encode()) > NAME_BYTES_MAX:
         text = f"has a name of more than {LEVELS_MAX} levels or {NAME_BYTES_MAX} bytes"
         raise StompError(f"destination {shown(destination.text)} {text}")
+
+
+def is_name(name: str) -> bool:
+    """Return whether a message with this tag, which may be empty, is for subscriptions with topic filters."""
+    return bool(name) and "+" not in name and "#" not in name
+
+
+def select_names(topic_filter: str) -> Selection:
+    """Return the selection of messages whose name *topic_filter* matches."""
+    levels = topic_filter.split("/")
+    if not {"+", "#"} & set(levels):
+        return select_tags((topic_filter,))
+    pattern = f"(?!{re.escape(HIDDEN)})" if levels[0] in ("+", "#") else ""
+    for index, level in enumerate(levels):
+        if level == "#":
+            pattern += "(?:/.*)?" if index else ".*"
+        else:
+            pattern += ("/" if index else "") + ("[^/]*" if level == "+" else re.escape(level))
+    matches = re.compile(pattern, re.DOTALL).fullmatch
+
+    def is_wanted(record: RecordView) -> bool:
+        name = record.property(TAGS_NAME)
+        return name is not None and is_name(name) and matches(name) is not None
+
+    return Selection(f"names {topic_filter}", None, is_wanted)

@@ -11,10 +11,8 @@ from martlet.errors import Reason, Refused
 from martlet.groups.queues.finder import Names
 from martlet.groups.strategy.policy import AUTO_DELETE, OWNS_TOPIC
 from martlet.message import TAGS
-from martlet_stomp.mapping.destinations import Destination, Kind
-from martlet_stomp.mapping.durable import Durable, durable_group
-from martlet_stomp.mapping.names import select_names
-from martlet_stomp.mapping.queue_groups import queue_group
+from martlet_stomp.mapping.destinations import Destination, Kind, select_names
+from martlet_stomp.mapping.groups import Durable, durable_group, queue_group
 from martlet_stomp.mapping.selectors import not_from, select
 from martlet_stomp.outbound.browsing import Browse
 from martlet_stomp.outbound.subscriptions import UNLIMITED, Source, Subscription

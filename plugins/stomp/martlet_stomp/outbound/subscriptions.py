@@ -19,22 +19,65 @@ from martlet.errors import Reason, Refused
 from martlet.groups.group_members import Member
 from martlet.state.journal import Journal
 from martlet_stomp.mapping.destinations import Destination
-from martlet_stomp.mapping.durable import Durable
 from martlet_stomp.mapping.encoding import message_head
+from martlet_stomp.mapping.groups import Durable
 from martlet_stomp.outbound.browsing import Browse, last_frame
-from martlet_stomp.outbound.outstanding import Ledger, Outstanding
 from martlet_stomp.shared.context import Counters
 from martlet_stomp.shared.following import Followed, Follower
 from martlet_stomp.wire.errors import shown
 from martlet_stomp.wire.packets import AckMode, Subscribe, Version
 
-__all__ = ["UNLIMITED", "Owner", "Part", "Source", "Subscription"]
+__all__ = ["UNLIMITED", "Ledger", "Outstanding", "Owner", "Part", "Source", "Subscription"]
 
 UNLIMITED: Final = 1 << 60
 # Frames from here on are not copied for each subscriber.
 LARGE_BYTES: Final = 1 << 15
 
 Source: TypeAlias = Member | Reader | Follower
+
+
+class Ledger(Protocol):
+    """What a client was sent and has not acknowledged; a `Member` of a group is one."""
+
+    def holds(self, queue_id: int, offset: int) -> bool: ...
+
+    def ack_all(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]: ...
+
+    def nack_all(self, queue_id: int, offsets: Sequence[int], delay_s: float = 0) -> Sequence[int]: ...
+
+    def give_up_all(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]: ...
+
+
+@final
+class Outstanding:
+    """The ledger of a topic's subscription: a message that is settled gives its credit back, and nothing else."""
+
+    __slots__ = ("_held", "_reader")
+
+    def __init__(self, reader: Reader | Follower) -> None:
+        self._reader = reader
+        self._held: dict[int, dict[int, None]] = {}
+
+    def add(self, queue_id: int, offsets: Sequence[int]) -> None:
+        """Note that the client was sent messages."""
+        self._held.setdefault(queue_id, {}).update(dict.fromkeys(offsets))
+
+    def holds(self, queue_id: int, offset: int) -> bool:
+        return offset in self._held.get(queue_id, ())
+
+    def ack_all(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]:
+        held = self._held.get(queue_id, {})
+        settled = [offset for offset in dict.fromkeys(offsets) if offset in held]
+        for offset in settled:
+            del held[offset]
+        self._reader.add_credit(len(settled))
+        return settled
+
+    def nack_all(self, queue_id: int, offsets: Sequence[int], delay_s: float = 0) -> Sequence[int]:
+        return self.ack_all(queue_id, offsets)
+
+    def give_up_all(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]:
+        return self.ack_all(queue_id, offsets)
 
 
 @final

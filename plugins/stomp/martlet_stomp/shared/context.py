@@ -17,10 +17,9 @@ from martlet.net.complaints import Complaints
 from martlet.runtime.version import installed_version
 from martlet_stomp.config import StompConfig
 from martlet_stomp.mapping.destinations import Destination, check_name, parse_destinations
-from martlet_stomp.mapping.durable import Durable
 from martlet_stomp.mapping.encoding import Encodings
+from martlet_stomp.mapping.groups import GROUP, Durable, is_queue_group
 from martlet_stomp.mapping.messages import GROUP_ID, Template
-from martlet_stomp.mapping.queue_groups import GROUP, is_queue_group
 from martlet_stomp.shared.clients import Connected, DurableUse
 from martlet_stomp.shared.following import Feeds
 from martlet_stomp.shared.heartbeats import Heartbeats

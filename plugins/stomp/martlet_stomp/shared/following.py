@@ -11,7 +11,7 @@ from martlet.delivery.fanout import Encoding
 from martlet.delivery.feed import Feed
 from martlet.delivery.runs import Run
 from martlet.records.layout import Predicate
-from martlet_stomp.mapping.names import is_name
+from martlet_stomp.mapping.destinations import is_name
 
 __all__ = ["Feeds", "Followed", "Follower"]
 

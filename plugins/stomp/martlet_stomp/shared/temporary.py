@@ -9,8 +9,7 @@ from typing import Final, final
 from urllib.parse import quote
 
 from martlet.tables.topics import Topics
-from martlet_stomp.mapping.destinations import Destination, Kind
-from martlet_stomp.mapping.names import is_name
+from martlet_stomp.mapping.destinations import Destination, Kind, is_name
 from martlet_stomp.wire.errors import StompError, shown
 
 __all__ = ["Temporary", "is_temporary", "remote_text"]
