@@ -4,7 +4,8 @@
 
 - alone: a cursor that takes everything reads the whole log; what one sweep takes.
 - near: while such a cursor catches up and publishers send *rate* messages/s, a cursor returns that is 1,000 messages
-  behind, and takes a name or everything. When does it get its first message, and when is it at the tail?
+  behind, and takes a name or everything; one of these messages has the name. How long after its return does it get
+  its first message, and when is it at the tail?
 - mixed: *clients* cursors with a name each, and one with all, return together at all distances. How long until all are
   at the tail, with one sweep that takes them along from the furthest on, and with several?
 - live: what a cursor at the tail waits for a message, with and without one that is far behind.
@@ -16,7 +17,8 @@ one run.
 import argparse
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import quantiles
@@ -34,14 +36,18 @@ from martlet.testing.peers import serving
 
 QUEUES = 8
 NEAR = 1000
+NAME = 7
 A_READ = 40
 COLLECT_BYTES = 1 << 18
 LIVE_S = 5.0
 SETTLE_S = 2.0
+LOOK_S = 0.001
+# What a publisher that was kept waiting makes up for; more than that would keep the readers waiting.
+LATE_S = 0.1
 
 
 class Client:
-    """Collects what its cursor brings as soon as it is woken; keeps how old each message of ``watched`` was."""
+    """Collects what its cursor brings as soon as it is woken; if it *watches*, keeps how old each message was."""
 
     def __init__(self, feed: Feed, topic_filter: str, position: int | None, *, watches: bool = False) -> None:
         self.count = 0
@@ -49,7 +55,6 @@ class Client:
         self.ages: list[float] = []
         self._watches = watches
         self._began = time.monotonic()
-        self._at_tail = trio.Event()
         self.cursor: Cursor = feed.open(self._wake, {topic_filter: None}, position)
 
     def _wake(self) -> None:
@@ -64,16 +69,29 @@ class Client:
                 now = time.monotonic()
                 self.ages += [now - float(bytes(record.body[:20])) for record in run.records()]
 
-        if self.cursor.place is Place.TAIL and not self.cursor.has_pending:
-            self._at_tail.set()
-
     async def until_at_tail(self) -> float:
         """Return how long it took, in seconds."""
-        await self._at_tail.wait()
+        await until(lambda: self.cursor.place is Place.TAIL)  # it gets there without a message for it
         return time.monotonic() - self._began
 
 
 WOKEN: Final[dict[Client, None]] = {}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until *condition* holds; looks every millisecond."""
+    while True:
+        if condition():
+            return
+        await trio.sleep(LOOK_S)
+
+
+def _is_readable(broker: Broker, position: int) -> bool:
+    return broker.store.readable >= position
+
+
+def _has_received(client: Client) -> bool:
+    return client.count > 0
 
 
 async def collect_all() -> None:
@@ -87,8 +105,11 @@ async def collect_all() -> None:
 
 def publish(broker: Broker, number: int, names: int) -> int:
     """Publish a message and return its log position."""
+    return publish_name(broker, number * 7919 % names)
+
+
+def publish_name(broker: Broker, name: int) -> int:
     body = f"{time.monotonic():020.6f}".encode().ljust(256, b"x")
-    name = number * 7919 % names
     return broker.publish(Message("bench", body, b"TAGS\x01n/%d\x02" % name, name % QUEUES)).position
 
 
@@ -107,6 +128,7 @@ async def keep_publishing(broker: Broker, rate: int, names: int) -> None:
     began, number = time.monotonic(), 0
     while True:
         due = int((time.monotonic() - began) * rate)
+        number = max(number, due - int(LATE_S * rate))
         while number < due:
             for _ in range(min(A_READ, due - number)):
                 publish(broker, number, names)
@@ -134,14 +156,17 @@ async def measure(broker: Broker, positions: Sequence[int], clients: int, rate: 
         nursery.start_soon(keep_publishing, broker, rate, clients)
         await trio.sleep(1)
         p99 = [await live(feed)]
-        for topic_filter in ("n/7", "#"):
+        for topic_filter in (f"n/{NAME}", "#"):
             far = Client(feed, "#", 0)
             await trio.sleep(0.2)
-            near = Client(feed, topic_filter, store.readable - NEAR * (positions[-1] - positions[0]) // len(positions))
+            behind = NEAR * (positions[-1] - positions[0]) // len(positions)
+            match = publish_name(broker, NAME)
+            await until(partial(_is_readable, broker, match + behind // 2))
+            near = Client(feed, topic_filter, store.readable - behind)
             seconds = await near.until_at_tail()
             is_far = far.cursor.place is not Place.TAIL
-            first = f"first message after {near.first_s * 1e3:.0f} ms" if near.count else "no message"
-            took = f"{first}, at the tail after {seconds:.2f} s"
+            await until(partial(_has_received, near))
+            took = f"first message after {near.first_s * 1e3:.0f} ms, at the tail after {seconds:.2f} s"
             print(f"near    {topic_filter}: {took}, the far one {'still behind' if is_far else 'at the tail, too'}")
             near.cursor.close()
             if topic_filter == "#":

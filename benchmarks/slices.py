@@ -201,9 +201,9 @@ def deliver_to_cursors() -> Iterator[None]:
     store: Any = SimpleNamespace(readers=readers, want_durable=lambda position: None, committer=committer)
     tails: Any = SimpleNamespace(store=store)
     reader = TailReader(tails, ("T",), [topic])
-    feed: Any = SimpleNamespace()
+    feed: Any = SimpleNamespace(pending_bytes=0)
     for _ in range(CURSORS):
-        cursor = Cursor(feed, RecordingPeer().wake, {"#": None}, 0, 1 << 18, None)
+        cursor = Cursor(feed, RecordingPeer().wake, {"#": None}, 0, 1 << 18, None, None)
         cursor.place = Place.TAIL
         trie.add("#", cursor)
     reader.attach(trie)
