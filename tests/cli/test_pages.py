@@ -17,7 +17,7 @@ from tools.reference import Chapter, api_page, exported
 from martlet.cli.main import commands, make_parser
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
 
 
@@ -117,6 +117,12 @@ def test_the_readme_says_what_is_missing_before_how_to_connect() -> None:
     planned = [line for line in before.splitlines() if re.search(r"\| (planned|not supported)", line)]
     for feature in ("gRPC", "STOMP", "Replication"):
         assert any(feature in line for line in planned), feature
+
+
+def test_the_changelog_begins_with_the_version_of_the_package() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    entries = re.findall(r"(?m)^## (\S+)", (ROOT / "CHANGELOG.md").read_text())
+    assert entries[0] == version
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
