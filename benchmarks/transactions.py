@@ -197,7 +197,9 @@ async def checks() -> None:
             for number in range(HALVES // 40):
                 connection.receive_data(b"".join(halves(number, 40)), 0.0)
                 for command in connection.events():
-                    handler.handle(command)
+                    rest = handler.handle(command)
+                    if rest is not None:
+                        await rest
                 broker.store.commit()
                 list(peer.frames.commands())
                 await trio.lowlevel.checkpoint()
@@ -224,7 +226,9 @@ async def fill(folder: str, count: int) -> None:
             sends = halves(number, 50, 100) if number < count // 50 else []
             connection.receive_data(b"".join([*ends(kept), *sends]), 0.0)
             for command in connection.events():
-                handler.handle(command)
+                rest = handler.handle(command)
+                if rest is not None:
+                    await rest
             broker.store.commit()
             answers = list(peer.frames.commands())
             await trio.lowlevel.checkpoint()
