@@ -17,6 +17,7 @@ from martlet.draining import Draining
 from martlet.errors import LocalProtocolError, MartletError, Reason, Refused
 from martlet.groups.shared_groups import Shares
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
+from martlet.records.compression import DELIVERED_BYTES_MAX
 from martlet.runtime.clock import Clock
 from martlet.runtime.ids import Ids
 from martlet.runtime.stats import Stats
@@ -266,6 +267,14 @@ class Broker:
         if self.stages.every_message or len(item[1]) > self.config.message_bytes_max:
             raise self._cannot_be_in_run(len(item[1]))
         return self.store.writer.append_item(item)
+
+    @property
+    def delivered_bytes_max(self) -> int:
+        """The longest body that is decompressed for subscribers: as long as a message may be, and at least 16 MiB.
+
+        So it takes no more memory than a body that was not compressed, or than the producers of RocketMQ allow.
+        """
+        return max(DELIVERED_BYTES_MAX, self.config.message_bytes_max)
 
     def _cannot_be_in_run(self, body_bytes: int) -> MartletError:
         if self.stages.every_message:

@@ -4,11 +4,13 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+import trio
 from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
 from trio.testing import MockClock
 
 from martlet.message import Message
 from martlet.records.compression import DELIVERED_BYTES_MAX, compress
+from martlet.settings import BrokerConfig
 
 EXPANDED_BYTES = 1 << 20
 MESSAGES = 40
@@ -89,6 +91,27 @@ async def test_a_body_that_expands_to_too_much_is_left_out(tmp_path: Path, autoj
         publish(broker, b"first", largest + b"x", largest, b"last")
         await take(talk, [b"first", largest, b"last"])
         assert await talk.rest() == []
+
+
+@pytest.mark.parametrize("is_away", [False, True], ids=["there", "away"])
+@pytest.mark.parametrize("topic_filter", ["a", "$share/g/a"])
+async def test_a_body_as_long_as_messages_may_be_arrives(
+    topic_filter: str, is_away: bool, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    largest = bytes(DELIVERED_BYTES_MAX + 1000)
+    settings = BrokerConfig(message_bytes_max=len(largest))
+    async with mqtt_broker(tmp_path, broker=settings) as broker:
+        talk = await broker.connect("me", expiry_s=1000)
+        await talk.subscribe(topic_filter, qos=1)
+        if is_away:
+            await talk.disconnect()
+        publish(broker, largest + b"x", largest, b"last")
+        await broker.settle()
+        if is_away:
+            talk = await broker.connect("me", clean=False, expiry_s=1000)
+        with trio.fail_after(60):
+            await take(talk, [largest, b"last"])
+        assert broker.context.statistics()["unreadable"] == 1
 
 
 @pytest.mark.parametrize("topic_filter", ["#", "$share/g/#"])

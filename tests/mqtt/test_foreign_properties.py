@@ -56,6 +56,6 @@ def test_what_a_store_of_rocketmq_holds_with_u_0000_is_left_out() -> None:
     properties = (
         b"TAGS\x01a\x02k\x01a\x00b\x02k\x00\x01v\x02CONTENT_TYPE\x01\x00\x02REPLY_TO\x01a\x00\x02colour\x01red\x02"
     )
-    found = to_deliver(0, b"x", properties)
+    found = to_deliver(0, b"x", properties, 1000)
     assert found is not None
     assert found.properties == b"\x26\x00\x06colour\x00\x03red"

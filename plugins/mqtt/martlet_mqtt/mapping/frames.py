@@ -129,7 +129,7 @@ def encoding_of(has_properties: bool, qos: int, identifiers: bytes = b"") -> Enc
             if len(body) >= LARGE_BYTES or sys_flag & COMPRESSED:  # which is decompressed once, too
                 frames.append(b"")
                 continue
-            arrived = to_deliver(sys_flag, body, properties)
+            arrived = to_deliver(sys_flag, body, properties, LARGE_BYTES)
             if arrived is None or arrived.expires_ms or arrived.client_id or arrived.retain:
                 frames.append(b"")
                 continue
@@ -198,11 +198,11 @@ def number_frames(data: bytearray, starts: Iterable[int], ids: Sequence[int], fl
             data[start] |= flags
 
 
-def arrived_in(records: Buffer) -> Sequence[Arrived | None]:
+def arrived_in(records: Buffer, bytes_max: int) -> Sequence[Arrived | None]:
     """Return the message in each of *records*, as `to_deliver` does; a large payload is ``large``."""
     found: list[Arrived | None] = []
     for _queue_id, _offset, sys_flag, body, properties in parts(records):
-        arrived = to_deliver(sys_flag, body, properties)
+        arrived = to_deliver(sys_flag, body, properties, bytes_max)
         if arrived is not None and len(arrived.payload) >= LARGE_BYTES:
             arrived.large, arrived.payload = arrived.payload, b""
         found.append(arrived)

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from typing import Any, Final, final
 
 from martlet.message import CORRELATION_ID, PROPERTIES_BYTES_MAX, decode_properties, find_property
-from martlet.records.compression import COMPRESSED, DELIVERED_BYTES_MAX, CompressionError, decompress
+from martlet.records.compression import COMPRESSED, CompressionError, decompress
 from martlet.records.reserved import BODY_BYTES, OF_PROTOCOLS, RESERVED
 from martlet_mqtt.mapping.requests import correlation_of, request_of, response_of
 from martlet_mqtt.wire.codes import PacketType, ReasonCode
@@ -164,10 +164,10 @@ class Arrived:
         return not (self.expires_ms or self.client_id or self.retain)
 
 
-def to_deliver(sys_flag: int, body: bytes, properties: bytes) -> Arrived | None:
+def to_deliver(sys_flag: int, body: bytes, properties: bytes, bytes_max: int) -> Arrived | None:
     """Return the message in a record of any protocol; None if it has no name, or a body that cannot be decompressed.
 
-    The name may be any bytes: who delivers the message checks it (`Names`).
+    A body decompresses to *bytes_max* at most. The name may be any bytes: who delivers the message checks it (`Names`).
     """
     if properties.startswith(b"TAGS\x01") and not sys_flag & COMPRESSED:
         end = properties.find(2, 5)
@@ -178,13 +178,13 @@ def to_deliver(sys_flag: int, body: bytes, properties: bytes) -> Arrived | None:
             return Arrived(properties[5:end], body, 0)
         if rest == b"MQTT_QOS\x012\x02":
             return Arrived(properties[5:end], body, 2)
-    return _from_any(sys_flag, body, properties)
+    return _from_any(sys_flag, body, properties, bytes_max)
 
 
-def _from_any(sys_flag: int, body: bytes, properties: bytes) -> Arrived | None:
+def _from_any(sys_flag: int, body: bytes, properties: bytes, bytes_max: int) -> Arrived | None:
     name, found = find_property(properties, b"TAGS"), decode_properties(properties)
     try:
-        payload = decompress(body, sys_flag, DELIVERED_BYTES_MAX)
+        payload = decompress(body, sys_flag, bytes_max)
     except CompressionError:
         return None
     if not name:

@@ -4,10 +4,10 @@ That depends on the client: the largest packet that it accepts, its topic aliase
 its own; and on the time, for messages that expire.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, final
 
-from martlet.contracts import RecordView
+from martlet.contracts import Buffer, RecordView
 from martlet.delivery.runs import Frames, Run
 from martlet_mqtt.mapping.frames import Grant, Shape, arrived_in, encode_alone, has_selector
 from martlet_mqtt.mapping.messages import Arrived
@@ -120,7 +120,7 @@ class ClientFrames:
     def _one_by_one(self, run: Run, frames: Frames, grants: tuple[Grant, ...], shape: Shape) -> Frames:
         """Return the frames of a run of which some are not the same for all subscribers."""
         found, is_same = _Found(), self._aliases is None
-        messages = run.decoded(arrived_in) if not frames.is_whole else []
+        messages = run.decoded(self._arrived_in) if not frames.is_whole else []
         now_ms, start = self._context.broker.clock.now_ms(), 0
         for index, end in enumerate(frames.ends):
             frame = frames.data[start:end]
@@ -141,7 +141,7 @@ class ClientFrames:
         """Return the frames of a run, which selectors leave out some messages of."""
         found = _Found()
         choose, now_ms = self._choose(grants), self._context.broker.clock.now_ms()
-        for record, arrived in zip(run.records(), run.decoded(arrived_in), strict=True):
+        for record, arrived in zip(run.records(), run.decoded(self._arrived_in), strict=True):
             own, frame = choose(record), b""
             if own:
                 frame = self._alone(arrived, own, self.shape(own), now_ms)
@@ -153,6 +153,9 @@ class ClientFrames:
         if frame:
             frame = self._shortened(self.fitting(frame, len(payload)), len(payload))
         found.add(frame, payload)
+
+    def _arrived_in(self, records: Buffer) -> Sequence[Arrived | None]:
+        return arrived_in(records, self._context.broker.delivered_bytes_max)
 
     def _alone(self, arrived: Arrived | None, grants: tuple[Grant, ...], shape: Shape, now_ms: int) -> bytes:
         if arrived is None:

@@ -253,7 +253,7 @@ class DueMessages:
 
     def _frame_of(self, record: bytes, due: Due) -> bytes:
         _, _, sys_flag, body, properties = parts(record)[0]
-        arrived = to_deliver(sys_flag, body, properties)
+        arrived = to_deliver(sys_flag, body, properties, self._context.broker.delivered_bytes_max)
         if arrived is None:
             self._context.counters.unreadable += 1
             return b""

@@ -100,7 +100,7 @@ def share_encoding(shape: Shape, context: Context) -> Encoding:
     def encode(piece: Buffer) -> list[bytes]:
         now_ms, frames, names = context.broker.clock.now_ms(), list[bytes](), context.names
         for _queue_id, _offset, sys_flag, body, properties in parts(piece):
-            arrived = to_deliver(sys_flag, body, properties)
+            arrived = to_deliver(sys_flag, body, properties, context.broker.delivered_bytes_max)
             frame = b""
             if arrived is None:
                 context.counters.unreadable += 1

@@ -6,7 +6,7 @@ from typing import Final
 from martlet.access import NO_CORRELATION, Gate, is_uncorrelated
 from martlet.errors import Reason, Refused
 from martlet.message import CORRELATION_ID, Message, Placed, decode_properties, encode_properties
-from martlet.records.compression import DELIVERED_BYTES_MAX, CompressionError, decompress
+from martlet.records.compression import CompressionError, decompress
 from martlet_mqtt.mapping.messages import record_of, users_of
 from martlet_mqtt.mapping.requests import address_of, requester_of
 from martlet_mqtt.shared.context import PROTOCOL, Context
@@ -86,7 +86,7 @@ def _take(context: Context, gate: Gate, address: str, reply: Message) -> Placed:
         values[Property.CONTENT_TYPE] = found["CONTENT_TYPE"]
     try:
         name = context.names.find(topic)
-        payload = decompress(reply.body, reply.sys_flag, DELIVERED_BYTES_MAX)
+        payload = decompress(reply.body, reply.sys_flag, context.broker.delivered_bytes_max)
         packet = Publish(topic, payload, REPLY_QOS, properties=Properties(values, users_of(found)))
         body, properties = record_of(packet, name, reply.born_ms)
     except (MqttError, CompressionError) as error:

@@ -17,7 +17,7 @@ from typing import Final, final
 from martlet.contracts import Buffer
 from martlet.delivery.fanout import Encoding, timed_parts
 from martlet.groups.strategy.sticky import Sticky
-from martlet.records.compression import COMPRESSED
+from martlet.records.compression import COMPRESSED, DELIVERED_BYTES_MAX
 from martlet.runtime.clock import Clock
 from martlet_stomp.mapping.destinations import Destination
 from martlet_stomp.mapping.messages import GROUP_ID, OF_BROKER, Arrived, arrived_from
@@ -115,8 +115,18 @@ class HeaderLines:
 class Encodings:
     """The encodings of all subscriptions."""
 
-    def __init__(self, clock: Clock, names: Sequence[str], sticky: Sticky | None = None) -> None:
-        """Begin; *names* are the topics whose messages have names, *sticky* is as for `HeaderLines`."""
+    def __init__(
+        self,
+        clock: Clock,
+        names: Sequence[str],
+        sticky: Sticky | None = None,
+        bytes_max: int = DELIVERED_BYTES_MAX,
+    ) -> None:
+        """Begin; *names* are the topics whose messages have names, *sticky* is as for `HeaderLines`.
+
+        Bodies decompress to *bytes_max* at most.
+        """
+        self._bytes_max = bytes_max
         self._sticky = sticky
         self._clock = clock
         self._named = names[0] if names else ""
@@ -174,7 +184,7 @@ class Encodings:
         if 0 < arrived.expires_ms <= self._clock.now_ms():
             self.expired += 1
             return None
-        content = arrived.content(sys_flag, body)
+        content = arrived.content(sys_flag, body, self._bytes_max)
         if content is None:
             self.unreadable += 1
             return None

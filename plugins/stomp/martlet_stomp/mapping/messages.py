@@ -22,7 +22,7 @@ from typing import Final, final
 import orjson
 
 from martlet.message import CORRELATION_ID, KEYS, PROPERTIES_BYTES_MAX, TAGS, decode_properties
-from martlet.records.compression import COMPRESSED, DELIVERED_BYTES_MAX, CompressionError, decompress
+from martlet.records.compression import COMPRESSED, CompressionError, decompress
 from martlet.records.reserved import BODY_BYTES, OF_PROTOCOLS, RESERVED
 from martlet_stomp.mapping.destinations import Destination, Kind, destination_of, parse_destination
 from martlet_stomp.mapping.requests import DESTINATION, correlation_of, reply_to_of, request_of
@@ -270,10 +270,13 @@ class Arrived:
         """Whether each record with these properties is delivered alike: with ``headers``, and its body as it is."""
         return not self.expires_ms and self._body_bytes < 0
 
-    def content(self, sys_flag: int, body: bytes) -> tuple[dict[str, str], bytes] | None:
-        """Return the headers and the body of the message in a record; None if that cannot be decompressed."""
+    def content(self, sys_flag: int, body: bytes, bytes_max: int) -> tuple[dict[str, str], bytes] | None:
+        """Return the headers and the body of the message in a record; None if that does not decompress.
+
+        It decompresses to *bytes_max* at most.
+        """
         try:
-            plain = decompress(body, sys_flag, DELIVERED_BYTES_MAX) if sys_flag & COMPRESSED else body
+            plain = decompress(body, sys_flag, bytes_max) if sys_flag & COMPRESSED else body
         except CompressionError:
             return None
         if self._body_bytes < 0:

@@ -163,7 +163,7 @@ def make_context(config: StompConfig, broker: Broker) -> Context:
         broker,
         names,
         Templates(names, broker.config.cluster, temporary.check),
-        Encodings(broker.clock, config.names, sticky),
+        Encodings(broker.clock, config.names, sticky, broker.delivered_bytes_max),
         Feeds(broker, (*config.names, config.temporary)),
         temporary,
         policy,

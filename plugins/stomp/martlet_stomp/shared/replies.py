@@ -5,7 +5,7 @@ from functools import partial
 from martlet.access import NO_CORRELATION, Gate, is_uncorrelated
 from martlet.errors import Reason, Refused
 from martlet.message import CORRELATION_ID, KEYS, Message, Placed, decode_properties, encode_properties
-from martlet.records.compression import DELIVERED_BYTES_MAX, CompressionError, decompress
+from martlet.records.compression import CompressionError, decompress
 from martlet.records.reserved import RESERVED
 from martlet_stomp.mapping.destinations import Kind, check_name, parse_destination
 from martlet_stomp.mapping.messages import Template
@@ -74,7 +74,7 @@ def _take(context: Context, gate: Gate, address: str, reply: Message) -> Placed:
             topic, tag = context.temporary.topic, context.temporary.tag_of(destination) or ""
             if not tag:
                 raise Refused(Reason.NOT_FOUND, f"the client with {shown(text)} is gone")
-        body = decompress(reply.body, reply.sys_flag, DELIVERED_BYTES_MAX)
+        body = decompress(reply.body, reply.sys_flag, context.broker.delivered_bytes_max)
         properties = encode_properties(kept | ({"TAGS": tag} if tag else {}))
     except (StompError, CompressionError, ValueError) as error:
         raise Refused(Reason.ILLEGAL, f"the reply cannot be sent; {error}") from error
