@@ -163,6 +163,35 @@ async def test_consumers_with_selectors_share_groups(tmp_path: Path) -> None:
         assert {message["colour"] for message in await rest.rest()} == {"green"}
 
 
+async def test_what_the_consumer_of_a_group_does_not_select_goes_to_one_other_in_order(tmp_path: Path) -> None:
+    """With ActiveMQ these messages wait until the consumer of the group leaves."""
+    async with stomp_broker(tmp_path) as stomp:
+        stomp.broker.filters = dict(Sql92Plugin(Sql92Config()).martlet_filters(stomp.broker))
+        (red,) = await consumers(stomp, 1, selector="colour = 'red'")
+        sender = await stomp.connect()
+        await publish(sender, [0], colour="red")
+        assert sorted(by_group(await red.rest())) == sorted(GROUPS)
+        blue = await consumers(stomp, 2, selector="colour = 'blue'")
+        came: list[list[Frame]] = [[], []]
+        for number in range(1, 5):
+            await publish(sender, [number], [*GROUPS, "blue alone"][number % 3 :], colour="blue")
+            for talk, found in zip(blue, came, strict=True):
+                found += await talk.rest()
+        groups = [by_group(found) for found in came]
+        assert all(groups)
+        assert not set(groups[0]) & set(groups[1])
+        for bodies in [*groups[0].values(), *groups[1].values()]:
+            assert bodies == sorted(bodies)
+        assert sum(map(len, came)) == sum(len(GROUPS) + 1 - number % 3 for number in range(1, 5))
+        await publish(sender, [9], colour="red")
+        more = by_group(await red.rest())
+        assert (sorted(more), {body for bodies in more.values() for body in bodies}) == (sorted(GROUPS), {b"9"})
+        left = set(groups[0])
+        await blue[0].unsubscribe()
+        rest = by_group(await blue[1].rest())
+        assert {group: rest[group] for group in left} == {group: groups[0][group] for group in left}
+
+
 async def test_an_exclusive_consumer_gets_all_groups(tmp_path: Path) -> None:
     async with stomp_broker(tmp_path) as stomp:
         talks, sender = await consumers(stomp, 2), await stomp.connect()

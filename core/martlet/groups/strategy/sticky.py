@@ -3,6 +3,11 @@
 So they are delivered in order. Keys fall into `SLOTS` slots, and a slot belongs to the member that has the fewest of
 them when its first message is read; so memory does not grow with the number of keys. When a member leaves, its slots
 are free, and its messages go to the next one, the oldest first.
+
+If members take only some messages, a slot has more than one of them: what its first member does not take goes to its
+second one, and so on. So messages with one key go to as few members as can be, and each gets its own in order. The
+members of a slot that take none of a key's messages do not keep these from those who do, as in ActiveMQ, where they
+wait for the member to leave.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -42,30 +47,34 @@ T = TypeVar("T", bound=_Keeper)
 
 @final
 class Keepers:
-    """Which member of one group has which slots."""
+    """Which members of one group have which slots."""
 
     __slots__ = ("_counts", "_members")
 
     def __init__(self) -> None:
-        self._members: dict[int, _Keeper] = {}
+        self._members: dict[int, list[_Keeper]] = {}  # the one that is asked first is the first
         self._counts: dict[_Keeper, int] = {}
 
     def of(self, key: str, record: RecordView, members: Iterable[T]) -> T | None:
         """Return the one of *members* that gets *record*, which has this key; None if nobody takes it."""
         able = [member for member in members if member.takes is None or member.takes(record)]
         slot = crc32(key.encode()) % SLOTS
-        keeper = self._members.get(slot)
-        if keeper is not None or not able:
-            return next((member for member in able if member is keeper), able[0] if able else None)
+        for keeper in self._members.get(slot, ()):
+            for member in able:
+                if member is keeper:
+                    return member
+        if not able:
+            return None
         found = min(able, key=lambda member: self._counts.get(member, 0))
-        self._members[slot] = found
+        self._members.setdefault(slot, []).append(found)
         self._counts[found] = self._counts.get(found, 0) + 1
         return found
 
     def forget(self, member: _Keeper) -> None:
         """Free the slots of *member*, which has left."""
         if self._counts.pop(member, 0):
-            self._members = {slot: keeper for slot, keeper in self._members.items() if keeper is not member}
+            left = {slot: [each for each in keepers if each is not member] for slot, keepers in self._members.items()}
+            self._members = {slot: keepers for slot, keepers in left.items() if keepers}
 
 
 def sticky_takers(
