@@ -3,10 +3,13 @@
 from pathlib import Path
 
 import pytest
-from tests.stomp.stomp_talk import stomp_broker
+from tests.stomp.stomp_talk import V1_0, V1_2, stomp_broker
 
 from martlet_stomp.wire.arguments import check_send_arguments, check_subscribe_arguments
+from martlet_stomp.wire.codec import Head
 from martlet_stomp.wire.errors import StompError
+from martlet_stomp.wire.events import event_of
+from martlet_stomp.wire.packets import Subscribe, Version
 
 QUEUE, TOPIC = "/queue/orders", "/topic/orders"
 REFUSED = {
@@ -48,6 +51,51 @@ async def test_an_argument_of_a_queue_that_is_not_honoured_is_an_error(tmp_path:
     ],
 )
 def test_an_argument_of_a_consumer_that_is_not_honoured_is_an_error(name: str, value: str) -> None:
+    with pytest.raises(StompError, match=f"SUBSCRIBE has {name}:'{value}'"):
+        check_subscribe_arguments({"destination": QUEUE, name: value})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("activemq.dispatchAsync", "activemq.exclusive", "activemq.noLocal", "activemq.retroactive", "auto-delete"),
+        *("browser", "durable", "exclusive", "no-local", "x-cancel-on-ha-failover", "x-single-active-consumer"),
+    ],
+)
+@pytest.mark.parametrize("destination", [QUEUE, TOPIC])
+@pytest.mark.parametrize("value", ["maybe", "", "1"])
+async def test_a_flag_that_is_neither_true_nor_false_is_an_error(
+    tmp_path: Path, name: str, destination: str, value: str
+) -> None:
+    for good in "true", "FALSE", " true ":
+        check_subscribe_arguments({"destination": destination, name: good})
+    async with stomp_broker(tmp_path) as stomp:
+        talk = await stomp.connect()
+        await talk.send(talk.frame("SUBSCRIBE", id="0", destination=destination, **{name: value}))
+        error = await talk.error()
+        assert error["message"] == f"SUBSCRIBE has {name}:'{value}'"
+        assert b"use true or false" in error.body
+
+
+@pytest.mark.parametrize("version", [V1_0, V1_2])
+async def test_unsubscribe_checks_its_flag_too(tmp_path: Path, version: Version) -> None:
+    async with stomp_broker(tmp_path) as stomp:
+        talk = await stomp.connect(version)
+        await talk.send(talk.frame("UNSUBSCRIBE", id="0", durable="maybe"))
+        assert (await talk.error())["message"] == "UNSUBSCRIBE has durable:'maybe'"
+
+
+def test_a_retroactive_subscription_may_have_blanks() -> None:
+    headers = {"id": "0", "destination": TOPIC, "activemq.retroactive": " true "}
+    event = event_of(Head("SUBSCRIBE", headers), V1_2)
+    assert isinstance(event, Subscribe)
+    assert event.is_retroactive
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("x-queue-mode", "maybe"), ("x-queue-version", "9"), ("x-queue-leader-locator", "here")]
+)
+def test_a_wrong_value_of_a_queues_argument_is_an_error(name: str, value: str) -> None:
     with pytest.raises(StompError, match=f"SUBSCRIBE has {name}:'{value}'"):
         check_subscribe_arguments({"destination": QUEUE, name: value})
 

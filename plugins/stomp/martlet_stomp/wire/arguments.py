@@ -10,30 +10,34 @@ from typing import Final
 
 from martlet_stomp.wire.errors import StompError, shown
 
-__all__ = ["check_send_arguments", "check_subscribe_arguments"]
+__all__ = ["check_flag", "check_send_arguments", "check_subscribe_arguments"]
 
 _ARGUMENT: Final = re.compile(r"activemq\.|x-")
 _ANY: Final[Collection[str]] = ()
-# Those of SUBSCRIBE with the values that the broker honours, or that ask for what it does anyway; empty for all values.
+_FLAG: Final = ("true", "false")
+# Those of SUBSCRIBE with the values that the broker honours, or that ask for what it does anyway; empty for all values
+# that are not checked here.
 _HONOURED: Final[dict[str, Collection[str]]] = {
-    "activemq.dispatchAsync": _ANY,
-    "activemq.exclusive": _ANY,
+    "activemq.dispatchAsync": _FLAG,
+    "activemq.exclusive": _FLAG,
     "activemq.maximumPendingMessageLimit": ("0", "-1"),
-    "activemq.noLocal": _ANY,
+    "activemq.noLocal": _FLAG,
     "activemq.prefetchSize": _ANY,
     "activemq.priority": ("0",),
-    "activemq.retroactive": _ANY,
+    "activemq.retroactive": _FLAG,
     "activemq.subcriptionName": _ANY,
     "activemq.subscriptionName": _ANY,
-    "x-cancel-on-ha-failover": _ANY,
+    "x-cancel-on-ha-failover": _FLAG,
     "x-initial-cluster-size": _ANY,
     "x-priority": ("0",),
-    "x-queue-leader-locator": _ANY,
-    "x-queue-mode": _ANY,
+    "x-queue-leader-locator": ("client-local", "balanced", "least-leaders", "random"),
+    "x-queue-mode": ("default", "lazy"),
     "x-queue-type": ("classic", "quorum"),
-    "x-queue-version": _ANY,
-    "x-single-active-consumer": _ANY,
+    "x-queue-version": ("1", "2"),
+    "x-single-active-consumer": _FLAG,
 }
+# Flags without a prefix.
+_FLAGS: Final = frozenset(("auto-delete", "browser", "durable", "exclusive", "no-local"))
 _CONSUMERS: Final = "use activemq.exclusive for the one consumer that gets everything"
 _LENGTH: Final = "messages are kept for store.file_reserved_hours"
 _LETTERS: Final = "dead letters are in the topic stomp.dead_letters"
@@ -65,10 +69,20 @@ _HINTS: Final = _OF_QUEUES | {
 def check_subscribe_arguments(headers: Mapping[str, str]) -> None:
     """Raise `StompError` if SUBSCRIBE with *headers* asks for what the broker does not do."""
     for name, value in headers.items():
-        if _ARGUMENT.match(name) or name == "transformation":
+        if name in _FLAGS:
+            check_flag("SUBSCRIBE", name, value)
+        elif _ARGUMENT.match(name) or name == "transformation":
             values = _HONOURED.get(name)
-            if values is None or (values and value.strip() not in values):
+            if values is _FLAG:
+                check_flag("SUBSCRIBE", name, value)
+            elif values is None or (values and value.strip() not in values):
                 _refuse("SUBSCRIBE", name, value)
+
+
+def check_flag(command: str, name: str, value: str) -> None:
+    """Raise `StompError` unless *value* is ``true`` or ``false``, in upper or lower case: a client relies on either."""
+    if value.strip().lower() not in _FLAG:
+        raise StompError(f"{command} has {name}:{shown(value)}; use true or false")
 
 
 def check_send_arguments(headers: Collection[tuple[str, str]]) -> None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from martlet_stomp.wire.arguments import check_subscribe_arguments
+from martlet_stomp.wire.arguments import check_flag, check_subscribe_arguments
 from martlet_stomp.wire.codec import Head, escape
 from martlet_stomp.wire.errors import StompError, UnknownVersion, shown
 from martlet_stomp.wire.packets import (
@@ -125,10 +125,11 @@ def _durable(headers: Headers) -> tuple[str | None, bool]:
 
 
 def _flag(headers: Headers, name: str) -> bool:
-    return headers.get(name, "").lower() == "true"
+    return headers.get(name, "").strip().lower() == "true"
 
 
 def _unsubscribe(headers: Headers, version: Version) -> Unsubscribe:
+    check_flag("UNSUBSCRIBE", "durable", headers.get("durable", "false"))
     durable_name, is_durable = _durable(headers)
     subscription_id = headers.get("id")
     if subscription_id is None and (version is not Version.V1_0 or "destination" not in headers):
