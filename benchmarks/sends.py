@@ -18,7 +18,7 @@ from pathlib import Path
 
 import trio
 
-from martlet.app.startup import PluginsConfig
+from martlet.app.config import PluginsConfig
 from martlet.broker import Broker
 from martlet.message import encode_properties
 from martlet.plugins.loader import load

@@ -9,7 +9,8 @@ import pytest
 import trio
 from tests.delivery.pushing import broker_in_memory
 
-from martlet.app.startup import Config, PluginsConfig, run
+from martlet.app.config import Config, PluginsConfig
+from martlet.app.startup import run
 from martlet.app.topic_notes import WAITING_MAX, TopicNotes
 from martlet.broker import Broker
 from martlet.message import Message

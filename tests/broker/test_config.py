@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from martlet.app.startup import read_config
+from martlet.app.config import read_config
 from martlet.config import Setting, Settings, describe, fill, override, read_toml, setting
 from martlet.errors import ConfigError
 from martlet.store import StoreConfig

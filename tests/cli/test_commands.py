@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from martlet.app.startup import Config, read_config
+from martlet.app.config import Config, read_config
 from martlet.cli import main as cli
 from martlet.cli.config import as_markdown, sections
 from martlet.cli.main import CORE, commands, find, main

@@ -182,7 +182,7 @@ BLOCKS = [(page, block) for page in PAGES for block in re.findall(r"```toml\n(.*
 
 @pytest.mark.parametrize(("page", "block"), BLOCKS, ids=[str(page.relative_to(ROOT)) for page, _ in BLOCKS])
 def test_configurations_in_pages_are_accepted(page: Path, block: str) -> None:
-    from martlet.app.startup import SECTIONS, read_config
+    from martlet.app.config import SECTIONS, read_config
 
     table = tomllib.loads(block)
     assert table, "it sets something"

@@ -17,7 +17,8 @@ import pytest
 import trio
 
 from martlet.app import saving
-from martlet.app.startup import Config, build
+from martlet.app.config import Config
+from martlet.app.startup import build
 from martlet.cli.store import _time as shown_time
 from martlet.message import Message, Placed
 from martlet.offline.unfinished import unfinished_backup

@@ -12,7 +12,7 @@ from tests.damage.test_data_files import History, content_of, differences, histo
 from tests.damage.world import CONFIG, DATA, Live, Seen, copy_of, fill, living, see
 from trio.testing import MockClock
 
-from martlet.app.startup import Config
+from martlet.app.config import Config
 from martlet.errors import StoreError
 from martlet.message import Message
 from martlet.offline.backup import backup

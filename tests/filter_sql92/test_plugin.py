@@ -8,7 +8,7 @@ import pytest
 import trio
 from tests.delivery.pushing import broker_in_memory
 
-from martlet.app.startup import PluginsConfig
+from martlet.app.config import PluginsConfig
 from martlet.config import fill
 from martlet.contracts import RecordView
 from martlet.errors import ConfigError, Reason, Refused

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from martlet.errors import LocalProtocolError
-from martlet.groups.leases.leases import Leases
+from martlet.groups.leases.queue_leases import Leases
 from martlet.groups.leases.table import SETTLED_MIN
 
 HOLDERS: Final = ("ada", "bob", "cyn")

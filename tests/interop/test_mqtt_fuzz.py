@@ -8,13 +8,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+from tests.interop import mosquitto, mqtt_fuzz_cases
+from tests.interop.mqtt_fuzz_cases import Case, split_packets
 
 from martlet_mqtt.wire.codec import decode_packet
 from martlet_mqtt.wire.codes import V3, V5, PacketType
 from martlet_mqtt.wire.errors import MqttError
 
-from . import hostile, mosquitto
-from .hostile import Case, split_packets
 from .mqtt_broker import MqttMartlet
 from .mqtt_clients import Message, Paho, PahoClients
 
@@ -52,7 +52,7 @@ def _is_odd(case: Case) -> bool:
     """Whether a text in a packet has odd characters."""
     for first, content in split_packets(case.data):
         try:
-            if _ODD.search(repr(decode_packet(first, content, hostile.version_of(case)))):
+            if _ODD.search(repr(decode_packet(first, content, mqtt_fuzz_cases.version_of(case)))):
                 return True
         except MqttError:
             continue
@@ -101,10 +101,10 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[mosquitto.Mosqui
 
 
 def test_every_difference_to_mosquitto_is_explained(martlet: MqttMartlet, other: mosquitto.MosquittoBroker) -> None:
-    cases = hostile.cases()
+    cases = mqtt_fuzz_cases.cases()
     with ThreadPoolExecutor(2) as threads:
         theirs, ours = threads.map(
-            lambda port: [hostile.outcome(port, case) for case in cases], (other.port, martlet.port)
+            lambda port: [mqtt_fuzz_cases.outcome(port, case) for case in cases], (other.port, martlet.port)
         )
     patterns = table()
     assert patterns.keys() == CONDITIONS.keys()
@@ -154,8 +154,8 @@ def test_others_are_served_meanwhile_and_memory_stays_flat(martlet: MqttMartlet)
 
 def _attack(martlet: MqttMartlet, client: Paho, seed: int) -> None:
     """Send changed packets of *seed*; *client* must get its own messages all the time."""
-    for index, case in enumerate(hostile.mutated(1000, seed)):
-        hostile.outcome(martlet.port, case)
+    for index, case in enumerate(mqtt_fuzz_cases.mutated(1000, seed)):
+        mqtt_fuzz_cases.outcome(martlet.port, case)
         if index % 100 == 0:
             count = len(client.inbox.now())
             client.publish(Message("bystander/state", b"%d" % index, 1))

@@ -68,7 +68,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     entries = {name: EntryPoint(name, value, plugins.GROUP) for name, value in values.items()}
     with monkeypatch.context() as patch:
         patch.setattr(plugins, "available", lambda: entries)
-        patch.setattr("martlet.app.startup.available", lambda: entries)
+        patch.setattr("martlet.app.config.available", lambda: entries)
         yield
 
 

@@ -14,7 +14,9 @@ import trio
 from tests.net.test_server_sockets import receive_exactly
 from tests.plugins.plugin_toys import Full, Greeting, Late, installed, threads
 
-from martlet.app.startup import HOOKS_OF_A_BROKER, Config, PluginsConfig, run
+from martlet.app.config import Config, PluginsConfig
+from martlet.app.hooks import HOOKS_OF_A_BROKER
+from martlet.app.startup import run
 from martlet.broker import Broker
 from martlet.cli import main as cli
 from martlet.contracts import Challenge, Identity, Password, Proved, RecordView

@@ -17,7 +17,8 @@ import trio.testing
 from tests.plugins.plugin_toys import Full, Hanging, installed
 from trio.testing import MockClock
 
-from martlet.app.startup import Config, PluginsConfig, run
+from martlet.app.config import Config, PluginsConfig
+from martlet.app.startup import run
 from martlet.broker import Broker
 from martlet.contracts import Authorizer, Condition, Predicate, RecordView, Service
 from martlet.errors import ConfigError, PluginError, Reason, Refused

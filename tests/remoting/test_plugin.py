@@ -16,7 +16,8 @@ import trio
 import trustme
 from tests.interop.process import free_ports
 
-from martlet.app.startup import read_config, run
+from martlet.app.config import read_config
+from martlet.app.startup import run
 from martlet.errors import ConfigError
 from martlet.net.tls import Tls
 from martlet.records.codec import decode_records

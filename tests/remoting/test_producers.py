@@ -149,7 +149,7 @@ async def test_the_capability_goes_with_its_plugin(tmp_path: Path, monkeypatch: 
     }
     entries = {name: EntryPoint(name, value, loader.GROUP) for name, value in values.items()}
     monkeypatch.setattr(loader, "available", lambda: entries)
-    monkeypatch.setattr("martlet.app.startup.available", lambda: entries)
+    monkeypatch.setattr("martlet.app.config.available", lambda: entries)
     monkeypatch.setattr(Asker, "brokers", [])
     async with broker(tmp_path, "asker") as running:
         (made,) = Asker.brokers

@@ -67,7 +67,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     values["nameserver"] = "martlet_remoting.nameserver.plugin:NameServerPlugin"
     entries = {name: EntryPoint(name, value, loader.GROUP) for name, value in values.items()}
     monkeypatch.setattr(loader, "available", lambda: entries)
-    monkeypatch.setattr("martlet.app.startup.available", lambda: entries)
+    monkeypatch.setattr("martlet.app.config.available", lambda: entries)
     monkeypatch.setattr(Timer, "made", [])
 
 

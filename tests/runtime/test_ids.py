@@ -4,7 +4,8 @@ import random
 from pathlib import Path
 from typing import Final
 
-from martlet.app.startup import Config, build
+from martlet.app.config import Config
+from martlet.app.startup import build
 from martlet.runtime.ids import Ids
 from martlet.runtime.stats import Stats
 from martlet.store import Store

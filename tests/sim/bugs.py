@@ -18,7 +18,7 @@ from martlet.broker import Broker
 from martlet.contracts import HalfMessage
 from martlet.groups.journal.journal_writer import GroupNotes
 from martlet.groups.journal.state import Lane
-from martlet.groups.leases.leases import Leases
+from martlet.groups.leases.queue_leases import Leases
 from martlet.groups.queues import share_lanes
 from martlet.groups.queues.share_context import ShareContext
 from martlet.message import Message, Placed
@@ -617,9 +617,11 @@ def _skip_popped(right: Any) -> Any:
 def _recall_nothing(right: Any) -> Any:
     """A recall is acknowledged, and the message stays pending."""
 
-    def append(self: TimerDelivery, messages: Sequence[Message], timers: Sequence[Timer]) -> int:
+    def append(
+        self: TimerDelivery, messages: Sequence[Message], timers: Sequence[Timer], keys: Sequence[str] = ()
+    ) -> int:
         is_recall = any(message.topic == TIMER_TOPIC for message in messages)
-        end: int = right(self, messages, [] if is_recall else timers)
+        end: int = right(self, messages, [] if is_recall else timers, keys)
         if is_recall:
             self._schedule.give_back(list(timers))
         return end

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Final, final
 
 import trio
 
-from martlet.app.startup import Config, build
+from martlet.app.config import Config
+from martlet.app.startup import build
 from martlet.broker import Broker
 from martlet.contracts import Service
 from martlet.net.server import Server

@@ -19,7 +19,7 @@ import trio
 import trio.testing
 
 from martlet.app import saving
-from martlet.app.startup import _run_services
+from martlet.app.services import run_services
 from martlet.errors import LocalProtocolError, StoreFailed
 from martlet.net.addresses import pack_host
 from martlet.settings import BrokerConfig, ServerConfig
@@ -301,7 +301,7 @@ class World:
         """Start the services of all plugins, and wait for those that say when they are ready."""
         for service in life.services:
             is_ready = trio.Event()
-            nursery.start_soon(_run_services, "simulated", [(service, is_ready)], trio.CancelScope())
+            nursery.start_soon(run_services, "simulated", [(service, is_ready)], trio.CancelScope())
             await is_ready.wait()
 
     async def _watch(self, life: Life) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from martlet.app.startup import Config, PluginsConfig, run
+from martlet.app.config import Config, PluginsConfig
+from martlet.app.startup import run
 from martlet.errors import Reason, Refused, StoreError, StoreFailed
 from martlet.runtime.steps import finish_now
 from martlet.settings import BrokerConfig

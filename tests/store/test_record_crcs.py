@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from tests.store.test_damage import ROOT, change, contents, copy_of, open_on, remove
 
-from martlet.app.startup import Config
+from martlet.app.config import Config
 from martlet.errors import CorruptRecord, Refused
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record
 from martlet.offline.directory import verify

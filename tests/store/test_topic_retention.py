@@ -17,7 +17,8 @@ from tests.store.test_derived_files import DAMAGES, set_content
 from trio.testing import MockClock
 
 from martlet.app import saving
-from martlet.app.startup import Config, PluginsConfig, build, run
+from martlet.app.config import Config, PluginsConfig
+from martlet.app.startup import build, run
 from martlet.offline.directory import verify
 from martlet.records.codec import decode_records
 from martlet.runtime.stats import Stats

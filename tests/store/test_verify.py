@@ -12,7 +12,8 @@ from random import Random
 import pytest
 
 from martlet.app import saving
-from martlet.app.startup import Config, build
+from martlet.app.config import Config
+from martlet.app.startup import build
 from martlet.errors import NotReady, StoreError
 from martlet.message import Record
 from martlet.offline import directory as offline

@@ -7,7 +7,8 @@ from typing import Any
 
 import trio
 
-from martlet.app.startup import Config, build
+from martlet.app.config import Config
+from martlet.app.startup import build
 from martlet.broker import Broker
 from martlet.message import Message, Placed, Record, decode_properties, encode_properties
 from martlet.records.codec import decode_records

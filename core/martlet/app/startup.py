@@ -9,176 +9,48 @@ to disk, release the lock. A second signal exits immediately.
 import logging
 import os
 import random
-import re
 import signal
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
-from inspect import signature
-from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final, cast, final
+from typing import Any, Final, final
 
 import trio
-from msgspec import Struct, field
 
 from martlet.access import Authentication
 from martlet.app import saving
-from martlet.app.logs import LogConfig
+from martlet.app.config import Config
+from martlet.app.hooks import install, resolve
+from martlet.app.services import run_services
 from martlet.app.topic_notes import TopicNotes
 from martlet.broker import OWN_STATE, Broker
-from martlet.config import Settings, fill, setting, unknown_key
-from martlet.contracts import Dispatcher, Protocol, Service
+from martlet.contracts import Dispatcher, Protocol
 from martlet.errors import AddressUnavailable, ConfigError, MartletError, PluginError, StoreError
 from martlet.net.addresses import is_loopback, show_address
 from martlet.net.server import Server
 from martlet.plugins.loader import (
     Plugins,
-    available,
-    guarded_authenticator,
-    guarded_authorizer,
-    guarded_filter,
-    guarded_mechanism,
     load,
 )
 from martlet.runtime.clock import Clock, SystemClock
 from martlet.runtime.ids import Ids
 from martlet.runtime.stats import Stats
-from martlet.settings import BrokerConfig, ClientConfig, DeliveryConfig, ServerConfig
-from martlet.store import Disk, RealDisk, Store, StoreConfig
+from martlet.store import Disk, RealDisk, Store
 from martlet.store.format.tags import guarded_dispatcher
 from martlet.tables.groups import Groups
 from martlet.tables.topics import Topics
 
-__all__ = ["Config", "PluginsConfig", "build", "read_config", "run"]
+__all__ = ["build", "dispatchers_of", "notify_systemd", "run", "warn_of_open_ports"]
 
 log = logging.getLogger("martlet")
 
 STOP_TIMEOUT_S: Final = 10.0
 EXPIRY_TIMEOUT_S: Final = 5.0  # for what expired while the broker was stopped
 GOODBYE_TIMEOUT_S: Final = 4.0  # for each plugin, so that pending answers are still sent if one hangs
-# What a request has beside the body of its message: properties, a topic name, and what the protocol adds.
-INCOMPLETE_SPARE_BYTES: Final = 1 << 20
-RESTART_FIRST_S: Final = 1.0
-RESTART_MOST_S: Final = 30.0
-# RFC 1123, and the underscore that container networks allow.
-HOST_NAME: Final = re.compile(
-    r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?"
-)
-# As topics may be called, with room for CLUSTER_REPLY_TOPIC; and the dots of host names, RocketMQ's default names.
-ROUTE_NAME: Final = re.compile(r"[%|.a-zA-Z0-9_-]{1,115}")
-
-
-class PluginsConfig(Settings):
-    """``[plugins]``: the plugins of this broker."""
-
-    enabled: list[str] = setting(
-        ["remoting", "nameserver", "filter_sql92", "tx", "timer", "mqtt", "stomp"],
-        "plugins to load; their hooks are called in this order",
-    )
-    required: list[str] = setting(
-        [], "if a projection of one of these plugins fails, the broker stops; it continues without any other plugin"
-    )
-
-
-class Config(Struct, frozen=True):
-    """A complete configuration; ``plugin_tables`` are the sections of plugins."""
-
-    log: LogConfig = field(default_factory=LogConfig)
-    broker: BrokerConfig = field(default_factory=BrokerConfig)
-    server: ServerConfig = field(default_factory=ServerConfig)
-    store: StoreConfig = field(default_factory=StoreConfig)
-    delivery: DeliveryConfig = field(default_factory=DeliveryConfig)
-    plugins: PluginsConfig = field(default_factory=PluginsConfig)
-    client: ClientConfig = field(default_factory=ClientConfig)
-    plugin_tables: dict[str, object] = field(default_factory=dict)
-
-    @property
-    def data(self) -> Path:
-        """The data directory."""
-        return Path(self.broker.data)
-
-
-SECTIONS: Final[dict[str, type]] = {
-    "log": LogConfig,
-    "broker": BrokerConfig,
-    "server": ServerConfig,
-    "store": StoreConfig,
-    "delivery": DeliveryConfig,
-    "plugins": PluginsConfig,
-    "client": ClientConfig,
-}
-
-
-def read_config(tables: dict[str, object]) -> Config:
-    """Return the configuration in *tables*, the content of a TOML file.
-
-    Raises:
-      ConfigError: a section or key is unknown, or a value is invalid.
-    """
-    known: dict[str, Any] = {}
-    rest: dict[str, object] = {}
-    for name, table in tables.items():
-        if name in SECTIONS:
-            if not isinstance(table, dict):
-                raise ConfigError(f"config key {name!r} is a value; it must be a section")
-            known[name] = fill(SECTIONS[name], table, name)
-        else:
-            rest[name] = table
-    config = Config(plugin_tables=rest, **known)
-    if config.broker.message_bytes_max > config.store.message_bytes_max:
-        raise ConfigError(
-            f"config key 'broker.message_bytes_max' is {config.broker.message_bytes_max}, "
-            f"more than 'store.message_bytes_max', which is {config.store.message_bytes_max}; raise that one as well"
-        )
-    _check_incomplete(config)
-    _check_broker(config.broker)
-    installed = available() if rest else {}  # a scan of all installed distributions
-    for name in rest:
-        if name not in installed:
-            raise ConfigError(unknown_key(name, [*SECTIONS, *installed]))
-    return config
-
-
-def _check_incomplete(config: Config) -> None:
-    """Raise `ConfigError` unless the longest message may be received: until all of it is there, it is incomplete."""
-    need = config.broker.message_bytes_max + INCOMPLETE_SPARE_BYTES
-    for key in "incomplete_address_bytes_max", "incomplete_total_bytes_max":
-        limit = getattr(config.server, key)
-        if need > limit and config.broker.message_bytes_max > BrokerConfig().message_bytes_max:
-            raise ConfigError(
-                f"config key 'server.{key}' is {limit}, too little to receive a message of "
-                f"'broker.message_bytes_max', {config.broker.message_bytes_max}; raise it to {need} or more"
-            )
-
-
-def _check_broker(broker: BrokerConfig) -> None:
-    """Raise `ConfigError` unless the data directory, both names and the advertised host are valid."""
-    if not broker.data:
-        raise ConfigError("config key 'broker.data' is ''; name a directory, or '.' for the current one")
-    for key, name in ("name", broker.name), ("cluster", broker.cluster):
-        if not ROUTE_NAME.fullmatch(name):
-            text = "it must be 1 to 115 letters, digits and characters of %|-_."
-            raise ConfigError(f"config key 'broker.{key}' is {name!r}; {text}")
-    _check_advertise(broker.advertise)
-
-
-def _check_advertise(host: str) -> None:
-    """Raise `ConfigError` unless *host* is a host name or an address, without a port."""
-    if host and not HOST_NAME.fullmatch(host) and not _is_address(host):
-        text = "it must be a host name or an address, without scheme and port"
-        raise ConfigError(f"config key 'broker.advertise' is {host!r}; {text}")
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 async def run(
@@ -285,7 +157,7 @@ async def _run_with_store(
         broker = build(config, store, clock, stats)
     stats.add("store", lambda: store.statistics().as_dict())
     stats.add("plugins", lambda: {"failed": dict(plugins.failed), "loaded": [p.name for p in plugins]})
-    found = await _resolve(plugins, broker)
+    found = await resolve(plugins, broker)
     for name, given in found["martlet_projections"]:
         for projection in given:
             broker.projections.add(name, projection)
@@ -383,7 +255,7 @@ class _Live:
             scope, services = trio.CancelScope(), [(service, trio.Event()) for service in given]
             self._scopes[name] = scope
             waiting += [is_ready for _, is_ready in services]
-            nursery.start_soon(_run_services, name, services, scope)
+            nursery.start_soon(run_services, name, services, scope)
         async with trio.open_nursery() as until_stop:
             until_stop.start_soon(_cancel_when, stop, until_stop.cancel_scope)
             for is_ready in waiting:
@@ -413,7 +285,7 @@ class _Live:
         except PluginError as needed:
             self._stop(needed)
             return  # the plugin's guards stay installed until the broker has stopped
-        _install(self._broker, self._found)
+        install(self._broker, self._found)
 
     def _stop(self, error: MartletError) -> None:
         """Stop the broker because of *error*."""
@@ -483,117 +355,9 @@ def build(config: Config, store: Store, clock: Clock, stats: Stats, source: rand
     return broker
 
 
-HOOKS_OF_A_BROKER: Final = (
-    "martlet_capabilities",
-    "martlet_filters",
-    "martlet_authenticators",
-    "martlet_mechanisms",
-    "martlet_authorizers",
-    "martlet_stages",
-    "martlet_routers",
-    "martlet_projections",
-    "martlet_protocols",
-    "martlet_services",
-)
-
-
-async def _resolve(plugins: Plugins, broker: Broker) -> dict[str, list[tuple[str, Any]]]:
-    """Call every hook in `HOOKS_OF_A_BROKER` and install the results; return them by hook and plugin.
-
-    If a plugin fails in one hook, its results of earlier hooks are removed.
-    """
-    found: dict[str, list[tuple[str, Any]]] = {hook: [] for hook in HOOKS_OF_A_BROKER}
-    for hook in HOOKS_OF_A_BROKER:
-        found[hook] = await plugins.call(hook, broker=broker)
-        loaded = {plugin.name for plugin in plugins}
-        found = {name: [pair for pair in pairs if pair[0] in loaded] for name, pairs in found.items()}
-        _install(broker, found)
-    return found
-
-
-def _install(broker: Broker, found: dict[str, list[tuple[str, Any]]]) -> None:
-    broker.capabilities = {kind: each for _, given in found["martlet_capabilities"] for kind, each in given.items()}
-    broker.filters = {
-        language: guarded_filter(plugin, language, each)
-        for plugin, given in found["martlet_filters"]
-        for language, each in given.items()
-    }
-    broker.authentication.authenticators = tuple(
-        guarded_authenticator(plugin, each) for plugin, given in found["martlet_authenticators"] for each in given
-    )
-    broker.authentication.mechanisms = {
-        name: guarded_mechanism(plugin, name, each)
-        for plugin, given in found["martlet_mechanisms"]
-        for name, each in given.items()
-    }
-    broker.authorizers = tuple(
-        guarded_authorizer(plugin, each) for plugin, given in found["martlet_authorizers"] for each in given
-    )
-    broker.set_stages(
-        [(name, stage) for name, given in found["martlet_stages"] for stage in given],
-        [(name, router) for name, given in found["martlet_routers"] for router in given],
-    )
-
-
 async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
     await event.wait()
     scope.cancel()
-
-
-async def _run_services(plugin: str, services: Sequence[tuple[Service, trio.Event]], scope: trio.CancelScope) -> None:
-    with scope:
-        async with trio.open_nursery() as nursery:
-            for service, is_ready in services:
-                nursery.start_soon(_keep_running, plugin, service, is_ready)
-    for _, is_ready in services:
-        is_ready.set()
-
-
-@final
-class _Status:
-    """A trio.TaskStatus with which a service reports that it is ready."""
-
-    def __init__(self, is_ready: trio.Event) -> None:
-        self._is_ready = is_ready
-
-    def started(self, value: object = None) -> None:
-        self._is_ready.set()
-
-
-def _reports_ready(service: Service) -> bool:
-    """Whether *service* takes a ``task_status``; callables without a signature (written in C) do not."""
-    try:
-        return "task_status" in signature(service).parameters
-    except ValueError:
-        return False
-
-
-async def _keep_running(plugin: str, service: Service, is_ready: trio.Event) -> None:
-    """Run a plugin's service; if it fails, log the error and restart it after a pause that doubles each time.
-
-    Raises:
-      PluginError: the service failed before it was ready.
-    """
-    start: Callable[[], Awaitable[None]] = service
-    if _reports_ready(service):
-        start = partial(cast(Callable[..., Awaitable[None]], service), task_status=_Status(is_ready))
-    else:
-        is_ready.set()
-    pause_s = RESTART_FIRST_S
-    while True:
-        try:
-            await start()
-            is_ready.set()
-            return
-        except Exception as error:
-            if not is_ready.is_set():
-                text = f"{type(error).__name__}: {error}"
-                raise PluginError(f"service of plugin {plugin!r} failed before it was ready; {text}") from error
-            expected = isinstance(error, MartletError)
-            text = "service of plugin %r failed and restarts in %g s; %s"
-            log.error(text, plugin, pause_s, error, exc_info=None if expected else error)
-        await trio.sleep(pause_s)
-        pause_s = min(2 * pause_s, RESTART_MOST_S)
 
 
 async def _heed_signals(

@@ -37,7 +37,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     import trio
 
-    from martlet.app.startup import SECTIONS, dispatchers_of, read_config
+    from martlet.app.config import SECTIONS, read_config
+    from martlet.app.startup import dispatchers_of
     from martlet.plugins.loader import load
 
     tables = read_toml(arguments.file)

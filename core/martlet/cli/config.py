@@ -35,7 +35,7 @@ class Section(Struct, frozen=True):
 
 def sections(plugins: Iterable[str] | None = None) -> Iterator[Section]:
     """Yield the core's sections, then those of *plugins* (default: of all installed plugins)."""
-    from martlet.app.startup import SECTIONS
+    from martlet.app.config import SECTIONS
     from martlet.plugins.loader import available, load_class
 
     for name, record in SECTIONS.items():

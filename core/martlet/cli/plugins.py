@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def show(arguments: argparse.Namespace) -> int:
-    from martlet.app.startup import read_config
+    from martlet.app.config import read_config
     from martlet.plugins.loader import available, load
 
     config = read_config(read_toml(arguments.config) if arguments.config else {})

@@ -18,7 +18,7 @@ from martlet.runtime.gc_schedule import OldObjects
 from martlet.runtime.malloc_trim import FreedMemory
 
 if TYPE_CHECKING:
-    from martlet.app.startup import Config
+    from martlet.app.config import Config
 
 __all__ = ["COMMAND", "configure", "read", "serve"]
 
@@ -71,7 +71,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def read(arguments: argparse.Namespace) -> "Config":
     """Return the configuration from the command line and its file. Raises `ConfigError`."""
-    from martlet.app.startup import read_config
+    from martlet.app.config import read_config
 
     tables = read_toml(arguments.config) if arguments.config else {}
     for assignment in arguments.set:

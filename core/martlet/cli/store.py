@@ -21,7 +21,7 @@ from martlet.contracts import Command
 if TYPE_CHECKING:
     from msgspec import Struct
 
-    from martlet.app.startup import Config
+    from martlet.app.config import Config
     from martlet.message import Record
     from martlet.offline.directory import Finding, Report
     from martlet.store.recovery.inspect import Inspection
@@ -77,7 +77,7 @@ def run(arguments: Any) -> int:
 
 
 def _config(arguments: Any) -> "Config":
-    from martlet.app.startup import read_config
+    from martlet.app.config import read_config
 
     tables = read_toml(arguments.config) if arguments.config else {}
     for assignment in arguments.set:

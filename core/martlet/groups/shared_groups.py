@@ -1,8 +1,8 @@
 """Shared groups: the members of a group compete for the messages of a topic; each message goes to one of them.
 
-`leases.py` tracks which holder has which message. A `Share` reads the messages, leases them to members with credit,
-commits the group's offsets as messages are settled, and takes messages back from members that are dead or silent; this
-module has all of them, and looks at those that are due. A message that failed as often as the group's
+`queue_leases.py` tracks which holder has which message. A `Share` reads the messages, leases them to members with
+credit, commits the group's offsets as messages are settled, and takes messages back from members that are dead or
+silent; this module has all of them, and looks at those that are due. A message that failed as often as the group's
 ``retryMaxTimes`` allows is moved to ``%DLQ%<group>``. The pause before a redelivery grows with each failure.
 
 A holder is any hashable: by default one that only the member has, otherwise a name that outlives its connection.
@@ -40,7 +40,7 @@ from martlet.groups.share import LAPSED_A_TURN, STORED_S, Share
 from martlet.groups.strategy.by_name import NamePermit
 from martlet.groups.strategy.policy import AUTO_DELETE, OWNS_TOPIC, GroupPolicy
 from martlet.groups.unused_groups import UnusedGroups
-from martlet.groups.user_shares import Place, UserShares
+from martlet.groups.user_limits import Place, UserShares
 from martlet.records.layout import RecordView
 from martlet.runtime.clock import Clock
 from martlet.runtime.steps import Pace, Steps

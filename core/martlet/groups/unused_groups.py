@@ -27,7 +27,7 @@ from martlet.groups.journal.state import Lane
 from martlet.groups.queues.share_context import Owner
 from martlet.groups.share import Share
 from martlet.groups.strategy.policy import AUTO_DELETE, OWNS_TOPIC
-from martlet.groups.user_shares import Place
+from martlet.groups.user_limits import Place
 from martlet.runtime.steps import Pace, Steps
 from martlet.tables.topics import Topic
 

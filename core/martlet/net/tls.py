@@ -1,4 +1,4 @@
-"""TLS contexts for ports of plugins, created from configured files and reloadable, and for clients."""
+"""The TLS keys of a port, and the contexts made from them: reloadable, for servers and for clients."""
 
 import logging
 import math

@@ -17,7 +17,7 @@ from typing import Final, final
 import trio
 from msgspec import Struct, field
 
-from martlet.app.startup import Config
+from martlet.app.config import Config
 from martlet.errors import StoreError
 from martlet.offline.directory import Finding, Report, repair, verify
 from martlet.store.disk.checkpoint import NO_JOURNAL, parse_checkpoint

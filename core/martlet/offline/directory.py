@@ -14,7 +14,8 @@ from typing import Final, Literal, final
 from msgspec import Struct, field
 
 from martlet.app import saving
-from martlet.app.startup import Config, build, dispatchers_of
+from martlet.app.config import Config
+from martlet.app.startup import build, dispatchers_of
 from martlet.broker import Broker
 from martlet.errors import StoreError
 from martlet.message import Record

@@ -28,7 +28,7 @@ from martlet.sessions.journal_codec import (
     next_number,
 )
 from martlet.sessions.journal_writer import SessionWriter
-from martlet.sessions.quota import SessionQuota
+from martlet.sessions.limits import SessionQuota
 from martlet.state.journal import NEXT_COMMIT, Journal
 
 __all__ = ["JointChanges", "LiveSessions", "Session"]

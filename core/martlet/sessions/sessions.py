@@ -21,8 +21,8 @@ from martlet.runtime.turns import Turns
 from martlet.sessions.expiry import SessionExpiry
 from martlet.sessions.journal_codec import ATTACHED, BEGIN, SessionState, encode_note, encode_whole, first_number
 from martlet.sessions.journal_writer import SessionWriter
+from martlet.sessions.limits import SessionQuota
 from martlet.sessions.missed_messages import MissedMessages
-from martlet.sessions.quota import SessionQuota
 from martlet.sessions.session import JointChanges, LiveSessions, Session
 from martlet.sessions.state import Passed, SessionTable
 from martlet.settings import DeliveryConfig

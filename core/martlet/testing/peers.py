@@ -16,7 +16,8 @@ import trio
 from msgspec import Struct, field
 
 from martlet.app import saving
-from martlet.app.startup import Config, build
+from martlet.app.config import Config
+from martlet.app.startup import build
 from martlet.broker import Broker
 from martlet.contracts import Buffer, Connection, Dispatcher, Identity, Protocol, Service
 from martlet.errors import Reason, Refused

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from martlet.cli.outcome import Exit, UsageError, complain
 from martlet.cli.terminal import print_json
-from martlet_remoting.commands.shared import plural
+from martlet_remoting.commands.common import plural
 from martlet_remoting.commands.values import moment
 from martlet_spark.commands.replay import GUARANTEES
 from martlet_spark.commands.shared import add_spark, cluster_options, in_spark, look, run_query, size, tasks_shown

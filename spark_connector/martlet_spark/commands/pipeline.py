@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from martlet.cli.outcome import UsageError
 from martlet.contracts import Command
-from martlet_remoting.commands.shared import subcommands
+from martlet_remoting.commands.common import subcommands
 from martlet_remoting.commands.values import seconds
 from martlet_spark.commands.dead_letters import configure_dead_letter, dead_letter
 from martlet_spark.commands.replay import configure_replay, replay

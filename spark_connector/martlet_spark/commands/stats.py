@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from martlet.cli.outcome import Exit, UsageError
 from martlet.cli.terminal import print_json, table
-from martlet_remoting.commands.shared import plural
+from martlet_remoting.commands.common import plural
 from martlet_remoting.commands.values import duration, moment, whole
 from martlet_spark.commands.shared import add_spark, add_topics, in_spark, source_of, tasks_shown
 

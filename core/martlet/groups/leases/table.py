@@ -56,7 +56,7 @@ class Lease:
 
 @final
 class LeaseTable:
-    """The messages of one queue that are tracked; only `martlet.groups.leases.leases` changes it.
+    """The messages of one queue that are tracked; only `martlet.groups.leases.queue_leases` changes it.
 
     Args:
       first: the offset to begin with; everything below is settled.

@@ -8,7 +8,7 @@ from typing import Final, final
 
 from martlet.errors import Refused
 from martlet.groups.journal.journal_codec import Key, LeaseState, in_ms
-from martlet.groups.leases.leases import Leases
+from martlet.groups.leases.queue_leases import Leases
 from martlet.groups.queues.competitors import Competitors
 from martlet.groups.queues.share_context import ShareContext
 from martlet.store import Queue, QueueReader

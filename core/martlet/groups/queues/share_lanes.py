@@ -12,7 +12,7 @@ from typing import Final, final
 from martlet.delivery.subscriptions import Start
 from martlet.groups.journal.journal_codec import Key, LeaseState
 from martlet.groups.journal.state import Lane
-from martlet.groups.leases.leases import Leases
+from martlet.groups.leases.queue_leases import Leases
 from martlet.groups.queues.competitors import Competitors
 from martlet.groups.queues.share_context import ShareContext
 from martlet.groups.queues.share_lane import ShareLane

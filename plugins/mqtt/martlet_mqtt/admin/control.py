@@ -22,7 +22,7 @@ import orjson
 from martlet.access import Gate
 from martlet.contracts import Peer
 from martlet.errors import Reason, Refused
-from martlet.groups.group_list import GroupOnTopic, describe, describe_all
+from martlet.groups.description import GroupOnTopic, describe, describe_all
 from martlet.runtime.steps import Pace, Steps
 from martlet.sessions.journal_codec import NEVER_MS, SessionState
 from martlet.state.journal import NEXT_COMMIT

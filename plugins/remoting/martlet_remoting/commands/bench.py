@@ -17,9 +17,9 @@ from martlet.cli.outcome import Exit
 from martlet.cli.terminal import Bar, print_json, table
 from martlet.contracts import Command
 from martlet_client import Admin, ClientError, Message, MessageQueue, Producer, PullConsumer
+from martlet_remoting.commands.common import add_json
 from martlet_remoting.commands.connecting import add_connection, talking
 from martlet_remoting.commands.messages import TOOLS_GROUP
-from martlet_remoting.commands.shared import add_json
 from martlet_remoting.commands.values import whole
 
 __all__ = ["COMMAND"]

@@ -25,9 +25,9 @@ from martlet_client import (
 from martlet_client.messages import check_group, encoded
 from martlet_client.network import TEMPLATE_TOPIC
 from martlet_client.sending import Sending
+from martlet_remoting.commands.common import day_time, one_line, plural, print_rows, subcommands
 from martlet_remoting.commands.connecting import talking
 from martlet_remoting.commands.messages import TOOLS_GROUP, message_fields
-from martlet_remoting.commands.shared import day_time, one_line, plural, print_rows, subcommands
 from martlet_remoting.commands.values import WHERE, Where, where, whole
 from martlet_remoting.wire.answers.messages import RETRY_PREFIX
 from martlet_remoting.wire.codes import RequestCode

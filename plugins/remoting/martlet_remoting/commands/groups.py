@@ -8,8 +8,8 @@ from martlet.cli.terminal import print_json
 from martlet.contracts import Command
 from martlet.tables.groups import BUILT_IN
 from martlet_client import Admin, ClientError, MessageQueue, QueueStats
+from martlet_remoting.commands.common import confirmed, day_time, plural, print_rows, subcommands
 from martlet_remoting.commands.connecting import talking
-from martlet_remoting.commands.shared import confirmed, day_time, plural, print_rows, subcommands
 from martlet_remoting.commands.values import WHERE, Where, where, whole
 
 __all__ = ["COMMAND"]

@@ -18,8 +18,8 @@ from martlet_client import (
     Sql,
 )
 from martlet_client.network import split_address
+from martlet_remoting.commands.common import add_json, day_time, one_line
 from martlet_remoting.commands.connecting import add_connection, talking
-from martlet_remoting.commands.shared import add_json, day_time, one_line
 from martlet_remoting.commands.values import WHERE, Where, sql, tags, where, whole
 from martlet_remoting.wire.answers.messages import parse_message_id
 

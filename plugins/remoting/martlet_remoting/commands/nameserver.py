@@ -4,7 +4,7 @@ import argparse
 
 from msgspec.structs import replace
 
-from martlet.app.startup import PluginsConfig
+from martlet.app.config import PluginsConfig
 from martlet.cli import run
 from martlet.contracts import Command
 from martlet.settings import BrokerConfig

@@ -11,8 +11,8 @@ from martlet.cli.outcome import Exit, Unreachable, complain
 from martlet.cli.terminal import print_json
 from martlet.contracts import Command
 from martlet_client import Admin, BrokerError, ClientError
+from martlet_remoting.commands.common import add_json
 from martlet_remoting.commands.connecting import add_connection, talking
-from martlet_remoting.commands.shared import add_json
 from martlet_remoting.commands.values import address
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 

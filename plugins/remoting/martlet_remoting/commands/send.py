@@ -13,8 +13,8 @@ from martlet.cli.terminal import print_json_line
 from martlet.contracts import Command
 from martlet_client import ClientError, Message, Producer, SendResult
 from martlet_client.messages import BODY_BYTES_MAX
+from martlet_remoting.commands.common import add_json, plural
 from martlet_remoting.commands.connecting import add_connection, talking
-from martlet_remoting.commands.shared import add_json, plural
 from martlet_remoting.commands.values import duration, moment, whole
 
 __all__ = ["COMMAND", "configure", "send"]

@@ -12,8 +12,8 @@ from martlet.cli.outcome import Exit, flush_output
 from martlet.cli.terminal import print_json, print_json_line, table
 from martlet.contracts import Command
 from martlet_client import Admin, ClientError
+from martlet_remoting.commands.common import add_json
 from martlet_remoting.commands.connecting import add_connection, talking
-from martlet_remoting.commands.shared import add_json
 from martlet_remoting.commands.values import seconds
 from martlet_remoting.wire.answers.bodies import load_object, mapping
 from martlet_remoting.wire.codes import RequestCode

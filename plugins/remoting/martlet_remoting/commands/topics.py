@@ -10,8 +10,8 @@ from martlet.cli.outcome import Exit
 from martlet.cli.terminal import print_json
 from martlet.contracts import Command
 from martlet_client import Admin, ClientError
+from martlet_remoting.commands.common import confirmed, day_time, plural, print_rows, subcommands
 from martlet_remoting.commands.connecting import talking
-from martlet_remoting.commands.shared import confirmed, day_time, plural, print_rows, subcommands
 from martlet_remoting.commands.values import whole
 from martlet_remoting.wire.answers.bodies import integer, load_object, mapping
 from martlet_remoting.wire.codes import RequestCode

@@ -8,8 +8,8 @@ from martlet.cli.outcome import Exit
 from martlet.cli.terminal import print_json, table
 from martlet.contracts import Command
 from martlet_client import Admin, ClientError
+from martlet_remoting.commands.common import day_time, print_rows, subcommands
 from martlet_remoting.commands.connecting import talking
-from martlet_remoting.commands.shared import day_time, print_rows, subcommands
 from martlet_remoting.commands.values import whole
 from martlet_remoting.wire.answers.bodies import load_object
 from martlet_remoting.wire.codes import RequestCode

@@ -14,7 +14,7 @@ import orjson
 
 from martlet.access import Gate
 from martlet.contracts import Peer
-from martlet.groups.group_list import GroupOnTopic, describe, describe_all
+from martlet.groups.description import GroupOnTopic, describe, describe_all
 from martlet.runtime.steps import Pace, Steps
 from martlet.state.journal import NEXT_COMMIT
 from martlet_stomp.mapping.destinations import Kind, parse_destination

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from martlet_remoting.handlers.admin import broker, clients, cold, groups, resets, statistics, timers, topics
+from martlet_remoting.handlers.admin import broker, clients, cold, groups, progress, resets, timers, topics
 from martlet_remoting.handlers.context import Handle
 
 __all__ = ["TABLE"]
@@ -10,7 +10,7 @@ __all__ = ["TABLE"]
 TABLE: Final[dict[int, Handle]] = {
     **topics.TABLE,
     **groups.TABLE,
-    **statistics.TABLE,
+    **progress.TABLE,
     **clients.TABLE,
     **resets.TABLE,
     **broker.TABLE,

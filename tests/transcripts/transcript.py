@@ -6,7 +6,7 @@ import socket
 import struct
 from collections.abc import Sequence
 
-from tests.wire.conversations import BROKER, NAMES, Step
+from tests.transcripts.conversations import BROKER, NAMES, Step
 
 TIMEOUT_S = 180.0
 

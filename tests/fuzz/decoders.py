@@ -1,7 +1,7 @@
 """Coverage-guided fuzzing of what a peer can send: frames, headers, batches, bodies, records.
 
     pip install atheris
-    python tests/fuzz/frames.py -max_total_time=600
+    python tests/fuzz/decoders.py -max_total_time=600
 
 A decoder may refuse its input with one of Martlet's errors; anything else is a defect. The
 tests of the codecs do the same with hypothesis at every run.

@@ -1,16 +1,16 @@
 """Hold every conversation with a real RocketMQ broker and rewrite the transcripts.
 
-python -m tests.wire.record
+python -m tests.transcripts.record
 """
 
 import tempfile
 from pathlib import Path
 
 from tests.interop.rocketmq import Broker, NameServer
-from tests.wire.conversations import CONVERSATIONS
-from tests.wire.transcript import hold
+from tests.transcripts.conversations import CONVERSATIONS
+from tests.transcripts.transcript import hold
 
-TRANSCRIPTS = Path(__file__).parent / "transcripts"
+TRANSCRIPTS = Path(__file__).parent / "files"
 
 
 def main() -> None:

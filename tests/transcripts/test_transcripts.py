@@ -1,16 +1,16 @@
 """Our bytes beside those of a real RocketMQ broker, conversation by conversation.
 
-``python -m tests.wire.record`` writes the transcripts.
+``python -m tests.transcripts.record`` writes the transcripts.
 """
 
 from pathlib import Path
 
 import pytest
 from tests.interop.martlet_process import Martlet
-from tests.wire.conversations import CONVERSATIONS
-from tests.wire.transcript import hold
+from tests.transcripts.conversations import CONVERSATIONS
+from tests.transcripts.transcript import hold
 
-TRANSCRIPTS = Path(__file__).parent / "transcripts"
+TRANSCRIPTS = Path(__file__).parent / "files"
 
 
 @pytest.mark.parametrize("title", CONVERSATIONS)

@@ -1,0 +1,65 @@
+"""Calls the hooks of plugins that a broker needs, and installs what they return; a new hook is listed here too."""
+
+from typing import Any, Final
+
+from martlet.broker import Broker
+from martlet.plugins.loader import (
+    Plugins,
+    guarded_authenticator,
+    guarded_authorizer,
+    guarded_filter,
+    guarded_mechanism,
+)
+
+__all__ = ["HOOKS_OF_A_BROKER", "install", "resolve"]
+
+HOOKS_OF_A_BROKER: Final = (
+    "martlet_capabilities",
+    "martlet_filters",
+    "martlet_authenticators",
+    "martlet_mechanisms",
+    "martlet_authorizers",
+    "martlet_stages",
+    "martlet_routers",
+    "martlet_projections",
+    "martlet_protocols",
+    "martlet_services",
+)
+
+
+async def resolve(plugins: Plugins, broker: Broker) -> dict[str, list[tuple[str, Any]]]:
+    """Call every hook in `HOOKS_OF_A_BROKER` and install the results; return them by hook and plugin.
+
+    If a plugin fails in one hook, its results of earlier hooks are removed.
+    """
+    found: dict[str, list[tuple[str, Any]]] = {hook: [] for hook in HOOKS_OF_A_BROKER}
+    for hook in HOOKS_OF_A_BROKER:
+        found[hook] = await plugins.call(hook, broker=broker)
+        loaded = {plugin.name for plugin in plugins}
+        found = {name: [pair for pair in pairs if pair[0] in loaded] for name, pairs in found.items()}
+        install(broker, found)
+    return found
+
+
+def install(broker: Broker, found: dict[str, list[tuple[str, Any]]]) -> None:
+    broker.capabilities = {kind: each for _, given in found["martlet_capabilities"] for kind, each in given.items()}
+    broker.filters = {
+        language: guarded_filter(plugin, language, each)
+        for plugin, given in found["martlet_filters"]
+        for language, each in given.items()
+    }
+    broker.authentication.authenticators = tuple(
+        guarded_authenticator(plugin, each) for plugin, given in found["martlet_authenticators"] for each in given
+    )
+    broker.authentication.mechanisms = {
+        name: guarded_mechanism(plugin, name, each)
+        for plugin, given in found["martlet_mechanisms"]
+        for name, each in given.items()
+    }
+    broker.authorizers = tuple(
+        guarded_authorizer(plugin, each) for plugin, given in found["martlet_authorizers"] for each in given
+    )
+    broker.set_stages(
+        [(name, stage) for name, given in found["martlet_stages"] for stage in given],
+        [(name, router) for name, given in found["martlet_routers"] for router in given],
+    )
