@@ -3,15 +3,15 @@
 Topics and groups are written right after a change, many changes together, and a caller can
 wait for that (`Broker.call_when_saved`). Committed offsets are written at an interval, as in
 RocketMQ: after a crash, a group receives the messages of the last seconds again. If the broker
-crashes before it has written a new topic, the topic is recreated from the log, which has its entry (`TopicNotes`)
-or at least its records: the log is authoritative. A table is frozen on the event loop and rendered in a worker thread.
+crashes before it has written a new topic, the topic is recreated from its records: the log is
+authoritative. A table is frozen on the event loop and rendered in a worker thread.
 
 Each file has a copy, its previous generation (``.bak``), so damage to one of them changes nothing. A table that is
 written right after a change gets both at once, the others get the copy an interval later.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -22,7 +22,7 @@ from martlet.errors import StoreError
 from martlet.runtime.steps import finish_now, finish_off_loop
 from martlet.store import Store
 from martlet.store.disk.files import is_full
-from martlet.store.recovery.inspect import topics_defined_since, topics_deleted_since
+from martlet.store.recovery.inspect import topics_deleted_since
 from martlet.tables.saved import Table
 from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX, REVIVE_PREFIX, TEMPLATE_TOPIC, Topic, is_reserved
 
@@ -88,52 +88,31 @@ def _drop_deleted(broker: Broker) -> None:
 
 
 def _make_topics_of_records(broker: Broker, closed: set[str]) -> None:
-    """Create an entry for each topic that has records but no entry: the one that the log has, or else a likely one.
+    """Create an entry for each topic that has records but no entry.
 
     RocketMQ leaves no record of a deletion, and the record of one may be lost with a damaged part of the log. Lost
     files and an old table look the same. So topics in *closed* get no permission to read or write, and keep their
     messages.
     """
-    store, since = broker.store, broker.topics.loaded_position
-    missing = [name for name in store.topics_on_disk() if broker.topics.get(name) is None]
-    if not missing:
-        return
-    entries = topics_defined_since(store.segments, since if since <= store.readable else 0)
-    for name in missing:
-        is_closed = name in closed and not is_reserved(name)
-        topic = _restored(broker, name, entries, is_closed=is_closed) or _guessed(broker, name, is_closed=is_closed)
-        if is_closed:
+    for name in broker.store.topics_on_disk():
+        if broker.topics.get(name) is not None:
+            continue
+        used = 1 + max(broker.store.queues.topics[name], default=0)
+        one = name.startswith((RETRY_PREFIX, DLQ_PREFIX)) or name == TEMPLATE_TOPIC
+        queues = used if one else max(used, broker.topics.auto_create_queues)
+        if name in closed and not is_reserved(name):
+            broker.topics.ensure(name, queues, perm=0)
             log.warning(
                 "topic %s has records but neither queues nor an entry in config/topics.json; it may have been "
                 "deleted, so it is closed: reopen it with `martlet topic create %s --queues %d`, "
                 "or remove its messages with `martlet topic delete %s`",
-                *(name, name, topic.write_queues, name),
+                *(name, name, queues, name),
             )
         else:
-            text = "topic %s has records but no entry in config/topics.json; creating it again%s, queues: %d"
-            log.warning(text, name, " as the log says" if name in entries else "", topic.write_queues)
-
-
-def _restored(
-    broker: Broker, name: str, entries: Mapping[str, Mapping[str, object]], *, is_closed: bool
-) -> Topic | None:
-    """Return topic *name*, created again as *entries* say; None if they do not, or as only a later version can."""
-    entry = entries.get(name)
-    if entry is None:
-        return None
-    try:
-        return broker.topics.restore(name, entry, perm=0 if is_closed else None)
-    except StoreError as error:
-        log.warning("%s", error)
-        return None
-
-
-def _guessed(broker: Broker, name: str, *, is_closed: bool) -> Topic:
-    """Return topic *name*, created again with as many queues as it has used or a client's first message creates."""
-    used = 1 + max(broker.store.queues.topics[name], default=0)
-    one = name.startswith((RETRY_PREFIX, DLQ_PREFIX)) or name == TEMPLATE_TOPIC
-    queues = used if one else max(used, broker.topics.auto_create_queues)
-    return broker.topics.ensure(name, queues, perm=0) if is_closed else broker.topics.ensure(name, queues)
+            broker.topics.ensure(name, queues)
+            log.warning(
+                "topic %s has records but no entry in config/topics.json; creating it again, queues: %d", name, queues
+            )
 
 
 def save(broker: Broker) -> str:

@@ -26,7 +26,6 @@ from martlet.app import saving
 from martlet.app.config import Config
 from martlet.app.hooks import install, resolve
 from martlet.app.services import run_services
-from martlet.app.topic_notes import TopicNotes
 from martlet.broker import OWN_STATE, Broker
 from martlet.contracts import Dispatcher, Protocol
 from martlet.errors import AddressUnavailable, ConfigError, MartletError, PluginError, StoreError
@@ -176,7 +175,6 @@ async def _run_with_store(
                 problem = saving.save(broker)
             if problem:
                 log.error("%s; tried again", problem)
-            TopicNotes(broker.store, broker.topics)
             await live.start_services(nursery, stop)
             await nursery.start(server.run, [*bound.items()])
             nursery.start_soon(broker.tails.run)

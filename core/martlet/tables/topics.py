@@ -477,24 +477,6 @@ class Topics:
         """Remove topic *name*, which the log says was deleted, from the table; return whether it was there."""
         return self._table.pop(name, None) is not None
 
-    def restore(self, name: str, entry: Mapping[str, Any], *, perm: int | None = None) -> Topic:
-        """Return topic *name*, which the table lacks, from its *entry* in the log; *perm* replaces that of the entry.
-
-        Raises:
-          StoreError: the entry is invalid; nothing was changed.
-        """
-        with reading(f"the entry of topic {name!r} in the log"):
-            topic = self._from_json(name, {**entry, "perm": entry.get("perm", READ | WRITE) if perm is None else perm})
-        self._table[name] = topic
-        self._keep_loaded(topic)
-        self._moved(topic)
-        return topic
-
-    def _keep_loaded(self, topic: Topic) -> None:
-        hours = reserve_hours(topic.attributes)
-        if hours and not _is_system(topic.name):
-            self._store.topic_retention.set_hours(topic.name, hours, loaded=True)
-
     def _moved(self, topic: Topic | None) -> None:
         self.version.next(self._clock)
         self.table.change(removed=topic is None)
@@ -523,7 +505,9 @@ class Topics:
         self.version.load(table.get("dataVersion"))
         self._table.update(found)
         for topic in found.values():
-            self._keep_loaded(topic)
+            hours = reserve_hours(topic.attributes)
+            if hours and not _is_system(topic.name):
+                self._store.topic_retention.set_hours(topic.name, hours, loaded=True)
 
     def _from_json(self, name: str, entry: dict[str, Any]) -> Topic:
         return Topic(

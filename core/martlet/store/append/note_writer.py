@@ -1,13 +1,13 @@
 """Writes the store's internal records (`notes.py`) into the log."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, final
 
 from martlet.runtime.clock import Clock
 from martlet.store.append.committer import Committer
 from martlet.store.append.writer import Writer
 from martlet.store.config import StoreConfig
-from martlet.store.format.notes import NOTES_TOPIC, QueueEnd, definition, deletion, expiry_notes, offset_notes
+from martlet.store.format.notes import NOTES_TOPIC, QueueEnd, deletion, expiry_notes, offset_notes
 from martlet.store.queues.queues import Queue, Queues
 
 __all__ = ["NoteWriter"]
@@ -18,7 +18,7 @@ NOTE_BYTES_MAX: Final = 256 * 1024
 
 @final
 class NoteWriter:
-    """Appends notes and commits them immediately, except definitions of topics."""
+    """Appends notes and commits them immediately."""
 
     __slots__ = ("_body_bytes_max", "_clock", "_committer", "_queues", "_writer")
 
@@ -40,21 +40,6 @@ class NoteWriter:
         note = deletion(topic, self._writer.store_host, self._clock.now_ms())
         self._committer.commit_early()
         self._writer.append_together((note, note), NOTES_TOPIC)
-
-    def define(self, entry: Mapping[str, object]) -> int:
-        """Append the *entry* of a topic in the table of topics to the current commit; return its end in the log.
-
-        An entry that is too large for a note is left to the table.
-
-        Raises:
-          Refused: the disk is full.
-          StoreFailed: the disk failed.
-          ValueError, OverflowError: it has a text that is no Unicode, or a number that is too large.
-        """
-        note = definition(entry, self._writer.store_host, self._clock.now_ms())
-        if len(note.body) <= self._body_bytes_max:
-            self._writer.append_uncommitted((note,), NOTES_TOPIC)
-        return self._writer.position
 
     def note_offsets(self, queues: list[Queue]) -> None:
         """Write the next offsets of *queues*, which no record tells, or no longer.

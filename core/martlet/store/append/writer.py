@@ -313,11 +313,6 @@ class Writer:
 
     def append_together(self, messages: Sequence[Message], topic: str) -> None:
         """Append internal records, which belong to no queue, in one segment, and commit them: all or none."""
-        self.append_uncommitted(messages, topic)
-        self._committer.commit()
-
-    def append_uncommitted(self, messages: Sequence[Message], topic: str) -> None:
-        """Append internal records, which belong to no queue, in one segment, to the current commit."""
         queue = Queue(topic, 0)
         size = sum(record_size(each, queue.topic_bytes, self.store_host) for each in messages)
         if self._tail.position + size + FILLER_BYTES > self._tail.segment.end:
@@ -327,6 +322,7 @@ class Writer:
             position = self._tail.position
             self._tail.put(encode_record(message, 0, 0, position, now, self.store_host))
             self._committer.pending.append((queue, position, self._tail.position, now, b""))
+        self._committer.commit()
 
     def open_queue(self, topic: str, queue_id: int) -> Queue:
         """Return the queue, created if it does not exist.

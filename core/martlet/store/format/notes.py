@@ -5,12 +5,9 @@ retention removes, or which have none yet. An *expiry note* gives the first offs
 retention expired messages. All are records of `NOTES_TOPIC`, a name that no client can use, with the transaction state
 ROLLBACK, which neither Martlet nor RocketMQ puts into a consume queue or the key index. A scan of the log applies them
 in log order, so deletions and expiries hold in every rebuild, wherever it begins.
-
-A *definition* gives a topic's entry in the table of topics, whose file is written later than the first messages. Only
-a start reads it, if the table lacks a topic that has records.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import msgpack  # type: ignore[import-untyped]
@@ -23,7 +20,6 @@ __all__ = [
     "OWN_PREFIX",
     "Note",
     "QueueEnd",
-    "definition",
     "deletion",
     "expiry_notes",
     "is_note",
@@ -43,14 +39,12 @@ class Note(NamedTuple):
     """What a note says, with queues as topic, queue id and offset; a note of a later version says nothing.
 
     ``deleted`` is the topic that was deleted, or empty. The queues of ``ends`` continue at these offsets, and consumers
-    get no message of the queues of ``expired`` before these offsets. ``defined`` is a topic's entry in the table of
-    topics, or empty.
+    get no message of the queues of ``expired`` before these offsets.
     """
 
     deleted: str = ""
     ends: Sequence[QueueEnd] = ()
     expired: Sequence[QueueEnd] = ()
-    defined: Mapping[str, object] = {}
 
 
 def _note(content: dict[str, object], host: bytes, now_ms: int) -> Message:
@@ -61,15 +55,6 @@ def _note(content: dict[str, object], host: bytes, now_ms: int) -> Message:
 def deletion(topic: str, host: bytes, now_ms: int) -> Message:
     """Return the record that invalidates all earlier records of *topic*."""
     return _note({"deleted": topic}, host, now_ms)
-
-
-def definition(entry: Mapping[str, object], host: bytes, now_ms: int) -> Message:
-    """Return the record with the *entry* of a topic in the table of topics.
-
-    Raises:
-      ValueError, OverflowError: it has a text that is no Unicode, or a number that is too large.
-    """
-    return _note({"topic": dict(entry)}, host, now_ms)
 
 
 def offset_notes(ends: Iterable[QueueEnd], body_bytes_max: int, host: bytes, now_ms: int) -> Iterator[Message]:
@@ -105,13 +90,8 @@ def read_note(body: bytes) -> Note:
     """Return what the note with *body* says."""
     try:
         content = msgpack.unpackb(body)
-        deleted, ends, expired, defined = (content.get(key, ()) for key in ("deleted", "next", "expired", "topic"))
-        return Note(
-            deleted if isinstance(deleted, str) else "",
-            _offsets(ends),
-            _offsets(expired),
-            defined if isinstance(defined, dict) else {},
-        )
+        deleted, ends, expired = (content.get(key, ()) for key in ("deleted", "next", "expired"))
+        return Note(deleted if isinstance(deleted, str) else "", _offsets(ends), _offsets(expired))
     except (ValueError, TypeError, AttributeError):
         return Note()  # written by a later version
 

@@ -4,7 +4,7 @@ The log is walked from its first byte to its last. Bytes that are no record are 
 if an intact record follows, they are damage; otherwise the log ends there.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from msgspec import Struct, field
@@ -38,7 +38,6 @@ __all__ = [
     "Walk",
     "inspect",
     "record_at",
-    "topics_defined_since",
     "topics_deleted_since",
 ]
 
@@ -148,25 +147,6 @@ def topics_deleted_since(segments: Segments, position: int) -> set[str]:
 
     Walk(segments, bodies=False, take=take).run(None, position)
     return deleted - {""}
-
-
-def topics_defined_since(segments: Segments, position: int) -> dict[str, Mapping[str, object]]:
-    """Return the latest entries of topics that the log records from *position* on, by name, without deleted topics.
-
-    A record begins at *position*, or the log ends.
-    """
-    entries: dict[str, Mapping[str, object]] = {}
-
-    def take(record: Record) -> None:
-        if record.topic == NOTES_TOPIC:
-            note = read_note(record.body)
-            entries.pop(note.deleted, None)
-            if note.defined:
-                entries[str(note.defined.get("topicName"))] = note.defined
-
-    # What is read here is used as it is, so its CRC counts.
-    Walk(segments, bodies=True, take=take).run(None, position)
-    return entries
 
 
 def _judged_from(checkpoint: Checkpoint | None, *, clean: bool, journal: bool) -> int:
