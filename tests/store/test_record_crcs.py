@@ -115,6 +115,20 @@ async def test_whatever_is_appended_gets_a_record_crc(kind: str, several: bool) 
         assert data.count(b"__CRC32#") == 1
 
 
+async def test_internal_records_have_a_record_crc() -> None:
+    """RocketMQ stops at a record without one, if it wants them."""
+    disk = FakeDisk()
+    store = await open_on(disk, WITH_CRCS)
+    await put(store, [Message("T", b"body", b"", 0)], several=False)
+    store.notes.delete("T")
+    store.notes.note_offsets([store.writer.open_queue("U", 0)])
+    store.notes.note_expiries([("U", 0, 0)])
+    found = records_of(disk)
+    assert len(found) == 5  # a deletion is noted twice
+    for data in found:
+        assert data[-20:] == expected_crc(data)
+
+
 async def test_properties_that_leave_no_room_for_the_seal_are_refused() -> None:
     store = await open_on(FakeDisk(), small_config(record_crcs=True, segment_bytes=1 << 20))
     filling = b"k\x01" + b"x" * (PROPERTIES_BYTES_MAX - 2 - 21)

@@ -5,6 +5,7 @@ does the same for one usual message without the setup of a run. `_put_odd` handl
 """
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Final, TypeAlias, final
 
 from martlet.errors import Reason, Refused
@@ -314,13 +315,19 @@ class Writer:
     def append_together(self, messages: Sequence[Message], topic: str) -> None:
         """Append internal records, which belong to no queue, in one segment, and commit them: all or none."""
         queue = Queue(topic, 0)
+        messages = [copy(each) for each in messages]
+        for each in messages:
+            each.properties = self._fitted(each.properties)
         size = sum(record_size(each, queue.topic_bytes, self.store_host) for each in messages)
         if self._tail.position + size + FILLER_BYTES > self._tail.segment.end:
             self.roll_for(size, "a record of the store")
         now = self._committer.read_clock()
         for message in messages:
             position = self._tail.position
-            self._tail.put(encode_record(message, 0, 0, position, now, self.store_host))
+            record = bytearray(encode_record(message, 0, 0, position, now, self.store_host))
+            if self._record_crcs:
+                write_record_crc(record, 0, len(record))
+            self._tail.put(record)
             self._committer.pending.append((queue, position, self._tail.position, now, b""))
         self._committer.commit()
 
