@@ -39,7 +39,7 @@ def made_messages() -> list[Message]:
 
 
 def forms(store: Store) -> dict[str, Callable[[], object]]:
-    """What appends 40 messages, by name."""
+    """Return functions that append 40 messages, by name."""
     messages = made_messages()
     append = store.append
 

@@ -100,7 +100,7 @@ async def run(load: str, filters: list[str], names: list[str], messages: int) ->
 
 
 async def come_back(messages: int) -> None:
-    """What 10,000 clients cost that return at once, and how long the event loop was busy at most."""
+    """Print the cost of 10,000 clients that return at once, and the longest turn of the event loop."""
     with tempfile.TemporaryDirectory() as folder:
         async with serving(Path(folder), store=StoreConfig(flush="async")) as served, trio.open_nursery() as nursery:
             broker = served.broker

@@ -36,7 +36,7 @@ def allow(identity: Identity, action: str, name: str) -> bool:
 
 
 def idle(broker: Broker) -> Any:
-    """What a gate leads to, which does nothing with messages."""
+    """Return a broker for gates that does nothing with messages."""
     nothing: dict[str, Callable[..., object]] = {
         name: lambda *arguments, **options: None for name in ("publish", "publish_run", "publish_batch")
     }

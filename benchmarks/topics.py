@@ -68,7 +68,7 @@ class Client:
             Client.sent_bytes += len(piece)
 
     def hold_until(self, position: int) -> None:
-        """What is sent goes nowhere."""
+        """Do nothing: output of this client is only counted."""
 
     def wake(self) -> None:
         if not self.is_woken:

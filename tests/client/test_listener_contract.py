@@ -1,4 +1,4 @@
-"""A listener that returns what no listener may return is told at once; none of its messages is given back or lost."""
+"""A listener that returns a wrong value gets an error at once; none of its messages is returned or lost."""
 
 import asyncio
 import logging

@@ -373,7 +373,7 @@ def _by_key(live: Live) -> list[bytes] | None:
     try:
         found = finish_now(live.broker.store.query_keys("plain", b"key", 64, 0, 2**62)).records
     except NotReady:
-        return None  # the index is being rebuilt, and the client is told to ask again
+        return None  # the index is being rebuilt; a client gets an answer that asks it to retry
     return sorted(bytes(record.body) for data in found for record in decode_records(data))
 
 

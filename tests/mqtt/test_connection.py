@@ -224,8 +224,8 @@ def test_its_payload_is_not_kept() -> None:
     connection = connect(State.OPEN, V4)
     connection.receive_data(b"\x30\xff\xff\xff\x7f\x00\x01a" + bytes(100), 0.0)
     assert list(connection.events()) == []
-    for now in range(1000):
-        connection.receive_data(bytes(1000), float(now))
+    for second in range(1000):
+        connection.receive_data(bytes(1000), float(second))
         assert list(connection.events()) == []
         assert connection.buffered_bytes == 0
     assert connection.deadline() == 999 + 90

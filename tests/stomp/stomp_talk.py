@@ -228,6 +228,10 @@ class Running:
         self.broker.authentication.authenticators = (_believe,)
         return await self.connect(login=user, passcode=user)
 
+    def subscriptions(self) -> int:
+        """Return how many subscriptions all clients have."""
+        return sum(len(list(client.described_subscriptions())) for client in self.context.clients)
+
     async def settle(self) -> None:
         """Wait until everything appended is readable."""
         self.broker.store.commit()

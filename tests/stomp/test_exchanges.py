@@ -60,6 +60,7 @@ async def test_a_client_of_1_0_ends_it_by_its_destination(tmp_path: Path, text: 
         for command in ("SUBSCRIBE", "UNSUBSCRIBE"):
             await talk.send(talk.frame(command, destination=text, receipt=command))
             await talk.receipt(command)
+        assert stomp.subscriptions() == 0
 
 
 async def test_amq_queue_is_a_queue_that_is_there(tmp_path: Path) -> None:

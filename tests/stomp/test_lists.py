@@ -111,6 +111,7 @@ async def test_a_client_of_1_0_ends_it_by_the_list(tmp_path: Path) -> None:
         for command in ("SUBSCRIBE", "UNSUBSCRIBE"):
             await talk.send(talk.frame(command, destination=LIST, receipt=command))
             await talk.receipt(command)
+        assert stomp.subscriptions() == 0
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,7 @@ async def test_acknowledgements_of_two_subscriptions_without_an_id_are_their_own
         for message in reversed(messages):
             await talk.send(talk.frame("ACK", message_id=message["message-id"], receipt=message["message-id"]))
             await talk.receipt(message["message-id"])
+        assert stomp.context.counters.acknowledged == 2
 
 
 @pytest.mark.parametrize("destination", [TOPIC, "/topic/mqtt/a/b", "/topic/mqtt/a/#"])

@@ -125,6 +125,7 @@ async def test_receipts_of_acknowledgements_in_a_transaction_come_when_they_are_
             await talk.send(talk.settling("NACK", messages[1], receipt="nack", **TX))
             await talk.receipt("nack")
         await say(talk, "ABORT")
+        assert (stomp.context.counters.acknowledged, stomp.context.counters.failed) == (0, 0)
 
 
 async def test_a_receipt_in_a_transaction_comes_before_an_error_in_the_same_packet(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ class Member:
 
     @property
     def asks(self) -> bool:
-        """Whether it depends on a message's name if it may get it."""
+        """Whether the member's permission depends on the names of messages."""
         return self._names is not None and self._names.asks
 
     def may_get(self, name: str) -> bool:

@@ -181,12 +181,7 @@ class Shares:
             another selection.
         """
         share = self._open(topic, group, selection, start, policy, names, marks, user)
-        present = share.source.selection.name
-        if present != selection.name:
-            if len(share):
-                text = f"group {group!r} selects {present!r} of topic {topic!r}; use the same selection"
-                raise Refused(Reason.ILLEGAL, text)
-            share.source.select(selection, names)
+        _agree(share, topic, group, selection, names)
         share.gone = False
         limit = self.config.share_members_max
         if len(share) >= limit:
@@ -633,3 +628,14 @@ class Shares:
             "unused_groups_forgotten": self.unused.forgotten,
             "unused_topics_deleted": self.unused.topics,
         }
+
+
+def _agree(share: Share, topic: str, group: str, selection: Selection, names: Names | None) -> None:
+    """Let *share* have *selection*. Raises `Refused` if its members have another one."""
+    present = share.source.selection.name
+    if present == selection.name:
+        return
+    if len(share):
+        text = f"group {group!r} selects {present!r} of topic {topic!r}; use the same selection"
+        raise Refused(Reason.ILLEGAL, text)
+    share.source.select(selection, names)

@@ -243,7 +243,7 @@ class ServerPeer:
 
     @property
     def shown(self) -> str:
-        """What the log calls the client: its protocol, its name if that is known, and its address."""
+        """The client as log lines name it: protocol, name if known, and address."""
         if self.client:
             return f"{self.protocol.name} client {self.client[:CLIENT_SHOWN]!r} at {self.address}"
         return f"{self.protocol.name} {self.address}"

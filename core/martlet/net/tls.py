@@ -59,7 +59,7 @@ class Tls:
 
     @property
     def make(self) -> Callable[[], Awaitable[ssl.SSLContext | None]] | None:
-        """What to pass as ``make_tls`` of a `Protocol`; None unless the port may need a certificate of its own."""
+        """The ``make_tls`` of a `Protocol`; None unless the port may need a certificate of its own."""
         return self._make if self._config.tls == "permissive" and not self._config.tls_cert else None
 
     async def _make(self) -> ssl.SSLContext | None:

@@ -79,12 +79,12 @@ class Session:
 
     @property
     def is_stored(self) -> bool:
-        """Whether it outlives its connection."""
+        """Whether the session outlives its connection."""
         return self._live is not None
 
     @property
     def until(self) -> int:
-        """What to pass to `Peer.hold_until` so that every change so far is durable."""
+        """The position for `Peer.hold_until` at which every change so far is durable."""
         return NEXT_COMMIT if self._live is not None else 0
 
     @property

@@ -512,7 +512,7 @@ def _intact(messages: Sequence[ReceivedMessage | DamagedMessage]) -> list[Receiv
 
 
 def _is_of(message: ReceivedMessage, topic: str) -> bool:
-    """Whether it was stored in *topic*; the key index also finds other topics with the same hash."""
+    """Whether *message* was stored in *topic*; the key index also finds messages of other topics with the same hash."""
     return topic in (message.queue.topic, message.topic) and (
         message.queue.topic == topic or message.queue.topic.startswith(RETRY_PREFIX)
     )

@@ -160,7 +160,7 @@ class Arrived:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is the same for all subscribers, now and later."""
+        """Whether the message is the same for all subscribers, now and later."""
         return not (self.expires_ms or self.client_id or self.retain)
 
 

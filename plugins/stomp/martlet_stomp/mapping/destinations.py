@@ -122,7 +122,7 @@ class Destination(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """What comes before the name in ``text``."""
+        """The part of ``text`` before the name."""
         return EXCHANGE if self.text.startswith(EXCHANGE) else self.kind.value
 
     @property
