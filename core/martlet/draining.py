@@ -1,4 +1,4 @@
-"""What happens to consumers when a topic gets more queues, or fewer.
+"""Consumers of a topic that gets more queues, or fewer.
 
 A topic whose number of queues is reduced keeps those that have messages, for readers only (`Topics.update`), until all
 consumers that the broker knows have read them: groups with committed offsets, shared groups, sessions. `Draining` finds

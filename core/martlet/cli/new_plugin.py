@@ -96,7 +96,7 @@ class @Name@Plugin(Hooks):
         return (Stage(check),)
 ''',
     "tests/test_@name@.py": '''\
-"""What the plugin @name@ promises."""
+"""Tests of the promises of the plugin @name@."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a plugin may do with messages on their way to the log, and which of them a consumer selects."""
+"""Stages and routers of messages on their way to the log, and predicates that select messages for consumers."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeAlias

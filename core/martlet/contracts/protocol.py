@@ -1,4 +1,4 @@
-"""What a protocol plugin provides.
+"""The parts of a protocol plugin.
 
 A `Protocol` says where it listens, and makes the two halves of one peer. The `Connection` is a sans-I/O state machine
 (bytes to events; time is an argument). The `Handler` acts on events; it is synchronous, so its changes to the broker

@@ -1,4 +1,4 @@
-"""What runs beside the protocols: services, and subcommands of the command line."""
+"""Services, which run beside the protocols, and subcommands of the command line."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias

@@ -157,7 +157,7 @@ class ExternalRun(Struct, frozen=True):
 
 
 class ExternalStage(Struct, frozen=True):
-    """What is staged of a part: until the log position ``end`` is durable, ``chunks`` are only promised.
+    """The staged messages of a part: until the log position ``end`` is durable, ``chunks`` are only promised.
 
     If the sequence ``is_committed`` already, nothing was stored.
     """

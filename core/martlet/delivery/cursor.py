@@ -55,7 +55,7 @@ class Permit(Protocol):
 
 
 class Sweeping(Protocol):
-    """What reads the log for a cursor behind the tail: a sweep, which has routed everything before ``swept_to``."""
+    """A reader of the log for a cursor behind the tail: a sweep, which has routed everything before ``swept_to``."""
 
     swept_to: int
 
@@ -67,7 +67,7 @@ class Sweeping(Protocol):
 
 
 class Source(Protocol):
-    """What a cursor belongs to and asks for its messages: a `Feed`.
+    """The owner of a cursor, which it asks for its messages: a `Feed`.
 
     ``pending_bytes`` is the size of what its cursors have not yet collected.
     """

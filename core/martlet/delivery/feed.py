@@ -35,7 +35,7 @@ SWEEP_ROUTES_BYTES: Final = 1 << 24
 
 @final
 class Feed:
-    """What one protocol follows; created by `Cursors.open`.
+    """The topics that one protocol follows; created by `Cursors.open`.
 
     ``pending_bytes`` is the size of what the cursors have not yet collected; what several of them share counts for
     each. ``for_groups`` is the feed in which shared groups find their messages: this one or, if it is early, another

@@ -94,7 +94,7 @@ class Chunks:
 
 @final
 class HandedFrames:
-    """What was handed on and is not routed yet, by encoding; ``size`` in bytes."""
+    """The frames that were handed on and are not routed yet, by encoding; ``size`` in bytes."""
 
     __slots__ = ("_chunks", "size")
 

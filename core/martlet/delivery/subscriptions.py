@@ -45,7 +45,7 @@ def from_offset(offset: int) -> Start:
 
 
 class MemberPeer(Protocol):
-    """What a subscription, or a member of a shared group, needs of its peer; usually a `martlet.contracts.Peer`.
+    """The peer of a subscription, or of a member of a shared group; usually a `martlet.contracts.Peer`.
 
     A protocol with many subscriptions of one client passes an object for each, which knows what it is for.
     """

@@ -1,4 +1,4 @@
-"""What an administrator sees of shared groups."""
+"""Descriptions of shared groups for administrators."""
 
 from collections.abc import Iterator
 from typing import final

@@ -87,7 +87,7 @@ class Share:
 
     @property
     def gone(self) -> bool:
-        """Whether its members get no more messages; they leave."""
+        """Whether the members of the group get no more messages; they leave."""
         return self._competitors.gone
 
     @gone.setter

@@ -233,7 +233,7 @@ class UnusedGroups:
 
 @final
 class _Use:
-    """What the stored *lanes* of a group without members say, and whether anything else uses its topic."""
+    """The state of a group without members by its stored *lanes*, and whether anything else uses its topic."""
 
     def __init__(self, owner: Owner, topic: Topic, lanes: Sequence[Lane]) -> None:
         self._lanes = {lane.key.queue_id: lane for lane in lanes}

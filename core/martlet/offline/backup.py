@@ -36,7 +36,7 @@ PAUSE_S: Final = 0.2
 
 
 class Backup(Struct):
-    """What was copied; ``findings`` are damages that the original has as well, and is empty otherwise."""
+    """The files that were copied; ``findings`` are damages that the original has as well, and is empty otherwise."""
 
     inspection: Inspection
     copied_bytes: int = 0

@@ -54,7 +54,7 @@ class Finding(Struct, frozen=True):
 
 
 class Plan(Struct):
-    """What a start would do; nothing if ``findings`` is empty."""
+    """The repairs that a start would make; none if ``findings`` is empty."""
 
     stopped_in_order: bool
     findings: list[Finding] = field(default_factory=list)

@@ -1,1 +1,1 @@
-"""What every part runs on: clocks, identifiers, slices of work on the event loop, memory."""
+"""The base of all parts: clocks, identifiers, slices of work on the event loop, memory."""

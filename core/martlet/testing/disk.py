@@ -34,7 +34,7 @@ class PowerCut(BaseException):
 
 @unique
 class Cut(Enum):
-    """What becomes of changes that were not synced."""
+    """The fate of changes that were not synced."""
 
     LOST = "none of them survives"
     KILLED = "only the process is killed: all are seen by the next, and are as little durable as before"

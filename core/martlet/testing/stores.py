@@ -1,4 +1,4 @@
-"""What tests of and around the store share: a clock set by hand, small files, short messages."""
+"""Parts of tests of and around the store: a clock set by hand, small files, short messages."""
 
 from typing import Any, Final, final
 

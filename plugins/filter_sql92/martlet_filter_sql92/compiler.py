@@ -44,7 +44,7 @@ __all__ = [
 
 
 class Source(Protocol):
-    """What has properties, such as a stored record."""
+    """An object with properties, such as a stored record."""
 
     def property(self, name: str) -> str | None: ...
 

@@ -1,4 +1,4 @@
-"""What the stored bytes of every selected record contain, so that a scan can search for it and skip the rest.
+"""Byte strings that every selected record contains as it is stored, so that a scan can search for it and skip the rest.
 
 A record stores its properties as ``name\\x01value\\x02...``, so ``colour = 'red'`` selects only records with the bytes
 ``colour\\x01red``. A needle is a regular expression over raw bytes: an escaped literal, then alternatives or at most

@@ -32,7 +32,7 @@ PREPARED: Final = 0x4  # in sysFlag of a half message
 @final
 @unique
 class TransactionState(Enum):
-    """What became of a local transaction. ``UNKNOWN``, or an exception: the broker asks later."""
+    """The outcome of a local transaction. ``UNKNOWN``, or an exception: the broker asks later."""
 
     COMMIT = 0x8
     ROLLBACK = 0xC

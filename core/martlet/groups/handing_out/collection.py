@@ -1,4 +1,4 @@
-"""What one member collects at once: new messages, returned ones, and how much of both it may get."""
+"""Messages that one member collects at once: new ones, returned ones, and how much of both it may get."""
 
 from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a shared group does with messages that somebody holds: it settles them, takes them back, renews their leases.
+"""Settles messages of a shared group that somebody holds, takes them back, and renews their leases.
 
 A change applies immediately and is noted with the next commit. An acknowledgement that is stored in an atomic group,
 together with messages, settles its message once that group is readable.

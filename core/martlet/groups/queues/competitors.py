@@ -1,4 +1,4 @@
-"""Those who compete for the messages of one group, and who of them is woken when there are some.
+"""The members that compete for the messages of one group, and which of them is woken when there are some.
 
 One member with credit is woken; if it leaves some messages, it wakes the next one. If a woken member does not collect
 within `STALL_S`, because its client reads slowly, the next one is woken instead.

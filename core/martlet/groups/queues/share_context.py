@@ -24,7 +24,7 @@ __all__ = ["Owner", "ShareContext"]
 
 
 class Owner(Protocol):
-    """What all groups of a broker share, as one of them uses it; implemented by `shared_groups.Shares`."""
+    """The state that all groups of a broker share, as one of them uses it; implemented by `shared_groups.Shares`."""
 
     store: Store
     topics: Topics

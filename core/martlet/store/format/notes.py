@@ -36,7 +36,7 @@ QueueEnd = tuple[str, int, int]
 
 
 class Note(NamedTuple):
-    """What a note says, with queues as topic, queue id and offset; a note of a later version says nothing.
+    """The content of a note, with queues as topic, queue id and offset; a note of a later version says nothing.
 
     ``deleted`` is the topic that was deleted, or empty. The queues of ``ends`` continue at these offsets, and consumers
     get no message of the queues of ``expired`` before these offsets.

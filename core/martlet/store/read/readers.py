@@ -64,7 +64,7 @@ def _copied(result: ReadResult) -> ReadResult:
 
 @final
 class _Shared:
-    """What the readers of a store have in common."""
+    """The state that all readers of a store share."""
 
     __slots__ = ("cold", "damaged", "damaged_records")
 

@@ -50,7 +50,7 @@ _SAME: Final = {
 
 @final
 class Incoming:
-    """What one client publishes."""
+    """The messages that one client publishes."""
 
     __slots__ = (
         "_aliases",

@@ -1,4 +1,4 @@
-"""What a client gets before its cursor goes on: messages sent again and retained messages, read from the log.
+"""Messages that precede those of a client's cursor: messages sent again and retained ones, read from the log.
 
 When a client comes back, what is in flight is sent first, with DUP and the identifiers of before (MQTT 5 section 4.4);
 then the cursor continues where the session is. Retained messages are due when a subscription begins. A session knows
@@ -63,7 +63,7 @@ class Due(NamedTuple):
 
 @final
 class DueMessages:
-    """Those of one client; ``may_read`` says whether it may get messages of a name, and is set before there are any."""
+    """The due messages of one client; ``may_read`` tells whether it may get messages of a name, and is set first."""
 
     __slots__ = (
         "_context",

@@ -1,4 +1,4 @@
-"""What is in flight to one client: packet identifiers and acknowledgements (MQTT 5 sections 4.3 and 4.9).
+"""Messages in flight to one client: packet identifiers and acknowledgements (MQTT 5 sections 4.3 and 4.9).
 
 The session knows which packet identifiers are in use, as numbers above 65,535 that say what for:
 

@@ -91,7 +91,7 @@ class Figures:
 
 @final
 class Outgoing:
-    """What one client is sent; `flight` takes its acknowledgements, `figures` what is in no log."""
+    """The messages to one client; `flight` takes its acknowledgements, `figures` what is in no log."""
 
     __slots__ = (
         "_context",

@@ -133,7 +133,7 @@ class _Waker:
 
 @final
 class SharedSubscriptions:
-    """Those of one client."""
+    """The shared subscriptions of one client."""
 
     __slots__ = ("_context", "_due", "_gate", "_leased", "_leaving", "_members", "_peer", "_version")
 

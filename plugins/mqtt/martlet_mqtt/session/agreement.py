@@ -1,4 +1,4 @@
-"""What CONNECT and CONNACK agree on (MQTT 5 sections 3.1.2 and 3.2.2): session expiry, keep alive and limits; pure."""
+"""Session expiry, keep alive and limits, as CONNECT and CONNACK negotiate them (MQTT 5 sections 3.1.2, 3.2.2); pure."""
 
 from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.shared.context import Context

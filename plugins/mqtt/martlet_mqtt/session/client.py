@@ -29,7 +29,7 @@ _SHOWN: Final = 80
 
 @final
 class Client:
-    """What is known of one client, and what it has.
+    """One client: its connection, its session, and the parts that serve it.
 
     What only publishers need, and what only subscribers need, is made when the client uses it: many clients do one of
     both, and each part costs time at CONNECT and memory as long as the connection lasts.
@@ -200,7 +200,7 @@ class Client:
 
     @property
     def is_stored(self) -> bool:
-        """Whether its session outlives the connection."""
+        """Whether the session outlives the connection."""
         return self.session is not None and self.session.is_stored
 
     @property

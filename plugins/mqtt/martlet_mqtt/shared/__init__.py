@@ -1,1 +1,1 @@
-"""What all connections share: counters and registries, retained messages, storing, replies."""
+"""State that all connections share: counters and registries, retained messages, storing, replies."""

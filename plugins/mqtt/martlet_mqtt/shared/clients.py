@@ -18,7 +18,7 @@ class Connected(Protocol):
 
     @property
     def is_stored(self) -> bool:
-        """Whether its session outlives the connection."""
+        """Whether the session outlives the connection."""
         ...
 
     @property

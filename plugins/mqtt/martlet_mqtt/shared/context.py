@@ -1,4 +1,4 @@
-"""What all connections of the plugin share: the topic and its feed, names, shapes, clients, and what they did."""
+"""State that all connections of the plugin share: the topic and its feed, names, shapes, clients, counters."""
 
 import logging
 from typing import Final, final
@@ -29,7 +29,7 @@ PROTOCOL: Final = "mqtt"
 
 @final
 class Counters(Struct):
-    """What happened since the start."""
+    """Counters since the start."""
 
     received: int = 0  # PUBLISH packets of clients
     delivered: int = 0  # PUBLISH packets to clients

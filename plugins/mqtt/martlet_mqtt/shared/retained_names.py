@@ -91,7 +91,7 @@ class SortedNames:
 
 @final
 class _Search:
-    """What a name must be to match *topic_filter*."""
+    """The conditions on a name that matches *topic_filter*."""
 
     __slots__ = ("_hides", "_is_open", "_levels", "_literals", "cost", "start")
 

@@ -107,7 +107,7 @@ TRANSITIONS: Final[dict[tuple[State, int], State]] = {
 @final
 @final
 class Limits(NamedTuple):
-    """What a client may send at most, and for how long it may wait with CONNECT."""
+    """The most that a client may send, and the time it has for CONNECT."""
 
     connect_bytes_max: int = 65_536
     packet_bytes_max: int = 16 << 20

@@ -1,1 +1,1 @@
-"""What the broker knows of consumers: members, subscriptions, long polls, pops, rates."""
+"""State of consumers: members, subscriptions, long polls, pops, rates."""

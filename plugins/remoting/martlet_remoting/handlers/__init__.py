@@ -1,1 +1,1 @@
-"""What each request means to the broker, by subject; every module has its table of request codes."""
+"""Handlers of requests, by subject; every module has its table of request codes."""

@@ -108,7 +108,7 @@ def refuse(command: Command, code: int, remark: str, ext: Mapping[str, object] =
 
 @final
 class RemotingState:
-    """What all connections of the plugin share, one collaborator for each concern."""
+    """State that all connections of the plugin share, one collaborator for each concern."""
 
     def __init__(self, broker: Broker, config: RemotingConfig, registrar: Registrar | None = None) -> None:
         self.broker: Final = broker

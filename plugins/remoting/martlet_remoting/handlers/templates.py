@@ -1,4 +1,4 @@
-"""What this broker writes into every answer and record: its address, and the fixed parts of answers and properties."""
+"""Parts that are the same in every answer and record: the broker's address, fixed parts of answers and properties."""
 
 from typing import Final, final
 

@@ -40,7 +40,7 @@ DIGITS: Final = frozenset("0123456789")
 
 @final
 class Handle(Struct, frozen=True):
-    """What a consumer needs to acknowledge a popped message."""
+    """The handle with which a consumer acknowledges a popped message."""
 
     first: int
     pop_ms: int

@@ -40,7 +40,7 @@ class _Settling(NamedTuple):
 
 @final
 class _Transaction:
-    """What one transaction has until now; ``frames`` and ``size`` say how much that is."""
+    """One open transaction; ``frames`` and ``size`` tell how much it has until now."""
 
     __slots__ = ("frames", "messages", "settlings", "size")
 
@@ -53,7 +53,7 @@ class _Transaction:
 
 @final
 class Transactions:
-    """Those of one client that have not ended."""
+    """The open transactions of one client."""
 
     __slots__ = ("_context", "_end_client", "_gate", "_open", "_owner", "_peer", "_sending", "_subscriptions")
 

@@ -87,7 +87,7 @@ class Kind(Enum):
 
     @property
     def is_stored(self) -> bool:
-        """Whether its messages are in a platform topic of that name."""
+        """Whether messages of this kind are in a platform topic of the same name."""
         return self in (Kind.QUEUE, Kind.TOPIC)
 
 

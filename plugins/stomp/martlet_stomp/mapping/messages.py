@@ -64,7 +64,7 @@ _TIMES: Final = frozenset(("expires", "expiration", *_DELAYS, *SCHEDULE_HEADERS)
 
 @final
 class Template:
-    """What the records of messages with equal headers have in common.
+    """The common part of the records of messages with equal headers.
 
     Attributes:
       destination: where they go.

@@ -37,7 +37,7 @@ Source: TypeAlias = Member | Reader | Follower
 
 
 class Ledger(Protocol):
-    """What a client was sent and has not acknowledged; a `Member` of a group is one."""
+    """Messages that a client was sent and has not acknowledged; a `Member` of a group is one."""
 
     def holds(self, queue_id: int, offset: int) -> bool: ...
 

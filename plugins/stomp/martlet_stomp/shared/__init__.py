@@ -1,1 +1,1 @@
-"""What all connections share: counters and registries, storing, replies, temporary destinations."""
+"""State that all connections share: counters and registries, storing, replies, temporary destinations."""

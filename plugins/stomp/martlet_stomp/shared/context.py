@@ -1,4 +1,4 @@
-"""What all connections of the plugin share: encodings, templates of messages, clients, and what they did."""
+"""State that all connections of the plugin share: encodings, templates of messages, clients, counters."""
 
 import logging
 from collections.abc import Callable
@@ -41,7 +41,7 @@ TEMPLATES_BYTES_KEPT: Final = 1 << 20
 
 @final
 class Counters(Struct):
-    """What happened since the start."""
+    """Counters since the start."""
 
     received: int = 0  # SEND frames of clients
     stored: int = 0  # messages of clients that the log has

@@ -1,1 +1,1 @@
-"""What clients read from the answers of brokers and name servers: needs no event loop."""
+"""Decoders of the answers of brokers and name servers, for clients; need no event loop."""
