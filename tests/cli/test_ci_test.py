@@ -57,8 +57,17 @@ def test_tests_of_the_product_alone_need_only_python_packages(tmp_path: Path, wo
     ]
 
 
+def test_tests_of_commands_and_pages_need_the_tools_but_no_clients(tmp_path: Path) -> None:
+    words = ("-n", "4", "tests/store", "tests/cli", "tests/net")
+    assert run(tmp_path, *words) == [
+        "need_system openssl:openssl systemd-analyze:systemd",
+        "need_venv .venv",
+        f"python -m tests.once_more {' '.join(words)}",
+    ]
+
+
 @pytest.mark.parametrize(
-    "words", [(), ("tests/interop",), ("tests/store", "tests/interop"), ("tests",), ("tests/cli",), ("-k", "crash")]
+    "words", [(), ("tests/interop",), ("tests/cli", "tests/interop", "tests/store"), ("tests",), ("-k", "crash")]
 )
 def test_all_others_need_the_real_clients_and_brokers(tmp_path: Path, words: tuple[str, ...]) -> None:
     lines = run(tmp_path, *words)
