@@ -16,6 +16,7 @@ from pathlib import Path
 import trio
 
 from martlet.delivery.fanout import Encoding, parts
+from martlet.groups.membership import Membership
 from martlet.message import Message
 from martlet.store import StoreConfig
 from martlet.testing.peers import RecordingPeer, serving
@@ -32,7 +33,9 @@ async def run(rounds: int) -> None:
             broker, clock = served.broker, time.process_time
             broker.topics.update("T", read_queues=QUEUES, write_queues=QUEUES)
             join = broker.shares.join
-            members = [join(RecordingPeer(), "T", "G", ENCODING, lease_s=60.0, credit=100) for _ in range(2)]
+            members = [
+                join(RecordingPeer(), "T", "G", ENCODING, Membership(lease_s=60.0, credit=100)) for _ in range(2)
+            ]
             properties, taken = b"TAGS\x01TagA\x02", 0
             costs = []
             for _ in range(rounds):

@@ -346,6 +346,7 @@ PLUGIN_CHAPTERS: Final = (
     ),
     Chapter("What an interest finds", "martlet.delivery.routing.division", ("Interest",)),
     Chapter("Runs of messages", "martlet.delivery.runs", ("Run", "Frames", "Receiver")),
+    Chapter("Memberships of shared groups", "martlet.groups.membership", ("Membership",)),
     Chapter("Rules of shared groups", "martlet.groups.strategy.policy", ("GroupPolicy", "OWNS_TOPIC", "AUTO_DELETE")),
     Chapter("Messages that stay with one member", "martlet.groups.strategy.sticky", ("Sticky",)),
     Chapter("Shared groups that nobody uses", "martlet.groups.unused_groups", ("UnusedGroups: expire since",)),

@@ -12,6 +12,7 @@ from martlet.broker import Broker
 from martlet.contracts import Certificate, Credentials, Identity, Password, Router, SignedRequest, Stage
 from martlet.delivery.subscriptions import from_earliest
 from martlet.errors import LocalProtocolError, Reason, Refused
+from martlet.groups.membership import Membership
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.message import Message
 from martlet.plugins.loader import guarded_authenticator, guarded_authorizer
@@ -58,7 +59,7 @@ def attempts(gate: Gate, topic: str = "t") -> Iterator[object]:
     yield lambda: gate.publish_run([run_item(topic)])
     yield lambda: gate.publish_item(run_item(topic))
     yield lambda: gate.subscribe(peer, topic, LINES)
-    yield lambda: gate.join(peer, topic, "G", LINES, lease_s=1)
+    yield lambda: gate.join(peer, topic, "G", LINES, Membership(lease_s=1))
     yield lambda: gate.consume("G", topic)
     yield lambda: gate.find_topic(topic, "read", 1)
     yield lambda: gate.find_topic(topic, "publish", 1)
@@ -235,7 +236,7 @@ async def test_a_subscription_is_asked_about_at_each_delivery() -> None:
         gate, ledger = guarded(broker)
         peer = RecordingPeer()
         reader = gate.subscribe(peer, "t", LINES, start=from_earliest, credit=9)
-        member = gate.join(peer, "t", "G", LINES, lease_s=30, credit=9, start=from_earliest)
+        member = gate.join(peer, "t", "G", LINES, Membership(lease_s=30, credit=9, start=from_earliest))
         ledger.denied = {("read", "t")}
         broker.rules.changed()
         refused(lambda: reader.collect(1000))
@@ -263,15 +264,15 @@ async def test_a_shared_group_is_for_those_who_may_read_it_and_not_for_every_rea
         broker.topics.ensure("t", 1)
         broker.authorizers = (rules,)
         ann, bob, peer = broker.gate(ANN), broker.gate(Identity("bob")), RecordingPeer()
-        member = ann.join(peer, "t", "ann/jobs", LINES, lease_s=1, policy=policy)
+        member = ann.join(peer, "t", "ann/jobs", LINES, Membership(lease_s=1), policy)
         assert ann.share("t", "ann/jobs", policy) is member.share
         if settled:
             text = refused(lambda: bob.share("t", "ann/jobs", policy))
         else:
-            text = refused(lambda: bob.join(peer, "t", "ann/jobs", LINES, lease_s=1, policy=policy))
+            text = refused(lambda: bob.join(peer, "t", "ann/jobs", LINES, Membership(lease_s=1), policy))
         assert text == "'bob' may not read shared group[stomp/ann/jobs]"
-        bob.join(peer, "t", "bob/jobs", LINES, lease_s=1, policy=policy)
-        refused(lambda: ann.join(peer, "t", "bob/jobs", LINES, lease_s=1, policy=GroupPolicy("mqtt")))
+        bob.join(peer, "t", "bob/jobs", LINES, Membership(lease_s=1), policy)
+        refused(lambda: ann.join(peer, "t", "bob/jobs", LINES, Membership(lease_s=1), GroupPolicy("mqtt")))
         broker.authorizers = (lambda identity, action, name: not name.startswith("$share/"),)
         with pytest.raises(Refused):
             member.collect(1)
@@ -281,7 +282,7 @@ async def test_an_opinion_about_shared_groups_in_general_is_for_each_of_them() -
     async with broker_in_memory() as broker:
         gate, ledger = guarded(broker)
         broker.authorizers = (lambda identity, action, name: None if "/" in name else ledger(identity, action, name),)
-        gate.join(RecordingPeer(), "t", "any text", LINES, lease_s=1, policy=GroupPolicy("stomp"))
+        gate.join(RecordingPeer(), "t", "any text", LINES, Membership(lease_s=1), GroupPolicy("stomp"))
         assert ledger.asked == [("ann", "read", "t"), ("ann", "read", "$share")]
 
 

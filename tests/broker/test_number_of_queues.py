@@ -16,6 +16,7 @@ from martlet.contracts import Identity
 from martlet.delivery.subscriptions import from_earliest
 from martlet.draining import BEGUN_A_TURN, LOOK_S, Unread
 from martlet.errors import Reason, Refused
+from martlet.groups.membership import Membership
 from martlet.groups.queues.finder import Names
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.message import Message
@@ -81,7 +82,7 @@ async def by_group_with_a_policy(broker: Broker) -> list[str]:
 
 async def _by_group(broker: Broker, policy: GroupPolicy | None) -> list[str]:
     peer = RecordingPeer()
-    member = broker.shares.join(peer, "t", "G", LINES, lease_s=30, credit=100, start=from_earliest, policy=policy)
+    member = broker.shares.join(peer, "t", "G", LINES, Membership(lease_s=30, credit=100, start=from_earliest), policy)
     found = told(member.collect(1 << 20))
     for line in found:
         assert member.ack(int(line.split(":")[0]), 0)
@@ -160,7 +161,7 @@ async def test_a_group_that_found_everything_by_names_and_left_keeps_no_queues(
     async with broker_in_memory(disk) as broker:
         names = Names(feed_of(broker, 8), "n")
         member = broker.shares.join(
-            RecordingPeer(), "t", "G", LINES, lease_s=30, credit=100, policy=POLICY, names=names
+            RecordingPeer(), "t", "G", LINES, Membership(lease_s=30, credit=100, names=names), POLICY
         )
         for number in range(8):
             send(broker, "n", str(number), number)
@@ -328,8 +329,8 @@ async def test_queues_that_come_back_bring_nobody_what_was_read(restart: bool, a
     async with broker_in_memory(disk) as broker:
         late, reader = subscribe(broker, "t"), Client(feed_of(broker, 1), "#")
         peer = RecordingPeer()
-        group = broker.shares.join(peer, "t", "New", LINES, lease_s=30, credit=100)
-        policed = broker.shares.join(peer, "t", "New", LINES, lease_s=30, credit=100, policy=POLICY)
+        group = broker.shares.join(peer, "t", "New", LINES, Membership(lease_s=30, credit=100))
+        policed = broker.shares.join(peer, "t", "New", LINES, Membership(lease_s=30, credit=100), POLICY)
         await settle(broker)
         broker.topics.update("t", 8, 8)
         assert dict(broker.groups.committed("New", "t")) == {0: 1, **dict.fromkeys(range(1, 8), 1)}
@@ -339,6 +340,6 @@ async def test_queues_that_come_back_bring_nobody_what_was_read(restart: bool, a
         assert (told(group.collect(1 << 20)), told(policed.collect(1 << 20))) == (["7:1:new"], ["7:1:new"])
     if restart:
         async with broker_in_memory(disk) as broker:
-            later = broker.shares.join(RecordingPeer(), "t", "Newer", LINES, lease_s=30, credit=100)
+            later = broker.shares.join(RecordingPeer(), "t", "Newer", LINES, Membership(lease_s=30, credit=100))
             assert told(later.collect(1 << 20)) == []
             assert broker.topics.update("t", 9, 9).begins == dict.fromkeys(range(1, 8), 1)

@@ -11,6 +11,7 @@ from trio.testing import MockClock
 from martlet.delivery.subscriptions import from_earliest
 from martlet.groups.group_members import Member
 from martlet.groups.leases.table import LeaseTable
+from martlet.groups.membership import Membership
 from martlet.groups.queues.finder import Names
 from martlet.groups.queues.share_lane import ShareLane
 from martlet.groups.share import Share
@@ -34,7 +35,7 @@ async def test_a_group_leaves_nothing_once_its_members_have_left(
         policy = None if kind == "consumer group" else GroupPolicy("tested")
         names = Names(broker.cursors.open(["t"]), "#") if kind == "by names" else None
         member = broker.shares.join(
-            RecordingPeer(), "t", "G", LINES, lease_s=30, credit=9, start=from_earliest, policy=policy, names=names
+            RecordingPeer(), "t", "G", LINES, Membership(lease_s=30, credit=9, start=from_earliest, names=names), policy
         )
         publish(broker, "t", 0, b"a", b"b")
         await trio.sleep(1)

@@ -3,11 +3,9 @@
 import math
 import random
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 from tests.delivery.pushing import LINES, broker_in_memory, told
-from tests.groups.test_share_names import Names
 from tests.groups.test_share_runs import cached_disk
 from trio.testing import MockClock
 
@@ -15,6 +13,8 @@ from martlet.broker import Broker
 from martlet.delivery.subscriptions import from_earliest
 from martlet.errors import LocalProtocolError
 from martlet.groups.group_members import Member
+from martlet.groups.membership import Membership
+from martlet.groups.queues.finder import Names
 from martlet.groups.strategy.choosing import PARKED_MAX
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.message import Message
@@ -36,11 +36,8 @@ def join(broker: Broker, *colours: str, credit: int = 100, lease_s: float = math
         "t",
         "G",
         LINES,
-        lease_s=lease_s,
-        credit=credit,
-        start=from_earliest,
-        policy=QUEUE,
-        takes=takes,
+        Membership(lease_s=lease_s, credit=credit, start=from_earliest, takes=takes),
+        QUEUE,
     )
 
 
@@ -168,9 +165,9 @@ async def test_a_message_that_retention_removed_is_settled() -> None:
 async def test_names_and_choices_exclude_each_other() -> None:
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)
-        join_with = partial(broker.shares.join, RecordingPeer(), "t", "G", LINES, lease_s=1, policy=QUEUE)
+        names = Names(broker.cursors.open(["t"]), "a")
         with pytest.raises(LocalProtocolError):
-            join_with(permits=Names("a"), takes=of_colour("red"))
+            Membership(lease_s=1, names=names, takes=of_colour("red"))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -219,7 +216,7 @@ async def test_with_parts_all_members_get_some() -> None:
         policy = GroupPolicy("parts", in_parts=True)
 
         def member(credit: int) -> Member:
-            return broker.shares.join(RecordingPeer(), "t", "G", LINES, lease_s=9, credit=credit, policy=policy)
+            return broker.shares.join(RecordingPeer(), "t", "G", LINES, Membership(lease_s=9, credit=credit), policy)
 
         alone = member(100)
         publish(broker, *["x"] * 10)

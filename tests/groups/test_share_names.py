@@ -6,6 +6,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from martlet.broker import Broker
 from martlet.delivery.subscriptions import from_earliest
 from martlet.groups.group_members import Member
+from martlet.groups.membership import Membership
 from martlet.message import Message
 from martlet.testing.peers import RecordingPeer
 
@@ -18,6 +19,9 @@ class Names:
     def __init__(self, *names: str) -> None:
         self.allowed = set(names)
 
+    def check(self) -> None:
+        """The member may take part."""
+
     def allows(self, name: str) -> bool:
         return name in self.allowed
 
@@ -29,7 +33,12 @@ class Reader:
         self.peer = RecordingPeer()
         self.names = Names(*names)
         self.member: Member = broker.shares.join(
-            self.peer, "t", "G", LINES, lease_s=lease_s, credit=credit, start=from_earliest, permits=self.names
+            self.peer,
+            "t",
+            "G",
+            LINES,
+            Membership(lease_s=lease_s, credit=credit, start=from_earliest),
+            permit=self.names,
         )
 
     def turn(self) -> list[str]:

@@ -7,6 +7,7 @@ from martlet.broker import Broker
 from martlet.delivery.routing.selection import EVERYTHING, select_tags
 from martlet.delivery.subscriptions import from_earliest
 from martlet.groups.group_members import Member
+from martlet.groups.membership import Membership
 from martlet.settings import DeliveryConfig
 from martlet.testing.peers import RecordingPeer
 from martlet.testing.stores import ManualClock
@@ -14,7 +15,11 @@ from martlet.testing.stores import ManualClock
 
 def join(broker: Broker, *, credit: int = 100, lease_s: float = 30.0) -> Member:
     return broker.shares.join(
-        RecordingPeer(), "t", "G", LINES, lease_s=lease_s, credit=credit, start=from_earliest, holder="anyone"
+        RecordingPeer(),
+        "t",
+        "G",
+        LINES,
+        Membership(lease_s=lease_s, credit=credit, start=from_earliest, holder="anyone"),
     )
 
 

@@ -12,6 +12,7 @@ from martlet.broker import Broker
 from martlet.delivery.subscriptions import Delivery, from_earliest
 from martlet.errors import Reason, Refused
 from martlet.groups.group_members import Member
+from martlet.groups.membership import Membership
 from martlet.groups.share import Share
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.message import Message
@@ -31,11 +32,9 @@ def join(
         "t",
         "G",
         LINES,
-        lease_s=lease_s,
-        credit=credit,
-        start=from_earliest,
-        policy=policy,
-        permits=Names(*names.split()) if names else None,
+        Membership(lease_s=lease_s, credit=credit, start=from_earliest),
+        policy,
+        permit=Names(*names.split()) if names else None,
     )
 
 
@@ -234,7 +233,9 @@ async def test_an_exclusive_member_gets_everything_while_it_is_there() -> None:
         broker.topics.ensure("t", 1)
         plain = join(broker, credit=2)
         first, second = (
-            broker.shares.join(RecordingPeer(), "t", "G", LINES, lease_s=9, credit=3, policy=QUEUE, is_exclusive=True)
+            broker.shares.join(
+                RecordingPeer(), "t", "G", LINES, Membership(lease_s=9, credit=3, is_exclusive=True), QUEUE
+            )
             for _ in range(2)
         )
         publish(broker, "t", 0, *BODIES[:8])
@@ -257,7 +258,7 @@ async def test_the_next_exclusive_member_is_woken() -> None:
         broker.topics.ensure("t", 1)
         peers = [RecordingPeer() for _ in range(3)]
         members = [
-            broker.shares.join(peer, "t", "G", LINES, lease_s=9, credit=3, policy=QUEUE, is_exclusive=place > 0)
+            broker.shares.join(peer, "t", "G", LINES, Membership(lease_s=9, credit=3, is_exclusive=place > 0), QUEUE)
             for place, peer in enumerate(peers)
         ]
         for member in members:
@@ -279,7 +280,7 @@ async def test_no_message_dies_in_the_topic_of_the_dead_letters(
         broker.topics.ensure(topic, 1)
         broker.groups.update(Group("G", retry_max_times=1))
         member = broker.shares.join(
-            RecordingPeer(), topic, "G", LINES, lease_s=math.inf, credit=1, start=from_earliest, policy=policy
+            RecordingPeer(), topic, "G", LINES, Membership(lease_s=math.inf, credit=1, start=from_earliest), policy
         )
         publish(broker, topic, 0, b"letter")
         for failures in range(6):

@@ -21,6 +21,7 @@ from martlet.delivery.subscriptions import Start, from_earliest, from_tail
 from martlet.errors import Reason, Refused
 from martlet.groups.group_members import Member
 from martlet.groups.handing_out.collection import READS_A_CALL
+from martlet.groups.membership import Membership
 from martlet.groups.share import Share
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.groups.strategy.redelivery import LONGEST_MS, pause_ms
@@ -57,7 +58,11 @@ class Competitor:
     ) -> None:
         self.peer = RecordingPeer()
         self.member: Member = broker.shares.join(
-            self.peer, "t", group, LINES, lease_s=lease_s, credit=credit, start=start, selection=selection or EVERYTHING
+            self.peer,
+            "t",
+            group,
+            LINES,
+            Membership(lease_s=lease_s, credit=credit, start=start, selection=selection or EVERYTHING),
         )
         self.deliveries: list[int] = []
 
@@ -910,7 +915,7 @@ RULES = (None, GroupPolicy("tested"), GroupPolicy("other"))
 def consume(broker: Broker, topic: str, group: str, policy: GroupPolicy | None, *, both: bool = True) -> Member:
     """Join, take two messages, and acknowledge both or the first."""
     member = broker.shares.join(
-        RecordingPeer(), topic, group, LINES, lease_s=30, credit=2, start=from_earliest, policy=policy
+        RecordingPeer(), topic, group, LINES, Membership(lease_s=30, credit=2, start=from_earliest), policy
     )
     assert len(told(member.collect(1 << 20))) == 2
     assert member.ack(0, 0)

@@ -13,6 +13,7 @@ from martlet.delivery.subscriptions import from_earliest
 from martlet.errors import Refused
 from martlet.groups.group_members import Member
 from martlet.groups.journal.journal_writer import DROPS_A_TURN
+from martlet.groups.membership import Membership
 from martlet.groups.queues.finder import Names
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.runtime.steps import finish_now
@@ -40,7 +41,7 @@ async def test_very_many_groups_go_in_turns_and_come_back_with_new_messages_at_o
 
     def join(broker: Broker, number: int) -> Member:
         return broker.shares.join(
-            RecordingPeer(), "t", f"g{number}", LINES, lease_s=30, credit=9, start=from_earliest, policy=policy
+            RecordingPeer(), "t", f"g{number}", LINES, Membership(lease_s=30, credit=9, start=from_earliest), policy
         )
 
     async with broker_in_memory(disk) as broker:
@@ -101,7 +102,7 @@ async def calls_of_a_publish(groups: int, *, is_wanted: bool) -> int:
         feed, peers = broker.cursors.open(["t"]), [RecordingPeer() for _ in range(groups)]
         members = [
             broker.shares.join(
-                peer, "t", f"a{i}/+", LINES, lease_s=30, credit=9, policy=POLICY, names=Names(feed, f"a{i}/+")
+                peer, "t", f"a{i}/+", LINES, Membership(lease_s=30, credit=9, names=Names(feed, f"a{i}/+")), POLICY
             )
             for i, peer in enumerate(peers)
         ]
@@ -130,7 +131,7 @@ async def test_groups_that_come_back_together_read_the_log_once() -> None:
 
     def join(broker: Broker, feed: Feed, number: int) -> Member:
         return broker.shares.join(
-            RecordingPeer(), "t", f"{number}/#", LINES, lease_s=30, policy=POLICY, names=Names(feed, f"{number}/#")
+            RecordingPeer(), "t", f"{number}/#", LINES, Membership(lease_s=30, names=Names(feed, f"{number}/#")), POLICY
         )
 
     async with broker_in_memory(disk) as broker:
@@ -157,7 +158,7 @@ async def test_a_group_without_members_holds_no_messages_and_finds_them_for_the_
 
         def join() -> Member:
             return broker.shares.join(
-                RecordingPeer(), "t", "g", LINES, lease_s=30, credit=9, policy=POLICY, names=Names(feed, "a/+")
+                RecordingPeer(), "t", "g", LINES, Membership(lease_s=30, credit=9, names=Names(feed, "a/+")), POLICY
             )
 
         one = join()
@@ -195,7 +196,7 @@ async def test_a_group_that_takes_some_names_counts_with_all_queues() -> None:
 
         def join(group: str) -> Member:
             names = Names(feed, "#")
-            return broker.shares.join(RecordingPeer(), "t", group, LINES, lease_s=30, policy=POLICY, names=names)
+            return broker.shares.join(RecordingPeer(), "t", group, LINES, Membership(lease_s=30, names=names), POLICY)
 
         for group in ("one", "two", "one"):
             join(group)
@@ -211,7 +212,7 @@ async def test_groups_count_with_all_queues_of_all_their_topics() -> None:
 
         def join(group: str, topic: str) -> Member:
             names = Names(feed, "#")
-            return broker.shares.join(RecordingPeer(), topic, group, LINES, lease_s=30, policy=POLICY, names=names)
+            return broker.shares.join(RecordingPeer(), topic, group, LINES, Membership(lease_s=30, names=names), POLICY)
 
         for group, topic in (("one", "t"), ("one", "u"), ("two", "t"), ("one", "u")):
             join(group, topic)

@@ -20,6 +20,7 @@ from martlet.delivery.subscriptions import from_earliest
 from martlet.errors import Refused
 from martlet.groups.group_members import Member
 from martlet.groups.journal.journal_codec import Key
+from martlet.groups.membership import Membership
 from martlet.groups.queues.finder import Names
 from martlet.groups.strategy.policy import AUTO_DELETE, OWNS_TOPIC, GroupPolicy
 from martlet.message import Message
@@ -72,13 +73,9 @@ def join(
         topic,
         group,
         LINES,
-        lease_s=30,
-        credit=9,
-        start=from_earliest,
-        policy=POLICY,
-        marks=marks,
+        Membership(lease_s=30, credit=9, start=from_earliest, marks=marks, names=names),
+        POLICY,
         user=user,
-        names=names,
     )
 
 
@@ -304,9 +301,9 @@ async def test_one_user_does_not_use_up_the_room_of_others() -> None:
         await settle(broker)
         join(broker, "t3", user="ann")
         anonymous = broker.gate(Identity())
-        anonymous.join(RecordingPeer(), "t3", "other", LINES, lease_s=30, policy=POLICY)
+        anonymous.join(RecordingPeer(), "t3", "other", LINES, Membership(lease_s=30), POLICY)
         with pytest.raises(Refused, match="4 shared groups are in use"):
-            anonymous.join(RecordingPeer(), "t3", "another", LINES, lease_s=30, policy=POLICY)
+            anonymous.join(RecordingPeer(), "t3", "another", LINES, Membership(lease_s=30), POLICY)
 
 
 async def test_groups_that_a_user_has_begun_count_until_they_are_forgotten(autojump_clock: MockClock) -> None:

@@ -11,6 +11,7 @@ from martlet.delivery.subscriptions import Delivery, from_earliest
 from martlet.groups.group_members import Member
 from martlet.groups.journal.journal_codec import Key, LeaseState
 from martlet.groups.journal.state import GroupState
+from martlet.groups.membership import Membership
 from martlet.groups.queues.finder import Names
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.testing.peers import RecordingPeer
@@ -37,13 +38,10 @@ def join(
         "t",
         group,
         LINES,
-        lease_s=lease_s,
-        credit=credit,
-        start=from_earliest,
-        policy=POLICY,
-        holder=keep or None,
-        selection=selection,
-        names=names,
+        Membership(
+            lease_s=lease_s, credit=credit, start=from_earliest, holder=keep or None, selection=selection, names=names
+        ),
+        POLICY,
     )
 
 

@@ -18,6 +18,7 @@ from martlet.broker import Broker
 from martlet.delivery.subscriptions import from_tail
 from martlet.errors import Refused
 from martlet.groups.group_members import Member
+from martlet.groups.membership import Membership
 from martlet.message import Message
 from martlet.runtime.steps import finish_now
 from martlet.state.log_order import LogOrder
@@ -34,7 +35,7 @@ ACTIONS = ("forget", "join", "publish", "ack")
 
 def join(broker: Broker) -> Member:
     return broker.shares.join(
-        RecordingPeer(), "t", "g", LINES, lease_s=math.inf, credit=100, start=from_tail, policy=POLICY
+        RecordingPeer(), "t", "g", LINES, Membership(lease_s=math.inf, credit=100, start=from_tail), POLICY
     )
 
 
@@ -157,7 +158,7 @@ async def test_a_topic_that_is_deleted_and_created_again_has_new_messages_for_it
         await store(broker, gap)
         broker.topics.ensure("t", 1)
         publish(broker, "one", "two", "three")
-        member = broker.shares.join(RecordingPeer(), "t", "g", LINES, lease_s=math.inf, credit=100, policy=POLICY)
+        member = broker.shares.join(RecordingPeer(), "t", "g", LINES, Membership(lease_s=math.inf, credit=100), POLICY)
         publish(broker, "four")
         await store(broker)
         assert collect(member)[0] == ["four"]

@@ -21,6 +21,7 @@ from martlet.delivery.routing.selection import Selection
 from martlet.delivery.subscriptions import Delivery
 from martlet.errors import Refused
 from martlet.groups.group_members import Member
+from martlet.groups.membership import Membership
 from martlet.groups.queues import finder, share_source
 from martlet.groups.queues.finder import Names
 from martlet.groups.strategy.policy import GroupPolicy
@@ -195,11 +196,13 @@ class Story:
             "t",
             topic_filter,
             LINES,
-            lease_s=math.inf,
-            credit=self.random.choice((0, 1, 3, 100)),
-            selection=selection(topic_filter),
-            policy=POLICY,
-            names=Names(feed, topic_filter) if topic_filter != "all" else None,
+            Membership(
+                lease_s=math.inf,
+                credit=self.random.choice((0, 1, 3, 100)),
+                selection=selection(topic_filter),
+                names=Names(feed, topic_filter) if topic_filter != "all" else None,
+            ),
+            POLICY,
         )
 
     def publish(self, broker: Broker) -> None:

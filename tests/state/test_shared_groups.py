@@ -37,6 +37,7 @@ from martlet.groups.journal.journal_codec import (
     encode_changes,
     head,
 )
+from martlet.groups.membership import Membership
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.message import Message
 from martlet.runtime.steps import begin, finish_now
@@ -405,7 +406,7 @@ async def test_a_dead_message_without_a_dead_letter_topic_is_dropped_and_with_on
         publish(broker, "t", 0, b"a")
         for policy in (GroupPolicy("x", 0), GroupPolicy("y", 0, "dead")):
             member = broker.shares.join(
-                RecordingPeer(), "t", "g", LINES, lease_s=5, credit=1, start=from_earliest, policy=policy
+                RecordingPeer(), "t", "g", LINES, Membership(lease_s=5, credit=1, start=from_earliest), policy
             )
             collect(member)
             assert member.nack(0, 0)
@@ -425,7 +426,7 @@ async def test_a_refused_message_is_dead_after_a_restart_too(
 
     def joined(broker: Broker) -> Member:
         return broker.shares.join(
-            RecordingPeer(), "t", "g", LINES, lease_s=NEVER, credit=9, start=from_earliest, policy=policy
+            RecordingPeer(), "t", "g", LINES, Membership(lease_s=NEVER, credit=9, start=from_earliest), policy
         )
 
     async with again(disk, clock) as broker:

@@ -13,6 +13,7 @@ from martlet.broker import Broker
 from martlet.contracts import Router
 from martlet.delivery.subscriptions import from_earliest
 from martlet.errors import Reason, Refused
+from martlet.groups.membership import Membership
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.message import Message
 from martlet.store.format.light import light_topics
@@ -93,7 +94,9 @@ async def test_members_of_a_shared_group_compete_for_a_light_topic(autojump_cloc
         broker = with_routers(made)
         publish(broker, "t", 2, *(b"%d" % n for n in range(4)), properties=A)
         first, second = (
-            broker.shares.join(RecordingPeer(), "%LMQ%a", "G", LINES, lease_s=30, credit=2, start=from_earliest)
+            broker.shares.join(
+                RecordingPeer(), "%LMQ%a", "G", LINES, Membership(lease_s=30, credit=2, start=from_earliest)
+            )
             for _ in range(2)
         )
         assert told(first.collect(1 << 20)) == ["0:0:0", "0:1:1"]
@@ -122,12 +125,12 @@ async def test_a_cursor_gets_a_record_once_for_each_topic_that_it_follows() -> N
 async def test_acknowledgements_of_a_light_topic_outlive_a_restart() -> None:
     disk = FakeDisk()
     disk.cached = True  # what a broker has just written is in the page cache
-    options: dict[str, Any] = {"lease_s": 30, "credit": 9, "start": from_earliest, "policy": GroupPolicy("tested")}
+    membership, policy = Membership(lease_s=30, credit=9, start=from_earliest), GroupPolicy("tested")
     async with broker_in_memory(disk) as made:
         broker = with_routers(made)
         publish(broker, "t", 2, b"parent")
         publish(broker, "t", 2, *(b"%d" % n for n in range(4)), properties=A)
-        member = broker.shares.join(RecordingPeer(), "%LMQ%a", "G", LINES, **options)
+        member = broker.shares.join(RecordingPeer(), "%LMQ%a", "G", LINES, membership, policy)
         assert len(told(member.collect(1 << 20))) == 4
         assert [member.ack(0, offset) for offset in (0, 2)] == [True, True]
         broker.store.commit()
@@ -135,7 +138,7 @@ async def test_acknowledgements_of_a_light_topic_outlive_a_restart() -> None:
     for path in [path for path in disk.files if "/consumequeue/" in path]:
         disk.unlink(path)
     async with broker_in_memory(disk) as broker:
-        member = broker.shares.join(RecordingPeer(), "%LMQ%a", "G", LINES, **options)
+        member = broker.shares.join(RecordingPeer(), "%LMQ%a", "G", LINES, membership, policy)
         assert sorted(told(member.collect(1 << 20))) == ["0:1:1", "0:3:3"]
 
 

@@ -48,7 +48,7 @@ from martlet.delivery.routing.selection import EVERYTHING, Selection
 from martlet.delivery.subscriptions import MemberPeer, Start, Subscription, Subscriptions, from_tail
 from martlet.errors import Reason, Refused
 from martlet.groups.group_members import Member
-from martlet.groups.queues.finder import Names
+from martlet.groups.membership import Membership
 from martlet.groups.share import Share
 from martlet.groups.shared_groups import Shares
 from martlet.groups.strategy.policy import GroupPolicy
@@ -515,46 +515,22 @@ class Gate:
         topic: str,
         group: str,
         encoding: Encoding,
-        *,
-        lease_s: float,
-        credit: int = 0,
-        selection: Selection = EVERYTHING,
-        start: Start = from_tail,
+        membership: Membership,
         policy: GroupPolicy | None = None,
-        holder: Hashable = None,
-        names: Names | None = None,
-        takes: Callable[[RecordView], bool] | None = None,
-        is_exclusive: bool = False,
-        marks: int = 0,
     ) -> Member:
         """Return a new member of a shared group, like `Shares.join`; requires ``read`` on *topic* and *group*.
 
-        With *names* it requires ``read`` on their topic filter instead of the whole topic, and the member gets only
-        messages whose names it may read.
-        Others go to other members, or to nobody if none of those that are connected may read them.
+        If *membership* has names, it requires ``read`` on their topic filter instead of the whole topic, and the member
+        gets only messages whose names it may read. Others go to other members, or to nobody if no connected member may
+        read them.
 
         Authorizers know a group with a *policy*, which is not a consumer group, as ``$share/<scope>/<group>``. The
         permission is checked again at each `Member.collect`, which then may raise `Refused`.
         """
+        names = membership.names
         permit = self._may_share(topic, group, policy, names.topic_filter if names is not None else "")
         return self._behind.shares.join(
-            peer,
-            topic,
-            group,
-            encoding,
-            lease_s=lease_s,
-            credit=credit,
-            selection=selection,
-            start=start,
-            permit=permit.check,
-            policy=policy,
-            holder=holder,
-            permits=permit if names is not None else None,
-            names=names,
-            takes=takes,
-            is_exclusive=is_exclusive,
-            marks=marks,
-            user=self.identity.name,
+            peer, topic, group, encoding, membership, policy, permit=permit, user=self.identity.name
         )
 
     def share(self, topic: str, group: str, policy: GroupPolicy | None = None) -> Share | None:

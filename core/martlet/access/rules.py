@@ -248,7 +248,7 @@ class FollowPermit:
 
 @final
 class SharePermit:
-    """Whether one identity may take part in a group, and which messages it may get (`by_name.NamePermit`).
+    """Whether one identity may take part in a group, and which messages it may get (`membership.MemberPermit`).
 
     *topic_filter* is the filter of names in *topic* that the group selects; empty for the whole topic.
     """

@@ -2,15 +2,14 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Final, final
 
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.subscriptions import Delivery, MemberPeer
 from martlet.errors import Refused
+from martlet.groups.membership import MemberPermit, Membership
 from martlet.groups.share import Share
-from martlet.groups.strategy.by_name import NamePermit
-from martlet.records.layout import RecordView
 from martlet.state.journal import Journal
 
 __all__ = ["KEPT_BYTES_MAX", "KEPT_MAX", "Member"]
@@ -33,7 +32,6 @@ class Member:
         "_distribution",
         "_kept",
         "_kept_bytes",
-        "_names",
         "_permit",
         "_settlement",
         "acknowledges",
@@ -54,19 +52,10 @@ class Member:
         share: Share,
         peer: MemberPeer,
         encoding: Encoding,
-        lease_s: float,
-        credit: int,
-        permit: Callable[[], None] | None,
-        holder: Hashable = None,
-        names: NamePermit | None = None,
-        takes: Callable[[RecordView], bool] | None = None,
-        *,
-        is_exclusive: bool = False,
+        membership: Membership,
+        permit: MemberPermit | None,
     ) -> None:
-        self.is_exclusive = is_exclusive
         self._permit = permit
-        self.takes = takes  # which of the group's messages; None for all
-        self._names = names
         # Messages that it holds and has not collected, with their names: another member read them.
         self._kept: deque[tuple[str, Delivery]] = deque()
         self._kept_bytes = 0
@@ -75,11 +64,13 @@ class Member:
         self._settlement = share.settlement
         self.peer = peer
         self.encoding = encoding
-        self.acknowledges = lease_s > 0
-        self.lease_s = lease_s or math.inf
-        self.credit = credit
+        self.takes = membership.takes
+        self.is_exclusive = membership.is_exclusive
+        self.acknowledges = membership.lease_s > 0
+        self.lease_s = membership.lease_s or math.inf
+        self.credit = membership.credit
         # By default an object of its own: if that were the member, only a garbage collection could free both.
-        self.holder: Hashable = object() if holder is None else holder
+        self.holder: Hashable = object() if membership.holder is None else membership.holder
         self.lapsed = 0  # leases that ended since it last acted
         self.woken = False  # woken, and has not collected since
 
@@ -108,7 +99,7 @@ class Member:
         """
         self.woken = False
         if self._permit is not None:
-            self._permit()
+            self._permit.check()
         found = self._take_kept(budget_bytes) if self._kept else []
         budget_bytes -= sum(delivery.size for delivery in found)
         if self.credit > 0 and budget_bytes > 0:
@@ -140,14 +131,16 @@ class Member:
     @property
     def asks(self) -> bool:
         """Whether the member's permission depends on the names of messages."""
-        return self._names is not None and self._names.asks
+        return self._permit is not None and self._permit.asks
 
     def may_get(self, name: str) -> bool:
         """Return whether it may get messages of *name*."""
+        permit = self._permit
+        if permit is None:
+            return True
         try:
-            if self._permit is not None:
-                self._permit()
-            return self._names is None or not self._names.asks or self._names.allows(name)
+            permit.check()
+            return not permit.asks or permit.allows(name)
         except Refused:
             return False
 

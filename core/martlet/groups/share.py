@@ -9,19 +9,16 @@ import math
 from collections.abc import Hashable
 from typing import Final, final
 
-from martlet.delivery.routing.selection import Selection
-from martlet.delivery.subscriptions import Start
 from martlet.errors import Reason, Refused
 from martlet.groups.handing_out.dead_letters import DeadLetters
 from martlet.groups.handing_out.distribution import Distribution
 from martlet.groups.handing_out.settlement import Settlement
+from martlet.groups.membership import Membership
 from martlet.groups.queues.competitors import Competitor, Competitors
-from martlet.groups.queues.finder import Names
-from martlet.groups.queues.share_context import Owner, ShareContext
+from martlet.groups.queues.share_context import ShareContext
 from martlet.groups.queues.share_lane import ShareLane
 from martlet.groups.queues.share_lanes import ShareLanes
 from martlet.groups.queues.share_source import ShareSource, finds_from
-from martlet.groups.strategy.policy import GroupPolicy
 from martlet.state.journal import Journal
 from martlet.tables.topics import Topic
 
@@ -56,28 +53,17 @@ class Share:
         "source",
     )
 
-    def __init__(
-        self,
-        owner: Owner,
-        dead_letters: DeadLetters,
-        topic: Topic,
-        group: str,
-        selection: Selection,
-        start: Start,
-        policy: GroupPolicy | None = None,
-        names: Names | None = None,
-        marks: int = 0,
-        user: str | None = None,
-    ) -> None:
-        self._owner = owner
+    def __init__(self, context: ShareContext, dead_letters: DeadLetters, first: Membership) -> None:
+        """Begin as the membership *first* says, where the group is not stored."""
+        self.context = context
+        owner = self._owner = context.owner
         self._dead_letters = dead_letters
         self._forget_at = owner.now() + owner.config.share_memory_s
         self._look_at = math.inf  # when to look again whether the state is stored
-        context = self.context = ShareContext(owner, topic, group, policy, marks, user)
         competitors = self._competitors = Competitors(context)
-        begun_at = finds_from(context) if names is not None else -1
-        lanes = self.lanes = ShareLanes(context, competitors, start, begun_at)
-        self.source = ShareSource(context, competitors, lanes, selection, names, begun_at)
+        begun_at = finds_from(context) if first.names is not None else -1
+        lanes = self.lanes = ShareLanes(context, competitors, first.start, begun_at)
+        self.source = ShareSource(context, competitors, lanes, first.selection, first.names, begun_at)
         self.settlement = Settlement(context, competitors, lanes)
         self.distribution = Distribution(context, competitors, lanes, self.source, self.settlement)
         self.source.begin()

@@ -17,31 +17,28 @@ import heapq
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, final
 
 import trio
 
 from martlet.delivery.fanout import Encoding
-from martlet.delivery.routing.selection import EVERYTHING, Selection
-from martlet.delivery.subscriptions import MemberPeer, Start, from_tail, is_readable, readable
+from martlet.delivery.subscriptions import MemberPeer, is_readable, readable
 from martlet.delivery.tail_reader import Tails
-from martlet.errors import LocalProtocolError, Reason, Refused
+from martlet.errors import Reason, Refused
 from martlet.groups.group_members import Member
 from martlet.groups.handing_out.dead_letters import DeadLetters
 from martlet.groups.journal.journal_codec import Key, LeaseState
 from martlet.groups.journal.journal_writer import GroupNotes
 from martlet.groups.journal.state import GroupState
-from martlet.groups.queues.finder import Names
+from martlet.groups.membership import MemberPermit, Membership
 from martlet.groups.queues.share_context import ShareContext
 from martlet.groups.queues.share_lane import ShareLane
 from martlet.groups.share import LAPSED_A_TURN, STORED_S, Share
-from martlet.groups.strategy.by_name import NamePermit
 from martlet.groups.strategy.policy import AUTO_DELETE, OWNS_TOPIC, GroupPolicy
 from martlet.groups.unused_groups import UnusedGroups
 from martlet.groups.user_limits import Place, UserShares
-from martlet.records.layout import RecordView
 from martlet.runtime.clock import Clock
 from martlet.runtime.steps import Pace, Steps
 from martlet.settings import DeliveryConfig
@@ -65,6 +62,8 @@ FORGOTTEN_A_SLICE: Final = 32
 LANES_CLOSED_A_TURN: Final = 256
 # Alarms of shares that are closed, or that have an earlier one, are dropped when there are more.
 STALE_ALARMS_MIN: Final = 64
+# The membership of a group that is opened for handles, before it has members.
+NOBODY: Final = Membership(lease_s=0)
 # The limit on leases in `GroupState`, which include those of groups not in memory, in units of delivery.leases_max.
 REMEMBERED_TIMES: Final = 4
 
@@ -135,19 +134,10 @@ class Shares:
         topic: str,
         group: str,
         encoding: Encoding,
-        *,
-        lease_s: float,
-        credit: int = 0,
-        selection: Selection = EVERYTHING,
-        start: Start = from_tail,
-        permit: Callable[[], None] | None = None,
+        membership: Membership,
         policy: GroupPolicy | None = None,
-        holder: Hashable = None,
-        permits: NamePermit | None = None,
-        names: Names | None = None,
-        takes: Callable[[RecordView], bool] | None = None,
-        is_exclusive: bool = False,
-        marks: int = 0,
+        *,
+        permit: MemberPermit | None = None,
         user: str | None = None,
     ) -> Member:
         """Make *peer* a member of *group* on *topic*.
@@ -157,56 +147,31 @@ class Shares:
           topic: the name of an existing topic.
           group: its name; without a *policy* it is a consumer group, created if the configuration allows it.
           encoding: encodes records as frames.
-          lease_s: how long the member may hold a message before another gets it; infinity: until it leaves; 0: it holds
-            none and need not acknowledge, messages are settled when it collects them.
-          credit: how many messages it may hold at once; if it holds none, how many a `Member.collect` returns at most.
-          selection: which messages the group gets; the same for all members.
-          start: where to begin in a queue that the group has never consumed.
-          permit: raises `Refused` if the peer may no longer read; called at each collect.
+          membership: what the member may hold; a new group begins as it says.
           policy: for a group that is not a consumer group.
-          holder: who holds the messages: any hashable except None; by default one that only the member has. If two
-            members have the same holder, the newer one gets the credit of settled messages.
-          permits: decides which messages the member may get; None for all.
-          names: finds the messages of *selection* by their names, of which each group has one topic filter; only for
-            groups with a *policy*. A new group begins with messages published from now on.
-          takes: returns whether the member takes a message that the group selects; None for all. Other messages go to
-            another member, or wait for one: up to `choosing.PARKED_MAX` of a queue, with more, later ones wait too.
-          is_exclusive: whether other members get no new messages while this one, the first exclusive one, is there.
-          marks: of a new group with a *policy*: `OWNS_TOPIC` if the topic was created for it, `AUTO_DELETE` if it goes
-            with its last member (`unused_groups.py`).
+          permit: decides at each `Member.collect` whether the member may read, and which messages; None for all.
           user: who has the member, for limits of one user; None for the broker itself.
 
         Raises:
           Refused: the topic or group does not exist, there are too many groups or members, or the other members use
             another selection.
         """
-        share = self._open(topic, group, selection, start, policy, names, marks, user)
-        _agree(share, topic, group, selection, names)
+        share = self._open(topic, group, policy, membership, user)
+        _agree(share, topic, group, membership)
         share.gone = False
         limit = self.config.share_members_max
         if len(share) >= limit:
             raise Refused(Reason.BUSY, f"group {group!r} has {limit} members; delivery.share_members_max is {limit}")
-        if takes is not None and permits is not None:
-            raise LocalProtocolError("a member whose permissions depend on names cannot choose messages as well")
-        member = Member(
-            share, peer, encoding, lease_s, credit, permit, holder, permits, takes, is_exclusive=is_exclusive
-        )
+        member = Member(share, peer, encoding, membership, permit)
         share.join(member)
         self._empty.pop(share, None)
         self.unused.joined(share.context.place)
         return member
 
     def _open(
-        self,
-        topic: str,
-        group: str,
-        selection: Selection,
-        start: Start,
-        policy: GroupPolicy | None,
-        names: Names | None = None,
-        marks: int = 0,
-        user: str | None = None,
+        self, topic: str, group: str, policy: GroupPolicy | None, first: Membership, user: str | None = None
     ) -> Share:
+        """Return a group, which begins as *first* says if it is new. Raises `Refused`."""
         found = readable(self.topics, topic)
         if policy is None:
             self.groups.reader(group, topic)
@@ -217,12 +182,12 @@ class Shares:
             return share
         self._check_room(Key(scope, group, topic, 0), found.read_queues, user)
         begins = not self.state.known.count_of(scope, group, topic)
-        marks |= self.unused.marks_of((topic, group, scope))
-        share = Share(self, self.dead_letters, found, group, selection, start, policy, names, marks, user)
+        marks = first.marks | self.unused.marks_of((topic, group, scope))
+        share = Share(ShareContext(self, found, group, policy, marks, user), self.dead_letters, first)
         self._add(share)
         if begins:
             self.users.begin(share.context.place, user, found.read_queues)
-        if names is not None:
+        if first.names is not None:
             self._reach_at = min(self._reach_at, self.now() + REACH_S)
         self.alarm(share.context, -math.inf)
         return share
@@ -302,7 +267,7 @@ class Shares:
         share = self._shares.get((topic, group, scope))
         if share is not None or self.notes.stored(Key(scope, group, topic, 0)) is None:
             return share
-        return self._open(topic, group, EVERYTHING, from_tail, policy)
+        return self._open(topic, group, policy, NOBODY)
 
     def groups_on(self, topic: str) -> list[tuple[str, str]]:
         """Return scope and name of each group that is not a consumer group and has a state on *topic*."""
@@ -630,12 +595,12 @@ class Shares:
         }
 
 
-def _agree(share: Share, topic: str, group: str, selection: Selection, names: Names | None) -> None:
-    """Let *share* have *selection*. Raises `Refused` if its members have another one."""
-    present = share.source.selection.name
+def _agree(share: Share, topic: str, group: str, membership: Membership) -> None:
+    """Let *share* have the selection of *membership*. Raises `Refused` if its members have another one."""
+    present, selection = share.source.selection.name, membership.selection
     if present == selection.name:
         return
     if len(share):
         text = f"group {group!r} selects {present!r} of topic {topic!r}; use the same selection"
         raise Refused(Reason.ILLEGAL, text)
-    share.source.select(selection, names)
+    share.source.select(selection, membership.names)

@@ -23,6 +23,7 @@ from martlet.delivery.subscriptions import (
 )
 from martlet.errors import NotReady, Reason, Refused
 from martlet.groups.group_members import Member
+from martlet.groups.membership import Membership
 from martlet.message import Message, Placed
 from martlet.runtime.clock import Clock
 from martlet.runtime.steps import Steps, resume
@@ -356,16 +357,8 @@ class LineHandler:
         if not 1 <= lease_s <= config.lease_max_s:
             text = f"a lease of {lease_s} s is out of range; it is 1 to {config.lease_max_s} (line.lease_max_s)"
             raise Refused(Reason.PARAMETER, text)
-        return self._gate.join(
-            self._peer,
-            packet.topic,
-            packet.group,
-            ENCODING,
-            lease_s=lease_s,
-            credit=credit,
-            selection=self._selection(packet),
-            start=_start(packet),
-        )
+        membership = Membership(lease_s=lease_s, credit=credit, selection=self._selection(packet), start=_start(packet))
+        return self._gate.join(self._peer, packet.topic, packet.group, ENCODING, membership)
 
     def _selection(self, packet: Subscribe) -> Selection:
         """Return the selection by the tags and the expression of *packet*. Raises `Refused`."""

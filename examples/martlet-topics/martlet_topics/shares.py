@@ -15,6 +15,7 @@ from martlet.delivery.routing.selection import Selection, select_tags
 from martlet.delivery.subscriptions import Delivery
 from martlet.errors import Reason, Refused
 from martlet.groups.group_members import Member
+from martlet.groups.membership import Membership
 from martlet.groups.queues.finder import Names
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.message import TAGS
@@ -119,17 +120,11 @@ class SharedFilters:
         limit = IDS_MAX // self._config.window - 1  # a window for the session, one for each group
         if len(self._members) >= limit:
             raise Refused(Reason.BUSY, f"the client has {limit} shared filters; there are no packet ids for more")
-        member = self._gate.join(
-            self._peer,
-            self._config.topic,
-            f"{group}/{inner}",
-            ENCODING,
-            lease_s=self._config.lease_s,
-            credit=self._config.window,
-            selection=select_names(inner),
-            policy=POLICY,
-            names=Names(self._feed, inner),
+        config, names = self._config, Names(self._feed, inner)
+        membership = Membership(
+            lease_s=config.lease_s, credit=config.window, selection=select_names(inner), names=names
         )
+        member = self._gate.join(self._peer, config.topic, f"{group}/{inner}", ENCODING, membership, POLICY)
         self._members[topic_filter] = member, qos
 
     def remove(self, topic_filter: str) -> None:

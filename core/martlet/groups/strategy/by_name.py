@@ -13,20 +13,7 @@ from martlet.delivery.fanout import parts
 from martlet.store import ReadResult
 from martlet.store.format.tags import find_tags
 
-__all__ = ["NamePermit", "Receiver", "assign", "may_get_all", "receivers_of"]
-
-
-class NamePermit(Protocol):
-    """Decides about the names of messages for one member; created by a gate."""
-
-    @property
-    def asks(self) -> bool:
-        """Whether the decision depends on the names."""
-        ...
-
-    def allows(self, name: str) -> bool:
-        """Return whether the member may read messages of *name*."""
-        ...
+__all__ = ["Receiver", "assign", "may_get_all", "receivers_of"]
 
 
 class Receiver(Protocol):

@@ -19,6 +19,7 @@ from martlet.delivery.routing.selection import Selection, select_tags
 from martlet.delivery.subscriptions import Delivery
 from martlet.errors import Reason, Refused
 from martlet.groups.group_members import Member
+from martlet.groups.membership import Membership
 from martlet.groups.queues.finder import Names
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.message import TAGS
@@ -184,6 +185,7 @@ class SharedSubscriptions:
             chosen = selection_of(context.broker, grant.selector)
             selection, condition = selection.both(chosen), chosen.predicate
         names = Names(context.feed, shared.topic_filter, condition)
+        membership = Membership(lease_s=math.inf, credit=1, selection=selection, names=names)
         context.ensure_topics()
         peer = _Waker(self, self._peer, grant.subscription.topic_filter)
         members: list[Member] = []
@@ -191,18 +193,7 @@ class SharedSubscriptions:
         try:
             for topic in context.feed.topics:
                 with _passing_over_denied() if topic not in needed else nullcontext():
-                    member = self._gate.join(
-                        peer,
-                        topic,
-                        group_of(shared),
-                        encoding,
-                        lease_s=math.inf,
-                        credit=1,
-                        selection=selection,
-                        policy=POLICY,
-                        names=names,
-                    )
-                    members.append(member)
+                    members.append(self._gate.join(peer, topic, group_of(shared), encoding, membership, POLICY))
         except Refused:
             self._leave(members)
             raise

@@ -27,6 +27,7 @@ from martlet.delivery.routing.selection import EVERYTHING, Selection
 from martlet.delivery.subscriptions import Delivery, MemberPeer, Start, from_earliest
 from martlet.errors import LocalProtocolError, Reason, Refused
 from martlet.groups.group_members import Member
+from martlet.groups.membership import Membership
 from martlet.groups.share import Share
 from martlet.records.layout import I32
 from martlet.tables.topics import READ, RETRY_PREFIX, Topic
@@ -429,7 +430,9 @@ class PopGroups:
         if old is not None:
             self._leave(old)
         group = PopGroup(self._deadlines, self._now)
-        group.member = pop.gate.join(group, topic, pop.name, STORED, lease_s=0.0, selection=selection, start=start)
+        group.member = pop.gate.join(
+            group, topic, pop.name, STORED, Membership(lease_s=0.0, selection=selection, start=start)
+        )
         group.member.woken = False
         self._groups[pop.name, topic] = group
         return group

@@ -8,6 +8,7 @@ from martlet.access import Gate
 from martlet.delivery.routing.selection import EVERYTHING, Selection
 from martlet.delivery.subscriptions import Start, from_earliest, from_tail
 from martlet.errors import Reason, Refused
+from martlet.groups.membership import Membership
 from martlet.groups.queues.finder import Names
 from martlet.groups.strategy.policy import AUTO_DELETE, OWNS_TOPIC
 from martlet.message import TAGS
@@ -144,22 +145,19 @@ class Opening:
                 raise StompError(f"queue {shown(destination.text)} has a topic filter, so it has no selectors; {text}")
             selection = select_names(name)
             names = Names(context.feeds.of(destination.topic), name, wanted.predicate if group else None)
-        return self._gate.join(
-            subscription,
-            destination.topic,
-            group or queue_group(destination),
-            context.encodings.of(self._version, destination, is_acknowledged=acknowledges),
+        membership = Membership(
             lease_s=math.inf if acknowledges else 0,
             credit=self._credit(subscription),
-            start=from_tail if name or (is_topics and not request.is_retroactive) else from_earliest,
-            policy=context.policy,
-            selection=selection.both(wanted) if group else selection,
-            # Consumers of a queue may have different selectors.
-            takes=None if group else wanted.predicate,
-            names=names,
+            takes=None if group else wanted.predicate,  # consumers of a queue may have different selectors
             is_exclusive=request.is_exclusive,
+            selection=selection.both(wanted) if group else selection,
+            names=names,
+            start=from_tail if name or (is_topics and not request.is_retroactive) else from_earliest,
             marks=0 if is_topics else OWNS_TOPIC * is_new | AUTO_DELETE * (request.auto_delete is True),
         )
+        encoding = context.encodings.of(self._version, destination, is_acknowledged=acknowledges)
+        shared = group or queue_group(destination)
+        return self._gate.join(subscription, destination.topic, shared, encoding, membership, context.policy)
 
     def _follow(self, subscription: Subscription, position: int | None) -> Source:
         """Follow names in a topic. Raises `StompError` and `Refused`."""
