@@ -47,9 +47,9 @@ from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode
 from martlet_remoting.wire.packets import Command
 from martlet_tx.checks import Checks
 from martlet_tx.config import TxConfig
-from martlet_tx.held import HeldTransactions
 from martlet_tx.plugin import TxPlugin
-from martlet_tx.projection import PendingTransactions
+from martlet_tx.state import TransactionState
+from martlet_tx.transactions import HeldTransactions
 
 TOPIC, GROUP = "Transactions", "benchmark_transaction_producer"
 READS = 30
@@ -240,10 +240,10 @@ async def fill(folder: str, count: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def memory_of(broker: Broker, state: PendingTransactions) -> int:
+def memory_of(broker: Broker, state: TransactionState) -> int:
     """Return the bytes that a copy of *state* takes."""
     data = b"".join(finish_now(state.freeze()))
-    copy = PendingTransactions(broker)
+    copy = TransactionState(broker)
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     finish_now(copy.restore(data, 0))

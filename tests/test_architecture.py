@@ -1,4 +1,4 @@
-"""docs/architecture.md shows the packages as they are."""
+"""docs/architecture.md shows the packages as they are, and docs/state.md the files of what survives a restart."""
 
 import ast
 import re
@@ -8,14 +8,20 @@ from typing import Final
 import pytest
 
 ROOT: Final = Path(__file__).parents[1]
+PRODUCT: Final = ("core/martlet", "plugins/*/martlet_*", "spark_connector/martlet_spark")
 PAGE: Final = (ROOT / "docs/architecture.md").read_text()
 ROWS: Final = dict(re.findall(r"^\| `([\w/]+)/` \| (.+) \|$", PAGE, re.MULTILINE))
 PACKAGES: Final = sorted(
     file.parent.relative_to(ROOT)
-    for pattern in ("core/martlet", "plugins/*/martlet_*", "spark_connector/martlet_spark")
+    for pattern in PRODUCT
     for top in ROOT.glob(pattern)
     for file in top.rglob("__init__.py")
 )
+# Of docs/state.md: package, live object, journal writer, journal codec, projection.
+STATES: Final = re.findall(
+    r"^\| [\w ]+ \| `([\w/]+/)` \|(.*)\|(.*)\|(.*)\|(.*)\|$", (ROOT / "docs/state.md").read_text(), re.MULTILINE
+)
+PROJECTION: Final = {"apply", "freeze", "restore", "forget", "floor", "roll"}
 # More files than a reader can hold at once; a package that grows beyond is divided.
 FILES_MAX: Final = 30
 
@@ -51,3 +57,29 @@ def test_the_page_names_only_files_that_exist() -> None:
     places = (ROOT, ROOT / "core/martlet", ROOT / "plugins/mqtt/martlet_mqtt")
     for name in set(re.findall(r"\b[\w/]+\.py\b", PAGE)):
         assert any((place / name).exists() for place in places), name
+
+
+def test_the_page_on_state_names_only_files_that_exist() -> None:
+    assert len(STATES) == 7
+    for package, *cells in STATES:
+        for cell in filter(None, map(str.strip, cells)):
+            assert (ROOT / package / cell.strip("`")).is_file(), package + cell
+
+
+def test_the_page_on_state_has_every_projection() -> None:
+    projections = {
+        file.relative_to(ROOT)
+        for pattern in PRODUCT
+        for top in ROOT.glob(pattern)
+        for file in top.rglob("*.py")
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.ClassDef) and not any("Protocol" in ast.unparse(base) for base in node.bases)
+        if PROJECTION.issubset(each.name for each in node.body if isinstance(each, ast.FunctionDef))
+    }
+    assert {Path(row[0], row[-1].strip(" `")) for row in STATES} == projections
+
+
+def test_a_journal_has_the_same_file_names_in_every_package() -> None:
+    names = [[Path(cell.strip(" `")).name for cell in row[2:]] for row in STATES]
+    assert {writer for writer, _, _ in names} == {"", "journal_writer.py"}
+    assert {(codec, state) for _, codec, state in names} == {("journal_codec.py", "state.py"), ("", "retained.py")}

@@ -49,15 +49,16 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     f"{TIMER}timers/recall.py": frozenset(("store",)),
     f"{TIMER}levels/stage.py": frozenset(("store",)),
     # Notes the offset of each level in the log on behalf of the broker.
-    f"{TIMER}levels/offsets.py": frozenset(("publish_atomic", "store")),
+    f"{TIMER}levels/state.py": frozenset(("publish_atomic", "store")),
     f"{TIMER}running.py": frozenset(("store",)),
     f"{TIMER}plugin.py": frozenset(("store", "topics")),
     # Keeps half messages, which no client reads or writes, and publishes what `Gate.end_transaction` has allowed.
-    f"{TX}held.py": frozenset(("publish", "publish_atomic", "publish_run", "store", "topics")),
+    f"{TX}transactions.py": frozenset(("publish", "publish_atomic", "publish_run", "store", "topics")),
     f"{TX}checks.py": frozenset(("groups", "store")),
     f"{TX}plugin.py": frozenset(("topics",)),
     # Keep staged messages, and publish what `Gate.commit_external` has allowed.
     f"{TX}external/delivery.py": frozenset(("store", "topics")),
+    f"{TX}external/journal_writer.py": frozenset(("store",)),
     f"{TX}external/transactions.py": frozenset(("store", "topics")),
     # Creates the topics of its rules and the feed that all gates follow, and finds out when sessions end.
     f"{MQTT}plugin.py": frozenset(("cursors", "sessions", "store")),

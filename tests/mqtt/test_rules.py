@@ -16,7 +16,7 @@ from martlet.errors import ConfigError, Reason, Refused
 from martlet.message import Message
 from martlet.records.layout import record_views
 from martlet.sessions.journal_codec import SENT, SessionState
-from martlet.sessions.journal_writer import SessionWriter
+from martlet.sessions.journal_writer import SessionJournalWriter
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
 from martlet_mqtt.config import MqttConfig
@@ -166,9 +166,9 @@ async def test_a_session_continues_where_its_delivery_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
 ) -> None:
     """Messages that could not be noted as in flight are not passed over when the client leaves because of that."""
-    note, notes = SessionWriter.note, 0
+    note, notes = SessionJournalWriter.note, 0
 
-    def refusing(writer: SessionWriter, state: SessionState, kind: int, *arguments: Any) -> None:
+    def refusing(writer: SessionJournalWriter, state: SessionState, kind: int, *arguments: Any) -> None:
         nonlocal notes
         notes += kind == SENT
         if kind == SENT and notes == fails:
@@ -179,7 +179,7 @@ async def test_a_session_continues_where_its_delivery_failed(
         talk = await mqtt.connect("me", expiry_s=1000)
         await talk.subscribe("a/#", qos=1, identifier=1)
         await talk.subscribe("b/#", qos=1, identifier=2)
-        monkeypatch.setattr(SessionWriter, "note", refusing)
+        monkeypatch.setattr(SessionJournalWriter, "note", refusing)
         publisher = await mqtt.connect("publisher")
         await publisher.send(*[Publish(f"{name}/x", name.encode(), 1, packet_id=9) for name in "aba"])
         assert isinstance(await talk.closed(), Disconnect)

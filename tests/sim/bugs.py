@@ -16,7 +16,7 @@ import trio
 from martlet.app import saving
 from martlet.broker import Broker
 from martlet.contracts import HalfMessage
-from martlet.groups.journal.journal_writer import GroupNotes
+from martlet.groups.journal.journal_writer import GroupJournalWriter
 from martlet.groups.journal.state import Lane
 from martlet.groups.leases.queue_leases import Leases
 from martlet.groups.queues import share_lanes
@@ -47,10 +47,10 @@ from martlet_remoting.consumers.pops import Pop, PopGroup
 from martlet_remoting.handler import RemotingHandler
 from martlet_remoting.wire.codes import RequestCode
 from martlet_remoting.wire.packets import Command
-from martlet_timer.levels import offsets as level_offsets
+from martlet_timer.levels import state as level_state
 from martlet_timer.levels.delay_clock import DelayClock
-from martlet_timer.levels.delivered import Delivered
 from martlet_timer.levels.delivery import LevelDelivery
+from martlet_timer.levels.journal_codec import Delivered
 from martlet_timer.timers import delivery as timer_delivery
 from martlet_timer.timers.damped_clock import DampedClock
 from martlet_timer.timers.delivery import TimerDelivery
@@ -58,7 +58,7 @@ from martlet_timer.timers.schedule import Timer
 from martlet_tx import checks
 from martlet_tx.checks import Checks
 from martlet_tx.formats import NAME
-from martlet_tx.held import HeldTransactions
+from martlet_tx.transactions import HeldTransactions
 
 from .held import DATA, LogTail
 from .life import Life
@@ -700,7 +700,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("delay levels delivered again after a start", (LevelDelivery, "_known", _forget_offsets)),
     bug(
         "lost rounds of the delay levels hidden by later ones",
-        (level_offsets, "apply_note", _trust_newest),
+        (level_state, "apply_note", _trust_newest),
         flush="sync",
         segment_bytes=65536,
         disk_delay_s=0.2,
@@ -716,7 +716,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("checks not counted", (checks, "checked", _forget_checks)),
     bug("popped messages return too early", (PopGroup, "hand_out", _short_leases)),
     bug("popped messages lost at a start", (share_lanes, "restore", _skip_popped), poppers=2, script=power_cuts),
-    bug("acknowledged messages return after a start", (GroupNotes, "ack", _ignored)),
+    bug("acknowledged messages return after a start", (GroupJournalWriter, "ack", _ignored)),
     bug(
         "retention removes what is needed",
         (Projections, "release", _no_keeper),

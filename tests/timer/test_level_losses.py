@@ -27,8 +27,8 @@ from martlet.state import pack_rows
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.peers import serving
 from martlet.testing.stores import small_config
-from martlet_timer.levels.delivered import Delivered, apply_note, encode_note
-from martlet_timer.levels.offsets import LevelOffsets
+from martlet_timer.levels.journal_codec import Delivered, apply_note, encode_note
+from martlet_timer.levels.state import LevelState
 
 ROUNDS = min(int(os.environ.get("MARTLET_CRASH_STEPS", "3")), 10)
 LEVELS = "1s 2s"
@@ -125,8 +125,8 @@ async def test_what_is_left_to_deliver_outlasts_a_stop(autojump_clock: MockClock
     lose(disk, [found[0]])
     config = small_config(segment_bytes=1 << 20, page_bytes=1 << 16, cache_bytes=1 << 20)
 
-    def only_offsets(broker: Broker) -> list[LevelOffsets]:
-        return [LevelOffsets(broker)]
+    def only_offsets(broker: Broker) -> list[LevelState]:
+        return [LevelState(broker)]
 
     async with serving(Path("/data/store"), store=config, disk=disk, clock=clock, projections=only_offsets):
         pass

@@ -17,8 +17,8 @@ from martlet.testing.stores import HOST, ManualClock
 from martlet_tx.checks import Checks
 from martlet_tx.config import TxConfig
 from martlet_tx.formats import HALF_TOPIC, NAME, OP_TOPIC, PARK_TOPIC
-from martlet_tx.held import HeldTransactions
 from martlet_tx.plugin import TxPlugin
+from martlet_tx.transactions import HeldTransactions
 
 TOPIC: Final = "orders"
 GROUP: Final = "sellers"

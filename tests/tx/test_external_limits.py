@@ -14,7 +14,7 @@ from martlet.errors import Reason, Refused
 from martlet.runtime.steps import finish_now
 from martlet.testing.disk import FakeDisk
 from martlet_tx.config import TxConfig
-from martlet_tx.external.records import STAGED_TOPIC
+from martlet_tx.external.staged_records import STAGED_TOPIC
 from martlet_tx.external.transactions import DROPPED_AT_ONCE
 
 SMALL = TxConfig(

@@ -3,7 +3,7 @@
 from tests.tx.external_talk import QUERY, numbered, sink
 
 from martlet.runtime.steps import finish_now
-from martlet_tx.external.records import EventKind, encode_event
+from martlet_tx.external.journal_codec import EventKind, encode_event
 from martlet_tx.external.state import ExternalState
 
 

@@ -18,7 +18,7 @@ from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import HOST, ManualClock
 from martlet_tx.config import TxConfig
 from martlet_tx.formats import PARK_TOPIC
-from martlet_tx.projection import checked
+from martlet_tx.journal_codec import checked
 
 CONFIG = TxConfig(immunity_ms=6000, checks_max=15)
 # Ten records fill a segment. Removal is forced by the disk, so age does not matter.

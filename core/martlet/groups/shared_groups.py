@@ -30,7 +30,7 @@ from martlet.errors import Reason, Refused
 from martlet.groups.group_members import Member
 from martlet.groups.handing_out.dead_letters import DeadLetters
 from martlet.groups.journal.journal_codec import Key, LeaseState
-from martlet.groups.journal.journal_writer import GroupNotes
+from martlet.groups.journal.journal_writer import GroupJournalWriter
 from martlet.groups.journal.state import GroupState
 from martlet.groups.membership import MemberPermit, Membership
 from martlet.groups.queues.share_context import ShareContext
@@ -91,7 +91,7 @@ class Shares:
         self.now = now
         self.state = GroupState(journal.topic)
         self.state.settled = self._settled_atomically
-        self.notes = GroupNotes(store, journal, self.state, config.share_queues_max)
+        self.notes = GroupJournalWriter(store, journal, self.state, config.share_queues_max)
         self.unsettled = 0
         self.dead_letters = DeadLetters(self)
         self.withheld = 0  # messages that no member of a group was allowed to read

@@ -14,14 +14,14 @@ from martlet.sessions.journal_codec import DEPENDENT, INDEPENDENT, SessionState,
 from martlet.state.journal import Journal
 from martlet.store import Store
 
-__all__ = ["SessionWriter"]
+__all__ = ["SessionJournalWriter"]
 
 # After every offset of the journal.
 NEVER: Final = 1 << 62
 
 
 @final
-class SessionWriter:
+class SessionJournalWriter:
     """The notes of all sessions on their way to the log.
 
     ``on_lost`` is called with the key of a session whose notes were lost.

@@ -27,7 +27,7 @@ from martlet.sessions.journal_codec import (
     encode_sent,
     next_number,
 )
-from martlet.sessions.journal_writer import SessionWriter
+from martlet.sessions.journal_writer import SessionJournalWriter
 from martlet.sessions.limits import SessionQuota
 from martlet.state.journal import NEXT_COMMIT, Journal
 
@@ -318,7 +318,7 @@ class LiveSessions:
 
     __slots__ = ("by_key", "leave", "quota", "writer")
 
-    def __init__(self, writer: SessionWriter, quota: SessionQuota) -> None:
+    def __init__(self, writer: SessionJournalWriter, quota: SessionQuota) -> None:
         self.by_key: dict[str, Session] = {}
         self.writer = writer
         self.quota = quota

@@ -20,7 +20,7 @@ from martlet.runtime.clock import Clock
 from martlet.runtime.turns import Turns
 from martlet.sessions.expiry import SessionExpiry
 from martlet.sessions.journal_codec import ATTACHED, BEGIN, SessionState, encode_note, encode_whole, first_number
-from martlet.sessions.journal_writer import SessionWriter
+from martlet.sessions.journal_writer import SessionJournalWriter
 from martlet.sessions.limits import SessionQuota
 from martlet.sessions.missed_messages import MissedMessages
 from martlet.sessions.session import JointChanges, LiveSessions, Session
@@ -44,7 +44,7 @@ class Sessions:
         self.table.on_lost = lambda key, is_rolled: self._lost(key, is_rolled=is_rolled)
         self.table.on_left = self._left
         self.table.note_again = self._note_again
-        self.writer = SessionWriter(store, journal)
+        self.writer = SessionJournalWriter(store, journal)
         self.writer.on_lost = lambda key: self._lost(key, is_rolled=False)
         self.quota = SessionQuota(self.table, journal.note_bytes_max, config)
         self.live = LiveSessions(self.writer, self.quota)  # those in use

@@ -16,8 +16,8 @@ from martlet_timer.elapsed_time import ElapsedTime, watch
 from martlet_timer.handover.exchange import Exchange
 from martlet_timer.levels.delay_clock import DelayClock
 from martlet_timer.levels.delivery import LevelDelivery
-from martlet_timer.levels.offsets import LevelOffsets
 from martlet_timer.levels.stage import LevelStage, parse_levels
+from martlet_timer.levels.state import LevelState
 from martlet_timer.running import RunningInfo
 from martlet_timer.timers.damped_clock import DampedClock
 from martlet_timer.timers.delivery import TimerDelivery
@@ -92,7 +92,7 @@ class TimerPlugin(Hooks):
             broker.topics.update(SCHEDULE_TOPIC, read_queues=levels, write_queues=levels)
         broker.topics.ensure(TIMER_TOPIC, 1)
         broker.stats.add("timers", self._timer_statistics)
-        self.level_offsets = LevelOffsets(broker)
+        self.level_offsets = LevelState(broker)
         self.running = RunningInfo(broker, self.level_offsets, self._timer_statistics)
         return [self.level_offsets, self.timers]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, final
 import trio
 
 from martlet.store.format.delays import SCHEDULE_TOPIC
-from martlet_timer.levels.offsets import LevelOffsets
+from martlet_timer.levels.state import LevelState
 
 if TYPE_CHECKING:
     from martlet.broker import Broker
@@ -22,7 +22,7 @@ WINDOW_S: Final = 10
 class RunningInfo:
     """The values; *timers* returns the statistics of the timers. Rates are known while `sample` runs."""
 
-    def __init__(self, broker: "Broker", offsets: LevelOffsets, timers: Callable[[], Mapping[str, object]]) -> None:
+    def __init__(self, broker: "Broker", offsets: LevelState, timers: Callable[[], Mapping[str, object]]) -> None:
         self._store = broker.store
         self._offsets = offsets
         self._timers = timers

@@ -19,8 +19,8 @@ from martlet.contracts import HalfMessage, Producers
 from martlet.errors import MartletError, Refused, StoreFailed
 from martlet_tx.config import TxConfig
 from martlet_tx.formats import CID, HALF_TOPIC, NAME, OP_TOPIC, immunity_ms
-from martlet_tx.held import HeldTransactions
-from martlet_tx.projection import adopted, checked
+from martlet_tx.journal_codec import adopted, checked
+from martlet_tx.transactions import HeldTransactions
 
 __all__ = ["Checks"]
 

@@ -31,7 +31,7 @@ from martlet.groups.journal.state import GroupState, Lane, whole
 from martlet.state.journal import Journal
 from martlet.store import Store
 
-__all__ = ["GroupNotes", "Source"]
+__all__ = ["GroupJournalWriter", "Source"]
 
 # Greater than every position and offset.
 NEVER: Final = 1 << 62
@@ -40,7 +40,7 @@ DROPS_A_TURN: Final = 512
 
 
 class Source(Protocol):
-    """The live state of a lane; ``reached`` is the position that was noted last (`GroupNotes.reach`), or -1."""
+    """The live state of a lane; ``reached`` is the position that was noted last (`GroupJournalWriter.reach`), or -1."""
 
     reached: int
 
@@ -96,7 +96,7 @@ class _Pending:
 
 
 @final
-class GroupNotes:
+class GroupJournalWriter:
     """Writes the notes of shared groups into their journal."""
 
     def __init__(self, store: Store, journal: Journal, state: GroupState, lanes_max: int) -> None:

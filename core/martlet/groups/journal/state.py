@@ -270,7 +270,7 @@ class GroupState:
         self.note_again: Callable[[Lane], bool] | None = None
         # Called with each lane that a note has dropped.
         self.was_dropped: Callable[[Key], None] | None = None
-        # The lanes with a state; `GroupNotes` adds and removes those whose notes are not applied yet.
+        # The lanes with a state; `GroupJournalWriter` adds and removes those whose notes are not applied yet.
         self.known = KnownLanes()
         self._lanes: dict[int, Lane] = {}
         self._numbers: dict[Key, int] = {}

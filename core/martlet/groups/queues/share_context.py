@@ -11,7 +11,7 @@ from typing import Protocol, final
 
 from martlet.delivery.tail_reader import Tails
 from martlet.groups.journal.journal_codec import Key
-from martlet.groups.journal.journal_writer import GroupNotes
+from martlet.groups.journal.journal_writer import GroupJournalWriter
 from martlet.groups.journal.state import GroupState
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.runtime.clock import Clock
@@ -34,7 +34,7 @@ class Owner(Protocol):
     config: DeliveryConfig
     now: Callable[[], float]
     state: GroupState
-    notes: GroupNotes
+    notes: GroupJournalWriter
     unsettled: int
     withheld: int
 

@@ -30,8 +30,8 @@ from martlet.store.read.reading import ReadResult
 from martlet.tables.topics import BROKER_TOPICS, TIMER_TOPIC, WRITE
 from martlet_timer.lateness import Lateness
 from martlet_timer.levels.delay_clock import DelayClock
-from martlet_timer.levels.delivered import Delivered, Offsets, Ranges, later_of, low_of, union
-from martlet_timer.levels.offsets import LevelOffsets
+from martlet_timer.levels.journal_codec import Delivered, Offsets, Ranges, later_of, low_of, union
+from martlet_timer.levels.state import LevelState
 from martlet_timer.properties import REAL_QUEUE, REAL_TOPIC
 from martlet_timer.timers.records import timer_properties
 
@@ -131,7 +131,7 @@ class LevelDelivery:
         broker: "Broker",
         plugin: str,
         delays_ms: Sequence[int],
-        offsets: LevelOffsets,
+        offsets: LevelState,
         clock: DelayClock,
         wall_ms: Callable[[], int],
     ) -> None:

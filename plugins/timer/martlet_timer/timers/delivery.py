@@ -22,12 +22,13 @@ from martlet.tables.topics import TIMER_TOPIC
 from martlet_timer.lateness import Lateness
 from martlet_timer.properties import REAL_TOPIC
 from martlet_timer.timers.damped_clock import DampedClock
+from martlet_timer.timers.journal_codec import ended, gone
 from martlet_timer.timers.pending import Pending
 from martlet_timer.timers.reader import Found, RecordReader
 from martlet_timer.timers.records import moved
 from martlet_timer.timers.repeats import Outcome, is_repeated, outcome_of
 from martlet_timer.timers.schedule import Schedule, Timer
-from martlet_timer.timers.state import TimerState, ended, gone
+from martlet_timer.timers.state import TimerState
 
 __all__ = ["TimerDelivery"]
 

@@ -14,52 +14,25 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, final
 
-import msgpack  # type: ignore[import-untyped]
-
 from martlet.errors import StoreError
 from martlet.records.layout import RecordView
 from martlet.runtime.steps import Pace, Steps, WaitingSteps
 from martlet.state import NOTHING, pack_rows, unpack_rows
 from martlet.state.journal import read_notes
 from martlet.tables.topics import TIMER_TOPIC
+from martlet_timer.timers.journal_codec import ENDED, GONE, decode_note, read_gone
 from martlet_timer.timers.pending import Column, Frozen, Pending
 from martlet_timer.timers.records import delete_key, key_of, read_timer
 from martlet_timer.timers.repeated import Repeated
 from martlet_timer.timers.repeats import is_repeated
 from martlet_timer.timers.schedule import Schedule, Timer
 
-__all__ = ["TimerState", "ended", "gone"]
+__all__ = ["TimerState"]
 
 FORMAT: Final = 1
-GONE: Final = 1
-ENDED: Final = 2
 # In a snapshot, in place of the hour of a row: the row has repeated messages.
 REPEATED: Final = -1
 RESTORED_AT_ONCE: Final = 4096
-
-
-def gone(timers: Iterable[Timer]) -> bytes:
-    """Return the note that *timers* are no longer pending."""
-    numbers = [GONE]
-    due_before = position_before = 0
-    for due_ms, position in timers:
-        numbers += (due_ms - due_before, position - position_before)
-        due_before, position_before = due_ms, position
-    note: bytes = msgpack.packb(numbers)
-    return note
-
-
-def ended(keys: Iterable[str]) -> bytes:
-    """Return the note that the repeated messages with these keys have no timer any more."""
-    note: bytes = msgpack.packb([ENDED, *keys])
-    return note
-
-
-def _read_gone(numbers: Sequence[int]) -> Iterator[Timer]:
-    due_ms = position = 0
-    for due_more, position_more in zip(numbers[::2], numbers[1::2], strict=True):
-        due_ms, position = due_ms + due_more, position + position_more
-        yield due_ms, position
 
 
 @final
@@ -114,9 +87,9 @@ class TimerState:
             self._remove(self.repeated.put(delete_key(topic, unique), (due_ms, record.position)))
 
     def _apply_note(self, note: bytes) -> None:
-        kind, *rest = msgpack.unpackb(note)
+        kind, rest = decode_note(note)
         if kind == GONE:
-            for timer in _read_gone(rest):
+            for timer in read_gone(rest):
                 self._remove(timer)
         elif kind == ENDED:
             for key in rest:

@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final, NamedTuple, final
 
-import msgpack  # type: ignore[import-untyped]
 import trio
 
 from martlet.records.layout import RecordView
 from martlet.runtime.steps import Pace, Steps, WaitingSteps
 from martlet.state import NOTHING, Pages, pack_rows, unpack_rows
-from martlet_tx.external.records import EVENTS_TOPIC, Chunk, EventKind, Key, Place, Stored
+from martlet_tx.external.journal_codec import EVENTS_TOPIC, Chunk, EventKind, Key, Place, Stored, decode_event
 
 __all__ = ["NO_VOTE", "ExternalState", "Part", "Producer", "Progress", "Vote"]
 
@@ -178,7 +177,7 @@ class ExternalState:
 
     def apply(self, records: Sequence[RecordView]) -> None:
         for record in records:
-            kind, *items = msgpack.unpackb(record.body)
+            kind, *items = decode_event(record.body)
             self._apply(kind, items, record.position)
             self.next = record.queue_offset + 1
         self._clean(CLEANED)

@@ -28,8 +28,10 @@ from martlet.errors import MartletError, Reason, Refused, StoreFailed
 from martlet.message import PROPERTIES_BYTES_MAX, Message, find_property
 from martlet.runtime.steps import Pace, Steps, WaitingSteps
 from martlet_tx.config import TxConfig
-from martlet_tx.external.delivery import Delivery, EventLog, read_staged
-from martlet_tx.external.records import Chunk, EventKind, Key, cut, encode_batch, encode_event, staged_bytes
+from martlet_tx.external.delivery import Delivery, read_staged
+from martlet_tx.external.journal_codec import Chunk, EventKind, Key, encode_event
+from martlet_tx.external.journal_writer import ExternalJournalWriter
+from martlet_tx.external.staged_records import cut, encode_batch, staged_bytes
 from martlet_tx.external.state import ExternalState, Part, PartKey, Producer, Vote
 
 __all__ = ["StagedTransactions"]
@@ -73,7 +75,7 @@ class StagedTransactions(ExternalTransactions):
         self._broker = broker
         self._store = broker.store
         self._config = config
-        self._events = EventLog(broker, state)
+        self._events = ExternalJournalWriter(broker, state)
         self.state = state
         state.move = self.move_before
         self._locks: dict[Key, trio.Lock] = {}

@@ -44,7 +44,8 @@ from martlet_tx.formats import (
     renewed_message,
 )
 from martlet_tx.halves import PAGE
-from martlet_tx.projection import PendingTransactions, resumed, unchecked
+from martlet_tx.journal_codec import resumed, unchecked
+from martlet_tx.state import TransactionState
 
 __all__ = ["HeldTransactions"]
 
@@ -82,7 +83,7 @@ class Portion(NamedTuple):
 class HeldTransactions(Transactions):
     """The transactions of one broker."""
 
-    def __init__(self, broker: Broker, config: TxConfig, state: PendingTransactions) -> None:
+    def __init__(self, broker: Broker, config: TxConfig, state: TransactionState) -> None:
         self._broker = broker
         self._store = broker.store
         self._config = config

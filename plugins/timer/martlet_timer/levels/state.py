@@ -1,9 +1,9 @@
 """How many messages of each delay level were delivered: notes in the log, and RocketMQ's ``config/delayOffset.json``.
 
 Each atomic group of delivered messages contains a note with the offsets of all levels, so after a crash a message was
-either delivered and is not again, or it was not (`delivered.py`). RocketMQ knows only the file; with `POSITION_KEY` it
-says which notes it contains. If that is missing, RocketMQ wrote the file last: its offsets count, and notes that are in
-the log already do not. They become a note of their own, so that everything is in the log again.
+either delivered and is not again, or it was not (`journal_codec.py`). RocketMQ knows only the file; with `POSITION_KEY`
+it says which notes it contains. If that is missing, RocketMQ wrote the file last: its offsets count, and notes that are
+in the log already do not. They become a note of their own, so that everything is in the log again.
 
 Nothing in the file is ahead of the durable log: else a crash could lose a delivery that the file contains.
 """
@@ -25,12 +25,21 @@ from martlet.state.journal import Journal, read_notes
 from martlet.store.format.delays import SCHEDULE_TOPIC
 from martlet.tables.rocketmq_json import DataVersion, head_of, parse, reading, seal, table_in
 from martlet.tables.saved import NO_POSITION, POSITION_KEY, Table
-from martlet_timer.levels.delivered import Delivered, Offsets, Ranges, apply_note, encode_note, later_of, low_of, union
+from martlet_timer.levels.journal_codec import (
+    Delivered,
+    Offsets,
+    Ranges,
+    apply_note,
+    encode_note,
+    later_of,
+    low_of,
+    union,
+)
 
 if TYPE_CHECKING:
     from martlet.broker import Broker
 
-__all__ = ["LevelOffsets"]
+__all__ = ["LevelState"]
 
 log = logging.getLogger("martlet.timer")
 
@@ -55,7 +64,7 @@ class LevelKeeper(Protocol):
 
 
 @final
-class LevelOffsets:
+class LevelState:
     """Which messages were delivered, by level; a projection (martlet.state.Projection) of the notes."""
 
     def __init__(self, broker: "Broker") -> None:

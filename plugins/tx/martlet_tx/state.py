@@ -1,14 +1,11 @@
-"""The projection: computes from the log which transactions are pending, and how often each was checked.
+"""The state of transactions, a projection of the log: which are pending, and how often each was checked.
 
-Notes in the journal, in msgpack: how often transactions were checked, that RocketMQ handled all up to some half
-message, that an administrator had a transaction checked again, or continued a parked one.
+It follows half messages, op records, and the journal.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from typing import Final, final
-
-import msgpack  # type: ignore[import-untyped]
 
 from martlet.broker import Broker
 from martlet.message import find_property
@@ -18,41 +15,16 @@ from martlet.state import NOTHING, pack_rows, unpack_rows
 from martlet.state.journal import read_notes
 from martlet_tx.formats import CHECK_TIMES, HALF_TOPIC, NAME, OP_TOPIC, PREPARED_OFFSET, half_offsets, number_of
 from martlet_tx.halves import PAGE, Halves, OpBlocks
+from martlet_tx.journal_codec import ADOPTED, CHECKED, UNCHECKED, decode_note
 
-__all__ = ["PendingTransactions", "adopted", "checked", "resumed", "unchecked"]
+__all__ = ["TransactionState"]
 
 FORMAT: Final = 1
-CHECKED, ADOPTED, UNCHECKED, RESUMED = range(4)
 HALF, OP = HALF_TOPIC.encode(), OP_TOPIC.encode()
 
 
-def checked(offsets: Sequence[int]) -> bytes:
-    """Note that the transactions of the half messages at *offsets*, ascending, are checked once more."""
-    before = 0
-    deltas = []
-    for offset in offsets:
-        deltas.append(offset - before)
-        before = offset
-    return bytes(msgpack.packb([CHECKED, *deltas]))
-
-
-def adopted(offset: int) -> bytes:
-    """Note that RocketMQ has handled all half messages before *offset*: ended, copied or parked them."""
-    return bytes(msgpack.packb([ADOPTED, offset]))
-
-
-def unchecked(offset: int) -> bytes:
-    """Note that the checks of the half message at *offset* are counted from 0 again."""
-    return bytes(msgpack.packb([UNCHECKED, offset]))
-
-
-def resumed(offset: int, first_offset: int) -> bytes:
-    """Note that the parked message at *offset* is a half message again; those before *first_offset* are gone."""
-    return bytes(msgpack.packb([RESUMED, offset, first_offset]))
-
-
 @final
-class PendingTransactions:
+class TransactionState:
     """The pending transactions.
 
     ``ending`` is no part of the state: by half message, the op record that was appended but not applied yet.
@@ -92,7 +64,7 @@ class PendingTransactions:
                 self._apply_op(record)
             else:
                 for note in read_notes(record.body):
-                    self._apply_note(*msgpack.unpackb(note))
+                    self._apply_note(*decode_note(note))
         self._add(fresh)
 
     @staticmethod
@@ -150,9 +122,7 @@ class PendingTransactions:
     def _apply_note(self, kind: int, *numbers: int) -> None:
         halves = self.halves
         if kind == CHECKED:
-            offset = 0
-            for delta in numbers:
-                offset += delta
+            for offset in accumulate(numbers):
                 halves.set_checks(offset, halves.checks(offset) + 1)
         elif kind == ADOPTED:
             halves.end_before(numbers[0])

@@ -1,0 +1,79 @@
+"""Writes the events of external transactions, alone or in an atomic group with messages, and staged messages."""
+
+from collections.abc import Sequence
+from typing import final
+
+from martlet.broker import Broker
+from martlet.errors import Reason, Refused
+from martlet.message import Message
+from martlet.store.append.writer import RunItem
+from martlet.store.queues.queues import Queue
+from martlet_tx.external.journal_codec import EVENTS_TOPIC, Stored
+from martlet_tx.external.staged_records import STAGED_TOPIC
+from martlet_tx.external.state import ExternalState
+
+__all__ = ["ExternalJournalWriter"]
+
+
+@final
+class ExternalJournalWriter:
+    """Appends events and staged messages."""
+
+    def __init__(self, broker: Broker, state: ExternalState) -> None:
+        self._broker = broker
+        self._store = broker.store
+        self._state = state
+
+    @property
+    def queue(self) -> Queue:
+        return self._store.queues.get(EVENTS_TOPIC, 0)
+
+    @property
+    def staged_queue(self) -> Queue:
+        return self._store.queues.get(STAGED_TOPIC, 0)
+
+    def append(self, event: bytes, items: Sequence[RunItem] = ()) -> int:
+        """Append *items* and *event*, all or none, and return the end in the log.
+
+        Raises:
+          Refused: the disk is full, or there is no room for them; none was stored.
+          StoreFailed: the disk failed.
+        """
+        writer = self._store.writer
+        message = Message(EVENTS_TOPIC, event, born_host=self._store.store_host)
+        return writer.append_run([*items, writer.item(message, self.queue)], atomic=True).end
+
+    def staged(self, bodies: Sequence[bytes], messages: Sequence[int]) -> tuple[list[RunItem], list[Stored]]:
+        """Return records of staged messages for `append`, and where they will be if they are appended next."""
+        queue, writer, host = self.staged_queue, self._store.writer, self._store.store_host
+        items = [writer.item(Message(STAGED_TOPIC, body, born_host=host), queue) for body in bodies]
+        first = queue.next_offset
+        sizes = enumerate(zip(bodies, messages, strict=True), first)
+        return items, [Stored(offset, len(body), count) for offset, (body, count) in sizes]
+
+    def commit(self) -> None:
+        """Write what was appended.
+
+        Raises:
+          Refused, StoreFailed: nothing that was appended since the last commit was stored.
+        """
+        self._store.committer.commit_early()
+
+    async def wait_applied(self) -> None:
+        """Wait until all events that were appended are durable and applied.
+
+        Raises:
+          Refused: the disk is full, or events are not applied anymore.
+          StoreFailed: the disk failed.
+        """
+        wanted = self.queue.next_offset
+        if self._state.next >= wanted:
+            return
+        self.commit()
+        wanted = self.queue.next_offset
+        await self._store.wait_flushed(self._store.written)
+        while self._state.next < wanted:
+            if self._state.is_stopped:
+                text = "external transactions have stopped, because the broker stops or the plugin tx has failed"
+                raise Refused(Reason.UNAVAILABLE, f"{text}; try again, and see the broker's log")
+            await self._state.applied.park()
