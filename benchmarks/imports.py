@@ -15,7 +15,7 @@ from statistics import median
 MODULES = (
     "martlet.records.layout",
     "martlet_remoting.wire.answers.messages",
-    "martlet_remoting.wire.answers.routes",
+    "martlet_remoting.wire.routes",
     "martlet_spark.cluster",
     "pyarrow",
     "martlet_spark.read.task",

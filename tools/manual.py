@@ -154,7 +154,11 @@ CLIENT_CHAPTERS: Final = (
     ),
     Chapter("Reading queues", CLIENT, ("PullConsumer", "Pulled", "PullStatus", "DamagedMessage")),
     Chapter("Popping messages", CLIENT, ("PopConsumer", "PoppedMessage")),
-    Chapter("Administration", CLIENT, ("Admin", "Cluster", "Member", "QueueLag", "QueueStats", "Route", "TopicQueues")),
+    Chapter(
+        "Administration",
+        CLIENT,
+        ("Admin", "BrokerGroup", "Cluster", "Member", "QueueLag", "QueueStats", "Route", "TopicQueues"),
+    ),
     Chapter("Settings", CLIENT, ("Settings", "SigningKey")),
     Chapter(
         "Errors",

@@ -10,9 +10,9 @@ import orjson
 
 from martlet.errors import RemoteProtocolError
 from martlet_remoting.wire.answers.bodies import integer, load_object, mapping, queue_map, texts
-from martlet_remoting.wire.answers.routes import MASTER_ID, Route, decode_route
 from martlet_remoting.wire.codes import RESPONSE_NAMES, RequestCode, ResponseCode
 from martlet_remoting.wire.packets import MessageQueue
+from martlet_remoting.wire.routes import Route, decode_route
 from martlet_spark.connection import CONNECTIONS, Answer, Connection, ConnectionLost, Security, attempts
 from martlet_spark.errors import ReadError
 
@@ -224,12 +224,12 @@ class Cluster:
         Raises:
           UnknownBroker: it has none at the moment.
         """
-        found = route.brokers.get(broker)
-        if not found:
+        if route.address(broker) is None:
             raise UnknownBroker(f"broker {broker!r} is not registered with the name servers")
-        if MASTER_ID not in found:
+        address = route.master(broker)
+        if address is None:
             raise UnknownBroker(f"broker {broker!r} has no master at the moment, only slaves")
-        return found[MASTER_ID]
+        return address
 
     def ask_broker(self, topic: str, route: Route, broker: str, ask: Callable[[Connection], T]) -> T:
         """Return what *ask* returns for a connection to *broker*, which has queues of *topic*.

@@ -23,10 +23,10 @@ from martlet_client import (
 )
 from martlet_remoting.wire import fastjson
 from martlet_remoting.wire.answers.messages import parse_message_id
-from martlet_remoting.wire.answers.routes import decode_route
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 from martlet_remoting.wire.headers import decode_pull_header
 from martlet_remoting.wire.packets import Command
+from martlet_remoting.wire.routes import decode_route
 
 from .fake import Cluster, Reply
 

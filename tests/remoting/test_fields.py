@@ -116,6 +116,6 @@ def test_a_command_may_have_no_fields(ext: bytes) -> None:
 
 def test_who_only_reads_answers_needs_none_of_these_records() -> None:
     """msgspec would be a third of what a program without an event loop imports for routes and messages."""
-    modules = "martlet_remoting.wire.answers.routes, martlet_remoting.wire.answers.messages, martlet.records.layout"
+    modules = "martlet_remoting.wire.routes, martlet_remoting.wire.answers.messages, martlet.records.layout"
     text = f"import sys, {modules}; print({{'msgspec', 'trio', 'pluggy'}} & {{*sys.modules}})"
     assert subprocess.check_output([sys.executable, "-c", text], text=True) == "set()\n"

@@ -24,7 +24,7 @@ def test_a_broker_whose_place_was_taken_is_not_known_as_it_was() -> None:
     finish_now(table.register(broker("one:1"), 2.0))
     route = table.route("A")
     assert route is not None
-    assert route.brokers[0].addresses == {0: "one:1"}
+    assert route.brokers["b"].addresses == {0: "one:1"}
     assert table.version_of("c", "one:1") == Version(1)
 
 

@@ -69,7 +69,7 @@ def test_registered_topic_has_a_route_with_all_its_brokers() -> None:
     route = table.route("T")
     assert route is not None
     assert route.queues == (TopicQueues("a", 4, 4, 6), TopicQueues("b", 4, 4, 6))
-    assert [(group.name, group.addresses) for group in route.brokers] == [("a", {0: "a:0"}), ("b", {0: "b:0"})]
+    assert [(group.name, group.addresses) for group in route.brokers.values()] == [("a", {0: "a:0"}), ("b", {0: "b:0"})]
     assert brokers_of(table, "V") == ["b"]
     assert table.route("nowhere") is None
 
@@ -179,7 +179,7 @@ def test_acting_master_is_read_only_and_has_id_0_if_the_client_wants_that() -> N
         route = table.route("T")
         assert route is not None
         assert route.queues[0].perm == 4
-        assert route.brokers[0].addresses == addresses
+        assert route.brokers["a"].addresses == addresses
         register(table, broker(number=0, acting=True), 1.0)
         route = table.route("T")
         assert route is not None
@@ -447,7 +447,7 @@ def test_a_light_topic_is_on_every_broker_with_one_queue() -> None:
     route = table.route("%LMQ%x")
     assert route is not None
     assert route.queues == (TopicQueues("a", 1, 0, 4), TopicQueues("b", 1, 0, 4))
-    assert [group.addresses for group in route.brokers] == [{0: "a:0"}, {0: "b:0"}]
+    assert [group.addresses for group in route.brokers.values()] == [{0: "a:0"}, {0: "b:0"}]
     assert table.route("%LMQ%") is None, "that is only how their names begin"
     table.unregister("c", "a", "a:0")
     assert brokers_of(table, "%LMQ%x") == ["b"]

@@ -9,7 +9,7 @@ from martlet.errors import Reason, Refused, RemoteProtocolError
 from martlet_remoting.wire import fastjson
 from martlet_remoting.wire.properties import PROPERTIES_BYTES_MAX, format_properties, parse_properties
 from martlet_remoting.wire.register_broker import order_topics
-from martlet_remoting.wire.routes import BrokerGroup, Route, TopicQueues, Version, encode_route
+from martlet_remoting.wire.routes import BrokerGroup, Route, TopicQueues, Version, decode_route, encode_route
 
 EXAMPLES = [
     (b"a=b", {"a": "b"}),
@@ -70,7 +70,8 @@ routes = st.builds(
             BrokerGroup, texts, texts, st.dictionaries(small, texts, max_size=3), st.booleans(), st.none() | texts
         ),
         max_size=3,
-    ).map(tuple),
+        unique_by=lambda group: group.name,
+    ).map(lambda groups: {group.name: group for group in groups}),
     st.none() | texts,
 )
 
@@ -84,6 +85,16 @@ def test_both_dialects_of_a_route_say_the_same(route: Route, standard: bool) -> 
         assert orjson.loads(body) == _fields(route)
 
 
+@given(routes, st.booleans())
+def test_a_client_reads_the_queues_and_addresses_that_were_written(route: Route, standard: bool) -> None:
+    found = decode_route(encode_route(route, standard=standard))
+    assert found.queues == route.queues
+    assert {name: group.addresses for name, group in found.brokers.items()} == {
+        name: group.addresses for name, group in route.brokers.items()
+    }
+    assert (found.order or "") == (route.order or "")
+
+
 def _fields(route: Route) -> dict[str, object]:
     fields: dict[str, object] = {
         "brokerDatas": [
@@ -94,7 +105,7 @@ def _fields(route: Route) -> dict[str, object]:
                 "enableActingMaster": group.acting_master,
                 **({} if group.zone is None else {"zoneName": group.zone}),
             }
-            for group in route.brokers
+            for group in route.brokers.values()
         ],
         "filterServerTable": {},
         "queueDatas": [queues.as_json() for queues in route.queues],

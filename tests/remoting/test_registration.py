@@ -13,10 +13,11 @@ from martlet_remoting.cluster.registrar import Registrar, create_standard_topics
 from martlet_remoting.nameserver.config import NameServerConfig
 from martlet_remoting.nameserver.requests import answer
 from martlet_remoting.nameserver.server import NameServer
+from martlet_remoting.wire.answers.errors import BadAnswer
 from martlet_remoting.wire.codec import FrameBuffer, encode_response
 from martlet_remoting.wire.codes import RequestCode
 from martlet_remoting.wire.packets import Command
-from martlet_remoting.wire.routes import TopicQueues, decode_queues
+from martlet_remoting.wire.routes import TopicQueues, decode_route
 
 from .conftest import Harness, OpenHarness, joined, keep_nothing
 
@@ -125,7 +126,7 @@ async def test_standard_topics_have_routes_as_soon_as_the_port_is_bound(harness:
     route = server.table.route("TBW102")
     assert route is not None
     assert route.queues[0].perm == 7
-    assert route.brokers[0].addresses == {0: ADDRESS}
+    assert route.brokers["martlet"].addresses == {0: ADDRESS}
 
 
 async def test_template_is_not_made_where_topics_are_not_made_by_themselves(open_harness: OpenHarness) -> None:
@@ -445,5 +446,5 @@ async def test_a_name_server_that_fails_is_not_the_last_word(harness: Harness, e
 
 @pytest.mark.parametrize("body", [b"[]", b"{}", b'{"queueDatas":3}', b'{"queueDatas":[1]}', b'{"queueDatas":[{}]}'])
 def test_a_route_that_is_none_is_no_answer(body: bytes) -> None:
-    with pytest.raises(RemoteProtocolError):
-        decode_queues(body)
+    with pytest.raises(BadAnswer):
+        decode_route(body)

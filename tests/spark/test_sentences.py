@@ -26,7 +26,7 @@ def read(**options: str) -> None:
 
 def test_the_port_of_a_broker_is_recognized(topic: Topic) -> None:
     route = Cluster([topic.endpoints], Security(), 10).route(topic.name)
-    (broker,) = [address for each in route.brokers.values() for address in each.values()]
+    (broker,) = route.addresses()
     for chosen in ({"subscribe": topic.name}, {"subscribePattern": ".*"}):
         with pytest.raises(ReadError, match=r"this is the port of a broker: give that of a name server in .*endpoints"):
             read(endpoints=broker, **chosen)

@@ -8,7 +8,7 @@ from tests.client.patient import patient
 from tests.interop.process import eventually
 
 from martlet_client.blocking import Admin
-from martlet_remoting.wire.answers.routes import READABLE, WRITABLE
+from martlet_remoting.wire.routes import READABLE, WRITABLE
 from martlet_spark.connection import CONNECTIONS
 from martlet_spark.errors import WriteError
 from martlet_spark.write import staging

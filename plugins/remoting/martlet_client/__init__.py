@@ -41,8 +41,8 @@ from martlet_remoting.wire.answers.errors import (
     SendFailed,
 )
 from martlet_remoting.wire.answers.messages import DamagedMessage, ReceivedMessage
-from martlet_remoting.wire.answers.routes import Route, TopicQueues
 from martlet_remoting.wire.packets import MessageQueue
+from martlet_remoting.wire.routes import BrokerGroup, Route, TopicQueues
 from martlet_remoting.wire.signatures import SigningKey
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "BadAddress",
     "BadAnswer",
     "BrokerError",
+    "BrokerGroup",
     "ByConfig",
     "ByMachineRoom",
     "Check",

@@ -23,9 +23,9 @@ from martlet_remoting.wire.answers.errors import (
     RouteNotFound,
 )
 from martlet_remoting.wire.answers.messages import RETRY_PREFIX, DamagedMessage, ReceivedMessage, parse_message_id
-from martlet_remoting.wire.answers.routes import MASTER_ID, Route
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 from martlet_remoting.wire.packets import MessageQueue
+from martlet_remoting.wire.routes import MASTER_ID, Route
 
 __all__ = ["Admin", "Cluster", "Member", "QueueLag", "QueueStats"]
 

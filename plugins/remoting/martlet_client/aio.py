@@ -26,8 +26,8 @@ from martlet_client.pulling import Expression, Pulled
 from martlet_client.request_reply import Reply
 from martlet_client.transactions import Check, Execute, TransactionResult, TransactionState
 from martlet_remoting.wire.answers.messages import ReceivedMessage
-from martlet_remoting.wire.answers.routes import Route
 from martlet_remoting.wire.packets import MessageQueue
+from martlet_remoting.wire.routes import Route
 
 __all__ = ["Admin", "PopConsumer", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
 

@@ -34,9 +34,9 @@ from martlet_remoting.wire.answers.errors import (
     RequestTimeout,
     RouteNotFound,
 )
-from martlet_remoting.wire.answers.routes import Route, decode_route
 from martlet_remoting.wire.codes import REQUEST_NAMES, RequestCode, ResponseCode
 from martlet_remoting.wire.packets import Command
+from martlet_remoting.wire.routes import Route, decode_route
 from martlet_remoting.wire.signatures import SigningKey
 
 __all__ = ["Client", "Network", "Settings"]

@@ -20,9 +20,9 @@ from martlet_client.network import Network
 from martlet_remoting.wire.answers import bodies
 from martlet_remoting.wire.answers.errors import BadAnswer, ClientError, MessageRefused, RouteNotFound
 from martlet_remoting.wire.answers.messages import ReceivedMessage
-from martlet_remoting.wire.answers.routes import Route
 from martlet_remoting.wire.codes import RequestCode
 from martlet_remoting.wire.packets import Command
+from martlet_remoting.wire.routes import Route
 
 __all__ = ["Reply", "ReplyTo", "Waiters", "Waiting"]
 
@@ -125,8 +125,8 @@ class Waiters:
 
     async def announce(self, route: Route) -> None:
         """Let every broker that may store a reply to a message sent along *route* know this client."""
-        clusters = route.clusters or {}
-        topics = {REPLY_TOPIC.format(cluster) for cluster in clusters.values() if cluster} - self._announced
+        clusters = {group.cluster for group in route.brokers.values()} - {""}
+        topics = {REPLY_TOPIC.format(cluster) for cluster in clusters} - self._announced
         if not topics:
             return
         for topic in topics:

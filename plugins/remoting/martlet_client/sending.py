@@ -20,10 +20,10 @@ from martlet_remoting.wire.answers.errors import (
     RouteNotFound,
     SendFailed,
 )
-from martlet_remoting.wire.answers.routes import Route
 from martlet_remoting.wire.codes import ResponseCode
 from martlet_remoting.wire.packets import Command, MessageQueue
 from martlet_remoting.wire.request_headers import SendHeader
+from martlet_remoting.wire.routes import Route
 
 __all__ = ["BrokerFaults", "QueueChoice", "Sending", "Sent", "master_of"]
 

@@ -4,9 +4,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from martlet_remoting.wire.answers.routes import Route
 from martlet_remoting.wire.codes import ResponseCode
 from martlet_remoting.wire.packets import MessageQueue
+from martlet_remoting.wire.routes import Route
 from martlet_spark.cluster import Cluster
 from martlet_spark.connection import Connection
 from martlet_spark.errors import ReadError

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, final
 
 from martlet.errors import RemoteProtocolError
-from martlet_remoting.wire.answers.routes import Route
+from martlet_remoting.wire.routes import Route
 from martlet_spark.cluster import Busy, Cluster, UnknownBroker, UnknownTopic
 from martlet_spark.connection import CONNECTIONS, ConnectionLost, attempts
 from martlet_spark.errors import ReadError, SparkConnectorError

@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Mapping
 from time import monotonic
 from typing import Any, Final, final
 
-from martlet_remoting.wire.answers.routes import Route
 from martlet_remoting.wire.packets import MessageQueue
+from martlet_remoting.wire.routes import Route
 from martlet_spark.cluster import Bounds, Cluster, UnknownTopic
 from martlet_spark.connection import attempts
 from martlet_spark.errors import OptionError, ReadError

@@ -14,9 +14,9 @@ from time import monotonic, sleep
 from typing import Final, final
 
 from martlet.errors import MartletError
-from martlet_remoting.wire.answers.routes import Route
 from martlet_remoting.wire.codes import ResponseCode
 from martlet_remoting.wire.packets import MessageQueue
+from martlet_remoting.wire.routes import Route
 from martlet_spark.cluster import Bounds, Cluster
 from martlet_spark.connection import Connection
 from martlet_spark.errors import ReadError

@@ -28,7 +28,7 @@ from martlet_remoting.wire.codec import FrameBuffer, encode_command_in_pieces
 from martlet_remoting.wire.codes import ANSWER_LANGUAGE, RequestCode, ResponseCode
 from martlet_remoting.wire.packets import Command
 from martlet_remoting.wire.register_broker import Registration, encode_registration, order_topics
-from martlet_remoting.wire.routes import MASTER_ID, TopicQueues, TopicShape, Version, decode_queues
+from martlet_remoting.wire.routes import MASTER_ID, TopicQueues, TopicShape, Version, decode_route
 
 __all__ = ["Registrar", "create_standard_topics", "standard_topics"]
 
@@ -359,7 +359,7 @@ class _Remote:
             return ()
         if answer.code != ResponseCode.SUCCESS:
             raise _refused(question, answer)
-        return decode_queues(answer.body)
+        return decode_route(answer.body).queues
 
     async def run(self) -> None:
         """Connect, stay registered, and reconnect after failures, until cancelled."""

@@ -2,9 +2,8 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Final, TypeAlias
-
-from msgspec.structs import replace
 
 from martlet.errors import MartletError, Reason, Refused
 from martlet.runtime.steps import Steps
@@ -168,8 +167,10 @@ def _route(server: NameServer, connection: object, command: Command) -> bytes:
 
 def _near(route: Route, zone: str) -> Route:
     """Return *route* without brokers in other zones; keep a broker without a master, as its slaves can be read."""
-    brokers = tuple(b for b in route.brokers if MASTER_ID not in b.addresses or b.zone == zone)
-    far = {broker.name for broker in route.brokers} - {broker.name for broker in brokers}
+    brokers = {
+        name: group for name, group in route.brokers.items() if MASTER_ID not in group.addresses or group.zone == zone
+    }
+    far = route.brokers.keys() - brokers.keys()
     queues = tuple(entry for entry in route.queues if entry.broker_name not in far)
     return replace(route, brokers=brokers, queues=queues)
 

@@ -82,7 +82,10 @@ class NameServer:
             return None
         queues = self.planned(topic)
         try:
-            return Route((queues,), (self.table.group(queues.broker_name),)) if queues is not None else None
+            if queues is None:
+                return None
+            name = queues.broker_name
+            return Route((queues,), {name: self.table.group(name)})
         except KeyError:  # the broker has not registered yet
             return None
 

@@ -7,10 +7,10 @@ last broker of a name. Rules: RocketMQ RouteInfoManager.
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Final, final
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from martlet.errors import Reason, Refused
 from martlet.runtime.steps import Pace, Steps
@@ -355,17 +355,17 @@ class RouteTable:
         if not found:
             return self._light_route() if is_light(topic) else None
         queues = [_as_now(brokers, brokers.topics[topic]) for brokers in found.values()]
-        groups = [self.group(name) for name in found]
+        groups = {name: self.group(name) for name in found}
         if self.acting_master and not topic.startswith(SYNC_MEMBER_PREFIX):
-            groups = [_standing_in(group, each) for group, each in zip(groups, queues, strict=True)]
+            groups = {name: _standing_in(groups[name], each) for name, each in zip(found, queues, strict=True)}
         held = {name: brokers.mappings[topic] for name, brokers in found.items() if topic in brokers.mappings}
         mappings = {str(mapping.get("bname") or name): mapping for name, mapping in held.items()}
-        return Route(tuple(queues), tuple(groups), None, self._filter_servers(groups), mappings or None)
+        return Route(tuple(queues), groups, None, self._filter_servers(groups.values()), mappings or None)
 
     def _light_route(self) -> Route | None:
         """Where a light topic is, which no broker registers: every broker may have its one queue."""
-        groups = tuple(map(self.group, self._brokers))
-        queues = tuple(TopicQueues(group.name, 1, 0, READ) for group in groups)
+        groups = {name: self.group(name) for name in self._brokers}
+        queues = tuple(TopicQueues(name, 1, 0, READ) for name in groups)
         return Route(queues, groups) if groups else None
 
     def _brokers_of(self, topic: str) -> dict[str, _Brokers]:
@@ -436,7 +436,7 @@ class RouteTable:
         for topic in names:
             queues = brokers.topics.get(topic)
             if queues is not None:
-                brokers.topics[topic] = replace(queues, perm=change(queues.perm))
+                brokers.topics[topic] = queues._replace(perm=change(queues.perm))
             if pace.is_over():
                 yield
         return len(names)
@@ -491,7 +491,7 @@ def _weight(mapping: Mapping[str, object]) -> int:
 
 
 def _as_now(brokers: _Brokers, queues: TopicQueues) -> TopicQueues:
-    return replace(queues, perm=queues.perm & ~WRITE) if brokers.read_only else queues
+    return queues._replace(perm=queues.perm & ~WRITE) if brokers.read_only else queues
 
 
 def _standing_in(group: BrokerGroup, queues: TopicQueues) -> BrokerGroup:

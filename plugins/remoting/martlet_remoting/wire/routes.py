@@ -7,21 +7,26 @@ it. Both contain no blanks, because the Go client splits the text on commas and 
 """
 
 from collections.abc import Mapping
-from typing import Final, final
-
-from msgspec import Struct, field
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, final
 
 from martlet.errors import RemoteProtocolError
 from martlet.runtime.steps import Steps
 from martlet_remoting.wire import fastjson
+from martlet_remoting.wire.answers import bodies
+from martlet_remoting.wire.answers.errors import BadAnswer
+from martlet_remoting.wire.packets import MessageQueue
 
 __all__ = [
+    "MASTER_ID",
+    "READABLE",
+    "WRITABLE",
     "BrokerGroup",
     "Route",
     "TopicQueues",
     "TopicShape",
     "Version",
-    "decode_queues",
+    "decode_route",
     "encode_route",
     "integer",
     "load_object",
@@ -29,10 +34,12 @@ __all__ = [
 ]
 
 MASTER_ID: Final = 0
+READABLE: Final = 4
+WRITABLE: Final = 2
 
 
 @final
-class Version(Struct, frozen=True):
+class Version(NamedTuple):
     """The version of a topic table (RocketMQ DataVersion); versions are only compared for equality."""
 
     counter: int = 0
@@ -53,7 +60,7 @@ class Version(Struct, frozen=True):
 
 
 @final
-class TopicShape(Struct, frozen=True):
+class TopicShape(NamedTuple):
     """The part of a topic's configuration that routes contain (RocketMQ TopicConfig)."""
 
     name: str
@@ -77,8 +84,8 @@ class TopicShape(Struct, frozen=True):
 
 
 @final
-class TopicQueues(Struct, frozen=True):
-    """The queues of one topic on one broker (RocketMQ QueueData)."""
+class TopicQueues(NamedTuple):
+    """The number of queues of a topic on one broker; ``perm`` allows reading (bit 4) and writing (bit 2)."""
 
     broker_name: str
     read_queues: int
@@ -104,7 +111,8 @@ class TopicQueues(Struct, frozen=True):
 
 
 @final
-class BrokerGroup(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class BrokerGroup:
     """The brokers that share a name, by id; 0 is the master (RocketMQ BrokerData)."""
 
     cluster: str
@@ -130,20 +138,71 @@ class BrokerGroup(Struct, frozen=True):
 
 
 @final
-class Route(Struct, frozen=True):
-    """The queues and brokers of a topic. ``mappings`` are the queue mappings of a static topic by broker."""
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a topic is: its queues, and its brokers by name.
+
+    ``order`` has the queues of an ordered topic, ``mappings`` those of a static topic by broker.
+    """
 
     queues: tuple[TopicQueues, ...]
-    brokers: tuple[BrokerGroup, ...]
+    brokers: Mapping[str, BrokerGroup]
     order: str | None = None
     filter_servers: Mapping[str, list[str]] = field(default_factory=dict)
     mappings: Mapping[str, Mapping[str, object]] | None = None
+
+    def read_queues(self, topic: str) -> list[MessageQueue]:
+        """Return the queues to consume, in RocketMQ's order."""
+        return sorted(
+            MessageQueue(topic, found.broker_name, number)
+            for found in self.queues
+            if found.perm & READABLE and found.broker_name in self.brokers
+            for number in range(found.read_queues)
+        )
+
+    def write_queues(self, topic: str, queues_max: int = 1 << 30) -> list[MessageQueue]:
+        """Return the queues to send to: those of writable brokers that have a master.
+
+        An ordered topic has exactly the queues in its configuration (``brokerA:4;brokerB:4``).
+        """
+        if self.order:
+            return sorted(_ordered_queues(topic, self.order))
+        return sorted(
+            MessageQueue(topic, found.broker_name, number)
+            for found in self.queues
+            if found.perm & WRITABLE and self.master(found.broker_name) is not None
+            for number in range(min(found.write_queues, queues_max))
+        )
+
+    def master(self, broker_name: str) -> str | None:
+        """Return the master's address, None if the broker has none at the moment."""
+        group = self.brokers.get(broker_name)
+        return group.addresses.get(MASTER_ID) if group is not None else None
+
+    def address(self, broker_name: str, broker_id: int = MASTER_ID) -> str | None:
+        """Return the address of that broker id, or of any other id if it is absent."""
+        group = self.brokers.get(broker_name)
+        addresses = group.addresses if group is not None else {}
+        return addresses.get(broker_id) or next(iter(addresses.values()), None)
+
+    def addresses(self) -> list[str]:
+        """Return every address of every broker."""
+        return [address for group in self.brokers.values() for address in group.addresses.values()]
+
+
+def _ordered_queues(topic: str, order: str) -> list[MessageQueue]:
+    found: list[MessageQueue] = []
+    for part in order.split(";"):
+        name, _, number = part.partition(":")
+        if name and number.isdecimal():
+            found += [MessageQueue(topic, name, queue) for queue in range(int(number))]
+    return found
 
 
 def encode_route(route: Route, *, standard: bool) -> bytes:
     """Return the body of a route answer, in standard JSON if *standard* is set."""
     fields: dict[str, object] = {
-        "brokerDatas": [broker.as_json(standard) for broker in route.brokers],
+        "brokerDatas": [group.as_json(standard) for group in route.brokers.values()],
         "filterServerTable": dict(route.filter_servers),
         "orderTopicConf": route.order,
         "queueDatas": [queues.as_json() for queues in route.queues],
@@ -153,16 +212,38 @@ def encode_route(route: Route, *, standard: bool) -> bytes:
     return body if body.isascii() or not standard else _escaped(body.decode())
 
 
-def decode_queues(body: bytes) -> tuple[TopicQueues, ...]:
-    """Return the queues in the body of a route answer.
+def decode_route(body: bytes) -> Route:
+    """Return the route in a name server's answer, whose integer keys may be quoted or not.
 
     Raises:
-      RemoteProtocolError: *body* is not a route.
+      BadAnswer: the body is not a route.
     """
-    found = load_object(body).get("queueDatas")
-    if not isinstance(found, list):
-        raise RemoteProtocolError(f"route has queueDatas {found!r:.80}, which is not an array")
-    return tuple(map(TopicQueues.from_json, found))
+    fields = bodies.load_object(body)
+    if "queueDatas" not in fields:
+        raise BadAnswer("route lacks queueDatas")
+    queues = tuple(
+        TopicQueues(
+            bodies.text(item, "brokerName"),
+            bodies.integer(item, "readQueueNums"),
+            bodies.integer(item, "writeQueueNums"),
+            bodies.integer(item, "perm"),
+            bodies.integer(item, "topicSysFlag", 0),
+        )
+        for item in bodies.objects(fields, "queueDatas")
+    )
+    groups = map(_decode_group, bodies.objects(fields, "brokerDatas"))
+    return Route(queues, {group.name: group for group in groups}, bodies.text(fields, "orderTopicConf", ""))
+
+
+def _decode_group(fields: bodies.Fields) -> BrokerGroup:
+    name, addresses = bodies.text(fields, "brokerName"), fields.get("brokerAddrs")
+    if type(addresses) is not dict:
+        raise BadAnswer(f"route of broker {name!r} has no addresses")
+    try:
+        by_id = {int(key): str(value) for key, value in sorted(addresses.items())}
+    except ValueError as error:
+        raise BadAnswer(f"route of broker {name!r} has a broker id that is not a number") from error
+    return BrokerGroup(bodies.text(fields, "cluster", ""), name, by_id)
 
 
 def _escaped(text: str) -> bytes:
