@@ -3,15 +3,15 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from martlet.errors import RemoteProtocolError
 from martlet.runtime.steps import Pace, Steps
 from martlet_remoting.handlers.context import Declined
+from martlet_remoting.wire import fastjson
 from martlet_remoting.wire.codes import ResponseCode
-from martlet_remoting.wire.fastjson import read
 from martlet_remoting.wire.packets import Command, MessageQueue
 
 __all__ = ["boolean", "enum_name", "integer", "items", "queues", "read_body", "text"]
 
-DIGITS_MAX: Final = 20  # of an i64
 WORD_CHARS_MAX: Final = 64  # of the name of an enum's value
 
 
@@ -23,12 +23,9 @@ def read_body(command: Command) -> Steps[dict[object, object]]:
         `fastjson.VALUES_MAX` values.
     """
     try:
-        found = yield from read(command.body)
-    except (ValueError, RecursionError) as error:
-        raise Declined(ResponseCode.SYSTEM_ERROR, f"body of request {command.code} is not JSON; {error}") from error
-    if not isinstance(found, dict):
-        raise Declined(ResponseCode.SYSTEM_ERROR, f"body of request {command.code} is not a JSON object")
-    return found
+        return (yield from fastjson.read_object(command.body))
+    except RemoteProtocolError as error:
+        raise Declined(ResponseCode.SYSTEM_ERROR, f"request {command.code} cannot be read; {error}") from error
 
 
 def text(table: dict[object, object], name: str, default: str = "") -> str:
@@ -38,14 +35,8 @@ def text(table: dict[object, object], name: str, default: str = "") -> str:
 
 
 def integer(table: dict[object, object], name: str, default: int = 0) -> int:
-    """Return the number *name*, which C++ clients write as text."""
-    value = table.get(name)
-    if isinstance(value, str) and len(value) <= DIGITS_MAX and value.lstrip("-").isdecimal():
-        try:
-            return int(value)
-        except ValueError:
-            return default
-    return value if isinstance(value, int) else default
+    """Return the number *name*; *default* if it is missing or not a number of 64 bits."""
+    return fastjson.integer(table.get(name), default)
 
 
 def boolean(table: dict[object, object], name: str) -> bool:

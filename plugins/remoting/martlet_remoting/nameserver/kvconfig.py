@@ -11,7 +11,7 @@ import trio
 
 from martlet.errors import Reason, Refused, RemoteProtocolError
 from martlet.tables.rocketmq_json import check_seal, seal
-from martlet_remoting.wire.routes import load_object
+from martlet_remoting.wire.fastjson import load_object
 
 __all__ = ["ORDER_TOPICS", "KVConfig"]
 

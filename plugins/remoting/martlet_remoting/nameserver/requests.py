@@ -15,7 +15,7 @@ from martlet_remoting.wire.codec import encode_response, encode_response_in_piec
 from martlet_remoting.wire.codes import VERSION_4_9_4, RequestCode, ResponseCode
 from martlet_remoting.wire.packets import NO_EXT, Command, Frame
 from martlet_remoting.wire.register_broker import NAME_CHARS_MAX, VERSION_BYTES_MAX, decode_registration
-from martlet_remoting.wire.routes import MASTER_ID, Route, TopicQueues, Version, encode_route, load_object, read_object
+from martlet_remoting.wire.routes import MASTER_ID, Route, TopicQueues, Version, encode_route
 from martlet_remoting.wire.unsupported import unsupported_text
 
 __all__ = ["REQUESTS", "SAVED", "answer", "answer_when_saved"]
@@ -106,7 +106,7 @@ def _query_version(server: NameServer, connection: object, command: Command) -> 
     if len(command.body) > VERSION_BYTES_MAX:
         text = f"body of {len(command.body)} bytes is not a version; it has at most {VERSION_BYTES_MAX}"
         raise Refused(Reason.MALFORMED, text)
-    changed = held is None or held != Version.from_json(load_object(command.body or b"{}"))
+    changed = held is None or held != Version.from_json(fastjson.load_object(command.body or b"{}"))
     if not changed:
         server.table.heard(cluster, address, server.now())
     body = fastjson.dumps(held.as_json()) if held is not None else b""
@@ -182,7 +182,7 @@ def _delete_topic(server: NameServer, connection: object, command: Command) -> b
 
 def _register_topic(server: NameServer, connection: object, command: Command) -> Steps[bytes]:
     topic = command.text("topic")
-    entries = (yield from read_object(command.body or b"{}")).get("queueDatas")
+    entries = (yield from fastjson.read_object(command.body or b"{}")).get("queueDatas")
     if len(topic) > NAME_CHARS_MAX:
         raise Refused(Reason.PARAMETER, f"topic {topic!r:.80} has {len(topic)} characters; at most {NAME_CHARS_MAX}")
     if isinstance(entries, list):

@@ -7,10 +7,11 @@ other form, and the Go client splits them on literal ``,{`` and ``}:``, so the o
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, TypeAlias, final
+from typing import Any, Final, TypeAlias, final
 
 import orjson
 
+from martlet.errors import RemoteProtocolError
 from martlet.runtime.steps import Pace, Steps, finish_now
 from martlet_remoting.wire.packets import MessageQueue
 
@@ -22,9 +23,12 @@ __all__ = [
     "Shape",
     "dumps",
     "dumps_in_steps",
+    "integer",
+    "load_object",
     "loads",
     "queue_key",
     "read",
+    "read_object",
 ]
 
 DEPTH_MAX: Final = 64
@@ -188,6 +192,52 @@ def read(
             else:
                 return plain
     return (yield from _Reader(data, values_max, STRING_BYTES_MAX, shape).document())
+
+
+def load_object(body: bytes) -> dict[Any, object]:
+    """Like `loads`, for a body that must be an object and is short or from a trusted source.
+
+    Raises:
+      RemoteProtocolError: *body* is not a JSON object.
+    """
+    try:
+        return _object(loads(body), body)
+    except ValueError as error:
+        raise _no_json(body, error) from error
+
+
+def read_object(
+    body: bytes, *, bytes_max: int = BODY_BYTES_MAX, values_max: int = VALUES_MAX, shape: Shape | None = None
+) -> Steps[dict[Any, object]]:
+    """Like `read`, for a body that must be an object.
+
+    Raises:
+      RemoteProtocolError: *body* is not a JSON object, or exceeds a limit.
+    """
+    try:
+        return _object((yield from read(body, bytes_max=bytes_max, values_max=values_max, shape=shape)), body)
+    except (ValueError, RecursionError) as error:
+        raise _no_json(body, error) from error
+
+
+def _object(value: object, body: bytes) -> dict[Any, object]:
+    if not isinstance(value, dict):
+        raise RemoteProtocolError(f"body of {len(body)} bytes is not a JSON object")
+    return value
+
+
+def _no_json(body: bytes, error: Exception) -> RemoteProtocolError:
+    return RemoteProtocolError(f"body of {len(body)} bytes is not JSON; {error}")
+
+
+def integer(value: object, default: int = 0) -> int:
+    """Return *value*, a number of 64 bits or its text, as C++ clients write it; *default* if it is neither."""
+    if isinstance(value, str) and len(value) <= DIGITS_MAX:
+        try:
+            value = int(value)
+        except ValueError:
+            return default
+    return value if type(value) is int and I64_MIN <= value <= I64_MAX else default
 
 
 @final

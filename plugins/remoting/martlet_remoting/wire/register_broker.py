@@ -18,9 +18,17 @@ from msgspec.structs import replace
 from martlet.errors import Reason, Refused, RemoteProtocolError
 from martlet.runtime.steps import Pace, Steps
 from martlet_remoting.wire.codes import VERSION_3_0_11, VERSION_5_0_0
-from martlet_remoting.wire.fastjson import BODY_BYTES_MAX, VALUES_MAX, Lazy, dumps_in_steps
+from martlet_remoting.wire.fastjson import (
+    BODY_BYTES_MAX,
+    VALUES_MAX,
+    Lazy,
+    dumps_in_steps,
+    integer,
+    load_object,
+    read_object,
+)
 from martlet_remoting.wire.packets import Command
-from martlet_remoting.wire.routes import TopicShape, Version, integer, load_object, read_object
+from martlet_remoting.wire.routes import TopicShape, Version
 
 __all__ = ["Registration", "decode_registration", "encode_registration", "order_topics"]
 
@@ -145,7 +153,9 @@ class _Table:
             yield from self._take_compressed(_Texts(command.body), command.version)
             return
         values_max = VALUES_MAX + VALUES_OF_A_TOPIC * self._topics_max
-        body = yield from read_object(command.body, INFLATED_BYTES_MAX, values_max, _shape_of_object)
+        body = yield from read_object(
+            command.body, bytes_max=INFLATED_BYTES_MAX, values_max=values_max, shape=_shape_of_object
+        )
         yield from self._take_wrapper(body if bare else _mapping(body.get("topicConfigSerializeWrapper")))
         if not bare:
             self._take_filter_servers(body.get("filterServerList"))

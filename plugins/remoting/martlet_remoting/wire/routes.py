@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, final
 
 from martlet.errors import RemoteProtocolError
-from martlet.runtime.steps import Steps
-from martlet_remoting.wire import fastjson
 from martlet_remoting.wire.answers import bodies
 from martlet_remoting.wire.answers.errors import BadAnswer
+from martlet_remoting.wire.fastjson import dumps, integer
 from martlet_remoting.wire.packets import MessageQueue
 
 __all__ = [
@@ -28,9 +27,6 @@ __all__ = [
     "Version",
     "decode_route",
     "encode_route",
-    "integer",
-    "load_object",
-    "read_object",
 ]
 
 MASTER_ID: Final = 0
@@ -55,7 +51,9 @@ class Version(NamedTuple):
         if not isinstance(fields, Mapping):
             return cls()
         return cls(
-            integer(fields.get("counter")), integer(fields.get("stateVersion")), integer(fields.get("timestamp"))
+            integer(fields.get("counter")),
+            integer(fields.get("stateVersion")),
+            integer(fields.get("timestamp")),
         )
 
 
@@ -208,7 +206,7 @@ def encode_route(route: Route, *, standard: bool) -> bytes:
         "queueDatas": [queues.as_json() for queues in route.queues],
         "topicQueueMappingByBroker": route.mappings or None,
     }
-    body = fastjson.dumps(fields)
+    body = dumps(fields)
     return body if body.isascii() or not standard else _escaped(body.decode())
 
 
@@ -251,53 +249,3 @@ def _escaped(text: str) -> bytes:
     units = memoryview(text.encode("utf-16-be"))
     codes = (int.from_bytes(units[i : i + 2], "big") for i in range(0, len(units), 2))
     return "".join(chr(code) if code < 0x80 else f"\\u{code:04X}" for code in codes).encode()
-
-
-def load_object(body: bytes) -> Mapping[str, object]:
-    """Return the JSON object in *body*, in any dialect; for bodies that are short or from a trusted source.
-
-    Raises:
-      RemoteProtocolError: *body* is not a JSON object.
-    """
-    try:
-        return _object(fastjson.loads(body))
-    except ValueError as error:
-        raise RemoteProtocolError(f"body is not JSON; {error}") from error
-
-
-def read_object(
-    body: bytes,
-    bytes_max: int = fastjson.BODY_BYTES_MAX,
-    values_max: int = fastjson.VALUES_MAX,
-    shape: fastjson.Shape | None = None,
-) -> Steps[Mapping[str, object]]:
-    """Like `load_object`, for untrusted bodies: limited in size, and in slices if long (`fastjson.read`)."""
-    try:
-        found = yield from fastjson.read(body, bytes_max=bytes_max, values_max=values_max, shape=shape)
-    except (ValueError, RecursionError) as error:
-        raise RemoteProtocolError(f"body is not JSON; {error}") from error
-    return _object(found)
-
-
-def _object(found: object) -> Mapping[str, object]:
-    if not isinstance(found, dict):
-        raise RemoteProtocolError("body is not a JSON object")
-    return found
-
-
-def integer(value: object, default: int = 0) -> int:
-    """Return *value*, a number or its text, as a number; *default* if it is neither.
-
-    Raises:
-      RemoteProtocolError: it does not fit 64 bits.
-    """
-    if isinstance(value, str) and len(value) < 21:
-        try:
-            value = int(value)
-        except ValueError:
-            return default
-    if type(value) is not int:
-        return default
-    if not -(1 << 63) <= value < 1 << 63:
-        raise RemoteProtocolError(f"number {value!r:.40} does not fit 64 bits")
-    return value

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from martlet.errors import Refused
+from martlet.errors import Refused, RemoteProtocolError
 from martlet_remoting.wire import fastjson
 from martlet_remoting.wire.answers.errors import BadAnswer
 from martlet_remoting.wire.packets import Command, MessageQueue
@@ -52,12 +52,9 @@ def load_object(body: bytes) -> Fields:
       BadAnswer: *body* is not a JSON object.
     """
     try:
-        value = fastjson.loads(body)
-    except ValueError as error:
-        raise BadAnswer(f"body of {len(body)} bytes is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise BadAnswer(f"body of {len(body)} bytes is not a JSON object")
-    return value
+        return fastjson.load_object(body)
+    except RemoteProtocolError as error:
+        raise BadAnswer(str(error)) from error
 
 
 def text(fields: Fields, name: str, default: str | None = None) -> str:
