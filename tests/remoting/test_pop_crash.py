@@ -4,13 +4,14 @@
 """
 
 import os
-from functools import partial
+from collections.abc import Iterable
 from random import Random
 from typing import Any
 
 import pytest
 import trio
-from tests.state.power_cuts import Left, copied, cut_everywhere, cut_of, opened
+from tests.state import power_cuts
+from tests.state.power_cuts import cut_everywhere, opened
 
 from martlet.broker import Broker
 from martlet.config import fill
@@ -55,11 +56,11 @@ async def take(client: FakeClient, **more: object) -> list[Popped]:
     return popped(answer) if answer.code == 0 else []
 
 
-class Workload:
+class Workload(power_cuts.Workload):
     """Random work of consumers that pop; knows what must be there after a crash, and what must not."""
 
-    def __init__(self, disk: FakeDisk, random: Random, nursery: trio.Nursery) -> None:
-        self.disk = disk
+    def __init__(self, disk: FakeDisk, flush: str, random: Random, nursery: trio.Nursery) -> None:
+        super().__init__(disk, flush)
         self.random = random
         self.nursery = nursery
         self.clock = FakeClock()
@@ -74,6 +75,17 @@ class Workload:
         self.durable_leases: dict[int, tuple[int, int]] = {}
         self.touched: set[int] = set()
 
+    def shared(self) -> Iterable[object]:
+        return self.disk, self.random, self.nursery
+
+    async def work(self) -> None:
+        broker = await opened(self.disk, self.clock, self.flush, "t", **CONFIG)
+        client = talk(broker, self.clock, self.nursery)
+        for _ in range(STEPS):
+            await self.step(broker, client)
+        broker.projections.save()
+        await broker.store.close()
+
     async def step(self, broker: Broker, client: FakeClient) -> None:
         (action,) = self.random.choices(ACTIONS, WEIGHTS)
         self.clock.ms += self.random.randrange(20)
@@ -87,7 +99,7 @@ class Workload:
         elif action in ("commit", "flush", "save"):
             broker.store.commit()
             if action != "commit":
-                await self.flush(broker)
+                await self.make_durable(broker)
             if action == "save":
                 await broker.projections._save(broker.projections._driven[0])
         elif self.held:
@@ -124,14 +136,22 @@ class Workload:
         assert share is not None
         share.share.tick(trio.current_time())
 
-    async def flush(self, broker: Broker) -> None:
+    async def make_durable(self, broker: Broker) -> None:
         await broker.store.flusher.flush()
         self.durable_settled = set(self.settled)
         self.durable_published = self.published
         self.durable_leases = dict(self.leases)
         self.touched.clear()
 
-    async def check(self, broker: Broker, clock: FakeClock, *, late: bool) -> None:
+    async def check(self, disk: FakeDisk, kind: Cut) -> None:
+        for later_ms in (0, DAY_MS):
+            clock = FakeClock()
+            clock.ms = self.clock.ms + later_ms
+            broker = await opened(disk.after_power_cut(Cut.KILLED, Random(0)), clock, self.flush, "t", **CONFIG)
+            await self.check_leases(broker, clock, late=later_ms > 0)
+            broker.store.crash()
+
+    async def check_leases(self, broker: Broker, clock: FakeClock, *, late: bool) -> None:
         """What was acknowledged does not come again; all else does when its time is over, and knows its number."""
         client = talk(broker, clock, self.nursery)
         came: dict[int, int] = {}
@@ -146,45 +166,12 @@ class Workload:
             assert set(range(self.durable_published)) - came.keys() <= self.settled
 
 
-async def work(disk: FakeDisk, workload: Workload, flush: str) -> None:
-    broker = await opened(disk, workload.clock, flush, "t", **CONFIG)
-    client = talk(broker, workload.clock, workload.nursery)
-    for _ in range(STEPS):
-        await workload.step(broker, client)
-    broker.projections.save()
-    await broker.store.close()
-
-
-async def cuts_of(seed: int, flush: str, nursery: trio.Nursery) -> list[Left[Workload]]:
-    disk = FakeDisk()
-    workload = Workload(disk, Random(seed), nursery)
-    cuts = await cut_everywhere(
-        disk,
-        partial(work, disk, workload, flush),
-        lambda: copied(workload, disk, workload.random, nursery),
-        partial(cut_of, flush=flush),
-    )
-    assert workload.settled
-    assert max(deliveries for _, deliveries in workload.leases.values()) > 1
-    return cuts
-
-
 @pytest.mark.parametrize("flush", ["sync", "async"])
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_pops_survive_a_power_cut_at_every_change(seed: int, flush: str) -> None:
     async with trio.open_nursery() as nursery:
-        cuts = await cuts_of(seed, flush, nursery)
-        assert len(cuts) > STEPS
-        for cut in cuts:
-            for later_ms in (0, DAY_MS):
-                found = cut.disk.after_power_cut(Cut.KILLED, Random(0))
-                clock = FakeClock()
-                clock.ms = cut.known.clock.ms + later_ms
-                try:
-                    broker = await opened(found, clock, flush, "t", **CONFIG)
-                    await cut.known.check(broker, clock, late=later_ms > 0)
-                except BaseException as error:
-                    error.add_note(f"seed {seed}, {cut.kind.name} at change {cut.number}")
-                    raise
-                broker.store.crash()
+        workload = Workload(FakeDisk(), flush, Random(seed), nursery)
+        assert await cut_everywhere(workload) > STEPS
+        assert workload.settled
+        assert max(deliveries for _, deliveries in workload.leases.values()) > 1
         nursery.cancel_scope.cancel()

@@ -1,11 +1,15 @@
-"""Work on a disk whose power is cut at one of its changes, and a broker that does nothing by itself meanwhile."""
+"""Power cuts: a workload is cut at every change of its disk, and what is left is checked each time.
 
-from collections.abc import Awaitable, Callable
+A test writes a `Workload`: its work, and what must hold afterwards. `cut_everywhere` does the work once, `cut_again`
+anew for each cut.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, Generic, TypeVar, final
+from typing import Any
 
 from martlet.broker import Broker
 from martlet.runtime.clock import Clock
@@ -18,101 +22,112 @@ from martlet.tables.topics import Topics
 from martlet.testing.disk import Cut, FakeDisk, PowerCut
 from martlet.testing.stores import HOST, small_config
 
-W = TypeVar("W")
+
+class Workload(ABC):
+    """Work on a disk, and the knowledge of what must be there after a cut."""
+
+    def __init__(self, disk: FakeDisk, flush: str) -> None:
+        self.disk = disk
+        self.flush = flush
+        self.is_cut = False
+        self.changes = 0  # so far, for `count_changes`
+
+    @abstractmethod
+    async def work(self) -> None:
+        """Do all of it, and stop in order."""
+
+    @abstractmethod
+    async def check(self, disk: FakeDisk, kind: Cut) -> None:
+        """Start on *disk*, which a cut has left, and see that all is there; called on a copy of that moment."""
+
+    def shared(self) -> Iterable[object]:
+        """Return what such a copy shares with the work: whatever the work changes and `check` does not use."""
+        return (self.disk,)
+
+    def cut_of(self, number: int) -> Cut:
+        """Return the kind of cut at change *number*; with async flush only the end of the process is survived."""
+        return list(Cut)[number % 4] if self.flush == "sync" else Cut.KILLED
+
+    async def check_cut(self, number: int, kind: Cut, disk: FakeDisk) -> None:
+        """Check what is left, and say of a failure which cut it was."""
+        try:
+            await self.check(disk, kind)
+        except BaseException as error:
+            error.add_note(f"{kind.name} at change {number}")
+            raise
 
 
-@final
-@dataclass(frozen=True)
-class Left(Generic[W]):
-    """What a power cut at change *number* leaves: the disk, and what was known at that moment."""
+async def cut_everywhere(work: Workload, first: int = 0) -> int:
+    """Do the work once; check what a cut at each change of its disk from number *first* on would leave.
 
-    number: int
-    kind: Cut
-    disk: FakeDisk
-    known: W
-
-
-async def cut_everywhere(
-    disk: FakeDisk,
-    work: Callable[[], Awaitable[None]],
-    known: Callable[[], W],
-    kind_of: Callable[[int], Cut],
-    first: int = 0,
-) -> list[Left[W]]:
-    """Do *work* once; return what a power cut at each change of *disk* from number *first* on would leave.
-
-    *known* returns a copy of what is known, which the rest of the work does not change.
+    Returns the number of cuts.
     """
-    found: list[Left[W]] = []
+    cuts: list[tuple[Workload, int, Cut, FakeDisk]] = []
     number = 0
 
     def keep(name: str) -> None:
         nonlocal number
         if number >= first:
-            kind = kind_of(number)
-            found.append(Left(number, kind, disk.after_power_cut(kind, Random(number)), known()))
+            kind = work.cut_of(number)
+            known = deepcopy(work, {id(each): each for each in work.shared()})
+            cuts.append((known, number, kind, work.disk.after_power_cut(kind, Random(number))))
         number += 1
 
-    disk.on_change = keep
-    await work()
-    disk.on_change = None
-    return found
+    work.disk.on_change = keep
+    await work.work()
+    work.disk.on_change = None
+    for known, number, kind, disk in cuts:
+        await known.check_cut(number, kind, disk)
+    return len(cuts)
 
 
-def copied(known: W, *shared: object) -> W:
-    """Return a copy of *known* that refers to the same objects *shared*."""
-    return deepcopy(known, {id(each): each for each in shared})
+async def cut_again(make: Callable[[FakeDisk], Workload], changes: Iterable[int]) -> None:
+    """Do the work that *make* makes anew for each of the *changes* of its disk, all of which fail from there on."""
+    for number in changes:
+        work = make(FakeDisk())
+        await cut_at(work, number)
+        kind = work.cut_of(number)
+        await work.check_cut(number, kind, work.disk.after_power_cut(kind, Random(number)))
 
 
-async def count_changes(disk: FakeDisk, work: Callable[[], Awaitable[None]]) -> int:
-    """Do *work* and return how often it changes *disk*."""
-    changes = 0
+async def count_changes(work: Workload) -> int:
+    """Do the work and return how often it changes its disk."""
 
     def count(name: str) -> None:
-        nonlocal changes
-        changes += 1
+        work.changes += 1
 
-    disk.on_change = count
-    await work()
-    return changes
+    work.disk.on_change = count
+    await work.work()
+    work.disk.on_change = None
+    return work.changes
 
 
-async def changes_after(
-    beginning: Callable[[FakeDisk], Callable[[], Awaitable[None]]],
-    whole: Callable[[FakeDisk], Callable[[], Awaitable[None]]],
-) -> range:
-    """Do both works, each on a new disk; return the numbers of the changes that *whole* makes after *beginning*."""
-    disk = FakeDisk()
-    begin = await count_changes(disk, beginning(disk))
-    disk = FakeDisk()
-    changes = range(begin, await count_changes(disk, whole(disk)))
+async def changes_after(beginning: Workload, whole: Workload) -> range:
+    """Do both works; return the numbers of the changes that *whole* makes after *beginning*."""
+    changes = range(await count_changes(beginning), await count_changes(whole))
     assert len(changes) > 5
     return changes
 
 
-async def cut_at(disk: FakeDisk, number: int, work: Callable[[], Awaitable[None]]) -> None:
-    """Do *work* until change *number* of *disk*, counted from 0, which must come; all changes from it on fail."""
+async def cut_at(work: Workload, number: int) -> None:
+    """Do the work until change *number* of its disk, counted from 0, which must come; all changes from it on fail."""
     left = number
 
     def cut(name: str) -> None:
         nonlocal left
         left -= 1
         if left < 0:
+            work.is_cut = True
             raise PowerCut
 
-    disk.on_change = cut
+    work.disk.on_change = cut
     try:
-        await work()
+        await work.work()
     except (PowerCut, BaseExceptionGroup):
-        if left >= 0:
+        if not work.is_cut:
             raise  # of something else
-    disk.on_change = None
-    assert left < 0
-
-
-def cut_of(number: int, flush: str) -> Cut:
-    """Return the kind of cut for change *number*; with async flush only the end of the process is survived."""
-    return list(Cut)[number % 4] if flush == "sync" else Cut.KILLED
+    work.disk.on_change = None
+    assert work.is_cut
 
 
 def nothing(broker: Broker) -> None:

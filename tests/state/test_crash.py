@@ -4,12 +4,13 @@
 """
 
 import os
-from functools import partial
+from collections.abc import Iterable
 from random import Random
 from typing import Any
 
 import pytest
-from tests.state.power_cuts import copied, cut_everywhere
+from tests.state import power_cuts
+from tests.state.power_cuts import cut_everywhere
 from tests.state.tally import Running, retire, start, stop
 
 from martlet.testing.disk import Cut, FakeDisk
@@ -20,11 +21,11 @@ SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "1")))
 CONFIG: dict[str, Any] = {"segment_bytes": 2048, "page_bytes": 512, "cache_bytes": 2048, "disk_clean_ratio": 0.9}
 
 
-class Workload:
+class Workload(power_cuts.Workload):
     """Random work on a store with a projection; knows which keys were acknowledged."""
 
-    def __init__(self, disk: FakeDisk, random: Random) -> None:
-        self.disk = disk
+    def __init__(self, disk: FakeDisk, flush: str, random: Random) -> None:
+        super().__init__(disk, flush)
         self.random = random
         self.sent = 0
         # Key -> topic and log position, once it was durable.
@@ -32,6 +33,18 @@ class Workload:
         self.live: set[str] = set()
         self._pending: list[tuple[str, str, int, bool]] = []
         self.deleting = False
+
+    def shared(self) -> Iterable[object]:
+        return self.disk, self.random
+
+    def cut_of(self, number: int) -> Cut:
+        return list(Cut)[number % 4]  # what it waits for is flushed, whatever the mode
+
+    async def work(self) -> None:
+        running = await start(self.disk, **CONFIG, flush=self.flush)
+        for _ in range(STEPS):
+            await self.step(running)
+        await stop(running)
 
     async def step(self, running: Running) -> None:
         store, roll = running.store, self.random.random()
@@ -66,8 +79,9 @@ class Workload:
             placed = running.store.append(message(body, topic, "t", "live" if live else "", key), self.sent % 2)
             self._pending.append((key, topic, placed.position, live))
 
-    def check(self, running: Running) -> None:
+    async def check(self, disk: FakeDisk, kind: Cut) -> None:
         """What was acknowledged and is kept is known, what is live is kept whatever was removed, and no more."""
+        running = await start(disk, **CONFIG, flush=self.flush)
         first = running.store.first_position
         known = running.tally.totals(first)
         running.check()
@@ -76,32 +90,10 @@ class Workload:
             if topic == "Other" or (topic == "B" and self.deleting):
                 continue
             assert key in keys or (position < first and key not in self.live), f"{key} was acknowledged and is gone"
-
-
-async def work(disk: FakeDisk, workload: Workload, flush: str) -> None:
-    running = await start(disk, **CONFIG, flush=flush)
-    for _ in range(STEPS):
-        await workload.step(running)
-    await stop(running)
+        running.store.crash()
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_projection_survives_a_power_cut_at_every_call(seed: int, flush: str) -> None:
-    disk = FakeDisk()
-    workload = Workload(disk, Random(seed))
-    cuts = await cut_everywhere(
-        disk,
-        partial(work, disk, workload, flush),
-        lambda: copied(workload, disk, workload.random),
-        lambda number: list(Cut)[number % 4],
-    )
-    assert len(cuts) > STEPS
-    for cut in cuts:
-        try:
-            running = await start(cut.disk, **CONFIG, flush=flush)
-            cut.known.check(running)
-        except BaseException as error:
-            error.add_note(f"seed {seed}, {cut.kind.name} at change {cut.number}")
-            raise
-        running.store.crash()
+    assert await cut_everywhere(Workload(FakeDisk(), flush, Random(seed))) > STEPS

@@ -4,15 +4,16 @@
 """
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
 from random import Random
 from typing import Any
 
 import pytest
 import trio
+from tests.state import power_cuts
 from tests.state.group_talk import Handles, drain, handles, join
-from tests.state.power_cuts import Left, copied, cut_everywhere, cut_of, opened
+from tests.state.power_cuts import cut_everywhere, opened
 
 from martlet.broker import Broker
 from martlet.delivery.feed import Feed
@@ -23,7 +24,7 @@ from martlet.groups.queues import share_source
 from martlet.groups.queues.finder import Names
 from martlet.message import Message
 from martlet.records.codec import decode_records
-from martlet.testing.disk import FakeDisk
+from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import ManualClock
 
 STEPS = int(os.environ.get("MARTLET_CRASH_STEPS", "60"))
@@ -31,18 +32,19 @@ SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "1")))
 CONFIG: dict[str, Any] = {"segment_bytes": 8192, "page_bytes": 512, "cache_bytes": 8192}
 ACTIONS = ("publish", "collect", "ack", "nack", "renew", "leave", "keep", "atomic", "flush", "commit", "save", "roll")
 WEIGHTS = [6, 8, 8, 3, 3, 2, 1, 4, 5, 4, 2, 1]
+DAY_MS = 86_400_000
 BY_NAME = Selection("names a", None, lambda record: record.property("TAGS") == "a")
 
 
-class Workload:
+class Workload(power_cuts.Workload):
     """Random work of a group, which takes some names of the topic or all; knows what must be there after a crash."""
 
-    def __init__(self, disk: FakeDisk, random: Random, clock: ManualClock, by_name: bool) -> None:
+    def __init__(self, disk: FakeDisk, flush: str, random: Random, *, by_name: bool) -> None:
+        super().__init__(disk, flush)
         self.by_name = by_name
         self.unwanted: set[int] = set()
-        self.disk = disk
         self.random = random
-        self.clock = clock
+        self.clock = ManualClock()
         self.published = 0
         self.held: dict[int, int] = {}
         self.settled: set[int] = set()
@@ -54,6 +56,16 @@ class Workload:
         self.atomic: set[int] = set()
         self.member: Member | None = None
         self.number = 0
+
+    def shared(self) -> Iterable[object]:
+        return self.disk, self.random, self.member
+
+    async def work(self) -> None:
+        broker = await opened(self.disk, self.clock, self.flush, "t", "out", **CONFIG)
+        for _ in range(STEPS):
+            await self.step(broker)
+        broker.projections.save()
+        await broker.store.close()
 
     async def step(self, broker: Broker) -> None:
         (action,) = self.random.choices((*ACTIONS, "reach"), (*WEIGHTS, 3 * self.by_name))
@@ -129,8 +141,9 @@ class Workload:
                 self.settled.add(offset)
                 self.atomic.add(offset)
 
-    async def check(self, broker: Broker) -> int:
-        """What was settled does not come again, all else does; return how many came."""
+    async def check(self, disk: FakeDisk, kind: Cut) -> None:
+        """What was settled does not come again, all else does."""
+        broker = await opened(disk, ManualClock(self.clock.ms + DAY_MS), self.flush, "t", "out", **CONFIG)
         member = self.join(broker, credit=100_000)
         came = set(await self.collect(broker, member))
         assert not came & (self.durable_settled | self.unwanted)
@@ -139,7 +152,7 @@ class Workload:
         out = {int(record.body) for record in _records(broker, "out")}
         for offset in self.atomic & everything:
             assert (offset in out) != (offset in came), f"message {offset} and its result are not one"
-        return len(came)
+        broker.store.crash()
 
 
 def feed_of(broker: Broker) -> Feed:
@@ -154,28 +167,6 @@ def _records(broker: Broker, topic: str) -> Any:
         yield from decode_records(b"".join(broker.store.read(queue, offset, 1, 1 << 20).pieces))
 
 
-async def work(disk: FakeDisk, workload: Workload, flush: str) -> None:
-    broker = await opened(disk, workload.clock, flush, "t", "out", **CONFIG)
-    for _ in range(STEPS):
-        await workload.step(broker)
-    broker.projections.save()
-    await broker.store.close()
-
-
-async def cuts_of(seed: int, flush: str, by_name: bool) -> list[Left[Workload]]:
-    disk = FakeDisk()
-    workload = Workload(disk, Random(seed), ManualClock(), by_name)
-    cuts = await cut_everywhere(
-        disk,
-        partial(work, disk, workload, flush),
-        lambda: copied(workload, disk, workload.random, workload.member),
-        partial(cut_of, flush=flush),
-    )
-    assert workload.atomic
-    assert len(workload.settled) > len(workload.atomic)
-    return cuts
-
-
 @pytest.mark.parametrize("flush", ["sync", "async"])
 @pytest.mark.parametrize("by_name", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
@@ -184,14 +175,7 @@ async def test_a_group_survives_a_power_cut_at_every_call(
 ) -> None:
     monkeypatch.setattr(share_source, "REACH_BYTES", 100)
     monkeypatch.setattr(share_source, "REACH_BYTES_AT_END", 100)
-    cuts = await cuts_of(seed, flush, by_name)
-    assert len(cuts) > STEPS
-    for cut in cuts:
-        clock = ManualClock(cut.known.clock.ms + 86_400_000)
-        try:
-            broker = await opened(cut.disk, clock, flush, "t", "out", **CONFIG)
-            await cut.known.check(broker)
-        except BaseException as error:
-            error.add_note(f"seed {seed}, {cut.kind.name} at change {cut.number}")
-            raise
-        broker.store.crash()
+    workload = Workload(FakeDisk(), flush, Random(seed), by_name=by_name)
+    assert await cut_everywhere(workload) > STEPS
+    assert workload.atomic
+    assert len(workload.settled) > len(workload.atomic)

@@ -4,15 +4,15 @@
 """
 
 import os
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from random import Random
 from typing import Any
 
 import pytest
 from tests.sessions.session_talk import Client, said
-from tests.state.power_cuts import Left, copied, cut_everywhere, cut_of, opened
+from tests.state import power_cuts
+from tests.state.power_cuts import cut_everywhere, opened
 
 from martlet.broker import Broker
 from martlet.message import Message
@@ -35,13 +35,13 @@ NAMES = ("a", "bé", "c")
 Said = dict[str, Any]
 
 
-class Workload:
+class Workload(power_cuts.Workload):
     """Random clients; knows what each session was at the last flush, and ever since."""
 
-    def __init__(self, disk: FakeDisk, random: Random, clock: ManualClock) -> None:
-        self.disk = disk
+    def __init__(self, disk: FakeDisk, flush: str, random: Random) -> None:
+        super().__init__(disk, flush)
         self.random = random
-        self.clock = clock
+        self.clock = ManualClock()
         self.sessions: dict[str, Session] = {}
         self.last: dict[str, Said] = {name: {} for name in NAMES}
         # What may be stored: the state at the last flush, and each one after it.
@@ -51,6 +51,17 @@ class Workload:
         self.used: set[str] = set()
         self.position = 0
         self.retired = False
+
+    def shared(self) -> Iterable[object]:
+        return self.disk, self.random, self.sessions
+
+    async def work(self) -> None:
+        broker = await opened(self.disk, self.clock, self.flush, "out", **CONFIG)
+        for _ in range(STEPS):
+            await self.step(broker)
+        broker.projections.save()
+        self.possible = {name: [self.last[name]] for name in NAMES}
+        await broker.store.close()
 
     async def step(self, broker: Broker) -> None:
         self.clock.ms += self.random.randrange(20)
@@ -144,7 +155,13 @@ class Workload:
         self.disk.used_ratio = 0.1
         self.retired = store.first_position > 0
 
-    def check(self, broker: Broker, kind: Cut) -> None:
+    async def check(self, disk: FakeDisk, kind: Cut) -> None:
+        broker = await opened(disk, ManualClock(self.clock.ms), self.flush, "out", **CONFIG)
+        self.check_sessions(broker, kind)
+        self.check_groups(broker)
+        broker.store.crash()
+
+    def check_sessions(self, broker: Broker, kind: Cut) -> None:
         """Each session is as it was at some time after the last flush.
 
         If the disk may have lost a note and kept a later one, this holds only for each part of it; but no session has
@@ -184,43 +201,13 @@ def consists_of(found: Said, states: list[Said]) -> bool:
     )
 
 
-async def work(disk: FakeDisk, workload: Workload, flush: str) -> None:
-    broker = await opened(disk, workload.clock, flush, "out", **CONFIG)
-    for _ in range(STEPS):
-        await workload.step(broker)
-    broker.projections.save()
-    workload.possible = {name: [workload.last[name]] for name in NAMES}
-    await broker.store.close()
-
-
-async def cuts_of(seed: int, flush: str) -> list[Left[Workload]]:
-    disk = FakeDisk()
-    workload = Workload(disk, Random(seed), ManualClock())
-    cuts = await cut_everywhere(
-        disk,
-        partial(work, disk, workload, flush),
-        lambda: copied(workload, disk, workload.random, workload.sessions),
-        partial(cut_of, flush=flush),
-    )
+@pytest.mark.parametrize("flush", ["sync", "async"])
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_sessions_survive_a_power_cut_at_every_call(seed: int, flush: str) -> None:
+    workload = Workload(FakeDisk(), flush, Random(seed))
+    assert await cut_everywhere(workload) > STEPS
     if seed == 0 and STEPS >= 100:
         assert workload.used == {*ACTIONS, *STORING}
         assert workload.atomic
         assert workload.retired
         assert any(workload.last.values())
-    return cuts
-
-
-@pytest.mark.parametrize("flush", ["sync", "async"])
-@pytest.mark.parametrize("seed", SEEDS)
-async def test_sessions_survive_a_power_cut_at_every_call(seed: int, flush: str) -> None:
-    cuts = await cuts_of(seed, flush)
-    assert len(cuts) > STEPS
-    for cut in cuts:
-        try:
-            broker = await opened(cut.disk, ManualClock(cut.known.clock.ms), flush, "out", **CONFIG)
-            cut.known.check(broker, cut.kind)
-            cut.known.check_groups(broker)
-        except BaseException as error:
-            error.add_note(f"seed {seed}, {cut.kind.name} at change {cut.number}")
-            raise
-        broker.store.crash()

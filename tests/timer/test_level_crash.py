@@ -6,18 +6,18 @@ Every message that was durable arrives after the next start, once, and not early
 import os
 from collections import Counter
 from functools import partial
-from random import Random
 from typing import Any
 
 import pytest
 import trio
-from tests.state.power_cuts import cut_of
+from tests.state import power_cuts
+from tests.state.power_cuts import count_changes, cut_again
 from tests.timer.delays import Delays, WallClock, delays
 from trio.testing import MockClock
 
 from martlet.broker import Broker
 from martlet.message import Message
-from martlet.testing.disk import FakeDisk, PowerCut
+from martlet.testing.disk import Cut, FakeDisk
 
 STEPS = int(os.environ.get("MARTLET_CRASH_STEPS", "8"))
 LEVELS = "1s 2s 4s"
@@ -29,23 +29,21 @@ SMALL: dict[str, Any] = {
 }
 
 
-class Workload:
+class Workload(power_cuts.Workload):
     """Sends messages of two levels, stops in order once on the way, and knows which messages are durable."""
 
-    def __init__(self, flush: str) -> None:
+    def __init__(self, disk: FakeDisk, flush: str) -> None:
+        super().__init__(disk, flush)
         self.clock = WallClock()
-        self.flush = flush
         self.sent: list[tuple[str, int]] = []  # body, and the end of its record
         self.durable: set[str] = set()
-        self.is_cut = False
-        # Changes of the disk so far, and the range of those that matter.
-        self.changes = self.first = self.last = 0
+        self.first = self.last = 0  # the range of the changes that matter
         # When each message is due at the earliest.
         self.due_ms: dict[str, int] = {}
 
-    async def work(self, disk: FakeDisk) -> None:
+    async def work(self) -> None:
         for half in range(2):
-            async with delays(disk, self.clock, levels=LEVELS, flush=self.flush, **SMALL) as running:
+            async with delays(self.disk, self.clock, levels=LEVELS, flush=self.flush, **SMALL) as running:
                 running.broker.store.on_flushed.append(partial(self.note_durable, running))
                 for number in range(half * STEPS, half * STEPS + STEPS):
                     self.send(running, f"{number}", 1 + number % 2)
@@ -59,29 +57,8 @@ class Workload:
         if not self.is_cut:
             self.durable |= {body for body, end in self.sent if end <= running.broker.store.readable}
 
-    def count(self, name: str) -> None:
-        self.changes += 1
-
-    async def work_until(self, disk: FakeDisk, number: int) -> None:
-        """Work until change *number* of *disk*, counted from 0; all changes from it on fail."""
-        left = number
-
-        def cut(name: str) -> None:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                self.is_cut = True
-                raise PowerCut
-
-        disk.on_change = cut
-        try:
-            await self.work(disk)
-        except (PowerCut, BaseExceptionGroup):
-            if not self.is_cut:
-                raise
-        disk.on_change = None
-
-    async def check(self, disk: FakeDisk) -> None:
+    async def check(self, disk: FakeDisk, kind: Cut) -> None:
+        disk.used_ratio = 0.1
         async with delays(disk, self.clock, levels=LEVELS, flush=self.flush, **SMALL) as running:
             await trio.sleep(5)
             records = running.records()
@@ -97,8 +74,8 @@ class Moving(Workload):
 
     moved = 0
 
-    async def work(self, disk: FakeDisk) -> None:
-        async with delays(disk, self.clock, levels=LEVELS, flush=self.flush, **SMALL) as running:
+    async def work(self) -> None:
+        async with delays(self.disk, self.clock, levels=LEVELS, flush=self.flush, **SMALL) as running:
             broker = running.broker
             broker.store.on_flushed.append(partial(self.note_durable, running))
             broker.topics.ensure("other", 1)
@@ -110,17 +87,17 @@ class Moving(Workload):
             await broker.store.flusher.flush()
             await broker.store.checkpoint()
             self.first = self.changes
-            await self.remove_first_segment(broker, disk)
+            await self.remove_first_segment(broker)
             self.last = self.changes
             self.moved += running.statistics["moved_to_timers"]
             assert running.statistics["expired"] == 0
             assert broker.store.first_position == 8192
 
-    async def remove_first_segment(self, broker: Broker, disk: FakeDisk) -> None:
+    async def remove_first_segment(self, broker: Broker) -> None:
         await broker.projections.release(8192)
-        disk.used_ratio = 0.9
+        self.disk.used_ratio = 0.9
         broker.store.retention.look()
-        disk.used_ratio = 0.1
+        self.disk.used_ratio = 0.1
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
@@ -128,22 +105,10 @@ class Moving(Workload):
 async def test_each_durable_message_arrives_once_after_a_power_cut_at_any_call(
     kind: type[Workload], flush: str, autojump_clock: MockClock
 ) -> None:
-    disk, workload = FakeDisk(), kind(flush)
-    disk.on_change = workload.count
-    await workload.work(disk)
-    disk.on_change = None
-    first, changes = workload.first, workload.last or workload.changes
-    await workload.check(disk)
-    assert changes - first >= 5
+    workload = kind(FakeDisk(), flush)
+    await count_changes(workload)
+    changes = range(workload.first, workload.last or workload.changes)
+    await workload.check(workload.disk, Cut.KILLED)
+    assert len(changes) >= 5
     assert not isinstance(workload, Moving) or workload.moved == STEPS // 2
-    for number in range(first, changes):
-        disk, workload = FakeDisk(), kind(flush)
-        await workload.work_until(disk, number)
-        cut = cut_of(number, flush)
-        left = disk.after_power_cut(cut, Random(number))
-        left.used_ratio = 0.1
-        try:
-            await workload.check(left)
-        except BaseException as error:
-            error.add_note(f"{cut.name} at change {number} of {changes}")
-            raise
+    await cut_again(lambda disk: kind(disk, flush), changes)

@@ -5,22 +5,19 @@ Each acknowledged message comes exactly as often as it should, and not again aft
 """
 
 from collections import Counter
-from functools import partial
 from random import Random
 from unittest.mock import Mock
 
 import pytest
-from tests.state.power_cuts import Left, copied, cut_everywhere, cut_of, opened
-from tests.timer.test_timer_crash import ACTIONS, CONFIG, SEEDS, STEPS, Workload, deliver, flush
-from tests.timer.timer_talk import Timed, install
+from tests.state.power_cuts import cut_everywhere
+from tests.timer.test_timer_crash import ACTIONS, SEEDS, Workload, deliver, flush, possible_recalls
+from tests.timer.timer_talk import Timed
 from trio.testing import MockClock
 
-from martlet.broker import Broker
 from martlet.errors import MartletError
 from martlet.message import decode_properties
-from martlet.testing.disk import FakeDisk
+from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import ManualClock
-from martlet_timer.config import TimerConfig
 from martlet_timer.plugin import TimerPlugin
 
 REPEAT = 3
@@ -33,9 +30,12 @@ class RepeatedWorkload(Workload):
     ``due`` has the time of each message, ``came`` the copies that retention may have removed.
     """
 
-    def __init__(self, disk: FakeDisk, random: Random, clock: ManualClock) -> None:
-        super().__init__(disk, random, clock)
+    def __init__(self, disk: FakeDisk, flush: str, random: Random) -> None:
+        super().__init__(disk, flush, random)
         self.came: dict[str, bytes] = {}  # body by unique key
+
+    def set_clock(self, plugin: TimerPlugin, clock: ManualClock) -> None:
+        plugin.elapsed = Mock(ms=clock.now_ms)  # so that no step of the clock is a jump
 
     async def step(self, made: Timed) -> None:
         (action,) = self.random.choices(ACTIONS, WEIGHTS)
@@ -77,6 +77,30 @@ class RepeatedWorkload(Workload):
         self.came |= copies(made)
         await super().retire(made)
 
+    async def check(self, disk: FakeDisk, kind: Cut) -> None:
+        """Start on what is left, deliver everything to its end, and count what came."""
+        clock = ManualClock(self.clock.ms)
+        made = await self.start(disk, clock)
+        before = copies(made)
+        await flush(made)
+        pending = {key.removeprefix("T+").encode() for key in made.plugin.timers.repeated.newest}
+        assert made.statistics["pending"] == len(pending), "two timers of one message"
+        assert not self.recalled & pending, "ended"
+        for _ in range(REPEAT + 3):
+            while await deliver(made, 100):
+                await flush(made)
+            clock.ms += 3000
+        after = copies(made)
+        came = Counter((self.came | after).values())
+        assert all(count <= REPEAT + 1 for count in came.values()), "too often"
+        later = {body for key, body in after.items() if key not in before}
+        assert not self.recalled & later, "after its end"
+        whole = {body for body, count in came.items() if count == REPEAT + 1}
+        assert self.sent - self.recalled - possible_recalls(made) - whole == set(), "lost"
+        assert made.statistics["pending"] == made.statistics["repeated"] == made.statistics["being_delivered"] == 0
+        assert made.statistics["damaged"] == 0
+        made.broker.store.crash()
+
 
 def copies(made: Timed) -> dict[str, bytes]:
     """Return the body of each copy that is readable, by its unique key."""
@@ -85,80 +109,11 @@ def copies(made: Timed) -> dict[str, bytes]:
     return dict(found)
 
 
-async def start(disk: FakeDisk, clock: ManualClock, flush_mode: str) -> Timed:
-    plugin = TimerPlugin(TimerConfig())
-    plugin.elapsed = Mock(ms=clock.now_ms)  # so that no step of the clock is a jump
-
-    def add(broker: Broker) -> None:
-        broker.projections._driven.clear()  # the others take most of the time of a start
-        for projection in install(broker, plugin, ("T", "other")):
-            broker.projections.add("timer", projection)
-
-    return Timed(await opened(disk, clock, flush_mode, install=add, **CONFIG), plugin, clock)
-
-
-async def work(disk: FakeDisk, workload: RepeatedWorkload, flush_mode: str) -> None:
-    made = await start(disk, workload.clock, flush_mode)
-    for _ in range(STEPS):
-        await workload.step(made)
-    made.broker.store.commit()
-    await flush(made)
-    made.broker.projections.save()
-    await made.broker.store.close()
-
-
-async def check(disk: FakeDisk, workload: RepeatedWorkload, flush_mode: str) -> None:
-    """Start on what is left, deliver everything to its end, and count what came."""
-    clock = ManualClock(workload.clock.ms)
-    made = await start(disk, clock, flush_mode)
-    before = copies(made)
-    await flush(made)
-    pending = {key.removeprefix("T+").encode() for key in made.plugin.timers.repeated.newest}
-    assert made.statistics["pending"] == len(pending), "two timers of one message"
-    assert not workload.recalled & pending, "ended"
-    for _ in range(REPEAT + 3):
-        while await deliver(made, 100):
-            await flush(made)
-        clock.ms += 3000
-    after = copies(made)
-    came = Counter((workload.came | after).values())
-    assert all(count <= REPEAT + 1 for count in came.values()), "too often"
-    later = {body for key, body in after.items() if key not in before}
-    assert not workload.recalled & later, "after its end"
-    whole = {body for body, count in came.items() if count == REPEAT + 1}
-    assert workload.sent - workload.recalled - possible_ends(made) - whole == set(), "lost"
-    assert made.statistics["pending"] == made.statistics["repeated"] == made.statistics["being_delivered"] == 0
-    assert made.statistics["damaged"] == 0
-    made.broker.store.crash()
-
-
-def possible_ends(made: Timed) -> set[bytes]:
-    """Return the bodies of messages whose end is stored, acknowledged or not."""
-    found = [decode_properties(record.properties) for record in made.records("rmq_sys_wheel_timer")]
-    return {each["UNIQ_KEY"].encode() for each in found if "TIMER_DEL_UNIQKEY" in each}
-
-
-async def cuts_of(seed: int, flush_mode: str) -> list[Left[RepeatedWorkload]]:
-    disk = FakeDisk()
-    workload = RepeatedWorkload(disk, Random(seed), ManualClock())
-    cuts = await cut_everywhere(
-        disk,
-        partial(work, disk, workload, flush_mode),
-        lambda: copied(workload, disk, workload.random),
-        partial(cut_of, flush=flush_mode),
-    )
-    await check(disk.after_power_cut(cut_of(0, "async"), Random(1)), workload, flush_mode)
-    return cuts
-
-
 @pytest.mark.parametrize("flush_mode", ["sync", "async"])
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_repeated_messages_survive_a_power_cut_at_every_call(
     autojump_clock: MockClock, seed: int, flush_mode: str
 ) -> None:
-    for cut in await cuts_of(seed, flush_mode):
-        try:
-            await check(cut.disk, cut.known, flush_mode)
-        except BaseException as error:
-            error.add_note(f"seed {seed}, {cut.kind.name} at change {cut.number}")
-            raise
+    workload = RepeatedWorkload(FakeDisk(), flush_mode, Random(seed))
+    await cut_everywhere(workload)
+    await workload.check(workload.disk.after_power_cut(Cut.KILLED, Random(1)), Cut.KILLED)

@@ -5,19 +5,21 @@ None that was acknowledged is lost, none is delivered twice, early, or after an 
 """
 
 import os
-from functools import partial
+from collections.abc import Iterable
 from random import Random
 from typing import Any
 
 import pytest
-from tests.state.power_cuts import Left, copied, cut_everywhere, cut_of, opened
+from tests.state import power_cuts
+from tests.state.power_cuts import cut_everywhere, opened
 from tests.timer.timer_talk import Timed, install
 from trio.testing import MockClock
 
+from martlet.broker import Broker
 from martlet.errors import MartletError
 from martlet.message import decode_properties
 from martlet.runtime.steps import finish_now
-from martlet.testing.disk import FakeDisk
+from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import ManualClock
 from martlet_timer.config import TimerConfig
 from martlet_timer.plugin import TimerPlugin
@@ -37,13 +39,13 @@ ACTIONS = ("send", "deliver", "recall", "roll", "flush", "save", "retire", "wait
 WEIGHTS = (9, 7, 4, 2, 4, 2, 4, 5, 4)
 
 
-class Workload:
+class Workload(power_cuts.Workload):
     """Knows what is durable: timers, deliveries and recalls."""
 
-    def __init__(self, disk: FakeDisk, random: Random, clock: ManualClock) -> None:
-        self.disk = disk
+    def __init__(self, disk: FakeDisk, flush: str, random: Random) -> None:
+        super().__init__(disk, flush)
         self.random = random
-        self.clock = clock
+        self.clock = ManualClock()
         self.due: dict[bytes, int] = {}  # of all timers
         self.sent: set[bytes] = set()  # durable ones
         self.recalled: set[bytes] = set()
@@ -51,6 +53,51 @@ class Workload:
         self.used: set[str] = set()
         self.retired = False
         self._unflushed: list[tuple[set[bytes], bytes]] = []
+
+    def shared(self) -> Iterable[object]:
+        return self.disk, self.random
+
+    async def start(self, disk: FakeDisk, clock: ManualClock) -> Timed:
+        plugin = TimerPlugin(TimerConfig())
+
+        def add(broker: Broker) -> None:
+            broker.projections._driven.clear()  # the others take most of the time of a start
+            for projection in install(broker, plugin, ("T", "other")):
+                broker.projections.add("timer", projection)
+            self.set_clock(plugin, clock)
+
+        broker = await opened(disk, clock, self.flush, install=add, **CONFIG)
+        return Timed(broker, plugin, clock)
+
+    def set_clock(self, plugin: TimerPlugin, clock: ManualClock) -> None:
+        plugin.timer_clock = DampedClock(clock, clock.now_ms)
+
+    async def work(self) -> None:
+        made = await self.start(self.disk, self.clock)
+        for _ in range(STEPS):
+            await self.step(made)
+        made.broker.store.commit()
+        await flush(made)
+        made.broker.projections.save()
+        await made.broker.store.close()
+
+    async def check(self, disk: FakeDisk, kind: Cut) -> None:
+        """Start on what is left, deliver everything, and look at what came."""
+        clock = ManualClock(self.clock.ms)
+        made = await self.start(disk, clock)
+        for _ in range(2):
+            while await deliver(made, 100):
+                await flush(made)
+            clock.ms += 10_000
+        came = dict(self.seen)
+        for record in made.records():
+            properties = decode_properties(record.properties)
+            assert record.store_ms >= int(properties["TIMER_DELIVER_MS"]) == self.due[record.body]
+            assert came.setdefault(record.body, record.position) == record.position, "twice"
+        assert not self.recalled & came.keys(), "recalled"
+        assert self.sent - self.recalled - came.keys() - possible_recalls(made) == set(), "lost"
+        assert made.statistics["pending"] == made.statistics["being_delivered"] == made.statistics["damaged"] == 0
+        made.broker.store.crash()
 
     async def step(self, made: Timed) -> None:
         (action,) = self.random.choices(ACTIONS, WEIGHTS)
@@ -132,77 +179,19 @@ async def deliver(made: Timed, count: int = 5) -> bool:
     return bool(timers)
 
 
-async def start(disk: FakeDisk, clock: ManualClock, flush: str) -> Timed:
-    plugin = TimerPlugin(TimerConfig())
-
-    def add(broker: Any) -> None:
-        broker.projections._driven.clear()  # the others take most of the time of a start
-        for projection in install(broker, plugin, ("T", "other")):
-            broker.projections.add("timer", projection)
-        plugin.timer_clock = DampedClock(clock, clock.now_ms)
-
-    broker = await opened(disk, clock, flush, install=add, **CONFIG)
-    return Timed(broker, plugin, clock)
-
-
-async def work(disk: FakeDisk, workload: Workload, flush_mode: str) -> None:
-    made = await start(disk, workload.clock, flush_mode)
-    for _ in range(STEPS):
-        await workload.step(made)
-    made.broker.store.commit()
-    await flush(made)
-    made.broker.projections.save()
-    await made.broker.store.close()
-
-
-async def check(disk: FakeDisk, workload: Workload, flush_mode: str) -> None:
-    """Start on what is left, deliver everything, and look at what came."""
-    clock = ManualClock(workload.clock.ms)
-    made = await start(disk, clock, flush_mode)
-    for _ in range(2):
-        while await deliver(made, 100):
-            await flush(made)
-        clock.ms += 10_000
-    came = dict(workload.seen)
-    for record in made.records():
-        properties = decode_properties(record.properties)
-        assert record.store_ms >= int(properties["TIMER_DELIVER_MS"]) == workload.due[record.body]
-        assert came.setdefault(record.body, record.position) == record.position, "twice"
-    assert not workload.recalled & came.keys(), "recalled"
-    assert workload.sent - workload.recalled - came.keys() - set(possible_recalls(made)) == set(), "lost"
-    assert made.statistics["pending"] == made.statistics["being_delivered"] == made.statistics["damaged"] == 0
-    made.broker.store.crash()
-
-
-def possible_recalls(made: Timed) -> list[bytes]:
+def possible_recalls(made: Timed) -> set[bytes]:
     """Return the bodies of timers whose recall is stored, acknowledged or not."""
     found = [decode_properties(record.properties) for record in made.records("rmq_sys_wheel_timer")]
-    return [each["UNIQ_KEY"].encode() for each in found if "TIMER_DEL_UNIQKEY" in each]
-
-
-async def cuts_of(seed: int, flush_mode: str) -> list[Left[Workload]]:
-    disk = FakeDisk()
-    workload = Workload(disk, Random(seed), ManualClock())
-    cuts = await cut_everywhere(
-        disk,
-        partial(work, disk, workload, flush_mode),
-        lambda: copied(workload, disk, workload.random),
-        partial(cut_of, flush=flush_mode),
-    )
-    await check(disk.after_power_cut(cut_of(0, "async"), Random(1)), workload, flush_mode)
-    if seed == 0 and STEPS >= 80:
-        assert workload.used == set(ACTIONS)
-        assert workload.retired
-        assert workload.recalled
-    return cuts
+    return {each["UNIQ_KEY"].encode() for each in found if "TIMER_DEL_UNIQKEY" in each}
 
 
 @pytest.mark.parametrize("flush_mode", ["sync", "async"])
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_timers_survive_a_power_cut_at_every_call(autojump_clock: MockClock, seed: int, flush_mode: str) -> None:
-    for cut in await cuts_of(seed, flush_mode):
-        try:
-            await check(cut.disk, cut.known, flush_mode)
-        except BaseException as error:
-            error.add_note(f"seed {seed}, {cut.kind.name} at change {cut.number}")
-            raise
+    workload = Workload(FakeDisk(), flush_mode, Random(seed))
+    await cut_everywhere(workload)
+    await workload.check(workload.disk.after_power_cut(Cut.KILLED, Random(1)), Cut.KILLED)
+    if seed == 0 and STEPS >= 80:
+        assert workload.used == set(ACTIONS)
+        assert workload.retired
+        assert workload.recalled

@@ -1,31 +1,40 @@
 """Steps of transactions on a broker that may be cut off at any of them, and what must hold afterwards."""
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, Final
 
+from tests.state.power_cuts import Workload
 from tests.tx.talk import TOPIC, Sellers, flushing, sellers
 
 from martlet.contracts import HalfMessage
 from martlet.errors import Refused
-from martlet.testing.disk import FakeDisk
+from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import ManualClock
 from martlet_tx.config import TxConfig
 from martlet_tx.formats import HALF_TOPIC, PARK_TOPIC
 
 SIZES: Final[dict[str, Any]] = {"segment_bytes": 8192, "page_bytes": 512, "cache_bytes": 8192}
 CONFIG: Final = TxConfig(immunity_ms=6000, checks_max=2)
+Choice = Callable[[list[HalfMessage]], HalfMessage]
 STEPS: Final = ("prepare", "commit", "rollback", "together", "check", "resume", "roll", "write", "flush", "save")
 
 
-class Work:
-    """Does steps, and remembers for each key what was asked for and what of it is durable."""
+class Work(Workload):
+    """Does the steps *names*, and remembers for each key what was asked for and what of it is durable.
 
-    def __init__(self, disk: FakeDisk, clock: ManualClock, flush: str) -> None:
-        self.disk = disk
-        self.clock = clock
-        self.flush = flush
+    *choose* picks one of several transactions.
+    """
+
+    def __init__(
+        self, disk: FakeDisk, flush: str, names: Sequence[str], choose: Choice, *, closes: bool = True
+    ) -> None:
+        super().__init__(disk, flush)
+        self.names = names
+        self.choose = choose
+        self.closes = closes
+        self.clock = ManualClock()
         self.sent = 0
         self.durable_sent = 0
         # The key and how its transaction ended: "commit", "rollback".
@@ -34,12 +43,19 @@ class Work:
         self.asked: Counter[str] = Counter()
         self.found: Sellers | None = None
 
-    async def open(self) -> Sellers:
-        self.found = await sellers(self.disk, self.clock, self.flush, CONFIG, **SIZES)
-        return self.found
+    def shared(self) -> Iterable[object]:
+        return self.disk, self.found, self.choose
 
-    async def step(self, name: str, choose: Any) -> None:
-        """Do step *name*; *choose* picks one of several transactions."""
+    async def work(self) -> None:
+        """Open a broker, do the steps, and stop in order."""
+        self.found = await sellers(self.disk, self.clock, self.flush, CONFIG, **SIZES)
+        for name in self.names:
+            await self.step(name)
+        if self.closes:
+            self.found.broker.projections.save()
+            await self.found.store.close()
+
+    async def step(self, name: str) -> None:
         found = self.found
         assert found is not None
         if name == "prepare":
@@ -48,7 +64,7 @@ class Work:
         elif name in ("commit", "rollback"):
             halves = await self.halves(HALF_TOPIC)
             if halves:
-                self.end(choose(halves), name)
+                self.end(self.choose(halves), name)
         elif name == "together":
             self.end_together(await self.halves(HALF_TOPIC))
         elif name == "check":
@@ -59,7 +75,7 @@ class Work:
             halves = await self.halves(PARK_TOPIC) + await self.halves(HALF_TOPIC)
             if halves:
                 with suppress(Refused):
-                    found.held.resume(choose(halves))
+                    found.held.resume(self.choose(halves))
         elif name == "roll":
             await found.broker.turns.finish(found.held.roll(found.store.appended))
         else:
@@ -106,8 +122,9 @@ class Work:
 
     # ---- what must hold after a crash
 
-    async def check(self, found: Sellers) -> None:
+    async def check(self, disk: FakeDisk, kind: Cut) -> None:
         """Check each transaction after a restart, and that each can still be brought to its one end."""
+        found = await sellers(disk, ManualClock(self.clock.ms), self.flush, CONFIG, **SIZES)
         pending = Counter(
             each.half.record.property("UNIQ_KEY") for each in await found.held.pending(0, 10_000, 1 << 30)
         )
@@ -120,6 +137,7 @@ class Work:
             self.check_one(key, number, pending[key], stored[key], places)
         await self.check_counts(found)
         await self.finish(found, stored)
+        found.store.crash()
 
     def check_one(self, key: str, number: int, pending: int, stored: int, places: int) -> None:
         ended, durable = self.ended.get(key), self.durable_ended.get(key)
@@ -156,17 +174,3 @@ class Work:
         assert not found.pending()
         assert Counter(found.stored(TOPIC)) == +expected
         assert max([0, *expected.values()]) <= 1
-
-
-async def do_all(work: Work, names: list[str], choose: Any, closes: bool) -> None:
-    """Open a broker, do the steps, and stop in order."""
-    found = await work.open()
-    for name in names:
-        await work.step(name, choose)
-    if closes:
-        found.broker.projections.save()
-        await found.store.close()
-
-
-def steps_of(work: Work, names: list[str], choose: Any, *, closes: bool = True) -> Any:
-    return partial(do_all, work, names, choose, closes)

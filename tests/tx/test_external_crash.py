@@ -5,17 +5,16 @@ steps); ``MARTLET_CRASH_SEEDS`` runs more of it.
 """
 
 import os
-from functools import partial
+from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any
 
 import pytest
-from tests.state import power_cuts
-from tests.state.power_cuts import copied, cut_of
+from tests.state.power_cuts import Workload, cut_everywhere
 from tests.tx.external_talk import OTHER, QUERY, TOPIC, Sink, hurt, sink
 
 from martlet.errors import Reason, Refused
-from martlet.testing.disk import FakeDisk
+from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import ManualClock
 
 LENGTH = int(os.environ.get("MARTLET_CRASH_STEPS", "12"))
@@ -25,13 +24,17 @@ WEIGHTS = (1, 4, 3, 2, 5, 1, 1, 3, 1)
 PARTS = {"small": (1, 3), "large": (2, 24)}  # chunks, and messages of each, of which about 20 are a group
 
 
-class Work:
-    """Does steps, and remembers what was asked for and what was acknowledged."""
+class Work(Workload):
+    """Does the steps *names*, and remembers what was asked for and what was acknowledged.
 
-    def __init__(self, disk: FakeDisk, clock: ManualClock, flush: str) -> None:
-        self.disk = disk
-        self.clock = clock
-        self.flush = flush
+    *damage* is done to what a cut leaves.
+    """
+
+    def __init__(self, disk: FakeDisk, flush: str, names: Sequence[str], damage: str = "") -> None:
+        super().__init__(disk, flush)
+        self.names = names
+        self.damage = damage
+        self.clock = ManualClock()
         self.sequence = 0
         self.epoch = 0
         self.asked_epoch = 0
@@ -49,9 +52,15 @@ class Work:
         self.number = 0
         self.found: Sink | None = None
 
-    async def open(self, disk: FakeDisk | None = None) -> Sink:
-        self.found = await sink(disk or self.disk, self.clock, self.flush)
-        return self.found
+    def shared(self) -> Iterable[object]:
+        return self.disk, self.found
+
+    async def work(self) -> None:
+        self.found = await sink(self.disk, self.clock, self.flush)
+        for name in self.names:
+            await self.step(name)
+        self.found.broker.projections.save()
+        await self.found.store.close()
 
     async def step(self, name: str) -> None:
         found = self.found
@@ -142,8 +151,10 @@ class Work:
 
     # ---- what must hold after a crash
 
-    async def check(self, found: Sink) -> None:
+    async def check(self, disk: FakeDisk, kind: Cut) -> None:
         """Check that each transaction is there whole or not at all, and that the producer can go on."""
+        hurt(disk, self.damage)
+        found = await sink(disk, self.clock, self.flush)
         await found.go_on()
         producer = found.state.producers.get(("", QUERY))
         committed = producer.committed if producer is not None else -1
@@ -181,57 +192,28 @@ class Work:
         found.store.crash()
 
 
-async def do_all(work: Work, names: list[str], closes: bool) -> None:
-    found = await work.open()
-    for name in names:
-        await work.step(name)
-    if closes:
-        found.broker.projections.save()
-        await found.store.close()
-
-
-async def cut_everywhere(names: list[str], seed: int, flush: str, damage: str = "") -> int:
-    disk = FakeDisk()
-    work = Work(disk, ManualClock(), flush)
-    cuts = await power_cuts.cut_everywhere(
-        disk,
-        partial(do_all, work, names, True),
-        lambda: copied(work, work.disk, work.found),
-        partial(cut_of, flush=flush),
-        seed % 3,
-    )
-    for cut in cuts:
-        hurt(cut.disk, damage)
-        try:
-            await cut.known.check(await cut.known.open(cut.disk))
-        except BaseException as error:
-            error.add_note(f"{names}, {cut.kind.name} at change {cut.number}")
-            raise
-    return len(cuts)
-
-
 @pytest.mark.parametrize("size", ["small", "large"])
 @pytest.mark.parametrize("between", ["", "save", "roll", "begin", "abort"])
 async def test_a_transaction_is_stored_whole_or_not_at_all_wherever_the_power_is_cut(size: str, between: str) -> None:
     names = ["begin", size, *([between] if between else []), size, "commit", "again"]
-    assert await cut_everywhere(names, 0, "sync") > 20
+    assert await cut_everywhere(Work(FakeDisk(), "sync", names)) > 20
 
 
 @pytest.mark.parametrize("first", ["", "commit"])  # the transaction's number decides what the next run does
 @pytest.mark.parametrize("between", ["save", "roll", "abort"])
 async def test_what_is_prepared_is_kept_for_the_next_run_wherever_the_power_is_cut(first: str, between: str) -> None:
     names = ["begin", *([first] if first else []), "large", "prepare", "small", between, "begin", "small", "commit"]
-    assert await cut_everywhere(names, 0, "sync") > 20
+    assert await cut_everywhere(Work(FakeDisk(), "sync", names)) > 20
 
 
 @pytest.mark.parametrize(("size", "damage"), [("small", "zeroed"), ("large", "removed"), ("large", "zeroed")])
 async def test_a_transaction_survives_the_loss_of_snapshots(size: str, damage: str) -> None:
     names = [size, "save", "commit", "save", "small"]
-    assert await cut_everywhere(names, 0, "async", damage) > 20
+    assert await cut_everywhere(Work(FakeDisk(), "async", names, damage)) > 20
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_random_steps_lead_to_one_outcome_wherever_the_power_is_cut(seed: int, flush: str) -> None:
     names: list[Any] = Random(seed).choices(STEPS, WEIGHTS, k=LENGTH)
-    assert await cut_everywhere(names, seed, flush) > LENGTH
+    assert await cut_everywhere(Work(FakeDisk(), flush, names), seed % 3) > LENGTH

@@ -1,16 +1,14 @@
 """Retention removes the segments of what is staged, of a delivery that is not complete, and of what producers are."""
 
-from functools import partial
-from random import Random
 from typing import Any
 
 import pytest
-from tests.state.power_cuts import changes_after, cut_at, cut_of
+from tests.state.power_cuts import Workload, changes_after, cut_again
 from tests.tx.external_talk import OTHER, TOPIC, Sink, hurt, numbered, sink
 
 from martlet.errors import Reason, Refused
 from martlet.message import Message
-from martlet.testing.disk import FakeDisk
+from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock
 
 # Removal is forced by the disk, so age does not matter.
@@ -36,12 +34,13 @@ async def retire(found: Sink, disk: FakeDisk) -> None:
     disk.used_ratio = 0.1
 
 
-class Kept:
-    """What must outlive its segments."""
+class Kept(Workload):
+    """What must outlive its segments; *damage* is done to what a cut leaves."""
 
-    def __init__(self, disk: FakeDisk, flush: str = "sync") -> None:
-        self.disk = disk
-        self.flush = flush
+    def __init__(self, disk: FakeDisk, flush: str = "sync", damage: str = "", *, retires: bool = True) -> None:
+        super().__init__(disk, flush)
+        self.damage = damage
+        self.retires = retires
 
     async def open(self, disk: FakeDisk | None = None) -> Sink:
         return await sink(disk or self.disk, ManualClock(), self.flush, **FULL)
@@ -65,12 +64,18 @@ class Kept:
         await fill(found)
         return found
 
-    async def work(self, *, retires: bool = True) -> None:
+    async def work(self) -> None:
         found = await self.begin()
-        if retires:
+        if self.retires:
             await retire(found, self.disk)
 
-    async def check(self, found: Sink) -> None:
+    async def check(self, disk: FakeDisk, kind: Cut) -> None:
+        hurt(disk, self.damage)
+        found = await self.open(disk)
+        await self.check_all(found)
+        found.store.crash()
+
+    async def check_all(self, found: Sink) -> None:
         assert found.state.hour == 1
         assert found.parts() == {(1, "kept"): 2}
         with pytest.raises(Refused) as refused:
@@ -100,7 +105,7 @@ async def test_what_is_staged_and_known_outlives_its_segments() -> None:
         assert found.store.first_position > first
         first = found.store.first_position
         await fill(found)
-    await kept.check(found)
+    await kept.check_all(found)
 
 
 @pytest.mark.parametrize("damage", ["", "removed", "zeroed"])
@@ -113,27 +118,14 @@ async def test_it_outlives_the_loss_of_snapshots_as_well(damage: str) -> None:
     found.broker.projections.save()
     await found.store.close()
     hurt(kept.disk, damage)
-    await kept.check(await kept.open())
+    await kept.check_all(await kept.open())
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
 async def test_a_power_cut_while_retention_moves_it_changes_nothing(flush: str) -> None:
-    changes = await changes_after(
-        lambda disk: partial(Kept(disk, flush).work, retires=False), lambda disk: Kept(disk, flush).work
-    )
-    for number in changes:
-        kept = Kept(FakeDisk(), flush)
-        await cut_at(kept.disk, number, kept.work)
-        kind = cut_of(number, flush)
-        left = kept.disk.after_power_cut(kind, Random(number))
-        hurt(left, ("", "removed")[number % 2])
-        try:
-            found = await kept.open(left)
-            await kept.check(found)
-        except BaseException as error:
-            error.add_note(f"{kind.name} at change {number} of {changes.stop}")
-            raise
-        found.store.crash()
+    changes = await changes_after(Kept(FakeDisk(), flush, retires=False), Kept(FakeDisk(), flush))
+    await cut_again(lambda disk: Kept(disk, flush), changes[::2])
+    await cut_again(lambda disk: Kept(disk, flush, "removed"), changes[1::2])
 
 
 @pytest.mark.parametrize("damage", ["", "removed"])

@@ -3,18 +3,17 @@
 from contextlib import suppress
 from errno import EIO, ENOSPC
 from functools import partial
-from random import Random
 from typing import Any
 
 import pytest
 from tests.cold_disk import cold_disk
-from tests.state.power_cuts import changes_after, cut_at, cut_of
+from tests.state.power_cuts import Workload, changes_after, cut_again
 from tests.tx.talk import GROUP, TOPIC, Sellers, check_times, flushing, half, sellers
 
 from martlet.contracts import HalfMessage
 from martlet.errors import Refused, StoreError
 from martlet.message import Message, Placed, decode_properties
-from martlet.testing.disk import FakeDisk
+from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock
 from martlet_tx.config import TxConfig
 from martlet_tx.formats import PARK_TOPIC
@@ -26,12 +25,12 @@ SIZES: dict[str, Any] = {"segment_bytes": 8192, "page_bytes": 512, "cache_bytes"
 HOUR_MS = 3_600_000
 
 
-class Kept:
+class Kept(Workload):
     """Transactions that were begun before what fills the segments after them."""
 
-    def __init__(self, disk: FakeDisk, flush: str = "sync") -> None:
-        self.disk = disk
-        self.flush = flush
+    def __init__(self, disk: FakeDisk, flush: str = "sync", *, retires: bool = True) -> None:
+        super().__init__(disk, flush)
+        self.retires = retires
         self.clock = ManualClock()
         self.placed: dict[str, Placed] = {}
 
@@ -59,13 +58,18 @@ class Kept:
             found.store.commit()
         await found.settle()
 
-    async def work(self, *, retires: bool = True) -> None:
+    async def work(self) -> None:
         """Begin, and let retention remove all segments but the active one."""
         found = await self.begin()
-        if retires:
+        if self.retires:
             await retire(found, self.disk)
 
-    async def check(self, found: Sellers) -> None:
+    async def check(self, disk: FakeDisk, kind: Cut) -> None:
+        found = await self.open(disk)
+        await self.check_all(found)
+        found.store.crash()
+
+    async def check_all(self, found: Sellers) -> None:
         """See that each transaction is where it belongs, once, and ends once, however it is named."""
         pending = {each.half.record.property("UNIQ_KEY"): each for each in await found.held.pending(0, 100, 1 << 20)}
         assert sorted(pending) == ["checked", "late", "pending"]
@@ -111,7 +115,7 @@ async def test_pending_transactions_outlive_the_segments_of_their_half_messages(
     found = await kept.begin()
     await retire(found, kept.disk)
     assert found.store.first_position > kept.placed["rolled back"].end
-    await kept.check(found)
+    await kept.check_all(found)
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
@@ -166,25 +170,13 @@ async def test_a_transaction_is_moved_again_and_again() -> None:
     again = await kept.open()
     assert again.pending() == found.pending()
     assert again.held.half_queue.next_offset == 5 + 3 * 3
-    await kept.check(again)
+    await kept.check_all(again)
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
 async def test_a_power_cut_while_retention_moves_half_messages_leaves_each_once(flush: str) -> None:
-    changes = await changes_after(
-        lambda disk: partial(Kept(disk, flush).work, retires=False), lambda disk: Kept(disk, flush).work
-    )
-    for number in changes:
-        kept = Kept(FakeDisk(), flush)
-        await cut_at(kept.disk, number, kept.work)
-        kind = cut_of(number, flush)
-        try:
-            found = await kept.open(kept.disk.after_power_cut(kind, Random(number)))
-            await kept.check(found)
-        except BaseException as error:
-            error.add_note(f"{kind.name} at change {number} of {changes.stop}")
-            raise
-        found.store.crash()
+    changes = await changes_after(Kept(FakeDisk(), flush, retires=False), Kept(FakeDisk(), flush))
+    await cut_again(lambda disk: Kept(disk, flush), changes)
 
 
 async def test_half_messages_on_the_disk_are_read_by_a_thread() -> None:
@@ -195,7 +187,7 @@ async def test_half_messages_on_the_disk_are_read_by_a_thread() -> None:
     await found.broker.turns.finish(found.held.roll(found.store.appended))
     assert disk.on_loop == 0
     await found.settle()
-    await kept.check(found)
+    await kept.check_all(found)
 
 
 async def test_a_half_message_that_the_disk_fails_to_read_stalls_no_check() -> None:
@@ -221,7 +213,7 @@ async def test_a_half_message_that_the_disk_fails_to_read_keeps_its_segment_and_
     await found.settle()
     assert found.pending() == [0, 5, 6]
     await retire(found, disk)
-    await kept.check(found)
+    await kept.check_all(found)
 
 
 async def test_many_half_messages_are_moved_in_slices() -> None:
