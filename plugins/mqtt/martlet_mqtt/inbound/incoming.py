@@ -321,7 +321,7 @@ class Incoming:
             self._publish_singly(run)
             return
         if qos == 2:
-            self._publish_twice(run, places)
+            self._publish_qos2(run, places)
             return
         items = self._items(run, places, range(len(run.ends)))
         try:
@@ -403,7 +403,7 @@ class Incoming:
             if self._is_closing:
                 return
 
-    def _publish_twice(self, run: PublishRun, places: dict[Name, Queue]) -> None:
+    def _publish_qos2(self, run: PublishRun, places: dict[Name, Queue]) -> None:
         """Store those messages of QoS 2 that are not known yet, in one atomic group with their identifiers."""
         session, flight = self._session, self._session.flight
         ids = [int.from_bytes(each) for each in run.ids]
@@ -414,7 +414,7 @@ class Incoming:
                 seen.add(packet_id)
                 which.append(index)
         if not which:
-            self._answer_twice(run, NEXT_COMMIT)  # as in `publish`
+            self._answer_qos2(run, NEXT_COMMIT)  # as in `publish`
             return
         self._count_open(len(which))
         changes = session.changes()
@@ -430,7 +430,7 @@ class Incoming:
         self._context.counters.stored += len(which)
         if len(which) == len(ids):
             self._hand_on(run, result.positions)
-        self._answer_twice(run, result.end)
+        self._answer_qos2(run, result.end)
 
     def _hand_on(self, run: PublishRun, positions: Sequence[int]) -> None:
         """Let subscribers have the packets as they came."""
@@ -442,7 +442,7 @@ class Incoming:
             if encoding in context.shapes.encodings:
                 context.feed.hand_on(topic, encoding, positions, run.data, run.ends, run.start)
 
-    def _answer_twice(self, run: PublishRun, end: int) -> None:
+    def _answer_qos2(self, run: PublishRun, end: int) -> None:
         self._peer.hold_until(max(end, self._session.until))
         self._answer_all(run)
 

@@ -22,7 +22,7 @@ from martlet.sessions.session import Session
 from martlet_mqtt.mapping.frames import DUPLICATE, Grant, encode_alone, number_frames
 from martlet_mqtt.mapping.messages import to_deliver
 from martlet_mqtt.outbound.client_frames import ClientFrames
-from martlet_mqtt.outbound.flight import IDS_MAX, RETAINED, TWICE, Flight
+from martlet_mqtt.outbound.flight import IDS_MAX, QOS2, RETAINED, Flight
 from martlet_mqtt.outbound.stored_subscriptions import Rest, grant_of, options_of, rest_of
 from martlet_mqtt.shared.context import Context
 from martlet_mqtt.shared.retained import Entry
@@ -266,7 +266,7 @@ class DueMessages:
             if not frames.chosen(grants, RecordView(record)):
                 return b""
             return frames.fitting(encode_alone(arrived, frames.shape(grants), frames.client_id, now_ms, retain=True))
-        arrived.qos = 2 if due.number & TWICE else 1
+        arrived.qos = 2 if due.number & QOS2 else 1
         arrived.client_id = ""
         shape = frames.shape(self._grants_of(name.text, arrived.qos, RecordView(record)))
         retain = bool(due.number & RETAINED)

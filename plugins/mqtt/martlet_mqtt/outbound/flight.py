@@ -5,7 +5,7 @@ The session knows which packet identifiers are in use, as numbers above 65,535 t
 | number | what the identifier is for |
 |---|---|
 | id | a message of QoS 1, until PUBACK |
-| `TWICE` + id | a message of QoS 2, until PUBREC; then nothing but the identifier, until PUBCOMP |
+| `QOS2` + id | a message of QoS 2, until PUBREC; then nothing but the identifier, until PUBCOMP |
 | `INCOMING` + id | a message of QoS 2 that the client sent, until PUBREL (`incoming.py`) |
 
 `RETAINED` is added for a message that is sent because a subscription began. A message leaves when it is durable that it
@@ -24,11 +24,11 @@ from martlet_mqtt.outbound.shares import SharedSubscriptions
 from martlet_mqtt.shared.context import Counters
 from martlet_mqtt.wire.codes import PacketType, ReasonCode
 
-__all__ = ["IDS_MAX", "INCOMING", "RETAINED", "TWICE", "Flight", "ranges_of"]
+__all__ = ["IDS_MAX", "INCOMING", "QOS2", "RETAINED", "Flight", "ranges_of"]
 
 IDS_MAX: Final = 65_535
 INCOMING: Final = 1 << 16
-TWICE: Final = 1 << 17
+QOS2: Final = 1 << 17
 RETAINED: Final = 1 << 18
 
 
@@ -76,7 +76,7 @@ class Flight:
     def resume(self) -> list[tuple[int, int]]:
         """Send PUBREL again where only that is in flight; return the numbers of messages, each with its position."""
         flight = self._session.flight.items()
-        self._send_releases([number for number, position in flight if position == NO_MESSAGE and number & TWICE])
+        self._send_releases([number for number, position in flight if position == NO_MESSAGE and number & QOS2])
         found = [(number, position) for number, position in flight if position != NO_MESSAGE]
         self._unsent.update([number & IDS_MAX for number, _ in found])
         return found
@@ -97,7 +97,7 @@ class Flight:
         With QoS 2 the client may have the message, and would take another one with its identifier for this one. PUBREL
         makes it forget that [MQTT-4.3.3-11], and PUBCOMP frees the identifier.
         """
-        if number & TWICE:
+        if number & QOS2:
             self._session.hold(number)
             self._peer.hold_until(self._session.until)
             self._send_releases([number])
@@ -122,7 +122,7 @@ class Flight:
         if not qos:
             self._send(data, payloads)
             return
-        base, at = flags | (TWICE if qos == 2 else 0), 0
+        base, at = flags | (QOS2 if qos == 2 else 0), 0
         while at < count:
             first, taken = self.take_ids(count - at)
             last = at + taken
@@ -154,7 +154,7 @@ class Flight:
 
     def acknowledged(self, kind: PacketType, ids: Sequence[int]) -> list[int]:
         """Take PUBACK or PUBCOMP for *ids*; return those that are not in flight like that. Raises `Refused`."""
-        base = TWICE if kind is PacketType.PUBCOMP else 0
+        base = QOS2 if kind is PacketType.PUBCOMP else 0
         if self._shares.has_leased and not base:
             rest = self._shares.settle(dict.fromkeys(ids))  # one that comes twice frees its identifier, too
             self._used.difference_update(set(ids).difference(rest))
@@ -193,7 +193,7 @@ class Flight:
         session, numbers, unknown = self._session, self._session.flight, list[int]()
         known: list[int] = []
         for packet_id in ids:
-            number = TWICE + packet_id if TWICE + packet_id in numbers else TWICE + RETAINED + packet_id
+            number = QOS2 + packet_id if QOS2 + packet_id in numbers else QOS2 + RETAINED + packet_id
             if number not in numbers:
                 unknown.append(packet_id)
                 continue

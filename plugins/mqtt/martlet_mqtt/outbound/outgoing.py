@@ -24,7 +24,7 @@ from martlet.state.journal import NEXT_COMMIT
 from martlet_mqtt.mapping.frames import DUPLICATE, Grant, number_frames, payloads_of, publish_frame, with_payloads
 from martlet_mqtt.outbound.client_frames import ClientFrames
 from martlet_mqtt.outbound.due import DueMessages
-from martlet_mqtt.outbound.flight import IDS_MAX, TWICE, Flight
+from martlet_mqtt.outbound.flight import IDS_MAX, QOS2, Flight
 from martlet_mqtt.outbound.shares import Leased, SharedSubscriptions
 from martlet_mqtt.outbound.stored_subscriptions import Rest
 from martlet_mqtt.shared.context import Context
@@ -332,7 +332,7 @@ class Outgoing:
     def _hand_over(self, member: Member, delivery: Delivery, offset: int, position: int, packet_id: int) -> None:
         """Make a message of a group one of this session, which alone may complete it [MQTT-4.8.2-5]."""
         changes = self._session.changes()
-        changes.hand_out(TWICE + packet_id, [position], self._session.position)
+        changes.hand_out(QOS2 + packet_id, [position], self._session.position)
         note = member.share.acknowledgement(delivery.queue_id, offset, delivery.generation)
         try:
             self._gate.publish_atomic([], [*changes.notes, note])
