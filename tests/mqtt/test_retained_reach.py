@@ -145,7 +145,7 @@ async def test_a_subscription_while_new_messages_are_routed_misses_none(tmp_path
         (reader,) = mqtt.broker.tails._readers.values()
         assert reader.is_behind
         subscribe = Subscribe(5, (Subscription("a", 0), Subscription("b", 0)))
-        assert mqtt.client("c").the_subscriptions.subscribe(subscribe) is None
+        assert mqtt.client("c").subscriptions.subscribe(subscribe) is None
         await talk.expect(Suback)
         assert sorted(await came(talk)) == [(b"kept", True), (b"kept too", True)]
 

@@ -159,7 +159,7 @@ class Client:
         client = self.mqtt.client("c")
         assert client.outgoing is not None
         assert client.session is not None
-        cursor = client.outgoing._the_cursor
+        cursor = client.outgoing._cursor
         while self.held or client.session.flight or cursor.place is not Place.TAIL or cursor.has_pending:
             await self.answer()
             await self.take()

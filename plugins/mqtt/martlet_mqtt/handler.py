@@ -43,7 +43,7 @@ _CONNACK: Final = 0x20
 class MqttHandler:
     """Passes each packet of one client to the part for it."""
 
-    __slots__ = ("_client", "_connection", "_context", "_handshake", "_peer")
+    __slots__ = ("_connection", "_context", "_handshake", "_peer")
 
     def __init__(
         self, peer: Peer, connection: MqttConnection, context: Context, wills: Wills, sys_topics: SysTopics
@@ -51,8 +51,7 @@ class MqttHandler:
         self._peer = peer
         self._connection = connection
         self._context = context
-        self._client = Client(peer, connection, context, wills, sys_topics)
-        self._handshake = Handshake(self._client)
+        self._handshake = Handshake(peer, connection, context, wills, sys_topics)
 
     # events
 
@@ -73,37 +72,37 @@ class MqttHandler:
             return self._handshake.accept(event)
         if isinstance(event, Auth):
             return self._handshake.authenticate_more(event)
-        client = self._client
-        if client.session is None:
+        client = self._handshake.client
+        if client is None or client.has_left:
             # The client goes before it is accepted, or its session was taken over in the middle of a read.
             if isinstance(event, Disconnect):
                 self._peer.close("")
             return None
         match event:
             case PublishRun():
-                client.the_incoming.publish_run(event)
+                client.incoming.publish_run(event)
             case AckRun(kind, ids):
-                self._acknowledge(kind, ids, ReasonCode.SUCCESS)
+                self._acknowledge(client, kind, ids, ReasonCode.SUCCESS)
             case Publish():
-                request = client.the_incoming.request_in(event)
+                request = client.incoming.request_in(event)
                 if request is not None:
-                    return self._answer_request(request)
-                client.the_incoming.publish(event)
+                    return self._answer_request(client, request)
+                client.incoming.publish(event)
             case Ack(kind, packet_id, reason):
-                self._acknowledge(kind, (packet_id,), reason)
+                self._acknowledge(client, kind, (packet_id,), reason)
             case Pingreq():
                 self._context.counters.answers += 1
                 self._peer.send(_PINGRESP)
             case Subscribe():
-                return client.the_subscriptions.subscribe(event)
+                return client.subscriptions.subscribe(event)
             case Unsubscribe():
-                return client.the_subscriptions.unsubscribe(event)
+                return client.subscriptions.unsubscribe(event)
             case LargePublish(packet, size):
-                client.the_incoming.refuse_large(packet, size)
+                client.incoming.refuse_large(packet, size)
             case LongPacket(steps):
                 return self._decode(steps)
             case Disconnect():
-                self._disconnect(event)
+                self._disconnect(client, event)
             case _:
                 raise MqttError(f"{type(event).__name__} is a packet of brokers, not of clients")
         return None
@@ -121,39 +120,34 @@ class MqttHandler:
         if rest is not None:
             await rest
 
-    def _answer_request(self, packet: Publish) -> Awaitable[None] | None:
+    def _answer_request(self, client: Client, packet: Publish) -> Awaitable[None] | None:
         """Acknowledge a request of an administrator, and answer it in slices."""
-        client, context = self._client, self._context
-        if not client.the_incoming.acknowledge(packet):
+        context = self._context
+        if not client.incoming.acknowledge(packet):
             return None
-        return context.broker.turns.finish(
-            answer_request(context, client.the_gate, self._peer, packet, self._connection)
-        )
+        return context.broker.turns.finish(answer_request(context, client.gate, self._peer, packet, self._connection))
 
-    def _acknowledge(self, kind: PacketType, ids: tuple[int, ...], reason: int) -> None:
-        client = self._client
+    def _acknowledge(self, client: Client, kind: PacketType, ids: tuple[int, ...], reason: int) -> None:
         if kind is PacketType.PUBREL:
-            client.the_incoming.released(ids)
+            client.incoming.released(ids)
         elif kind is PacketType.PUBREC:
-            for packet_id in client.the_outgoing.flight.received(ids, reason):
+            for packet_id in client.subscriptions.outgoing.flight.received(ids, reason):
                 reason = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND if self._connection.version == V5 else 0
                 client.send(Ack(PacketType.PUBREL, packet_id, reason))
         else:
-            client.the_outgoing.flight.acknowledged(kind, ids)  # those of an earlier session say nothing
+            client.subscriptions.outgoing.flight.acknowledged(kind, ids)  # those of an earlier session say nothing
 
-    def _disconnect(self, packet: Disconnect) -> None:
-        client = self._client
-        session, connect = client.accepted
+    def _disconnect(self, client: Client, packet: Disconnect) -> None:
         expiry_s = packet.properties.number(Property.SESSION_EXPIRY, -1)
-        if expiry_s > 0 and not connect.properties.number(Property.SESSION_EXPIRY, 0):
+        if expiry_s > 0 and not client.connect.properties.number(Property.SESSION_EXPIRY, 0):
             text = "the session expiry interval was 0 in CONNECT, and stays that [MQTT-3.1.2-11.2]"
             raise MqttError(text, ReasonCode.PROTOCOL_ERROR)
         client.has_ended = packet.reason == ReasonCode.SUCCESS
         if expiry_s >= 0:
             try:
-                session.expire_after(min(expiry_s, self._context.config.session_expiry_max_s))
+                client.session.expire_after(min(expiry_s, self._context.config.session_expiry_max_s))
             except Refused as refused:
-                client.complain("did not change the session expiry of", connect, str(refused))
+                client.complain("did not change the session expiry of", str(refused))
         self._peer.close("")
 
     # the server's calls
@@ -161,12 +155,14 @@ class MqttHandler:
     def refuse(self, answer: Buffer, refused: Refused) -> bytes | None:
         if answer[0] == _CONNACK:
             self._connection.state = State.ACCEPTING  # so that the last packet is a CONNACK again
-            self._client.has_ended = False  # DISCONNECT after it means nothing
+            client = self._handshake.client
+            if client is not None:
+                client.has_ended = False  # DISCONNECT after it means nothing
         return replaced(answer, refused, self._connection.version)
 
     def collect(self, budget_bytes: int) -> None:
-        client = self._client
-        if client.outgoing is None or client.greeting is not None:
+        client = self._handshake.client
+        if client is None or client.outgoing is None or client.greeting is not None:
             return
         try:
             client.outgoing.collect(budget_bytes)
@@ -174,7 +170,8 @@ class MqttHandler:
             client.end(reason_of(refused), str(refused))
 
     def closed(self, reason: str) -> None:
-        self._client.leave()
+        self._handshake.leave()
+        self._handshake.client = None
 
 
 def _takes_long(event: Event) -> bool:

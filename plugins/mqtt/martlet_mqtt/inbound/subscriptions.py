@@ -23,7 +23,7 @@ from martlet_mqtt.wire.errors import MqttError, NotAccepted, reason_of
 from martlet_mqtt.wire.names import SharedFilter, check_filter, is_shared, split_shared
 from martlet_mqtt.wire.packets import Suback, Subscribe, Subscription, Unsuback, Unsubscribe
 
-__all__ = ["FILTERS_A_SLICE", "Subscriptions"]
+__all__ = ["FILTERS_A_SLICE", "Subscriptions", "start_of"]
 
 # Of SUBSCRIBE and UNSUBSCRIBE, about 2 ms.
 FILTERS_A_SLICE: Final = 64
@@ -31,19 +31,24 @@ FILTERS_A_SLICE: Final = 64
 STEPS_A_SHARE: Final = 8
 
 
+def start_of(session: Session) -> int | None:
+    """Return from where to follow the log for an old *session*; None for its end."""
+    return session.position if any(map(_is_durable, session.filters.items())) else None
+
+
 @final
 class Subscriptions:
-    """Begins and ends them; made when the client is accepted."""
+    """Begins and ends the subscriptions of one client, to which *outgoing* sends."""
 
     __slots__ = (
         "_connection",
         "_context",
         "_gate",
         "_incoming",
-        "_outgoing",
         "_peer",
         "_session",
         "_sys",
+        "outgoing",
     )
 
     def __init__(
@@ -63,18 +68,13 @@ class Subscriptions:
         self._gate = gate
         self._session = session
         self._incoming = incoming
-        self._outgoing = outgoing
+        self.outgoing = outgoing
         self._sys = sys_topics
 
     @property
     def _is_ended(self) -> bool:
         """Whether the client is gone, or its session was lost with a commit that failed."""
         return self._connection.state is State.ENDED
-
-    def begin(self, *, is_old: bool) -> None:
-        """Follow the log, for an old session from where that is. Raises `Refused`."""
-        is_durable = is_old and any(map(_is_durable, self._session.filters.items()))
-        self._outgoing.begin(self._session.position if is_durable else None)
 
     def resume(self) -> Steps[None]:
         """Go on with the subscriptions of the session; one that may not be read any more stays, and brings nothing."""
@@ -97,12 +97,12 @@ class Subscriptions:
         topic_filter = grant.subscription.topic_filter
         shared = split_shared(topic_filter)
         if shared is not None:
-            self._outgoing.share(grant, shared)
+            self.outgoing.share(grant, shared)
         elif is_sys(topic_filter):
             self._gate.check("read", topic_filter)
-            self._sys.subscribe(self._outgoing, grant, with_values=False)
+            self._sys.subscribe(self.outgoing, grant, with_values=False)
         else:
-            self._outgoing.go_on(grant, rest)
+            self.outgoing.go_on(grant, rest)
             self._incoming.marks |= grant.subscription.no_local
 
     def subscribe(self, packet: Subscribe) -> Awaitable[None] | None:
@@ -190,21 +190,21 @@ class Subscriptions:
         if is_sys(topic_filter):
             self._gate.check("read", topic_filter)
         else:
-            self._outgoing.check(topic_filter if shared is None else shared.topic_filter)
+            self.outgoing.check(topic_filter if shared is None else shared.topic_filter)
         if grant.selector and is_sys(topic_filter):
             text = f"topic filter {topic_filter[:80]!r} is for figures, which a selector cannot select; leave it out"
             raise NotAccepted(text, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)
         if shared is not None:
             self._share(grant, shared)
-        rest = self._outgoing.rest_of_new(grant) if self._wants_retained(grant, is_new) else None
+        rest = self.outgoing.rest_of_new(grant) if self._wants_retained(grant, is_new) else None
         try:
             self._session.subscribe(topic_filter, self._stored(grant, rest), self._begin_of(grant))
         except Refused:
             if shared is not None and is_new:
-                self._outgoing.unshare(topic_filter)
+                self.outgoing.unshare(topic_filter)
             raise
         if shared is None and not is_sys(topic_filter):
-            self._outgoing.subscribe(grant)
+            self.outgoing.subscribe(grant)
         return grant, is_new, rest
 
     def _wants_retained(self, grant: Grant, is_new: bool) -> bool:
@@ -244,7 +244,7 @@ class Subscriptions:
     def _share(self, grant: Grant, shared: SharedFilter) -> None:
         """Take part in a shared subscription. Raises `Refused`, and `NotAccepted` if others have another selector."""
         try:
-            self._outgoing.share(grant, shared)
+            self.outgoing.share(grant, shared)
         except Refused as refused:
             if refused.reason is not Reason.ILLEGAL:
                 raise
@@ -261,9 +261,9 @@ class Subscriptions:
         handling = grant.subscription.retain_handling
         if is_sys(grant.subscription.topic_filter):
             with_values = handling == 0 or (handling == 1 and is_new)
-            self._sys.subscribe(self._outgoing, grant, with_values=with_values)
+            self._sys.subscribe(self.outgoing, grant, with_values=with_values)
         elif rest is not None:
-            self._outgoing.send_retained(grant, rest)
+            self.outgoing.send_retained(grant, rest)
 
     def unsubscribe(self, packet: Unsubscribe) -> Awaitable[None] | None:
         """Act on UNSUBSCRIBE. Raises `Refused`."""
@@ -276,8 +276,8 @@ class Subscriptions:
             is_known = topic_filter in self._session.filters
             if is_known:
                 self._session.unsubscribe(topic_filter)
-                self._outgoing.unsubscribe(topic_filter)
-                self._sys.unsubscribe(self._outgoing, topic_filter)
+                self.outgoing.unsubscribe(topic_filter)
+                self._sys.unsubscribe(self.outgoing, topic_filter)
             codes.append(ReasonCode.SUCCESS if is_known else ReasonCode.NO_SUBSCRIPTION_EXISTED)
             if pace.is_over() and not self._is_ended:
                 yield

@@ -14,7 +14,7 @@ from typing import Final, cast, final
 
 from martlet.access import Gate
 from martlet.contracts import Peer
-from martlet.delivery.cursor import Cursor, Place
+from martlet.delivery.cursor import Place
 from martlet.delivery.runs import Run
 from martlet.delivery.subscriptions import Delivery
 from martlet.errors import Refused
@@ -91,7 +91,13 @@ class Figures:
 
 @final
 class Outgoing:
-    """The messages to one client; `flight` takes its acknowledgements, `figures` what is in no log."""
+    """The messages to one client; `flight` takes its acknowledgements, `figures` what is in no log.
+
+    It follows the log from its end, or from *start*; then it sends nothing before `resend`.
+
+    Raises:
+      Refused: the client may not follow it.
+    """
 
     __slots__ = (
         "_context",
@@ -107,12 +113,13 @@ class Outgoing:
         "flight",
     )
 
-    def __init__(self, peer: Peer, context: Context, gate: Gate, session: Session, connect: Connect) -> None:
+    def __init__(
+        self, peer: Peer, context: Context, gate: Gate, session: Session, connect: Connect, start: int | None
+    ) -> None:
         self._peer = peer
         self._context = context
         self._gate = gate
         self._session = session
-        self._cursor: Cursor | None = None
         self._shares = SharedSubscriptions(peer, context, gate, connect.version)
         window = min(connect.properties.number(Property.RECEIVE_MAXIMUM, IDS_MAX), context.config.in_flight_max)
         self.flight = Flight(peer, context.counters, session, self._shares, window)
@@ -122,14 +129,10 @@ class Outgoing:
         # By filter, retained messages to send once the cursor has brought what the client missed: they are among that,
         # and would come before older ones of their names.
         self._later: dict[str, tuple[Grant, Rest]] = {}
+        cursor = gate.follow(context.feed, peer.wake, {}, start, _is_droppable, is_paused=start is not None)
+        self._cursor, session.where, self._due.may_read = cursor, lambda: cursor.position, cursor.may_read
 
     # the beginning
-
-    def begin(self, start: int | None) -> None:
-        """Follow the log from its end, or from *start*; then nothing is sent before `resend`. Raises `Refused`."""
-        feed, wake = self._context.feed, self._peer.wake
-        cursor = self._gate.follow(feed, wake, {}, start, _is_droppable, is_paused=start is not None)
-        self._cursor, self._session.where, self._due.may_read = cursor, lambda: cursor.position, cursor.may_read
 
     def go_on(self, grant: Grant, rest: Rest | None) -> None:
         """Send messages for *grant*, which the session has, and *rest*: of QoS 1 and 2 from where it is, of 0 new ones.
@@ -138,7 +141,7 @@ class Outgoing:
         """
         topic_filter = grant.subscription.topic_filter
         begin = self._session.begins.get(topic_filter, 0)
-        self._the_cursor.add_filter(topic_filter, grant, is_live=not grant.subscription.qos, begin=begin)
+        self._cursor.add_filter(topic_filter, grant, is_live=not grant.subscription.qos, begin=begin)
         if rest is not None:
             self._later[topic_filter] = grant, rest
 
@@ -149,13 +152,13 @@ class Outgoing:
         for grant, rest in list(self._later.values()):
             if rest.start == BEGIN or rest.name:  # the others follow what the client missed
                 self.send_retained(grant, rest)
-        self._the_cursor.resume()
+        self._cursor.resume()
         self._peer.wake()
 
     @property
     def has_missed(self) -> bool:
         """Whether retention may have removed messages that its subscriptions match before the client returned."""
-        cursor, feed, begins = self._the_cursor, self._context.feed, self._the_cursor.begins or {}
+        cursor, feed, begins = self._cursor, self._context.feed, self._cursor.begins or {}
         if feed.has_removed(self._session.position, cursor.filters.keys() - begins):
             return True
         return any(feed.has_removed(begin, (topic_filter,)) for topic_filter, begin in begins.items())
@@ -168,26 +171,20 @@ class Outgoing:
     @property
     def dropped(self) -> int:
         """How many messages of QoS 0 the client did not get because it was too slow."""
-        return self._cursor.dropped if self._cursor is not None else 0
-
-    @property
-    def _the_cursor(self) -> Cursor:
-        assert self._cursor is not None
-        return self._cursor
+        return self._cursor.dropped
 
     def close(self) -> None:
         """Stop; the session remembers where."""
         self.flight.close()
         self._shares.leave()
-        if self._cursor is not None:
-            self._context.counters.dropped += self._cursor.dropped
-            self._cursor.close()
+        self._context.counters.dropped += self._cursor.dropped
+        self._cursor.close()
 
     # subscriptions
 
     def check(self, topic_filter: str) -> None:
         """Raise `Refused` unless the client may subscribe to *topic_filter*."""
-        self._the_cursor.check(topic_filter)
+        self._cursor.check(topic_filter)
 
     def share(self, grant: Grant, shared: SharedFilter) -> None:
         """Take part in a shared subscription. Raises `Refused`."""
@@ -202,7 +199,7 @@ class Outgoing:
 
         If the client has the subscription already and is behind, those that are among what it missed come after that.
         """
-        cursor, store = self._the_cursor, self._context.broker.store
+        cursor, store = self._cursor, self._context.broker.store
         if grant.subscription.topic_filter not in cursor.filters:
             return Rest(BEGIN, store.appended, store.appended)
         now = store.readable
@@ -215,12 +212,12 @@ class Outgoing:
 
         If the client has the subscription already, what waits for it is sent too (MQTT 5 section 3.8.4).
         """
-        self._the_cursor.add_filter(grant.subscription.topic_filter, grant)
+        self._cursor.add_filter(grant.subscription.topic_filter, grant)
 
     def unsubscribe(self, topic_filter: str) -> None:
         """Send nothing more for *topic_filter*, except what is in flight."""
         self._later.pop(topic_filter, None)
-        self._the_cursor.remove_filter(topic_filter)
+        self._cursor.remove_filter(topic_filter)
         self._shares.remove(topic_filter)
         self.figures.forget(topic_filter)
         self._due.forget_retained(topic_filter)
@@ -248,7 +245,7 @@ class Outgoing:
         for member, grant, delivery in self._shares.collect(budget_bytes // 2, room):
             budget_bytes -= delivery.size
             self._deliver_shared(member, grant, delivery)
-        cursor = self._the_cursor
+        cursor = self._cursor
         while (count := room()) > 0:
             if budget_bytes <= 0:
                 self._peer.wake()

@@ -1,4 +1,4 @@
-"""One connected client: its session, the parts that work for it, and its end."""
+"""One accepted client: its session, the parts that work for it, and its end."""
 
 from collections.abc import Mapping
 from typing import Final, final
@@ -10,7 +10,7 @@ from martlet.contracts import Identity, Peer
 from martlet.sessions.session import Session
 from martlet_mqtt.admin.sys_topics import SysTopics
 from martlet_mqtt.inbound.incoming import Incoming
-from martlet_mqtt.inbound.subscriptions import Subscriptions
+from martlet_mqtt.inbound.subscriptions import Subscriptions, start_of
 from martlet_mqtt.outbound.outgoing import Outgoing
 from martlet_mqtt.session.agreement import keep_alive_of
 from martlet_mqtt.session.wills import Wills
@@ -18,18 +18,25 @@ from martlet_mqtt.shared.context import Context
 from martlet_mqtt.wire.codec import encode_packet
 from martlet_mqtt.wire.codes import ReasonCode
 from martlet_mqtt.wire.connection import MqttConnection, State
-from martlet_mqtt.wire.packets import Ack, Auth, Connack, Connect
+from martlet_mqtt.wire.packets import Ack, Connack, Connect
 from martlet_mqtt.wire.properties import Properties, Property
 
-__all__ = ["Client"]
+__all__ = ["Client", "complain"]
 
 _VERSIONS: Final = {3: "3.1", 4: "3.1.1", 5: "5"}
 _SHOWN: Final = 80
 
 
+def complain(context: Context, peer: Peer, connect: Connect, what: str, why: str) -> None:
+    """Log *what* the broker does with the client of *connect*, and *why*."""
+    user = peer.identity.name or connect.user_name or ""
+    values = what, connect.client_id[:_SHOWN], user[:_SHOWN], peer.address, why
+    context.complaints.warn("%s client %r of user %r at %s; %s", *values)
+
+
 @final
 class Client:
-    """One client: its connection, its session, and the parts that serve it.
+    """An accepted client: its connection, its session, and the parts that serve it; made by `Handshake`.
 
     What only publishers need, and what only subscribers need, is made when the client uses it: many clients do one of
     both, and each part costs time at CONNECT and memory as long as the connection lasts.
@@ -45,6 +52,7 @@ class Client:
         "gate",
         "greeting",
         "has_ended",
+        "has_left",
         "missed",
         "outgoing",
         "peer",
@@ -53,19 +61,28 @@ class Client:
     )
 
     def __init__(
-        self, peer: Peer, connection: MqttConnection, context: Context, wills: Wills, sys_topics: SysTopics
+        self,
+        peer: Peer,
+        connection: MqttConnection,
+        context: Context,
+        gate: Gate,
+        session: Session,
+        connect: Connect,
+        wills: Wills,
+        sys_topics: SysTopics,
     ) -> None:
         self.peer = peer
         self.connection = connection
         self.context = context
+        self.gate = gate
+        self.session = session
+        self.connect = connect
         self.wills = wills
         self.missed: int | None = 0  # messages removed before it returned (`count_missed`); None if not known
         self.has_ended = False  # the client said that it goes, so that its will is not published
-        self.gate: Gate | None = None
-        self.connect: Connect | None = None
-        self.session: Session | None = None
-        self.greeting: Connack | None = None  # if the client is accepted, before it is sent
-        self.outgoing: Outgoing | None = None
+        self.has_left = False  # it is detached from its session
+        self.greeting: Connack | None = None  # before it is sent
+        self.outgoing: Outgoing | None = None  # once it follows the log
         self._incoming: Incoming | None = None
         self._subscriptions: Subscriptions | None = None
         self._sys = sys_topics
@@ -75,17 +92,17 @@ class Client:
         """Who the client is."""
         return self.peer.identity
 
-    def send(self, packet: Auth | Connack | Ack) -> None:
+    def send(self, packet: Connack | Ack) -> None:
         self.context.counters.answers += 1
         self.peer.send(encode_packet(packet, self.connection.version))
 
     def greet(self, greeting: Connack) -> None:
         """Tell the client that it is accepted."""
-        session, connect = self.accepted
+        connect = self.connect
         self.greeting = None
         self.connection.open(connect.version, keep_alive_of(connect, self.context.config), trio.current_time())
         self.peer.introduce(connect.client_id, self._details(connect, greeting))
-        self.peer.hold_until(session.until)
+        self.peer.hold_until(self.session.until)
         self.send(greeting)
         self.context.counters.connections += 1
 
@@ -95,56 +112,32 @@ class Client:
         session = "its session goes on" if greeting.session_present else "new session"
         return f"{kind} {_VERSIONS[connect.version]}, keep alive {connect.keep_alive_s} s, {session}"
 
-    def complain(self, what: str, connect: Connect, why: str) -> None:
-        user = self.peer.identity.name or connect.user_name or ""
-        values = what, connect.client_id[:_SHOWN], user[:_SHOWN], self.peer.address, why
-        self.context.complaints.warn("%s client %r of user %r at %s; %s", *values)
+    def complain(self, what: str, why: str) -> None:
+        complain(self.context, self.peer, self.connect, what, why)
 
     # parts, which are made when they are used
 
     @property
-    def accepted(self) -> tuple[Session, Connect]:
-        """The session and CONNECT of the client, which was accepted."""
-        assert self.session is not None
-        assert self.connect is not None
-        return self.session, self.connect
-
-    @property
-    def the_gate(self) -> Gate:
-        assert self.gate is not None
-        return self.gate
-
-    @property
-    def the_incoming(self) -> Incoming:
+    def incoming(self) -> Incoming:
+        """What takes its messages."""
         if self._incoming is None:
-            session, connect = self.accepted
-            self._incoming = Incoming(self.peer, self.connection, self.context, self.the_gate, session, connect)
+            self._incoming = Incoming(self.peer, self.connection, self.context, self.gate, self.session, self.connect)
         return self._incoming
 
     @property
-    def the_outgoing(self) -> Outgoing:
-        if self.outgoing is None:
-            self.follow(is_old=False)
-        assert self.outgoing is not None
-        return self.outgoing
+    def subscriptions(self) -> Subscriptions:
+        """Its subscriptions, and with them ``outgoing``."""
+        return self._subscriptions or self.follow(is_old=False)
 
-    @property
-    def the_subscriptions(self) -> Subscriptions:
-        if self._subscriptions is None:
-            self.follow(is_old=False)
-        assert self._subscriptions is not None
-        return self._subscriptions
-
-    def follow(self, *, is_old: bool) -> None:
+    def follow(self, *, is_old: bool) -> Subscriptions:
         """Follow the log for the client, from where an old session is. Raises `Refused`."""
-        session, connect = self.accepted
-        peer, context, gate = self.peer, self.context, self.the_gate
-        outgoing = Outgoing(peer, context, gate, session, connect)
-        subscriptions = Subscriptions(
-            peer, self.connection, context, gate, session, self.the_incoming, outgoing, self._sys
+        peer, context, gate, session = self.peer, self.context, self.gate, self.session
+        start = start_of(session) if is_old else None
+        self.outgoing = Outgoing(peer, context, gate, session, self.connect, start)
+        self._subscriptions = Subscriptions(
+            peer, self.connection, context, gate, session, self.incoming, self.outgoing, self._sys
         )
-        subscriptions.begin(is_old=is_old)
-        self.outgoing, self._subscriptions = outgoing, subscriptions
+        return self._subscriptions
 
     # the end
 
@@ -183,25 +176,26 @@ class Client:
 
     def leave(self) -> None:
         """Detach from the session, and drop the parts: the client is gone."""
-        session, self.session = self.session, None
-        if session is not None:
-            self.wills.of_gone(session, is_wanted=not self.has_ended)
-            session.leave()
+        if self.has_left:
+            return
+        self.has_left = True
+        self.wills.of_gone(self.session, is_wanted=not self.has_ended)
+        self.session.leave()
         if self.outgoing is not None:
             self._sys.forget(self.outgoing)
             self.outgoing.close()
         self.connection.end()
         self._incoming = self.outgoing = self._subscriptions = self.greeting = None
-        connect, clients = self.connect, self.context.clients
-        if connect is not None and clients.get(connect.client_id) is self:
-            del clients[connect.client_id]
+        clients = self.context.clients
+        if clients.get(self.connect.client_id) is self:
+            del clients[self.connect.client_id]
 
     # what administrators see
 
     @property
     def is_stored(self) -> bool:
         """Whether the session outlives the connection."""
-        return self.session is not None and self.session.is_stored
+        return self.session.is_stored
 
     @property
     def dropped(self) -> int:
@@ -211,7 +205,7 @@ class Client:
     @property
     def filters(self) -> Mapping[str, bytes]:
         """The filters of its session, as `grant_of` takes them."""
-        return self.session.filters if self.session is not None else {}
+        return self.session.filters
 
     def described(self) -> dict[str, object]:
         """Return what a list of clients says about it."""
@@ -220,10 +214,10 @@ class Client:
             "user": self.peer.identity.name,
             "address": self.peer.address,
             "version": _VERSIONS.get(self.connection.version),
-            "keep_alive_s": connect.keep_alive_s if connect is not None else None,
-            "expiry_s": session.expiry_s if session is not None else None,
+            "keep_alive_s": connect.keep_alive_s,
+            "expiry_s": session.expiry_s,
             "subscriptions": len(self.filters),
-            "in_flight": len(session.flight) if session is not None else 0,
+            "in_flight": len(session.flight),
             "missed": self.missed,
-            "will": connect.will.topic if connect is not None and connect.will is not None else None,
+            "will": connect.will.topic if connect.will is not None else None,
         }

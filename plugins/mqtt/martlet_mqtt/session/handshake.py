@@ -9,20 +9,21 @@ from typing import final
 
 from msgspec.structs import replace
 
-from martlet.contracts import Identity, Password
+from martlet.access import Gate
+from martlet.contracts import Identity, Password, Peer
 from martlet.errors import Refused
 from martlet.runtime.steps import Steps, finish_now
-from martlet.sessions.session import Session
+from martlet_mqtt.admin.sys_topics import SysTopics
 from martlet_mqtt.outbound.selectors import check_stored
 from martlet_mqtt.session.agreement import connack_properties, expiry_of, keep_alive_of
-from martlet_mqtt.session.client import Client
+from martlet_mqtt.session.client import Client, complain
 from martlet_mqtt.session.logins import EnhancedLogin, login_reason, needs_password_check
 from martlet_mqtt.session.missed import count_missed
-from martlet_mqtt.session.wills import check_will
-from martlet_mqtt.shared.context import PROTOCOL
+from martlet_mqtt.session.wills import Wills, check_will
+from martlet_mqtt.shared.context import PROTOCOL, Context
 from martlet_mqtt.wire.codec import encode_packet
 from martlet_mqtt.wire.codes import V5, ReasonCode
-from martlet_mqtt.wire.connection import ANY_BYTES, State
+from martlet_mqtt.wire.connection import ANY_BYTES, MqttConnection, State
 from martlet_mqtt.wire.errors import MqttError, NotAccepted, reason_of
 from martlet_mqtt.wire.names import AUTOMATIC, check_client_id
 from martlet_mqtt.wire.packets import Auth, Connack, Connect
@@ -33,21 +34,31 @@ __all__ = ["Handshake"]
 
 @final
 class Handshake:
-    """Accepts *client*, or turns it away; later it proves again who the client is, if the client asks for that."""
+    """Accepts a client, or turns it away; later the client proves again who it is, if it asks for that.
 
-    __slots__ = ("_client", "_login")
+    ``client`` is None until its session is open, and the session can be refused even then.
+    """
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    __slots__ = ("_connect", "_connection", "_context", "_login", "_peer", "_sys", "_wills", "client")
+
+    def __init__(
+        self, peer: Peer, connection: MqttConnection, context: Context, wills: Wills, sys_topics: SysTopics
+    ) -> None:
+        self.client: Client | None = None
+        self._peer = peer
+        self._connection = connection
+        self._context = context
+        self._wills = wills
+        self._sys = sys_topics
+        self._connect: Connect | None = None
         self._login: EnhancedLogin | None = None
 
     # who the client is
 
     def accept(self, connect: Connect) -> Awaitable[None] | None:
         """Accept the client at once if nothing has to be asked for that: a task for each costs as much as the rest."""
-        client = self._client
-        broker, config = client.context.broker, client.context.config
-        client.connect = connect
+        broker, config = self._context.broker, self._context.config
+        self._connect = connect
         rest: Awaitable[None] | None = None
         with self._turning_away(connect):
             check_client_id(connect.client_id)
@@ -58,7 +69,7 @@ class Handshake:
             if method is not None:
                 self._login = EnhancedLogin(broker.authentication, connect, method)
                 return self._prove_in_turn(connect, self._login, connect.properties)
-            if needs_password_check(broker.authentication, connect, client.peer.identity):
+            if needs_password_check(broker.authentication, connect, self._peer.identity):
                 return self._check_password(connect)
             if not broker.sessions.is_settled(PROTOCOL, connect.client_id):
                 return self._open_when_settled(connect)
@@ -66,23 +77,21 @@ class Handshake:
         return rest
 
     async def _check_password(self, connect: Connect) -> None:
-        client = self._client
         with self._turning_away(connect):
             credentials = Password(connect.user_name or "", connect.password or b"")
-            client.peer.identity = await client.context.broker.authentication.authenticate_password(credentials)
+            self._peer.identity = await self._context.broker.authentication.authenticate_password(credentials)
         await self._open_when_settled(connect)
 
     def authenticate_more(self, packet: Auth) -> Awaitable[None] | None:
         """Go on with enhanced authentication, or do it again. Raises `Refused` and `MqttError`."""
-        client = self._client
-        connect, login = client.connect, self._login
+        connect, login = self._connect, self._login
         if connect is None or login is None:
             raise MqttError("AUTH came, but CONNECT had no authentication method", ReasonCode.PROTOCOL_ERROR)
-        is_open = client.session is not None
+        is_open = self.client is not None and not self.client.has_left
         login.take(packet, is_open=is_open)
         if not is_open:
             return self._prove_in_turn(connect, login, packet.properties)
-        client.peer.start(self._prove_again, login, packet.properties)  # other packets need not wait
+        self._peer.start(self._prove_again, login, packet.properties)  # other packets need not wait
         return None
 
     async def _prove_in_turn(self, connect: Connect, login: EnhancedLogin, properties: Properties) -> None:
@@ -91,34 +100,37 @@ class Handshake:
 
     async def _prove(self, connect: Connect, login: EnhancedLogin, properties: Properties) -> None:
         """Do one step of enhanced authentication before the client is accepted. Raises `Refused` and `MqttError`."""
-        client, answer = self._client, await login.answer(properties)
+        answer = await login.answer(properties)
         if isinstance(answer, Identity):
-            client.peer.identity = answer
+            self._peer.identity = answer
             await self._open_when_settled(connect)
-        elif client.connection.state is State.ACCEPTING:
-            client.send(answer)
+        elif self._connection.state is State.ACCEPTING:
+            self._send(answer)
 
     async def _prove_again(self, login: EnhancedLogin, properties: Properties) -> None:
         """Do one step of enhanced authentication in an open connection (MQTT 5 section 4.12.1)."""
-        client = self._client
         try:
             answer = await login.answer(properties)
-            if client.connection.state is not State.OPEN:
+            if self._connection.state is not State.OPEN:
                 return  # it ended meanwhile
-            if isinstance(answer, Identity) and answer != client.peer.identity:
-                text = f"user {client.peer.identity.name!r} proves to be {answer.name!r} now; connect again"
+            if isinstance(answer, Identity) and answer != self._peer.identity:
+                text = f"user {self._peer.identity.name!r} proves to be {answer.name!r} now; connect again"
                 raise MqttError(text, ReasonCode.NOT_AUTHORIZED)
-            client.send(answer if isinstance(answer, Auth) else login.success())
+            self._send(answer if isinstance(answer, Auth) else login.success())
         except Refused as refused:
             self._fail(login_reason(refused, is_enhanced=True) or reason_of(refused), str(refused))
         except MqttError as error:
             self._fail(error.reason, str(error))
 
+    def _send(self, packet: Auth) -> None:
+        self._context.counters.answers += 1
+        self._peer.send(encode_packet(packet, self._connection.version))
+
     def _fail(self, reason: ReasonCode, text: str) -> None:
         """End an open connection: the client could not prove who it is."""
-        client = self._client
-        if client.session is not None and client.connect is not None:
-            client.complain("disconnected", client.connect, text)
+        client = self.client
+        if client is not None and not client.has_left:
+            client.complain("disconnected", text)
             client.end(reason, text)
 
     @contextmanager
@@ -136,18 +148,24 @@ class Handshake:
             self._turn_away(connect, ReasonCode.NOT_AUTHORIZED if is_told else error.reason, str(error))
 
     def _turn_away(self, connect: Connect, reason: ReasonCode, text: str) -> None:
-        client = self._client
-        client.complain("refused", connect, text)
-        client.has_ended = client.greeting is not None
-        client.peer.send(client.connection.refusal(reason, text, State.ACCEPTING))
-        client.leave()
-        client.peer.close(text)
+        complain(self._context, self._peer, connect, "refused", text)
+        if self.client is not None:
+            self.client.has_ended = self.client.greeting is not None
+        self._peer.send(self._connection.refusal(reason, text, State.ACCEPTING))
+        self.leave()
+        self._peer.close(text)
+
+    def leave(self) -> None:
+        """End the connection, and detach the client from its session."""
+        if self.client is not None:
+            self.client.leave()
+        self._connection.end()
 
     # its session
 
     async def _open_when_settled(self, connect: Connect) -> None:
         """Accept the client when it is known what failed commits left of its session, which usually is so at once."""
-        await self._client.context.broker.sessions.wait_settled(PROTOCOL, connect.client_id)
+        await self._context.broker.sessions.wait_settled(PROTOCOL, connect.client_id)
         with self._turning_away(connect):
             rest = self._open(connect)
             if rest is not None:
@@ -155,10 +173,10 @@ class Handshake:
 
     def _open(self, connect: Connect) -> Awaitable[None] | None:
         """Attach to the session, and begin. Raises `Refused` and `MqttError`."""
-        client, context = self._client, self._client.context
-        if client.connection.state is not State.ACCEPTING:
+        context = self._context
+        if self._connection.state is not State.ACCEPTING:
             return None  # the time to connect was over while a thread checked who it is
-        gate = client.gate = context.broker.gate(client.peer.identity)
+        gate = context.broker.gate(self._peer.identity)
         client_id, is_assigned = connect.client_id, not connect.client_id
         if is_assigned:
             if connect.version != V5 and not connect.clean_start:
@@ -176,26 +194,26 @@ class Handshake:
             context.broker.sessions.quota.check_data(will, stored)
         if not connect.clean_start:
             check_stored(context.broker, stored.filters if stored is not None else {})
-        client.connect = connect
         context.ensure_topics()
         self._take_over(client_id)
-        session, is_old = self._open_session(connect, expiry_s, is_known=stored is not None)
+        client, is_old = self._open_session(gate, connect, expiry_s, is_known=stored is not None)
         try:
-            self._begin(session, will, is_old=is_old)
+            self._begin(client, will, is_old=is_old)
         except (Refused, MqttError):
             if not is_old:
-                session.end()
+                client.session.end()
             raise
         context.clients[client_id] = client
-        client.greeting = Connack(is_old, ReasonCode.SUCCESS, properties)
+        greeting = Connack(is_old, ReasonCode.SUCCESS, properties)
         if is_old:
-            return self._resume(connect, session)
-        client.greet(client.greeting)
+            client.greeting = greeting
+            return self._resume(client)
+        client.greet(greeting)
         return None
 
     def _check_fits(self, answer: Connack) -> None:
         """Raise `MqttError` unless the client accepts *answer*, which says what it must know."""
-        connection = self._client.connection
+        connection = self._connection
         limit = connection.accepted_bytes_max
         if limit < ANY_BYTES and (size := len(encode_packet(answer, connection.version))) > limit:
             text = f"CONNACK has {size} bytes, but the client accepts at most {limit}; raise its maximum packet size"
@@ -203,65 +221,74 @@ class Handshake:
 
     def _take_over(self, client_id: str) -> None:
         """Disconnect another client of this identifier [MQTT-3.1.4-3]."""
-        other = self._client.context.clients.get(client_id)
+        other = self._context.clients.get(client_id)
         if other is None:
             return
-        if other.identity != self._client.peer.identity:
+        if other.identity != self._peer.identity:
             text = f"client identifier {client_id[:80]!r} belongs to somebody else; choose another one"
             raise MqttError(text, ReasonCode.NOT_AUTHORIZED)
         other.lose("another connection uses the client identifier")
 
-    def _open_session(self, connect: Connect, expiry_s: int | None, *, is_known: bool) -> tuple[Session, bool]:
-        """Return the session, and whether it existed before. Raises `Refused`."""
+    def _open_session(
+        self, gate: Gate, connect: Connect, expiry_s: int | None, *, is_known: bool
+    ) -> tuple[Client, bool]:
+        """Return the client with its session, and whether this existed before. Raises `Refused`."""
         is_stored = expiry_s != 0 or connect.will is not None
         if is_known or is_stored:
-            session, is_old = self._attach(connect.client_id, expiry_s)
+            client, is_old = self._attach(gate, connect, connect.client_id, expiry_s)
             if not is_old or not connect.clean_start:
-                return session, is_old
-            self._client.wills.end(session)
+                return client, is_old
+            self._wills.end(client.session)
             if is_stored:
-                return self._attach(connect.client_id, expiry_s)
-        return self._attach("", 0)
+                return self._attach(gate, connect, connect.client_id, expiry_s)
+        return self._attach(gate, connect, "", 0)
 
-    def _attach(self, name: str, expiry_s: int | None) -> tuple[Session, bool]:
-        client = self._client
-        position, lost = client.context.feed.tail_position(), client.lose_changes
-        client.session, is_old = client.the_gate.open_session(PROTOCOL, name, position, lost, expiry_s=expiry_s)
-        return client.session, is_old
+    def _attach(self, gate: Gate, connect: Connect, name: str, expiry_s: int | None) -> tuple[Client, bool]:
+        context = self._context
+        position = context.feed.tail_position()
+        session, is_old = gate.open_session(PROTOCOL, name, position, self._lose_changes, expiry_s=expiry_s)
+        parts = self._wills, self._sys
+        self.client = Client(self._peer, self._connection, context, gate, session, connect, *parts)
+        return self.client, is_old
 
-    def _begin(self, session: Session, will: bytes, *, is_old: bool) -> None:
-        """Go on with *session*, which keeps *will* from now on. Raises `Refused` and `MqttError`."""
-        client = self._client
+    def _lose_changes(self, reason: str) -> None:
+        if self.client is not None:
+            self.client.lose_changes(reason)
+
+    def _begin(self, client: Client, will: bytes, *, is_old: bool) -> None:
+        """Go on with the session of *client*, which keeps *will* from now on. Raises `Refused` and `MqttError`."""
+        session = client.session
         if is_old:
             client.follow(is_old=True)
         else:
-            session.where = client.context.feed.tail_position  # it needs nothing earlier
-        client.wills.of_returned(session)
+            session.where = self._context.feed.tail_position  # it needs nothing earlier
+        self._wills.of_returned(session)
         session.keep(will)  # last, because nothing of a client that is refused is published
 
-    def _resume(self, connect: Connect, session: Session) -> Awaitable[None] | None:
-        """Go on with the subscriptions of *session*, and answer then: in slices if there are many."""
-        subscriptions = self._client.the_subscriptions
+    def _resume(self, client: Client) -> Awaitable[None] | None:
+        """Go on with the subscriptions of *client*, and answer then: in slices if there are many."""
+        subscriptions = client.subscriptions
         if subscriptions.takes_slices():
-            return self._resume_in_slices(connect, session, subscriptions.resume())
+            return self._resume_in_slices(client, subscriptions.resume())
         finish_now(subscriptions.resume())
-        return self._begin_delivery()
+        return _begin_delivery(client)
 
-    async def _resume_in_slices(self, connect: Connect, session: Session, steps: Steps[None]) -> None:
-        """Go on with the subscriptions of the client, which counts as accepted: others may take its session over."""
-        client, broker = self._client, self._client.context.broker
-        with self._turning_away(connect):
+    async def _resume_in_slices(self, client: Client, steps: Steps[None]) -> None:
+        """Go on with the subscriptions of *client*, which counts as accepted: others may take its session over."""
+        broker = self._context.broker
+        with self._turning_away(client.connect):
             await broker.turns.finish(steps)
-            if broker.sessions.live.has(session) and client.greeting is not None:
-                rest = self._begin_delivery()
+            if broker.sessions.live.has(client.session) and client.greeting is not None:
+                rest = _begin_delivery(client)
                 if rest is not None:
                     await rest
 
-    def _begin_delivery(self) -> Awaitable[None] | None:
-        """Tell the client that it is accepted, send it what there is, and count what it missed."""
-        client, outgoing = self._client, self._client.the_outgoing
-        assert client.greeting is not None
-        client.greet(client.greeting)
-        rest = count_missed(client) if outgoing.has_missed else None
-        outgoing.resend()
-        return rest
+
+def _begin_delivery(client: Client) -> Awaitable[None] | None:
+    """Tell *client* that it is accepted, send it what there is, and count what it missed."""
+    outgoing = client.subscriptions.outgoing
+    assert client.greeting is not None
+    client.greet(client.greeting)
+    rest = count_missed(client) if outgoing.has_missed else None
+    outgoing.resend()
+    return rest

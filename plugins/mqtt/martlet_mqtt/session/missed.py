@@ -30,8 +30,7 @@ def topics_of_durable(rules: Rules, filters: Mapping[str, bytes]) -> set[str]:
 
 def count_missed(client: "Client") -> Awaitable[None] | None:
     """Count what *client* missed; call this before its cursor moves. Await the result, if there is one, at any time."""
-    session, _ = client.accepted
-    broker = client.context.broker
+    session, broker = client.session, client.context.broker
     first, steps = broker.store.first_position, broker.sessions.missed.count(PROTOCOL, session.state)
     if session.position >= first:  # only topics with a retention of their own have removed some
         return _count_rest(client, begin(steps))
@@ -52,11 +51,10 @@ def _note(client: "Client", count: int) -> None:
     client.missed = count if count >= 0 else None
     if not count:
         return
-    counters, connect = client.context.counters, client.connect
+    counters = client.context.counters
     counters.missed += max(count, 0)
     counters.missed_sessions += 1
-    assert connect is not None
     removed = f"{count} messages" if count > 0 else "an unknown number of messages"
     text = f"retention removed {removed} of its topics, and those that match its filters are lost to it; "
     text += "keep messages longer (store.file_reserved_hours, or the retention of the topic)"
-    client.complain("messages were removed before the return of", connect, text)
+    client.complain("messages were removed before the return of", text)
