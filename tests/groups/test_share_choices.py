@@ -13,9 +13,9 @@ from martlet.broker import Broker
 from martlet.delivery.subscriptions import from_earliest
 from martlet.errors import LocalProtocolError
 from martlet.groups.group_members import Member
+from martlet.groups.handing_out.receivers import PARKED_MAX
 from martlet.groups.membership import Membership
 from martlet.groups.queues.finder import Names
-from martlet.groups.strategy.choosing import PARKED_MAX
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.message import Message
 from martlet.records.layout import RecordView

@@ -100,11 +100,9 @@ class Batch:
         found._positions = [positions[index] for index in indexes]
         return found
 
-    def beginning(self, count: int) -> "Batch":
-        """Return the first *count* messages alone."""
-        found = self.chosen(range(count))
-        found.next = self.offsets[count]
-        return found
+    def end_of(self, count: int) -> int:
+        """Return the offset up to which the first *count* messages are all."""
+        return self.offsets[count] if count < len(self.offsets) else self.next
 
     def forget_records(self) -> None:
         """Keep no part of the log in memory any longer."""

@@ -100,8 +100,10 @@ class Member:
         self.woken = False
         if self._permit is not None:
             self._permit.check()
-        found = self._take_kept(budget_bytes) if self._kept else []
-        budget_bytes -= sum(delivery.size for delivery in found)
+        found: list[Delivery] = []
+        if self._kept:
+            found = self._take_kept(budget_bytes)
+            budget_bytes -= sum([delivery.size for delivery in found])
         if self.credit > 0 and budget_bytes > 0:
             found += self._distribution.hand_out(self, budget_bytes)
         elif self._kept and self.credit > 0:

@@ -42,7 +42,7 @@ class Membership(Struct, frozen=True, kw_only=True):
       holder: who holds the messages: any hashable except None; by default one that only the member has. If two members
         have the same holder, the newer one gets the credit of settled messages.
       takes: returns whether the member takes a message that the group selects; None for all. Other messages go to
-        another member, or wait for one: up to `choosing.PARKED_MAX` of a queue, with more, later ones wait too.
+        another member, or wait for one: up to `receivers.PARKED_MAX` of a queue, with more, later ones wait too.
       is_exclusive: whether other members get no new messages while this one, the first exclusive one, is there.
       selection: which messages the group gets; the same for all members.
       names: finds the messages of *selection* by their names, of which each group has one topic filter; only for groups

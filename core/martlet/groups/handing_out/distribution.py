@@ -52,7 +52,7 @@ class Distribution:
         self._source = source
         self._settlement = settlement
         self._returned = ReturnedMessages(context, competitors, source, settlement)
-        self._new = NewMessages(context, competitors, lanes, source)
+        self._new = NewMessages(context, competitors, source)
         self._rest = self._rest_calls = 0  # the last result of `rest`, and how many calls it serves
         self._turn_left = MESSAGES_A_TURN  # of the next lane
 
@@ -97,7 +97,7 @@ class Distribution:
         finder = self._source.finder
         if finder is not None and finder.has_found:
             return True
-        return any(lane.due or lane.leases.waiting for lane in self._may_have(queue_id))
+        return any(lane.due or lane.leases.returns.available for lane in self._may_have(queue_id))
 
     def _visit(self, collection: Collection, queue_id: int, attempt: str | None, visited: list[ShareLane]) -> None:
         """Add messages to *collection*, and every lane that was looked at to *visited*.

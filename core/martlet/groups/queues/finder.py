@@ -12,10 +12,10 @@ from typing import Final, NamedTuple, final
 from martlet.contracts import Buffer, Predicate
 from martlet.delivery.cursor import Cursor
 from martlet.delivery.feed import Feed
-from martlet.records.layout import record_views
+from martlet.records.layout import RecordView, record_views
 from martlet.store import ReadResult
 
-__all__ = ["FOUND_MAX", "Finder", "Found", "Names", "choose"]
+__all__ = ["FOUND_MAX", "Finder", "Found", "Names", "choose", "cut_at"]
 
 # Messages of a group that were found and could not be delivered, because too many of their queue are unsettled.
 FOUND_MAX: Final = 1024
@@ -96,12 +96,20 @@ class Finder:
 
 def choose(result: ReadResult, offsets: Sequence[int], condition: Predicate | None) -> None:
     """Leave in *result* only the messages at *offsets*, which ascend, for which *condition* holds."""
-    if condition is None and offsets[-1] - offsets[0] == len(offsets) - 1:
-        return
-    wanted = frozenset(offsets)
+    if condition is not None or offsets[-1] - offsets[0] != len(offsets) - 1:
+        wanted = frozenset(offsets)
+        _keep_only(result, lambda record: record.queue_offset in wanted and (condition is None or condition(record)))
+
+
+def cut_at(result: ReadResult, end: int) -> None:
+    """Leave in *result* only what is before offset *end*."""
+    if result.next_offset > end:
+        result.next_offset = end
+        _keep_only(result, lambda record: record.queue_offset < end)
+
+
+def _keep_only(result: ReadResult, wanted: Callable[[RecordView], bool]) -> None:
     pieces: list[Buffer] = []
     for piece in result.pieces:
-        found = (each for each in record_views(piece) if each.queue_offset in wanted)
-        chosen = [each for each in found if condition is None or condition(each)]
-        pieces += [piece[each.start : each.start + each.size] for each in chosen]
+        pieces += [piece[each.start : each.start + each.size] for each in record_views(piece) if wanted(each)]
     result.pieces, result.count, result.size = pieces, len(pieces), sum(map(len, pieces))

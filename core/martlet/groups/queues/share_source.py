@@ -12,7 +12,7 @@ from martlet.delivery.routing.selection import Selection
 from martlet.delivery.tail_reader import TailReader
 from martlet.groups.journal.journal_codec import REACH, Change
 from martlet.groups.queues.competitors import Competitor, Competitors
-from martlet.groups.queues.finder import FOUND_MAX, Finder, Names, choose
+from martlet.groups.queues.finder import FOUND_MAX, Finder, Names, choose, cut_at
 from martlet.groups.queues.share_context import ShareContext
 from martlet.groups.queues.share_lane import RETURNED_AHEAD, ShareLane
 from martlet.groups.queues.share_lanes import ShareLanes
@@ -206,6 +206,8 @@ class ShareSource:
         result = self._read_one(lane, member, first, count, budget_bytes)
         if result is None:
             self._read_ahead(lane, member, first, count, budget_bytes)
+        else:
+            cut_at(result, first + count)
         return result
 
     def _read_ahead(self, lane: ShareLane, member: Competitor, first: int, count: int, budget_bytes: int) -> None:

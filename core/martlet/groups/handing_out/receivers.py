@@ -1,0 +1,91 @@
+"""Which members of a shared group receive the messages that one of them has read.
+
+The member that collects reads for all of them: what it does not receive is kept for another member that does. Members
+differ in three ways:
+
+- Permissions may depend on the names of messages. A message goes to a member that may get its name. What no member may
+  get is for nobody, like a message that the group does not select: nothing waits for somebody who may never come.
+- A member may take only some of the group's messages, such as a consumer with a selector. What no member takes is
+  *parked*: it stays in the group, for a member that joins later.
+- Messages can be sticky: all with one key are for the same member (`sticky.py`).
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Final, NamedTuple
+
+from martlet.delivery.fanout import parts
+from martlet.groups.queues.competitors import Competitor, Competitors
+from martlet.groups.strategy.sticky import sticky_takers
+from martlet.records.layout import record_views
+from martlet.store import ReadResult
+from martlet.store.format.tags import find_tags
+
+__all__ = ["CHOICES_A_READ", "PARKED_MAX", "Portion", "receivers_of"]
+
+# Calls of predicates for the messages that are read at once, 1 to 5 us each: one for each message and member.
+CHOICES_A_READ: Final = 1024
+# Parked messages of a queue; with so many, nothing later is looked at until some of them are taken. ActiveMQ looks at
+# the first 200 messages of a queue.
+PARKED_MAX: Final = 1000
+
+
+class Portion(NamedTuple):
+    """Consecutive messages for one *receiver*; None if they are for nobody.
+
+    Messages for nobody count as settled, unless they are *parked*. The *name* is that of each message, if the
+    receiver's permission depends on it.
+    """
+
+    receiver: Competitor | None
+    length: int
+    name: str = ""
+    is_parked: bool = False
+
+
+def receivers_of(
+    result: ReadResult, first: Competitor, members: Competitors, *, may_stop: bool = True
+) -> Sequence[Portion]:
+    """Return who receives the messages of *result*, in their order; *first* receives what it may get and takes.
+
+    If it *may_stop*, it leaves out messages from the first one on whose member can take no more now.
+    """
+    if first.asks:
+        names = _names(result)
+        if not all(first.may_get(name) for name in set(names)):
+            return _by_name(names, first, members.in_turn())
+    if result.count and (members.choosing or members.sticky is not None):
+        takers = _takers(result, first, members, may_stop=may_stop)
+        return [Portion(taker, len(list(run)), is_parked=taker is None) for taker, run in groupby(takers)]
+    return (Portion(first, result.count),) if result.count else ()
+
+
+def _names(result: ReadResult) -> list[str]:
+    data = b"".join(result.pieces)
+    return [find_tags(properties).decode(errors="replace") for *_, properties in parts(data)]
+
+
+def _by_name(names: Sequence[str], first: Competitor, others: Sequence[Competitor]) -> list[Portion]:
+    """Give messages with *names* to members that may get them."""
+    receivers: dict[str, Competitor | None] = {}
+    for name in names:
+        if name not in receivers:
+            able = (member for member in (first, *others) if member.may_get(name))
+            receivers[name] = next(able, None)
+    return [Portion(receivers[name], len(list(run)), name) for name, run in groupby(names)]
+
+
+def _takers(result: ReadResult, first: Competitor, members: Competitors, *, may_stop: bool) -> list[Competitor | None]:
+    """Return for each message of *result* the member that takes it, None if nobody does."""
+    asked = [first, *(each for each in members.in_turn() if each is not first)]
+    records = [record for piece in result.pieces for record in record_views(piece)]
+    if members.sticky is not None:
+
+        def is_full(taker: Competitor) -> bool:
+            return may_stop and taker is not first and taker.is_full
+
+        return sticky_takers(records, asked, members.sticky, members.keepers, is_full)
+    predicates = [(member, member.takes) for member in asked]
+    return [
+        next((member for member, takes in predicates if takes is None or takes(record)), None) for record in records
+    ]
