@@ -24,6 +24,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.interop)
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+            if isinstance(item, pytest.Function) and is_of_older_client(item):
+                item.add_marker(pytest.mark.full)
+
+
+def is_of_older_client(item: pytest.Function) -> bool:
+    """Whether the test repeats with an older Java client what it does with the newest."""
+    callspec = getattr(item, "callspec", None)
+    return callspec is not None and not set(fetch.CLIENT_VERSIONS[:-1]).isdisjoint(map(str, callspec.params.values()))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -19,7 +19,7 @@ from .clusters import Cluster, Messages, batch_of
 from .pipeline_process import kill_session
 from .test_sink_several_brokers import brokers_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(1100)]
+pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.timeout(1100)]
 MESSAGES = 1000
 RUN_LIMIT_S = 1000.0  # for one that hangs; on two busy cores one has taken 150 s
 
