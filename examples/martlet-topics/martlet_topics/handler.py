@@ -15,7 +15,7 @@ from zlib import crc32
 
 from martlet.access import Gate
 from martlet.contracts import Buffer, Identity, Peer
-from martlet.delivery.cursor import Cursor, Place
+from martlet.delivery.cursor import Place
 from martlet.delivery.feed import Feed
 from martlet.delivery.runs import Run
 from martlet.errors import Reason, Refused, RemoteProtocolError
@@ -75,160 +75,111 @@ class Shared:
 
 
 @final
-class TopicsHandler:
-    """One client (martlet.contracts.Handler)."""
+class Client:
+    """A client with a session: what it sends, and what it gets.
 
-    __slots__ = ("_again", "_cursor", "_gate", "_groups", "_ids", "_peer", "_session", "_waiting", "shared")
+    *is_old*: whether the session existed before.
 
-    def __init__(self, peer: Peer, shared: Shared) -> None:
+    Raises:
+      Refused: the topic is gone.
+    """
+
+    __slots__ = ("_again", "_cursor", "_gate", "_groups", "_ids", "_is_old", "_peer", "_session", "_shared", "_waiting")
+
+    def __init__(self, peer: Peer, shared: Shared, gate: Gate, session: Session, *, is_old: bool) -> None:
         self._peer = peer
-        self.shared = shared
-        self._gate: Gate | None = None
-        self._session: Session | None = None
-        self._cursor: Cursor | None = None
-        self._ids: PacketIds | None = None
-        self._groups: SharedFilters | None = None
-        # By position the packet ids that were in flight when the client came.
-        self._again: dict[int, int] = {}
+        self._shared = shared
+        self._gate = gate
+        self._session = session
+        self._is_old = is_old
+        self._ids = PacketIds(session)
+        self._groups = SharedFilters(peer, gate, shared.config, shared.feed, self._ids)
         # Filters of QoS 0: what was sent before is not sent again, so they wait for the tail.
         self._waiting: dict[str, int] = {}
+        # By position the packet ids that were in flight when the client came.
+        self._again = {position: packet_id for packet_id, position in session.flight.items()}
+        is_paused = any(self._may_follow(each) for each, qos in session.filters.items() if qos == AT_LEAST_ONCE)
+        start = session.start if is_paused else None
+        self._cursor = gate.follow(shared.feed, peer.wake, {}, start, is_paused=is_paused)
 
-    def handle(self, event: Command) -> None:
-        try:
-            if isinstance(event, Hello):
-                self._begin(event.name)
-            elif self._session is not None:
-                self._the_groups.touch()
-                self._act(event, self._session)
-        except Refused as refused:
-            self.shared.refused += 1
-            self._peer.send(_error(refused))
-            if isinstance(event, Hello):
-                self._peer.close(str(refused))  # without a session there is nothing to do
+    def _may_follow(self, topic_filter: str) -> bool:
+        return not is_shared(topic_filter) and self._gate.may_follow(self._shared.feed, topic_filter)
 
-    def _act(self, event: Command, session: Session) -> None:
+    def begin(self) -> None:
+        """Go on with the session: follow the log from where it needs messages. Raises `Refused`."""
+        session, feed, cursor = self._session, self._shared.feed, self._cursor
+        # A filter that may not be followed any more stays in the session, and brings nothing.
+        allowed = {each: options for each, options in session.filters.items() if self._may_follow(each)}
+        durable = {each: 1 for each, options in allowed.items() if options == AT_LEAST_ONCE}
+        self._waiting = {each: 0 for each, options in allowed.items() if options != AT_LEAST_ONCE}
+        for each, qos in durable.items():
+            cursor.add_filter(each, qos, begin=session.begins.get(each, 0))
+        cursor.resume()
+        for each, options in session.filters.items():
+            if is_shared(each):
+                with suppress(Refused):
+                    self._groups.add(each, int(options == AT_LEAST_ONCE))
+        session.where = lambda: cursor.position
+        self._peer.hold_until(session.until)
+        has_gap = self._is_old and feed.has_removed(session.start, durable)
+        self._peer.send(b"OK gap\n" if has_gap else b"OK old\n" if self._is_old else b"OK new\n")
+        self._peer.wake()
+
+    def let_go(self) -> None:
+        """Deliver nothing more."""
+        self._cursor.close()
+        self._groups.leave()
+
+    def leave(self) -> None:
+        """Detach from the session: the client is gone."""
+        self._session.leave()
+        self.let_go()
+
+    def act(self, event: Command) -> None:
+        """Act on *event*. Raises `Refused`."""
+        session = self._session
+        self._groups.touch()
         match event:
             case Publish():
-                self._publish(event, session)
+                self._publish(event)
             case Acknowledge(first_id, count):
-                if self._the_groups.acknowledge(first_id, count) < count:
+                if self._groups.acknowledge(first_id, count) < count:
                     session.acknowledge(first_id, count)
                 self._peer.wake()  # the window has room
             case Subscribe(topic_filter, qos):
-                self._subscribe(session, topic_filter, qos)
+                self._subscribe(topic_filter, qos)
             case Unsubscribe(topic_filter):
                 session.unsubscribe(topic_filter)
                 self._peer.hold_until(session.until)
-                self._the_cursor.remove_filter(topic_filter)
-                self._the_groups.remove(topic_filter)
+                self._cursor.remove_filter(topic_filter)
+                self._groups.remove(topic_filter)
                 self._waiting.pop(topic_filter, None)
                 self._peer.send(b"OK\n")
             case Forget():
-                self._forget(session)
+                session.end()
+                self._peer.hold_until(session.until)
+                self._peer.send(b"OK\n")
+                self._peer.close("")
             case Ping():
                 self._peer.send(b"PONG\n")
             case Quit():
                 self._peer.send(b"BYE\n")
                 self._peer.close("")
 
-    def refuse(self, answer: Buffer, refused: Refused) -> bytes | None:
-        """Answer a publisher with the error; close any other connection, whose client connects again."""
-        words = bytes(answer).split()
-        if words[0] != b"ACK":
-            return None
-        return encode_error(refused.reason.name, str(refused), int(words[1]), int(words[2]))
-
-    def closed(self, reason: str) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            session.leave()
-        self._let_go()
-
-    def _let_go(self) -> None:
-        if self._cursor is not None:
-            self._cursor.close()
-        if self._groups is not None:
-            self._groups.leave()
-
-    # sessions
-
-    @property
-    def _the_gate(self) -> Gate:
-        """The gate of this client's identity, which is known once TLS has shaken hands."""
-        if self._gate is None:
-            self._gate = self.shared.gate(self._peer.identity)
-        return self._gate
-
-    @property
-    def _the_cursor(self) -> Cursor:
-        assert self._cursor is not None
-        return self._cursor
-
-    @property
-    def _the_groups(self) -> SharedFilters:
-        assert self._groups is not None
-        return self._groups
-
-    def _begin(self, name: str) -> None:
-        """Attach to the session and follow the log from where it needs messages."""
-        shared, gate = self.shared, self._the_gate
-        session, is_old = gate.open_session(
-            PROTOCOL, name, shared.feed.tail_position(), self._lose, expiry_s=shared.config.session_expiry_s
-        )
-        self._session = session
-        self._ids = PacketIds(session)
-        self._groups = SharedFilters(self._peer, gate, shared.config, shared.feed, self._ids)
-        # A filter that may not be followed any more stays in the session, and brings nothing.
-        own = {each: options for each, options in session.filters.items() if not is_shared(each)}
-        allowed = {each: options for each, options in own.items() if gate.may_follow(shared.feed, each)}
-        durable = {each: 1 for each, options in allowed.items() if options == AT_LEAST_ONCE}
-        self._waiting = {each: 0 for each, options in allowed.items() if options != AT_LEAST_ONCE}
-        self._again = {position: packet_id for packet_id, position in session.flight.items()}
-        try:
-            start = session.start if durable else None
-            cursor = gate.follow(shared.feed, self._peer.wake, {}, start, is_paused=bool(durable))
-        except Refused as refused:
-            raise RemoteProtocolError(str(refused)) from refused  # the topic is gone
-        self._cursor = cursor
-        for each, qos in durable.items():
-            cursor.add_filter(each, qos, begin=session.begins.get(each, 0))
-        cursor.resume()
-        for each in session.filters.keys() - own.keys():
-            with suppress(Refused):
-                self._groups.add(each, int(session.filters[each] == AT_LEAST_ONCE))
-        session.where = lambda: cursor.position
-        self._peer.hold_until(session.until)
-        has_gap = is_old and shared.feed.has_removed(session.start, durable)
-        self._peer.send(b"OK gap\n" if has_gap else b"OK old\n" if is_old else b"OK new\n")
-        self._peer.wake()
-
-    def _lose(self, reason: str) -> None:
-        """Another connection has the session now."""
-        self._session = None
-        self._let_go()
-        self._peer.send(encode_error("LOST", reason))
-        self._peer.close(reason)
-
-    def _forget(self, session: Session) -> None:
-        session.end()
-        self._peer.hold_until(session.until)
-        self._peer.send(b"OK\n")
-        self._peer.close("")
-
-    def _subscribe(self, session: Session, topic_filter: str, qos: int) -> None:
-        cursor, limit = self._the_cursor, self.shared.config.filters_max
+    def _subscribe(self, topic_filter: str, qos: int) -> None:
+        session, cursor, limit = self._session, self._cursor, self._shared.config.filters_max
         if len(session.filters) >= limit and topic_filter not in session.filters:
             raise Refused(Reason.BUSY, f"the session has {limit} filters; topics.filters_max allows no more")
         cursor.check(split_shared(topic_filter)[1] if is_shared(topic_filter) else topic_filter)
         if is_shared(topic_filter):
-            self._the_groups.add(topic_filter, qos)
+            self._groups.add(topic_filter, qos)
         try:
             is_durable = session.filters.get(topic_filter) == AT_LEAST_ONCE
-            begin = self.shared.feed.end_position() if qos and not is_durable else 0
+            begin = self._shared.feed.end_position() if qos and not is_durable else 0
             session.subscribe(topic_filter, AT_LEAST_ONCE if qos else AT_MOST_ONCE, begin)
         except Refused:
             if topic_filter not in session.filters:
-                self._the_groups.remove(topic_filter)
+                self._groups.remove(topic_filter)
             raise
         self._peer.hold_until(session.until)
         if is_shared(topic_filter):
@@ -244,8 +195,8 @@ class TopicsHandler:
 
     # publishing
 
-    def _publish(self, run: Publish, session: Session) -> None:
-        shared, gate = self.shared, self._the_gate
+    def _publish(self, run: Publish) -> None:
+        shared, gate = self._shared, self._gate
         messages: list[Message] = []
         born_ms, host = shared.clock.now_ms(), self._peer.host
         try:
@@ -255,7 +206,7 @@ class TopicsHandler:
                 properties, code = shared.prepared(word)
                 queue_id = code % queues if queues else 0
                 messages.append(Message(shared.config.topic, body, properties, queue_id, 0, 0, born_ms, host))
-            results = self._publish_all(run, messages, session)
+            results = self._publish_all(run, messages)
         except Refused as refused:
             shared.refused += 1
             self._peer.send(encode_error(refused.reason.name, str(refused), run.first_id, len(run.names)))
@@ -269,14 +220,15 @@ class TopicsHandler:
             self._peer.hold_until(placed[-1].end)
         self._answer(run.first_id, results)
 
-    def _publish_all(self, run: Publish, messages: list[Message], session: Session) -> list[Placed | Refused]:
+    def _publish_all(self, run: Publish, messages: list[Message]) -> list[Placed | Refused]:
         if not run.is_atomic:
-            return self._the_gate.publish_many(messages)
+            return self._gate.publish_many(messages)
         done = run.acknowledged
         if done is None:
-            return list(self._the_gate.publish_atomic(messages))
-        first_id, count, groups = done.first_id, done.count, self._the_groups
+            return list(self._gate.publish_atomic(messages))
+        first_id, count, groups = done.first_id, done.count, self._groups
         notes = groups.acknowledgements(first_id, count)
+        session = self._session
         changes = session.changes()
         if not notes:
             if not all(packet_id in session.flight for packet_id in range(first_id, first_id + count)):
@@ -284,7 +236,7 @@ class TopicsHandler:
                 raise Refused(Reason.NOT_FOUND, text)
             changes.acknowledge(first_id, count)
         try:
-            placed = self._the_gate.publish_atomic(messages, notes or changes.notes)
+            placed = self._gate.publish_atomic(messages, notes or changes.notes)
         except Refused:
             groups.withdraw(first_id, count)
             raise
@@ -301,7 +253,7 @@ class TopicsHandler:
             neighbours = list(group)
             why = neighbours[0]
             if isinstance(why, Refused):
-                self.shared.refused += len(neighbours)
+                self._shared.refused += len(neighbours)
             if first_id:
                 line = b"ACK %d %d\n" % (first_id, len(neighbours))
                 if isinstance(why, Refused):
@@ -312,27 +264,27 @@ class TopicsHandler:
     # delivery
 
     def collect(self, budget_bytes: int) -> None:
+        """Send what there is, about *budget_bytes*."""
         session, cursor = self._session, self._cursor
-        if session is None or cursor is None:
-            return
-        window = self.shared.config.window
+        window = self._shared.config.window
         try:
-            self.shared.delivered += self._the_groups.collect(budget_bytes // 2)
+            self._shared.delivered += self._groups.collect(budget_bytes // 2)
             while (room := window - len(session.flight) + len(self._again)) > 0:
                 if budget_bytes <= 0:
                     self._peer.wake()
                     return
                 for run, grants in cursor.collect(budget_bytes, room):
                     budget_bytes -= len(run.data)
-                    self._deliver(session, run, grants)
+                    self._deliver(run, grants)
                 if not cursor.has_pending:
-                    self._at_end(session, cursor)
+                    self._at_end()
                     return
         except Refused as refused:
             self._peer.close(str(refused))
 
-    def _at_end(self, session: Session, cursor: Cursor) -> None:
+    def _at_end(self) -> None:
         """Nothing is pending; at the tail everything old has come that the log and the filters still have."""
+        session, cursor = self._session, self._cursor
         if not (self._again or self._waiting) or cursor.place is not Place.TAIL:
             return
         for position, packet_id in self._again.items():
@@ -343,14 +295,13 @@ class TopicsHandler:
             cursor.add_filter(topic_filter, qos)
         self._waiting.clear()
 
-    def _deliver(self, session: Session, run: Run, grants: tuple[Hashable, ...]) -> None:
+    def _deliver(self, run: Run, grants: tuple[Hashable, ...]) -> None:
         frames = run.frames(ENCODING)
-        self.shared.delivered += run.count
+        self._shared.delivered += run.count
         if not any(grants):
             self._peer.send(encode_run(0, run.count, len(frames.data)), frames.data)
             return
-        ids = self._ids
-        assert ids is not None
+        session = self._session
         positions = [record.position for record in run.records()]
         old = bisect_left(positions, session.position)
         for index in range(old):
@@ -359,7 +310,7 @@ class TopicsHandler:
                 frame = frames.part(index, index + 1).data
                 self._peer.send(encode_run(packet_id, 1, len(frame), again=True), frame)
         while old < run.count:
-            first, count = ids.take(run.count - old)
+            first, count = self._ids.take(run.count - old)
             last = old + count
             end = run.end if last == run.count else positions[last]
             session.hand_out(first, positions[old:last], end)
@@ -367,6 +318,67 @@ class TopicsHandler:
             part = frames if count == run.count else frames.part(old, last)
             self._peer.send(encode_run(first, count, len(part.data)), part.data)
             old = last
+
+
+@final
+class TopicsHandler:
+    """One connection (martlet.contracts.Handler); its client has a session once it has said hello."""
+
+    __slots__ = ("_client", "_peer", "_shared")
+
+    def __init__(self, peer: Peer, shared: Shared) -> None:
+        self._peer = peer
+        self._shared = shared
+        self._client: Client | None = None
+
+    def handle(self, event: Command) -> None:
+        try:
+            if isinstance(event, Hello):
+                self._begin(event.name)
+            elif self._client is not None:
+                self._client.act(event)
+        except Refused as refused:
+            self._shared.refused += 1
+            self._peer.send(_error(refused))
+            if isinstance(event, Hello):
+                self._peer.close(str(refused))  # without a session there is nothing to do
+
+    def _begin(self, name: str) -> None:
+        """Attach to the session."""
+        shared, gate = self._shared, self._shared.gate(self._peer.identity)  # known once TLS has shaken hands
+        session, is_old = gate.open_session(
+            PROTOCOL, name, shared.feed.tail_position(), self._lose, expiry_s=shared.config.session_expiry_s
+        )
+        try:
+            self._client = Client(self._peer, shared, gate, session, is_old=is_old)
+        except Refused as refused:
+            session.leave()
+            raise RemoteProtocolError(str(refused)) from refused
+        self._client.begin()
+
+    def _lose(self, reason: str) -> None:
+        """Another connection has the session now."""
+        if self._client is not None:
+            self._client.let_go()
+            self._client = None
+        self._peer.send(encode_error("LOST", reason))
+        self._peer.close(reason)
+
+    def collect(self, budget_bytes: int) -> None:
+        if self._client is not None:
+            self._client.collect(budget_bytes)
+
+    def refuse(self, answer: Buffer, refused: Refused) -> bytes | None:
+        """Answer a publisher with the error; close any other connection, whose client connects again."""
+        words = bytes(answer).split()
+        if words[0] != b"ACK":
+            return None
+        return encode_error(refused.reason.name, str(refused), int(words[1]), int(words[2]))
+
+    def closed(self, reason: str) -> None:
+        if self._client is not None:
+            self._client.leave()
+            self._client = None
 
 
 def _error(refused: Refused) -> bytes:

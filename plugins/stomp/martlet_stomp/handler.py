@@ -1,24 +1,20 @@
 """Acts on the frames of one client (martlet.contracts.Handler)."""
 
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable
 from typing import Final, final
 
 import trio
 
-from martlet.access import Gate
 from martlet.contracts import Buffer, Password, Peer
 from martlet.errors import Refused
 from martlet.runtime.steps import Steps, begin
 from martlet.state.journal import NEXT_COMMIT
 from martlet_stomp.admin.control import PREFIX, answer_request
-from martlet_stomp.inbound.sending import Sending
-from martlet_stomp.inbound.subscribing import Subscriptions
-from martlet_stomp.inbound.transactions import Transactions
+from martlet_stomp.session.client import Client
 from martlet_stomp.session.logins import check_user_name, needs_password_check
 from martlet_stomp.shared.context import Context
-from martlet_stomp.shared.heartbeats import Beat
-from martlet_stomp.wire.codec import encode_connected, encode_error, encode_receipts
-from martlet_stomp.wire.connection import State, StompConnection, agreed_beats
+from martlet_stomp.wire.codec import encode_error, encode_receipts
+from martlet_stomp.wire.connection import State, StompConnection
 from martlet_stomp.wire.errors import StompError
 from martlet_stomp.wire.packets import (
     Abort,
@@ -52,32 +48,14 @@ _RECEIPT: Final = b"RECEIPT\nreceipt-id:"
 class StompHandler:
     """One client."""
 
-    __slots__ = (
-        "_beat",
-        "_connect",
-        "_connection",
-        "_context",
-        "_gate",
-        "_peer",
-        "_sending",
-        "_subscriptions",
-        "_taken",
-        "_transactions",
-        "session",
-    )
+    __slots__ = ("_client", "_connection", "_context", "_peer", "_taken")
 
     def __init__(self, peer: Peer, connection: StompConnection, context: Context) -> None:
         self._peer = peer
         self._connection = connection
         self._context = context
-        self._beat: Beat | None = None
-        self._connect: Connect | None = None
-        self._gate: Gate | None = None
-        self._sending: Sending | None = None
-        self._subscriptions: Subscriptions | None = None
-        self._transactions: Transactions | None = None
+        self._client: Client | None = None  # once it is accepted
         self._taken = 0  # messages since others had their turn
-        self.session = ""
 
     # events
 
@@ -89,18 +67,18 @@ class StompHandler:
             raise
 
     def _take(self, event: Event) -> Awaitable[None] | None:
-        sending, subscriptions, transactions = self._sending, self._subscriptions, self._transactions
         if isinstance(event, Connect):
             return self._accept(event)
-        if sending is None or subscriptions is None or transactions is None:
+        client = self._client
+        if client is None:
             if isinstance(event, Disconnect):  # before it was accepted
                 self._disconnect(event)
             return None
         if isinstance(event, SendRun):
             if event.transaction is None:
-                sending.send_run(event)
+                client.sending.send_run(event)
             else:
-                transactions.send(event, event.transaction)
+                client.transactions.send(event, event.transaction)
             heads = set(event.headers)
             self._taken += len(event.headers) + sum([head.size for head in heads]) // 8
             self._taken += sum([head.destination.count(LIST) for head in heads])
@@ -108,29 +86,28 @@ class StompHandler:
                 self._taken = MESSAGES_A_TURN + 1
         elif isinstance(event, AckRun):
             if event.transaction is None:
-                subscriptions.acknowledge(event)
+                client.subscriptions.acknowledge(event)
             else:
-                transactions.acknowledge(event, event.transaction)
+                client.transactions.acknowledge(event, event.transaction)
             self._taken += MESSAGES_AN_ACK * len(event.offsets)
         else:
-            return self._act(event, subscriptions, transactions)
+            return self._act(event, client)
         if self._taken <= MESSAGES_A_TURN:
             return None
         self._taken = 0
         return self._context.broker.turns.wait()
 
     def _act(
-        self,
-        event: Nack | Subscribe | Unsubscribe | Begin | Commit | Abort | Disconnect,
-        subscriptions: Subscriptions,
-        transactions: Transactions,
+        self, event: Nack | Subscribe | Unsubscribe | Begin | Commit | Abort | Disconnect, client: Client
     ) -> Awaitable[None] | None:
         """Act on a frame that is rare. Raises `StompError`."""
+        subscriptions, transactions = client.subscriptions, client.transactions
         rest: Steps[None] | None = None
         try:
             match event:
                 case Subscribe() if event.destination.startswith(PREFIX):
-                    rest = begin(self._answer_request(event))
+                    context, version = self._context, self._connection.version
+                    rest = begin(answer_request(context, client.gate, self._peer, event, version))
                 case Subscribe():
                     steps = subscriptions.subscribe(event)
                     rest = begin(steps) if steps is not None else None
@@ -174,11 +151,6 @@ class StompHandler:
         if receipt is not None:
             self._answer(receipt)
 
-    def _answer_request(self, request: Subscribe) -> Steps[None]:
-        """Answer a request of an administrator. Raises `StompError` and `Refused`."""
-        assert self._gate is not None
-        return answer_request(self._context, self._gate, self._peer, request, self._connection.version)
-
     def _answer(self, receipt: bytes) -> None:
         """Answer *receipt* once everything of this round is durable."""
         self._context.counters.receipts += 1
@@ -211,22 +183,8 @@ class StompHandler:
     def _open(self, connect: Connect) -> None:
         if self._connection.state is not State.ACCEPTING:
             return  # the time to connect was over while a thread checked who it is
-        context, peer = self._context, self._peer
-        gate = self._gate = context.broker.gate(peer.identity)
-        self._connect = connect
-        self.session = context.broker.ids.unique()
-        peer.introduce(connect.client_id or self.session, f"STOMP {connect.version.text}")
-        context.temporary.begin(self.session, gate.identity.name)
-        subscriptions = self._subscriptions = Subscriptions(peer, context, gate, connect, self.session, self._end)
-        sending = self._sending = Sending(peer, context, gate, self.session, subscriptions.reply_to)
-        self._transactions = Transactions(peer, context, gate, sending, subscriptions, self._end)
-        beats = agreed_beats(connect, context.config.heartbeat_min_ms)
-        self._connection.open(beats[1], trio.current_time())
-        if beats[0]:
-            self._beat = context.heartbeats.begin(peer, beats[0])
-        context.clients[self] = None
-        context.counters.connections += 1
-        peer.send(encode_connected(connect.version, self.session, context.server, beats))
+        self._client = Client(self._peer, self._connection, self._context, connect, self._end)
+        self._client.greet()
 
     # the server's calls
 
@@ -242,16 +200,17 @@ class StompHandler:
         return error
 
     def collect(self, budget_bytes: int) -> None:
-        if self._subscriptions is None:
+        client = self._client
+        if client is None:
             return
         counters = self._context.counters
         delivered = counters.delivered
         try:
-            self._subscriptions.collect(budget_bytes)
+            client.subscriptions.collect(budget_bytes)
         except (Refused, StompError) as error:
             self._end(str(error))
-        if self._beat is not None and counters.delivered != delivered:  # what woke it may be for others
-            self._beat.sent_at = trio.current_time()
+        if client.beat is not None and counters.delivered != delivered:  # what woke it may be for others
+            client.beat.sent_at = trio.current_time()
 
     def _end(self, text: str) -> None:
         """Tell the client why the connection closes."""
@@ -259,37 +218,8 @@ class StompHandler:
         self._peer.send(self._connection.farewell(StompError(text)))
         self._peer.close(text)
 
-    def say_goodbye(self) -> None:
-        """Tell the client that the broker stops."""
-        self._end("the broker stops; connect again later")
-
-    def described(self) -> dict[str, object]:
-        """Return what a list of connections says about it."""
-        connect, beat, transactions = self._connect, self._beat, self._transactions
-        return {
-            "session": self.session,
-            "user": self._peer.identity.name,
-            "address": self._peer.address,
-            "version": self._connection.version.text,
-            "client_id": connect.client_id if connect is not None else None,
-            "heart_beat_s": beat.interval_s if beat is not None else None,
-            "subscriptions": len(self._subscriptions) if self._subscriptions is not None else 0,
-            "transactions": len(transactions) if transactions is not None else 0,
-        }
-
-    def described_subscriptions(self) -> Iterator[dict[str, object]]:
-        """Yield what a list of subscriptions says about each."""
-        if self._subscriptions is not None:
-            yield from self._subscriptions.described()
-
     def closed(self, reason: str) -> None:
-        if self._beat is not None:
-            self._context.heartbeats.end(self._beat)
-        if self._transactions is not None:
-            self._transactions.close()
-        if self._subscriptions is not None:
-            self._subscriptions.close()
-        self._context.temporary.end(self.session)
+        if self._client is not None:
+            self._client.leave()
+            self._client = None
         self._connection.end()
-        self._sending = self._subscriptions = self._transactions = None
-        self._context.clients.pop(self, None)

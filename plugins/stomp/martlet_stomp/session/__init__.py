@@ -1,1 +1,1 @@
-"""Who a client is."""
+"""A client from CONNECT to its end: login, session, the parts that serve it."""

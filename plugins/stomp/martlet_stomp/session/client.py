@@ -1,0 +1,95 @@
+"""One accepted client: its session, the parts that work for it, and its end."""
+
+from collections.abc import Callable, Iterator
+from typing import final
+
+import trio
+
+from martlet.contracts import Peer
+from martlet_stomp.inbound.sending import Sending
+from martlet_stomp.inbound.subscribing import Subscriptions
+from martlet_stomp.inbound.transactions import Transactions
+from martlet_stomp.shared.context import Context
+from martlet_stomp.shared.heartbeats import Beat
+from martlet_stomp.wire.codec import encode_connected
+from martlet_stomp.wire.connection import StompConnection, agreed_beats
+from martlet_stomp.wire.packets import Connect
+
+__all__ = ["Client"]
+
+
+@final
+class Client:
+    """An accepted client: its session, and the parts that serve it; *end* closes the connection and says why."""
+
+    __slots__ = (
+        "_connect",
+        "_connection",
+        "_context",
+        "_end",
+        "_peer",
+        "beat",
+        "gate",
+        "sending",
+        "session",
+        "subscriptions",
+        "transactions",
+    )
+
+    def __init__(
+        self, peer: Peer, connection: StompConnection, context: Context, connect: Connect, end: Callable[[str], None]
+    ) -> None:
+        self._peer = peer
+        self._connection = connection
+        self._context = context
+        self._connect = connect
+        self._end = end
+        gate = self.gate = context.broker.gate(peer.identity)
+        session = self.session = context.broker.ids.unique()
+        context.temporary.begin(session, gate.identity.name)
+        self.subscriptions = Subscriptions(peer, context, gate, connect, session, end)
+        self.sending = Sending(peer, context, gate, session, self.subscriptions.reply_to)
+        self.transactions = Transactions(peer, context, gate, self.sending, self.subscriptions, end)
+        self.beat: Beat | None = None
+
+    def greet(self) -> None:
+        """Tell the client that it is accepted."""
+        peer, context, connect = self._peer, self._context, self._connect
+        peer.introduce(connect.client_id or self.session, f"STOMP {connect.version.text}")
+        beats = agreed_beats(connect, context.config.heartbeat_min_ms)
+        self._connection.open(beats[1], trio.current_time())
+        if beats[0]:
+            self.beat = context.heartbeats.begin(peer, beats[0])
+        context.clients[self] = None
+        context.counters.connections += 1
+        peer.send(encode_connected(connect.version, self.session, context.server, beats))
+
+    def say_goodbye(self) -> None:
+        """Tell the client that the broker stops."""
+        self._end("the broker stops; connect again later")
+
+    def described(self) -> dict[str, object]:
+        """Return what a list of connections says about it."""
+        return {
+            "session": self.session,
+            "user": self._peer.identity.name,
+            "address": self._peer.address,
+            "version": self._connection.version.text,
+            "client_id": self._connect.client_id,
+            "heart_beat_s": self.beat.interval_s if self.beat is not None else None,
+            "subscriptions": len(self.subscriptions),
+            "transactions": len(self.transactions),
+        }
+
+    def described_subscriptions(self) -> Iterator[dict[str, object]]:
+        """Yield what a list of subscriptions says about each."""
+        return self.subscriptions.described()
+
+    def leave(self) -> None:
+        """Drop the parts: the client is gone."""
+        if self.beat is not None:
+            self._context.heartbeats.end(self.beat)
+        self.transactions.close()
+        self.subscriptions.close()
+        self._context.temporary.end(self.session)
+        self._context.clients.pop(self, None)
