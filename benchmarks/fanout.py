@@ -25,7 +25,7 @@ import trio.lowlevel
 from martlet.broker import Broker
 from martlet.delivery.cursor import Place
 from martlet.delivery.fanout import Encoding, parts
-from martlet.delivery.routing.interest import FilterTrie
+from martlet.delivery.routing.route_cache import RouteCache
 from martlet.delivery.runs import Run
 from martlet.message import Message
 from martlet.store import StoreConfig
@@ -76,26 +76,26 @@ async def run(load: str, filters: list[str], names: list[str], messages: int) ->
     with tempfile.TemporaryDirectory() as folder:
         async with serving(Path(folder), store=StoreConfig(flush="async")) as served:
             broker = served.broker
-            trie: FilterTrie[Receiver] = FilterTrie()
+            routes: RouteCache[Receiver] = RouteCache()
             reader = broker.tails.of(broker.topics.ensure("bench", 8))
             if filters or load == "storm":
-                reader.attach(trie)
+                reader.attach(routes)
             for each in filters:
-                trie.add(each, Receiver())
+                routes.add(each, Receiver())
             clients = iter(range(10_000 if load == "storm" else 0))
             if load == "storm":
-                trie.add("site/#", Receiver())
+                routes.add("site/#", Receiver())
 
             def between() -> None:
                 for client in islice(clients, 20):
-                    trie.add(f"client/{client}/commands/#", Receiver())
+                    routes.add(f"client/{client}/commands/#", Receiver())
 
             Receiver.received = 0
             cost = await send(broker, "bench", names, messages, between)
             matches = Receiver.received / ROUNDS / messages
             print(
-                f"{load:8} {len(trie):7} filters, {len(names):6} names: {cost:6.2f} us a message, "
-                f"{matches:.2f} matches, {trie.found} routes found, {reader.viewed} viewed"
+                f"{load:8} {len(routes):7} filters, {len(names):6} names: {cost:6.2f} us a message, "
+                f"{matches:.2f} matches, {routes.found} routes found, {reader.viewed} viewed"
             )
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from martlet.delivery.cursor import Cursor, Place
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.listeners import Listeners, Wakes
-from martlet.delivery.routing.interest import FilterTrie
+from martlet.delivery.routing.route_cache import RouteCache
 from martlet.delivery.routing.selection import EVERYTHING
 from martlet.delivery.subscriptions import Subscription, from_tail
 from martlet.delivery.tail_reader import TailReader
@@ -193,7 +193,7 @@ def wake_subscriptions() -> Iterator[None]:
 
 def deliver_to_cursors() -> Iterator[None]:
     """A message for very many cursors with one filter; for the first, their route is new."""
-    trie: FilterTrie[Any] = FilterTrie()
+    routes: RouteCache[Any] = RouteCache()
     queue: Any = FakeQueue()
     topic: Any = SimpleNamespace(name="T", read_queues=1, queue=lambda queue_id: queue)
     readers: Any = SimpleNamespace(readable=0, end_offset=lambda queue: 0)
@@ -205,8 +205,8 @@ def deliver_to_cursors() -> Iterator[None]:
     for _ in range(CURSORS):
         cursor = Cursor(feed, RecordingPeer().wake, {"#": None}, 0, 1 << 18, None, None)
         cursor.place = Place.TAIL
-        trie.add("#", cursor)
-    reader.attach(trie)
+        routes.add("#", cursor)
+    reader.attach(routes)
     message = Message("T", b"x", b"TAGS\x01a/b\x02")
     record = bytes(encode_record(message, 0, 0, 0, 1, bytes(8)))
     found = [(0, record, 0, len(record), "a/b", queue)]

@@ -332,7 +332,7 @@ PLUGIN_CHAPTERS: Final = (
     Chapter(
         "Selections", "martlet.delivery.routing.selection", ("Selection", "EVERYTHING", "select_tags", "split_tags")
     ),
-    Chapter("Topic filters", "martlet.delivery.routing.interest", ("FilterTrie", "Route")),
+    Chapter("Topic filters", "martlet.delivery.routing.route_cache", ("RouteCache",)),
     Chapter(
         "Feeds",
         "martlet.delivery.feed",
@@ -348,7 +348,7 @@ PLUGIN_CHAPTERS: Final = (
         "martlet.delivery.tail_reader",
         ("Tails: of", "TailReader: attach detach hand_on"),
     ),
-    Chapter("What an interest finds", "martlet.delivery.routing.division", ("Interest",)),
+    Chapter("What an interest finds", "martlet.delivery.routing.division", ("Interest", "Route")),
     Chapter("Runs of messages", "martlet.delivery.runs", ("Run", "Frames", "Receiver")),
     Chapter("Memberships of shared groups", "martlet.groups.membership", ("Membership",)),
     Chapter("Rules of shared groups", "martlet.groups.strategy.policy", ("GroupPolicy", "OWNS_TOPIC", "AUTO_DELETE")),

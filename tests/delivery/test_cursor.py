@@ -22,7 +22,7 @@ from martlet.delivery.catch_up.sweeps import Sweeps
 from martlet.delivery.cursor import Cursor, Permit, Place
 from martlet.delivery.fanout import Encoding, parts
 from martlet.delivery.feed import Feed
-from martlet.delivery.routing.interest import FilterTrie
+from martlet.delivery.routing.route_cache import RouteCache
 from martlet.delivery.tail_reader import RECEIVERS_A_SLICE, RECEIVERS_COUNTED
 from martlet.errors import Reason, Refused
 from martlet.message import Message
@@ -178,13 +178,13 @@ async def test_a_cursor_that_comes_while_others_are_swept_begins_at_its_own_posi
 async def test_cursors_with_many_filters_change_places_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "FILTERS_A_SLICE", 10)
     added: list[int] = []
-    add = FilterTrie[Cursor].add
+    add = RouteCache[Cursor].add
 
-    def counted(trie: FilterTrie[Cursor], topic_filter: str, subscriber: Cursor, value: Hashable = None) -> None:
+    def counted(routes: RouteCache[Cursor], topic_filter: str, subscriber: Cursor, value: Hashable = None) -> None:
         added[-1] += 1
-        add(trie, topic_filter, subscriber, value)
+        add(routes, topic_filter, subscriber, value)
 
-    monkeypatch.setattr(FilterTrie, "add", counted)
+    monkeypatch.setattr(RouteCache, "add", counted)
     for kind, step in ((Sweeps, "_take_along"), (Feed, "_join_some")):
         original = getattr(kind, step)
 
@@ -479,7 +479,7 @@ WANTED: dict[str, Callable[[str], bool]] = {
 def test_every_cursor_gets_what_it_wants_once_and_in_order_whatever_happens(
     steps: list[tuple[str, int, str]], slice_messages: int, near_bytes: int, several_topics: bool, one_at_a_time: bool
 ) -> None:
-    """With *one_at_a_time*, a turn adds one filter to a trie, or removes one."""
+    """With *one_at_a_time*, a turn adds one filter, or removes one."""
     others = ("z/1", "z/2") if one_at_a_time else ()
     topics = [f"t{number}" for number in range(3)] if several_topics else ["t"]
 

@@ -8,26 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from martlet.delivery.routing import division
-from martlet.delivery.routing.division import Found, divide
+from martlet.delivery.routing.division import Found, Route, divide
 from martlet.store import Queue
 
 Values = tuple[Hashable, ...]
 
 
-class Way:
-    def __init__(self, grants: Mapping[Any, Values]) -> None:
-        self.grants = grants
-
-
 class Ways:
     """The ways of names; each costs *steps* when it is asked for."""
 
-    def __init__(self, ways: Mapping[str, Way], cost: int = 0) -> None:
+    def __init__(self, ways: Mapping[str, Route[Any]], cost: int = 0) -> None:
         self._ways = ways
         self._cost = cost
         self.steps = 0
 
-    def find_route(self, name: str) -> Way | None:
+    def find_route(self, name: str) -> Route[Any] | None:
         self.steps += self._cost
         return self._ways[name]
 
@@ -36,7 +31,7 @@ def records(names: str) -> list[Found]:
     return [(10 * index, b"", 0, 0, name, cast(Queue, None)) for index, name in enumerate(names)]
 
 
-def got(found: list[Found], ways: Mapping[str, Way]) -> dict[str, list[tuple[str, list[int], Values]]]:
+def got(found: list[Found], ways: Mapping[str, Route[Any]]) -> dict[str, list[tuple[str, list[int], Values]]]:
     """Return for each receiver its parts: names, positions, values."""
     result: dict[str, list[tuple[str, list[int], Values]]] = {}
     parts, end = divide(found, Ways(ways))
@@ -53,7 +48,7 @@ RECEIVERS = st.dictionaries(st.sampled_from("uvwxyz"), st.tuples(st.integers(0, 
 
 @given(st.lists(RECEIVERS, min_size=4, max_size=4), st.text("abcd", max_size=40))
 def test_each_receiver_gets_its_records_in_order_with_their_values(grants: list[dict[str, Values]], text: str) -> None:
-    ways = {name: Way(each) for name, each in zip("abcd", grants, strict=True)}
+    ways = {name: Route(each) for name, each in zip("abcd", grants, strict=True)}
     found = records(text)
     received = got(found, ways)
     for receiver in "uvwxyz":
@@ -63,7 +58,7 @@ def test_each_receiver_gets_its_records_in_order_with_their_values(grants: list[
 
 
 def test_alternating_names_with_different_receivers_are_one_part_each() -> None:
-    ways = {"a": Way({"u": (1,)}), "b": Way({"v": (2,)}), "c": Way({})}
+    ways = {"a": Route({"u": (1,)}), "b": Route({"v": (2,)}), "c": Route({})}
     assert got(records("abcabcab"), ways) == {
         "u": [("aaa", [0, 30, 60], (1,))],
         "v": [("bbb", [10, 40, 70], (2,))],
@@ -71,7 +66,7 @@ def test_alternating_names_with_different_receivers_are_one_part_each() -> None:
 
 
 def test_a_receiver_of_everything_gets_one_part() -> None:
-    ways = {"a": Way({"u": (1,), "all": (0,)}), "b": Way({"v": (2,), "all": (0,)})}
+    ways = {"a": Route({"u": (1,), "all": (0,)}), "b": Route({"v": (2,), "all": (0,)})}
     received = got(records("ababab"), ways)
     assert received["all"] == [("ababab", [0, 10, 20, 30, 40, 50], (0,))]
     assert received["u"] == [("aaa", [0, 20, 40], (1,))]
@@ -79,18 +74,18 @@ def test_a_receiver_of_everything_gets_one_part() -> None:
 
 
 def test_receivers_of_the_same_routes_share_their_parts() -> None:
-    ways = {"a": Way({"one": (0,), "two": (0,)}), "b": Way({"one": (0,), "two": (0,), "u": (1,)})}
+    ways = {"a": Route({"one": (0,), "two": (0,)}), "b": Route({"one": (0,), "two": (0,), "u": (1,)})}
     parts, _ = divide(records("abab"), Ways(ways))
     assert [set(grants) for grants, _ in parts] == [{"u"}, {"one", "two"}]
 
 
 def test_a_part_ends_where_the_values_change() -> None:
-    ways = {"a": Way({"u": (1,)}), "b": Way({"u": (2,)})}
+    ways = {"a": Route({"u": (1,)}), "b": Route({"u": (2,)})}
     assert [text for text, _, _ in got(records("aabba"), ways)["u"]] == ["aa", "bb", "a"]
 
 
 def test_names_whose_routes_take_long_are_divided_in_several_turns() -> None:
-    ways = Ways({"a": Way({"u": (1,)}), "b": Way({})}, cost=division.STEPS_A_SLICE // 20)
+    ways = Ways({"a": Route({"u": (1,)}), "b": Route({})}, cost=division.STEPS_A_SLICE // 20)
     found, end, turns = records("ab" * 100), 0, 0
     positions: list[int] = []
     while end < len(found):
@@ -107,7 +102,7 @@ def test_names_whose_routes_take_long_are_divided_in_several_turns() -> None:
 def test_what_would_take_long_is_divided_only_where_the_route_changes(
     limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ways = {"a": Way({"u": (1,), "all": (0,)}), "b": Way({"v": (2,), "all": (0,)})}
+    ways = {"a": Route({"u": (1,), "all": (0,)}), "b": Route({"v": (2,), "all": (0,)})}
     expected = {receiver: [each[1:] for each in parts] for receiver, parts in got(records("aabab"), ways).items()}
     monkeypatch.setattr(division, limit, 1)
     received = got(records("aabab"), ways)

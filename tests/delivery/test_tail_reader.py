@@ -14,7 +14,7 @@ from tests.delivery.pushing import LINES, broker_in_memory, publish, subscribe
 from martlet.broker import Broker
 from martlet.delivery import listeners, merge, tail_reader
 from martlet.delivery.fanout import Encoding, parts
-from martlet.delivery.routing.interest import FilterTrie
+from martlet.delivery.routing.route_cache import RouteCache
 from martlet.delivery.routing.selection import EVERYTHING, select_tags
 from martlet.delivery.runs import Run
 from martlet.delivery.tail_reader import TailReader
@@ -60,21 +60,21 @@ def tag(name: str) -> bytes:
     return f"TAGS\x01{name}\x02".encode()
 
 
-def follow(broker: Broker, queues: int = 1) -> tuple[TailReader, FilterTrie[Listening]]:
-    trie: FilterTrie[Listening] = FilterTrie()
+def follow(broker: Broker, queues: int = 1) -> tuple[TailReader, RouteCache[Listening]]:
+    routes: RouteCache[Listening] = RouteCache()
     reader = broker.tails.of(broker.topics.ensure("t", queues))
-    reader.attach(trie)
-    return reader, trie
+    reader.attach(routes)
+    return reader, routes
 
 
 async def test_a_message_goes_to_those_whose_filters_match_and_to_nobody_else() -> None:
     async with broker_in_memory() as broker:
-        reader, trie = follow(broker)
+        reader, routes = follow(broker)
         exact, wild, other = Listening(), Listening(), Listening()
-        trie.add("a/b", exact, 1)
-        trie.add("a/+", wild, 0)
-        trie.add("#", wild, 2)
-        trie.add("c/#", other)
+        routes.add("a/b", exact, 1)
+        routes.add("a/+", wild, 0)
+        routes.add("#", wild, 2)
+        routes.add("c/#", other)
         publish(broker, "t", 0, b"one", properties=tag("a/b"))
         publish(broker, "t", 0, b"two", properties=tag("a/c"))
         assert (exact.bodies, wild.bodies, other.bodies) == (["one"], ["one", "two"], [])
@@ -85,13 +85,13 @@ async def test_a_message_goes_to_those_whose_filters_match_and_to_nobody_else() 
 
 async def test_each_record_is_read_once_however_many_follow() -> None:
     async with broker_in_memory() as broker:
-        reader, trie = follow(broker)
+        reader, routes = follow(broker)
         crowd = [Listening() for _ in range(500)]
         for number, each in enumerate(crowd):
-            trie.add(f"name/{number}", each)
+            routes.add(f"name/{number}", each)
         everyone = [Listening() for _ in range(50)]
         for each in everyone:
-            trie.add("#", each)
+            routes.add("#", each)
         for number in range(20):
             broker.publish(Message("t", b"%d" % number, tag(f"name/{number}"), 0))
         broker.store.commit()
@@ -138,11 +138,11 @@ async def test_messages_of_one_route_are_one_run_and_encoded_once() -> None:
         return frames
 
     async with broker_in_memory() as broker:
-        _, trie = follow(broker)
+        _, routes = follow(broker)
         one, two, other = Listening(), Listening(), Listening()
         for each in (one, two):
-            trie.add("a/#", each)
-        trie.add("b", other)
+            routes.add("a/#", each)
+        routes.add("b", other)
         for name, body in (("a/1", b"x"), ("a/2", b"yy"), ("b", b"-"), ("a/1", b"zzz")):
             broker.publish(Message("t", body, tag(name), 0))
         broker.store.commit()
@@ -163,10 +163,10 @@ async def test_messages_of_one_route_are_one_run_and_encoded_once() -> None:
 def test_receivers_get_everything_in_log_order_over_all_queues(sent: list[tuple[int, str, bool]]) -> None:
     async def scenario() -> None:
         async with broker_in_memory(flush="sync") as broker:
-            _, trie = follow(broker, 4)
+            _, routes = follow(broker, 4)
             receiver = Listening()
-            trie.add("a", receiver)
-            trie.add("b", receiver)
+            routes.add("a", receiver)
+            routes.add("b", receiver)
             for number, (queue_id, name, commits) in enumerate(sent):
                 broker.publish(Message("t", b"%d" % number, tag(name), queue_id))
                 if commits:
@@ -187,9 +187,9 @@ async def test_what_exceeds_a_slice_or_the_memory_is_routed_in_order_by_the_task
 ) -> None:
     monkeypatch.setattr(tail_reader, "MESSAGES_A_SLICE", 8)
     async with broker_in_memory(flush="sync", cache_bytes=cache_bytes, page_bytes=4096) as broker:
-        reader, trie = follow(broker, 3)
+        reader, routes = follow(broker, 3)
         receiver = Listening()
-        trie.add("#", receiver)
+        routes.add("#", receiver)
         for number in range(100):
             broker.publish(Message("t", b"%d" % number, tag("n") + b"x\x01" + b"y" * 200, number * number % 3))
         broker.store.commit()
@@ -216,9 +216,9 @@ async def test_messages_that_arrive_during_a_read_are_routed_in_log_order(
     async with broker_in_memory() as broker:
         monkeypatch.setattr(FakeDisk, "off_loop", off_loop)
         monkeypatch.setattr(Store, "read_near", lambda *arguments: None)
-        _, trie = follow(broker, 3)
+        _, routes = follow(broker, 3)
         receiver = Listening()
-        trie.add("a", receiver)
+        routes.add("a", receiver)
         gate = gates[0]
         for queue_id in (0, 1):
             broker.publish(Message("t", b"%d" % queue_id, tag("a"), queue_id))
@@ -249,12 +249,12 @@ async def test_a_read_for_an_interest_that_left_is_not_routed_to_the_next_one(
             broker.publish(Message("t", b"before", tag("a"), queue_id))
         broker.store.commit()
         await trio.testing.wait_all_tasks_blocked()
-        trie: FilterTrie[Listening] = FilterTrie()
+        routes: RouteCache[Listening] = RouteCache()
         receiver = Listening()
-        trie.add("a", receiver)
+        routes.add("a", receiver)
         reader.listen(listener := Ringing())  # so that the topic is followed all the time
         reader.detach(first)
-        reader.attach(trie)
+        reader.attach(routes)
         if more:
             publish(broker, "t", 0, b"after", properties=tag("a"))
         gate.set()
@@ -283,9 +283,9 @@ async def test_a_slice_reads_the_first_messages_in_log_order_and_hardly_any_twic
     for module in (merge, tail_reader):
         monkeypatch.setattr(module, "names_of", counted)
     async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:
-        reader, trie = follow(broker, 4)
+        reader, routes = follow(broker, 4)
         receiver = Listening()
-        trie.add("#", receiver)
+        routes.add("#", receiver)
         for number in range(100):
             broker.publish(Message("t", b"%d" % number, tag("n"), number // burst % 4))
         broker.store.commit()
@@ -301,9 +301,9 @@ async def test_frames_that_a_publisher_hands_on_leave_as_they_came() -> None:
         raise AssertionError("it is encoded again")
 
     async with broker_in_memory() as broker:
-        reader, trie = follow(broker, 2)
+        reader, routes = follow(broker, 2)
         receiver = Listening()
-        trie.add("a", receiver)
+        routes.add("a", receiver)
         data = b"frame 0frame 1frame 2"
         placed = [broker.publish(Message("t", b"", tag("a"), queue_id)) for queue_id in (0, 1, 0)]
         reader.hand_on("mqtt 3.1.1", [each.position for each in placed], data, [7, 14, 21])
@@ -318,9 +318,9 @@ async def test_frames_that_a_publisher_hands_on_leave_as_they_came() -> None:
 async def test_frames_of_messages_that_were_not_stored_after_all_are_not_used_for_others() -> None:
     disk = FakeDisk()
     async with broker_in_memory(disk) as broker:
-        reader, trie = follow(broker)
+        reader, routes = follow(broker)
         receiver = Listening()
-        trie.add("a", receiver)
+        routes.add("a", receiver)
         lost = broker.publish(Message("t", b"lost", tag("a"), 0)).position
         reader.hand_on("bodies", [lost], b"lost", [4])
         disk.fail_next("write", ENOSPC)
@@ -334,9 +334,9 @@ async def test_frames_of_messages_that_were_not_stored_after_all_are_not_used_fo
 
 async def test_frames_may_begin_anywhere_in_what_the_publisher_sent() -> None:
     async with broker_in_memory() as broker:
-        reader, trie = follow(broker)
+        reader, routes = follow(broker)
         receiver = Listening()
-        trie.add("a", receiver)
+        routes.add("a", receiver)
         positions = [broker.publish(Message("t", b"", tag("a"), 0)).position for _ in range(2)]
         reader.hand_on("e", positions, b"other onetwo rest", [9, 12], 6)
         reader.hand_on("none", [], b"other", [])
@@ -350,9 +350,9 @@ async def test_frames_may_begin_anywhere_in_what_the_publisher_sent() -> None:
 @pytest.mark.parametrize("left_out", [(), (0,), (1,), (2,), (0, 1, 2)])
 async def test_frames_tell_whether_the_encoding_left_out_messages(left_out: tuple[int, ...]) -> None:
     async with broker_in_memory() as broker:
-        _, trie = follow(broker)
+        _, routes = follow(broker)
         receiver = Listening()
-        trie.add("a", receiver)
+        routes.add("a", receiver)
         for _ in range(3):
             broker.publish(Message("t", b"", tag("a"), 0))
         broker.store.commit()
@@ -366,9 +366,9 @@ async def test_frames_tell_whether_the_encoding_left_out_messages(left_out: tupl
 @pytest.mark.parametrize("publishers", [1, 2, 3, 5])
 async def test_frames_of_several_publishers_leave_together(publishers: int) -> None:
     async with broker_in_memory() as broker:
-        reader, trie = follow(broker)
+        reader, routes = follow(broker)
         receiver = Listening()
-        trie.add("a", receiver)
+        routes.add("a", receiver)
         sent = [b"first of %d, second of %d" % (number, number) for number in range(publishers)]
         for data in sent:
             placed = [broker.publish(Message("t", b"", tag("a"), 0)) for _ in range(2)]
@@ -380,9 +380,9 @@ async def test_frames_of_several_publishers_leave_together(publishers: int) -> N
 
 async def test_a_run_with_other_messages_between_is_joined_or_encoded() -> None:
     async with broker_in_memory() as broker:
-        reader, trie = follow(broker)
+        reader, routes = follow(broker)
         receiver = Listening()
-        trie.add("a", receiver)
+        routes.add("a", receiver)
         names = ["a", "a", "b", "a"]
         placed = [broker.publish(Message("t", name.encode(), tag(name), 0)) for name in names]
         reader.hand_on("e", [each.position for each in placed], b"AABA", [1, 2, 3, 4])
@@ -396,9 +396,9 @@ async def test_a_run_with_other_messages_between_is_joined_or_encoded() -> None:
 
 async def test_frames_that_wait_are_bounded_and_forgotten() -> None:
     async with broker_in_memory(flush="sync", delivery=DeliveryConfig(encoded_bytes=10)) as broker:
-        reader, trie = follow(broker)
+        reader, routes = follow(broker)
         receiver = Listening()
-        trie.add("a", receiver)
+        routes.add("a", receiver)
         encoding = Encoding("e", lambda piece: [b"new" for _ in parts(piece)])
         for frame in (b"12345", b"67890", b"x"):
             reader.hand_on("e", [broker.publish(Message("t", b"", tag("a"), 0)).position], frame, [len(frame)])
@@ -419,9 +419,9 @@ async def test_a_reader_that_is_behind_forgets_the_frames_that_it_has_routed(mon
             handed.append(reader._handed.size)
 
     async with broker_in_memory(flush="sync") as broker:
-        reader, trie = follow(broker)
+        reader, routes = follow(broker)
         receiver = Watching()
-        trie.add("a", receiver)
+        routes.add("a", receiver)
         positions = [broker.publish(Message("t", b"", tag("a"), 0)).position for _ in range(20)]
         reader.hand_on("e", positions, b"x" * 20, range(1, 21))
         broker.store.commit()
@@ -438,12 +438,12 @@ async def test_nothing_before_an_interest_was_attached_is_routed_and_nothing_aft
         broker.topics.ensure("t", 1)
         publish(broker, "t", 0, b"before", properties=tag("a"))
         await broker.store.wait_flushed(broker.store.appended)
-        reader, trie = follow(broker)
+        reader, routes = follow(broker)
         receiver = Listening()
-        trie.add("a", receiver)
+        routes.add("a", receiver)
         publish(broker, "t", 0, b"during", properties=tag("a"))
         await broker.store.wait_flushed(broker.store.appended)
-        reader.detach(trie)
+        reader.detach(routes)
         publish(broker, "t", 0, b"after", properties=tag("a"))
         await broker.store.wait_flushed(broker.store.appended)
         assert receiver.bodies == ["during"]
@@ -453,9 +453,9 @@ async def test_nothing_before_an_interest_was_attached_is_routed_and_nothing_aft
 
 async def test_new_queues_are_followed_and_a_deleted_topic_until_nobody_is_interested() -> None:
     async with broker_in_memory() as broker:
-        reader, trie = follow(broker, 1)
+        reader, routes = follow(broker, 1)
         receiver = Listening()
-        trie.add("a", receiver)
+        routes.add("a", receiver)
         broker.topics.update("t", read_queues=2, write_queues=2)
         publish(broker, "t", 1, b"in the new one", properties=tag("a"))
         assert receiver.bodies == ["in the new one"]
@@ -465,7 +465,7 @@ async def test_new_queues_are_followed_and_a_deleted_topic_until_nobody_is_inter
         publish(broker, "t", 0, b"in the new topic", properties=tag("a"))
         assert receiver.bodies == ["in the new one", "in the new topic"]
         broker.topics.delete("t")
-        reader.detach(trie)
+        reader.detach(routes)
         assert broker.tails.statistics()["followed"] == 0
 
 
@@ -474,9 +474,9 @@ async def test_other_topics_are_followed_when_one_of_them_is_deleted() -> None:
         listening = broker.tails.of(broker.topics.ensure("t", 1))
         listening.listen(Ringing())
         broker.topics.ensure("other", 1)
-        both, trie, receiver = broker.tails.of_all(("t", "other")), FilterTrie[Listening](), Listening()
-        both.attach(trie)
-        trie.add("#", receiver)
+        both, routes, receiver = broker.tails.of_all(("t", "other")), RouteCache[Listening](), Listening()
+        both.attach(routes)
+        routes.add("#", receiver)
         broker.store.append(Message("t", b"before", tag("a")), 0)
         broker.topics.delete("t")
         broker.store.commit()
@@ -490,9 +490,9 @@ async def test_several_topics_are_routed_in_log_order() -> None:
         topics = ["a", "b", "c"]
         for each in topics:
             broker.topics.ensure(each, 2)
-        reader, trie, receiver = broker.tails.of_all(topics), FilterTrie[Listening](), Listening()
-        reader.attach(trie)
-        trie.add("#", receiver)
+        reader, routes, receiver = broker.tails.of_all(topics), RouteCache[Listening](), Listening()
+        reader.attach(routes)
+        routes.add("#", receiver)
         sent = ["a", "c", "b", "b", "a", "c", "a", "b"]
         for number, topic in enumerate(sent):
             broker.store.append(Message(topic, b"%d" % number, tag(topic)), number % 2)
@@ -503,9 +503,9 @@ async def test_several_topics_are_routed_in_log_order() -> None:
 
 async def test_what_a_new_queue_has_already_is_routed_without_another_commit() -> None:
     async with broker_in_memory() as broker:
-        _, trie = follow(broker, 1)
+        _, routes = follow(broker, 1)
         receiver = Listening()
-        trie.add("a", receiver)
+        routes.add("a", receiver)
         broker.store.append(Message("t", b"before it was followed", tag("a")), 1)
         broker.store.commit()
         broker.topics.update("t", read_queues=2, write_queues=2)
@@ -521,10 +521,10 @@ async def test_a_receiver_that_raises_is_logged_and_costs_the_others_nothing(
             raise ValueError("no room")
 
     async with broker_in_memory() as broker:
-        _, trie = follow(broker)
+        _, routes = follow(broker)
         broken, sound = Broken(), Listening()
-        trie.add("a", broken)
-        trie.add("a", sound)
+        routes.add("a", broken)
+        routes.add("a", sound)
         with caplog.at_level(logging.ERROR):
             publish(broker, "t", 0, b"x", properties=tag("a"))
         assert sound.bodies == ["x"]

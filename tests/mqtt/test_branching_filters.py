@@ -11,7 +11,7 @@ from tests.mqtt.mqtt_talk import V5, Talk, mqtt_broker
 
 from martlet.delivery.cursor import Cursor
 from martlet.delivery.routing.division import RECORDS_AT_ONCE, STEPS_A_SLICE
-from martlet.delivery.routing.interest import FilterTrie
+from martlet.delivery.routing.route_cache import RouteCache
 from martlet_mqtt.wire.codec import encode_packet
 from martlet_mqtt.wire.packets import Ack, Publish, Suback, Subscribe, Subscription
 
@@ -28,13 +28,13 @@ PREFIX = "a/" * LEVELS
 class Steps(trio.abc.Instrument):
     """The steps that routes take, all and the most between two switches of tasks."""
 
-    def __init__(self, trie: FilterTrie[Cursor]) -> None:
-        self._trie = trie
-        self._before = trie.steps
+    def __init__(self, routes: RouteCache[Cursor]) -> None:
+        self._routes = routes
+        self._before = routes.steps
         self.all = self.most = 0
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        steps = self._trie.steps - self._before
+        steps = self._routes.steps - self._before
         self._before += steps
         self.all += steps
         self.most = max(self.most, steps)
@@ -45,9 +45,9 @@ class Steps(trio.abc.Instrument):
 
 
 @contextmanager
-def counted(trie: FilterTrie[Cursor]) -> Iterator[None]:
+def counted(routes: RouteCache[Cursor]) -> Iterator[None]:
     """Check what routes take in the block."""
-    steps = Steps(trie)
+    steps = Steps(routes)
     trio.lowlevel.add_instrument(steps)
     yield
     trio.lowlevel.remove_instrument(steps)
@@ -108,9 +108,9 @@ async def test_a_session_that_returns_finds_them_in_several_turns(
         for _ in range(NAMES + 1):
             await sender.expect(Ack)
         catch_up = mqtt.context.feed.catch_up
-        trie = catch_up._make_trie()
-        monkeypatch.setattr(catch_up, "_make_trie", lambda: trie)
-        with counted(trie):
+        routes = catch_up._make_routes()
+        monkeypatch.setattr(catch_up, "_make_routes", lambda: routes)
+        with counted(routes):
             watcher = await mqtt.connect("w", V5, clean=False, present=True, expiry_s=3600)
             message = await watcher.receive()
             assert isinstance(message, Publish)

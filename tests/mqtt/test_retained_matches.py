@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.mqtt.mqtt_talk import mqtt_broker
 
-from martlet.delivery.routing.interest import FilterTrie
+from martlet.delivery.routing.route_cache import RouteCache
 from martlet.store import Store
 from martlet.testing.stores import ManualClock
 from martlet_mqtt.shared.retained import Entry, Retained
@@ -40,10 +40,10 @@ def retained(*names: str) -> Retained:
 
 @given(st.sets(NAMES, max_size=30), FILTERS)
 def test_a_filter_matches_the_names_that_a_subscription_matches(names: set[str], topic_filter: str) -> None:
-    trie: FilterTrie[str] = FilterTrie()
-    trie.add(topic_filter, "subscriber")
+    routes: RouteCache[str] = RouteCache()
+    routes.add(topic_filter, "subscriber")
     found = [name for name in retained(*names).matches(topic_filter) if name]
-    assert sorted(found) == sorted(name for name in names if trie.match(name))
+    assert sorted(found) == sorted(name for name in names if routes.match(name))
 
 
 @pytest.mark.parametrize("topic_filter", ["+/wanted", "#", "+"])

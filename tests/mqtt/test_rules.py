@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
 from tests.mqtt.users import closed_broker
 
-from martlet.delivery.routing.interest import FilterTrie
+from martlet.delivery.routing.route_cache import RouteCache
 from martlet.errors import ConfigError, Reason, Refused
 from martlet.message import Message
 from martlet.records.layout import record_views
@@ -201,9 +201,9 @@ NAMES += [f"$s/{name}" for name in NAMES[:30]] + ["$s"]
 @given(st.lists(FILTER, max_size=3), FILTER)
 def test_the_topics_of_a_filter_are_those_of_all_names_that_it_matches(rules: list[str], topic_filter: str) -> None:
     made = Rules([f"{each}=t{number}" for number, each in enumerate(rules)], "mqtt", 8)
-    trie: FilterTrie[None] = FilterTrie()
-    trie.add(topic_filter, None)
-    topics = {made.topic_of(name) for name in NAMES if trie.match(name)}
+    routes: RouteCache[None] = RouteCache()
+    routes.add(topic_filter, None)
+    topics = {made.topic_of(name) for name in NAMES if routes.match(name)}
     assert topics <= set(made.topics_of(topic_filter))
     for name in NAMES[:20]:
         assert made.topics_of(name) == [made.topic_of(name)]

@@ -10,7 +10,7 @@ from tests.stomp.stomp_talk import V1_0, Talk, stomp_broker
 from tests.stomp.test_selectors import selecting
 
 from martlet.contracts import Identity
-from martlet.delivery.routing.interest import FilterTrie
+from martlet.delivery.routing.route_cache import RouteCache
 from martlet.message import Message, encode_properties
 from martlet.records.codec import encode_record
 from martlet.records.layout import RecordView
@@ -227,14 +227,14 @@ LEVELS = st.sampled_from(["", "a", "b", "$a", "a.b"])
 def test_a_queue_selects_what_a_topic_filter_matches(levels: list[str], has_rest: bool, name_levels: list[str]) -> None:
     topic_filter = "/".join([*levels, "#"] if has_rest else levels)
     name = "/".join(name_levels)
-    trie: FilterTrie[str] = FilterTrie()
-    trie.is_name = is_name
+    routes: RouteCache[str] = RouteCache()
+    routes.is_name = is_name
     if not topic_filter:
         return
-    trie.add(topic_filter, "s")
+    routes.add(topic_filter, "s")
     selection = select_names(topic_filter)
     assert selection.predicate is not None
-    assert selection.predicate(view(name)) is bool(set(trie.route(name).grants))
+    assert selection.predicate(view(name)) is bool(set(routes.route(name).grants))
 
 
 @pytest.mark.parametrize("name", ["$SYS/broker/version", "home/+", "#"])

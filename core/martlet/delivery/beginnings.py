@@ -1,7 +1,7 @@
 """Filters that begin at a log position which routing has not reached yet.
 
 A filter brings what is appended after it was added. What was appended before may not be readable yet, and a cursor
-behind the tail still reads older records. So such a filter joins its trie when routing reaches the filter's position.
+behind the tail still reads older records. So such a filter joins the others when routing reaches the filter's position.
 """
 
 from collections.abc import Callable
@@ -10,27 +10,27 @@ from itertools import islice
 from typing import Final, final
 
 from martlet.delivery.cursor import Cursor
-from martlet.delivery.routing.interest import FilterTrie
+from martlet.delivery.routing.route_cache import RouteCache
 
 __all__ = ["FILTERS_A_SLICE", "NEVER", "Beginnings"]
 
 NEVER: Final = 1 << 62
-# Filters to add to a trie in one slice; each takes 5 to 10 us.
+# Filters to add in one slice; each takes 5 to 10 us.
 FILTERS_A_SLICE: Final = 512
 
 
 @final
 class Beginnings:
-    """The filters of cursors that join *trie* later; *has* returns whether a cursor is one of the trie's now.
+    """The filters of cursors that join *routes* later; *has* returns whether a cursor is one of theirs now.
 
     ``first`` is the position of the first one, `NEVER` if there is none.
     """
 
-    __slots__ = ("_has", "_heap", "_number", "_trie", "first")
+    __slots__ = ("_has", "_heap", "_number", "_routes", "first")
 
-    def __init__(self, trie: FilterTrie[Cursor], has: Callable[[Cursor], bool]) -> None:
+    def __init__(self, routes: RouteCache[Cursor], has: Callable[[Cursor], bool]) -> None:
         self.first = NEVER
-        self._trie = trie
+        self._routes = routes
         self._has = has
         # By position: some filters of a cursor that begin there or, having been changed since, later.
         self._heap: list[tuple[int, int, Cursor, list[str]]] = []
@@ -65,7 +65,7 @@ class Beginnings:
 
     def _begin(self, cursor: Cursor, topic_filter: str) -> None:
         cursor.has_begun(topic_filter)
-        self._trie.add(topic_filter, cursor, cursor.filters[topic_filter])
+        self._routes.add(topic_filter, cursor, cursor.filters[topic_filter])
 
     def begin(self, position: int) -> bool:
         """Let a slice of the filters begin that begin at *position* or before; return whether those were all."""

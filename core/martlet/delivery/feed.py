@@ -1,6 +1,6 @@
 """Feeds: what one protocol follows, some topics and the topic filters of its receivers.
 
-Each receiver has a `Cursor`. At the tail, the cursor's filters are in a trie that the topics' tail reader queries.
+Each receiver has a `Cursor`. At the tail, the cursor's filters are in a `RouteCache` that the topics' tail reader asks.
 Cursors behind the tail are swept (`reader.py`). When a sweep reaches the tail, its cursors join the tail
 reader, and get each record exactly once.
 """
@@ -18,7 +18,7 @@ from martlet.delivery.catch_up.sweep import CURSORS_A_SLICE, Sweep, slice_of
 from martlet.delivery.catch_up.sweep_turns import SweepTurns
 from martlet.delivery.catch_up.sweeps import distance_class
 from martlet.delivery.cursor import PENDING_BYTES, Cursor, Permit, Place
-from martlet.delivery.routing.interest import FilterTrie
+from martlet.delivery.routing.route_cache import RouteCache
 from martlet.delivery.subscriptions import readable
 from martlet.delivery.tail_reader import READ_AGAIN_S, TailReader, Tails
 from martlet.errors import Refused, StoreError
@@ -46,7 +46,7 @@ class Feed:
         self,
         owner: "Cursors",
         topics: Sequence[str],
-        make_trie: Callable[[], FilterTrie[Cursor]],
+        make_routes: Callable[[], RouteCache[Cursor]],
         topics_of: Callable[[str], Sequence[str]],
         is_name: Callable[[str], bool],
         early: bool,
@@ -59,25 +59,25 @@ class Feed:
         self.topics = topics
         self.topics_of = topics_of
         self._reader: TailReader | None = None  # of all topics; None while there are no cursors
-        self._tail: FilterTrie[Cursor] = make_trie()
+        self._tail: RouteCache[Cursor] = make_routes()
         self._beginnings = Beginnings(self._tail, lambda cursor: cursor.place is Place.TAIL)
-        self._make_trie = make_trie
+        self._make_routes = make_routes
         self._is_name = is_name
         self._prepare(self._tail)
         self.catch_up = CatchUpReader(owner.store, owner.departures, self._trie_of_sweep)  # for cursors behind the tail
         self._cursors: dict[Cursor, None] = {}
 
-    def _prepare(self, trie: FilterTrie[Cursor]) -> None:
+    def _prepare(self, routes: RouteCache[Cursor]) -> None:
         owner = self._owner
-        trie.permits = _may_read
-        trie.asks = lambda: owner.asks()  # the owner gets it later
-        trie.is_name = self._is_name
+        routes.permits = _may_read
+        routes.asks = lambda: owner.asks()  # the owner gets it later
+        routes.is_name = self._is_name
 
-    def _trie_of_sweep(self) -> FilterTrie[Cursor]:
-        trie = self._make_trie()
-        self._prepare(trie)
-        trie.routes_bytes_max = SWEEP_ROUTES_BYTES
-        return trie
+    def _trie_of_sweep(self) -> RouteCache[Cursor]:
+        routes = self._make_routes()
+        self._prepare(routes)
+        routes.routes_bytes_max = SWEEP_ROUTES_BYTES
+        return routes
 
     def __len__(self) -> int:
         """The number of open cursors."""
@@ -328,7 +328,7 @@ class Cursors:
     def open(
         self,
         topics: Iterable[str],
-        make_trie: Callable[[], FilterTrie[Cursor]] = FilterTrie,
+        make_routes: Callable[[], RouteCache[Cursor]] = RouteCache,
         topics_of: Callable[[str], Sequence[str]] | None = None,
         is_name: Callable[[str], bool] = lambda name: True,
         *,
@@ -338,7 +338,7 @@ class Cursors:
 
         Args:
           topics: their names; they must exist.
-          make_trie: returns an empty trie with the protocol's separator and wildcards.
+          make_routes: returns an empty `RouteCache` with the protocol's separator and wildcards.
           topics_of: returns those topics that have the names which a filter, or a name, matches, if each name belongs
             to one topic; the permission to read is required there. By default it is required in all of them.
           is_name: returns whether the protocol allows a name, which is empty for messages without a tag; nobody gets
@@ -353,10 +353,10 @@ class Cursors:
         for name in names:
             readable(self._topics, name)
         topics_of, early = topics_of or (lambda topic_filter: names), early and self.store.delivers_early
-        feed = Feed(self, names, make_trie, topics_of, is_name, early)
+        feed = Feed(self, names, make_routes, topics_of, is_name, early)
         self._feeds[feed] = None
         if early:
-            feed.for_groups = Feed(self, names, make_trie, topics_of, is_name, False)
+            feed.for_groups = Feed(self, names, make_routes, topics_of, is_name, False)
             self._feeds[feed.for_groups] = None
         self.on_opened(names)
         return feed

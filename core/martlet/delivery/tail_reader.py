@@ -3,7 +3,7 @@
 A `TailReader` watches the queues of one topic, or of several that a feed follows together. Subscriptions
 (`subscriptions.py`) take everything or select by tag: the entries of the queues contain the codes of tags, so the
 reader knows whom to wake without reading a record. Protocols with names and filters attach an *interest*, such as a
-`FilterTrie`. Then the reader reads each new range once, in log order over all its queues, takes the name of each
+`RouteCache`. Then the reader reads each new range once, in log order over all its queues, takes the name of each
 message once (its tag), asks the interest for the route of the name, and passes each receiver of the route the `Run` of
 its messages. Receivers without a match cost nothing.
 
@@ -14,7 +14,7 @@ routed before it is durable.
 import logging
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Final, final
+from typing import Any, Final, final
 
 import trio
 
@@ -22,8 +22,8 @@ from martlet.delivery.beginnings import Beginnings
 from martlet.delivery.handed import HandedFrames
 from martlet.delivery.listeners import Codes, Listener, Listeners, Wakes, codes_between, unwatch, watch
 from martlet.delivery.merge import POSITION_OF, first_counts, merge
-from martlet.delivery.routing.division import Found, Interest, Matched, divide
-from martlet.delivery.routing.interest import in_pieces
+from martlet.delivery.routing.division import Found, Grants, Interest, divide
+from martlet.delivery.routing.route_cache import in_pieces
 from martlet.delivery.runs import Frames, Run, make_runs
 from martlet.errors import Refused, StoreError
 from martlet.records.layout import names_of
@@ -326,7 +326,7 @@ class TailReader:
             if end < stop:
                 yield
 
-    def _give_again(self, interest: Interest, grants: Matched, part: list[Found], pace: Pace) -> Steps[None]:
+    def _give_again(self, interest: Interest, grants: Grants[Any], part: list[Found], pace: Pace) -> Steps[None]:
         end = 0
         while end < len(part):
             parts, end = divide(part, interest, end)
@@ -335,7 +335,7 @@ class TailReader:
             if end < len(part):
                 yield
 
-    def _give(self, grants: Matched, part: list[Found], pace: Pace) -> Steps[None]:
+    def _give(self, grants: Grants[Any], part: list[Found], pace: Pace) -> Steps[None]:
         runs = make_runs(part)
         if self._handed and len(runs) == 1:
             self._use_handed(runs[0], part)

@@ -7,7 +7,7 @@ import pytest
 from topics_talk import Came, Talk, topics_broker
 
 from martlet.contracts import Identity
-from martlet.delivery.routing.interest import FilterTrie
+from martlet.delivery.routing.route_cache import RouteCache
 from martlet.message import Message
 from martlet.records.codec import encode_record
 from martlet.records.layout import RecordView
@@ -389,9 +389,9 @@ async def test_unsubscribing_leaves_the_group(tmp_path: Path) -> None:
     ],
 )
 async def test_shared_filters_match_as_others_do(topic_filter: str, name: str, matches: bool) -> None:
-    trie: FilterTrie[str] = FilterTrie()
-    trie.add(topic_filter, "me")
-    assert bool(trie.route(name).grants) is matches
+    routes: RouteCache[str] = RouteCache()
+    routes.add(topic_filter, "me")
+    assert bool(routes.route(name).grants) is matches
     body = encode_record(Message("t", b"", b"TAGS\x01%b\x02" % name.encode()), 0, 0, 0, 0, HOST)
     selection = select_names(topic_filter)
     assert selection.predicate is not None

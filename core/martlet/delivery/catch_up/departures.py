@@ -1,4 +1,4 @@
-"""Cursors that have left a trie: their filters are removed some at a time, because a client may have 20,000.
+"""Cursors that have left: their filters are removed some at a time, because a client may have 20,000.
 
 A cursor that has left takes nothing, so it does not matter when its filters go. If it comes back before they are all
 gone, the others stay.
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final, final
 
 from martlet.delivery.cursor import Cursor
-from martlet.delivery.routing.interest import FilterTrie
+from martlet.delivery.routing.route_cache import RouteCache
 
 __all__ = ["Departures"]
 
@@ -22,35 +22,35 @@ class Departures:
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
-        self._left: dict[tuple[FilterTrie[Cursor], Cursor], list[str]] = {}
+        self._left: dict[tuple[RouteCache[Cursor], Cursor], list[str]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._left)
 
-    def leave(self, trie: FilterTrie[Cursor], cursor: Cursor) -> None:
-        """Remove the filters of *cursor*, which takes nothing by *trie* now: few at once, many in the next turns."""
+    def leave(self, routes: RouteCache[Cursor], cursor: Cursor) -> None:
+        """Remove the filters of *cursor*, which takes nothing by *routes* now: few at once, many in the next turns."""
         if len(cursor.filters) <= FILTERS_A_TURN:
             for each in cursor.filters:
-                trie.remove(each, cursor)
+                routes.remove(each, cursor)
         else:
-            self._left[trie, cursor] = list(cursor.filters)
+            self._left[routes, cursor] = list(cursor.filters)
             self._ring()
 
-    def come_back(self, trie: FilterTrie[Cursor], cursor: Cursor) -> None:
-        """Keep what is left of *cursor* in *trie*, except filters that it has dropped or that begin later."""
-        for each in self._left.pop((trie, cursor), ()):
+    def come_back(self, routes: RouteCache[Cursor], cursor: Cursor) -> None:
+        """Keep what is left of *cursor* in *routes*, except filters that it has dropped or that begin later."""
+        for each in self._left.pop((routes, cursor), ()):
             if each not in cursor.filters or (cursor.begins is not None and each in cursor.begins):
-                trie.remove(each, cursor)
+                routes.remove(each, cursor)
 
     def go_on(self) -> None:
         """Remove some filters."""
         count = FILTERS_A_TURN
         while self._left and count > 0:
-            (trie, cursor), filters = next(iter(self._left.items()))
+            (routes, cursor), filters = next(iter(self._left.items()))
             gone = filters[-count:]
             del filters[-count:]
             for each in gone:
-                trie.remove(each, cursor)
+                routes.remove(each, cursor)
             count -= len(gone)
             if not filters:
-                del self._left[trie, cursor]
+                del self._left[routes, cursor]

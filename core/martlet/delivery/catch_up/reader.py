@@ -16,7 +16,7 @@ from martlet.delivery.catch_up.departures import Departures
 from martlet.delivery.catch_up.sweep import CODES_MAX, Sweep
 from martlet.delivery.catch_up.sweeps import Sweeps
 from martlet.delivery.cursor import Cursor, Place
-from martlet.delivery.routing.interest import FilterTrie
+from martlet.delivery.routing.route_cache import RouteCache
 from martlet.delivery.tail_reader import TailReader
 from martlet.store import Store
 
@@ -25,19 +25,19 @@ __all__ = ["CatchUpReader"]
 
 @final
 class CatchUpReader:
-    """The cursors of one feed that are behind the tail; *make_trie* returns what routes for a sweep.
+    """The cursors of one feed that are behind the tail; *make_routes* returns the empty routes of a sweep.
 
     ``reader`` is the tail reader of the feed's topics, while there are cursors: a sweep ends where it is. ``sweeps``
     counts the sweeps.
     """
 
-    def __init__(self, store: Store, departures: Departures, make_trie: Callable[[], FilterTrie[Cursor]]) -> None:
+    def __init__(self, store: Store, departures: Departures, make_routes: Callable[[], RouteCache[Cursor]]) -> None:
         self.reader: TailReader | None = None
         self.sweeps = 0
         self._store = store
         self._departures = departures
-        self._make_trie = make_trie
-        self._is_literal = make_trie().is_literal
+        self._make_routes = make_routes
+        self._is_literal = make_routes().is_literal
         self._by_code, self._whole = Sweeps(self._begin), Sweeps(self._begin)
         # How many names those cursors wait for whose sweeps look for tag codes.
         self._names: dict[Cursor, int] = {}
@@ -136,7 +136,7 @@ class CatchUpReader:
     def _begin(self, start: int) -> Sweep:
         assert self.reader is not None, "the feed has no cursors"
         self.sweeps += 1
-        return Sweep(self._store, self.reader, self._departures, self._make_trie(), start)
+        return Sweep(self._store, self.reader, self._departures, self._make_routes(), start)
 
     async def go_on(self, sweep: Sweep) -> bool:
         """Do a slice of *sweep*; return whether it has reached the tail."""

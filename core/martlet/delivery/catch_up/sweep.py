@@ -12,8 +12,8 @@ from martlet.delivery.beginnings import FILTERS_A_SLICE, NEVER, Beginnings
 from martlet.delivery.catch_up.departures import Departures
 from martlet.delivery.cursor import Cursor, Place
 from martlet.delivery.merge import POSITION_OF, merge
-from martlet.delivery.routing.division import STEPS_A_SLICE, Found
-from martlet.delivery.routing.interest import FilterTrie, Grants, Route, in_pieces
+from martlet.delivery.routing.division import STEPS_A_SLICE, Found, Grants, Route
+from martlet.delivery.routing.route_cache import RouteCache, in_pieces
 from martlet.delivery.runs import make_runs
 from martlet.delivery.tail_reader import RECEIVERS_A_SLICE, RECEIVERS_COUNTED, TailReader
 from martlet.records.codec import tags_code
@@ -36,7 +36,7 @@ REPAIRS: Final = 2  # how often the search for a start has damaged entries repai
 
 @final
 class Sweep:
-    """A sweep from log position *start* to where *reader*, the tail reader of the topics, is; *trie* routes for it.
+    """A sweep from log position *start* to where *reader*, the tail reader of the topics, is; *routes* is empty.
 
     ``swept_to`` is the log position before which everything was routed. ``viewed`` counts the records that were read,
     ``reads`` the reads of queues. A sweep that ``has_met`` another one goes no further: its cursors join that. It
@@ -44,7 +44,7 @@ class Sweep:
     """
 
     def __init__(
-        self, store: Store, reader: TailReader, departures: Departures, trie: FilterTrie[Cursor], start: int
+        self, store: Store, reader: TailReader, departures: Departures, routes: RouteCache[Cursor], start: int
     ) -> None:
         self.swept_to = start
         self.viewed = 0
@@ -54,8 +54,8 @@ class Sweep:
         self._store = store
         self._reader = reader
         self._departures = departures
-        self._trie = trie
-        self._beginnings = Beginnings(trie, self.cursors.__contains__)  # no cycle: it does not refer to this object
+        self._routes = routes
+        self._beginnings = Beginnings(routes, self.cursors.__contains__)  # no cycle: it does not refer to this object
         self._offsets: dict[Queue, int] | None = None  # None until they were searched
         self._codes: frozenset[int] | None = None
         self._codes_to = 0  # filters that begin before this log position are among the codes; 0 if they are unknown
@@ -69,7 +69,7 @@ class Sweep:
         self.cursors[cursor] = None
         cursor.sweep = self
         cursor.place = Place.SWEPT
-        self._departures.come_back(self._trie, cursor)
+        self._departures.come_back(self._routes, cursor)
         self._beginnings.enter(cursor, self.swept_to)
         self._codes_to = 0
 
@@ -81,7 +81,7 @@ class Sweep:
     def leave(self, cursor: Cursor) -> None:
         """Stop sweeping *cursor*."""
         self.release(cursor)
-        self._departures.leave(self._trie, cursor)
+        self._departures.leave(self._routes, cursor)
         if self._codes is not None:
             self._codes_to = 0
 
@@ -92,12 +92,12 @@ class Sweep:
 
     def remove_filter(self, cursor: Cursor, topic_filter: str) -> None:
         """Note that *cursor* has a filter no longer."""
-        self._trie.remove(topic_filter, cursor)
+        self._routes.remove(topic_filter, cursor)
 
     def forget_routes(self) -> None:
         """Drop all cached routes, because the rules have changed; what is being routed continues by the new ones."""
         self._rules += 1
-        self._trie.forget_routes()
+        self._routes.forget_routes()
 
     # slices
 
@@ -187,7 +187,7 @@ class Sweep:
             for each in cursor.filters:
                 if begins and begins.get(each, 0) >= ahead:
                     end = min(end, begins[each])
-                elif not self._trie.is_literal(each) or len(codes) > CODES_MAX:
+                elif not self._routes.is_literal(each) or len(codes) > CODES_MAX:
                     return None, NEVER
                 else:
                     codes.add(tags_code(each))
@@ -242,7 +242,7 @@ class Sweep:
         Yields who gets them, and the indexes where they begin and end; equal ones for a pause before what begins there,
         because finding routes took long.
         """
-        beginnings, limit = self._beginnings, self._trie.steps + STEPS_A_SLICE
+        beginnings, limit = self._beginnings, self._routes.steps + STEPS_A_SLICE
         current: Route[Cursor] | None = None
         for index in range(first, len(found)):
             position, name = found[index][0], found[index][4]
@@ -252,21 +252,21 @@ class Sweep:
                 first, current = index, None
                 while not beginnings.begin(position):
                     yield {}, first, first
-            while (route := self._trie.find_route(name)) is None:
+            while (route := self._routes.find_route(name)) is None:
                 yield {}, first, first
             if route is not current:
                 if current is not None and current.grants:
                     yield current.grants, first, index
                 first, current = index, route
-            if self._trie.steps > limit:
-                limit = self._trie.steps + STEPS_A_SLICE
+            if self._routes.steps > limit:
+                limit = self._routes.steps + STEPS_A_SLICE
                 yield {}, first, first
         if current is not None and current.grants:
             yield current.grants, first, len(found)
 
 
 def slice_of(cursors: Iterable[Cursor]) -> tuple[list[Cursor], bool]:
-    """Return the first of *cursors*, as many as one slice adds to a trie, and whether they are all."""
+    """Return the first of *cursors*, as many as one slice adds, and whether they are all."""
     taken: list[Cursor] = []
     filters = 0
     for cursor in cursors:

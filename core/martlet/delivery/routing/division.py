@@ -6,11 +6,13 @@ of all of them as one part, so that each receiver gets its records in log order.
 """
 
 from collections.abc import Hashable, Mapping
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, final
 
 from martlet.store import Queue
 
-__all__ = ["STEPS_A_SLICE", "Found", "Interest", "Matched", "Route", "divide"]
+__all__ = ["STEPS_A_SLICE", "Found", "Grants", "Interest", "Route", "divide"]
+
+T = TypeVar("T", bound=Hashable)
 
 # Above this many pairs of receivers and routes, and of receivers in several routes and changes of the route, the
 # division would take longer than what it saves.
@@ -23,28 +25,29 @@ RECORDS_AT_ONCE: Final = 16
 # (position, bytes with the record, start and end of the record there, name, its queue)
 Found: TypeAlias = tuple[int, bytes, int, int, str, Queue]
 # Receivers, and for each the values of its matching filters.
-Matched: TypeAlias = Mapping[Any, tuple[Hashable, ...]]
-Part: TypeAlias = tuple[Matched, list[Found]]
+Grants: TypeAlias = Mapping[T, tuple[Hashable, ...]]
+Part: TypeAlias = tuple[Grants[Any], list[Found]]
 
 
-class Route(Protocol):
-    """The receivers of the messages of a name."""
+@final
+class Route(Generic[T]):
+    """The receivers of the messages of a name, and for each the values of its matching filters."""
 
-    @property
-    def grants(self) -> Matched:
-        """The receivers, and for each the values of its matching filters."""
-        ...
+    __slots__ = ("grants",)
+
+    def __init__(self, grants: Grants[T]) -> None:
+        self.grants = grants
 
 
 class Interest(Protocol):
-    """Maps names to receivers; implemented by `martlet.delivery.routing.interest.FilterTrie`.
+    """Maps names to receivers; implemented by `martlet.delivery.routing.route_cache.RouteCache`.
 
     ``steps`` is what finding all routes has taken since the start, about 0.2 us each.
     """
 
     steps: int
 
-    def find_route(self, name: str) -> Route | None:
+    def find_route(self, name: str) -> Route[Any] | None:
         """Return the route of *name*, the same object for equal routes; a message without a tag has the name "".
 
         Returns None if finding it takes more than a turn of the event loop: then it is asked again in the next one.
@@ -53,7 +56,7 @@ class Interest(Protocol):
 
 
 # A route with the records that follow each other on it.
-Stretch: TypeAlias = tuple[Route, list[Found]]
+Stretch: TypeAlias = tuple[Route[Any], list[Found]]
 
 
 def divide(found: list[Found], interest: Interest, begin: int = 0, stop: int | None = None) -> tuple[list[Part], int]:
@@ -63,7 +66,7 @@ def divide(found: list[Found], interest: Interest, begin: int = 0, stop: int | N
     wildcards may fit each of them; then it may have done nothing.
     """
     stretches: list[Stretch] = []
-    current: Route | None = None
+    current: Route[Any] | None = None
     route_of, limit = interest.find_route, interest.steps + STEPS_A_SLICE
     end = len(found) if stop is None else stop
     for start in range(begin, end, RECORDS_AT_ONCE):
@@ -91,14 +94,14 @@ def _parts(stretches: list[Stretch]) -> list[Part]:
     return _grouped(stretches, list(by_route.values()))
 
 
-def _size(route: Route) -> int:
+def _size(route: Route[Any]) -> int:
     """Return the number of receivers of *route*, which takes long to count where they are very many."""
     return len(route.grants) if isinstance(route.grants, dict) else PAIRS_MAX + 1
 
 
-def _grouped(stretches: list[Stretch], routes: list[Route]) -> list[Part]:
+def _grouped(stretches: list[Stretch], routes: list[Route[Any]]) -> list[Part]:
     """Return the records of each route together."""
-    routes_of: dict[Any, list[Route]] = {}
+    routes_of: dict[Any, list[Route[Any]]] = {}
     for route in routes:
         for receiver in route.grants:
             routes_of.setdefault(receiver, []).append(route)

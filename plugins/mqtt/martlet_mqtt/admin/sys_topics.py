@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast, final
 import trio
 
 from martlet.contracts import Traffic
-from martlet.delivery.routing.interest import FilterTrie
+from martlet.delivery.routing.route_cache import RouteCache
 from martlet.runtime.malloc_trim import resident_bytes
 from martlet.runtime.steps import Pace, Steps
 from martlet.runtime.version import installed_version
@@ -68,7 +68,7 @@ class SysTopics:
     def __init__(self, context: Context, traffic: Traffic) -> None:
         self._context = context
         self._traffic = traffic
-        self._trie: FilterTrie[Outgoing] = FilterTrie()
+        self._trie: RouteCache[Outgoing] = RouteCache()
         # With how many states of bridges were published before.
         self._filters: dict[Outgoing, dict[str, int]] = {}
         self._values: dict[str, bytes] = {}
@@ -91,7 +91,7 @@ class SysTopics:
             for _ in self._sum_up():
                 pass
             self._values = self._figures()
-        alone: FilterTrie[None] = FilterTrie()
+        alone: RouteCache[None] = RouteCache()
         alone.add(topic_filter, None)
         for name, value in chain(self._values.items(), self._context.bridges):
             if alone.match(name):

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final, NamedTuple, final
 
-from martlet.delivery.routing.interest import FilterTrie
+from martlet.delivery.routing.route_cache import RouteCache
 from martlet.errors import ConfigError, MartletError
 from martlet.tables.topics import RESERVE_TIME
 from martlet_mqtt.wire.names import HIDDEN, check_filter
@@ -47,7 +47,7 @@ class Rules:
         self._otherwise = otherwise
         self._queues = queues
         self._targets: dict[str, Target] = {}
-        self._trie: FilterTrie[int] = FilterTrie(names_max=1)
+        self._trie: RouteCache[int] = RouteCache(names_max=1)
         self._topics: list[str] = []
         self._filters: list[list[str]] = []
         for number, rule in enumerate(rules):

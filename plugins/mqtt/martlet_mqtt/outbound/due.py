@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from martlet.contracts import Peer, RecordView
 from martlet.delivery.costly import property_cost
 from martlet.delivery.fanout import parts
-from martlet.delivery.routing.interest import FilterTrie
+from martlet.delivery.routing.route_cache import RouteCache
 from martlet.errors import Reason, Refused
 from martlet.runtime.steps import Pace, Steps
 from martlet.sessions.session import Session
@@ -95,7 +95,7 @@ class DueMessages:
         # The names of retained messages in flight, by where they were published; known once retention has moved one.
         self._moved: dict[int, str] | None = None
         # The subscriptions of the session, by filter, as long as messages are sent again for them.
-        self._resent: FilterTrie[bool] | None = None
+        self._resent: RouteCache[bool] | None = None
 
     def __bool__(self) -> bool:
         """Whether something is due."""
@@ -272,9 +272,9 @@ class DueMessages:
         retain = bool(due.number & RETAINED)
         return frames.fitting(encode_alone(arrived, shape, "", now_ms, retain=retain, expires=False))
 
-    def _index_filters(self) -> Steps[FilterTrie[bool]]:
+    def _index_filters(self) -> Steps[RouteCache[bool]]:
         """Return the filters of the session, by whether they are shared, in slices."""
-        found, pace = FilterTrie[bool](), Pace(FILTERS_A_SLICE)
+        found, pace = RouteCache[bool](), Pace(FILTERS_A_SLICE)
         for topic_filter, options in list(self._session.filters.items()):
             shared = split_shared(topic_filter)
             inner = topic_filter if shared is None else shared.topic_filter

@@ -1,4 +1,4 @@
-"""The trie gives the same results as a plain matcher, and a change of filters invalidates few cached routes."""
+"""Routes are the same as those of a plain matcher, and a change of filters invalidates few cached routes."""
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from martlet.delivery.routing import interest
-from martlet.delivery.routing.interest import (
+from martlet.delivery.routing import route_cache
+from martlet.delivery.routing.division import Route
+from martlet.delivery.routing.route_cache import (
     COMBINED_MAX,
     FREED_AT_ONCE,
     NAME_BYTES,
     STAMPED_LEVELS,
     STEPS_A_TURN,
-    FilterTrie,
-    Route,
+    RouteCache,
     in_pieces,
 )
 from martlet.errors import Reason, Refused
@@ -68,9 +68,9 @@ def plain_match(topic_filter: str, name: str) -> bool:
     ],
 )
 def test_the_examples_of_the_specification(topic_filter: str, name: str, matches: bool) -> None:
-    trie: FilterTrie[str] = FilterTrie()
-    trie.add(topic_filter, "s")
-    assert (set(trie.route(name).grants) == {"s"}) is matches
+    routes: RouteCache[str] = RouteCache()
+    routes.add(topic_filter, "s")
+    assert (set(routes.route(name).grants) == {"s"}) is matches
     assert plain_match(topic_filter, name) is matches
 
 
@@ -98,192 +98,192 @@ CHANGES = changes_of(filters(), NAMES) | changes_of(DEEP_FILTERS | DEEP, DEEP)
 def test_routes_are_what_a_plain_matcher_finds_after_every_change(
     changes: list[tuple[str, str, str, int, int]],
 ) -> None:
-    trie: FilterTrie[int] = FilterTrie(names_max=8)
+    routes: RouteCache[int] = RouteCache(names_max=8)
     model: dict[tuple[str, int], int] = {}
     names: list[str] = []
     for what, topic_filter, name, subscriber, value in changes:
         if what == "add":
-            trie.add(topic_filter, subscriber, value)
+            routes.add(topic_filter, subscriber, value)
             model[topic_filter, subscriber] = value
         elif what == "remove":
-            assert trie.remove(topic_filter, subscriber) is (model.pop((topic_filter, subscriber), None) is not None)
+            assert routes.remove(topic_filter, subscriber) is (model.pop((topic_filter, subscriber), None) is not None)
         names = [*names[-5:], name]
-        assert len(trie) == len(model)
+        assert len(routes) == len(model)
         for asked in names:
             wanted: dict[int, list[int]] = {}
             for (each, holder), granted in model.items():
                 if plain_match(each, asked):
                     wanted.setdefault(holder, []).append(granted)
-            found = {holder: Counter(values) for holder, values in trie.route(asked).grants.items()}
+            found = {holder: Counter(values) for holder, values in routes.route(asked).grants.items()}
             assert found == {holder: Counter(values) for holder, values in wanted.items()}
     for topic_filter, subscriber in model:
-        assert trie.remove(topic_filter, subscriber)
-    root = trie._tree._root
+        assert routes.remove(topic_filter, subscriber)
+    root = routes._tree._root
     assert (root.children, root.one, root.here, root.rest) == (None,) * 4
 
 
 @pytest.mark.parametrize("topic_filter", ["a#", "#/a", "a/#/b", "a+", "a/+b/c", "++", "##"])
 def test_a_wildcard_has_a_level_of_its_own(topic_filter: str) -> None:
-    trie: FilterTrie[str] = FilterTrie()
+    routes: RouteCache[str] = RouteCache()
     with pytest.raises(Refused) as refused:
-        trie.add(topic_filter, "s")
+        routes.add(topic_filter, "s")
     assert refused.value.reason is Reason.ILLEGAL
-    assert len(trie) == 0
+    assert len(routes) == 0
 
 
 def test_separator_and_wildcards_are_the_protocols_own() -> None:
-    trie: FilterTrie[str] = FilterTrie(separator=".", one="*", rest=">", hidden="")
-    trie.add("a.*.>", "s")
-    assert set(trie.route("a.b").grants) == {"s"}
-    assert set(trie.route("a.b.c/+").grants) == {"s"}
-    assert not trie.route("a").grants
-    trie.add(">", "t")
-    assert set(trie.route("$x").grants) == {"t"}
+    routes: RouteCache[str] = RouteCache(separator=".", one="*", rest=">", hidden="")
+    routes.add("a.*.>", "s")
+    assert set(routes.route("a.b").grants) == {"s"}
+    assert set(routes.route("a.b.c/+").grants) == {"s"}
+    assert not routes.route("a").grants
+    routes.add(">", "t")
+    assert set(routes.route("$x").grants) == {"t"}
 
 
 def test_the_rest_can_need_a_level() -> None:
     """As in NATS: ``a.>`` matches no ``a``."""
-    trie: FilterTrie[str] = FilterTrie(".", "*", ">", "", rest_takes_none=False)
+    routes: RouteCache[str] = RouteCache(".", "*", ">", "", rest_takes_none=False)
     for topic_filter in ("a.>", "a.*.>", ">", "a.b.c.>"):
-        trie.add(topic_filter, topic_filter)
-    assert set(trie.route("a").grants) == {">"}
-    assert set(trie.route("a.b").grants) == {">", "a.>"}
-    assert set(trie.route("a.b.c").grants) == {">", "a.>", "a.*.>"}
-    assert set(trie.route("a.b.c.d").grants) == {">", "a.>", "a.*.>", "a.b.c.>"}
-    assert trie.remove("a.*.>", "a.*.>")
-    assert set(trie.route("a.b.c").grants) == {">", "a.>"}
+        routes.add(topic_filter, topic_filter)
+    assert set(routes.route("a").grants) == {">"}
+    assert set(routes.route("a.b").grants) == {">", "a.>"}
+    assert set(routes.route("a.b.c").grants) == {">", "a.>", "a.*.>"}
+    assert set(routes.route("a.b.c.d").grants) == {">", "a.>", "a.*.>", "a.b.c.>"}
+    assert routes.remove("a.*.>", "a.*.>")
+    assert set(routes.route("a.b.c").grants) == {">", "a.>"}
 
 
 def test_equal_routes_are_one_object() -> None:
-    trie: FilterTrie[str] = FilterTrie()
-    trie.add("a/#", "s", 1)
-    assert trie.route("a/b") is trie.route("a/c")
-    assert trie.route("b") is not trie.route("a/b")
+    routes: RouteCache[str] = RouteCache()
+    routes.add("a/#", "s", 1)
+    assert routes.route("a/b") is routes.route("a/c")
+    assert routes.route("b") is not routes.route("a/b")
 
 
 def test_a_storm_of_connecting_devices_leaves_other_routes_cached() -> None:
-    trie: FilterTrie[str] = FilterTrie()
-    trie.add("devices/+/state", "dashboard")
+    routes: RouteCache[str] = RouteCache()
+    routes.add("devices/+/state", "dashboard")
     names = [f"devices/{number}/state" for number in range(100)]
     for name in names:
-        trie.route(name)
-    found = trie.found
+        routes.route(name)
+    found = routes.found
     for number in range(1000, 3000):
-        trie.add(f"devices/{number}/commands/#", f"device{number}")
-        trie.add(f"devices/{number}/config", f"device{number}")
+        routes.add(f"devices/{number}/commands/#", f"device{number}")
+        routes.add(f"devices/{number}/config", f"device{number}")
     for name in names:
-        assert set(trie.route(name).grants) == {"dashboard"}
-    assert trie.found == found
-    trie.add("devices/7/#", "late")
+        assert set(routes.route(name).grants) == {"dashboard"}
+    assert routes.found == found
+    routes.add("devices/7/#", "late")
     for name in names:
-        trie.route(name)
-    assert trie.found == found + 1
-    assert set(trie.route("devices/7/state").grants) == {"dashboard", "late"}
+        routes.route(name)
+    assert routes.found == found + 1
+    assert set(routes.route("devices/7/state").grants) == {"dashboard", "late"}
 
 
 def test_cached_names_are_bounded() -> None:
-    trie: FilterTrie[str] = FilterTrie(names_max=50)
-    trie.add("#", "s")
+    routes: RouteCache[str] = RouteCache(names_max=50)
+    routes.add("#", "s")
     for number in range(500):
-        assert set(trie.route(f"a/{number}").grants) == {"s"}
-        assert len(trie._cached) <= 50
-        assert len(trie._stamps) <= 150
-        assert len(trie._equal) <= 50
+        assert set(routes.route(f"a/{number}").grants) == {"s"}
+        assert len(routes._cached) <= 50
+        assert len(routes._stamps) <= 150
+        assert len(routes._equal) <= 50
 
 
 def test_names_of_many_levels_have_few_stamps() -> None:
-    trie: FilterTrie[str] = FilterTrie()
+    routes: RouteCache[str] = RouteCache()
     for number in range(50):
-        trie.route(f"{number}/" + "a/" * 198 + "b")
-    assert len(trie._stamps) == 1 + 50 * STAMPED_LEVELS
+        routes.route(f"{number}/" + "a/" * 198 + "b")
+    assert len(routes._stamps) == 1 + 50 * STAMPED_LEVELS
 
 
 @pytest.mark.parametrize("depth", range(STAMPED_LEVELS + 4))
 def test_a_wildcard_at_any_depth_changes_cached_routes(depth: int) -> None:
-    trie: FilterTrie[str] = FilterTrie()
+    routes: RouteCache[str] = RouteCache()
     begin = "a/" * depth
     for topic_filter, name in (
         (begin + "+/y", begin + "x/y"),
         (begin + "#", begin + "x/y"),
         (begin + "x/#", begin + "x"),
     ):
-        assert not trie.route(name).grants
-        trie.add(topic_filter, "s")
-        assert set(trie.route(name).grants) == {"s"}
-        trie.remove(topic_filter, "s")
-        assert not trie.route(name).grants
+        assert not routes.route(name).grants
+        routes.add(topic_filter, "s")
+        assert set(routes.route(name).grants) == {"s"}
+        routes.remove(topic_filter, "s")
+        assert not routes.route(name).grants
 
 
 def test_cached_routes_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interest, "ROUTES_BYTES_MAX", 100_000)
-    trie: FilterTrie[int] = FilterTrie()
+    monkeypatch.setattr(route_cache, "ROUTES_BYTES_MAX", 100_000)
+    routes: RouteCache[int] = RouteCache()
     for number in range(30):
-        trie.add("#", number)
+        routes.add("#", number)
     most = 0
     for number in range(1000):
-        trie.add(f"long/{number}", number)
-        trie.route(f"long/{number}")  # which has a route of its own
-        most = max(most, len(trie._cached))
-    assert 5 < most < 100_000 // (NAME_BYTES + 30 * interest.SUBSCRIBER_BYTES) + 2
+        routes.add(f"long/{number}", number)
+        routes.route(f"long/{number}")  # which has a route of its own
+        most = max(most, len(routes._cached))
+    assert 5 < most < 100_000 // (NAME_BYTES + 30 * route_cache.SUBSCRIBER_BYTES) + 2
     for number in range(1000):
-        trie.route("x" * 3000 + str(number))
-        assert len(trie._cached) < 100_000 // 3000 + 2
+        routes.route("x" * 3000 + str(number))
+        assert len(routes._cached) < 100_000 // 3000 + 2
 
 
 def test_dropped_routes_are_freed_a_few_at_a_time() -> None:
-    trie: FilterTrie[str] = FilterTrie()
-    trie.add("#", "s")
+    routes: RouteCache[str] = RouteCache()
+    routes.add("#", "s")
     for number in range(1000):
-        trie.route(f"a/{number}")
-    trie.forget_routes()
-    before = sum(map(len, trie._dropped))
+        routes.route(f"a/{number}")
+    routes.forget_routes()
+    before = sum(map(len, routes._dropped))
     assert before > 1000
     for number in range(before):
-        trie.route(f"b/{number}")
-        now = sum(map(len, trie._dropped))
+        routes.route(f"b/{number}")
+        now = sum(map(len, routes._dropped))
         assert before - now <= FREED_AT_ONCE
         before = now
-    assert not trie._dropped
+    assert not routes._dropped
 
 
-def combined(trie: FilterTrie[int], name: str) -> dict[int, list[Hashable]]:
-    return {subscriber: sorted(values, key=str) for subscriber, values in trie.route(name).grants.items()}
+def combined(routes: RouteCache[int], name: str) -> dict[int, list[Hashable]]:
+    return {subscriber: sorted(values, key=str) for subscriber, values in routes.route(name).grants.items()}
 
 
 def test_a_route_to_very_many_is_what_its_filters_say() -> None:
-    trie: FilterTrie[int] = FilterTrie()
+    routes: RouteCache[int] = RouteCache()
     wanted: dict[int, list[Hashable]] = {}
     for topic_filter, subscribers, value in (("a/#", range(3000), 1), ("a/+", range(2900, 3500), 2), ("#", [7], 3)):
         for subscriber in subscribers:
-            trie.add(topic_filter, subscriber, value)
+            routes.add(topic_filter, subscriber, value)
             wanted.setdefault(subscriber, []).append(value)
-    route = trie.route("a/b")
-    assert combined(trie, "a/b") == wanted
+    route = routes.route("a/b")
+    assert combined(routes, "a/b") == wanted
     assert (len(route.grants), sorted(route.grants[2950], key=str), route.grants[7][-1]) == (3500, [1, 2], 1)
     assert dict(route.grants.items()) == {each: route.grants[each] for each in route.grants}
     assert 4000 not in route.grants
-    assert trie.route("a/c") is route
-    assert trie.remove("a/#", 2950)
-    trie.add("a/b", 4000, 4)
+    assert routes.route("a/c") is route
+    assert routes.remove("a/#", 2950)
+    routes.add("a/b", 4000, 4)
     assert set(route.grants[2950]) == {1, 2}  # a route does not change; it may be in use
-    assert combined(trie, "a/b") == {**wanted, 2950: [2], 4000: [4]}
+    assert combined(routes, "a/b") == {**wanted, 2950: [2], 4000: [4]}
 
 
 def test_a_route_to_very_many_leaves_out_those_without_permission() -> None:
-    trie: FilterTrie[int] = FilterTrie()
+    routes: RouteCache[int] = RouteCache()
     for subscriber in range(3000):
-        trie.add("#", subscriber)
+        routes.add("#", subscriber)
     asked: list[tuple[str, int]] = []
 
     def permits(name: str, subscriber: int) -> bool:
         asked.append((name, subscriber))
         return name != "odd" or subscriber % 2 == 1
 
-    trie.permits = permits
-    assert trie.route("even") is trie.route("other")
-    trie.forget_routes()
-    trie.asks = lambda: True
-    odd, even = trie.route("odd").grants, trie.route("even").grants
+    routes.permits = permits
+    assert routes.route("even") is routes.route("other")
+    routes.forget_routes()
+    routes.asks = lambda: True
+    odd, even = routes.route("odd").grants, routes.route("even").grants
     assert bool(odd)
     assert not asked, "the route of a name is computed without asking about its subscribers"
     assert (len(odd), len(even), odd[7], 8 in odd, 8 in even) == (1500, 3000, (None,), False, True)
@@ -294,12 +294,12 @@ def test_a_route_to_very_many_leaves_out_those_without_permission() -> None:
 
 
 def test_a_route_to_few_leaves_out_those_without_permission() -> None:
-    trie: FilterTrie[int] = FilterTrie()
+    routes: RouteCache[int] = RouteCache()
     for subscriber in range(10):
-        trie.add("#", subscriber)
-    trie.asks, trie.permits = lambda: True, lambda name, subscriber: name != "odd" or subscriber % 2 == 1
-    assert list(trie.route("odd").grants) == list(trie.match("odd")) == [1, 3, 5, 7, 9]
-    assert trie.route("even") is trie.route("other")
+        routes.add("#", subscriber)
+    routes.asks, routes.permits = lambda: True, lambda name, subscriber: name != "odd" or subscriber % 2 == 1
+    assert list(routes.route("odd").grants) == list(routes.match("odd")) == [1, 3, 5, 7, 9]
+    assert routes.route("even") is routes.route("other")
 
 
 def branching(levels: int, end: str) -> list[str]:
@@ -307,12 +307,12 @@ def branching(levels: int, end: str) -> list[str]:
     return ["/".join([*each, end]) for each in product("+a", repeat=levels)]
 
 
-def found_in_turns(trie: FilterTrie[int], name: str) -> tuple[Route[int], int]:
+def found_in_turns(routes: RouteCache[int], name: str) -> tuple[Route[int], int]:
     """Return the route of *name*, and in how many turns it was found; none of them takes long."""
     for turn in count(1):
-        before = trie.steps
-        route = trie.find_route(name)
-        assert trie.steps - before <= 2 * STEPS_A_TURN + 100
+        before = routes.steps
+        route = routes.find_route(name)
+        assert routes.steps - before <= 2 * STEPS_A_TURN + 100
         if route is not None:
             return route, turn
     raise AssertionError
@@ -321,42 +321,42 @@ def found_in_turns(trie: FilterTrie[int], name: str) -> tuple[Route[int], int]:
 @pytest.mark.parametrize("end", ["b", "z"])
 @pytest.mark.parametrize("others", [(), range(100_000, 100_000 + COMBINED_MAX + 1)])
 def test_the_branching_filters_of_many_are_matched_in_several_turns(end: str, others: Sequence[int]) -> None:
-    trie, filters = FilterTrie[int](), branching(14, end)
+    routes, filters = RouteCache[int](), branching(14, end)
     for subscriber, topic_filter in enumerate(filters):
-        trie.add(topic_filter, subscriber, topic_filter)
-        trie.add(topic_filter, subscriber // 2, topic_filter)
+        routes.add(topic_filter, subscriber, topic_filter)
+        routes.add(topic_filter, subscriber // 2, topic_filter)
     for subscriber in others:
-        trie.add("#", subscriber, "#")
-    route, turns = found_in_turns(trie, "a/" * 14 + "b")
+        routes.add("#", subscriber, "#")
+    route, turns = found_in_turns(routes, "a/" * 14 + "b")
     assert turns > 2
     expected = dict.fromkeys(others, 1)
     if end == "b":
         expected |= {each: (each * 2 < len(filters)) * 2 + 1 - (each == 0) for each in range(len(filters))}
     assert {subscriber: len(values) for subscriber, values in route.grants.items()} == expected
-    again, turns = found_in_turns(trie, "a/" * 14 + "b")
+    again, turns = found_in_turns(routes, "a/" * 14 + "b")
     assert (again, turns) == (route, 1)
 
 
 def test_filters_that_change_while_a_route_is_found_are_in_the_next_one() -> None:
-    trie, name = FilterTrie[int](), "a/" * 14 + "b"
+    routes, name = RouteCache[int](), "a/" * 14 + "b"
     for subscriber, topic_filter in enumerate(branching(14, "b")):
-        trie.add(topic_filter, subscriber, None)
-    assert trie.find_route(name) is None
-    trie.add(name, -1, None)
-    trie.add("a/#", -2, None)
-    trie.remove("+/" * 14 + "b", 0)
-    found_in_turns(trie, name)
-    route, _ = found_in_turns(trie, name)
+        routes.add(topic_filter, subscriber, None)
+    assert routes.find_route(name) is None
+    routes.add(name, -1, None)
+    routes.add("a/#", -2, None)
+    routes.remove("+/" * 14 + "b", 0)
+    found_in_turns(routes, name)
+    route, _ = found_in_turns(routes, name)
     assert {-1, -2} <= set(route.grants)
     assert 0 not in route.grants
 
 
 def test_a_route_found_in_turns_asks_for_permission_at_last() -> None:
-    trie, name = FilterTrie[int](), "a/" * 14 + "b"
+    routes, name = RouteCache[int](), "a/" * 14 + "b"
     for subscriber, topic_filter in enumerate(branching(14, "b")):
-        trie.add(topic_filter, subscriber, None)
-    assert trie.find_route(name) is None
-    trie.asks, trie.permits = lambda: True, lambda name, subscriber: subscriber < 10
-    trie.forget_routes()
-    route, _ = found_in_turns(trie, name)
+        routes.add(topic_filter, subscriber, None)
+    assert routes.find_route(name) is None
+    routes.asks, routes.permits = lambda: True, lambda name, subscriber: subscriber < 10
+    routes.forget_routes()
+    route, _ = found_in_turns(routes, name)
     assert {each for _, piece in in_pieces(route.grants, 1024) for each, _ in piece} == set(range(10))

@@ -1,8 +1,8 @@
-"""Finds the subscribers of a name: a trie of topic filters, and routes cached per name.
+"""Finds the subscribers of a name: a tree of topic filters, and routes cached per name.
 
-A filter consists of levels with wildcards: one for any level, one for the rest. The trie finds the subscribers of a
+A filter consists of levels with wildcards: one for any level, one for the rest. The tree finds the subscribers of a
 name in one walk over its levels, whatever the number of filters. The result is cached as a `Route`, because names
-repeat.
+repeat, and names share equal routes.
 
 A change of filters must not invalidate every cached route: devices that connect bring thousands of changes. So a route
 depends on the stamps of its name's prefixes. A change increments one stamp, that of the levels before the filter's
@@ -16,15 +16,15 @@ from collections.abc import Callable, Collection, Hashable, ItemsView, Iterable,
 from itertools import islice
 from typing import Any, Final, Generic, TypeAlias, TypeVar, final
 
+from martlet.delivery.routing.division import Grants, Route
 from martlet.delivery.routing.filter_tree import FilterTree, Stored, Table, Walk
 from martlet.errors import Reason, Refused
 from martlet.runtime.steps import Steps, finish_now
 
-__all__ = ["FilterTrie", "Grants", "Route", "in_pieces"]
+__all__ = ["RouteCache", "in_pieces"]
 
 T = TypeVar("T", bound=Hashable)
 
-Grants: TypeAlias = Mapping[T, tuple[Hashable, ...]]  # subscribers, with the values of their matching filters
 # Some grants, and how many subscribers were looked at to find them.
 Piece: TypeAlias = tuple[int, Collection[tuple[T, tuple[Hashable, ...]]]]
 
@@ -48,16 +48,6 @@ STAMPED_LEVELS: Final = 8
 # Entries of dropped tables that are freed when a route is made, which adds three at most.
 FREED_AT_ONCE: Final = 16
 ROOT: Final = None
-
-
-@final
-class Route(Generic[T]):
-    """The subscribers of a name, and for each the values of its matching filters; names share equal routes."""
-
-    __slots__ = ("grants",)
-
-    def __init__(self, grants: Grants[T]) -> None:
-        self.grants = grants
 
 
 NOBODY: Final[Route[Any]] = Route({})
@@ -194,7 +184,7 @@ class _Cached(Generic[T]):
 
 
 @final
-class FilterTrie(Generic[T]):
+class RouteCache(Generic[T]):
     """Topic filters of subscribers; a subscriber is any hashable.
 
     Args:
