@@ -20,7 +20,7 @@ from martlet.delivery.fanout import Encoding
 from martlet.delivery.listeners import Listeners, Wakes
 from martlet.delivery.routing.route_cache import RouteCache
 from martlet.delivery.routing.selection import EVERYTHING
-from martlet.delivery.subscriptions import Subscription, from_tail
+from martlet.delivery.subscriptions import TopicSubscription, from_tail
 from martlet.delivery.tail_reader import TailReader
 from martlet.message import Message
 from martlet.records.codec import encode_record
@@ -180,7 +180,7 @@ def wake_subscriptions() -> Iterator[None]:
     encoding = Encoding("none", lambda piece: [])
     listeners, wakes = Listeners(), Wakes()
     for _ in range(SUBSCRIPTIONS):
-        subscription = Subscription(owner, RecordingPeer(), topic, encoding, EVERYTHING, from_tail, 1, None)
+        subscription = TopicSubscription(owner, RecordingPeer(), topic, encoding, EVERYTHING, from_tail, 1, None)
         subscription.follow(topic, new=True)
         listeners.add(subscription)
     yield

@@ -320,7 +320,7 @@ PLUGIN_CHAPTERS: Final = (
         "Subscriptions",
         "martlet.delivery.subscriptions",
         (
-            "Subscription: add_credit collect cursor close",
+            "TopicSubscription: add_credit collect cursor close",
             "Delivery",
             "Start",
             "from_tail",

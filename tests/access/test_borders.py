@@ -94,7 +94,7 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     # Asks whether a topic exists: whoever reads names in it need not be allowed to read all of it.
     f"{STOMP}outbound/sources.py": frozenset(("topics",)),
     # Forgets durable subscriptions, whose names begin with their user.
-    f"{STOMP}inbound/subscribing.py": frozenset(("shares",)),
+    f"{STOMP}inbound/subscriptions.py": frozenset(("shares",)),
     # Keeps its own file in the store's directory.
     f"{REMOTING}nameserver/plugin.py": frozenset(("store",)),
 }

@@ -8,7 +8,7 @@ from typing import Any
 from martlet.broker import Broker
 from martlet.contracts import Buffer
 from martlet.delivery.fanout import Encoding, parts
-from martlet.delivery.subscriptions import Delivery, Subscription
+from martlet.delivery.subscriptions import Delivery, TopicSubscription
 from martlet.message import Message
 from martlet.settings import DeliveryConfig
 from martlet.testing.disk import FakeDisk
@@ -63,7 +63,7 @@ def told(deliveries: list[Delivery]) -> list[str]:
 class Collector:
     """A peer and its subscription, as the server and a handler would serve them."""
 
-    def __init__(self, peer: RecordingPeer, subscription: Subscription) -> None:
+    def __init__(self, peer: RecordingPeer, subscription: TopicSubscription) -> None:
         self.peer = peer
         self.subscription = subscription
         self.got: list[str] = []

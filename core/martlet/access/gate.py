@@ -45,7 +45,7 @@ from martlet.delivery.cursor import Cursor
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.feed import Feed
 from martlet.delivery.routing.selection import EVERYTHING, Selection
-from martlet.delivery.subscriptions import MemberPeer, Start, Subscription, Subscriptions, from_tail
+from martlet.delivery.subscriptions import MemberPeer, Start, Subscriptions, TopicSubscription, from_tail
 from martlet.errors import Reason, Refused
 from martlet.groups.group_members import Member
 from martlet.groups.membership import Membership
@@ -464,10 +464,10 @@ class Gate:
         selection: Selection = EVERYTHING,
         start: Start = from_tail,
         credit: int = 0,
-    ) -> Subscription:
+    ) -> TopicSubscription:
         """Return a new subscription, like `Subscriptions.open`; requires ``read`` on *topic*.
 
-        The permission is checked again at each `Subscription.collect`, which then may raise `Refused`.
+        The permission is checked again at each `TopicSubscription.collect`, which then may raise `Refused`.
         """
         self._check_open(topic)
         permit = self._decisions.reading(topic)

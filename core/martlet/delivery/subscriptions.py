@@ -20,9 +20,9 @@ from martlet.settings import DeliveryConfig
 from martlet.store import Queue, QueueReader, Store
 from martlet.tables.topics import READ, Topic, Topics
 
-__all__ = ["Delivery", "MemberPeer", "Subscription", "Subscriptions", "from_earliest", "from_offset", "from_tail"]
+__all__ = ["Delivery", "MemberPeer", "Subscriptions", "TopicSubscription", "from_earliest", "from_offset", "from_tail"]
 
-# Messages that a call of `Subscription.collect` returns; the last read may add as many. Encoding that
+# Messages that a call of `TopicSubscription.collect` returns; the last read may add as many. Encoding that
 # many small ones takes 2 to 4 ms.
 MESSAGES_A_COLLECT: Final = 1024
 
@@ -51,7 +51,7 @@ class MemberPeer(Protocol):
     """
 
     def wake(self) -> None:
-        """Ask for a call of `Subscription.collect` or `Member.collect`, soon."""
+        """Ask for a call of `TopicSubscription.collect` or `Member.collect`, soon."""
         ...
 
     def start(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
@@ -138,7 +138,7 @@ class _Lane:
 
 
 @final
-class Subscription:
+class TopicSubscription:
     """One subscriber of one topic; created by `Subscriptions.open`.
 
     ``credit`` is how many more messages may be sent; at 0 the subscription waits for `add_credit`. If the topic is
@@ -349,7 +349,7 @@ class Subscriptions:
         self._topics = topics
         self._config = config
         self.encodings = Encodings(config.encoded_bytes)
-        self._by_topic: dict[str, dict[Subscription, None]] = {}
+        self._by_topic: dict[str, dict[TopicSubscription, None]] = {}
         self._count = 0
         topics.changed.append(self._topic_changed)
         topics.deleted.append(self._topic_deleted)
@@ -364,7 +364,7 @@ class Subscriptions:
         start: Start = from_tail,
         credit: int = 0,
         permit: Callable[[], None] | None = None,
-    ) -> Subscription:
+    ) -> TopicSubscription:
         """Return a new subscription of *peer* to all queues of *topic*.
 
         Args:
@@ -373,7 +373,7 @@ class Subscriptions:
           encoding: encodes records into frames.
           selection: which messages the peer gets.
           start: where to begin in each queue: `from_tail`, `from_earliest` or `from_offset`.
-          credit: how many messages may be sent before `Subscription.add_credit` is called.
+          credit: how many messages may be sent before `TopicSubscription.add_credit` is called.
           permit: raises `Refused` if the peer may not read any more; called at each collect.
 
         Raises:
@@ -383,14 +383,14 @@ class Subscriptions:
         limit = self._config.subscriptions_max
         if self._count >= limit:
             raise Refused(Reason.BUSY, f"{limit} subscriptions are open; delivery.subscriptions_max is {limit}")
-        subscription = Subscription(self, peer, found, encoding, selection, start, credit, permit)
+        subscription = TopicSubscription(self, peer, found, encoding, selection, start, credit, permit)
         self._by_topic.setdefault(topic, {})[subscription] = None
         self._count += 1
         subscription.listen()
         subscription.follow(found, new=True)
         return subscription
 
-    def forget(self, subscription: Subscription) -> None:
+    def forget(self, subscription: TopicSubscription) -> None:
         """Remove *subscription*, which was closed."""
         name = subscription.topic.name
         table = self._by_topic[name]

@@ -14,7 +14,7 @@ from martlet.store.disk.checkpoint import read_checkpoint
 from martlet.store.disk.files import Disk, Files
 from martlet.store.format.light import places
 from martlet.store.keys.key_index import HEADER, ITEM, ITEM_BYTES, SLOT_BYTES, IndexFile, KeyIndex
-from martlet.store.queues.queue_journal import Journal
+from martlet.store.queues.queue_journal import QueueJournal
 from martlet.store.queues.queues import Queue
 from martlet.store.recovery.scan import STORE_MS_END
 from martlet.store.store import Store
@@ -32,7 +32,7 @@ def offsets_at_checkpoint(directory: str, disk: Disk) -> dict[tuple[str, int], i
     files = Files(disk, 4, read_only=True)
     try:
         checkpoint = read_checkpoint(files, f"{directory}/checkpoint")
-        states = Journal(files, directory).load(checkpoint) if checkpoint is not None else None
+        states = QueueJournal(files, directory).load(checkpoint) if checkpoint is not None else None
     finally:
         files.close()
     return {

@@ -24,7 +24,7 @@ from martlet.store import Queue, Store
 from martlet.store.disk.page_cache import Page
 from martlet.store.queues.queues import BlockDamaged
 
-__all__ = ["Cursor", "LogOrder"]
+__all__ = ["LogOrder", "QueueCursor"]
 
 # Entries to read ahead: of all queues together, and the minimum of one queue.
 AHEAD: Final = 65_536
@@ -48,7 +48,7 @@ Run = list[RecordView]
 
 
 @final
-class Cursor:
+class QueueCursor:
     """The read position in one queue.
 
     ``offset`` is the next one to return, ``ahead`` has the entries from there on, and ``position`` is the log position
@@ -102,9 +102,9 @@ class LogOrder:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.cursors: dict[int, Cursor] = {}
+        self.cursors: dict[int, QueueCursor] = {}
         # Cursors that may have records to return.
-        self.behind: dict[int, Cursor] = {}
+        self.behind: dict[int, QueueCursor] = {}
         self._numbers: dict[Queue, int] = {}
         self._next_number = 0
         # The next entries of all queues in log order; all earlier entries are loaded.
@@ -114,11 +114,11 @@ class LogOrder:
         self.busy = False
         self.position = self.size = self.crc = 0
 
-    def add(self, queue: Queue) -> Cursor:
+    def add(self, queue: Queue) -> QueueCursor:
         """Follow *queue* from its first record on."""
         number = self._numbers[queue] = self._next_number
         self._next_number += 1
-        cursor = self.cursors[number] = self.behind[number] = Cursor(queue, number)
+        cursor = self.cursors[number] = self.behind[number] = QueueCursor(queue, number)
         if queue.watchers is None:
             queue.watchers = []
         queue.watchers.append(self._wake)
@@ -252,7 +252,7 @@ class LogOrder:
             self._merge(readable)
         return is_loaded
 
-    def _look_at(self, cursor: Cursor, limit: int, pace: Pace) -> bool:
+    def _look_at(self, cursor: QueueCursor, limit: int, pace: Pace) -> bool:
         """Take up to *limit* entries of one queue; return False if the next one is only in a file."""
         queue = cursor.queue
         cursor.end = self.store.end_offset(queue)
@@ -284,7 +284,7 @@ class LogOrder:
     def _limit(self) -> int:
         return max(AHEAD // max(len(self.behind), 1), AHEAD_LEAST)
 
-    def _wanted(self) -> list[tuple[Cursor, int]]:
+    def _wanted(self) -> list[tuple[QueueCursor, int]]:
         """Return the cursors whose next entries are only in files, each with the offset up to which to read."""
         limit = self._limit()
         return [
@@ -293,7 +293,7 @@ class LogOrder:
             if not cursor.ahead and cursor.offset < min(cursor.queue.tail_offset, cursor.end)
         ]
 
-    def _load_far(self, wanted: Iterable[tuple[Cursor, int]]) -> None:
+    def _load_far(self, wanted: Iterable[tuple[QueueCursor, int]]) -> None:
         """Read entries from files; runs in a thread. Raises `BlockDamaged`."""
         for cursor, end in wanted:
             while cursor.loaded < end:

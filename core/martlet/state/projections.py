@@ -18,7 +18,7 @@ from martlet.records.layout import ENTRY, HEAD_BYTES
 from martlet.runtime.checksum import crc32
 from martlet.runtime.steps import Steps, begin, finish_now, finish_off_loop
 from martlet.runtime.turns import Turns
-from martlet.state.log_order import Cursor, LogOrder, Run
+from martlet.state.log_order import LogOrder, QueueCursor, Run
 from martlet.state.projection import HoldsMessages, Projection
 from martlet.state.snapshot import Mark, Snapshot, decode_snapshot, encode_snapshot
 from martlet.store import Queue, Store
@@ -386,7 +386,7 @@ class Projections:
                         return True
         return False
 
-    def _may_have_code(self, cursor: Cursor, code: int) -> bool:
+    def _may_have_code(self, cursor: QueueCursor, code: int) -> bool:
         """Return whether an entry after *cursor* has *code*; True if there are very many, or they are not in memory."""
         start, count = cursor.offset, cursor.queue.next_offset - cursor.offset
         if count <= 0:

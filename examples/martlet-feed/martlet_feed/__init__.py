@@ -9,7 +9,7 @@ from martlet.broker import Broker
 from martlet.config import Settings, setting
 from martlet.contracts import Buffer, Connection, Handler, Peer, Protocol
 from martlet.delivery.fanout import Encoding, parts
-from martlet.delivery.subscriptions import Subscription, from_earliest
+from martlet.delivery.subscriptions import TopicSubscription, from_earliest
 from martlet.errors import ConfigError, Refused, RemoteProtocolError
 from martlet.net.addresses import split_address
 from martlet.plugins.hooks import Hooks
@@ -119,7 +119,7 @@ class FeedHandler:
         self._peer = peer
         self._broker = broker
         self._config = config
-        self._feed: Subscription | None = None
+        self._feed: TopicSubscription | None = None
 
     def handle(self, event: Command) -> None:
         try:

@@ -1,7 +1,7 @@
 """Executes the commands of a client.
 
 Each subscription of a connection is a `_Feed`, by the number in the answer to SUB. A plain
-one has a core `Subscription`; a durable one also has a `Session`, which stores the cursors
+one has a core `TopicSubscription`; a durable one also has a `Session`, which stores the cursors
 that ACK moves; one of a group has a `Member` of a core `Share`.
 """
 
@@ -16,7 +16,7 @@ from martlet.delivery.routing.selection import Selection, select_tags
 from martlet.delivery.subscriptions import (
     Delivery,
     Start,
-    Subscription,
+    TopicSubscription,
     from_earliest,
     from_offset,
     from_tail,
@@ -90,14 +90,14 @@ class _Feed:
 
     topic: str
     group: str  # empty for a subscription without a group
-    source: Subscription | Member
+    source: TopicSubscription | Member
     session: Session | None = None
     cursors: Cursors | None = None
 
     @property
     def gone(self) -> bool:
         """Whether the topic was deleted or closed to readers."""
-        return self.source.gone if isinstance(self.source, Subscription) else self.source.share.gone
+        return self.source.gone if isinstance(self.source, TopicSubscription) else self.source.share.gone
 
 
 @final
@@ -291,7 +291,7 @@ class LineHandler:
         self._parts.counters.errors += 1
         self._peer.send(encode_error(Reason.BUSY.name, str(error)))
 
-    def _open(self, packet: Subscribe, start: Start, credit: int) -> Subscription:
+    def _open(self, packet: Subscribe, start: Start, credit: int) -> TopicSubscription:
         return self._gate.subscribe(
             self._peer, packet.topic, ENCODING, selection=self._selection(packet), start=start, credit=credit
         )
@@ -388,7 +388,7 @@ class LineHandler:
     def _ack(self, packet: Ack) -> None:
         feed = self._feed(packet.id)
         source = feed.source
-        if isinstance(source, Subscription):
+        if isinstance(source, TopicSubscription):
             self._commit(feed, source, packet)
             return
         limit = self._parts.config.ack_range_max
@@ -398,7 +398,7 @@ class LineHandler:
             if not source.ack(packet.queue_id, offset):
                 self._peer.send(_not_held(packet.id, packet.queue_id, offset))
 
-    def _commit(self, feed: _Feed, source: Subscription, packet: Ack) -> None:
+    def _commit(self, feed: _Feed, source: TopicSubscription, packet: Ack) -> None:
         if feed.session is None or feed.cursors is None:
             raise Refused(
                 Reason.ILLEGAL, f"subscription {packet.id} is neither durable nor of a group; there is nothing to ACK"
@@ -415,7 +415,7 @@ class LineHandler:
             self._unsubscribe(packet, feed)
             return
         member = feed.source
-        if isinstance(member, Subscription):
+        if isinstance(member, TopicSubscription):
             raise Refused(Reason.ILLEGAL, f"subscription {packet.id} is not of a group; it holds no leases")
         if isinstance(packet, Nack):
             limit = self._parts.config.nack_delay_max_ms
@@ -446,7 +446,7 @@ class LineHandler:
     def _drop(self, number: int) -> None:
         feed = self._feeds.pop(number)
         self._parts.counters.subscriptions -= 1
-        if isinstance(feed.source, Subscription):
+        if isinstance(feed.source, TopicSubscription):
             feed.source.close()
         else:
             feed.source.leave()

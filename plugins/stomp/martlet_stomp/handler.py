@@ -76,7 +76,7 @@ class StompHandler:
             return None
         if isinstance(event, SendRun):
             if event.transaction is None:
-                client.sending.send_run(event)
+                client.incoming.send_run(event)
             else:
                 client.transactions.send(event, event.transaction)
             heads = set(event.headers)

@@ -18,7 +18,7 @@ from martlet.store.disk.checkpoint import NO_JOURNAL, Checkpoint
 from martlet.store.disk.files import Files, read_file
 from martlet.store.queues.queues import Queue
 
-__all__ = ["Journal", "QueueState", "encode_deletion", "encode_queue", "replay"]
+__all__ = ["QueueJournal", "QueueState", "encode_deletion", "encode_queue", "replay"]
 
 logger = logging.getLogger("martlet.store")
 
@@ -141,7 +141,7 @@ def replay(data: bytes) -> dict[str, dict[int, QueueState]]:
 
 
 @final
-class Journal:
+class QueueJournal:
     """The files of one store; blocking, for use by one thread at a time."""
 
     __slots__ = ("content", "crc", "directory", "files", "generation", "length")

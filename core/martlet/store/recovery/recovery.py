@@ -22,7 +22,7 @@ from martlet.store.disk.segments import Segment, Segments
 from martlet.store.format.atomic import NOWHERE
 from martlet.store.format.notes import Note
 from martlet.store.handover.foreign import ForeignQueues
-from martlet.store.queues.queue_journal import Journal, QueueState
+from martlet.store.queues.queue_journal import QueueJournal, QueueState
 from martlet.store.queues.queues import BlockDamaged, Queue, Queues, queue_ids
 from martlet.store.recovery.repair import Repair
 from martlet.store.recovery.scan import BLOCK_BYTES, Scan
@@ -92,7 +92,7 @@ class Recovery:
         self.unlisted: set[str] = set()
 
     async def run(
-        self, checkpoint: Checkpoint | None, journal: Journal, *, clean: bool, distrust: Callable[[], None]
+        self, checkpoint: Checkpoint | None, journal: QueueJournal, *, clean: bool, distrust: Callable[[], None]
     ) -> None:
         """Find the end of the log and complete the queues.
 
@@ -142,7 +142,7 @@ class Recovery:
 
     # ---- state of the queues
 
-    def _states(self, checkpoint: Checkpoint | None, journal: Journal) -> dict[str, dict[int, QueueState]] | None:
+    def _states(self, checkpoint: Checkpoint | None, journal: QueueJournal) -> dict[str, dict[int, QueueState]] | None:
         """Return the state at the checkpoint; None if there is no reliable one."""
         if checkpoint is None or checkpoint.position < 0:
             return None
@@ -223,11 +223,11 @@ class Recovery:
         except BlockDamaged:
             return False
 
-    def _is_foreign(self, checkpoint: Checkpoint, journal: Journal) -> bool:
+    def _is_foreign(self, checkpoint: Checkpoint, journal: QueueJournal) -> bool:
         """Return whether only RocketMQ has used this directory: no file shows a trace of Martlet."""
         return not checkpoint.known and not journal.exists()
 
-    def _adopt(self, checkpoint: Checkpoint | None, journal: Journal, *, clean: bool) -> bool:
+    def _adopt(self, checkpoint: Checkpoint | None, journal: QueueJournal, *, clean: bool) -> bool:
         """Take over the queues of a store that only RocketMQ has written; return False if it is none."""
         if checkpoint is None or not self._is_foreign(checkpoint, journal) or not checkpoint.log_ms:
             return False

@@ -24,7 +24,7 @@ from martlet.store.disk.files import is_full
 from martlet.store.disk.page_cache import LogWriter
 from martlet.store.disk.segments import Segments
 from martlet.store.queues.first_offsets import FirstOffsets
-from martlet.store.queues.queue_journal import Journal, encode_deletion, encode_queue
+from martlet.store.queues.queue_journal import QueueJournal, encode_deletion, encode_queue
 from martlet.store.queues.queues import Queue, Queues, Unsaved
 from martlet.store.recovery.indexer import Indexer
 from martlet.store.recovery.repair import Repairs
@@ -105,7 +105,7 @@ class Checkpointer:
         self._dirty_paths: set[str] = set()
         # The last checkpoint was made: nothing more is written.
         self._finished = False
-        self.journal = Journal(segments.files, directory)
+        self.journal = QueueJournal(segments.files, directory)
         # Deleted topics: the end of the record of the deletion, the topic, and its queues. The files are removed once
         # that record is durable.
         self._doomed: list[tuple[int, str, list[Queue]]] = []

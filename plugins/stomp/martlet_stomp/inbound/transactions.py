@@ -14,9 +14,9 @@ from martlet.contracts import Peer
 from martlet.errors import Refused
 from martlet.message import Message
 from martlet.state.journal import Journal
-from martlet_stomp.inbound.sending import Sending
-from martlet_stomp.inbound.subscribing import Subscriptions
-from martlet_stomp.outbound.subscriptions import Part, Subscription
+from martlet_stomp.inbound.incoming import Incoming
+from martlet_stomp.inbound.subscriptions import Subscriptions
+from martlet_stomp.outbound.subscription import Part, Subscription
 from martlet_stomp.shared.context import Context
 from martlet_stomp.wire.codec import encode_receipts
 from martlet_stomp.wire.errors import StompError, shown
@@ -55,14 +55,14 @@ class _Transaction:
 class Transactions:
     """The open transactions of one client."""
 
-    __slots__ = ("_context", "_end_client", "_gate", "_open", "_owner", "_peer", "_sending", "_subscriptions")
+    __slots__ = ("_context", "_end_client", "_gate", "_incoming", "_open", "_owner", "_peer", "_subscriptions")
 
     def __init__(
         self,
         peer: Peer,
         context: Context,
         gate: Gate,
-        sending: Sending,
+        incoming: Incoming,
         subscriptions: Subscriptions,
         end_client: Callable[[str], None],
     ) -> None:
@@ -73,7 +73,7 @@ class Transactions:
         self._end_client = end_client
         # Whose share of all transactions they are: a user's, or an address's if the client has no name.
         self._owner = gate.identity.name or f"at {peer.host[:-4].hex()}"
-        self._sending = sending
+        self._incoming = incoming
         self._subscriptions = subscriptions
         self._open: dict[str, _Transaction] = {}
 
@@ -114,7 +114,7 @@ class Transactions:
             receipt = run.receipt_of(index)
             try:
                 transaction = self._find(name)
-                messages = self._sending.messages(headers, body)
+                messages = self._incoming.messages(headers, body)
                 for message in messages:
                     self._count(transaction, len(message.body) + len(message.properties))
                 if not messages:

@@ -7,7 +7,7 @@ last message it gets a MESSAGE with ``browser:end``, and nothing more.
 from collections.abc import Sequence
 from typing import final
 
-from martlet.delivery.subscriptions import Subscription as Reader
+from martlet.delivery.subscriptions import TopicSubscription
 from martlet.groups.share import Share
 from martlet.store import Queue
 from martlet_stomp.wire.codec import encode_header
@@ -37,7 +37,7 @@ class Browse:
         end, share = self._ends.get(queue_id, 0), self._share
         return [offset < end and not (share is not None and share.is_settled(queue_id, offset)) for offset in offsets]
 
-    def is_over(self, reader: Reader) -> bool:
+    def is_over(self, reader: TopicSubscription) -> bool:
         """Return whether *reader* has read everything."""
         return all(reader.cursor(queue_id) >= end for queue_id, end in self._ends.items())
 

@@ -14,7 +14,7 @@ from typing import Final, final
 from urllib.parse import unquote
 
 from martlet_stomp.mapping.destinations import Destination, Kind, name_of
-from martlet_stomp.outbound.subscriptions import Subscription
+from martlet_stomp.outbound.subscription import Subscription
 from martlet_stomp.wire.errors import StompError, shown
 from martlet_stomp.wire.packets import Subscribe
 

@@ -16,7 +16,7 @@ from martlet_stomp.mapping.destinations import Destination, Kind, select_names
 from martlet_stomp.mapping.groups import Durable, durable_group, queue_group
 from martlet_stomp.mapping.selectors import not_from, select
 from martlet_stomp.outbound.browsing import Browse
-from martlet_stomp.outbound.subscriptions import UNLIMITED, Source, Subscription
+from martlet_stomp.outbound.subscription import UNLIMITED, Source, Subscription
 from martlet_stomp.shared.context import Context
 from martlet_stomp.shared.following import Follower
 from martlet_stomp.wire.errors import StompError, shown

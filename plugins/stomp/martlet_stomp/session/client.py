@@ -6,8 +6,8 @@ from typing import final
 import trio
 
 from martlet.contracts import Peer
-from martlet_stomp.inbound.sending import Sending
-from martlet_stomp.inbound.subscribing import Subscriptions
+from martlet_stomp.inbound.incoming import Incoming
+from martlet_stomp.inbound.subscriptions import Subscriptions
 from martlet_stomp.inbound.transactions import Transactions
 from martlet_stomp.shared.context import Context
 from martlet_stomp.shared.heartbeats import Beat
@@ -30,7 +30,7 @@ class Client:
         "_peer",
         "beat",
         "gate",
-        "sending",
+        "incoming",
         "session",
         "subscriptions",
         "transactions",
@@ -48,8 +48,8 @@ class Client:
         session = self.session = context.broker.ids.unique()
         context.temporary.begin(session, gate.identity.name)
         self.subscriptions = Subscriptions(peer, context, gate, connect, session, end)
-        self.sending = Sending(peer, context, gate, session, self.subscriptions.reply_to)
-        self.transactions = Transactions(peer, context, gate, self.sending, self.subscriptions, end)
+        self.incoming = Incoming(peer, context, gate, session, self.subscriptions.reply_to)
+        self.transactions = Transactions(peer, context, gate, self.incoming, self.subscriptions, end)
         self.beat: Beat | None = None
 
     def greet(self) -> None:

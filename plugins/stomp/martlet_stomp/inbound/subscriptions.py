@@ -15,7 +15,7 @@ from martlet_stomp.mapping.destinations import Destination, Kind, check_filter, 
 from martlet_stomp.mapping.groups import Durable
 from martlet_stomp.outbound.patterns import Pattern
 from martlet_stomp.outbound.sources import Opening
-from martlet_stomp.outbound.subscriptions import Part, Subscription
+from martlet_stomp.outbound.subscription import Part, Subscription
 from martlet_stomp.shared.context import Context
 from martlet_stomp.shared.temporary import is_temporary, remote_text
 from martlet_stomp.wire.codec import encode_receipts

@@ -21,7 +21,7 @@ from martlet_stomp.wire.codec import encode_receipts
 from martlet_stomp.wire.errors import StompError, shown
 from martlet_stomp.wire.packets import MessageHeaders, SendRun
 
-__all__ = ["Sending"]
+__all__ = ["Incoming"]
 
 TOPICS_REMEMBERED: Final = 1000
 
@@ -43,7 +43,7 @@ class _Place(NamedTuple):
 
 
 @final
-class Sending:
+class Incoming:
     """Stores what one client sends."""
 
     __slots__ = ("_context", "_gate", "_peer", "_queue_ids", "_reply_to", "_session")

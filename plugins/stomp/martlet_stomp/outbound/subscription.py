@@ -1,4 +1,4 @@
-"""Subscriptions of one client: what they bring, and what the client says about it.
+"""One subscription of a client: what it brings, and what the client says about it.
 
 A queue is a shared group of the core on the platform topic, so each message is with one client. With ``ack:auto`` a
 message is settled when it is sent; otherwise it is leased until the client acknowledges it, and returns if the client
@@ -13,8 +13,7 @@ from operator import attrgetter, not_
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, final
 
 from martlet.contracts import Peer
-from martlet.delivery.subscriptions import Delivery
-from martlet.delivery.subscriptions import Subscription as Reader
+from martlet.delivery.subscriptions import Delivery, TopicSubscription
 from martlet.errors import Reason, Refused
 from martlet.groups.group_members import Member
 from martlet.state.journal import Journal
@@ -33,7 +32,7 @@ UNLIMITED: Final = 1 << 60
 # Frames from here on are not copied for each subscriber.
 LARGE_BYTES: Final = 1 << 15
 
-Source: TypeAlias = Member | Reader | Follower
+Source: TypeAlias = Member | TopicSubscription | Follower
 
 
 class Ledger(Protocol):
@@ -54,7 +53,7 @@ class Outstanding:
 
     __slots__ = ("_held", "_reader")
 
-    def __init__(self, reader: Reader | Follower) -> None:
+    def __init__(self, reader: TopicSubscription | Follower) -> None:
         self._reader = reader
         self._held: dict[int, dict[int, None]] = {}
 
@@ -177,7 +176,9 @@ class Subscription:
     def gone(self) -> bool:
         """Whether the topic was deleted or closed to readers."""
         source = self._source
-        return source.share.gone if isinstance(source, Member) else isinstance(source, Reader) and source.gone
+        return (
+            source.share.gone if isinstance(source, Member) else isinstance(source, TopicSubscription) and source.gone
+        )
 
     def described(self) -> dict[str, object]:
         """Return what a list of subscriptions says about it; ``held`` is what is not acknowledged yet."""
@@ -250,7 +251,7 @@ class Subscription:
 
     def _end_if_over(self, browse: Browse) -> None:
         source = self._source
-        if isinstance(source, Reader) and browse.is_over(source):
+        if isinstance(source, TopicSubscription) and browse.is_over(source):
             self._peer.send(last_frame(self.request.id, self.number, self.destination.text, self._version))
             self.close()
 
