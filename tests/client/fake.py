@@ -18,9 +18,8 @@ from martlet_remoting.wire import fastjson
 from martlet_remoting.wire.batches import decode_batch
 from martlet_remoting.wire.codec import FrameBuffer, encode_command, encode_response
 from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
-from martlet_remoting.wire.headers import decode_pull_header, decode_send_header
+from martlet_remoting.wire.headers import SendHeader, decode_pull_header, decode_send_header
 from martlet_remoting.wire.packets import Command, MessageQueue
-from martlet_remoting.wire.request_headers import SendHeader
 
 NAME_SERVER = "names:9876"
 EPOCH_MS = 1_700_000_000_000
@@ -165,7 +164,7 @@ class Broker:
         if header.batch:
             members = [(member.body, member.properties) for member in decode_batch(command.body)]
         else:
-            members = [(command.body, header.properties)]
+            members = [(command.body, header.properties.encode())]
         places = [self.store(header.topic, header.queue_id, self.message(header, *member)) for member in members]
         ext = {"msgId": ",".join(name for _, name in places), "queueId": header.queue_id, "queueOffset": places[0][0]}
         return Reply(0, {**ext, "MSG_REGION": "DefaultRegion", "TRACE_ON": True})
@@ -183,7 +182,7 @@ class Broker:
     def send_reply(self, command: Command, connection: Connection) -> Reply:
         """Store a reply and push it to the requester, as a broker does."""
         header = decode_send_header(command)
-        client_id = find_property(header.properties, b"REPLY_TO_CLIENT").decode()
+        client_id = find_property(header.properties.encode(), b"REPLY_TO_CLIENT").decode()
         requester = next((found for found in self.connections if client_id in found.client_ids), None)
         if requester is None:
             return Reply(
@@ -194,7 +193,7 @@ class Broker:
             "sysFlag": header.sys_flag,
             "bornTimestamp": header.born_ms,
             "storeTimestamp": self.cluster.clock.now_ms(),
-            "properties": header.properties.decode(),
+            "properties": header.properties,
         }
         self.cluster.nursery.start_soon(requester.ask, RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, ext, command.body)
         return self.send(command, connection)

@@ -51,7 +51,7 @@ async def test_properties_keys_and_tags_go_with_the_message(cluster: Cluster, au
         sent = Message("T", b"x", tags="A", keys=["k", "l"], properties={"colour": "red"}, delay_level=3, flag=7)
         result = await producer.send(sent)
     header = decode_send_header(cluster.broker.asked(SEND)[0])
-    properties = decode_properties(header.properties)
+    properties = decode_properties(header.properties.encode())
     assert (header.producer_group, header.topic, header.default_topic, header.flag) == ("P", "T", "TBW102", 7)
     assert properties == {
         "TAGS": "A",

@@ -42,7 +42,7 @@ def replying(cluster: Cluster) -> Cluster:
 
 
 def marked(command: Command) -> dict[str, str]:
-    return {**decode_properties(decode_send_header(command).properties), "CLUSTER": "c"}
+    return {**decode_properties(decode_send_header(command).properties.encode()), "CLUSTER": "c"}
 
 
 async def answer_all(cluster: Cluster, producer: Producer, task_status: trio.TaskStatus[None]) -> None:
@@ -61,8 +61,7 @@ async def answer_all(cluster: Cluster, producer: Producer, task_status: trio.Tas
 
 def store_marked(broker: Broker, command: Command) -> Answered:
     header = decode_send_header(command)
-    header.properties = encode_properties(marked(command))
-    message = broker.message(header, command.body, header.properties)
+    message = broker.message(header, command.body, encode_properties(marked(command)))
     offset, name = broker.store(header.topic, header.queue_id, message)
     return Answered(0, {"msgId": name, "queueId": header.queue_id, "queueOffset": offset})
 
@@ -95,7 +94,7 @@ async def test_a_request_gets_the_reply_that_belongs_to_it(replying: Cluster, au
     starts = {marked(request)["CORRELATION_ID"][:8] for request in requests}
     assert len(starts) == len(requests) == 21  # no other client can guess them
     replied = decode_send_header(replying.broker.asked(SEND_REPLY)[-1])
-    properties = decode_properties(replied.properties)
+    properties = decode_properties(replied.properties.encode())
     assert replied.topic == "c_REPLY_TOPIC"
     assert properties["MSG_TYPE"] == "reply"
     assert {name: properties[name] for name in ("CORRELATION_ID", "REPLY_TO_CLIENT", "TTL")} == {
@@ -131,7 +130,7 @@ async def test_without_a_reply_a_request_says_so_in_time(cluster: Cluster, autoj
 
 async def push(cluster: Cluster, asked: Command, body: bytes, **more: object) -> Command:
     """Push a reply to the request *asked* to its client; return the client's answer."""
-    properties = decode_properties(decode_send_header(asked).properties)
+    properties = decode_properties(decode_send_header(asked).properties.encode())
     told = {"properties": encode_properties({"CORRELATION_ID": properties["CORRELATION_ID"]}).decode()}
     ext: dict[str, object] = {**told, "sysFlag": 0, "bornTimestamp": 1, "storeTimestamp": 2, **more}
     return await requester(cluster, properties["REPLY_TO_CLIENT"]).ask(PUSH, ext, body)

@@ -28,8 +28,8 @@ from martlet_remoting.handlers.unheld import refuse_unheld
 from martlet_remoting.wire.codec import FrameBuffer, encode_command
 from martlet_remoting.wire.codes import RequestCode
 from martlet_remoting.wire.connection import RemotingConnection
-from martlet_remoting.wire.headers import AckRun, SendRun
 from martlet_remoting.wire.packets import Command, Frame
+from martlet_remoting.wire.runs import AckRun, SendRun
 
 NO_HEADER: Mapping[str, object] = {}
 

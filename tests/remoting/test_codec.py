@@ -25,9 +25,8 @@ from martlet_remoting.wire.codec import (
     pull_response_template,
     send_response_template,
 )
-from martlet_remoting.wire.headers import decode_pull_header, decode_send_header
+from martlet_remoting.wire.headers import PullHeader, SendHeader, decode_pull_header, decode_send_header
 from martlet_remoting.wire.packets import Command
-from martlet_remoting.wire.request_headers import PullHeader, SendHeader
 
 
 def frame(header: bytes, body: bytes = b"", encoding: int = 0) -> bytes:
@@ -452,7 +451,11 @@ LONG = {
     "sysFlag": 1, "bornTimestamp": "1700000000000", "flag": 9, "properties": "TAGS\x01A\x02", "reconsumeTimes": "3",
     "unitMode": True, "maxReconsumeTimes": "16", "batch": False, "bname": "b",
 }  # fmt: skip
-SEND = SendHeader("P", "T", "TBW102", 4, 2, 1, 1700000000000, 9, b"TAGS\x01A\x02", 3, True, 16, False, "b")
+SEND = SendHeader(
+    producer_group="P", topic="T", default_topic="TBW102", default_queues=4, queue_id=2, sys_flag=1,
+    born_ms=1700000000000, flag=9, properties="TAGS\x01A\x02", reconsume_times=3, unit_mode=True,
+    max_reconsume_times=16, batch=False, broker_name="b",
+)  # fmt: skip
 
 
 def test_long_and_short_send_headers_read_the_same() -> None:

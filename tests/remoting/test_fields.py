@@ -8,8 +8,7 @@ import pytest
 
 from martlet.errors import Refused, RemoteProtocolError
 from martlet_remoting.wire.codec import decode_frame, encode_binary_command, encode_command
-from martlet_remoting.wire.fields import pull_fields, send_fields
-from martlet_remoting.wire.headers import decode_pull_header
+from martlet_remoting.wire.headers import decode_pull_header, decode_send_header
 from martlet_remoting.wire.packets import Command
 
 SEND: dict[str, object] = {
@@ -46,32 +45,37 @@ def arrived_raw(code: int, ext: bytes) -> Command:
 
 @pytest.mark.parametrize("binary", [False, True], ids=["JSON", "ROCKETMQ"])
 def test_a_send_is_read_in_either_encoding(binary: bool) -> None:
-    fields = send_fields(arrived(310, {**SEND, "j": "2", "m": "true", "n": "broker-a"}, binary=binary))
-    assert fields is not None
-    assert (fields.b, fields.e, fields.f, fields.g, fields.h) == ("T", 1, 0, 17, 0)
-    assert (fields.i, fields.j, fields.m) == ("k\x01v\x02", 2, True)
+    header = decode_send_header(arrived(310, {**SEND, "j": "2", "m": "true", "n": "broker-a"}, binary=binary))
+    assert (header.topic, header.queue_id, header.sys_flag, header.born_ms, header.flag) == ("T", 1, 0, 17, 0)
+    assert (header.properties, header.reconsume_times, header.batch) == ("k\x01v\x02", 2, True)
+    assert header.broker_name == "broker-a"
 
 
 def test_bare_numbers_and_booleans_are_read() -> None:
-    fields = send_fields(arrived_raw(310, orjson.dumps({**SEND, "e": 5, "g": 1, "j": 0, "m": False})))
-    assert fields is not None
-    assert (fields.e, fields.g, fields.j, fields.m) == (5, 1, 0, False)
+    header = decode_send_header(arrived_raw(310, orjson.dumps({**SEND, "e": 5, "g": 1, "j": 0, "m": False})))
+    assert (header.queue_id, header.born_ms, header.reconsume_times, header.batch) == (5, 1, 0, False)
 
 
-ODD = [{"b": 7}, {"e": ""}, {"e": "x"}, {"e": str(1 << 31)}, {"g": str(1 << 63)}, {"i": None}, {"m": "perhaps"}]
+ODD = [
+    ({"b": 7}, "topic", "7"),
+    ({"f": ""}, "sys_flag", 0),
+    ({"i": None}, "properties", ""),
+    ({"h": str(1 << 31)}, "flag", 1 << 31),
+    ({"m": "perhaps"}, "batch", False),
+]
 
 
-@pytest.mark.parametrize("odd", ODD, ids=lambda odd: str(odd))
-def test_what_does_not_fit_is_none_and_can_still_be_read_by_name(odd: dict[str, object]) -> None:
-    ext = {**SEND, **odd}
-    command = arrived_raw(310, orjson.dumps(ext))
-    assert send_fields(command) is None
-    assert command.ext == ext
+@pytest.mark.parametrize(("odd", "name", "value"), ODD, ids=lambda odd: str(odd))
+def test_fields_that_do_not_fit_are_read_one_by_one(odd: dict[str, object], name: str, value: object) -> None:
+    header = decode_send_header(arrived_raw(310, orjson.dumps({**SEND, **odd})))
+    assert getattr(header, name) == value
+    assert (header.producer_group, header.queue_id) == ("g", 1)
 
 
-@pytest.mark.parametrize("missing", ["b", "e", "i"])
-def test_a_send_without_what_it_needs_does_not_fit(missing: str) -> None:
-    assert send_fields(arrived(310, {name: value for name, value in SEND.items() if name != missing})) is None
+@pytest.mark.parametrize("odd", [{"e": ""}, {"e": "x"}, {"e": None}, {"g": str(1 << 63)}, {"b": ""}], ids=str)
+def test_a_send_is_refused_for_a_field_that_it_needs(odd: dict[str, object]) -> None:
+    with pytest.raises(Refused, match=r"header field [eg]|lacks the topic"):
+        decode_send_header(arrived_raw(310, orjson.dumps({**SEND, **odd})))
 
 
 @pytest.mark.parametrize("binary", [False, True], ids=["JSON", "ROCKETMQ"])
@@ -85,9 +89,7 @@ def test_a_pull_is_read_in_either_encoding(binary: bool) -> None:
 def test_a_pull_with_empty_fields_is_read_by_name() -> None:
     """As clients in other languages send it."""
     odd = {**PULL, "commitOffset": "", "expressionType": "", "maxMsgBytes": ""}
-    command = arrived(11, odd)
-    assert pull_fields(command) is None
-    header = decode_pull_header(command)
+    header = decode_pull_header(arrived(11, odd))
     assert (header.commit_offset, header.expression_type, header.bytes_max) == (0, "TAG", -1)
 
 
@@ -101,9 +103,10 @@ HOSTILE = [b"[]", b"7", b'"x"', b'{"b":"\xff"}']
 
 @pytest.mark.parametrize("code", [11, 310])
 @pytest.mark.parametrize("ext", HOSTILE, ids=repr)
-def test_fields_that_are_none_fit_nothing_and_say_so_when_they_are_asked_for(code: int, ext: bytes) -> None:
+def test_fields_that_are_no_object_are_refused(code: int, ext: bytes) -> None:
     command = arrived_raw(code, ext)
-    assert (send_fields if code == 310 else pull_fields)(command) is None
+    with pytest.raises(RemoteProtocolError, match="extFields is not"):
+        (decode_send_header if code == 310 else decode_pull_header)(command)
     with pytest.raises(RemoteProtocolError, match="extFields is not"):
         assert command.ext
 

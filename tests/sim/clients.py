@@ -10,8 +10,8 @@ from martlet.testing.links import Caller
 from martlet_remoting.wire.batches import BatchMessage, encode_batch
 from martlet_remoting.wire.codec import FrameBuffer, encode_binary_command, encode_command
 from martlet_remoting.wire.codes import FLAG_RESPONSE, RequestCode, ResponseCode
+from martlet_remoting.wire.headers import PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader
 from martlet_remoting.wire.packets import Command
-from martlet_remoting.wire.request_headers import PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader
 
 from .bodies import LIGHT_TOPICS, hold_of, make_body, properties_of
 

@@ -10,8 +10,8 @@ from tests.remoting.pop_talk import Popped, ack_ext, pop_ext, popped
 from martlet.records.codec import decode_records
 from martlet.testing.clock import START_MS
 from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
+from martlet_remoting.wire.headers import PULL_SUBSCRIPTION, PullHeader
 from martlet_remoting.wire.packets import Command
-from martlet_remoting.wire.request_headers import PULL_SUBSCRIPTION, PullHeader
 
 from .bodies import LEVELS_S, hold_of, key_of, make_body, producer_group
 from .clients import GIVE_UP_S, Client, Gone, send_command

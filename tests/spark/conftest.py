@@ -16,8 +16,8 @@ from tests.client.patient import PATIENCE_S, patient
 from martlet_client.blocking import Admin, Producer
 from martlet_client.messages import Message
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.headers import SendHeader
 from martlet_remoting.wire.packets import MessageQueue
-from martlet_remoting.wire.request_headers import SendHeader
 from martlet_spark import configure
 from martlet_spark.cluster import Cluster as SparkCluster
 from martlet_spark.connection import CONNECTIONS, Security
@@ -61,7 +61,14 @@ class Topic:
 
     def send_raw(self, body: bytes, sys_flag: int = 0, born_ms: int = 1_700_000_000_000, queue: int = 0) -> None:
         """Send a message as no client of ours would."""
-        header = SendHeader("spark-tests", self.name, "TBW102", 4, queue, sys_flag, born_ms, 0, b"")
+        header = SendHeader(
+            producer_group="spark-tests",
+            topic=self.name,
+            default_topic="TBW102",
+            queue_id=queue,
+            sys_flag=sys_flag,
+            born_ms=born_ms,
+        )
         cluster = SparkCluster(self.endpoints.split(","), Security(), PATIENCE_S)
         route = cluster.route(self.name)
         broker = next(iter(route.brokers))

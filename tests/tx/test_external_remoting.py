@@ -198,7 +198,7 @@ WRONG_STAGES: Final[list[tuple[dict[str, object], int, str]]] = [
     ({"sequence": "x"}, 1, "not a 64-bit integer"),
     ({"chunk": "1"}, 22, "chunk 1 of part 'a' follows 0 chunks; chunk 0 is missing, stage it first"),
     ({"chunk": "-1"}, 22, "chunk -1 of part 'a' follows 0 chunks"),
-    ({"b": None}, 1, "lacks the header field a (producerGroup) or b (topic)"),
+    ({"b": None}, 1, "lacks the header field b"),
     ({"b": "no/topic"}, 29, "no/topic"),
     ({"b": "martlet.external-events"}, 16, "only the broker writes it"),
     ({"b": "%RETRY%G"}, 13, "is of retries; stage messages for another topic"),

@@ -22,8 +22,8 @@ from martlet_client.pulling import PULL_MESSAGES_MAX, Pulled, PullStatus, Subscr
 from martlet_remoting.wire.answers.errors import BrokerError, ClientError
 from martlet_remoting.wire.answers.messages import DamagedMessage, ReceivedMessage
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.headers import PULL_COMMIT_OFFSET, PULL_SUSPEND, PullHeader
 from martlet_remoting.wire.packets import MessageQueue
-from martlet_remoting.wire.request_headers import PULL_COMMIT_OFFSET, PULL_SUSPEND, PullHeader
 
 __all__ = ["ConsumedQueue", "Limits", "Offsets", "Work"]
 

@@ -16,9 +16,9 @@ from martlet_remoting.wire.answers import bodies
 from martlet_remoting.wire.answers.errors import BadAnswer, BrokerError, RouteNotFound
 from martlet_remoting.wire.answers.messages import ReceivedMessage
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.headers import PopHeader
 from martlet_remoting.wire.packets import Command
 from martlet_remoting.wire.pop_handles import Handle, bit_set, parse_handle, real_topic, retry_flag
-from martlet_remoting.wire.request_headers import PopHeader
 
 __all__ = ["PopConsumer", "PoppedMessage"]
 
@@ -112,14 +112,13 @@ class PopConsumer(Client):
             self.group,
             topic,
             -1,
-            messages_max,
-            int(invisible_s * 1000),
-            0,
-            0,
-            self._init_mode,
-            subscription.expression_type,
-            subscription.expression,
-            in_order,
+            poll_ms=0,
+            expression_type=subscription.expression_type,
+            expression=subscription.expression,
+            in_order=in_order,
+            count_max=messages_max,
+            invisible_ms=int(invisible_s * 1000),
+            init_mode=self._init_mode,
         )
         brokers = sorted({queue.broker_name for queue in (await self.network.route(topic)).read_queues(topic)})
         if not brokers:

@@ -25,9 +25,9 @@ from martlet_remoting.wire.answers.errors import (
 from martlet_remoting.wire.answers.messages import RETRY_PREFIX, ReceivedMessage
 from martlet_remoting.wire.batches import BatchMessage, encode_batch
 from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.headers import SendHeader
 from martlet_remoting.wire.packets import MessageQueue
 from martlet_remoting.wire.recall_handles import decode_handle
-from martlet_remoting.wire.request_headers import SendHeader
 
 __all__ = ["Producer", "ProducerOptions", "Selector", "select_by_hash"]
 
@@ -334,15 +334,15 @@ class Producer(Client):
 
     def _header(self, topic: str, sys_flag: int, properties: bytes, flag: int) -> SendHeader:
         return SendHeader(
-            self.group,
-            topic,
-            TEMPLATE_TOPIC,
-            self._sending.default_queues,
-            -1,
-            sys_flag,
-            self.network.clock.now_ms(),
-            flag,
-            properties,
+            producer_group=self.group,
+            topic=topic,
+            default_topic=TEMPLATE_TOPIC,
+            default_queues=self._sending.default_queues,
+            queue_id=-1,
+            sys_flag=sys_flag,
+            born_ms=self.network.clock.now_ms(),
+            flag=flag,
+            properties=properties.decode(),
         )
 
 

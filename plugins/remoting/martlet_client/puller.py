@@ -13,8 +13,8 @@ from martlet_client.pulling import PULL_MESSAGES_MAX, Expression, Pulled, Sql, p
 from martlet_remoting.wire.answers.errors import ClientError
 from martlet_remoting.wire.answers.messages import ReceivedMessage
 from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.headers import PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader
 from martlet_remoting.wire.packets import MessageQueue
-from martlet_remoting.wire.request_headers import PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader
 
 __all__ = ["PullConsumer", "Reading"]
 

@@ -17,9 +17,9 @@ from martlet_remoting.wire.answers import bodies
 from martlet_remoting.wire.answers.errors import BadAnswer, BrokerError, RouteNotFound
 from martlet_remoting.wire.answers.messages import DamagedMessage, ReceivedMessage, received
 from martlet_remoting.wire.codes import ResponseCode
+from martlet_remoting.wire.headers import PullHeader
 from martlet_remoting.wire.inner_batches import is_inner_batch, unroll
 from martlet_remoting.wire.packets import Command, MessageQueue
-from martlet_remoting.wire.request_headers import PullHeader
 
 __all__ = ["PullStatus", "Pulled", "Sql", "Subscription", "pull", "subscription_of"]
 

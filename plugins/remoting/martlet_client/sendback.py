@@ -10,8 +10,8 @@ from martlet_client.sending import Sending
 from martlet_remoting.wire.answers.errors import ClientError
 from martlet_remoting.wire.answers.messages import RETRY_PREFIX, RETRY_TOPIC, DamagedMessage, ReceivedMessage
 from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.headers import SendHeader
 from martlet_remoting.wire.inner_batches import INNER_BATCH, is_inner_batch
-from martlet_remoting.wire.request_headers import SendHeader
 
 __all__ = ["GiveBack"]
 
@@ -81,16 +81,16 @@ class GiveBack:
         properties["MAX_RECONSUME_TIMES"] = str(self.times_max)
         properties[DELAY] = str(FIRST_LEVEL + message.reconsume_times)
         return SendHeader(
-            self.group,
-            RETRY_PREFIX + self.group,
-            TEMPLATE_TOPIC,
-            1,
-            -1,
+            producer_group=self.group,
+            topic=RETRY_PREFIX + self.group,
+            default_topic=TEMPLATE_TOPIC,
+            default_queues=1,
+            queue_id=-1,
             # The body was decompressed on receipt and goes back uncompressed.
-            message.sys_flag & ~(COMPRESSED | COMPRESSION_BITS | INNER_BATCH),
-            self.network.clock.now_ms(),
-            message.flag,
-            encoded(properties),
+            sys_flag=message.sys_flag & ~(COMPRESSED | COMPRESSION_BITS | INNER_BATCH),
+            born_ms=self.network.clock.now_ms(),
+            flag=message.flag,
+            properties=encoded(properties).decode(),
             reconsume_times=times,
             max_reconsume_times=self.times_max,
         )

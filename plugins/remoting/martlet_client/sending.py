@@ -21,8 +21,8 @@ from martlet_remoting.wire.answers.errors import (
     SendFailed,
 )
 from martlet_remoting.wire.codes import ResponseCode
+from martlet_remoting.wire.headers import SendHeader
 from martlet_remoting.wire.packets import Command, MessageQueue
-from martlet_remoting.wire.request_headers import SendHeader
 from martlet_remoting.wire.routes import Route
 
 __all__ = ["BrokerFaults", "QueueChoice", "Sending", "Sent", "master_of"]

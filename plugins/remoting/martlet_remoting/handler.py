@@ -34,8 +34,8 @@ from martlet_remoting.handlers.context import Beside, Context, Declined, Handle,
 from martlet_remoting.wire.codec import FrameBuffer
 from martlet_remoting.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
 from martlet_remoting.wire.connection import RemotingConnection
-from martlet_remoting.wire.headers import AckRun, SendRun
 from martlet_remoting.wire.packets import NO_EXT, Command, Frame
+from martlet_remoting.wire.runs import AckRun, SendRun
 from martlet_remoting.wire.signatures import ACCESS_KEY, SIGNATURE, TOKEN, signed_content
 from martlet_remoting.wire.unsupported import unsupported_text
 

@@ -27,8 +27,8 @@ import orjson
 from martlet.errors import RemoteProtocolError
 from martlet_remoting.wire.answers.bodies import load_object
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.headers import PULL_SUBSCRIPTION, PULL_SUSPEND
 from martlet_remoting.wire.packets import MessageQueue
-from martlet_remoting.wire.request_headers import PULL_SUBSCRIPTION, PULL_SUSPEND
 from martlet_spark.cluster import check
 from martlet_spark.connection import Answer, Connection
 from martlet_spark.errors import DataLost, ReadError, SparkConnectorError

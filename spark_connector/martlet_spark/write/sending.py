@@ -9,8 +9,8 @@ from typing import Final, final
 
 from martlet_remoting.wire.batches import decode_batch
 from martlet_remoting.wire.codes import RESPONSE_NAMES, RequestCode, ResponseCode
+from martlet_remoting.wire.headers import SendHeader
 from martlet_remoting.wire.packets import MessageQueue
-from martlet_remoting.wire.request_headers import SendHeader
 from martlet_spark.cluster import BUSY, Cluster, rights_hint
 from martlet_spark.connection import CONNECTIONS, Answer, Connection, ConnectionLost, attempts
 from martlet_spark.errors import WriteError
@@ -51,12 +51,18 @@ class Request:
 
 def send_fields(queue: MessageQueue, properties: bytes = b"", flag: int = 0, *, batch: bool) -> dict[str, object]:
     """Return the header fields of a send to *queue*."""
-    now_ms = time.time_ns() // 1_000_000
-    header = SendHeader(
-        GROUP, queue.topic, TEMPLATE_TOPIC, TEMPLATE_QUEUES, queue.queue_id, 0, now_ms, flag, properties
-    )
-    header.batch, header.broker_name = batch, queue.broker_name
-    return header.to_ext()
+    return SendHeader(
+        producer_group=GROUP,
+        topic=queue.topic,
+        default_topic=TEMPLATE_TOPIC,
+        default_queues=TEMPLATE_QUEUES,
+        queue_id=queue.queue_id,
+        born_ms=time.time_ns() // 1_000_000,
+        flag=flag,
+        properties=properties.decode(),
+        batch=batch,
+        broker_name=queue.broker_name,
+    ).to_ext()
 
 
 @final

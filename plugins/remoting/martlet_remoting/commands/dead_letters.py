@@ -31,7 +31,7 @@ from martlet_remoting.commands.messages import TOOLS_GROUP, message_fields
 from martlet_remoting.commands.values import WHERE, Where, where, whole
 from martlet_remoting.wire.answers.messages import RETRY_PREFIX
 from martlet_remoting.wire.codes import RequestCode
-from martlet_remoting.wire.request_headers import SendHeader
+from martlet_remoting.wire.headers import SendHeader
 
 __all__ = ["COMMAND"]
 
@@ -202,7 +202,17 @@ def _header(message: ReceivedMessage, arguments: Any, now_ms: int) -> SendHeader
         raise ClientError(f"message {message.message_id!r} has no property with its original topic; give --topic")
     # The body was expanded on receipt.
     sys_flag = message.sys_flag & ~(COMPRESSED | COMPRESSION_BITS | TRANSACTION_BITS)
-    return SendHeader(PRODUCER_GROUP, topic, TEMPLATE_TOPIC, 1, -1, sys_flag, now_ms, message.flag, encoded(properties))
+    return SendHeader(
+        producer_group=PRODUCER_GROUP,
+        topic=topic,
+        default_topic=TEMPLATE_TOPIC,
+        default_queues=1,
+        queue_id=-1,
+        sys_flag=sys_flag,
+        born_ms=now_ms,
+        flag=message.flag,
+        properties=encoded(properties).decode(),
+    )
 
 
 COMMAND = Command("dlq", "list, show and resend dead letters", configure, talking())

@@ -25,10 +25,10 @@ from martlet_remoting.handlers.context import Context, Declined, Handle, reply
 from martlet_remoting.handlers.pops import NOTHING, check_invisible
 from martlet_remoting.wire.codec import encode_ack_response, encode_response
 from martlet_remoting.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
-from martlet_remoting.wire.fields import AckFields, AckHead, ack_fields
-from martlet_remoting.wire.headers import Ack
+from martlet_remoting.wire.headers import AckHead, AckHeader, decode_header
 from martlet_remoting.wire.packets import Command
 from martlet_remoting.wire.pop_handles import handle_ms, parse_handle, real_topic
+from martlet_remoting.wire.runs import Ack
 
 __all__ = ["TABLE", "ack_run"]
 
@@ -41,12 +41,12 @@ STALE: Final = "nothing was acknowledged; the message was acknowledged before, o
 
 def ack_message(context: Context, command: Command) -> bytes:
     """Settle one message. A handle that is no longer valid is answered like any other, as by RocketMQ."""
-    fields = _fields(command)
+    fields = decode_header(command, AckHeader)
     share = _share(context, context.gate(command), fields, fields.offset)
-    pop_ms = handle_ms(fields.extraInfo)
-    if share is not None and share.ack(fields.queueId, fields.offset, pop_ms):
+    pop_ms = handle_ms(fields.handle)
+    if share is not None and share.ack(fields.queue_id, fields.offset, pop_ms):
         context.peer.hold_until(NEXT_COMMIT)
-        context.state.rates.acked(fields.topic, fields.consumerGroup, 1)
+        context.state.rates.acked(fields.topic, fields.group, 1)
         return encode_ack_response(context.state.templates.acknowledged, command.opaque)
     return encode_response(command.opaque, ResponseCode.SUCCESS, remark=STALE)
 
@@ -63,20 +63,20 @@ def ack_run(context: Context, acks: Sequence[Ack]) -> int:
         heads = _alike(acks, len(answers))
         if not heads:
             break
-        fields, offsets = heads[0].extFields, [head.extFields.offset for head in heads]
+        fields, offsets = heads[0].fields, [head.fields.offset for head in heads]
         try:
             share = _share(context, gate, fields, offsets[-1])
-            pop_ms = handle_ms(fields.extraInfo)
+            pop_ms = handle_ms(fields.handle)
         except (Refused, Declined):
             break
-        settled = share.settlement.ack_all(fields.queueId, offsets, pop_ms) if share is not None else []
+        settled = share.settlement.ack_all(fields.queue_id, offsets, pop_ms) if share is not None else []
         if settled:
             has_settled = True
-            context.state.rates.acked(fields.topic, fields.consumerGroup, len(settled), len(settled))
+            context.state.rates.acked(fields.topic, fields.group, len(settled), len(settled))
         if len(settled) == len(offsets):
             answers += [encode_ack_response(template, head.opaque) for head in heads]
         else:
-            answers += [_answer(template, head, head.extFields.offset in settled) for head in heads]
+            answers += [_answer(template, head, head.fields.offset in settled) for head in heads]
     if answers:
         context.state.counters.requests += len(answers)
         if has_settled:
@@ -92,19 +92,19 @@ def _alike(acks: Sequence[Ack], first: int) -> list[AckHead]:
     queue_id = offset = -1
     for place in range(first, len(acks)):
         head = acks[place][0]
-        fields = head.extFields
+        fields = head.fields
         if head.flag & NO_ANSWER:
             break
         if not found:
-            group, topic, queue_id = fields.consumerGroup, fields.topic, fields.queueId
-            tokens = fields.extraInfo.split(" ", 2)
-            front = f"{tokens[0]} {tokens[1]} " if len(tokens) > 2 else fields.extraInfo
+            group, topic, queue_id = fields.group, fields.topic, fields.queue_id
+            tokens = fields.handle.split(" ", 2)
+            front = f"{tokens[0]} {tokens[1]} " if len(tokens) > 2 else fields.handle
         elif (
-            fields.queueId != queue_id
+            fields.queue_id != queue_id
             or fields.offset <= offset
-            or not fields.extraInfo.startswith(front)
+            or not fields.handle.startswith(front)
             or fields.topic != topic
-            or fields.consumerGroup != group
+            or fields.group != group
         ):
             break
         offset = fields.offset
@@ -120,37 +120,23 @@ def _answer(template: bytes, head: AckHead, settled: bool) -> bytes:
 
 def change_invisible_time(context: Context, command: Command) -> bytes:
     """Make a message visible again some time from now, earlier or later than before; answer its new handle."""
-    fields = _fields(command)
-    check_invisible(fields.invisibleTime)
+    fields = decode_header(command, AckHeader)
+    check_invisible(fields.invisible_ms)
     share = _share(context, context.gate(command), fields, fields.offset, readable=True)
-    handle = parse_handle(fields.extraInfo)
+    handle = parse_handle(fields.handle)
     generation = 0
     if share is not None:
-        generation = share.renew(fields.queueId, fields.offset, handle.pop_ms, fields.invisibleTime / 1000)
+        generation = share.renew(fields.queue_id, fields.offset, handle.pop_ms, fields.invisible_ms / 1000)
     if not generation:
-        text_ = f"message {fields.offset} of queue {fields.queueId} is not held by this handle"
+        text_ = f"message {fields.offset} of queue {fields.queue_id} is not held by this handle"
         text_ += "; it was acknowledged, or its invisible time has ended"
         raise Declined(ResponseCode.NO_MESSAGE, text_, NOTHING)
     context.peer.hold_until(NEXT_COMMIT)
-    ext = {"popTime": generation, "invisibleTime": fields.invisibleTime, "reviveQid": handle.revive_queue}
+    ext = {"popTime": generation, "invisibleTime": fields.invisible_ms, "reviveQid": handle.revive_queue}
     return reply(command, ext)
 
 
-def _fields(command: Command) -> AckFields:
-    fields = ack_fields(command)
-    if fields is not None:
-        return fields
-    return AckFields(
-        command.text("consumerGroup"),
-        command.text("topic"),
-        command.integer("queueId"),
-        command.text("extraInfo"),
-        command.integer("offset"),
-        command.integer("invisibleTime", -1),
-    )
-
-
-def _share(context: Context, gate: Gate, fields: AckFields, last: int, *, readable: bool = False) -> Share | None:
+def _share(context: Context, gate: Gate, fields: AckHeader, last: int, *, readable: bool = False) -> Share | None:
     """Return the group of messages up to offset *last*, None if it has never consumed the topic.
 
     With *readable* the messages must exist.
@@ -159,13 +145,13 @@ def _share(context: Context, gate: Gate, fields: AckFields, last: int, *, readab
       Refused: the topic or the group may not be read, or the topic does not exist.
       Declined: there is no such queue or message.
     """
-    grant = gate.consume(fields.consumerGroup, fields.topic)
-    queue = _queue(context, grant, fields.queueId)
+    grant = gate.consume(fields.group, fields.topic)
+    queue = _queue(context, grant, fields.queue_id)
     first, end = queue.first_offset, queue.next_offset
     if not first <= fields.offset <= last <= end or (readable and last == end):
-        text_ = f"offset is illegal, key:{fields.topic}@{fields.queueId}, commit:{fields.offset}, store:{first}~{end}"
+        text_ = f"offset is illegal, key:{fields.topic}@{fields.queue_id}, commit:{fields.offset}, store:{first}~{end}"
         raise Declined(ResponseCode.NO_MESSAGE, text_, NOTHING)
-    return context.state.pops.share(gate, fields.consumerGroup, fields.topic)
+    return context.state.pops.share(gate, fields.group, fields.topic)
 
 
 def _queue(context: Context, grant: ConsumeGrant, queue_id: int) -> Queue:

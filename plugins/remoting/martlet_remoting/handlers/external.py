@@ -22,9 +22,8 @@ from martlet_remoting.handlers.send import I32_MAX, I32_MIN, TRANSACTION_MASK, c
 from martlet_remoting.handlers.unheld import no_external_transactions
 from martlet_remoting.wire.batches import Member, split_batch
 from martlet_remoting.wire.codes import RequestCode
-from martlet_remoting.wire.headers import decode_send_header
+from martlet_remoting.wire.headers import SendHeader, decode_send_header
 from martlet_remoting.wire.packets import Command
-from martlet_remoting.wire.request_headers import SendHeader
 
 __all__ = ["TABLE"]
 

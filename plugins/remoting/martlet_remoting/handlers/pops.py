@@ -27,11 +27,10 @@ from martlet_remoting.handlers.context import REASON_CODES, Context, Declined, H
 from martlet_remoting.handlers.offsets import begins_near
 from martlet_remoting.wire.codec import encode_pop_prefix, encode_response
 from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
-from martlet_remoting.wire.headers import decode_pop_header
+from martlet_remoting.wire.headers import NotificationHeader, PopHeader, decode_header
 from martlet_remoting.wire.packets import Command
 from martlet_remoting.wire.pop_handles import IN_ORDER_QUEUE, Popped, places, retry_flag
 from martlet_remoting.wire.pop_handles import Handle as MessageHandle
-from martlet_remoting.wire.request_headers import PopHeader
 
 __all__ = ["NOTHING", "TABLE", "check_invisible", "collect", "finish"]
 
@@ -53,7 +52,7 @@ def pop_message(context: Context, command: Command) -> Steps[None] | None:
     """Answer with messages, invisible to others for a time; or hold the pop until there are some."""
     if command.flag & FLAG_ONEWAY:
         return None
-    header = decode_pop_header(command)
+    header = decode_header(command, PopHeader)
     if len(header.expression) > CACHED_CHARS_MAX:
         return _pop_later(context, command, header)
     return _pop(context, command, header)
@@ -95,7 +94,7 @@ def notification(context: Context, command: Command) -> None:
     """Answer whether there are messages to pop, or hold the request until there are some."""
     if command.flag & FLAG_ONEWAY:
         return
-    header = decode_pop_header(command)
+    header = decode_header(command, NotificationHeader)
     _check_age(context, header)
     gate = context.gate(command)
     grant = gate.consume(header.group, header.topic)
@@ -116,7 +115,7 @@ def _is_new(grant: ConsumeGrant, topic: Topic) -> bool:
     return any(topic.queue(queue_id).first_offset < grant.end_offset(queue_id) for queue_id in queues)
 
 
-def _make(context: Context, gate: Gate, command: Command, header: PopHeader) -> Pop:
+def _make(context: Context, gate: Gate, command: Command, header: NotificationHeader) -> Pop:
     state = context.state
     pop = Pop(
         context.pops,
@@ -138,7 +137,7 @@ def _make(context: Context, gate: Gate, command: Command, header: PopHeader) -> 
 # checks
 
 
-def _check_age(context: Context, header: PopHeader) -> None:
+def _check_age(context: Context, header: NotificationHeader) -> None:
     now_ms = context.state.broker.clock.now_ms()
     late_ms = now_ms - (header.born_ms or now_ms) - header.poll_ms
     if late_ms > LATE_MS:

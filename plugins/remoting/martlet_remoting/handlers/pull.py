@@ -32,9 +32,14 @@ from martlet_remoting.handlers.context import (
 )
 from martlet_remoting.wire.codec import encode_pull_prefix
 from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
-from martlet_remoting.wire.headers import decode_pull_header
+from martlet_remoting.wire.headers import (
+    PULL_COMMIT_OFFSET,
+    PULL_SUBSCRIPTION,
+    PULL_SUSPEND,
+    PullHeader,
+    decode_pull_header,
+)
 from martlet_remoting.wire.packets import NO_EXT, Command
-from martlet_remoting.wire.request_headers import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND, PullHeader
 
 __all__ = ["TABLE", "collect", "finish", "pull_message"]
 

@@ -20,9 +20,8 @@ from martlet_remoting.handlers.send import make_message, open_topic, stamp
 from martlet_remoting.handlers.templates import Templates
 from martlet_remoting.wire.codec import encode_send_response
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
-from martlet_remoting.wire.headers import decode_send_header
+from martlet_remoting.wire.headers import SendHeader, decode_send_header
 from martlet_remoting.wire.packets import Command
-from martlet_remoting.wire.request_headers import SendHeader
 
 __all__ = ["TABLE", "send_reply", "take_reply"]
 
@@ -40,7 +39,7 @@ def send_reply(context: Context, command: Command) -> bytes | None:
     header = decode_send_header(command)
     gate = context.gate(command)
     topic = open_topic(context, gate.check_publish(header.topic), header)
-    properties, unique = stamp(header.properties, state.templates, state.broker.ids)
+    properties, unique = stamp(header.properties.encode(), state.templates, state.broker.ids)
     message = make_message(context, header, command.body, properties)
     message.topic = topic.name
     address = find_property(properties, REPLY_TO.encode()).decode("utf-8", "replace")
@@ -81,15 +80,14 @@ def take_reply(
     reply.topic = REPLY_TOPIC.format(broker.config.cluster)
     placed = gate.publish(reply)
     header = SendHeader(
-        PRODUCER_GROUP,
-        reply.topic,
-        DEFAULT_TOPIC,
-        1,
-        placed.queue_id,
-        reply.sys_flag,
-        reply.born_ms,
-        reply.flag,
-        reply.properties,
+        producer_group=PRODUCER_GROUP,
+        topic=reply.topic,
+        default_topic=DEFAULT_TOPIC,
+        default_queues=1,
+        queue_id=placed.queue_id,
+        sys_flag=reply.sys_flag,
+        born_ms=reply.born_ms,
+        flag=reply.flag,
     )
 
     def finish(failure: str) -> None:

@@ -23,11 +23,10 @@ from martlet_remoting.handlers.unheld import TIMER_KEYS, no_transactions
 from martlet_remoting.wire.batches import Member, split_batch
 from martlet_remoting.wire.codec import encode_send_response
 from martlet_remoting.wire.codes import FLAG_ONEWAY, VERSION_3_4_9, RequestCode, ResponseCode
-from martlet_remoting.wire.fields import SendFields, SendHead, send_fields
-from martlet_remoting.wire.headers import Send, decode_send_header
+from martlet_remoting.wire.headers import SendHead, SendHeader, decode_send_header
 from martlet_remoting.wire.packets import Command, Frame
 from martlet_remoting.wire.recall_handles import handle_of
-from martlet_remoting.wire.request_headers import SendHeader
+from martlet_remoting.wire.runs import Send
 
 __all__ = ["TABLE", "check_load", "make_message", "open_topic", "send_message", "send_run", "stamp"]
 
@@ -58,9 +57,9 @@ class _PlacedBatch(NamedTuple):
 
 def send_usual(context: Context, command: Command) -> Answer:
     """Store a usual send, which takes half the time; any other by `send_message`."""
-    fields = None if command.unusual else send_fields(command)
-    if fields is not None and command.body:
-        head = SendHead(command.code, fields, command.opaque, command.flag)
+    header = decode_send_header(command)
+    if not command.unusual and command.body:
+        head = SendHead(command.code, header, command.opaque, command.flag)
         if send_alone(context, context.gate(command), (head, command.body, 0)):
             return None
     return send_message(context, command)
@@ -69,8 +68,8 @@ def send_usual(context: Context, command: Command) -> Answer:
 def send_alone(context: Context, gate: Gate, send: Send) -> bool:
     """Store and answer a usual send, like `send_run`; return False for any other."""
     head, body, _ = send
-    fields = head.extFields
-    name, properties = fields.b, fields.i
+    fields = head.fields
+    name, properties = fields.topic, fields.properties
     grant = gate.publishable.get(name) or _ask_grant(gate, name)
     if grant is None:
         return False
@@ -80,7 +79,7 @@ def send_alone(context: Context, gate: Gate, send: Send) -> bool:
     if (
         not unique
         or topic is None
-        or not 0 <= fields.e < topic.open_queues
+        or not 0 <= fields.queue_id < topic.open_queues
         or topic.filter_type != "SINGLE_TAG"
         or name[0] == "%"
         or head.flag & ~FLAG_ONEWAY
@@ -91,22 +90,24 @@ def send_alone(context: Context, gate: Gate, send: Send) -> bool:
     ):
         return False
     stored += templates.stamp if stored[-1] == 2 else templates.stamp_after
-    staged = stages.every_message or fields.f & stages.sys_flag or _contains(properties, stages.words)
+    staged = stages.every_message or fields.sys_flag & stages.sys_flag or _contains(properties, stages.words)
     try:
         if staged:
-            message = Message(name, body, stored, fields.e, fields.h, fields.f, fields.g, peer.host)
+            message = Message(
+                name, body, stored, fields.queue_id, fields.flag, fields.sys_flag, fields.born_ms, peer.host
+            )
             _send_staged(context, gate, head, message, unique)
             return True
-        queue = topic.queues.get(fields.e) or topic.queue(fields.e)
+        queue = topic.queues.get(fields.queue_id) or topic.queue(fields.queue_id)
         placed = gate.publish_item(
-            (queue, body, stored, grant.code_of(stored), fields.h, fields.f, fields.g, peer.host, 0, 0)
+            (queue, body, stored, grant.code_of(stored), fields.flag, fields.sys_flag, fields.born_ms, peer.host, 0, 0)
         )
     except MartletError as error:
         peer.send(_run_refusal(context, head, error))
         return True
     peer.hold_until(placed.end)
     if not head.flag:
-        header = templates.sent_usual % (fields.e, unique, placed.position, placed.queue_offset, head.opaque)
+        header = templates.sent_usual % (fields.queue_id, unique, placed.position, placed.queue_offset, head.opaque)
         peer.send(LENGTHS.pack(4 + len(header), len(header)) + header)
     return True
 
@@ -132,7 +133,7 @@ def _ask_grant(gate: Gate, name: str) -> PublishGrant | None:
 def send_together(context: Context, gate: Gate, sends: Sequence[Send]) -> int:
     """Store and answer the usual sends at the beginning of *sends*; return their number."""
     broker, taken = context.state.broker, 0
-    if len(sends) >= RUN_MIN and sends[0][0].extFields.b in gate.publishable and not broker.stages.every_message:
+    if len(sends) >= RUN_MIN and sends[0][0].fields.topic in gate.publishable and not broker.stages.every_message:
         taken = send_run(context, gate, sends)
     else:
         while taken < len(sends) and send_alone(context, gate, sends[taken]):
@@ -147,7 +148,7 @@ def send_run(context: Context, gate: Gate, sends: Sequence[Send]) -> int:
     Usual: short field names, a known topic, a unique key, no batch, no retry, and no property that the broker sets.
     Only those that a stage may want become a `Message`. The topic of the first one must have been granted.
     """
-    name = sends[0][0].extFields.b
+    name = sends[0][0].fields.topic
     grant = gate.publishable[name]
     state, host = context.state, context.peer.host
     stages, stamp, stamp_after = state.broker.stages, state.templates.stamp, state.templates.stamp_after
@@ -158,30 +159,30 @@ def send_run(context: Context, gate: Gate, sends: Sequence[Send]) -> int:
     run: list[RunItem | Message] = []
     keys: list[bytes] = []
     for head, body, _ in sends:
-        fields = head.extFields
-        if fields.b != name:
-            name = fields.b
+        fields = head.fields
+        if fields.topic != name:
+            name = fields.topic
             topic = _usual_topic(gate.publishable.get(name))
-        stored = fields.i.encode()
+        stored = fields.properties.encode()
         unique = usual_key(fields, stored, unusual_flags)
         if (
             not unique
             or topic is None
-            or not 0 <= fields.e < topic.open_queues
+            or not 0 <= fields.queue_id < topic.open_queues
             or head.flag & ~FLAG_ONEWAY
             or unflushed > unflushed_max
             or len(body) > body_bytes_max
             or len(stored) + len(stamp_after) > PROPERTIES_BYTES_MAX
-            or (suspects and _contains(fields.i, BROKER_WORDS))
+            or (suspects and _contains(fields.properties, BROKER_WORDS))
         ):
             break
         stored += stamp if stored[-1] == 2 else stamp_after
-        queue = topic.queues.get(fields.e) or topic.queue(fields.e)
+        queue = topic.queues.get(fields.queue_id) or topic.queue(fields.queue_id)
         unflushed += queue.overhead + len(body) + len(stored)
-        if fields.f & stages.sys_flag or (suspects and _contains(fields.i, stages.words)):
-            run.append(Message(name, body, stored, fields.e, fields.h, fields.f, fields.g, host))
+        if fields.sys_flag & stages.sys_flag or (suspects and _contains(fields.properties, stages.words)):
+            run.append(Message(name, body, stored, fields.queue_id, fields.flag, fields.sys_flag, fields.born_ms, host))
         else:
-            run.append((queue, body, stored, code_of(stored), fields.h, fields.f, fields.g, host, 0, 0))
+            run.append((queue, body, stored, code_of(stored), fields.flag, fields.sys_flag, fields.born_ms, host, 0, 0))
         keys.append(unique)
     if run:
         _publish_run(context, gate, sends[: len(run)], run, keys)
@@ -196,7 +197,7 @@ def _usual_topic(grant: PublishGrant | None) -> Topic | None:
 
 def _find_words(sends: Sequence[Send], stages: Stages) -> bool:
     """Return whether the properties of one of *sends* may have a meaning for the broker or for a stage."""
-    return _contains("\x02".join([head.extFields.i for head, _, _ in sends]), (*BROKER_WORDS, *stages.words))
+    return _contains("\x02".join([head.fields.properties for head, _, _ in sends]), (*BROKER_WORDS, *stages.words))
 
 
 def _contains(text: str, words: Sequence[str]) -> bool:
@@ -207,7 +208,7 @@ def _contains(text: str, words: Sequence[str]) -> bool:
     return False
 
 
-def usual_key(fields: SendFields, stored: bytes, unusual_flags: int) -> bytes:
+def usual_key(fields: SendHeader, stored: bytes, unusual_flags: int) -> bytes:
     """Return the unique key of a usual send with the encoded properties *stored*; empty if the send is not usual."""
     at = stored.find(b"UNIQ_KEY\x01")
     if at < 0:
@@ -215,11 +216,11 @@ def usual_key(fields: SendFields, stored: bytes, unusual_flags: int) -> bytes:
     end = stored.find(2, at)
     unique = stored[at + 9 : end] if end >= 0 else stored[at + 9 :]
     if (
-        fields.m
-        or fields.j
-        or fields.f & unusual_flags
-        or fields.h < 0
-        or fields.g < 0
+        fields.batch
+        or fields.reconsume_times
+        or fields.sys_flag & unusual_flags
+        or fields.flag >> 31
+        or fields.born_ms < 0
         or (at and stored[at - 1] != 2)
         or not unique.isalnum()
     ):
@@ -265,11 +266,11 @@ def _staged_response(
     context: Context, head: SendHead, message: Message, unique: bytes, position: int, offset: int
 ) -> bytes:
     """Return the answer to the send of *message*, which has passed the stages."""
-    templates, fields = context.state.templates, head.extFields
-    queue_id, handle = fields.e, ""
-    if message.topic != fields.b:  # a stage holds it elsewhere until it is due
+    templates, fields = context.state.templates, head.fields
+    queue_id, handle = fields.queue_id, ""
+    if message.topic != fields.topic:  # a stage holds it elsewhere until it is due
         queue_id = _real_queue(message, queue_id)
-        handle = handle_of(message.properties, fields.b, context.state.broker.config.name)
+        handle = handle_of(message.properties, fields.topic, context.state.broker.config.name)
     if handle:
         message_id, key = templates.message_id(position), unique.decode()
         return encode_send_response(templates.sent, head.opaque, 0, message_id, queue_id, offset, key, handle)
@@ -297,9 +298,9 @@ def send_message(context: Context, command: Command) -> Answer:
     check_load(grant, state.config.unflushed_bytes_max)
     if header.batch:
         return _send_batch(context, command, header, grant)
-    properties = header.properties
+    properties = header.properties.encode()
     if header.topic[0] == "%" and header.topic.startswith(RETRY_PREFIX):
-        topic, properties = _retry(context, grant, command, header, topic)
+        topic, properties = _retry(context, grant, command, header, topic, properties)
     properties, unique = stamp(properties, state.templates, state.broker.ids)
     if header.sys_flag & TRANSACTION_MASK and not supports_transactions(state.broker):
         raise no_transactions(state.broker)
@@ -392,7 +393,7 @@ def _make_topic(grant: PublishGrant, header: SendHeader) -> Topic:
 
 
 def _retry(
-    context: Context, grant: PublishGrant, command: Command, header: SendHeader, topic: Topic
+    context: Context, grant: PublishGrant, command: Command, header: SendHeader, topic: Topic, properties: bytes
 ) -> tuple[Topic, bytes]:
     """Return where a consumer's own retry goes: the retry topic, or after too many attempts the dead-letter topic."""
     state = context.state
@@ -407,9 +408,9 @@ def _retry(
         times_max = header.max_reconsume_times
     # An ordered consumer, which holds locks, sends back only messages that it has given up on.
     if header.reconsume_times <= times_max and not state.locks.any_held(group, state.now()):
-        return topic, header.properties
+        return topic, properties
     header.queue_id = -1
-    return of_group.make_dead_letter_topic(), put_property(header.properties, b"DELAY", b"-1")
+    return of_group.make_dead_letter_topic(), put_property(properties, b"DELAY", b"-1")
 
 
 # the properties
@@ -476,7 +477,7 @@ def _send_long_batch(
 
 def _batch_response(context: Context, command: Command, header: SendHeader, placed: _PlacedBatch) -> bytes:
     context.peer.hold_until(placed.end)
-    unique = find_property(header.properties, b"UNIQ_KEY").decode("utf-8", "replace")
+    unique = find_property(header.properties.encode(), b"UNIQ_KEY").decode("utf-8", "replace")
     template = context.state.templates.sent
     return encode_send_response(template, command.opaque, 0, placed.ids, placed.queue_id, placed.queue_offset, unique)
 
@@ -529,7 +530,7 @@ def _check_batch(command: Command, header: SendHeader, limit: int) -> None:
         raise Refused(Reason.ILLEGAL, f"batch request does not support retry group {name.removeprefix(RETRY_PREFIX)}")
     if len(name) > TOPIC_CHARS_MAX:
         raise Refused(Reason.ILLEGAL, f"topic of a batch is {len(name)} characters long; at most {TOPIC_CHARS_MAX}")
-    if find_property(header.properties, b"DELAY") not in (b"", b"0") or header.sys_flag & TRANSACTION_MASK:
+    if find_property(header.properties.encode(), b"DELAY") not in (b"", b"0") or header.sys_flag & TRANSACTION_MASK:
         raise Refused(Reason.ILLEGAL, "batch cannot be delayed or transactional; send such messages one by one")
     if len(command.body) > limit:
         raise Refused(Reason.ILLEGAL, f"batch is {len(command.body)} bytes; broker.message_bytes_max is {limit}")

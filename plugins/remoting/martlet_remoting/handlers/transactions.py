@@ -16,7 +16,7 @@ from martlet.message import decode_properties
 from martlet.records.codec import decode_records
 from martlet_remoting.handlers.context import Answer, Context, Declined, Handle, Later, reply
 from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
-from martlet_remoting.wire.fields import EndHead
+from martlet_remoting.wire.headers import EndHead
 from martlet_remoting.wire.packets import Command
 
 __all__ = ["TABLE", "end_run"]
@@ -55,7 +55,7 @@ def end_run(context: Context, heads: Sequence[EndHead]) -> list[Command]:
         if half is None:
             rest.append(head)
         else:
-            ends.append((half, head.extFields.commitOrRollback == COMMIT))
+            ends.append((half, head.fields.decision == COMMIT))
             usual.append(head)
     if ends:
         left = context.connection_gate().end_transactions(ends)
@@ -66,28 +66,19 @@ def end_run(context: Context, heads: Sequence[EndHead]) -> list[Command]:
 
 def _usual_half(transactions: Transactions, head: EndHead) -> HalfMessage | None:
     """Return the half message whose transaction *head* may end; None if `end_transaction` must look."""
-    fields = head.extFields
-    if not head.flag & FLAG_ONEWAY or fields.commitOrRollback not in (COMMIT, ROLLBACK):
+    fields = head.fields
+    if not head.flag & FLAG_ONEWAY or fields.decision not in (COMMIT, ROLLBACK):
         return None
-    half = transactions.find_nowait(fields.tranStateTableOffset, fields.commitLogOffset)
-    if half is None or fields.producerGroup != half.group:
+    half = transactions.find_nowait(fields.table_offset, fields.position)
+    if half is None or fields.producer_group != half.group:
         return None
-    if fields.fromTransactionCheck.lower() != "true" and transactions.is_late(half):
+    if fields.from_check.lower() != "true" and transactions.is_late(half):
         return None
     return half
 
 
 def _command(head: EndHead) -> Command:
-    fields = head.extFields
-    ext = {
-        "producerGroup": fields.producerGroup,
-        "tranStateTableOffset": fields.tranStateTableOffset,
-        "commitLogOffset": fields.commitLogOffset,
-        "commitOrRollback": fields.commitOrRollback,
-        "fromTransactionCheck": fields.fromTransactionCheck,
-        "msgId": fields.msgId,
-    }
-    return Command(head.code, ext, b"", head.opaque, head.flag)
+    return Command(head.code, head.fields.to_ext(), b"", head.opaque, head.flag)
 
 
 def end_transaction(context: Context, command: Command) -> Answer:

@@ -26,7 +26,7 @@ from martlet_remoting.wire.codes import (
     VERSION,
     RequestCode,
 )
-from martlet_remoting.wire.fields import (
+from martlet_remoting.wire.headers import (
     REMARK_MAX,
     EndHead,
     SendHead,
@@ -37,8 +37,8 @@ from martlet_remoting.wire.fields import (
     send_head,
     send_head_of,
 )
-from martlet_remoting.wire.headers import Ack, AckRun, End, Send, SendRun
 from martlet_remoting.wire.packets import NO_EXT, Command, ext_text
+from martlet_remoting.wire.runs import Ack, AckRun, End, Send, SendRun
 
 __all__ = [
     "FRAME_BYTES_MAX",
@@ -90,7 +90,7 @@ SENDS_MAX: Final = 64  # in one run
 ACKS_MIN: Final = 4  # of the size of the first; fewer are not worth a run
 ACKS_MAX: Final = 256
 SEND_BYTES_MAX: Final = 65536  # largest frame in a run; larger ones gain nothing
-# Frequent requests, whose handlers read the fields directly from the JSON (martlet_remoting.wire.fields).
+# Frequent requests, whose handlers read the fields directly from the JSON (martlet_remoting.wire.headers).
 READ_AS_RECORDS: Final = frozenset(
     (
         RequestCode.SEND_MESSAGE_V2,
@@ -415,7 +415,7 @@ def _decode_json(header: bytes, body: bytes) -> Command:
         envelope.remark,
         language if type(language) is str else "",
         envelope.version,
-        envelope.extFields,
+        envelope.fields,
     )
     if envelope.code not in READ_AS_RECORDS or envelope.flag & FLAG_RESPONSE:
         command.read_ext()

@@ -10,8 +10,8 @@ from typing import Final, final
 
 from martlet.errors import RemoteProtocolError
 from martlet_remoting.wire.codec import FrameBuffer
-from martlet_remoting.wire.headers import AckRun, SendRun
 from martlet_remoting.wire.packets import Command
+from martlet_remoting.wire.runs import AckRun, SendRun
 
 __all__ = ["RemotingConnection"]
 

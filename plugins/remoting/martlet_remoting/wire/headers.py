@@ -1,106 +1,347 @@
-"""The header fields of the most frequent requests, sends and pulls, as records.
+"""The headers of commands as records: what all commands have in common, and the fields of frequent requests.
 
-Other requests have few fields, which their handlers read from the `Command`.
+msgspec decodes them in C, from JSON or from the fields of a binary header. Numbers may be in quotes, as most clients
+write them, or not, as the C++ client does. Fields that do not match their record, for example because a number is
+empty, are read one by one. Other requests have few fields, which their handlers read from the `Command`.
 """
 
-from typing import Final, TypeAlias, final
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Annotated, Any, Final, Generic, TypeVar, final
+
+from msgspec import Meta, Raw, Struct, convert, to_builtins
+from msgspec.json import Decoder
+from msgspec.structs import FieldInfo, fields
 
 from martlet.errors import Reason, Refused
 from martlet_remoting.wire.codes import RequestCode
-from martlet_remoting.wire.fields import AckHead, EndHead, SendHead, pop_fields, pull_fields
 from martlet_remoting.wire.packets import Command
-from martlet_remoting.wire.request_headers import PopHeader, PullHeader, SendHeader
 
 __all__ = [
-    "Ack",
-    "AckRun",
-    "End",
-    "Send",
-    "SendRun",
-    "decode_pop_header",
+    "PULL_COMMIT_OFFSET",
+    "PULL_LITE",
+    "PULL_SUBSCRIPTION",
+    "PULL_SUSPEND",
+    "REMARK_MAX",
+    "AckHead",
+    "AckHeader",
+    "EndHead",
+    "EndHeader",
+    "NotificationHeader",
+    "PopHeader",
+    "PullHeader",
+    "SendHead",
+    "SendHeader",
+    "ack_head",
+    "decode_envelope",
+    "decode_header",
     "decode_pull_header",
     "decode_send_header",
+    "end_head",
+    "end_head_of",
+    "send_head",
+    "send_head_of",
 ]
 
+REMARK_MAX: Final = 64 * 1024  # characters, or bytes in the binary header
+# Bits of a pull's sysFlag (RocketMQ PullSysFlag).
+PULL_COMMIT_OFFSET: Final = 0x1
+PULL_SUSPEND: Final = 0x2
+PULL_SUBSCRIPTION: Final = 0x4
+PULL_CLASS_FILTER: Final = 0x8
+PULL_LITE: Final = 0x10
 
-_LONG_NAMES: Final = frozenset((RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE))
-# The values with which Java, Go and C++ clients write true.
-_TRUE: Final = (True, "true", "True")
-
-# A send of a run: its header, its body, and the end of its frame in the receive buffer. An end of a transaction, an
-# acknowledgement.
-Send: TypeAlias = tuple[SendHead, bytes, int]
-End: TypeAlias = tuple[EndHead, int]
-Ack: TypeAlias = tuple[AckHead, int]
+I32 = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+I64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+F = TypeVar("F")
 
 
-@final
-class SendRun:
-    """Consecutive requests of one read that store messages: SEND_MESSAGE_V2 and END_TRANSACTION.
+class Head(Struct, Generic[F], gc=False, rename={"fields": "extFields"}):
+    """The header of a command (RocketMQ RemotingCommand), with the ``fields`` that only its request has."""
 
-    The handler sets `taken` to the number of sends that it has handled, from the first one on, and handles all
-    `taken_ends`. The next send then follows as a `Command`. ``count`` is the number of sends, ``end`` the end of the
-    last frame.
-    """
-
-    __slots__ = ("count", "end", "ends", "sends", "taken")
-
-    def __init__(self, sends: list[Send], ends: list[End], end: int) -> None:
-        self.sends = sends
-        self.count = len(sends)
-        self.ends = ends
-        self.end = end
-        self.taken = 0
-
-    def __len__(self) -> int:
-        return len(self.sends) + len(self.ends)
-
-    def taken_ends(self) -> list[End]:
-        """Return the ends of transactions before the first send that was not taken."""
-        if self.taken == len(self.sends):
-            return self.ends
-        limit = self.sends[self.taken][2]
-        return [end for end in self.ends if end[1] < limit]
-
-    def taken_to(self) -> int:
-        """Return where the last frame ends that was taken; 0 if none was."""
-        if self.taken == len(self.sends):
-            return self.end
-        ends = self.taken_ends()
-        last = self.sends[self.taken - 1][2] if self.taken else 0
-        return max(last, ends[-1][1]) if ends else last
-
-    def rest(self) -> "SendRun":
-        """Return the requests after the first send that was not taken."""
-        return SendRun(self.sends[self.taken + 1 :], self.ends[len(self.taken_ends()) :], self.end)
+    code: I32
+    fields: F
+    opaque: I32 = 0
+    flag: I32 = 0
+    version: I32 = 0
+    language: str | int | None = None
+    remark: Annotated[str, Meta(max_length=REMARK_MAX)] | None = None
 
 
 @final
-class AckRun:
-    """Consecutive ACK_MESSAGE requests of one read.
+class Envelope(Head[Raw], gc=False):
+    """The header of any command, whose ``fields`` are not decoded."""
 
-    The handler sets `taken` to the number that it has handled, from the first one on. The next one then follows as a
-    `Command`. ``end`` is the end of the last frame.
+    fields: Raw = Raw(b"null")
+
+
+class Header(Struct, gc=False):
+    """The fields of one kind of request; a field with a default may be missing."""
+
+    def to_ext(self) -> dict[str, object]:
+        """Return the fields under their names on the wire, without texts and numbers that are not set."""
+        ext: dict[str, object] = to_builtins(self)
+        for name, unset in _unset(type(self)):
+            if ext[name] == unset:
+                del ext[name]
+        return ext
+
+
+# The fields of a send: in SEND_MESSAGE_V2 (RocketMQ SendMessageRequestHeaderV2) and SEND_MESSAGE.
+_SEND_NAMES: Final = {
+    "producer_group": ("a", "producerGroup"),
+    "topic": ("b", "topic"),
+    "default_topic": ("c", "defaultTopic"),
+    "default_queues": ("d", "defaultTopicQueueNums"),
+    "queue_id": ("e", "queueId"),
+    "sys_flag": ("f", "sysFlag"),
+    "born_ms": ("g", "bornTimestamp"),
+    "flag": ("h", "flag"),
+    "properties": ("i", "properties"),
+    "reconsume_times": ("j", "reconsumeTimes"),
+    "unit_mode": ("k", "unitMode"),
+    "max_reconsume_times": ("l", "maxReconsumeTimes"),
+    "batch": ("m", "batch"),
+    "broker_name": ("n", "bname"),
+}
+_LONG_NAMES: Final = dict(_SEND_NAMES.values())
+_LONG_NAMED: Final = frozenset((RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE))
+
+
+@final
+class SendHeader(Header, gc=False, kw_only=True, rename={name: short for name, (short, _) in _SEND_NAMES.items()}):
+    """A send; ``max_reconsume_times`` is -1 if not given.
+
+    Numbers without a range are checked where they are used.
     """
 
-    __slots__ = ("acks", "count", "end", "taken")
+    producer_group: str
+    topic: str
+    default_topic: str = ""
+    default_queues: int = 4
+    queue_id: I64
+    sys_flag: int = 0
+    born_ms: I64 = 0
+    flag: I32 = 0
+    properties: str = ""
+    reconsume_times: int = 0
+    unit_mode: bool = False
+    max_reconsume_times: int = -1
+    batch: bool = False
+    broker_name: str = ""
 
-    def __init__(self, acks: list[Ack]) -> None:
-        self.acks = acks
-        self.count = len(acks)
-        self.end = acks[-1][1] if acks else 0
-        self.taken = 0
 
-    def __len__(self) -> int:
-        return len(self.acks)
+@final
+class EndHeader(
+    Header,
+    gc=False,
+    rename={
+        "producer_group": "producerGroup",
+        "table_offset": "tranStateTableOffset",
+        "position": "commitLogOffset",
+        "decision": "commitOrRollback",
+        "from_check": "fromTransactionCheck",
+        "message_id": "msgId",
+    },
+):
+    """The end of a transaction (RocketMQ EndTransactionRequestHeader), without fields that the broker does not use."""
 
-    def taken_to(self) -> int:
-        """Return where the last frame ends that was taken; 0 if none was."""
-        return self.acks[self.taken - 1][1] if self.taken else 0
+    producer_group: str
+    table_offset: I64
+    position: I64
+    decision: I64
+    from_check: str = "false"
+    message_id: str = ""
 
-    def rest(self) -> "AckRun":
-        """Return the requests after the first one that was not taken."""
-        return AckRun(self.acks[self.taken + 1 :])
+
+@final
+class PullHeader(
+    Header,
+    gc=False,
+    rename={
+        "group": "consumerGroup",
+        "queue_id": "queueId",
+        "offset": "queueOffset",
+        "messages_max": "maxMsgNums",
+        "sys_flag": "sysFlag",
+        "commit_offset": "commitOffset",
+        "suspend_ms": "suspendTimeoutMillis",
+        "expression": "subscription",
+        "sub_version": "subVersion",
+        "expression_type": "expressionType",
+        "bytes_max": "maxMsgBytes",
+        "broker_name": "bname",
+    },
+):
+    """A pull (RocketMQ PullMessageRequestHeader); ``sys_flag`` has the PULL_ bits."""
+
+    group: str
+    topic: str
+    queue_id: I64
+    offset: I64
+    messages_max: I64
+    sys_flag: I64 = 0
+    commit_offset: I64 = 0
+    suspend_ms: I64 = 0
+    expression: str = ""
+    sub_version: I64 = 0
+    expression_type: str = "TAG"
+    bytes_max: I64 = -1
+    broker_name: str = ""
+
+
+class NotificationHeader(
+    Header,
+    gc=False,
+    rename={
+        "group": "consumerGroup",
+        "queue_id": "queueId",
+        "poll_ms": "pollTime",
+        "born_ms": "bornTime",
+        "expression_type": "expType",
+        "expression": "exp",
+        "in_order": "order",
+        "attempt": "attemptId",
+        "count_max": "maxMsgNums",
+        "invisible_ms": "invisibleTime",
+        "init_mode": "initMode",
+    },
+):
+    """A NOTIFICATION; ``born_ms`` is 0 if the client did not say when it began."""
+
+    group: str
+    topic: str
+    queue_id: I64
+    poll_ms: I64
+    born_ms: I64 = 0
+    expression_type: str = "TAG"
+    expression: str = ""
+    in_order: bool = False
+    attempt: str = ""
+
+
+@final
+class PopHeader(NotificationHeader, gc=False, kw_only=True):
+    """A POP_MESSAGE (RocketMQ PopMessageRequestHeader)."""
+
+    count_max: I64
+    invisible_ms: I64
+    init_mode: I64 = 0
+
+
+@final
+class AckHeader(
+    Header,
+    gc=False,
+    rename={
+        "group": "consumerGroup",
+        "queue_id": "queueId",
+        "handle": "extraInfo",
+        "invisible_ms": "invisibleTime",
+    },
+):
+    """An ACK_MESSAGE or CHANGE_MESSAGE_INVISIBLETIME."""
+
+    group: str
+    topic: str
+    queue_id: I64
+    handle: str
+    offset: I64
+    invisible_ms: I64 = -1
+
+
+NO_NAMES: Final[Mapping[str, str]] = {}
+H = TypeVar("H", bound=Header)
+K = TypeVar("K", bound=Head[Any])
+
+
+@final
+class SendHead(Head[SendHeader], gc=False):
+    """The whole header of a SEND_MESSAGE_V2."""
+
+
+@final
+class EndHead(Head[EndHeader], gc=False):
+    """The whole header of an END_TRANSACTION."""
+
+
+@final
+class AckHead(Head[AckHeader], gc=False):
+    """The whole header of an ACK_MESSAGE."""
+
+
+@cache
+def _unset(kind: type[Header]) -> list[tuple[str, object]]:
+    """Return the optional fields of *kind*, each with the value that says that it is not set."""
+    return [(each.encode_name, each.default) for each in fields(kind) if each.default in ("", -1)]
+
+
+decode_envelope: Final = Decoder(Envelope).decode
+
+
+def _head_decoder(kind: type[K]) -> Callable[[bytes], K | None]:
+    """Return a function that decodes a JSON header into *kind*, or returns None if it does not match."""
+    decode = Decoder(kind, strict=False).decode
+
+    def read(header: bytes) -> K | None:
+        try:
+            head: K = decode(header)
+        except (ValueError, RecursionError):
+            return None
+        return head
+
+    return read
+
+
+def _converter(kind: type[K], fields: type[H], code: int) -> Callable[[int, int, Mapping[str, object]], K | None]:
+    """Return a function that converts opaque, flag and fields of a binary header into *kind*, like `_head_decoder`."""
+
+    def read(opaque: int, flag: int, ext: Mapping[str, object]) -> K | None:
+        try:
+            return kind(code, convert(ext, fields, strict=False), opaque, flag)
+        except ValueError:
+            return None
+
+    return read
+
+
+# Each returns None if a field does not match.
+send_head: Final = _head_decoder(SendHead)
+end_head: Final = _head_decoder(EndHead)
+ack_head: Final = _head_decoder(AckHead)
+send_head_of: Final = _converter(SendHead, SendHeader, RequestCode.SEND_MESSAGE_V2)
+end_head_of: Final = _converter(EndHead, EndHeader, RequestCode.END_TRANSACTION)
+_DECODERS: Final[Mapping[type[Header], Callable[[Raw], Any]]] = {
+    kind: Decoder(kind, strict=False).decode
+    for kind in (SendHeader, PullHeader, NotificationHeader, PopHeader, AckHeader)
+}
+
+
+def decode_header(command: Command, kind: type[H]) -> H:
+    """Return the fields of *command* as a *kind*.
+
+    Raises:
+      Refused: a mandatory field is missing or is not a number.
+    """
+    raw = command.raw
+    try:
+        if raw is None:
+            return convert(command.ext, kind, strict=False)
+        header: H = _DECODERS[kind](raw)
+    except (ValueError, RecursionError):
+        return _read_one_by_one(command, kind)
+    return header
+
+
+def _read_one_by_one(command: Command, kind: type[H], names: Mapping[str, str] = NO_NAMES) -> H:
+    """Return the fields of *command*, some of which have other *names*, however they are written."""
+    readers: dict[object, Callable[[str, Any], object]] = {str: command.text, bool: command.boolean}
+
+    def read(each: FieldInfo) -> object:
+        name = names.get(each.encode_name, each.encode_name)
+        return readers.get(each.type, command.integer)(name, None if each.required else each.default)
+
+    return kind(**{each.name: read(each) for each in fields(kind)})
 
 
 def decode_send_header(command: Command) -> SendHeader:
@@ -111,48 +352,15 @@ def decode_send_header(command: Command) -> SendHeader:
     Raises:
       Refused: a mandatory field is missing or is not a number.
     """
-    if command.code in _LONG_NAMES:
-        return _long_send_header(command)
-    get = command.ext.get
-    integer = command.integer
-    group, topic, default_topic, properties, broker_name = get("a"), get("b"), get("c"), get("i"), get("n")
-    if type(topic) is not str or not topic or type(group) is not str:
-        raise Refused(Reason.MALFORMED, "send request lacks the header field a (producerGroup) or b (topic)")
-    return SendHeader(
-        group,
-        topic,
-        default_topic if type(default_topic) is str else "",
-        integer("d", 4),
-        integer("e"),
-        integer("f", 0),
-        integer("g", 0),
-        integer("h", 0),
-        properties.encode() if type(properties) is str else b"",
-        integer("j", 0),
-        get("k") in _TRUE,
-        -1 if get("l") is None else integer("l", -1),
-        get("m") in _TRUE or command.code == RequestCode.SEND_BATCH_MESSAGE,
-        broker_name if type(broker_name) is str else "",
-    )
-
-
-def _long_send_header(command: Command) -> SendHeader:
-    return SendHeader(
-        command.text("producerGroup"),
-        command.text("topic"),
-        command.text("defaultTopic", ""),
-        command.integer("defaultTopicQueueNums", 4),
-        command.integer("queueId"),
-        command.integer("sysFlag", 0),
-        command.integer("bornTimestamp", 0),
-        command.integer("flag", 0),
-        command.text("properties", "").encode(),
-        command.integer("reconsumeTimes", 0),
-        command.boolean("unitMode"),
-        command.integer("maxReconsumeTimes", -1),
-        command.boolean("batch"),
-        command.text("bname", ""),
-    )
+    if command.code in _LONG_NAMED:
+        header = _read_one_by_one(command, SendHeader, _LONG_NAMES)
+    else:
+        header = decode_header(command, SendHeader)
+    if not header.topic:
+        raise Refused(Reason.MALFORMED, f"request {command.code} lacks the topic")
+    if command.code == RequestCode.SEND_BATCH_MESSAGE:
+        header.batch = True
+    return header
 
 
 def decode_pull_header(command: Command) -> PullHeader:
@@ -161,82 +369,6 @@ def decode_pull_header(command: Command) -> PullHeader:
     Raises:
       Refused: a mandatory field is missing or is not a number.
     """
-    fields = pull_fields(command)
-    if fields is None:
-        return _odd_pull_header(command)
-    return PullHeader(
-        fields.consumerGroup,
-        fields.topic,
-        fields.queueId,
-        fields.queueOffset,
-        fields.maxMsgNums,
-        fields.sysFlag,
-        fields.commitOffset,
-        fields.suspendTimeoutMillis,
-        fields.subscription,
-        fields.subVersion,
-        fields.expressionType or "TAG",
-        fields.maxMsgBytes,
-        fields.bname,
-    )
-
-
-def _odd_pull_header(command: Command) -> PullHeader:
-    return PullHeader(
-        command.text("consumerGroup"),
-        command.text("topic"),
-        command.integer("queueId"),
-        command.integer("queueOffset"),
-        command.integer("maxMsgNums"),
-        command.integer("sysFlag", 0),
-        command.integer("commitOffset", 0),
-        command.integer("suspendTimeoutMillis", 0),
-        command.text("subscription", ""),
-        command.integer("subVersion", 0),
-        command.text("expressionType", "TAG") or "TAG",
-        command.integer("maxMsgBytes", -1),
-        command.text("bname", ""),
-    )
-
-
-def decode_pop_header(command: Command) -> PopHeader:
-    """Return the header of a POP_MESSAGE or a NOTIFICATION.
-
-    Raises:
-      Refused: a mandatory field is missing or is not a number.
-    """
-    fields = pop_fields(command)
-    if fields is None:
-        return _odd_pop_header(command)
-    return PopHeader(
-        fields.consumerGroup,
-        fields.topic,
-        fields.queueId,
-        fields.maxMsgNums,
-        fields.invisibleTime,
-        fields.pollTime,
-        fields.bornTime,
-        fields.initMode,
-        fields.expType,
-        fields.exp,
-        fields.order,
-        fields.attemptId,
-    )
-
-
-def _odd_pop_header(command: Command) -> PopHeader:
-    takes = command.code != RequestCode.NOTIFICATION
-    return PopHeader(
-        command.text("consumerGroup"),
-        command.text("topic"),
-        command.integer("queueId"),
-        command.integer("maxMsgNums", None if takes else 1),
-        command.integer("invisibleTime", None if takes else 0),
-        command.integer("pollTime"),
-        command.integer("bornTime", 0),
-        command.integer("initMode", 0),
-        command.text("expType", "TAG"),
-        command.text("exp", ""),
-        command.boolean("order"),
-        command.text("attemptId", ""),
-    )
+    header = decode_header(command, PullHeader)
+    header.expression_type = header.expression_type or "TAG"
+    return header

@@ -62,7 +62,7 @@ class Command:
     Most clients send the values of ``ext`` as strings, C++ clients send numbers and
     booleans; read them with `text`, `integer` and `boolean`, which accept all of these.
     ``raw`` is the JSON of ``ext``, decoded at the first access. The most frequent requests
-    are decoded from ``raw`` as records (`martlet_remoting.wire.fields`) and never need ``ext``.
+    are decoded from ``raw`` as records (`martlet_remoting.wire.headers`) and never need ``ext``.
     ``identity`` is the user who signed the command, None if it has no signature. ``unusual`` says that it is a send
     that the handler did not take as part of a run.
     """

@@ -1,0 +1,82 @@
+"""Runs: consecutive frequent requests of one read, which the handler can take together."""
+
+from typing import TypeAlias, final
+
+from martlet_remoting.wire.headers import AckHead, EndHead, SendHead
+
+__all__ = ["Ack", "AckRun", "End", "Send", "SendRun"]
+
+# A send of a run: its header, its body, and the end of its frame in the receive buffer. An end of a transaction, an
+# acknowledgement.
+Send: TypeAlias = tuple[SendHead, bytes, int]
+End: TypeAlias = tuple[EndHead, int]
+Ack: TypeAlias = tuple[AckHead, int]
+
+
+@final
+class SendRun:
+    """Consecutive requests of one read that store messages: SEND_MESSAGE_V2 and END_TRANSACTION.
+
+    The handler sets `taken` to the number of sends that it has handled, from the first one on, and handles all
+    `taken_ends`. The next send then follows as a `Command`. ``count`` is the number of sends, ``end`` the end of the
+    last frame.
+    """
+
+    __slots__ = ("count", "end", "ends", "sends", "taken")
+
+    def __init__(self, sends: list[Send], ends: list[End], end: int) -> None:
+        self.sends = sends
+        self.count = len(sends)
+        self.ends = ends
+        self.end = end
+        self.taken = 0
+
+    def __len__(self) -> int:
+        return len(self.sends) + len(self.ends)
+
+    def taken_ends(self) -> list[End]:
+        """Return the ends of transactions before the first send that was not taken."""
+        if self.taken == len(self.sends):
+            return self.ends
+        limit = self.sends[self.taken][2]
+        return [end for end in self.ends if end[1] < limit]
+
+    def taken_to(self) -> int:
+        """Return where the last frame ends that was taken; 0 if none was."""
+        if self.taken == len(self.sends):
+            return self.end
+        ends = self.taken_ends()
+        last = self.sends[self.taken - 1][2] if self.taken else 0
+        return max(last, ends[-1][1]) if ends else last
+
+    def rest(self) -> "SendRun":
+        """Return the requests after the first send that was not taken."""
+        return SendRun(self.sends[self.taken + 1 :], self.ends[len(self.taken_ends()) :], self.end)
+
+
+@final
+class AckRun:
+    """Consecutive ACK_MESSAGE requests of one read.
+
+    The handler sets `taken` to the number that it has handled, from the first one on. The next one then follows as a
+    `Command`. ``end`` is the end of the last frame.
+    """
+
+    __slots__ = ("acks", "count", "end", "taken")
+
+    def __init__(self, acks: list[Ack]) -> None:
+        self.acks = acks
+        self.count = len(acks)
+        self.end = acks[-1][1] if acks else 0
+        self.taken = 0
+
+    def __len__(self) -> int:
+        return len(self.acks)
+
+    def taken_to(self) -> int:
+        """Return where the last frame ends that was taken; 0 if none was."""
+        return self.acks[self.taken - 1][1] if self.taken else 0
+
+    def rest(self) -> "AckRun":
+        """Return the requests after the first one that was not taken."""
+        return AckRun(self.acks[self.taken + 1 :])
