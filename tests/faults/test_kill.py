@@ -1,9 +1,5 @@
-"""A real process, killed while requests are under way: what it acknowledged is there afterwards, in its place.
+"""A real process, killed while requests are under way: what it acknowledged is there afterwards, in its place."""
 
-MARTLET_KILL_ROUNDS makes it as long as one likes.
-"""
-
-import os
 import random
 import shutil
 from collections.abc import Iterator
@@ -12,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.faults.remote import Remote, pull, send_request
 from tests.interop.martlet_process import Martlet
+from tests.kills import ROUNDS
 
 from martlet.records.codec import decode_records
 from martlet_remoting.wire.codes import RequestCode
@@ -19,7 +16,6 @@ from martlet_remoting.wire.codes import RequestCode
 TOPIC = "Killed"
 QUEUES = 4
 WINDOW = 32
-ROUNDS = int(os.environ.get("MARTLET_KILL_ROUNDS", "5"))
 
 
 def light_topics_of(key: str) -> list[str]:

@@ -1,35 +1,25 @@
-"""A real process that writes atomic groups, killed at any moment: no half group is left, and no durable one is lost.
+"""A real process that writes atomic groups, killed at any moment: no half group is left, and no durable one is lost."""
 
-MARTLET_KILL_ROUNDS makes it as long as one likes.
-"""
-
-import os
-import subprocess
-import sys
 from pathlib import Path
 from random import Random
 
 import trio
 from tests.faults.group_writer import CONFIG, sizes_of
+from tests.kills import ROUNDS, Victim
 
 from martlet.records.codec import check_record, decode_record, decode_records
 from martlet.records.layout import BLANK_MAGIC, FILLER, RECORD_BYTES_MIN
 from martlet.runtime.clock import SystemClock
 from martlet.store import Store
 
-ROUNDS = int(os.environ.get("MARTLET_KILL_ROUNDS", "5"))
 Groups = dict[int, int]
 
 
 def kill_after(directory: Path, first: int, commits: int) -> int:
     """Run the writer until it has said that *commits* commits are durable, kill it, and return its last number."""
-    words = [sys.executable, "-m", "tests.faults.group_writer", str(directory), str(first)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        said = [int(child.stdout.readline()) for _ in range(commits)]
-        child.kill()
-        said += [int(line) for line in child.stdout.read().split()]
-    return said[-1]
+    with Victim("tests.faults.group_writer", directory, first) as victim:
+        lines = [victim.line() for _ in range(commits)] + victim.kill()
+    return int(lines[-1])
 
 
 def count(bodies: list[bytes]) -> Groups:

@@ -1,12 +1,11 @@
 """Where a subscription begins: it brings nothing from before SUBSCRIBE as live, and all that is published after it."""
 
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 import trio
+from tests.kills import Victim
 from tests.mqtt.mqtt_talk import ASYNC, Running, Talk, mqtt_broker
 from tests.mqtt.test_mqtt_crash import PROCESS, talking
 
@@ -317,10 +316,5 @@ def test_a_new_filter_of_a_session_behind_begins_where_it_did_after_kill_9(tmp_p
             assert came == [*(b"%d" % number for number in range(30)), b"after"]
 
     for part in (first, second):
-        command = [sys.executable, str(PROCESS), str(tmp_path), flush]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            try:
-                trio.run(part, process.stdout.readline().strip())
-            finally:
-                process.kill()
+        with Victim(PROCESS, tmp_path, flush) as victim:
+            trio.run(part, victim.line())

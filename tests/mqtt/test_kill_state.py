@@ -1,12 +1,7 @@
-"""Retained messages, shared subscriptions and delayed messages over kill -9, with clients that obey the specification.
-
-``MARTLET_KILL_ROUNDS`` sets how often the broker is killed.
-"""
+"""Retained messages, shared subscriptions and delayed messages over kill -9; clients obey the specification."""
 
 import json
 import random
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import trio
+from tests.kills import ROUNDS, Victim
 from tests.mqtt.devices import EXPIRY, NAMES, Receiver, Sender
-from tests.mqtt.test_mqtt_crash import PROCESS, ROUNDS, connected, kill, talking
+from tests.mqtt.test_mqtt_crash import PROCESS, connected, talking
 
 from martlet_mqtt.wire.packets import Connack, Connect, Publish
 from martlet_mqtt.wire.properties import Properties
@@ -26,15 +22,10 @@ FLUSHES = ("sync", "async")
 
 
 @contextmanager
-def broker(folder: Path, flush: str, hours: int = 0) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+def broker(folder: Path, flush: str, hours: int = 0) -> Iterator[tuple[str, Victim]]:
     """Run a broker whose clock is *hours* ahead; its address, and its process."""
-    command = [sys.executable, str(PROCESS), str(folder), flush, str(hours)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield process.stdout.readline().strip(), process
-        finally:
-            process.kill()
+    with Victim(PROCESS, folder, flush, hours) as victim:
+        yield victim.line(), victim
 
 
 def reached(count: Callable[[], int], goal: int) -> bool:
@@ -47,7 +38,7 @@ async def until(done: Callable[[], bool]) -> None:
 
 
 async def run_until(
-    done: Callable[[], bool], devices: Sequence[Sender | Receiver], address: str, process: "subprocess.Popen[str]"
+    done: Callable[[], bool], devices: Sequence[Sender | Receiver], address: str, victim: Victim
 ) -> None:
     """Let *devices* talk until *done*, then kill the broker. Receivers subscribe before others publish."""
     async with trio.open_nursery() as nursery:
@@ -56,7 +47,7 @@ async def run_until(
             if isinstance(device, Receiver):
                 await device.subscribed.wait()
         await until(done)
-        await kill(process)
+        victim.kill()
         nursery.cancel_scope.cancel()
 
 
@@ -128,10 +119,10 @@ def check_retained(sender: Retainer, found: dict[str, int]) -> None:
 def test_retained_messages_survive_kill_9(tmp_path: Path, flush: str) -> None:
     sender = Retainer(random.Random(flush))
     for _ in range(ROUNDS):
-        with broker(tmp_path, flush) as (address, process):
+        with broker(tmp_path, flush) as (address, victim):
             check_retained(sender, trio.run(retained, address))
             goal = len(sender.stored) + sender.chance.randrange(20, 150)
-            trio.run(run_until, partial(reached, sender.stored.__len__, goal), [sender], address, process)
+            trio.run(run_until, partial(reached, sender.stored.__len__, goal), [sender], address, victim)
     with broker(tmp_path, flush) as (address, _):
         check_retained(sender, trio.run(retained, address))
         trio.run(finish, sender, address)
@@ -162,18 +153,18 @@ def test_a_shared_subscription_survives_kill_9(tmp_path: Path, flush: str) -> No
         return len(members[0].received.keys() | members[1].received.keys())
 
     for _ in range(ROUNDS):
-        with broker(tmp_path, flush) as (address, process):
+        with broker(tmp_path, flush) as (address, victim):
             goal = received() + chance.randrange(30, 200)
             sender.limit = sender.number + 300  # so that what waits does not grow
             devices: list[Sender | Receiver] = [*members, sender]
-            trio.run(run_until, partial(reached, received, goal), devices, address, process)
-    with broker(tmp_path, flush) as (address, process):
+            trio.run(run_until, partial(reached, received, goal), devices, address, victim)
+    with broker(tmp_path, flush) as (address, victim):
         trio.run(finish, sender, address)
 
         def all_came() -> bool:
             return sender.stored.keys() <= members[0].received.keys() | members[1].received.keys()
 
-        trio.run(run_until, all_came, members, address, process)
+        trio.run(run_until, all_came, members, address, victim)
     check_shared(sender, members)
     assert all(member.received for member in members)
     assert len(sender.stored) > 30 * ROUNDS
@@ -202,9 +193,9 @@ async def get_again(address: str) -> set[tuple[bytes, bool]]:
 
 @pytest.mark.parametrize("flush", FLUSHES)
 def test_what_a_shared_subscription_brings_again_after_kill_9_has_dup(tmp_path: Path, flush: str) -> None:
-    with broker(tmp_path, flush) as (address, process):
+    with broker(tmp_path, flush) as (address, victim):
         trio.run(hold_one, address)
-        trio.run(kill, process)
+        victim.kill()
     with broker(tmp_path, flush) as (address, _):
         assert trio.run(get_again, address) == {(b"held", True), (b"new", False)}
 
@@ -227,7 +218,7 @@ def test_delayed_messages_survive_kill_9_and_come_when_they_are_due(tmp_path: Pa
     chance = random.Random(flush)
     sender, receiver = Delayer(chance), Receiver(chance)
     for hours in range(ROUNDS):  # in each round the messages of the round before are due
-        with broker(tmp_path, flush, hours) as (address, process):
+        with broker(tmp_path, flush, hours) as (address, victim):
             before, due = sender.number, len(sender.stored)
             goal = due + chance.randrange(30, 150)
             sender.limit = before + 200  # so that what waits does not grow
@@ -236,16 +227,16 @@ def test_delayed_messages_survive_kill_9_and_come_when_they_are_due(tmp_path: Pa
                 return len(sender.stored) >= goal and len(receiver.received) >= due
 
             devices: list[Sender | Receiver] = [receiver, sender]
-            trio.run(run_until, done, devices, address, process)
+            trio.run(run_until, done, devices, address, victim)
         assert all(int(payload) <= before for payload in receiver.received), "none comes before it is due"
-    with broker(tmp_path, flush, ROUNDS) as (address, process):
+    with broker(tmp_path, flush, ROUNDS) as (address, victim):
         trio.run(finish, sender, address)
-        trio.run(kill, process)
-    with broker(tmp_path, flush, ROUNDS + 1) as (address, process):
+        victim.kill()
+    with broker(tmp_path, flush, ROUNDS + 1) as (address, victim):
 
         def all_came() -> bool:
             return sender.stored.keys() <= receiver.received.keys()
 
-        trio.run(run_until, all_came, [receiver], address, process)
+        trio.run(run_until, all_came, [receiver], address, victim)
     twice = [payload for payload, qos in sender.stored.items() if qos == 2 and receiver.received[payload] > 1]
     assert twice == []

@@ -1,61 +1,37 @@
 """Whatever ends the broker: QoS 1 loses nothing, QoS 2 loses nothing and brings nothing twice.
 
-``MARTLET_KILL_ROUNDS`` makes the test with a real process longer, ``MARTLET_CRASH_SEEDS`` the one on a simulated disk.
+``MARTLET_CRASH_SEEDS`` makes the test on a simulated disk longer.
 """
 
 import math
 import os
 import random
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
+from tests.kills import ROUNDS, Victim, survive_kills
 from tests.mqtt.devices import Receiver, Sender, check
 from tests.mqtt.mqtt_talk import Talk, mqtt_broker
+from tests.stream_wire import StreamWire, dial
 
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
 from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.wire.packets import Packet
 
-ROUNDS = int(os.environ.get("MARTLET_KILL_ROUNDS", "4"))
 SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "3")))
-PROCESS = Path(__file__).with_name("mqtt_process.py")
+PROCESS = "tests.mqtt.mqtt_process"
 GONE = (trio.BrokenResourceError, trio.ClosedResourceError, EOFError, OSError)
-
-
-class SocketWire:
-    """The client's end of a real connection."""
-
-    def __init__(self, stream: trio.SocketStream) -> None:
-        self._stream = stream
-        self._rest = b""
-
-    async def send(self, data: bytes) -> None:
-        await self._stream.send_all(data)
-
-    async def receive_exactly(self, size: int) -> bytes:
-        while len(self._rest) < size:
-            data = await self._stream.receive_some()
-            if not data:
-                raise EOFError("the broker closed the connection")
-            self._rest += data
-        data, self._rest = self._rest[:size], self._rest[size:]
-        return data
-
-    def close(self) -> None:
-        self._stream.socket.close()
 
 
 class ShortTalk(Talk):
     """A connection that the client drops after some packets."""
 
-    def __init__(self, wire: SocketWire, packets: float) -> None:
+    def __init__(self, wire: StreamWire, packets: float) -> None:
         super().__init__(wire)
         self._left = packets
 
@@ -68,9 +44,9 @@ class ShortTalk(Talk):
 
 @asynccontextmanager
 async def talking(address: str, packets: float = math.inf) -> AsyncIterator[Talk]:
-    host, _, port = address.rpartition(":")
-    async with await trio.open_tcp_stream(host, int(port)) as stream:
-        yield ShortTalk(SocketWire(stream), packets)
+    wire = await dial(address)
+    async with wire.stream:
+        yield ShortTalk(wire, packets)
 
 
 async def connected(device: Sender | Receiver, address: str, chance: random.Random) -> None:
@@ -83,21 +59,17 @@ async def connected(device: Sender | Receiver, address: str, chance: random.Rand
         await trio.lowlevel.checkpoint()
 
 
-async def traffic(sender: Sender, receiver: Receiver, address: str, process: "subprocess.Popen[str]") -> None:
+async def traffic(sender: Sender, receiver: Receiver, victim: Victim) -> None:
     """Let both talk until the broker is killed after some messages."""
+    address = victim.line()
     goal = len(receiver.received) + sender.chance.randrange(50, 300)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(connected, receiver, address, sender.chance)
         await receiver.subscribed.wait()
         nursery.start_soon(connected, sender, address, sender.chance)
         await receiver.wait_received(goal)
-        await kill(process)
+        victim.kill()
         nursery.cancel_scope.cancel()
-
-
-async def kill(process: "subprocess.Popen[str]") -> None:
-    os.kill(process.pid, signal.SIGKILL)
-    await trio.to_thread.run_sync(process.wait)
 
 
 async def drained(sender: Sender, receiver: Receiver, address: str) -> None:
@@ -114,18 +86,14 @@ async def drained(sender: Sender, receiver: Receiver, address: str) -> None:
 def test_kill_9_loses_nothing_and_repeats_nothing_of_qos_2(tmp_path: Path, flush: str) -> None:
     chance = random.Random(flush)
     sender, receiver = Sender(chance), Receiver(chance)
-    command = [sys.executable, str(PROCESS), str(tmp_path), flush]
-    for turn in range(ROUNDS + 1):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            address = process.stdout.readline().strip()
-            try:
-                if turn < ROUNDS:
-                    trio.run(traffic, sender, receiver, address, process)
-                else:
-                    trio.run(drained, sender, receiver, address)
-            finally:
-                process.kill()
+
+    def work(victim: Victim) -> None:
+        trio.run(traffic, sender, receiver, victim)
+
+    def finish(victim: Victim) -> None:
+        trio.run(drained, sender, receiver, victim.line())
+
+    survive_kills(partial(Victim, PROCESS, tmp_path, flush), work, finish)
     check(sender, receiver)
     assert len(sender.stored) > 50 * ROUNDS
 

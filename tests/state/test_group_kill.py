@@ -1,17 +1,12 @@
-"""A real process, killed while a shared group works: no message comes again whose acknowledgement was durable.
+"""A real process, killed while a shared group works: no message comes again whose acknowledgement was durable."""
 
-``MARTLET_KILL_ROUNDS`` makes it as long as one likes.
-"""
-
-import os
 import random
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import trio
+from tests.kills import ROUNDS, Victim
 from tests.state.group_talk import drain, handles, join
 
 from martlet.message import Message
@@ -20,7 +15,6 @@ from martlet.store import StoreConfig
 from martlet.testing.peers import serving
 from martlet.testing.stores import small_config
 
-ROUNDS = int(os.environ.get("MARTLET_KILL_ROUNDS", "4"))
 SIZES = {"segment_bytes": 1 << 20, "page_bytes": 1 << 16, "cache_bytes": 1 << 20}
 
 
@@ -73,16 +67,9 @@ def test_a_shared_group_survives_kill_9(tmp_path: Path, flush: str) -> None:
     chance = random.Random(flush)
     for number in range(ROUNDS):
         directory = tmp_path / str(number)
-        command = [sys.executable, "-m", "tests.state.test_group_kill", str(directory), flush]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            settled: set[int] = set()
-            for _ in range(chance.randrange(5, 60)):
-                settled |= set(map(int, process.stdout.readline().split()))
-            os.kill(process.pid, signal.SIGKILL)
-            for line in process.stdout:
-                if line.endswith("\n"):
-                    settled |= set(map(int, line.split()))
+        with Victim("tests.state.test_group_kill", directory, flush) as victim:
+            lines = [victim.line() for _ in range(chance.randrange(5, 60))] + victim.kill()
+        settled = {int(offset) for line in lines for offset in line.split()}
         assert settled
         assert trio.run(check, directory, flush, settled) > 0
 

@@ -1,17 +1,12 @@
-"""A real process, killed while it works: its projection then knows what the log says, and all that was acknowledged.
+"""A real process, killed while it works: its projection then knows what the log says, and all that was acknowledged."""
 
-``MARTLET_KILL_ROUNDS`` makes it as long as one likes.
-"""
-
-import os
 import random
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import trio
+from tests.kills import ROUNDS, Victim
 from tests.state.tally import Tally, totals_in
 
 from martlet.runtime.clock import SystemClock
@@ -19,8 +14,6 @@ from martlet.runtime.turns import Turns
 from martlet.state import Projections
 from martlet.store import Store
 from martlet.testing.stores import HOST, message, small_config
-
-ROUNDS = int(os.environ.get("MARTLET_KILL_ROUNDS", "5"))
 
 
 async def opened(directory: Path, flush: str) -> tuple[Store, Tally, Projections]:
@@ -67,14 +60,11 @@ def test_a_projection_survives_kill_9(tmp_path: Path, flush: str) -> None:
     chance = random.Random(flush)
     snapshot, restored = tmp_path / "config" / "tally.snapshot", 0
     for _ in range(ROUNDS):
-        command = [sys.executable, "-m", "tests.state.test_kill", str(tmp_path), flush]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
+        with Victim("tests.state.test_kill", tmp_path, flush) as victim:
             acknowledged, lines = 0, chance.randrange(5, 60)
             while lines > 0 or not snapshot.exists():
-                acknowledged = int(process.stdout.readline())
+                acknowledged = int(victim.line())
                 lines -= 1
-            os.kill(process.pid, signal.SIGKILL)
         restored += trio.run(check, tmp_path, flush, acknowledged)
     assert restored > 0, "no snapshot was used"
 

@@ -9,6 +9,7 @@ import trio
 import trustme
 from msgspec.structs import replace
 from tests.stomp.stomp_talk import ASYNC, V1_2, Frame, Talk, frame
+from tests.stream_wire import StreamWire, dial
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Event, Request, TextMessage
 
@@ -22,33 +23,12 @@ from martlet_stomp.shared.context import Context
 __all__ = ["Port", "WebSocketWire", "connected", "port_of", "websocket"]
 
 NO_TLS: Mapping[str, str] = {}
-Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
-
-
-class Wire:
-    """A stream, as `Talk` uses it."""
-
-    def __init__(self, stream: Stream) -> None:
-        self.stream = stream
-
-    async def send(self, data: bytes) -> None:
-        await self.stream.send_all(data)
-
-    async def receive_some(self) -> bytes:
-        try:
-            return bytes(await self.stream.receive_some())
-        except trio.BrokenResourceError:
-            return b""
-
-    def close(self) -> None:
-        stream = self.stream.transport_stream if isinstance(self.stream, trio.SSLStream) else self.stream
-        stream.socket.close()
 
 
 class WebSocketWire:
     """A WebSocket over a wire, whose frames are of text or binary as stomp.js sends them."""
 
-    def __init__(self, wire: Wire, *, text: bool) -> None:
+    def __init__(self, wire: StreamWire, *, text: bool) -> None:
         self._wire = wire
         self._text = text
         self._state = WSConnection(ConnectionType.CLIENT)
@@ -93,7 +73,7 @@ class Port:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._authority = trustme.CA()
-        self._wires: list[Wire] = []
+        self._wires: list[StreamWire] = []
         self.address = ""
         self.broker: Broker
         self.context: Context
@@ -105,10 +85,10 @@ class Port:
     def bound(self, address: str) -> None:
         self.address = address
 
-    async def wire(self) -> Wire:
-        return self._keep(await trio.open_tcp_stream(*split_address(self.address)))
+    async def wire(self) -> StreamWire:
+        return self._keep(await dial(self.address))
 
-    async def tls_wire(self, user: str = "") -> Wire:
+    async def tls_wire(self, user: str = "") -> StreamWire:
         """Return a connection with TLS, with a client certificate of *user* unless that is empty."""
         context = ssl.create_default_context(cafile=self.ca_file)
         if user:
@@ -116,10 +96,9 @@ class Port:
             self._authority.issue_cert(common_name=user).private_key_and_cert_chain_pem.write_to_path(str(path))
             context.load_cert_chain(str(path))
         stream = await trio.open_tcp_stream(*split_address(self.address))
-        return self._keep(trio.SSLStream(stream, context, server_hostname="127.0.0.1"))
+        return self._keep(StreamWire(trio.SSLStream(stream, context, server_hostname="127.0.0.1")))
 
-    def _keep(self, stream: Stream) -> Wire:
-        wire = Wire(stream)
+    def _keep(self, wire: StreamWire) -> StreamWire:
         self._wires.append(wire)
         return wire
 
@@ -129,14 +108,14 @@ class Port:
             wire.close()
 
 
-async def connected(wire: Wire | WebSocketWire, **headers: str) -> tuple[Talk, Frame]:
+async def connected(wire: StreamWire | WebSocketWire, **headers: str) -> tuple[Talk, Frame]:
     """Send CONNECT, and return the answer."""
     talk = Talk(wire, V1_2)
     await talk.send(frame("CONNECT", accept_version="1.2", host="h", **headers))
     return talk, await talk.receive()
 
 
-async def websocket(wire: Wire, *, text: bool, origin: str = "") -> WebSocketWire:
+async def websocket(wire: StreamWire, *, text: bool, origin: str = "") -> WebSocketWire:
     """Return an open WebSocket over *wire*."""
     found = WebSocketWire(wire, text=text)
     answer = await found.shake_hands(["v10.stomp", "v11.stomp", "v12.stomp"], origin)

@@ -1,45 +1,27 @@
 """Whatever ends the broker: receipts, acknowledgements and transactions mean what they say.
 
-``MARTLET_KILL_ROUNDS`` makes the test with a real process longer, ``MARTLET_CRASH_SEEDS`` the one on a simulated disk.
+``MARTLET_CRASH_SEEDS`` makes the test on a simulated disk longer.
 """
 
 import os
 import random
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
+from tests.kills import ROUNDS, Victim, survive_kills
 from tests.stomp.devices import Consumer, Producer, Worker, check, drain
 from tests.stomp.stomp_talk import Talk, stomp_broker
+from tests.stream_wire import dial
 
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
 
-ROUNDS = int(os.environ.get("MARTLET_KILL_ROUNDS", "10"))
 SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "3")))
-PROCESS = Path(__file__).with_name("stomp_process.py")
 GONE = (trio.BrokenResourceError, trio.ClosedResourceError, EOFError, OSError)
-
-
-class SocketWire:
-    """The client's end of a real connection."""
-
-    def __init__(self, stream: trio.SocketStream) -> None:
-        self._stream = stream
-
-    async def send(self, data: bytes) -> None:
-        await self._stream.send_all(data)
-
-    async def receive_some(self) -> bytes:
-        return bytes(await self._stream.receive_some())
-
-    def close(self) -> None:
-        self._stream.socket.close()
 
 
 Open = Callable[[], AbstractAsyncContextManager[Talk]]
@@ -48,9 +30,9 @@ Open = Callable[[], AbstractAsyncContextManager[Talk]]
 def talking(address: str) -> Open:
     @asynccontextmanager
     async def opened() -> AsyncIterator[Talk]:
-        host, _, port = address.rpartition(":")
-        async with await trio.open_tcp_stream(host, int(port)) as stream:
-            yield Talk(SocketWire(stream))
+        wire = await dial(address)
+        async with wire.stream:
+            yield Talk(wire)
 
     return opened
 
@@ -82,18 +64,14 @@ async def finish(devices: tuple[Producer, Worker, Consumer], opened: Open) -> No
 def test_kill_9_breaks_no_receipt_and_no_transaction(tmp_path: Path, flush: str) -> None:
     chance = random.Random(flush)
     devices = Producer(chance), Worker(chance), Consumer(chance)
-    command = [sys.executable, str(PROCESS), str(tmp_path), flush]
-    for turn in range(ROUNDS + 1):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            opened = talking(process.stdout.readline().strip())
-            try:
-                if turn < ROUNDS:
-                    trio.run(traffic, devices, opened, lambda: os.kill(process.pid, signal.SIGKILL))
-                else:
-                    trio.run(finish, devices, opened)
-            finally:
-                process.kill()
+
+    def work(victim: Victim) -> None:
+        trio.run(traffic, devices, talking(victim.line()), victim.kill)
+
+    def end(victim: Victim) -> None:
+        trio.run(finish, devices, talking(victim.line()))
+
+    survive_kills(partial(Victim, "tests.stomp.stomp_process", tmp_path, flush), work, end)
     trio.run(compare, devices, tmp_path)
     assert len(devices[0].stored) > 20 * ROUNDS
 

@@ -8,35 +8,17 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
-import trio
 from tests.interop.martlet_process import Martlet
 from tests.mqtt.mqtt_talk import Talk as MqttTalk
-from tests.stomp.port_talk import Wire, connected
+from tests.stomp.port_talk import connected
+from tests.stream_wire import StreamWire, dial
 from tests.users_plugin import users_plugin
 
-from martlet.net.addresses import split_address
 from martlet_mqtt.wire.codes import V5, ReasonCode
 from martlet_mqtt.wire.packets import Connack, Connect
 
 PASSWORD = "open: sesame"
 RULES = ["publish mqtt/home/{user}/state", "read mqtt/home/#", "publish orders", "read orders", "read $share/stomp/*"]
-
-
-class ExactWire(Wire):
-    """A wire, as MQTT's `Talk` uses it."""
-
-    def __init__(self, stream: trio.SocketStream) -> None:
-        super().__init__(stream)
-        self._rest = b""
-
-    async def receive_exactly(self, size: int) -> bytes:
-        while len(self._rest) < size:
-            data = await self.receive_some()
-            if not data:
-                raise EOFError
-            self._rest += data
-        found, self._rest = self._rest[:size], self._rest[size:]
-        return found
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +49,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Martlet]:
 
 
 @asynccontextmanager
-async def dialed(address: str) -> AsyncIterator[ExactWire]:
-    wire = ExactWire(await trio.open_tcp_stream(*split_address(address)))
+async def dialed(address: str) -> AsyncIterator[StreamWire]:
+    wire = await dial(address)
     yield wire
     wire.close()
 

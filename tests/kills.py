@@ -1,0 +1,46 @@
+"""Processes that a test kills while they work. ``MARTLET_KILL_ROUNDS`` says how often (default: 3)."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Final, Self
+
+ROUNDS: Final = int(os.environ.get("MARTLET_KILL_ROUNDS", "3"))
+
+
+class Victim:
+    """A process of a Python module, and the lines that it prints; it is killed at the end of ``with`` at the latest."""
+
+    def __init__(self, module: str, *words: object) -> None:
+        command = [sys.executable, "-m", module, *map(str, words)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def line(self) -> str:
+        """Wait for the next line; empty if the process has ended."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def kill(self) -> list[str]:
+        """Kill it, and return the further lines that it has printed to their ends."""
+        self._process.kill()
+        rest, _ = self._process.communicate()
+        return rest.splitlines()[: rest.count("\n")]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self.kill()
+
+
+def survive_kills(
+    start: Callable[[], Victim], work: Callable[[Victim], object], finish: Callable[[Victim], object]
+) -> None:
+    """Start a process that *work* kills, again and again; then start it once more, to *finish*."""
+    for _ in range(ROUNDS):
+        with start() as victim:
+            work(victim)
+    with start() as victim:
+        finish(victim)
