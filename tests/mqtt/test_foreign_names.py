@@ -61,7 +61,7 @@ class Tagged:
 
 
 async def names_until_end(talk: Talk) -> list[bytes]:
-    """Return the names of the messages before that of the name ``a/end``, without figures of the broker."""
+    """Return the names of the messages before that of the name ``a/end``, without metrics of the broker."""
     found: list[bytes] = []
     while True:
         (message,) = await talk.messages(1)

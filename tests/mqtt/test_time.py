@@ -1,4 +1,4 @@
-"""What depends on time: keep alive, expiry of messages and sessions, delayed wills, figures."""
+"""What depends on time: keep alive, expiry of messages and sessions, delayed wills, metrics."""
 
 from pathlib import Path
 from random import Random

@@ -79,7 +79,7 @@ class MqttConfig(TlsConfig):
     in_flight_max: int = setting(
         1024, "messages that are sent to a client and not acknowledged; it may ask for fewer", low=1, high=32_767
     )
-    sys_interval_s: int = setting(10, "how often figures are published under $SYS", unit="s", low=1, high=86_400)
+    sys_interval_s: int = setting(10, "how often metrics are published under $SYS", unit="s", low=1, high=86_400)
     retained_max: int = setting(100_000, "names with a retained message; further ones are refused", low=0)
     retained_bytes_max: int = setting(
         1 << 30, "bytes of retained messages with their properties; further ones are refused", unit="bytes", low=0

@@ -1,1 +1,1 @@
-"""Requests of administrators, and the figures under ``$SYS``."""
+"""Requests of administrators, and the metrics under ``$SYS``."""

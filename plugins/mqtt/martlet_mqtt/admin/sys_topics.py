@@ -1,4 +1,4 @@
-"""``$SYS``: figures of the broker under Mosquitto's names, published at an interval; never stored in the log."""
+"""``$SYS``: metrics of the broker under Mosquitto's names, published at an interval; never stored in the log."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ MINUTES: Final = (1, 5, 15)
 
 
 def is_sys(topic_filter: str) -> bool:
-    """Return whether *topic_filter* is for figures of the broker alone."""
+    """Return whether *topic_filter* is for metrics of the broker alone."""
     return topic_filter.startswith(SYS)
 
 
@@ -63,7 +63,7 @@ class Totals(NamedTuple):
 
 @final
 class SysTopics:
-    """The figures, and who subscribes to them."""
+    """The metrics, and who subscribes to them."""
 
     def __init__(self, context: Context, traffic: Traffic) -> None:
         self._context = context
@@ -81,7 +81,7 @@ class SysTopics:
     # subscribers
 
     def subscribe(self, outgoing: "Outgoing", grant: Grant, *, with_values: bool) -> None:
-        """Send the figures that *grant* is for from now on, and the last ones at once if *with_values*."""
+        """Send the metrics that *grant* is for from now on, and the last ones at once if *with_values*."""
         topic_filter = grant.subscription.topic_filter
         self._trie.add(topic_filter, outgoing, grant)
         self._filters.setdefault(outgoing, {}).setdefault(topic_filter, self._context.bridges.published)
@@ -95,7 +95,7 @@ class SysTopics:
         alone.add(topic_filter, None)
         for name, value in chain(self._values.items(), self._context.bridges):
             if alone.match(name):
-                outgoing.figures.add(name, value, (grant,), retain=True)
+                outgoing.metrics.add(name, value, (grant,), retain=True)
 
     def unsubscribe(self, outgoing: "Outgoing", topic_filter: str) -> None:
         """Send nothing more for *topic_filter*."""
@@ -107,10 +107,10 @@ class SysTopics:
         for topic_filter in self._filters.pop(outgoing, ()):
             self._trie.remove(topic_filter, outgoing)
 
-    # the figures
+    # the metrics
 
     async def run(self) -> None:
-        """Publish the figures at the interval, until cancelled."""
+        """Publish the metrics at the interval, until cancelled."""
         interval_s = self._context.config.sys_interval_s
         self._began = self._last = trio.current_time()
         while True:
@@ -223,4 +223,4 @@ class SysTopics:
 
 def _send(outgoing: "Outgoing", name: str, value: bytes, grants: tuple[Grant, ...]) -> None:
     keeps_retain = any(grant.subscription.retain_as_published for grant in grants)
-    outgoing.figures.add(name, value, grants, retain=keeps_retain)
+    outgoing.metrics.add(name, value, grants, retain=keeps_retain)

@@ -192,7 +192,7 @@ class Subscriptions:
         else:
             self.outgoing.check(topic_filter if shared is None else shared.topic_filter)
         if grant.selector and is_sys(topic_filter):
-            text = f"topic filter {topic_filter[:80]!r} is for figures, which a selector cannot select; leave it out"
+            text = f"topic filter {topic_filter[:80]!r} is for metrics, which a selector cannot select; leave it out"
             raise NotAccepted(text, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)
         if shared is not None:
             self._share(grant, shared)

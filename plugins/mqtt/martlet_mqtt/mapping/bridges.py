@@ -1,7 +1,7 @@
 """States that bridges of other brokers publish about their connections, under ``$SYS/broker/connection/NAME/state``.
 
 A bridge of Mosquitto publishes 1 there, retained, and has 0 as its will. As in Mosquitto these messages are state of
-this run of the broker: they are in no log, and sent like its figures (`sys_topics.py`) to those who subscribe to them.
+this run of the broker: they are in no log, and sent like its metrics (`sys_topics.py`) to those who subscribe to them.
 """
 
 from collections.abc import Iterator

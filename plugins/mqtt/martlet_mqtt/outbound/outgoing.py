@@ -5,7 +5,7 @@
 | packet identifiers and acknowledgements | `flight.py` |
 | messages in flight that are sent again, and retained messages | `due.py` |
 | frames that depend on the client | `client_frames.py` |
-| figures of the broker | `Figures` |
+| metrics of the broker | `Metrics` |
 | what the groups of shared subscriptions have for the client | `shares.py` |
 """
 
@@ -33,14 +33,14 @@ from martlet_mqtt.wire.names import SharedFilter
 from martlet_mqtt.wire.packets import Connect
 from martlet_mqtt.wire.properties import Property
 
-__all__ = ["Figures", "Outgoing"]
+__all__ = ["Metrics", "Outgoing"]
 
 BEGIN: Final = -1
 
 
 @final
-class Figures:
-    """Figures of the broker (`$SYS`) that wait until there is room; they are in no log, and sent with QoS 0.
+class Metrics:
+    """Metrics of the broker (`$SYS`) that wait until there is room; they are in no log, and sent with QoS 0.
 
     A newer value replaces one that has not been sent yet.
     """
@@ -91,7 +91,7 @@ class Figures:
 
 @final
 class Outgoing:
-    """The messages to one client; `flight` takes its acknowledgements, `figures` what is in no log.
+    """The messages to one client; `flight` takes its acknowledgements, `metrics` what is in no log.
 
     It follows the log from its end, or from *start*; then it sends nothing before `resend`.
 
@@ -109,8 +109,8 @@ class Outgoing:
         "_peer",
         "_session",
         "_shares",
-        "figures",
         "flight",
+        "metrics",
     )
 
     def __init__(
@@ -124,7 +124,7 @@ class Outgoing:
         window = min(connect.properties.number(Property.RECEIVE_MAXIMUM, IDS_MAX), context.config.in_flight_max)
         self.flight = Flight(peer, context.counters, session, self._shares, window)
         self._frames = ClientFrames(context, connect)
-        self.figures = Figures(peer, context, gate, self._frames)
+        self.metrics = Metrics(peer, context, gate, self._frames)
         self._due = DueMessages(peer, context, session, self.flight, self._frames)
         # By filter, retained messages to send once the cursor has brought what the client missed: they are among that,
         # and would come before older ones of their names.
@@ -219,7 +219,7 @@ class Outgoing:
         self._later.pop(topic_filter, None)
         self._cursor.remove_filter(topic_filter)
         self._shares.remove(topic_filter)
-        self.figures.forget(topic_filter)
+        self.metrics.forget(topic_filter)
         self._due.forget_retained(topic_filter)
 
     def send_retained(self, grant: Grant, rest: Rest) -> None:
@@ -235,8 +235,8 @@ class Outgoing:
 
     def collect(self, budget_bytes: int) -> None:
         """Send what there is, about *budget_bytes*. Raises `Refused`."""
-        if self.figures:
-            budget_bytes -= self.figures.send(budget_bytes)
+        if self.metrics:
+            budget_bytes -= self.metrics.send(budget_bytes)
         if self._due:
             budget_bytes -= self._due.collect(budget_bytes)
             if self._due:

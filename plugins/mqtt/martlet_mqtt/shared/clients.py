@@ -1,4 +1,4 @@
-"""Connected clients, as the parts of the plugin see them that do not serve them: administrators, figures, take-over."""
+"""Connected clients, as the parts of the plugin see them that do not serve them: administrators, metrics, take-over."""
 
 from collections.abc import Mapping
 from typing import Protocol
