@@ -21,7 +21,7 @@ from martlet.records.compression import CompressionError, PackageMissing, compre
 from martlet_spark.columns import COLUMNS, MS_MAX, MS_MIN, arrow_schema
 from martlet_spark.errors import ReadError
 from martlet_spark.read.records import Records
-from martlet_spark.read.vectors import COLUMN, NEEDED, Places, bounds_of
+from martlet_spark.read.vectors import COLUMN, NEEDED, RecordVectors, bounds_of
 
 __all__ = ["COMPRESSED_BODY", "ERROR", "NULL", "RAW", "VECTOR_MIN", "Decoder"]
 
@@ -75,10 +75,10 @@ class Decoder:
         return self._one_by_one(records, records.starts.tolist(), broker)
 
     def _decode(self, records: Records, bounds: Any, fine: Any, broker: str) -> Any:
-        places = self._places(records, bounds, fine, broker)
+        places = self._vectors(records, bounds, fine, broker)
         while self._properties != [] and places.properties.odd.size:  # twice at most
             fine[np.flatnonzero(fine)[places.properties.odd]] = False
-            places = self._places(records, bounds, fine, broker)
+            places = self._vectors(records, bounds, fine, broker)
         vectors = pa.RecordBatch.from_arrays([COLUMN[name](places) for name in self.names], schema=self.schema)
         if len(places) == len(records):
             return vectors
@@ -89,8 +89,8 @@ class Decoder:
         both = pa.Table.from_batches([vectors, odd]).take(pa.array(order))
         return both.combine_chunks().to_batches()[0]
 
-    def _places(self, records: Records, bounds: Any, fine: Any, broker: str) -> Places:
-        return Places(records.heads[fine], records.data, bounds[fine], broker, self._properties)
+    def _vectors(self, records: Records, bounds: Any, fine: Any, broker: str) -> RecordVectors:
+        return RecordVectors(records.heads[fine], records.data, bounds[fine], broker, self._properties)
 
     def _one_by_one(self, records: Records, starts: Sequence[int], broker: str) -> Any:
         rows = [self._row(records, start, broker) for start in starts]

@@ -30,7 +30,7 @@ from martlet_spark.read.batch import RangePartition, TopicReader
 from martlet_spark.read.identity import identities
 from martlet_spark.read.offsets import Last, Offsets, decode, decode_last, decode_new, encode, queue_name
 from martlet_spark.read.planner import MESSAGE_BYTES, Range
-from martlet_spark.read.topics import Places, Subscribed
+from martlet_spark.read.topics import QueryBound, Subscribed
 from martlet_spark.read.watching import MessageSizes, Watch
 
 __all__ = ["StreamReader", "limited"]
@@ -45,7 +45,7 @@ class _Driver:
     def __init__(self, cluster: Cluster, options: Options) -> None:
         self.cluster = cluster
         self.subscribed = Subscribed(cluster, options)
-        self.starting = Places(self.subscribed, options, "starting", "latest")
+        self.starting = QueryBound(self.subscribed, options, "starting", "latest")
         self.watch = Watch(cluster)
         self.sizes = MessageSizes(cluster)
         self.bounds: dict[MessageQueue, Bounds] = {}  # at the last look

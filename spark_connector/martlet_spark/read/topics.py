@@ -13,7 +13,7 @@ from martlet_spark.errors import OptionError, ReadError
 from martlet_spark.options import SELECTION, Options, named, parse
 from martlet_spark.read.offsets import EARLIEST, LATEST, Offsets, find_queues, queue_name
 
-__all__ = ["Places", "Subscribed"]
+__all__ = ["QueryBound", "Subscribed"]
 
 # How long routes are used before new topics and queues are looked for.
 ROUTES_S: Final = 5.0
@@ -142,7 +142,7 @@ def _named(topic: str, name: str, queues: Iterable[MessageQueue], option: str) -
 
 
 @final
-class Places:
+class QueryBound:
     """Where a query begins (*side* "starting") or ends ("ending"), as the options say."""
 
     def __init__(self, subscribed: Subscribed, options: Options, side: str, default: str) -> None:
@@ -178,7 +178,7 @@ class Places:
         given = self._each(self._offsets, bounds, f"{self._side}Offsets")
         return {queue: self._offset(queue, given[queue], bounds[queue]) for queue in bounds}
 
-    def check_before(self, ending: "Places", queue: MessageQueue, start: int, end: int) -> None:
+    def check_before(self, ending: "QueryBound", queue: MessageQueue, start: int, end: int) -> None:
         """Fail if the options say both that a query begins at *start* and that it ends at *end*, before it.
 
         A time, and what retention removed, may well be such that nothing is left to read.

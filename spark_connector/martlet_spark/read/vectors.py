@@ -19,7 +19,7 @@ from martlet.records.layout import HEAD_BYTES, MAGIC_V1, WIDE_HOSTS
 from martlet_spark.columns import COLUMNS, MS_MAX, MS_MIN, PROPERTIES, TIMESTAMP
 from martlet_spark.read.records import Data, Integers, Records
 
-__all__ = ["COLUMN", "NEEDED", "Places", "bounds_of"]
+__all__ = ["COLUMN", "NEEDED", "RecordVectors", "bounds_of"]
 
 NAME_END: Final = 1
 VALUE_END: Final = 2
@@ -63,7 +63,7 @@ def elements(data: Any, bounds: Integers, first: int, step: int) -> Any:
 
 
 @final
-class Places:
+class RecordVectors:
     """Records without odd ones: their fixed fields, their bytes, their bounds in these, and their broker's name.
 
     Of their properties, only *names* are needed; None stands for all.
@@ -279,7 +279,7 @@ def _odd_rows(marks: Integers, starts: Integers, ends: Integers, row: Integers) 
     return np.unique(row[(counts != 1) | (mark == starts) | (mark >= ends - 1)])
 
 
-Column = Callable[[Places], Any]
+Column = Callable[[RecordVectors], Any]
 
 COLUMN: Final[Mapping[str, Column]] = {
     "topic": lambda places: places.part(TOPIC).cast(pa.string()),
