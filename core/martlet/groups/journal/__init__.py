@@ -1,1 +1,1 @@
-"""The state of shared groups in the log: journal entries, their codec, and the state that a start computes."""
+"""The state of shared groups in the log: notes in a journal, their codec, and the state that a start computes."""
