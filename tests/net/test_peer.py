@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from martlet.contracts import Buffer
 from martlet.errors import Reason, Refused, StoreFailed
-from martlet.net.peer import DELIVERY_TRANSITIONS, TRANSITIONS, Delivery, PeerState, ServerPeer
+from martlet.net.peer import DELIVERY_TRANSITIONS, TRANSITIONS, DeliveryState, PeerState, ServerPeer
 from martlet.net.pending import Pending
 from martlet.settings import ServerConfig
 from martlet.testing.links import Conditions, Link
@@ -68,7 +68,7 @@ async def test_a_wake_is_ignored_only_by_a_closed_peer(state: PeerState) -> None
     async with open_peer() as peer:
         bring_to(peer, state)
         peer.wake()
-        assert (peer.delivery is Delivery.QUEUED) == (state is not PeerState.CLOSED)
+        assert (peer.delivery is DeliveryState.QUEUED) == (state is not PeerState.CLOSED)
 
 
 @pytest.mark.parametrize("hurried", [False, True])
@@ -79,7 +79,7 @@ async def test_a_peer_that_comes_last_still_does_after_it_waited_for_room(hurrie
         peer.wake_last()
         assert (list(pending.woken), list(pending.woken_last)) == ([], [peer])
         pending.woken_last.clear()
-        peer.set_delivery(Delivery.NO_ROOM)
+        peer.set_delivery(DeliveryState.NO_ROOM)
         peer.wake_last()
         assert not pending.woken_last
         if hurried:
@@ -88,8 +88,10 @@ async def test_a_peer_that_comes_last_still_does_after_it_waited_for_room(hurrie
         assert (list(pending.woken), list(pending.woken_last)) == (([peer], []) if hurried else ([], [peer]))
 
 
-@pytest.mark.parametrize(("before", "after"), list(itertools.product(Delivery, Delivery)), ids=lambda each: each.name)
-async def test_deliveries_follow_their_table(before: Delivery, after: Delivery) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"), list(itertools.product(DeliveryState, repeat=2)), ids=lambda each: each.name
+)
+async def test_deliveries_follow_their_table(before: DeliveryState, after: DeliveryState) -> None:
     async with open_peer() as peer:
         peer.delivery = before
         if after in DELIVERY_TRANSITIONS[before]:

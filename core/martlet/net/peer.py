@@ -26,7 +26,7 @@ from martlet.net.transports import TlsTransport, Transport
 from martlet.settings import ServerConfig
 from martlet.state.journal import NEXT_COMMIT
 
-__all__ = ["DELIVERY_TRANSITIONS", "TRANSITIONS", "Delivery", "PeerState", "ServerPeer"]
+__all__ = ["DELIVERY_TRANSITIONS", "TRANSITIONS", "DeliveryState", "PeerState", "ServerPeer"]
 
 log = logging.getLogger("martlet.server")
 
@@ -63,7 +63,7 @@ TRANSITIONS: Final[dict[PeerState, frozenset[PeerState]]] = {
 }
 
 
-class Delivery(IntEnum):
+class DeliveryState(IntEnum):
     """Whether `Handler.collect` must be called."""
 
     IDLE = 0  # not woken
@@ -71,11 +71,11 @@ class Delivery(IntEnum):
     NO_ROOM = 2  # woken; it is queued once enough of its output has been sent
 
 
-IDLE: Final = Delivery.IDLE
-QUEUED: Final = Delivery.QUEUED
-NO_ROOM: Final = Delivery.NO_ROOM
+IDLE: Final = DeliveryState.IDLE
+QUEUED: Final = DeliveryState.QUEUED
+NO_ROOM: Final = DeliveryState.NO_ROOM
 
-DELIVERY_TRANSITIONS: Final[dict[Delivery, frozenset[Delivery]]] = {
+DELIVERY_TRANSITIONS: Final[dict[DeliveryState, frozenset[DeliveryState]]] = {
     IDLE: frozenset({QUEUED}),
     QUEUED: frozenset({IDLE, NO_ROOM}),
     NO_ROOM: frozenset({QUEUED}),
@@ -223,7 +223,7 @@ class ServerPeer:
         if state >= CLOSING:
             self.stops = True
 
-    def set_delivery(self, delivery: Delivery) -> None:
+    def set_delivery(self, delivery: DeliveryState) -> None:
         """Change the delivery state to *delivery*."""
         assert delivery in DELIVERY_TRANSITIONS[self.delivery], f"{self.delivery!r} to {delivery!r}"
         self.delivery = delivery
