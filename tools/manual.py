@@ -230,7 +230,7 @@ PLUGIN_CHAPTERS: Final = (
             "Gate: publish publish_many publish_batch publish_atomic find_queue publish_run publish_item "
             "note_unawaited give_back reply check_publish check_message find_topic subscribe follow may_follow join "
             "consume open_session query "
-            "query_group query_broker query_keys record_at manage manage_group manage_broker share allows check "
+            "query_group query_broker query_keys record_at manage manage_group manage_broker shared_group allows check "
             "begin_external stage_external prepare_external commit_external abort_external abort_prepared_external",
             "TopicFigures: get has_used first_offset end_offset store_ms_at earliest_store_ms offset_by_time "
             "position_at readable bytes_since",
@@ -355,13 +355,11 @@ PLUGIN_CHAPTERS: Final = (
     Chapter("Messages that stay with one member", "martlet.groups.strategy.sticky", ("Sticky",)),
     Chapter("Shared groups that nobody uses", "martlet.groups.unused_groups", ("UnusedGroups: expire since",)),
     Chapter("Shared groups that take some names", "martlet.groups.queues.finder", ("Names",)),
-    Chapter(
-        "Shared groups", "martlet.groups.group_members", ("Member: add_credit collect ack nack extend touch leave",)
-    ),
+    Chapter("Shared groups", "martlet.groups.member", ("Member: add_credit collect ack nack extend touch leave",)),
     Chapter(
         "Messages of shared groups",
-        "martlet.groups.share",
-        ("Share: ack nack renew acknowledgement withdraw",),
+        "martlet.groups.group",
+        ("SharedGroup: ack nack renew acknowledgement withdraw",),
     ),
     Chapter(
         "Sessions",

@@ -15,7 +15,7 @@ from martlet.delivery.subscriptions import Subscriptions
 from martlet.delivery.tail_reader import Tails
 from martlet.draining import Draining
 from martlet.errors import LocalProtocolError, MartletError, Reason, Refused
-from martlet.groups.shared_groups import Shares
+from martlet.groups.shared_groups import SharedGroups
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
 from martlet.records.compression import DELIVERED_BYTES_MAX
 from martlet.runtime.clock import Clock
@@ -48,7 +48,7 @@ class Broker:
     """The broker as plugins get it in their hooks.
 
     Its components are attributes: ``config`` (`BrokerConfig`), ``topics`` (`Topics`), ``groups`` (`Groups`),
-    ``subscriptions`` (`Subscriptions`), ``shares`` (`Shares`), ``sessions`` (`Sessions`), ``turns`` (`Turns`),
+    ``subscriptions`` (`Subscriptions`), ``shares`` (`SharedGroups`), ``sessions`` (`Sessions`), ``turns`` (`Turns`),
     ``projections`` (`Projections`), ``tables`` (`Tables`), ``store``, ``clock`` (``clock.now_ms()``), ``ids``
     (``ids.below(n)``, and ``ids.unique()``, which nobody can guess), ``stats`` (``stats.add(name, function)``),
     ``rules`` (`Rules`), ``replies`` (`Replies`) and ``authentication`` (`Authentication`). All methods are for the
@@ -100,13 +100,13 @@ class Broker:
         self.rules.on_changed.append(self.cursors.forget_routes)
         self.subscriptions = Subscriptions(store, topics, self.tails, delivery)
         journal = self.journal("shared-groups")
-        self.shares = Shares(store, topics, groups, self.tails, journal, clock, delivery)
-        self.projections.add(OWN_STATE, self.shares.state)
+        self.shared_groups = SharedGroups(store, topics, groups, self.tails, journal, clock, delivery)
+        self.projections.add(OWN_STATE, self.shared_groups.state)
         self.sessions = Sessions(store, self.journal("sessions"), self.turns, clock, delivery)
         self.projections.add(OWN_STATE, self.sessions.table)
         self.sessions.writer.is_current = lambda: self.projections.has_applied(self.sessions.table)
         self.sessions.writer.wait_current = lambda: self.projections.wait_applied(self.sessions.table)
-        self.draining = Draining(store, topics, groups, self.shares, self.sessions, self.turns)
+        self.draining = Draining(store, topics, groups, self.shared_groups, self.sessions, self.turns)
         for table in (topics.table, groups.table, groups.offsets_table, groups.light_offsets_table):
             self.tables.register(table)
         stats.add("broker", self.statistics)
@@ -115,7 +115,7 @@ class Broker:
         stats.add("tails", self.tails.statistics)
         stats.add("cursors", self.cursors.statistics)
         stats.add("subscriptions", self.subscriptions.statistics)
-        stats.add("shares", self.shares.statistics)
+        stats.add("shares", self.shared_groups.statistics)
         stats.add("sessions", self.sessions.statistics)
 
     def set_stages(self, stages: Sequence[tuple[str, Stage]], routers: Sequence[tuple[str, Router]] = ()) -> None:
@@ -356,7 +356,7 @@ class Broker:
         """
         topic = self._open_topic(message)
         queue_id = self._choose_queue(topic, message.queue_id)
-        self.shares.keep_topic(topic.name, of_personal=False)
+        self.shared_groups.keep_topic(topic.name, of_personal=False)
         for queue in topic.queues.values():
             if queue.next_offset or queue.noted >= 0:
                 break

@@ -11,10 +11,21 @@ ROOT: Final = Path(__file__).parents[2]
 PLUGINS: Final = (*ROOT.glob("plugins/*/martlet_*"), *ROOT.glob("examples/martlet-*/martlet_*"))
 # What a gate leads to, as attributes of a broker, and the classes that hold it.
 BEHIND: Final = frozenset(
-    ("authorizers", "cursors", "groups", "rules", "sessions", "shares", "store", "subscriptions", "tails", "topics")
+    (
+        "authorizers",
+        "cursors",
+        "groups",
+        "rules",
+        "sessions",
+        "shared_groups",
+        "store",
+        "subscriptions",
+        "tails",
+        "topics",
+    )
 )
 PUBLISHING: Final = "publish"  # and all that begin with it
-CLASSES: Final = frozenset(("Groups", "Sessions", "Shares", "Store", "Subscriptions", "Topics"))
+CLASSES: Final = frozenset(("Groups", "Sessions", "SharedGroups", "Store", "Subscriptions", "Topics"))
 # Modules that need no gate, and why: they act for the broker, or only pass on what a gate granted.
 MQTT: Final = "plugins/mqtt/martlet_mqtt/"
 REMOTING: Final = "plugins/remoting/martlet_remoting/"
@@ -36,7 +47,7 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     f"{REMOTING}consumers/pops.py": frozenset(("groups", "topics")),
     f"{REMOTING}consumers/request_modes.py": frozenset(("Groups", "Topics")),
     # Takes over RocketMQ's pops before any client is served.
-    f"{REMOTING}handover/revived_pops.py": frozenset(("groups", "shares", "store", "topics")),
+    f"{REMOTING}handover/revived_pops.py": frozenset(("groups", "shared_groups", "store", "topics")),
     # Keeps state, and appends again what retention is about to remove.
     "examples/martlet-latest/martlet_latest/__init__.py": frozenset(("publish", "store")),
     # Creates its topic, and the feed that all gates follow, on behalf of the broker.
@@ -76,16 +87,16 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     f"{MQTT}session/wills.py": frozenset(("sessions",)),
     # Counts and lists sessions; lists only after the gate allowed to manage the broker.
     f"{MQTT}admin/sys_topics.py": frozenset(("sessions",)),
-    f"{MQTT}admin/control.py": frozenset(("sessions", "shares")),
+    f"{MQTT}admin/control.py": frozenset(("sessions", "shared_groups")),
     # Creates the topics of the rules again.
     f"{MQTT}shared/context.py": frozenset(("topics",)),
     # Forgets the groups that no session has.
-    f"{MQTT}outbound/unused_groups.py": frozenset(("sessions", "shares")),
+    f"{MQTT}outbound/unused_groups.py": frozenset(("sessions", "shared_groups")),
     # Asks which tag codes records have, hands the topics to `temporary.py`, which creates its own, and says when
     # queues that nobody uses are forgotten.
-    f"{STOMP}shared/context.py": frozenset(("shares", "store", "topics")),
+    f"{STOMP}shared/context.py": frozenset(("shared_groups", "store", "topics")),
     # Lists and forgets queues; only after the gate allowed to manage the broker.
-    f"{STOMP}admin/control.py": frozenset(("shares",)),
+    f"{STOMP}admin/control.py": frozenset(("shared_groups",)),
     # Learns the names of topics; the gate decides which of them a client reads.
     f"{STOMP}shared/new_topics.py": frozenset(("Topics",)),
     f"{STOMP}shared/temporary.py": frozenset(("Topics",)),
@@ -94,7 +105,7 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     # Asks whether a topic exists: whoever reads names in it need not be allowed to read all of it.
     f"{STOMP}outbound/sources.py": frozenset(("topics",)),
     # Forgets durable subscriptions, whose names begin with their user.
-    f"{STOMP}inbound/subscriptions.py": frozenset(("shares",)),
+    f"{STOMP}inbound/subscriptions.py": frozenset(("shared_groups",)),
     # Keeps its own file in the store's directory.
     f"{REMOTING}nameserver/plugin.py": frozenset(("store",)),
 }
@@ -173,7 +184,7 @@ def test_what_is_allowed_is_used() -> None:
     [
         ("def handle(self):\n    self._broker.publish(message)", "publish"),
         ("broker.subscriptions.open(peer, 'secret', encoding)", "subscriptions"),
-        ("join = context.state.broker.shares.join", "shares"),
+        ("join = context.state.broker.shared_groups.join", "shared_groups"),
         ("held = state.broker.store", "store"),
         ("broker.rules.authorizers = ()", "rules"),
         ("getattr(broker, 'store')", "getattr"),

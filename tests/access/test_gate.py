@@ -265,9 +265,9 @@ async def test_a_shared_group_is_for_those_who_may_read_it_and_not_for_every_rea
         broker.authorizers = (rules,)
         ann, bob, peer = broker.gate(ANN), broker.gate(Identity("bob")), RecordingPeer()
         member = ann.join(peer, "t", "ann/jobs", LINES, Membership(lease_s=1), policy)
-        assert ann.share("t", "ann/jobs", policy) is member.share
+        assert ann.shared_group("t", "ann/jobs", policy) is member.group
         if settled:
-            text = refused(lambda: bob.share("t", "ann/jobs", policy))
+            text = refused(lambda: bob.shared_group("t", "ann/jobs", policy))
         else:
             text = refused(lambda: bob.join(peer, "t", "ann/jobs", LINES, Membership(lease_s=1), policy))
         assert text == "'bob' may not read shared group[stomp/ann/jobs]"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.delivery.pushing import broker_in_memory, publish, subscribe
-from tests.groups.test_shares import Competitor
+from tests.groups.test_shared_groups import Competitor
 
 from martlet.broker import Broker
 from martlet.tables.groups import Group
@@ -48,14 +48,14 @@ async def test_a_share_rests_while_it_may_not_be_read(close: Callable[[Broker], 
         assert one.turn() == ["0:0:a", "0:1:b"]
         assert one.member.ack(0, 1)
         close(broker)
-        assert one.member.share.gone
+        assert one.member.group.gone
         assert one.peer.wakes
         publish(broker, "t", 0, b"c")
         one.member.leave()
         open_all(broker)
         # What was settled is remembered meanwhile.
         two = Competitor(broker)
-        assert not two.member.share.gone
+        assert not two.member.group.gone
         assert two.turn() == ["0:0:a", "0:2:c"]
 
 
@@ -65,4 +65,4 @@ async def test_members_that_stayed_continue_when_reading_is_allowed_again() -> N
         one = Competitor(broker)
         close_topic(broker)
         open_all(broker)
-        assert not one.member.share.gone
+        assert not one.member.group.gone

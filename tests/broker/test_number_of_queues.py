@@ -82,7 +82,9 @@ async def by_group_with_a_policy(broker: Broker) -> list[str]:
 
 async def _by_group(broker: Broker, policy: GroupPolicy | None) -> list[str]:
     peer = RecordingPeer()
-    member = broker.shares.join(peer, "t", "G", LINES, Membership(lease_s=30, credit=100, start=from_earliest), policy)
+    member = broker.shared_groups.join(
+        peer, "t", "G", LINES, Membership(lease_s=30, credit=100, start=from_earliest), policy
+    )
     found = told(member.collect(1 << 20))
     for line in found:
         assert member.ack(int(line.split(":")[0]), 0)
@@ -160,7 +162,7 @@ async def test_a_group_that_found_everything_by_names_and_left_keeps_no_queues(
     disk.cached = True
     async with broker_in_memory(disk) as broker:
         names = Names(feed_of(broker, 8), "n")
-        member = broker.shares.join(
+        member = broker.shared_groups.join(
             RecordingPeer(), "t", "G", LINES, Membership(lease_s=30, credit=100, names=names), POLICY
         )
         for number in range(8):
@@ -329,8 +331,8 @@ async def test_queues_that_come_back_bring_nobody_what_was_read(restart: bool, a
     async with broker_in_memory(disk) as broker:
         late, reader = subscribe(broker, "t"), Client(feed_of(broker, 1), "#")
         peer = RecordingPeer()
-        group = broker.shares.join(peer, "t", "New", LINES, Membership(lease_s=30, credit=100))
-        policed = broker.shares.join(peer, "t", "New", LINES, Membership(lease_s=30, credit=100), POLICY)
+        group = broker.shared_groups.join(peer, "t", "New", LINES, Membership(lease_s=30, credit=100))
+        policed = broker.shared_groups.join(peer, "t", "New", LINES, Membership(lease_s=30, credit=100), POLICY)
         await settle(broker)
         broker.topics.update("t", 8, 8)
         assert dict(broker.groups.committed("New", "t")) == {0: 1, **dict.fromkeys(range(1, 8), 1)}
@@ -340,6 +342,6 @@ async def test_queues_that_come_back_bring_nobody_what_was_read(restart: bool, a
         assert (told(group.collect(1 << 20)), told(policed.collect(1 << 20))) == (["7:1:new"], ["7:1:new"])
     if restart:
         async with broker_in_memory(disk) as broker:
-            later = broker.shares.join(RecordingPeer(), "t", "Newer", LINES, Membership(lease_s=30, credit=100))
+            later = broker.shared_groups.join(RecordingPeer(), "t", "Newer", LINES, Membership(lease_s=30, credit=100))
             assert told(later.collect(1 << 20)) == []
             assert broker.topics.update("t", 9, 9).begins == dict.fromkeys(range(1, 8), 1)

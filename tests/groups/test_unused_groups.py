@@ -18,8 +18,8 @@ from martlet.contracts import Identity
 from martlet.delivery.feed import Feed
 from martlet.delivery.subscriptions import from_earliest
 from martlet.errors import Refused
-from martlet.groups.group_members import Member
 from martlet.groups.journal.journal_codec import Key
+from martlet.groups.member import Member
 from martlet.groups.membership import Membership
 from martlet.groups.queues.finder import Names
 from martlet.groups.strategy.policy import AUTO_DELETE, OWNS_TOPIC, GroupPolicy
@@ -43,7 +43,7 @@ async def broker_of(disk: FakeDisk | None = None, delivery: DeliveryConfig | Non
     disk.cached = True
 
     def expire(broker: Broker) -> Sequence[Projection]:
-        broker.shares.unused.expire("tested", AFTER_S, lambda group: not group.startswith("kept"))
+        broker.shared_groups.unused.expire("tested", AFTER_S, lambda group: not group.startswith("kept"))
         return ()
 
     async with serving(
@@ -68,7 +68,7 @@ def join(
     if broker.topics.get(topic) is None:
         broker.topics.ensure(topic, 1)
     names = Names(feed, "a/#") if feed is not None else None
-    return broker.shares.join(
+    return broker.shared_groups.join(
         RecordingPeer(),
         topic,
         group,
@@ -95,7 +95,7 @@ async def pass_time(broker: Broker) -> None:
 
 def known(broker: Broker) -> list[str]:
     """Return the groups with a state, each with its topic."""
-    state = broker.shares.state.known
+    state = broker.shared_groups.state.known
     return sorted(f"{topic}/{group}" for topic in state.topics() for _, group in state.groups(topic))
 
 
@@ -108,7 +108,7 @@ async def test_a_group_in_which_nothing_waits_is_forgotten_after_a_while(autojum
         assert known(broker) == ["t/g"]
         await pass_time(broker)
         assert known(broker) == []
-        assert len(broker.shares.state) == 0
+        assert len(broker.shared_groups.state) == 0
         assert (broker.topics.get("t") is None) is (marks == OWNS_TOPIC)
 
 
@@ -350,7 +350,7 @@ async def test_a_topic_that_was_created_for_a_group_goes_though_nobody_ever_join
     disk = FakeDisk()
     async with broker_of(disk) as broker:
         for name in ("empty", "used", "joined"):
-            broker.shares.begin(broker.topics.ensure(name, 2), "g", POLICY)
+            broker.shared_groups.begin(broker.topics.ensure(name, 2), "g", POLICY)
         publish(broker, "used", 1, b"1")
         member = join(broker, "joined")  # before its beginning is applied
         publish(broker, "joined", 1, b"2")
@@ -377,18 +377,18 @@ async def test_marks_are_kept_when_old_notes_are_removed(is_open: bool) -> None:
             member.leave()
             await settle(broker)
         end = broker.store.appended
-        finish_now(broker.shares.state.roll(0, end))
+        finish_now(broker.shared_groups.state.roll(0, end))
         await settle(broker)
-        lane = broker.shares.notes.stored(Key("tested", "kept", "t", 0))
-        assert lane is not None
-        assert lane.since >= end
-        assert lane.marks == PERSONAL
+        queue = broker.shared_groups.notes.stored(Key("tested", "kept", "t", 0))
+        assert queue is not None
+        assert queue.since >= end
+        assert queue.marks == PERSONAL
 
 
 async def test_topics_that_are_only_created_leave_room_for_groups() -> None:
     async with broker_of(delivery=DeliveryConfig(share_queues_max=4)) as broker:
         for number in range(4):
-            broker.shares.begin(broker.topics.ensure(f"t{number}", 1), "g", POLICY)
+            broker.shared_groups.begin(broker.topics.ensure(f"t{number}", 1), "g", POLICY)
         assert known(broker) == ["t0/g", "t1/g"]
         for number in range(2, 4):
             join(broker, f"t{number}")

@@ -337,7 +337,7 @@ async def test_a_member_of_a_group_gets_what_it_may_read_and_others_the_rest(roo
         got["ann"] += await drain(ann, room.mqtt)
     assert sorted(got["ann"] + got["bob"]) == sorted(f"{name} {index}".encode() for index, name in enumerate(names))
     assert not [each for each in got["bob"] if each.startswith(b"a/secret")]
-    assert room.mqtt.broker.shares.statistics()["withheld"] == 0
+    assert room.mqtt.broker.shared_groups.statistics()["withheld"] == 0
 
 
 async def test_what_no_member_may_read_is_for_nobody(room: Room) -> None:
@@ -351,7 +351,7 @@ async def test_what_no_member_may_read_is_for_nobody(room: Room) -> None:
     for packet in found:
         await bob.acknowledge(packet)
     assert await bob.rest() == []
-    statistics = room.mqtt.broker.shares.statistics()
+    statistics = room.mqtt.broker.shared_groups.statistics()
     assert (statistics["withheld"], statistics["unsettled"]) == (2, 0)
 
 
@@ -370,7 +370,7 @@ async def test_what_a_member_leaves_behind_goes_to_nobody_who_may_not_read_it(ro
     assert packet.payload == b"a/1"
     await bob.acknowledge(packet)
     assert await bob.rest() == []
-    statistics = room.mqtt.broker.shares.statistics()
+    statistics = room.mqtt.broker.shared_groups.statistics()
     assert (statistics["withheld"], statistics["unsettled"]) == (1, 0)
 
 

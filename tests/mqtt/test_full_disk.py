@@ -295,7 +295,7 @@ async def test_a_subscribe_that_loses_its_session_leaves_no_member_behind(autoju
         assert isinstance(last, Disconnect), last
         assert last.reason == ReasonCode.QUOTA_EXCEEDED
         await trio.sleep(10)
-        assert mqtt.broker.shares.statistics()["members"] == 0
+        assert mqtt.broker.shared_groups.statistics()["members"] == 0
 
 
 @pytest.mark.parametrize("qos", [1, 2])

@@ -153,4 +153,4 @@ async def test_what_a_client_with_very_many_shared_filters_held_goes_to_others(t
         await other.subscribe(*filters, qos=1)
         gone.hang_up()
         assert sorted(map(int, await other.payloads(count))) == list(range(count))
-        assert mqtt.broker.shares.statistics()["members"] == count
+        assert mqtt.broker.shared_groups.statistics()["members"] == count

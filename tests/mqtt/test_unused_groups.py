@@ -22,7 +22,7 @@ SMALL = small_config(flush="async", segment_bytes=1 << 20, page_bytes=1 << 16)
 
 
 def groups(mqtt: Running) -> set[str]:
-    return set(mqtt.broker.shares.groups_of("mqtt"))
+    return set(mqtt.broker.shared_groups.groups_of("mqtt"))
 
 
 async def publish(mqtt: Running, payload: bytes) -> None:

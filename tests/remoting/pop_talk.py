@@ -120,5 +120,5 @@ async def let_pass(harness: Harness, seconds: float) -> None:
 def run(harness: Harness, nursery: trio.Nursery) -> None:
     """Let leases and waiting pops end on time."""
     harness.clock.run()
-    nursery.start_soon(harness.broker.shares.run)
+    nursery.start_soon(harness.broker.shared_groups.run)
     nursery.start_soon(harness.state.deadlines.run)

@@ -132,9 +132,9 @@ class Workload(power_cuts.Workload):
             self.leases[offset] = (pop_ms + invisible_ms, self.leases[offset][1])
             handle = str(message.handle).split(" ")
             handle[1] = str(pop_ms)
-        share = client.harness.state.pops.find("G", "t")
-        assert share is not None
-        share.share.tick(trio.current_time())
+        group = client.harness.state.pops.find("G", "t")
+        assert group is not None
+        group.shared_group.tick(trio.current_time())
 
     async def make_durable(self, broker: Broker) -> None:
         await broker.store.flusher.flush()

@@ -462,7 +462,7 @@ async def test_in_order_what_was_acknowledged_after_an_extended_message_follows_
     assert [(each.body, each.times) for each in found] == [(b"2", 1), (b"3", 1), (b"4", 0)]
     await ack(client, *found)
     assert committed(harness, topic) == 4
-    assert harness.broker.shares.statistics()["unsettled"] == 0
+    assert harness.broker.shared_groups.statistics()["unsettled"] == 0
 
 
 async def test_in_order_an_acknowledgement_before_an_earlier_one_counts_if_that_follows(harness: Harness) -> None:
@@ -605,7 +605,7 @@ async def test_a_deleted_group_is_forgotten(harness: Harness) -> None:
     assert len(await pop(client, topic)) == 1
     harness.broker.groups.delete("G", clean_offsets=True)
     await harness.step()
-    assert harness.broker.shares.statistics()["shares"] == 0
+    assert harness.broker.shared_groups.statistics()["shares"] == 0
     (again,) = await pop(client, topic)
     assert again.times == 0
     await ack(client, again)
@@ -624,7 +624,7 @@ async def test_a_group_that_nobody_pops_leaves_memory_and_its_handles_stay_valid
     assert harness.state.pops.statistics()["popping_groups"] == 0
     await ack(client, one)
     await let_pass(harness, 700)  # delivery.share_memory_s
-    assert harness.broker.shares.statistics()["shares"] == 0
+    assert harness.broker.shared_groups.statistics()["shares"] == 0
     await ack(client, two)
     assert committed(harness, topic) == 2
 

@@ -167,8 +167,8 @@ def fill_topic(broker: Broker, count: int) -> None:
 
 
 def leases(broker: Broker, key: Key = LEASED) -> dict[int, LeaseState]:
-    lane = broker.shares.state.get(key)
-    return dict(sorted(lane.leases.items())) if lane is not None else {}
+    queue = broker.shared_groups.state.get(key)
+    return dict(sorted(queue.leases.items())) if queue is not None else {}
 
 
 async def test_what_was_not_acknowledged_is_leased_as_rocketmq_said(autojump_clock: MockClock) -> None:
@@ -384,7 +384,7 @@ async def test_what_is_gone_is_left_out(autojump_clock: MockClock) -> None:
         put(broker, message(popped(clock, 2, [2, 3, 99])))
     async with moved.as_martlet() as harness:
         assert list(leases(harness.broker)) == [0, 2]
-        assert len(harness.broker.shares.state) == 1
+        assert len(harness.broker.shared_groups.state) == 1
 
 
 async def test_a_group_whose_offset_was_never_written_begins_at_the_first_message(autojump_clock: MockClock) -> None:

@@ -17,10 +17,10 @@ from martlet.app import saving
 from martlet.broker import Broker
 from martlet.contracts import HalfMessage
 from martlet.groups.journal.journal_writer import GroupJournalWriter
-from martlet.groups.journal.state import Lane
+from martlet.groups.journal.state import QueueState
 from martlet.groups.leases.queue_leases import Leases
-from martlet.groups.queues import share_lanes
-from martlet.groups.queues.share_context import ShareContext
+from martlet.groups.queues import group_queues
+from martlet.groups.queues.group_context import GroupContext
 from martlet.message import Message, Placed
 from martlet.net.peer import ServerPeer
 from martlet.records.layout import GROUP_MASK, RecordView
@@ -607,7 +607,7 @@ def _short_leases(right: Any) -> Any:
 def _skip_popped(right: Any) -> Any:
     """A start takes as settled what was popped and not acknowledged."""
 
-    def restore(context: ShareContext, leases: Leases, known: Lane, offset: int) -> None:
+    def restore(context: GroupContext, leases: Leases, known: QueueState, offset: int) -> None:
         known.leases.clear()
         right(context, leases, known, offset)
 
@@ -715,7 +715,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("transactions not checked", (Checks, "round", _never_check)),
     bug("checks not counted", (checks, "checked", _forget_checks)),
     bug("popped messages return too early", (PopGroup, "hand_out", _short_leases)),
-    bug("popped messages lost at a start", (share_lanes, "restore", _skip_popped), poppers=2, script=power_cuts),
+    bug("popped messages lost at a start", (group_queues, "restore", _skip_popped), poppers=2, script=power_cuts),
     bug("acknowledged messages return after a start", (GroupJournalWriter, "ack", _ignored)),
     bug(
         "retention removes what is needed",

@@ -8,9 +8,9 @@ from tests.delivery.pushing import LINES, told
 from martlet.broker import Broker
 from martlet.delivery.routing.selection import EVERYTHING, Selection
 from martlet.delivery.subscriptions import Delivery, from_earliest
-from martlet.groups.group_members import Member
 from martlet.groups.journal.journal_codec import Key, LeaseState
 from martlet.groups.journal.state import GroupState
+from martlet.groups.member import Member
 from martlet.groups.membership import Membership
 from martlet.groups.queues.finder import Names
 from martlet.groups.strategy.policy import GroupPolicy
@@ -33,7 +33,7 @@ def join(
     keep: str = "",
 ) -> Member:
     """A member of a group that is no consumer group."""
-    return broker.shares.join(
+    return broker.shared_groups.join(
         RecordingPeer(),
         "t",
         group,
@@ -71,8 +71,8 @@ async def drain(member: Member) -> tuple[list[str], list[Delivery]]:
 
 
 def known(state: GroupState, *, group: str = "gruppe ä") -> tuple[int, dict[int, LeaseState]]:
-    lane = state.get(Key("tested", group, "t", 0))
-    return (lane.next, dict(lane.leases)) if lane is not None else (0, {})
+    queue = state.get(Key("tested", group, "t", 0))
+    return (queue.next, dict(queue.leases)) if queue is not None else (0, {})
 
 
 NEVER = math.inf

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import trio
 from tests.delivery.pushing import LINES, broker_in_memory
-from tests.groups.test_shares import Competitor
+from tests.groups.test_shared_groups import Competitor
 from tests.state.group_talk import POLICY, collect, drain
 from trio.testing import MockClock
 
 from martlet.broker import Broker
 from martlet.delivery.subscriptions import from_tail
 from martlet.errors import Refused
-from martlet.groups.group_members import Member
+from martlet.groups.member import Member
 from martlet.groups.membership import Membership
 from martlet.message import Message
 from martlet.runtime.steps import finish_now
@@ -34,7 +34,7 @@ ACTIONS = ("forget", "join", "publish", "ack")
 
 
 def join(broker: Broker) -> Member:
-    return broker.shares.join(
+    return broker.shared_groups.join(
         RecordingPeer(), "t", "g", LINES, Membership(lease_s=math.inf, credit=100, start=from_tail), POLICY
     )
 
@@ -90,10 +90,10 @@ class Story:
 
     def forget(self) -> None:
         if self.at_once:
-            self.broker.shares.forget("t", "g", POLICY)
+            self.broker.shared_groups.forget("t", "g", POLICY)
             self.member = self.wanted = None
         else:
-            finish_now(self.broker.shares.forget_groups(POLICY, {"g"}))
+            finish_now(self.broker.shared_groups.forget_groups(POLICY, {"g"}))
             self.wanted = None if self.member is None else self.wanted
 
     def ack(self, member: Member) -> None:
@@ -158,7 +158,9 @@ async def test_a_topic_that_is_deleted_and_created_again_has_new_messages_for_it
         await store(broker, gap)
         broker.topics.ensure("t", 1)
         publish(broker, "one", "two", "three")
-        member = broker.shares.join(RecordingPeer(), "t", "g", LINES, Membership(lease_s=math.inf, credit=100), POLICY)
+        member = broker.shared_groups.join(
+            RecordingPeer(), "t", "g", LINES, Membership(lease_s=math.inf, credit=100), POLICY
+        )
         publish(broker, "four")
         await store(broker)
         assert collect(member)[0] == ["four"]
@@ -202,12 +204,12 @@ async def test_a_group_stays_forgotten_although_the_commit_that_says_so_fails(
     disk = FakeDisk()
     async with broker_on(disk) as broker:
         await Story(broker, at_once=True).begin()
-        finish_now(broker.shares.forget_groups(POLICY, {"g"}))
+        finish_now(broker.shared_groups.forget_groups(POLICY, {"g"}))
         disk.free_bytes = 0
         disk.fail_next("write", errno.ENOSPC)
         with pytest.raises(Refused):
             broker.store.commit()
-        assert not list(broker.shares.groups_of("tested"))
+        assert not list(broker.shared_groups.groups_of("tested"))
         if joins == "before it works again":
             join(broker)
         disk.free_bytes = None
@@ -218,7 +220,7 @@ async def test_a_group_stays_forgotten_although_the_commit_that_says_so_fails(
             await store(broker)
         killed = disk.after_power_cut(Cut.KILLED, Random(1))
     async with broker_on(killed) as broker:
-        assert len(broker.shares.state) == (joins != "never")
+        assert len(broker.shared_groups.state) == (joins != "never")
         await check(broker, None)
 
 

@@ -19,8 +19,8 @@ from martlet.broker import Broker
 from martlet.delivery.feed import Feed
 from martlet.delivery.routing.selection import Selection
 from martlet.errors import Refused
-from martlet.groups.group_members import Member
-from martlet.groups.queues import share_source
+from martlet.groups.member import Member
+from martlet.groups.queues import group_source
 from martlet.groups.queues.finder import Names
 from martlet.message import Message
 from martlet.records.codec import decode_records
@@ -109,11 +109,11 @@ class Workload(power_cuts.Workload):
                 broker.publish(Message("t", b"x" * self.random.randrange(9), f"TAGS\x01{name}\x02".encode(), 0))
         elif action == "roll":
             with suppress(Refused):  # while acknowledgements are under way
-                for _ in broker.shares.state.roll(0, broker.store.appended):
+                for _ in broker.shared_groups.state.roll(0, broker.store.appended):
                     pass
         elif action == "reach" and self.member is not None:
-            broker.shares.notes.note_reached()
-            self.member.share.source.reach()
+            broker.shared_groups.notes.note_reached()
+            self.member.group.source.reach()
         broker.store.commit()
         if action in ("flush", "save"):
             await broker.store.flusher.flush()
@@ -124,19 +124,19 @@ class Workload(power_cuts.Workload):
             await broker.projections._save(broker.projections._driven[0])
 
     def settle(self, broker: Broker, member: Member, action: str) -> None:
-        share = member.share
+        shared_group = member.group
         for offset in self.random.sample(sorted(self.held), self.random.randrange(1, 1 + min(len(self.held), 5))):
             generation = self.held.pop(offset)
             if action == "renew":
-                self.held[offset] = share.renew(0, offset, generation, self.random.choice((10, 7200)))
+                self.held[offset] = shared_group.renew(0, offset, generation, self.random.choice((10, 7200)))
                 assert self.held[offset] > generation
             elif action == "nack":
-                assert share.nack(0, offset, generation)
+                assert shared_group.nack(0, offset, generation)
             elif action == "ack":
-                assert share.ack(0, offset, generation)
+                assert shared_group.ack(0, offset, generation)
                 self.settled.add(offset)
             else:
-                note = share.acknowledgement(0, offset, generation)
+                note = shared_group.acknowledgement(0, offset, generation)
                 broker.publish_atomic([Message("out", b"%d" % offset, queue_id=0)], [note])
                 self.settled.add(offset)
                 self.atomic.add(offset)
@@ -173,8 +173,8 @@ def _records(broker: Broker, topic: str) -> Any:
 async def test_a_group_survives_a_power_cut_at_every_call(
     seed: int, by_name: bool, flush: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(share_source, "REACH_BYTES", 100)
-    monkeypatch.setattr(share_source, "REACH_BYTES_AT_END", 100)
+    monkeypatch.setattr(group_source, "REACH_BYTES", 100)
+    monkeypatch.setattr(group_source, "REACH_BYTES_AT_END", 100)
     workload = Workload(FakeDisk(), flush, Random(seed), by_name=by_name)
     assert await cut_everywhere(workload) > STEPS
     assert workload.atomic

@@ -38,9 +38,9 @@ async def work(directory: Path, flush: str) -> None:
             held |= handles((await drain(member))[1])
             settled = chance.sample(sorted(held), min(15, len(held)))
             for offset in settled:
-                assert member.share.ack(0, offset, held.pop(offset))
+                assert member.group.ack(0, offset, held.pop(offset))
             for offset in chance.sample(sorted(held), min(3, len(held))):
-                assert member.share.nack(0, offset, held.pop(offset), 3600)
+                assert member.group.nack(0, offset, held.pop(offset), 3600)
             broker.store.commit()
             await broker.store.wait_flushed(broker.store.appended)
             await trio.lowlevel.checkpoint()

@@ -20,9 +20,9 @@ from martlet.delivery.feed import Feed
 from martlet.delivery.routing.selection import Selection
 from martlet.delivery.subscriptions import Delivery
 from martlet.errors import Refused
-from martlet.groups.group_members import Member
+from martlet.groups.member import Member
 from martlet.groups.membership import Membership
-from martlet.groups.queues import finder, share_source
+from martlet.groups.queues import finder, group_source
 from martlet.groups.queues.finder import Names
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.message import Message
@@ -160,18 +160,18 @@ class Story:
             group.members.append(self.join(broker, feed, topic_filter))
             group.wanted = {} if group.wanted is None else group.wanted
         elif action == "look":
-            broker.shares._reach_at = -math.inf
-            broker.shares._rung.set()
+            broker.shared_groups._reach_at = -math.inf
+            broker.shared_groups._rung.set()
             await wait_all_tasks_blocked()
         elif action == "save":
             await broker.projections._save(broker.projections._driven[0])
         elif action == "roll":
             with suppress(Refused):  # while notes are not applied
-                finish_now(broker.shares.state.roll(0, broker.store.readable))
+                finish_now(broker.shared_groups.state.roll(0, broker.store.readable))
         elif action == "delete":
             await self.delete(broker)
         elif action == "forget":
-            finish_now(broker.shares.forget_groups(POLICY, [topic_filter]))
+            finish_now(broker.shared_groups.forget_groups(POLICY, [topic_filter]))
             if not group.members:
                 group.wanted = None
         elif group.members:
@@ -182,7 +182,7 @@ class Story:
         await self.settle(broker)
         broker.topics.delete("t")
         for group in self.groups.values():
-            assert all(member.share.gone for member in group.members)
+            assert all(member.group.gone for member in group.members)
             if self.random.random() < 0.5:
                 for member in group.members:
                     member.leave()
@@ -191,7 +191,7 @@ class Story:
         await self.settle(broker)
 
     def join(self, broker: Broker, feed: Feed, topic_filter: str) -> Member:
-        return broker.shares.join(
+        return broker.shared_groups.join(
             RecordingPeer(),
             "t",
             topic_filter,
@@ -286,9 +286,9 @@ async def test_a_group_gets_all_messages_of_its_names_until_they_are_acknowledge
     seed: int, flush: str, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     monkeypatch.setattr(finder, "PENDING_BYTES", 300)
-    monkeypatch.setattr(share_source, "FOUND_MAX", 3)
-    monkeypatch.setattr(share_source, "REACH_BYTES", 100)
-    monkeypatch.setattr(share_source, "REACH_BYTES_AT_END", 100)
+    monkeypatch.setattr(group_source, "FOUND_MAX", 3)
+    monkeypatch.setattr(group_source, "REACH_BYTES", 100)
+    monkeypatch.setattr(group_source, "REACH_BYTES_AT_END", 100)
     story = Story(seed, flush)
     for _ in range(4):
         await story.live()

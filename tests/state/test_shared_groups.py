@@ -13,14 +13,13 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.delivery.pushing import LINES, broker_in_memory, publish
-from tests.groups.test_shares import Competitor
+from tests.groups.test_shared_groups import Competitor
 from tests.state.group_talk import NEVER, POLICY, collect, drain, handles, join, known
 from trio.testing import MockClock
 
 from martlet.broker import Broker
 from martlet.delivery.subscriptions import from_earliest
 from martlet.errors import Reason, Refused, StoreError
-from martlet.groups.group_members import Member
 from martlet.groups.journal.journal_codec import (
     ACK,
     AGAIN,
@@ -37,6 +36,7 @@ from martlet.groups.journal.journal_codec import (
     encode_changes,
     head,
 )
+from martlet.groups.member import Member
 from martlet.groups.membership import Membership
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.message import Message
@@ -151,17 +151,17 @@ async def test_after_kill_9_leases_hold_for_the_rest_of_their_time(autojump_cloc
     async with again(killed, clock) as broker:
         member = join(broker)
         assert collect(member)[0] == []
-        share = broker.shares.find("t", "gruppe ä", POLICY)
-        assert share is not None
-        assert share.ack(0, 0, found[0])
-        assert not share.ack(0, 0, found[0])
+        shared_group = broker.shared_groups.find("t", "gruppe ä", POLICY)
+        assert shared_group is not None
+        assert shared_group.ack(0, 0, found[0])
+        assert not shared_group.ack(0, 0, found[0])
         await trio.sleep(19.9)
         assert collect(member)[0] == []
         await trio.sleep(0.2)
         bodies, deliveries = collect(member)
         assert (bodies, deliveries[0].delivery) == (["b"], 2)
         assert deliveries[0].generation > found[1]
-        assert not share.ack(0, 1, found[1])
+        assert not shared_group.ack(0, 1, found[1])
 
 
 async def test_a_lease_without_end_ends_with_the_broker() -> None:
@@ -170,7 +170,7 @@ async def test_a_lease_without_end_ends_with_the_broker() -> None:
         publish(broker, "t", 0, b"a")
         member = join(broker, lease_s=NEVER)
         assert collect(member)[0] == ["a"]
-        assert broker.shares._shares["t", "gruppe ä", "tested"].lanes.by_queue[0].leases.deadline() == NEVER
+        assert broker.shared_groups._by_place["t", "gruppe ä", "tested"].queues.by_queue[0].leases.deadline() == NEVER
         await durable(broker)
         killed = disk.after_power_cut(Cut.KILLED, Random(1))
     async with again(killed, clock) as broker:
@@ -202,16 +202,16 @@ async def test_a_handle_shortens_extends_and_is_replaced(autojump_clock: MockClo
         publish(broker, "t", 0, b"a", b"b")
         member, other = join(broker, lease_s=30, credit=2), join(broker, lease_s=1000)
         found = handles(collect(member)[1])
-        share = member.share
-        shorter, longer = share.renew(0, 0, found[0], 5), share.renew(0, 1, found[1], 60)
+        shared_group = member.group
+        shorter, longer = shared_group.renew(0, 0, found[0], 5), shared_group.renew(0, 1, found[1], 60)
         assert shorter > found[0]
-        assert share.renew(0, 0, found[0], 5) == 0
-        assert not share.nack(0, 1, found[1])
+        assert shared_group.renew(0, 0, found[0], 5) == 0
+        assert not shared_group.nack(0, 1, found[1])
         await trio.sleep(5.1)
         assert collect(other)[0] == ["a"]
         await trio.sleep(50)
         assert collect(other)[0] == []
-        assert share.nack(0, 1, longer)
+        assert shared_group.nack(0, 1, longer)
         await trio.sleep(1)
         assert collect(other)[0] == ["b"]
         assert member.credit == 1  # of the message that was given back; the other lapsed in silence
@@ -224,20 +224,20 @@ async def test_messages_and_acknowledgements_are_stored_together() -> None:
         publish(broker, "t", 0, b"a", b"b")
         member = join(broker, credit=2)
         found = handles(collect(member)[1])
-        note = member.share.acknowledgement(0, 0, found[0])
+        note = member.group.acknowledgement(0, 0, found[0])
         assert not member.ack(0, 0)
         with pytest.raises(Refused) as refused:
-            member.share.acknowledgement(0, 0, found[0])
+            member.group.acknowledgement(0, 0, found[0])
         assert refused.value.reason is Reason.NOT_FOUND
         broker.publish_atomic([Message("out", b"result", queue_id=0)], [note])
-        assert member.share.lanes.by_queue[0].leases.table.unsettled == 2
+        assert member.group.queues.by_queue[0].leases.table.unsettled == 2
         broker.store.commit()
-        assert member.share.lanes.by_queue[0].leases.table.unsettled == 1
+        assert member.group.queues.by_queue[0].leases.table.unsettled == 1
         assert member.credit == 1
         await durable(broker)
         killed = disk.after_power_cut(Cut.KILLED, Random(1))
     async with again(killed, clock) as broker:
-        assert known(broker.shares.state)[1].keys() == {1}
+        assert known(broker.shared_groups.state)[1].keys() == {1}
         assert broker.store.queue("out", 0).next_offset == 1
 
 
@@ -247,10 +247,10 @@ async def test_a_withdrawn_acknowledgement_changes_nothing() -> None:
         publish(broker, "t", 0, b"a")
         member = join(broker)
         found = handles(collect(member)[1])
-        note = member.share.acknowledgement(0, 0, found[0])
+        note = member.group.acknowledgement(0, 0, found[0])
         with pytest.raises(Refused):
             broker.publish_atomic([Message("nowhere", b"x")], [note])
-        member.share.withdraw(0, 0)
+        member.group.withdraw(0, 0)
         assert member.ack(0, 0)
 
 
@@ -266,7 +266,7 @@ async def test_a_full_disk_does_not_stop_acknowledgements_and_they_are_noted_whe
         broker.store.commit()
         broker.store.admission.refusal = ""
         await durable(broker)
-        assert known(broker.shares.state)[1].keys() == {0, 2}
+        assert known(broker.shared_groups.state)[1].keys() == {0, 2}
 
 
 async def test_a_commit_that_fails_is_noted_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,11 +287,11 @@ async def test_a_commit_that_fails_is_noted_again(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(Refused):
             broker.store.commit()
         monkeypatch.setattr(type(tail), "write_out", write_out)
-        assert known(broker.shares.state)[1].keys() == {0, 1, 2}
+        assert known(broker.shared_groups.state)[1].keys() == {0, 1, 2}
         broker.store.admission.refusal, broker.store.admission.disk_full = "", False
         assert member.ack(0, 2)
         await durable(broker)
-        assert known(broker.shares.state)[1].keys() == {0}
+        assert known(broker.shared_groups.state)[1].keys() == {0}
 
 
 @pytest.mark.parametrize("how", ["failed commit", "full disk", "retention"])
@@ -305,14 +305,14 @@ async def test_a_clock_that_is_set_changes_no_lease_that_is_noted_again(
         publish(broker, "t", 0, b"held", b"given back", b"renewed", b"acked", b"acked later")
         member = join(broker, lease_s=30)
         found = handles(collect(member)[1])
-        assert member.share.nack(0, 1, found[1], 20)
-        assert member.share.renew(0, 2, found[2], 50)
+        assert member.group.nack(0, 1, found[1], 20)
+        assert member.group.renew(0, 2, found[2], 50)
         await durable(broker)
         clock.ms += set_by_ms
         admission, tail = broker.store.admission, broker.store.tail
         assert member.ack(0, 3)
         if how == "retention":
-            finish_now(broker.shares.state.roll(0, broker.store.readable))
+            finish_now(broker.shared_groups.state.roll(0, broker.store.readable))
         elif how == "full disk":
             admission.refusal = "the disk is full"
             broker.store.commit()
@@ -325,7 +325,7 @@ async def test_a_clock_that_is_set_changes_no_lease_that_is_noted_again(
         assert member.ack(0, 4)
         await durable(broker)
         clock.ms -= set_by_ms
-        assert known(broker.shares.state)[1].keys() == {0, 1, 2}
+        assert known(broker.shared_groups.state)[1].keys() == {0, 1, 2}
     async with again(disk, clock) as broker:
         member = join(broker, lease_s=1000)
         assert collect(member)[0] == []
@@ -348,14 +348,14 @@ async def test_a_deleted_topic_a_deleted_group_and_a_forgotten_one_leave_nothing
         other = join(broker, group="other")
         collect(other)
         broker.store.commit()
-        assert len(broker.shares.state) == 2
-        broker.shares.forget("t", "other", POLICY)
+        assert len(broker.shared_groups.state) == 2
+        broker.shared_groups.forget("t", "other", POLICY)
         broker.store.commit()
-        assert len(broker.shares.state) == 1
+        assert len(broker.shared_groups.state) == 1
         broker.topics.delete("t")
         broker.store.commit()
-        assert len(broker.shares.state) == 0
-        assert broker.shares.state.leases == 0
+        assert len(broker.shared_groups.state) == 0
+        assert broker.shared_groups.state.leases == 0
 
 
 async def test_a_consumer_group_that_is_deleted_begins_anew() -> None:
@@ -369,7 +369,7 @@ async def test_a_consumer_group_that_is_deleted_begins_anew() -> None:
         one.member.leave()
         broker.groups.delete("G", clean_offsets=True)
         broker.store.commit()
-        assert len(broker.shares.state) == 0
+        assert len(broker.shared_groups.state) == 0
         assert Competitor(broker).turn() == ["0:0:a"]
 
 
@@ -405,13 +405,13 @@ async def test_a_dead_message_without_a_dead_letter_topic_is_dropped_and_with_on
         broker.topics.ensure("t", 1)
         publish(broker, "t", 0, b"a")
         for policy in (GroupPolicy("x", 0), GroupPolicy("y", 0, "dead")):
-            member = broker.shares.join(
+            member = broker.shared_groups.join(
                 RecordingPeer(), "t", "g", LINES, Membership(lease_s=5, credit=1, start=from_earliest), policy
             )
             collect(member)
             assert member.nack(0, 0)
             await trio.sleep(1)
-            assert member.share.lanes.by_queue[0].leases.table.low == 1
+            assert member.group.queues.by_queue[0].leases.table.low == 1
         assert broker.store.queue("dead", 0).next_offset == 1
 
 
@@ -425,7 +425,7 @@ async def test_a_refused_message_is_dead_after_a_restart_too(
     disk, clock = FakeDisk(), ManualClock()
 
     def joined(broker: Broker) -> Member:
-        return broker.shares.join(
+        return broker.shared_groups.join(
             RecordingPeer(), "t", "g", LINES, Membership(lease_s=NEVER, credit=9, start=from_earliest), policy
         )
 
@@ -444,7 +444,7 @@ async def test_a_refused_message_is_dead_after_a_restart_too(
         assert collect(member)[0] == []
         assert broker.store.queue("dead", 0).next_offset == 2
         assert member.ack(0, 1)
-        assert member.share.lanes.by_queue[0].leases.table.low == 3
+        assert member.group.queues.by_queue[0].leases.table.low == 3
 
 
 async def test_100_000_leases_of_the_dead_come_again(autojump_clock: MockClock) -> None:
@@ -461,7 +461,7 @@ async def test_100_000_leases_of_the_dead_come_again(autojump_clock: MockClock) 
                 assert collect(member)[0]
             member.leave(keep=True)
         await durable(broker)
-        assert broker.shares.state.leases == count
+        assert broker.shared_groups.state.leases == count
         killed = disk.after_power_cut(Cut.KILLED, Random(1))
     clock.ms += 59_000
     async with again(killed, clock, delivery=config, **sizes) as broker:
@@ -491,12 +491,12 @@ async def test_a_lease_takes_little_memory_and_12_bytes_of_a_snapshot_at_most() 
         ours = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, disk_module.__file__)])
         used = sum(each.size for each in ours.statistics("filename"))
         tracemalloc.stop()
-        random, renew = Random(1), member.share.settlement.renew_held
+        random, renew = Random(1), member.group.settlement.renew_held
         for offset in range(count):
             clock.ms += random.randrange(50)
             assert member.ack(0, offset) if offset % 2 else renew(member.holder, 0, offset, offset)
         await durable(broker)
-        state = broker.shares.state
+        state = broker.shared_groups.state
         began = time.perf_counter()
         rows = begin(state.freeze())
         took_ms = (time.perf_counter() - began) * 1000
@@ -518,14 +518,14 @@ async def test_what_a_group_needs_is_noted_again_before_retention_removes_it() -
         collect(left)
         member.ack(0, 1)
         await durable(broker)
-        before = known(broker.shares.state)
-        lane = broker.shares.state.get(KEY._replace(queue_id=0))
-        assert lane is not None
-        floor, end = broker.shares.state.floor(), broker.store.appended
-        assert floor == lane.since
-        for _ in broker.shares.state.roll(0, end):
+        before = known(broker.shared_groups.state)
+        queue = broker.shared_groups.state.get(KEY._replace(queue_id=0))
+        assert queue is not None
+        floor, end = broker.shared_groups.state.floor(), broker.store.appended
+        assert floor == queue.since
+        for _ in broker.shared_groups.state.roll(0, end):
             pass
         await durable(broker)
-        assert broker.shares.state.floor() >= end
-        assert known(broker.shares.state)[1].keys() == before[1].keys()
-        assert known(broker.shares.state)[0] == before[0]
+        assert broker.shared_groups.state.floor() >= end
+        assert known(broker.shared_groups.state)[1].keys() == before[1].keys()
+        assert known(broker.shared_groups.state)[0] == before[0]

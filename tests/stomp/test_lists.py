@@ -87,12 +87,14 @@ async def test_nothing_is_left_of_a_list_whose_client_is_gone(tmp_path: Path) ->
         await talk.send(talk.frame("SUBSCRIBE", id="0", destination=",".join(f"/queue/{name}" for name in names)))
         talk.hang_up()
         await stomp.idle()
-        shares = [
-            stomp.broker.shares.find(name, "queue", stomp.context.policy)
+        shared_groups = [
+            stomp.broker.shared_groups.find(name, "queue", stomp.context.policy)
             for name in names
             if stomp.broker.topics.get(name) is not None
         ]
-        assert [len(share) for share in shares if share is not None and len(share)] == []
+        assert [
+            len(shared_group) for shared_group in shared_groups if shared_group is not None and len(shared_group)
+        ] == []
         assert not stomp.context.clients
 
 

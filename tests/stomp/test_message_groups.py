@@ -8,7 +8,7 @@ import trio
 from tests.stomp.stomp_talk import Frame, Running, Talk, stomp_broker
 from trio.testing import MockClock
 
-from martlet.groups.group_members import KEPT_MAX, Member
+from martlet.groups.member import KEPT_MAX, Member
 from martlet.groups.strategy.sticky import SLOTS
 from martlet_filter_sql92.plugin import Sql92Config, Sql92Plugin
 from martlet_stomp.config import StompConfig
@@ -135,9 +135,9 @@ async def test_a_slow_consumer_holds_up_its_own_groups_and_nothing_is_lost(tmp_p
         count = 4 * KEPT_MAX
         await publish(sender, range(3, count), [slow])
         assert await talks[1].rest() == []
-        share = stomp.broker.shares.find("orders", "queue", stomp.context.policy)
-        assert share is not None
-        member = next(iter(share._competitors.members))
+        shared_group = stomp.broker.shared_groups.find("orders", "queue", stomp.context.policy)
+        assert shared_group is not None
+        member = next(iter(shared_group._members.by_turn))
         assert isinstance(member, Member)
         assert member.is_full
         assert len(member._kept) <= 2 * KEPT_MAX
@@ -208,9 +208,9 @@ async def test_any_number_of_groups_takes_bounded_memory(tmp_path: Path) -> None
         sender = await stomp.connect()
         await publish(sender, [0], [f"g{number}" for number in range(3 * SLOTS)])
         await stomp.idle()
-        share = stomp.broker.shares.find("orders", "queue", stomp.context.policy)
-        assert share is not None
-        assert len(share._competitors.keepers._members) <= SLOTS
+        shared_group = stomp.broker.shared_groups.find("orders", "queue", stomp.context.policy)
+        assert shared_group is not None
+        assert len(shared_group._members.keepers._members) <= SLOTS
 
 
 async def test_a_message_with_too_long_headers_stays_in_its_group(tmp_path: Path) -> None:

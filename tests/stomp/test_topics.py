@@ -157,7 +157,7 @@ async def test_a_compressed_body_is_decompressed_and_a_damaged_one_is_left_out(t
         assert stomp.context.statistics()["unreadable"] == 1
         await talk.ack(messages[1])
         await stomp.settle()
-        assert stomp.broker.shares.unsettled == 0
+        assert stomp.broker.shared_groups.unsettled == 0
 
 
 @pytest.mark.parametrize("header", ["activemq.noLocal", "no-local"])

@@ -9,9 +9,9 @@ from tests.stomp.test_control import ask
 from trio.testing import MockClock
 
 from martlet.contracts import Identity
+from martlet.groups.group import SharedGroup
 from martlet.groups.leaving import LEAVES_A_SLICE
-from martlet.groups.queues.competitors import Competitor
-from martlet.groups.share import Share
+from martlet.groups.queues.group_members import GroupMember
 from martlet.settings import DeliveryConfig
 from martlet_stomp.config import StompConfig
 
@@ -217,14 +217,14 @@ async def test_topics_that_clients_created_go_once_they_are_empty(tmp_path: Path
 async def test_the_end_of_a_connection_with_many_queues_leaves_others_their_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left: list[Competitor] = []
-    real = Share.leave
+    left: list[GroupMember] = []
+    real = SharedGroup.leave
 
-    def leave(share: Share, member: Competitor, *, keep: bool) -> None:
+    def leave(shared_group: SharedGroup, member: GroupMember, *, keep: bool) -> None:
         left.append(member)
-        real(share, member, keep=keep)
+        real(shared_group, member, keep=keep)
 
-    monkeypatch.setattr(Share, "leave", leave)
+    monkeypatch.setattr(SharedGroup, "leave", leave)
     async with stomp_broker(tmp_path, CONFIG) as stomp:
         talk = await stomp.connect()
         await fill(talk, 0, 3 * LEAVES_A_SLICE)

@@ -71,7 +71,7 @@ async def test_an_application_misses_nothing_after_its_first_receipt(cut: Cut) -
 async def test_an_application_is_not_forgotten_when_it_is_unused(tmp_path: Path) -> None:
     async with stomp_broker(tmp_path) as stomp:
         await (await consumer(stomp, BILLING)).disconnect()
-        assert not stomp.broker.shares.unused.make_room()
+        assert not stomp.broker.shared_groups.unused.make_room()
         sender = await stomp.connect()
         await sender.publish(TOPIC, b"missed")
         talk = await consumer(stomp, BILLING)

@@ -94,7 +94,7 @@ async def test_members_of_a_shared_group_compete_for_a_light_topic(autojump_cloc
         broker = with_routers(made)
         publish(broker, "t", 2, *(b"%d" % n for n in range(4)), properties=A)
         first, second = (
-            broker.shares.join(
+            broker.shared_groups.join(
                 RecordingPeer(), "%LMQ%a", "G", LINES, Membership(lease_s=30, credit=2, start=from_earliest)
             )
             for _ in range(2)
@@ -130,7 +130,7 @@ async def test_acknowledgements_of_a_light_topic_outlive_a_restart() -> None:
         broker = with_routers(made)
         publish(broker, "t", 2, b"parent")
         publish(broker, "t", 2, *(b"%d" % n for n in range(4)), properties=A)
-        member = broker.shares.join(RecordingPeer(), "%LMQ%a", "G", LINES, membership, policy)
+        member = broker.shared_groups.join(RecordingPeer(), "%LMQ%a", "G", LINES, membership, policy)
         assert len(told(member.collect(1 << 20))) == 4
         assert [member.ack(0, offset) for offset in (0, 2)] == [True, True]
         broker.store.commit()
@@ -138,7 +138,7 @@ async def test_acknowledgements_of_a_light_topic_outlive_a_restart() -> None:
     for path in [path for path in disk.files if "/consumequeue/" in path]:
         disk.unlink(path)
     async with broker_in_memory(disk) as broker:
-        member = broker.shares.join(RecordingPeer(), "%LMQ%a", "G", LINES, membership, policy)
+        member = broker.shared_groups.join(RecordingPeer(), "%LMQ%a", "G", LINES, membership, policy)
         assert sorted(told(member.collect(1 << 20))) == ["0:1:1", "0:3:3"]
 
 

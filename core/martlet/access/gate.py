@@ -28,7 +28,7 @@ from martlet.access.grant import (
     TopicGrant,
     is_closed,
 )
-from martlet.access.rules import Decisions, FollowPermit, SharePermit, name_of_group
+from martlet.access.rules import Decisions, FollowPermit, GroupPermit, name_of_group
 from martlet.contracts import (
     ExternalCommit,
     ExternalRun,
@@ -47,10 +47,10 @@ from martlet.delivery.feed import Feed
 from martlet.delivery.routing.selection import EVERYTHING, Selection
 from martlet.delivery.subscriptions import MemberPeer, Start, Subscriptions, TopicSubscription, from_tail
 from martlet.errors import Reason, Refused
-from martlet.groups.group_members import Member
+from martlet.groups.group import SharedGroup
+from martlet.groups.member import Member
 from martlet.groups.membership import Membership
-from martlet.groups.share import Share
-from martlet.groups.shared_groups import Shares
+from martlet.groups.shared_groups import SharedGroups
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.message import Message, Placed
 from martlet.records.layout import RecordView
@@ -84,7 +84,7 @@ class Behind(Protocol):
     topics: Topics
     groups: Groups
     subscriptions: Subscriptions
-    shares: Shares
+    shared_groups: SharedGroups
     sessions: Sessions
     routers: tuple[tuple[str, Router], ...]
 
@@ -518,7 +518,7 @@ class Gate:
         membership: Membership,
         policy: GroupPolicy | None = None,
     ) -> Member:
-        """Return a new member of a shared group, like `Shares.join`; requires ``read`` on *topic* and *group*.
+        """Return a new member of a shared group, like `SharedGroups.join`; requires ``read`` on *topic* and *group*.
 
         If *membership* has names, it requires ``read`` on their topic filter instead of the whole topic, and the member
         gets only messages whose names it may read. Others go to other members, or to nobody if no connected member may
@@ -529,19 +529,19 @@ class Gate:
         """
         names = membership.names
         permit = self._may_share(topic, group, policy, names.topic_filter if names is not None else "")
-        return self._behind.shares.join(
+        return self._behind.shared_groups.join(
             peer, topic, group, encoding, membership, policy, permit=permit, user=self.identity.name
         )
 
-    def share(self, topic: str, group: str, policy: GroupPolicy | None = None) -> Share | None:
-        """Return a shared group, to settle messages by handle, like `Shares.find`; requires the same as `join`."""
+    def shared_group(self, topic: str, group: str, policy: GroupPolicy | None = None) -> SharedGroup | None:
+        """Return a group, to settle messages by handle, like `SharedGroups.find`; requires the same as `join`."""
         self._may_share(topic, group, policy)
-        return self._behind.shares.find(topic, group, policy)
+        return self._behind.shared_groups.find(topic, group, policy)
 
-    def _may_share(self, topic: str, group: str, policy: GroupPolicy | None, topic_filter: str = "") -> SharePermit:
+    def _may_share(self, topic: str, group: str, policy: GroupPolicy | None, topic_filter: str = "") -> GroupPermit:
         self._check_open(topic)
         name = name_of_group(group, policy.scope) if policy is not None else RETRY_PREFIX + group
-        permit = SharePermit(self._decisions, topic, name, topic_filter)
+        permit = GroupPermit(self._decisions, topic, name, topic_filter)
         permit.check()
         return permit
 

@@ -9,7 +9,7 @@ from martlet.contracts import Authorizer, Identity
 from martlet.errors import Reason, Refused
 from martlet.tables.topics import RETRY_PREFIX
 
-__all__ = ["Decisions", "FollowPermit", "Rules", "SharePermit", "name_of_group"]
+__all__ = ["Decisions", "FollowPermit", "GroupPermit", "Rules", "name_of_group"]
 
 # Cached decisions per identity. A client uses few topics; for others the authorizers are asked again.
 DECISIONS_MAX: Final = 4096
@@ -247,7 +247,7 @@ class FollowPermit:
 
 
 @final
-class SharePermit:
+class GroupPermit:
     """Whether one identity may take part in a group, and which messages it may get (`membership.MemberPermit`).
 
     *topic_filter* is the filter of names in *topic* that the group selects; empty for the whole topic.

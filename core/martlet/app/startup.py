@@ -179,7 +179,7 @@ async def _run_with_store(
             await nursery.start(server.run, [*bound.items()])
             nursery.start_soon(broker.tails.run)
             nursery.start_soon(broker.cursors.run)
-            nursery.start_soon(broker.shares.run)
+            nursery.start_soon(broker.shared_groups.run)
             nursery.start_soon(broker.sessions.expiry.run)
             nursery.start_soon(broker.draining.run)
             nursery.start_soon(saving.run, broker)

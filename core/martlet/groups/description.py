@@ -5,7 +5,7 @@ from typing import final
 
 from msgspec import Struct
 
-from martlet.groups.shared_groups import Shares
+from martlet.groups.shared_groups import SharedGroups
 from martlet.groups.strategy.policy import AUTO_DELETE, OWNS_TOPIC
 
 __all__ = ["GroupOnTopic", "describe", "describe_all"]
@@ -36,45 +36,48 @@ class GroupOnTopic(Struct):
     unused_s: float | None
 
 
-def describe(shares: Shares, scope: str, group: str, topic: str) -> GroupOnTopic | None:
+def describe(shared_groups: SharedGroups, scope: str, group: str, topic: str) -> GroupOnTopic | None:
     """Return what is known of a group on *topic*; None if it never consumed it."""
-    if not shares.state.known.count_of(scope, group, topic):
+    if not shared_groups.state.known.count_of(scope, group, topic):
         return None
-    share, since = shares.open_share((topic, group, scope)), shares.unused.since((topic, group, scope))
+    shared_group, since = (
+        shared_groups.open_group((topic, group, scope)),
+        shared_groups.unused.since((topic, group, scope)),
+    )
     marks, unsettled, by_name, next_offsets = 0, 0, False, dict[int, int]()
-    if share is not None:
-        marks, by_name = share.context.marks, share.source.finder is not None
-        for queue_id, open_lane in share.lanes.by_queue.items():
-            unsettled += open_lane.leases.table.size
-            next_offsets[queue_id] = open_lane.leases.table.next
-    for key in shares.state.known.of(scope, group, topic):
-        lane = shares.notes.stored(key)
-        if lane is not None and key.queue_id not in next_offsets:
-            unsettled += len(lane.leases)
-            next_offsets[key.queue_id] = lane.next
-            if share is None and not key.queue_id:
-                marks, by_name = lane.marks, lane.reached >= 0
+    if shared_group is not None:
+        marks, by_name = shared_group.context.marks, shared_group.source.finder is not None
+        for queue_id, open_queue in shared_group.queues.by_queue.items():
+            unsettled += open_queue.leases.table.size
+            next_offsets[queue_id] = open_queue.leases.table.next
+    for key in shared_groups.state.known.of(scope, group, topic):
+        queue = shared_groups.notes.stored(key)
+        if queue is not None and key.queue_id not in next_offsets:
+            unsettled += len(queue.leases)
+            next_offsets[key.queue_id] = queue.next
+            if shared_group is None and not key.queue_id:
+                marks, by_name = queue.marks, queue.reached >= 0
     waiting = sum(
         max(queue.next_offset - max(next_offsets.get(queue_id, 0), queue.first_offset), 0)
-        for queue_id, queue in shares.store.queues.topics.get(topic, {}).items()
+        for queue_id, queue in shared_groups.store.queues.topics.get(topic, {}).items()
     )
     return GroupOnTopic(
         topic,
         group,
-        len(share) if share is not None else 0,
+        len(shared_group) if shared_group is not None else 0,
         unsettled,
         None if by_name else waiting,
         bool(marks & AUTO_DELETE),
         bool(marks & OWNS_TOPIC),
-        round(shares.now() - since, 1) if since is not None else None,
+        round(shared_groups.now() - since, 1) if since is not None else None,
     )
 
 
-def describe_all(shares: Shares, scope: str) -> Iterator[GroupOnTopic]:
+def describe_all(shared_groups: SharedGroups, scope: str) -> Iterator[GroupOnTopic]:
     """Yield the groups of *scope*, once for each topic; tolerates changes in the meantime."""
-    known = shares.state.known
+    known = shared_groups.state.known
     for of, group in known.names():
         for topic in known.topics_of(of, group) if of == scope else ():
-            found = describe(shares, scope, group, topic)
+            found = describe(shared_groups, scope, group, topic)
             if found is not None:
                 yield found

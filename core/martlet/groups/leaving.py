@@ -6,7 +6,7 @@ from typing import Final, final
 
 import trio
 
-from martlet.groups.group_members import Member
+from martlet.groups.member import Member
 from martlet.runtime.steps import Pace, Steps
 from martlet.runtime.turns import Turns
 

@@ -1,6 +1,6 @@
 """Shared groups: the members of a group compete for the messages of a topic; each message goes to one of them.
 
-`queue_leases.py` tracks which holder has which message. A `Share` reads the messages, leases them to members with
+`queue_leases.py` tracks which holder has which message. A `SharedGroup` reads the messages, leases them to members with
 credit, commits the group's offsets as messages are settled, and takes messages back from members that are dead or
 silent; this module has all of them, and looks at those that are due. A message that failed as often as the group's
 ``retryMaxTimes`` allows is moved to ``%DLQ%<group>``. The pause before a redelivery grows with each failure.
@@ -10,7 +10,7 @@ A message can be settled over any connection with its handle (queue, offset, gen
 Every change is noted in the log (`state.py`), so acknowledgements and delivery counts survive a restart.
 
 When messages arrive, one member with credit is woken; if it leaves some, it wakes the next one. If a woken member does
-not collect within `competitors.STALL_S`, because its client reads slowly, the next one is woken instead.
+not collect within `group_members.STALL_S`, because its client reads slowly, the next one is woken instead.
 """
 
 import heapq
@@ -27,18 +27,18 @@ from martlet.delivery.fanout import Encoding
 from martlet.delivery.subscriptions import MemberPeer, is_readable, readable
 from martlet.delivery.tail_reader import Tails
 from martlet.errors import Reason, Refused
-from martlet.groups.group_members import Member
+from martlet.groups.group import LAPSED_A_TURN, STORED_S, SharedGroup
 from martlet.groups.handing_out.dead_letters import DeadLetters
 from martlet.groups.journal.journal_codec import Key, LeaseState
 from martlet.groups.journal.journal_writer import GroupJournalWriter
 from martlet.groups.journal.state import GroupState
+from martlet.groups.member import Member
 from martlet.groups.membership import MemberPermit, Membership
-from martlet.groups.queues.share_context import ShareContext
-from martlet.groups.queues.share_lane import ShareLane
-from martlet.groups.share import LAPSED_A_TURN, STORED_S, Share
+from martlet.groups.queues.group_context import GroupContext
+from martlet.groups.queues.group_queue import GroupQueue
 from martlet.groups.strategy.policy import AUTO_DELETE, OWNS_TOPIC, GroupPolicy
 from martlet.groups.unused_groups import UnusedGroups
-from martlet.groups.user_limits import Place, UserShares
+from martlet.groups.user_limits import Place, UserGroups
 from martlet.runtime.clock import Clock
 from martlet.runtime.steps import Pace, Steps
 from martlet.settings import DeliveryConfig
@@ -47,20 +47,20 @@ from martlet.store import Queue, Store
 from martlet.tables.groups import Groups
 from martlet.tables.topics import Topic, Topics
 
-__all__ = ["Shares"]
+__all__ = ["SharedGroups"]
 
 log = logging.getLogger("martlet.shares")
 
-# Shares that one turn of the event loop looks at: 5 to 20 us each.
-SHARES_A_TURN: Final = 128
-# Shares without members to look at for one that can be dropped from memory.
+# Groups that one turn of the event loop looks at: 5 to 20 us each.
+GROUPS_A_TURN: Final = 128
+# Groups without members to look at for one that can be dropped from memory.
 UNUSED_LOOKED_AT: Final = 256
 # How often to look how far groups are that find their messages by names.
 REACH_S: Final = 10.0
-# Groups on a topic that a slice forgets, each with a few lanes; lanes of ended shares that a turn closes: 3 us each.
+# Groups on a topic that a slice forgets, each with a few queues; queues of ended groups that a turn closes: 3 us each.
 FORGOTTEN_A_SLICE: Final = 32
-LANES_CLOSED_A_TURN: Final = 256
-# Alarms of shares that are closed, or that have an earlier one, are dropped when there are more.
+QUEUES_CLOSED_A_TURN: Final = 256
+# Alarms of groups that are closed, or that have an earlier one, are dropped when there are more.
 STALE_ALARMS_MIN: Final = 64
 # The membership of a group that is opened for handles, before it has members.
 NOBODY: Final = Membership(lease_s=0)
@@ -69,7 +69,7 @@ REMEMBERED_TIMES: Final = 4
 
 
 @final
-class Shares:
+class SharedGroups:
     """All shared groups of a broker; `run` ends their leases on time."""
 
     def __init__(
@@ -97,22 +97,22 @@ class Shares:
         self.withheld = 0  # messages that no member of a group was allowed to read
         self._log_moved = False
         self.topics = topics
-        self._shares: dict[Place, Share] = {}
+        self._by_place: dict[Place, SharedGroup] = {}
         # The same by topic, and those of consumer groups by group; those without members.
-        self._by_topic: dict[str, dict[Share, None]] = {}
-        self._by_group: dict[str, dict[Share, None]] = {}
-        self._empty: dict[Share, None] = {}
-        self.users = UserShares(config)
+        self._by_topic: dict[str, dict[SharedGroup, None]] = {}
+        self._by_group: dict[str, dict[SharedGroup, None]] = {}
+        self._empty: dict[SharedGroup, None] = {}
+        self.users = UserGroups(config)
         self.unused = UnusedGroups(self)
-        self._due: dict[ShareContext, None] = {}  # those to look at in this turn or the next ones, the first one first
-        # A heap: when to look at which share; the number orders them.
-        self._alarms: list[tuple[float, int, ShareContext]] = []
+        self._due: dict[GroupContext, None] = {}  # those to look at in this turn or the next ones, the first one first
+        # A heap: when to look at which group; the number orders them.
+        self._alarms: list[tuple[float, int, GroupContext]] = []
         self._number = 0
-        self._to_wake: deque[Share] = deque()  # there is room for more messages that are not settled
-        self._closing: deque[ShareLane] = deque()  # lanes of shares that ended
+        self._to_wake: deque[SharedGroup] = deque()  # there is room for more messages that are not settled
+        self._closing: deque[GroupQueue] = deque()  # queues of groups that ended
         self._reach_at = math.inf  # when to look how far groups are, and those not looked at yet
-        self._to_reach: list[Share] = []
-        self._look_at = math.inf  # when to look whether dropped lanes are stored
+        self._to_reach: list[SharedGroup] = []
+        self._look_at = math.inf  # when to look whether dropped queues are stored
         self._rung = trio.Event()
         topics.changed.append(self._topic_changed)
         topics.deleted.append(self._topic_deleted)
@@ -156,41 +156,41 @@ class Shares:
           Refused: the topic or group does not exist, there are too many groups or members, or the other members use
             another selection.
         """
-        share = self._open(topic, group, policy, membership, user)
-        _agree(share, topic, group, membership)
-        share.gone = False
+        shared_group = self._open(topic, group, policy, membership, user)
+        _agree(shared_group, topic, group, membership)
+        shared_group.gone = False
         limit = self.config.share_members_max
-        if len(share) >= limit:
+        if len(shared_group) >= limit:
             raise Refused(Reason.BUSY, f"group {group!r} has {limit} members; delivery.share_members_max is {limit}")
-        member = Member(share, peer, encoding, membership, permit)
-        share.join(member)
-        self._empty.pop(share, None)
-        self.unused.joined(share.context.place)
+        member = Member(shared_group, peer, encoding, membership, permit)
+        shared_group.join(member)
+        self._empty.pop(shared_group, None)
+        self.unused.joined(shared_group.context.place)
         return member
 
     def _open(
         self, topic: str, group: str, policy: GroupPolicy | None, first: Membership, user: str | None = None
-    ) -> Share:
+    ) -> SharedGroup:
         """Return a group, which begins as *first* says if it is new. Raises `Refused`."""
         found = readable(self.topics, topic)
         if policy is None:
             self.groups.reader(group, topic)
             self.groups.check_may_commit(group, topic, range(found.read_queues))
         scope = policy.scope if policy is not None else ""
-        share = self._shares.get((topic, group, scope))
-        if share is not None:
-            return share
+        shared_group = self._by_place.get((topic, group, scope))
+        if shared_group is not None:
+            return shared_group
         self._check_room(Key(scope, group, topic, 0), found.read_queues, user)
         begins = not self.state.known.count_of(scope, group, topic)
         marks = first.marks | self.unused.marks_of((topic, group, scope))
-        share = Share(ShareContext(self, found, group, policy, marks, user), self.dead_letters, first)
-        self._add(share)
+        shared_group = SharedGroup(GroupContext(self, found, group, policy, marks, user), self.dead_letters, first)
+        self._add(shared_group)
         if begins:
-            self.users.begin(share.context.place, user, found.read_queues)
+            self.users.begin(shared_group.context.place, user, found.read_queues)
         if first.names is not None:
             self._reach_at = min(self._reach_at, self.now() + REACH_S)
-        self.alarm(share.context, -math.inf)
-        return share
+        self.alarm(shared_group.context, -math.inf)
+        return shared_group
 
     def _check_room(self, key: Key, queues: int, user: str | None) -> None:
         """Raise `Refused` (BUSY) unless *user* may use one more group, with so many *queues*."""
@@ -198,7 +198,7 @@ class Shares:
         if user is not None and self.users.is_full(user):
             self._close_unused(user)
             self.users.check(user)
-        if len(self._shares) >= limit and not self._close_unused():
+        if len(self._by_place) >= limit and not self._close_unused():
             raise Refused(Reason.BUSY, f"{limit} shared groups are in use; delivery.shares_max is {limit}")
         begins = not self.state.known.count_of(key.scope, key.group, key.topic)
         if not self.notes.has_room(key, queues) or (begins and not self.users.has_queues(user, queues)):
@@ -207,43 +207,43 @@ class Shares:
         if begins:
             self.users.check_queues(user, queues)
 
-    def _add(self, share: Share) -> None:
-        """Keep *share* in memory."""
-        context = share.context
-        self._shares[context.place] = share
-        self._by_topic.setdefault(context.topic.name, {})[share] = None
+    def _add(self, shared_group: SharedGroup) -> None:
+        """Keep *shared_group* in memory."""
+        context = shared_group.context
+        self._by_place[context.place] = shared_group
+        self._by_topic.setdefault(context.topic.name, {})[shared_group] = None
         if context.policy is None:
-            self._by_group.setdefault(context.group, {})[share] = None
-        self._empty[share] = None
+            self._by_group.setdefault(context.group, {})[shared_group] = None
+        self._empty[shared_group] = None
         self.users.add(context.user)
 
-    def _remove(self, share: Share) -> None:
-        """Keep *share* in memory no more."""
-        context = share.context
-        del self._shares[context.place]
+    def _remove(self, shared_group: SharedGroup) -> None:
+        """Keep *shared_group* in memory no more."""
+        context = shared_group.context
+        del self._by_place[context.place]
         of_topic = self._by_topic[context.topic.name]
-        del of_topic[share]
+        del of_topic[shared_group]
         if not of_topic:
             del self._by_topic[context.topic.name]
         of_group = self._by_group.get(context.group, {}) if context.policy is None else {}
-        of_group.pop(share, None)
+        of_group.pop(shared_group, None)
         if context.policy is None and not of_group:
             del self._by_group[context.group]
-        self._empty.pop(share, None)
+        self._empty.pop(shared_group, None)
         self.users.remove(context.user)
 
     def _close_unused(self, user: str | None = None) -> bool:
-        """Drop one share without members, of *user* if given, from memory before its time; False if there is none."""
-        for share in islice(self._empty, UNUSED_LOOKED_AT):
-            if share.is_unused and user in (None, share.context.user):
-                self.close_unused(share)
+        """Drop one group without members, of *user* if given, from memory before its time; False if there is none."""
+        for shared_group in islice(self._empty, UNUSED_LOOKED_AT):
+            if shared_group.is_unused and user in (None, shared_group.context.user):
+                self.close_unused(shared_group)
                 return True
         return False
 
-    def close_unused(self, share: Share) -> None:
-        """Drop *share*, which has no members and is stored, from memory."""
-        self._remove(share)
-        share.close()
+    def close_unused(self, shared_group: SharedGroup) -> None:
+        """Drop *shared_group*, which has no members and is stored, from memory."""
+        self._remove(shared_group)
+        shared_group.close()
 
     def begin(self, topic: Topic, group: str, policy: GroupPolicy) -> None:
         """Note that *topic* was created for *group*, whose first member comes later, if ever.
@@ -257,41 +257,47 @@ class Shares:
         self.notes.begin(key, topic.queue(0).first_offset, marks=OWNS_TOPIC)
         self.unused.begun((topic.name, group, policy.scope), OWNS_TOPIC)
 
-    def find(self, topic: str, group: str, policy: GroupPolicy | None = None) -> Share | None:
+    def find(self, topic: str, group: str, policy: GroupPolicy | None = None) -> SharedGroup | None:
         """Return *group* on *topic*, to settle messages by handle; None if it has never consumed the topic.
 
         Raises:
           Refused: the topic does not exist or is not readable, or the group may not read it.
         """
         scope = policy.scope if policy is not None else ""
-        share = self._shares.get((topic, group, scope))
-        if share is not None or self.notes.stored(Key(scope, group, topic, 0)) is None:
-            return share
+        shared_group = self._by_place.get((topic, group, scope))
+        if shared_group is not None or self.notes.stored(Key(scope, group, topic, 0)) is None:
+            return shared_group
         return self._open(topic, group, policy, NOBODY)
 
     def groups_on(self, topic: str) -> list[tuple[str, str]]:
         """Return scope and name of each group that is not a consumer group and has a state on *topic*."""
         return [each for each in self.state.known.groups(topic) if each[0]]
 
-    def low_of(self, scope: str, group: str, queue: Queue) -> int | None:
-        """Return the offset in *queue* before which all messages are settled.
+    def low_of(self, scope: str, group: str, store_queue: Queue) -> int | None:
+        """Return the offset in *store_queue* before which all messages are settled.
 
         None if the group finds its messages by their names, and none of this queue is unsettled: see `reached_by`.
         """
-        share, key = self._shares.get((queue.topic, group, scope)), Key(scope, group, queue.topic, queue.queue_id)
-        lane, known = share.lanes.by_queue.get(queue.queue_id) if share is not None else None, self.notes.stored(key)
-        by_name, has_unsettled = self.reached_by(scope, group, queue.topic) >= 0, False
-        low = queue.first_offset
-        if lane is not None:
-            low, has_unsettled = lane.leases.table.low, lane.leases.table.size > 0
+        shared_group, key = (
+            self._by_place.get((store_queue.topic, group, scope)),
+            Key(scope, group, store_queue.topic, store_queue.queue_id),
+        )
+        queue, known = (
+            shared_group.queues.by_queue.get(store_queue.queue_id) if shared_group is not None else None,
+            self.notes.stored(key),
+        )
+        by_name, has_unsettled = self.reached_by(scope, group, store_queue.topic) >= 0, False
+        low = store_queue.first_offset
+        if queue is not None:
+            low, has_unsettled = queue.leases.table.low, queue.leases.table.size > 0
         elif known is not None:
             low, has_unsettled = known.low, bool(known.leases)
         return None if by_name and not has_unsettled else low
 
     def reached_by(self, scope: str, group: str, topic: str) -> int:
         """Return the log position before which a group has found everything by names; -1 if it reads its queues."""
-        share, known = self._shares.get((topic, group, scope)), self.notes.stored(Key(scope, group, topic, 0))
-        reached = share.source.reached if share is not None else -1
+        shared_group, known = self._by_place.get((topic, group, scope)), self.notes.stored(Key(scope, group, topic, 0))
+        reached = shared_group.source.reached if shared_group is not None else -1
         return max(reached, known.reached if known is not None else -1)
 
     def take_over(self, topic: str, group: str, queue_id: int, leases: Mapping[int, LeaseState], room: int) -> int:
@@ -342,17 +348,17 @@ class Shares:
         pace, known = Pace(FORGOTTEN_A_SLICE), self.state.known
         for group in groups:
             for topic in known.topics_of(policy.scope, group):
-                share = self._shares.get((topic, group, policy.scope))
-                if share is None or not len(share):
+                shared_group = self._by_place.get((topic, group, policy.scope))
+                if shared_group is None or not len(shared_group):
                     self._forget(topic, policy.scope, group)
                 if pace.is_over():
                     yield
 
     def _forget(self, topic: str, scope: str, group: str) -> None:
-        share = self._shares.get((topic, group, scope))
-        if share is not None:
-            self._remove(share)
-            self._close(share)
+        shared_group = self._by_place.get((topic, group, scope))
+        if shared_group is not None:
+            self._remove(shared_group)
+            self._close(shared_group)
         self.drop((topic, group, scope))
 
     def drop(self, place: Place) -> None:
@@ -362,20 +368,20 @@ class Shares:
         self.unused.joined(place)
 
     def _drop(self, keys: Collection[Key]) -> None:
-        """Drop the stored state of *keys*, which are of no share in memory."""
+        """Drop the stored state of *keys*, which are of no group in memory."""
         if keys:
             for scope, group, topic, _ in keys:
                 self.users.forget((topic, group, scope))
             self.notes.drop(keys)
             self._look_at_dropped()
 
-    def _close(self, share: Share) -> None:
-        """Close a share whose state is dropped; its lanes follow in the next turns."""
-        self._closing.extend(share.end())
+    def _close(self, shared_group: SharedGroup) -> None:
+        """Close a group whose state is dropped; its queues follow in the next turns."""
+        self._closing.extend(shared_group.end())
         self._rung.set()
 
     def _look_at_dropped(self) -> None:
-        """Make `run` check soon whether the notes about dropped lanes were stored; a failed commit loses them."""
+        """Make `run` check soon whether the notes about dropped queues were stored; a failed commit loses them."""
         if self.notes.is_dropping:
             self._look_at = min(self._look_at, self.now() + STORED_S)
             self._rung.set()
@@ -385,33 +391,33 @@ class Shares:
         full = self.unsettled >= self.config.leases_max
         self.unsettled -= count
         if full and self.unsettled < self.config.leases_max:
-            self._to_wake = deque(self._shares.values())
+            self._to_wake = deque(self._by_place.values())
             self._wake_some()
 
     def _wake_some(self) -> None:
         """Wake some of the groups that may have waited for room; others follow in the next turns."""
-        for _ in range(min(len(self._to_wake), SHARES_A_TURN)):
+        for _ in range(min(len(self._to_wake), GROUPS_A_TURN)):
             self._to_wake.popleft().wake()
         if self._to_wake:
             self._rung.set()
 
-    def _forget_idle(self, context: ShareContext) -> None:
-        """Drop a share from memory if it has no members, and either no unsettled messages or none for a long time."""
-        share = self._share_of(context)
-        if share is not None and share.idle(self.now()):
-            self.close_unused(share)
-            self.unused.left(share)
+    def _forget_idle(self, context: GroupContext) -> None:
+        """Drop a group from memory if it has no members, and either no unsettled messages or none for a long time."""
+        shared_group = self._group_of(context)
+        if shared_group is not None and shared_group.idle(self.now()):
+            self.close_unused(shared_group)
+            self.unused.left(shared_group)
 
-    def left(self, context: ShareContext) -> None:
+    def left(self, context: GroupContext) -> None:
         """Note that the last member of a group has left."""
-        share = self._share_of(context)
-        if share is not None:
-            self._empty[share] = None
-            self.unused.left(share)
+        shared_group = self._group_of(context)
+        if shared_group is not None:
+            self._empty[shared_group] = None
+            self.unused.left(shared_group)
 
-    def open_share(self, place: Place) -> Share | None:
+    def open_group(self, place: Place) -> SharedGroup | None:
         """Return a group that is in memory."""
-        return self._shares.get(place)
+        return self._by_place.get(place)
 
     def keep_topic(self, topic: str, *, of_personal: bool) -> None:
         """Note that *topic* is not only for the group for which it was created.
@@ -419,35 +425,35 @@ class Shares:
         It goes with a personal group all the same, unless *of_personal*.
         """
         for scope, group in self.state.known.groups(topic):
-            share, key = self._shares.get((topic, group, scope)), Key(scope, group, topic, 0)
-            lane = self.notes.stored(key)
-            marks = share.context.marks if share is not None else lane.marks if lane is not None else 0
+            shared_group, key = self._by_place.get((topic, group, scope)), Key(scope, group, topic, 0)
+            queue = self.notes.stored(key)
+            marks = shared_group.context.marks if shared_group is not None else queue.marks if queue is not None else 0
             if marks & OWNS_TOPIC and (of_personal or not marks & AUTO_DELETE):
                 marks &= ~OWNS_TOPIC
                 self.notes.mark(key, marks)
-                if share is not None:
-                    share.context.marks = marks
+                if shared_group is not None:
+                    shared_group.context.marks = marks
 
-    def _share_of(self, context: ShareContext) -> Share | None:
-        """Return the share of *context* if it is in use; its topic may have been deleted and created again since."""
-        share = self._shares.get(context.place)
-        return share if share is not None and share.context is context else None
+    def _group_of(self, context: GroupContext) -> SharedGroup | None:
+        """Return the group of *context* if it is in use; its topic may have been deleted and created again since."""
+        shared_group = self._by_place.get(context.place)
+        return shared_group if shared_group is not None and shared_group.context is context else None
 
     def _topic_changed(self, topic: Topic | None) -> None:
         if topic is None:
             return
-        for share in list(self._by_topic.get(topic.name, ())):
-            share.follow(topic)
-            self._look(share)
+        for shared_group in list(self._by_topic.get(topic.name, ())):
+            shared_group.follow(topic)
+            self._look(shared_group)
         self.keep_topic(topic.name, of_personal=True)
 
     def _topic_deleted(self, name: str) -> None:
-        for share in list(self._by_topic.get(name, ())):
-            self._remove(share)
-            share.gone = True
-            share.wake()
-            self._close(share)
-            self.unused.joined(share.context.place)
+        for shared_group in list(self._by_topic.get(name, ())):
+            self._remove(shared_group)
+            shared_group.gone = True
+            shared_group.wake()
+            self._close(shared_group)
+            self.unused.joined(shared_group.context.place)
         self._drop(self.state.known.on(name))
 
     def _drop_deleted_topics(self) -> None:
@@ -458,34 +464,34 @@ class Shares:
 
     def _group_changed(self, group: str) -> None:
         deleted = self.groups.get(group) is None and not self.groups.topics_of(group)
-        for share in list(self._by_group.get(group, ())):
-            share.lanes.apply_retries()
-            self._look(share)
-            if deleted and not len(share):
-                self._remove(share)
-                self._close(share)
+        for shared_group in list(self._by_group.get(group, ())):
+            shared_group.queues.apply_retries()
+            self._look(shared_group)
+            if deleted and not len(shared_group):
+                self._remove(shared_group)
+                self._close(shared_group)
         if deleted:
             for topic in self.state.known.topics_of("", group):
-                if (topic, group, "") not in self._shares:
+                if (topic, group, "") not in self._by_place:
                     self._drop(self.state.known.of("", group, topic))
 
-    def _look(self, share: Share) -> None:
-        """Check whether *share* may still be read; its state stays, because reading may be allowed again."""
-        context = share.context
+    def _look(self, shared_group: SharedGroup) -> None:
+        """Check whether *shared_group* may still be read; its state stays, because reading may be allowed again."""
+        context = shared_group.context
         may_read = context.policy is not None or self.groups.may_read(context.group, context.topic.name)
-        share.gone = not (is_readable(context.topic) and may_read)
-        if share.gone:
-            share.wake()
+        shared_group.gone = not (is_readable(context.topic) and may_read)
+        if shared_group.gone:
+            shared_group.wake()
 
     def _was_reset(self, group: str, topic: str) -> None:
-        share = self._shares.get((topic, group, ""))
-        if share is not None:
-            share.look_at_all()
+        shared_group = self._by_place.get((topic, group, ""))
+        if shared_group is not None:
+            shared_group.look_at_all()
 
     def _settled_atomically(self, key: Key, offsets: Sequence[int]) -> None:
-        share = self._shares.get((key.topic, key.group, key.scope))
-        if share is not None:
-            share.settlement.settled_atomically(key.queue_id, offsets)
+        shared_group = self._by_place.get((key.topic, key.group, key.scope))
+        if shared_group is not None:
+            shared_group.settlement.settled_atomically(key.queue_id, offsets)
 
     def _flushed(self) -> None:
         if self.dead_letters.unflushed:
@@ -494,21 +500,21 @@ class Shares:
 
     def _settle_flushed(self) -> None:
         self._log_moved = False
-        for lane in list(self.dead_letters.unflushed):
-            self.dead_letters.settle_flushed(lane)
-            self._forget_idle(lane.context)
+        for queue in list(self.dead_letters.unflushed):
+            self.dead_letters.settle_flushed(queue)
+            self._forget_idle(queue.context)
 
-    def alarm(self, context: ShareContext, at: float) -> None:
-        """Make `run` look at the share of *context* no later than *at*."""
+    def alarm(self, context: GroupContext, at: float) -> None:
+        """Make `run` look at the group of *context* no later than *at*."""
         if at == -math.inf:
             self._due[context] = None
         elif at < context.alarm_at:
             context.alarm_at = at
             self._number += 1
             heapq.heappush(self._alarms, (at, self._number, context))
-            if len(self._alarms) > STALE_ALARMS_MIN + 2 * len(self._shares):
+            if len(self._alarms) > STALE_ALARMS_MIN + 2 * len(self._by_place):
                 alarms = [each for each in self._alarms if each[2].alarm_at == each[0]]
-                self._alarms = [each for each in alarms if self._share_of(each[2]) is not None]
+                self._alarms = [each for each in alarms if self._group_of(each[2]) is not None]
                 heapq.heapify(self._alarms)
         self._rung.set()
 
@@ -543,7 +549,7 @@ class Shares:
         return bool(self._due or self._closing or self._to_wake or self._to_reach or self.notes.has_undropped)
 
     def _take_alarms(self, now: float) -> None:
-        """Note the shares to look at *now*."""
+        """Note the groups to look at *now*."""
         while self._alarms and self._alarms[0][0] <= now:
             at, _, context = heapq.heappop(self._alarms)
             if context.alarm_at == at:
@@ -551,30 +557,32 @@ class Shares:
                 self._due[context] = None
 
     def _tick(self, now: float) -> None:
-        """Look at the shares that are due, at a limited number of them and of their leases; others follow."""
+        """Look at the groups that are due, at a limited number of them and of their leases; others follow."""
         left = LAPSED_A_TURN
-        for context in list(islice(self._due, SHARES_A_TURN)):
+        for context in list(islice(self._due, GROUPS_A_TURN)):
             if left <= 0:
                 break
             del self._due[context]
-            share = self._share_of(context)
-            if share is not None:
-                left = share.tick(now, left)
+            shared_group = self._group_of(context)
+            if shared_group is not None:
+                left = shared_group.tick(now, left)
                 self._forget_idle(context)
-            if share is not None and self._share_of(context) is share:
-                self.alarm(context, share.deadline())
-        for _ in range(min(LANES_CLOSED_A_TURN, len(self._closing))):
+            if shared_group is not None and self._group_of(context) is shared_group:
+                self.alarm(context, shared_group.deadline())
+        for _ in range(min(QUEUES_CLOSED_A_TURN, len(self._closing))):
             self._closing.popleft().close()
         self._wake_some()
         self.notes.drop_some()
         if self._reach_at <= now:
             self.notes.note_reached()
-            self._to_reach = [share for share in self._shares.values() if share.source.finder is not None]
+            self._to_reach = [
+                shared_group for shared_group in self._by_place.values() if shared_group.source.finder is not None
+            ]
             self._reach_at = now + REACH_S if self._to_reach or self.notes.has_reached else math.inf
-        for share in self._to_reach[-SHARES_A_TURN:]:
-            if self._share_of(share.context) is share:
-                share.source.reach()
-        del self._to_reach[-SHARES_A_TURN:]
+        for shared_group in self._to_reach[-GROUPS_A_TURN:]:
+            if self._group_of(shared_group.context) is shared_group:
+                shared_group.source.reach()
+        del self._to_reach[-GROUPS_A_TURN:]
         if self._look_at <= now:
             self._look_at = math.inf
             self.notes.try_again()
@@ -582,8 +590,8 @@ class Shares:
 
     def statistics(self) -> dict[str, object]:
         return {
-            "shares": len(self._shares),
-            "members": sum(map(len, self._shares.values())),
+            "shares": len(self._by_place),
+            "members": sum(map(len, self._by_place.values())),
             "unsettled": self.unsettled,
             "remembered": len(self.state),
             "remembered_leases": self.state.leases,
@@ -595,12 +603,12 @@ class Shares:
         }
 
 
-def _agree(share: Share, topic: str, group: str, membership: Membership) -> None:
-    """Let *share* have the selection of *membership*. Raises `Refused` if its members have another one."""
-    present, selection = share.source.selection.name, membership.selection
+def _agree(shared_group: SharedGroup, topic: str, group: str, membership: Membership) -> None:
+    """Let *shared_group* have the selection of *membership*. Raises `Refused` if its members have another one."""
+    present, selection = shared_group.source.selection.name, membership.selection
     if present == selection.name:
         return
-    if len(share):
+    if len(shared_group):
         text = f"group {group!r} selects {present!r} of topic {topic!r}; use the same selection"
         raise Refused(Reason.ILLEGAL, text)
-    share.source.select(selection, membership.names)
+    shared_group.source.select(selection, membership.names)

@@ -23,9 +23,9 @@ from typing import Final, Protocol, final
 import trio
 
 from martlet.errors import Refused, StoreFailed
-from martlet.groups.journal.state import Lane
-from martlet.groups.queues.share_context import Owner
-from martlet.groups.share import Share
+from martlet.groups.group import SharedGroup
+from martlet.groups.journal.state import QueueState
+from martlet.groups.queues.group_context import Owner
 from martlet.groups.strategy.policy import AUTO_DELETE, OWNS_TOPIC
 from martlet.groups.user_limits import Place
 from martlet.runtime.steps import Pace, Steps
@@ -42,11 +42,11 @@ GROUPS_FOR_ROOM: Final = 64
 
 
 class _Owner(Owner, Protocol):
-    """All shared groups of a broker, as this module uses them; implemented by `shared_groups.Shares`."""
+    """All shared groups of a broker, as this module uses them; implemented by `SharedGroups`."""
 
-    def open_share(self, place: Place) -> Share | None: ...
+    def open_group(self, place: Place) -> SharedGroup | None: ...
 
-    def close_unused(self, share: Share) -> None: ...
+    def close_unused(self, shared_group: SharedGroup) -> None: ...
 
     def drop(self, place: Place) -> None: ...
 
@@ -95,11 +95,11 @@ class UnusedGroups:
         found = scope.unused.get(place) if scope is not None else None
         return found[1] if found is not None else None
 
-    def left(self, share: Share) -> None:
-        """Note that *share* has no members; personal groups are looked at soon, and again when they are settled."""
-        place = share.context.place
+    def left(self, shared_group: SharedGroup) -> None:
+        """Note that a group has no members; personal groups are looked at soon, and again when they are settled."""
+        place = shared_group.context.place
         self._add(place)
-        if share.context.marks & AUTO_DELETE and self.since(place) is not None:
+        if shared_group.context.marks & AUTO_DELETE and self.since(place) is not None:
             self._soon.append(place)
             self._rung.set()
 
@@ -144,8 +144,8 @@ class UnusedGroups:
         for scope, group in known.names():
             for topic in known.topics_of(scope, group) if scope in self._scopes else ():
                 place = (topic, group, scope)
-                share = self._owner.open_share(place)
-                if share is None or not len(share):
+                shared_group = self._owner.open_group(place)
+                if shared_group is None or not len(shared_group):
                     self._add(place)
                 if pace.is_over():
                     yield
@@ -198,17 +198,17 @@ class UnusedGroups:
         """
         topic, group, scope = place
         owner = self._owner
-        share, keys = owner.open_share(place), owner.state.known.of(scope, group, topic)
-        if (share is not None and len(share)) or not keys:
+        shared_group, keys = owner.open_group(place), owner.state.known.of(scope, group, topic)
+        if (shared_group is not None and len(shared_group)) or not keys:
             self.joined(place)
             return True
         found = owner.topics.get(topic)
-        is_stored = share.is_unused if share is not None else all(map(owner.notes.is_applied, keys))
+        is_stored = shared_group.is_unused if shared_group is not None else all(map(owner.notes.is_applied, keys))
         if found is None or not is_stored:
             return False
-        if share is not None:
-            owner.close_unused(share)
-        use = _Use(owner, found, [lane for key in keys if (lane := owner.notes.stored(key)) is not None])
+        if shared_group is not None:
+            owner.close_unused(shared_group)
+        use = _Use(owner, found, [queue for key in keys if (queue := owner.notes.stored(key)) is not None])
         if not use.is_over(is_expired=has_expired, needs_room=needs_room):
             return False
         try:
@@ -233,12 +233,12 @@ class UnusedGroups:
 
 @final
 class _Use:
-    """The state of a group without members by its stored *lanes*, and whether anything else uses its topic."""
+    """The state of a group without members by its stored *queues*, and whether anything else uses its topic."""
 
-    def __init__(self, owner: Owner, topic: Topic, lanes: Sequence[Lane]) -> None:
-        self._lanes = {lane.key.queue_id: lane for lane in lanes}
-        self._queues = owner.store.queues.topics.get(topic.name, {})
-        marks = max((lane.marks for lane in lanes), default=0)
+    def __init__(self, owner: Owner, topic: Topic, queues: Sequence[QueueState]) -> None:
+        self._queues = {queue.key.queue_id: queue for queue in queues}
+        self._store_queues = owner.store.queues.topics.get(topic.name, {})
+        marks = max((queue.marks for queue in queues), default=0)
         self.is_personal = bool(marks & AUTO_DELETE)
         name = topic.name
         owns_topic = bool(marks & OWNS_TOPIC) and not owner.groups.groups_of(name)
@@ -256,32 +256,32 @@ class _Use:
         if self.is_personal and is_expired and (self.deletes or self._finds_names):
             return True
         if self._finds_names:
-            waits = any(queue.last_end > self._lanes[0].reached for queue in self._queues.values())
+            waits = any(queue.last_end > self._queues[0].reached for queue in self._store_queues.values())
             return not self._has_leases and (not waits or (is_expired and needs_room))
         return self._is_settled and (self.deletes or (self._is_empty and not self._deletes_later))
 
     @property
     def _has_leases(self) -> bool:
-        for queue_id, lane in self._lanes.items():
-            queue = self._queues.get(queue_id)
-            if queue is not None and any(offset >= queue.first_offset for offset in lane.leases):
+        for queue_id, queue in self._queues.items():
+            store_queue = self._store_queues.get(queue_id)
+            if store_queue is not None and any(offset >= store_queue.first_offset for offset in queue.leases):
                 return True
         return False
 
     @property
     def _finds_names(self) -> bool:
-        return 0 in self._lanes and self._lanes[0].reached >= 0
+        return 0 in self._queues and self._queues[0].reached >= 0
 
     @property
     def _is_settled(self) -> bool:
         """Whether no message of the topic waits for the group."""
-        for queue_id, queue in self._queues.items():
-            lane = self._lanes.get(queue_id)
-            if max(lane.next if lane is not None else 0, queue.first_offset) < queue.next_offset:
+        for queue_id, store_queue in self._store_queues.items():
+            queue = self._queues.get(queue_id)
+            if max(queue.next if queue is not None else 0, store_queue.first_offset) < store_queue.next_offset:
                 return False
         return not self._has_leases
 
     @property
     def _is_empty(self) -> bool:
         """Whether the topic has no messages, or only expired ones."""
-        return all(queue.first_offset >= queue.next_offset for queue in self._queues.values())
+        return all(queue.first_offset >= queue.next_offset for queue in self._store_queues.values())

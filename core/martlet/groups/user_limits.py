@@ -9,14 +9,14 @@ from typing import TypeAlias, final
 from martlet.errors import Reason, Refused
 from martlet.settings import DeliveryConfig
 
-__all__ = ["Place", "UserShares"]
+__all__ = ["Place", "UserGroups"]
 
 # The topic, the group and its scope.
 Place: TypeAlias = tuple[str, str, str]
 
 
 @final
-class UserShares:
+class UserGroups:
     """How many shared groups each user has in use, and how many queues of groups each has begun."""
 
     def __init__(self, config: DeliveryConfig) -> None:

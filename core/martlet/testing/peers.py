@@ -315,7 +315,7 @@ async def serving(
             await nursery.start(serves.run, [(protocol, serves.bind(protocol)) for protocol in ports(made)])
             nursery.start_soon(made.tails.run)
             nursery.start_soon(made.cursors.run)
-            nursery.start_soon(made.shares.run)
+            nursery.start_soon(made.shared_groups.run)
             nursery.start_soon(made.sessions.expiry.run)
             nursery.start_soon(made.draining.run)
             for service in services(made):

@@ -2,7 +2,7 @@
 
 Each subscription of a connection is a `_Feed`, by the number in the answer to SUB. A plain
 one has a core `TopicSubscription`; a durable one also has a `Session`, which stores the cursors
-that ACK moves; one of a group has a `Member` of a core `Share`.
+that ACK moves; one of a group has a `Member` of a core `SharedGroup`.
 """
 
 from collections.abc import Awaitable, Callable
@@ -22,7 +22,7 @@ from martlet.delivery.subscriptions import (
     from_tail,
 )
 from martlet.errors import NotReady, Reason, Refused
-from martlet.groups.group_members import Member
+from martlet.groups.member import Member
 from martlet.groups.membership import Membership
 from martlet.message import Message, Placed
 from martlet.runtime.clock import Clock
@@ -97,7 +97,7 @@ class _Feed:
     @property
     def gone(self) -> bool:
         """Whether the topic was deleted or closed to readers."""
-        return self.source.gone if isinstance(self.source, TopicSubscription) else self.source.share.gone
+        return self.source.gone if isinstance(self.source, TopicSubscription) else self.source.group.gone
 
 
 @final

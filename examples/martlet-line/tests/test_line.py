@@ -833,7 +833,7 @@ async def test_what_is_delivered_in_vain_too_often_goes_to_the_dead_letter_topic
         assert letter.properties.startswith(b"k\x01v\x02DLQ_ORIGIN_TOPIC\x01t\x02DLQ_ORIGIN_MESSAGE_ID\x01")
         await member.quiet()
         assert made.broker.groups.offset("G", "t", 0) == 1
-        assert made.broker.shares.statistics()["dead_letters"] == 1
+        assert made.broker.shared_groups.statistics()["dead_letters"] == 1
 
 
 async def test_a_group_goes_on_after_a_restart_with_what_was_not_acknowledged(tmp_path: Path) -> None:

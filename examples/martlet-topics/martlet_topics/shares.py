@@ -14,7 +14,7 @@ from martlet.delivery.feed import Feed
 from martlet.delivery.routing.selection import Selection, select_tags
 from martlet.delivery.subscriptions import Delivery
 from martlet.errors import Reason, Refused
-from martlet.groups.group_members import Member
+from martlet.groups.member import Member
 from martlet.groups.membership import Membership
 from martlet.groups.queues.finder import Names
 from martlet.groups.strategy.policy import GroupPolicy
@@ -150,7 +150,7 @@ class SharedFilters:
         """Send what the groups have for this client; return how many messages that were. Raises `Refused`."""
         count = 0
         for member, qos in list(self._members.values()):
-            if member.share.gone:
+            if member.group.gone:
                 raise Refused(Reason.NO_TOPIC, f"topic[{self._config.topic}] is gone or may not be read any more")
             for delivery in member.collect(budget_bytes):
                 count += delivery.count
@@ -193,7 +193,7 @@ class SharedFilters:
         for packet_id in packet_ids:
             member, queue_id, offset, generation = self._ids.leased[packet_id]
             try:
-                notes.append(member.share.acknowledgement(queue_id, offset, generation))
+                notes.append(member.group.acknowledgement(queue_id, offset, generation))
             except Refused:
                 self.withdraw(first_id, len(notes))
                 raise
@@ -207,7 +207,7 @@ class SharedFilters:
         """The atomic group was refused."""
         for packet_id in self._among(first_id, count):
             member, queue_id, offset, _ = self._ids.leased[packet_id]
-            member.share.withdraw(queue_id, offset)
+            member.group.withdraw(queue_id, offset)
 
     def _among(self, first_id: int, count: int) -> list[int]:
         return [each for each in range(first_id, first_id + count) if each in self._ids.leased]

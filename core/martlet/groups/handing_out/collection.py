@@ -9,10 +9,10 @@ from martlet.delivery.subscriptions import Delivery
 from martlet.groups.handing_out.receivers import CHOICES_A_READ, PARKED_MAX, Portion, receivers_of
 from martlet.groups.handing_out.settlement import Settlement
 from martlet.groups.journal.journal_codec import AGAIN, KEEP, NEW, Change, in_ms
-from martlet.groups.queues.competitors import Competitor, Competitors
-from martlet.groups.queues.share_context import ShareContext
-from martlet.groups.queues.share_lane import ShareLane
-from martlet.groups.queues.share_source import ShareSource
+from martlet.groups.queues.group_context import GroupContext
+from martlet.groups.queues.group_members import GroupMember, GroupMembers
+from martlet.groups.queues.group_queue import GroupQueue
+from martlet.groups.queues.group_source import GroupSource
 from martlet.store import ReadResult
 
 __all__ = ["MESSAGES_A_READ", "READS_A_CALL", "Collection", "NewMessages", "ReturnedMessages"]
@@ -26,13 +26,13 @@ UNNOTED_MAX: Final = 4096  # skipped messages that may be read again after a res
 class Collection:
     """Messages leased to *member* in one call, all with the same *generation*, *until* a time.
 
-    ``Competitor.credit``, ``budget_bytes`` and ``reads_left`` say how many more it may get, and ``kept`` how many were
+    ``GroupMember.credit``, ``budget_bytes`` and ``reads_left`` say how many more it may get, and ``kept`` how many were
     kept for others.
     """
 
     __slots__ = ("budget_bytes", "found", "generation", "kept", "member", "reads_left", "until")
 
-    def __init__(self, member: Competitor, budget_bytes: int, until: float, generation: int) -> None:
+    def __init__(self, member: GroupMember, budget_bytes: int, until: float, generation: int) -> None:
         self.member = member
         self.budget_bytes = budget_bytes
         self.until = until
@@ -42,7 +42,13 @@ class Collection:
         self.found: list[Delivery] = []
 
     def give(
-        self, lane: ShareLane, portions: Iterable[Portion], batch: Batch, end: int, result: ReadResult, deliveries: int
+        self,
+        queue: GroupQueue,
+        portions: Iterable[Portion],
+        batch: Batch,
+        end: int,
+        result: ReadResult,
+        deliveries: int,
     ) -> bool:
         """Add what the member receives of *batch*, up to offset *end*, and keep the rest for its receivers.
 
@@ -58,22 +64,22 @@ class Collection:
                 encoded = batches.get(receiver.encoding.name)
                 if encoded is None:
                     encoded = batches[receiver.encoding.name] = encode_result(result, batch.start, receiver.encoding)
-                self._keep(lane, receiver, name, batch.offsets[at : at + length], encoded, deliveries)
+                self._keep(queue, receiver, name, batch.offsets[at : at + length], encoded, deliveries)
             at += length
         if own:
             chosen = batch if len(own) == len(batch.offsets) else batch.chosen(own)
-            queue_id, first = lane.queue.queue_id, chosen.offsets[0]
+            queue_id, first = queue.store_queue.queue_id, chosen.offsets[0]
             self.found.append(Delivery(queue_id, first, end, len(own), chosen, deliveries, self.generation))
             self.budget_bytes -= chosen.size
         return bool(own)
 
     def _keep(
-        self, lane: ShareLane, receiver: Competitor, name: str, offsets: Sequence[int], batch: Batch, deliveries: int
+        self, queue: GroupQueue, receiver: GroupMember, name: str, offsets: Sequence[int], batch: Batch, deliveries: int
     ) -> None:
         """Keep messages of *name* for *receiver*, each by itself."""
-        context = lane.context
+        context = queue.context
         for offset in offsets:
-            delivery = Delivery(lane.queue.queue_id, offset, offset + 1, 1, batch, deliveries, self.generation)
+            delivery = Delivery(queue.store_queue.queue_id, offset, offset + 1, 1, batch, deliveries, self.generation)
             self.budget_bytes -= delivery.size
             receiver.keep(name, delivery)
         self.kept += len(offsets)
@@ -84,44 +90,44 @@ class Collection:
 class NewMessages:
     """The messages of one group that were never delivered: read once, whoever of the members gets them."""
 
-    __slots__ = ("_competitors", "_context", "_source")
+    __slots__ = ("_context", "_members", "_source")
 
-    def __init__(self, context: ShareContext, competitors: Competitors, source: ShareSource) -> None:
+    def __init__(self, context: GroupContext, members: GroupMembers, source: GroupSource) -> None:
         self._context = context
-        self._competitors = competitors
+        self._members = members
         self._source = source
 
-    def lease(self, lane: ShareLane, collection: Collection) -> None:
-        """Lease the next messages of *lane* to the member, and add them to *collection*. Raises `Refused`."""
-        context, competitors, source = self._context, self._competitors, self._source
+    def lease(self, queue: GroupQueue, collection: Collection) -> None:
+        """Lease the next messages of *queue* to the member, and add them to *collection*. Raises `Refused`."""
+        context, members, source = self._context, self._members, self._source
         owner, member = context.owner, collection.member
-        leases, table = lane.leases, lane.leases.table
+        leases, table = queue.leases, queue.leases.table
         room = min(table.room, owner.room, member.credit, MESSAGES_A_READ)
         if context.policy is not None and context.policy.in_parts:
-            room = min(room, self._part(lane))
-        if competitors.choosing:
-            choices = max(CHOICES_A_READ // len(competitors.members), 1)
+            room = min(room, self._part(queue))
+        if members.choosing:
+            choices = max(CHOICES_A_READ // len(members.by_turn), 1)
             room = min(room, choices, PARKED_MAX - len(leases.returns.parked))
-        if room <= 0 or not lane.due:
+        if room <= 0 or not queue.due:
             return
         collection.reads_left -= 1
-        is_found = bool(lane.found)
-        start, read = (lane.found[0][0], source.read_found) if is_found else (table.next, source.read_new)
-        result = read(lane, member, room, collection.budget_bytes)
+        is_found = bool(queue.found)
+        start, read = (queue.found[0][0], source.read_found) if is_found else (table.next, source.read_new)
+        result = read(queue, member, room, collection.budget_bytes)
         if result is None or result.next_offset <= start:
             return
         batch = encode_result(result, start, member.encoding)
-        portions = receivers_of(result, member, competitors, may_stop=not is_found)
+        portions = receivers_of(result, member, members, may_stop=not is_found)
         if result.count and not portions:
-            lane.due = True
+            queue.due = True
             return  # who gets the next message reads it
-        end = self._hand_out(lane, collection, portions, batch)
-        if not collection.give(lane, portions, batch, end, result, 1) and lane.due:
-            competitors.wake()
+        end = self._hand_out(queue, collection, portions, batch)
+        if not collection.give(queue, portions, batch, end, result, 1) and queue.due:
+            members.wake()
 
-    def _hand_out(self, lane: ShareLane, collection: Collection, portions: Iterable[Portion], batch: Batch) -> int:
+    def _hand_out(self, queue: GroupQueue, collection: Collection, portions: Iterable[Portion], batch: Batch) -> int:
         """Lease the messages of *batch* to their receivers, and note that; return the offset of the first one left."""
-        leases, owner = lane.leases, self._context.owner
+        leases, owner = queue.leases, self._context.owner
         member, generation, at, withheld = collection.member, collection.generation, 0, 0
         leased: list[Sequence[int]] = []
         parked: list[int] = []
@@ -144,68 +150,68 @@ class NewMessages:
         owner.withheld += withheld
         end = batch.end_of(at)
         if end < batch.next:
-            lane.due = True
+            queue.due = True
         leases.skip_to(end)
-        if at > withheld or end >= lane.noted_next + UNNOTED_MAX:
+        if at > withheld or end >= queue.noted_next + UNNOTED_MAX:
             taken = leased[0] if len(leased) == 1 else list(chain.from_iterable(leased))
-            change = Change(NEW, generation, in_ms(member.lease_s), end, taken, lane.noted_next)
-            owner.notes.note(lane.key, change)
-            lane.noted_next = end
+            change = Change(NEW, generation, in_ms(member.lease_s), end, taken, queue.noted_next)
+            owner.notes.note(queue.key, change)
+            queue.noted_next = end
         if parked:
-            owner.notes.note(lane.key, Change(KEEP, generation, 0, 0, parked))
-        lane.account()
+            owner.notes.note(queue.key, Change(KEEP, generation, 0, 0, parked))
+        queue.account()
         return end
 
-    def _part(self, lane: ShareLane) -> int:
+    def _part(self, queue: GroupQueue) -> int:
         """Return how many new messages one member may take, so that all with credit get some of them."""
-        competitors = self._competitors
-        several = len(competitors.members) > 1 and not competitors.exclusive
-        ready = sum([member.credit > 0 for member in competitors.members]) if several else 1
-        return max(-((lane.leases.table.next - lane.queue.next_offset) // max(ready, 1)), 1)
+        members = self._members
+        several = len(members.by_turn) > 1 and not members.exclusive
+        ready = sum([member.credit > 0 for member in members.by_turn]) if several else 1
+        return max(-((queue.leases.table.next - queue.store_queue.next_offset) // max(ready, 1)), 1)
 
 
 @final
 class ReturnedMessages:
     """The messages of one group that wait to be delivered again: they are read once more."""
 
-    __slots__ = ("_competitors", "_owner", "_settlement", "_source")
+    __slots__ = ("_members", "_owner", "_settlement", "_source")
 
     def __init__(
-        self, context: ShareContext, competitors: Competitors, source: ShareSource, settlement: Settlement
+        self, context: GroupContext, members: GroupMembers, source: GroupSource, settlement: Settlement
     ) -> None:
         self._owner = context.owner
-        self._competitors = competitors
+        self._members = members
         self._source = source
         self._settlement = settlement
 
-    def lease(self, lane: ShareLane, collection: Collection) -> None:
-        """Lease messages of *lane* to the member, and add them to *collection*. Raises `Refused`."""
-        leases, member = lane.leases, collection.member
+    def lease(self, queue: GroupQueue, collection: Collection) -> None:
+        """Lease messages of *queue* to the member, and add them to *collection*. Raises `Refused`."""
+        leases, member = queue.leases, collection.member
         while leases.waiting and member.credit > 0 and collection.budget_bytes > 0 and collection.reads_left > 0:
             collection.reads_left -= 1
             first, count = leases.returns.run(min(member.credit, MESSAGES_A_READ))
-            result = self._source.read_again(lane, member, first, count, collection.budget_bytes)
+            result = self._source.read_again(queue, member, first, count, collection.budget_bytes)
             if result is None:
                 break
             batch = encode_result(result, first, member.encoding)
-            portions = receivers_of(result, member, self._competitors)
+            portions = receivers_of(result, member, self._members)
             received = sum([portion.length for portion in portions])
             is_all = received == result.count
             end = max(batch.next, first + 1) if is_all else batch.offsets[received]
-            deliveries = self._hand_out(lane, collection, portions, batch.offsets, range(first, end))
-            collection.give(lane, portions, batch, end, result, deliveries)
+            deliveries = self._hand_out(queue, collection, portions, batch.offsets, range(first, end))
+            collection.give(queue, portions, batch, end, result, deliveries)
             if not is_all:
                 break  # the next one is for a member that can take no more now
 
     def _hand_out(
-        self, lane: ShareLane, collection: Collection, portions: Iterable[Portion], offsets: Sequence[int], run: range
+        self, queue: GroupQueue, collection: Collection, portions: Iterable[Portion], offsets: Sequence[int], run: range
     ) -> int:
         """Lease the messages of *run* to their receivers, and note that; return which delivery it is.
 
         Those that are not at *offsets* are settled: retention removed them, or they are not selected any more.
         """
-        leases, member, generation, owner, at = lane.leases, collection.member, collection.generation, self._owner, 0
-        receivers: dict[int, Competitor | None] = {}
+        leases, member, generation, owner, at = queue.leases, collection.member, collection.generation, self._owner, 0
+        receivers: dict[int, GroupMember | None] = {}
         for receiver, count, _, is_parked in portions:
             if receiver is not None or is_parked:
                 receivers.update(dict.fromkeys(offsets[at : at + count], receiver))
@@ -225,7 +231,7 @@ class ReturnedMessages:
             member.credit -= count if receiver is member else 0  # `settle` gives back that of messages for nobody
         for offset in run if len(receivers) < len(run) else ():
             if offset not in receivers:
-                self._settlement.settle(lane, member.holder, offset)
+                self._settlement.settle(queue, member.holder, offset)
         if leased := [offset for offset, receiver in receivers.items() if receiver is not None]:
-            owner.notes.note(lane.key, Change(AGAIN, generation, in_ms(member.lease_s), offsets=leased))
+            owner.notes.note(queue.key, Change(AGAIN, generation, in_ms(member.lease_s), offsets=leased))
         return deliveries

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Final, final
 
 from martlet.errors import CorruptRecord, Reason, Refused, StoreError
-from martlet.groups.queues.share_context import Owner
-from martlet.groups.queues.share_lane import ShareLane
+from martlet.groups.queues.group_context import Owner
+from martlet.groups.queues.group_queue import GroupQueue
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, find_property, put_property
 from martlet.records.codec import decode_record
 from martlet.store import ReadResult, Store
@@ -33,7 +33,7 @@ NEVER_STORED: Final = frozenset((Reason.ILLEGAL, Reason.PARAMETER))
 class DeadLetters:
     """Stores the dead letters of all groups of a broker.
 
-    ``unflushed`` has the lanes with dead letters that are not flushed yet, ``far`` the dead messages, by lane and
+    ``unflushed`` has the queues with dead letters that are not flushed yet, ``far`` the dead messages, by queue and
     offset, that may have to be read from disk in a thread.
     """
 
@@ -43,118 +43,118 @@ class DeadLetters:
         self._owner = owner
         self.stored = 0
         self.without_letter = 0  # dead messages that cannot be stored as dead letters
-        self.unflushed: dict[ShareLane, None] = {}
-        self.far: dict[tuple[ShareLane, int], None] = {}
+        self.unflushed: dict[GroupQueue, None] = {}
+        self.far: dict[tuple[GroupQueue, int], None] = {}
 
-    def forget(self, lanes: Iterable[ShareLane]) -> None:
-        """Settle no more dead messages of *lanes*, whose share has ended."""
+    def forget(self, queues: Iterable[GroupQueue]) -> None:
+        """Settle no more dead messages of *queues*, whose group has ended."""
         if self.unflushed:
-            for lane in lanes:
-                self.unflushed.pop(lane, None)
+            for queue in queues:
+                self.unflushed.pop(queue, None)
 
-    def store(self, lane: ShareLane, most: int) -> int:
-        """Store dead letters for dead messages of *lane*, at most *most*; return how many there were."""
+    def store(self, queue: GroupQueue, most: int) -> int:
+        """Store dead letters for dead messages of *queue*, at most *most*; return how many there were."""
         count = 0
-        for offset in lane.leases.dead():
-            if offset in lane.unflushed or (lane, offset) in self.far:
+        for offset in queue.leases.dead():
+            if offset in queue.unflushed or (queue, offset) in self.far:
                 continue
             if count == most:
-                self._owner.alarm(lane.context, -math.inf)
+                self._owner.alarm(queue.context, -math.inf)
                 break
             count += 1
-            if not self._store_one(lane, offset):
+            if not self._store_one(queue, offset):
                 break
         return count
 
-    def _store_one(self, lane: ShareLane, offset: int) -> bool:
+    def _store_one(self, queue: GroupQueue, offset: int) -> bool:
         """Copy a dead message to the dead letter topic; settle it once the copy is readable.
 
         Returns False if the store refuses it now.
         """
         owner = self._owner
-        result = owner.store.read_near(lane.queue, offset, 1, 1)
+        result = owner.store.read_near(queue.store_queue, offset, 1, 1)
         if result is None:
-            self.far[lane, offset] = None
+            self.far[queue, offset] = None
             return True
-        self._store_read(lane, offset, result)
-        return offset in lane.unflushed or not lane.leases.is_dead(offset)
+        self._store_read(queue, offset, result)
+        return offset in queue.unflushed or not queue.leases.is_dead(offset)
 
     async def store_far(self) -> None:
         """Store dead letters for messages far behind the tail, which may have to be read from disk in a thread."""
         for _ in range(min(FAR_A_TURN, len(self.far))):
-            lane, offset = next(iter(self.far))
-            del self.far[lane, offset]
+            queue, offset = next(iter(self.far))
+            del self.far[queue, offset]
             try:
-                await self._store_one_far(lane, offset)
+                await self._store_one_far(queue, offset)
             except (OSError, StoreError) as error:
                 log.error(
                     "a dead message of group %r cannot be read, retrying in %g s; %s",
-                    lane.context.group,
+                    queue.context.group,
                     RETRY_S,
                     error,
                 )
-                self._owner.alarm(lane.context, self._owner.now() + RETRY_S)
+                self._owner.alarm(queue.context, self._owner.now() + RETRY_S)
 
-    async def _store_one_far(self, lane: ShareLane, offset: int) -> None:
+    async def _store_one_far(self, queue: GroupQueue, offset: int) -> None:
         """As `_store_one`, for a message that is read in a thread."""
-        leases = lane.leases
-        result = await self._owner.store.read_far(lane.queue, offset, 1, 1)
-        alive = not lane.is_closed and lane.leases is leases
-        if alive and leases.is_dead(offset) and offset not in lane.unflushed:
-            self._store_read(lane, offset, result)
+        leases = queue.leases
+        result = await self._owner.store.read_far(queue.store_queue, offset, 1, 1)
+        alive = not queue.is_closed and queue.leases is leases
+        if alive and leases.is_dead(offset) and offset not in queue.unflushed:
+            self._store_read(queue, offset, result)
 
-    def _store_read(self, lane: ShareLane, offset: int, result: ReadResult) -> None:
+    def _store_read(self, queue: GroupQueue, offset: int, result: ReadResult) -> None:
         owner = self._owner
         if not result.count or result.next_offset != offset + 1:
-            self._settle(lane, offset)  # retention removed it
+            self._settle(queue, offset)  # retention removed it
             return
-        topic = lane.context.dead_letters
+        topic = queue.context.dead_letters
         if not topic:
-            self._settle(lane, offset)
+            self._settle(queue, offset)
             return
         try:
             end = put_dead_letter(owner.store, owner.topics, topic, decode_record(b"".join(result.pieces)))
         except (Refused, StoreError) as error:
-            self._failed(lane, offset, error)
+            self._failed(queue, offset, error)
             return
-        lane.unflushed[offset] = end
-        self.unflushed[lane] = None
-        self.settle_flushed(lane)
+        queue.unflushed[offset] = end
+        self.unflushed[queue] = None
+        self.settle_flushed(queue)
 
-    def settle_flushed(self, lane: ShareLane) -> None:
-        """Settle dead messages of *lane* whose dead letters are flushed; `Shares.run` calls this after each flush."""
-        owner, unflushed = self._owner, lane.unflushed
+    def settle_flushed(self, queue: GroupQueue) -> None:
+        """Settle dead messages of *queue* whose dead letters are flushed; called after each flush."""
+        owner, unflushed = self._owner, queue.unflushed
         while unflushed:
             offset, end = next(iter(unflushed.items()))
             if end > owner.store.readable:
                 return
             del unflushed[offset]
             self.stored += 1
-            self._settle(lane, offset)
-        self.unflushed.pop(lane, None)
+            self._settle(queue, offset)
+        self.unflushed.pop(queue, None)
 
-    def _failed(self, lane: ShareLane, offset: int, error: Refused | StoreError) -> None:
+    def _failed(self, queue: GroupQueue, offset: int, error: Refused | StoreError) -> None:
         """Retry later; if the error is permanent, log it and settle the message without a dead letter."""
         owner = self._owner
         if not (isinstance(error, CorruptRecord) or (isinstance(error, Refused) and error.reason in NEVER_STORED)):
-            owner.alarm(lane.context, owner.now() + RETRY_S)
+            owner.alarm(queue.context, owner.now() + RETRY_S)
             return
         self.without_letter += 1
         log.error(
             "message %d of queue %d of topic[%s] has no dead letter although group %r gave it up, read it there; %s",
             offset,
-            lane.queue.queue_id,
-            lane.context.topic.name,
-            lane.context.group,
+            queue.store_queue.queue_id,
+            queue.context.topic.name,
+            queue.context.group,
             error,
         )
-        self._settle(lane, offset)
+        self._settle(queue, offset)
 
-    def _settle(self, lane: ShareLane, offset: int) -> None:
-        lane.leases.settle_dead(offset)
-        self._owner.notes.ack(lane.key, (offset,))
-        lane.account()
-        lane.competitors.wake()
+    def _settle(self, queue: GroupQueue, offset: int) -> None:
+        queue.leases.settle_dead(offset)
+        self._owner.notes.ack(queue.key, (offset,))
+        queue.account()
+        queue.members.wake()
 
 
 def put_dead_letter(store: Store, topics: Topics, name: str, record: Record) -> int:

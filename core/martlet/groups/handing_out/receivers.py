@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import Final, NamedTuple
 
 from martlet.delivery.fanout import parts
-from martlet.groups.queues.competitors import Competitor, Competitors
+from martlet.groups.queues.group_members import GroupMember, GroupMembers
 from martlet.groups.strategy.sticky import sticky_takers
 from martlet.records.layout import record_views
 from martlet.store import ReadResult
@@ -37,14 +37,14 @@ class Portion(NamedTuple):
     receiver's permission depends on it.
     """
 
-    receiver: Competitor | None
+    receiver: GroupMember | None
     length: int
     name: str = ""
     is_parked: bool = False
 
 
 def receivers_of(
-    result: ReadResult, first: Competitor, members: Competitors, *, may_stop: bool = True
+    result: ReadResult, first: GroupMember, members: GroupMembers, *, may_stop: bool = True
 ) -> Sequence[Portion]:
     """Return who receives the messages of *result*, in their order; *first* receives what it may get and takes.
 
@@ -65,9 +65,9 @@ def _names(result: ReadResult) -> list[str]:
     return [find_tags(properties).decode(errors="replace") for *_, properties in parts(data)]
 
 
-def _by_name(names: Sequence[str], first: Competitor, others: Sequence[Competitor]) -> list[Portion]:
+def _by_name(names: Sequence[str], first: GroupMember, others: Sequence[GroupMember]) -> list[Portion]:
     """Give messages with *names* to members that may get them."""
-    receivers: dict[str, Competitor | None] = {}
+    receivers: dict[str, GroupMember | None] = {}
     for name in names:
         if name not in receivers:
             able = (member for member in (first, *others) if member.may_get(name))
@@ -75,13 +75,15 @@ def _by_name(names: Sequence[str], first: Competitor, others: Sequence[Competito
     return [Portion(receivers[name], len(list(run)), name) for name, run in groupby(names)]
 
 
-def _takers(result: ReadResult, first: Competitor, members: Competitors, *, may_stop: bool) -> list[Competitor | None]:
+def _takers(
+    result: ReadResult, first: GroupMember, members: GroupMembers, *, may_stop: bool
+) -> list[GroupMember | None]:
     """Return for each message of *result* the member that takes it, None if nobody does."""
     asked = [first, *(each for each in members.in_turn() if each is not first)]
     records = [record for piece in result.pieces for record in record_views(piece)]
     if members.sticky is not None:
 
-        def is_full(taker: Competitor) -> bool:
+        def is_full(taker: GroupMember) -> bool:
             return may_stop and taker is not first and taker.is_full
 
         return sticky_takers(records, asked, members.sticky, members.keepers, is_full)

@@ -1,9 +1,9 @@
 """Encodes and decodes notes of shared groups about deliveries, acknowledgements and returned messages; pure functions.
 
-A note is about one *lane*, a queue as shared by one group, and begins with the lane's number. Changes follow, each with
-a kind, its numbers, and its offsets as runs. All numbers are unsigned LEB128; generations and first offsets are
-differences from the previous change. A first delivery of 32 messages takes 15-20 bytes; an acknowledgement takes 1-2
-when it is combined with others.
+A note is about one queue of one group, and begins with a number for the two. Changes follow, each with a kind, its
+numbers, and its offsets as runs. All numbers are unsigned LEB128; generations and first offsets are differences from
+the previous change. A first delivery of 32 messages takes 15-20 bytes; an acknowledgement takes 1-2 when it is
+combined with others.
 """
 
 import math
@@ -36,10 +36,10 @@ __all__ = [
 ]
 
 Kind = int
-# Assigns the lane's number to a group and queue, without any state.
+# Assigns the number to a group and a queue, without any state.
 DEFINE: Final[Kind] = 1
 DROP: Final[Kind] = 2
-# The lane restarts at an offset: everything below is settled, nothing is known from there on.
+# The queue restarts at an offset: everything below is settled, nothing is known from there on.
 BEGIN: Final[Kind] = 3
 # The state of an unsettled message, in a snapshot or when the notes about it are removed.
 KEEP: Final[Kind] = 4
@@ -52,7 +52,7 @@ RENEW: Final[Kind] = 9
 SETTLE: Final[Kind] = 10
 # All messages of the topic before a position of the log were found that the group wants (`finder.py`).
 REACH: Final[Kind] = 11
-# The marks of the group on this topic (`policy.py`), with the lane of its first queue.
+# The marks of the group on this topic (`policy.py`), with its first queue.
 MARK: Final[Kind] = 12
 
 # The maximum size of a change per offset: a run of one message at any offset.
@@ -61,7 +61,7 @@ CHANGE_BYTES_MAX: Final = 48
 
 
 class Key(NamedTuple):
-    """A group and a queue that it shares; *scope* is empty for a consumer group, else the owner of the group's name."""
+    """A group and one of its queues; *scope* is empty for a consumer group, else the owner of the group's name."""
 
     scope: str
     group: str
@@ -81,16 +81,16 @@ class LeaseState(NamedTuple):
 
 
 class Change(NamedTuple):
-    """One change of a lane; which fields are used depends on its kind."""
+    """One change of a queue; which fields are used depends on its kind."""
 
     kind: Kind
     generation: int = 0
     duration_ms: int = 0
-    # For BEGIN and NEW: the next offset. For KEEP: the number of deliveries. For SETTLE: where the lane began, in case
+    # For BEGIN and NEW: the next offset. For KEEP: the number of deliveries. For SETTLE: where the queue began, in case
     # the log has no earlier notes. For REACH: the position. For MARK: the marks.
     number: int = 0
     offsets: Sequence[int] = ()
-    # For NEW: the previous next offset. If a power failure lost earlier notes, the restored lane ends before it.
+    # For NEW: the previous next offset. If a power failure lost earlier notes, the restored queue ends before it.
     first: int = 0
 
 
@@ -143,7 +143,7 @@ def in_ms(lease_s: float) -> int:
 
 
 def head(number: int, key: Key | None = None) -> bytes:
-    """Return the beginning of a note about lane *number*; *key* adds the definition of the number."""
+    """Return the beginning of a note about the queue with *number*; *key* adds the definition of the number."""
     if key is None and number < 0x80:
         return bytes((number,))
     out = bytearray()
@@ -270,7 +270,7 @@ def _number_at(note: bytes, at: int) -> tuple[int, int]:
 
 
 def decode_note(note: bytes) -> tuple[int, Key | None, Iterator[Change]]:
-    """Return the number of the lane, its key if the note defines it, and the changes.
+    """Return the number of the queue, its key if the note defines it, and the changes.
 
     Raises:
       StoreError: *note* is not such a note; the iterator may raise it too.

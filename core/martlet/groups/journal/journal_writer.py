@@ -27,7 +27,7 @@ from martlet.groups.journal.journal_codec import (
     encode_changes,
     head,
 )
-from martlet.groups.journal.state import GroupState, Lane, whole
+from martlet.groups.journal.state import GroupState, QueueState, whole
 from martlet.state.journal import Journal
 from martlet.store import Store
 
@@ -35,12 +35,12 @@ __all__ = ["GroupJournalWriter", "Source"]
 
 # Greater than every position and offset.
 NEVER: Final = 1 << 62
-# Lanes that one turn of the event loop drops: 5 us each.
+# Queues that one turn of the event loop drops: 5 us each.
 DROPS_A_TURN: Final = 512
 
 
 class Source(Protocol):
-    """The live state of a lane; ``reached`` is the position that was noted last (`GroupJournalWriter.reach`), or -1."""
+    """The live state of a queue; ``reached`` is the position noted last (`GroupJournalWriter.reach`), or -1."""
 
     reached: int
 
@@ -60,7 +60,7 @@ class Source(Protocol):
 
 @final
 class _Pending:
-    """Changes of one lane to note with the next commit."""
+    """Changes of one queue to note with the next commit."""
 
     __slots__ = ("acked", "again", "changes", "key", "number")
 
@@ -99,17 +99,17 @@ class _Pending:
 class GroupJournalWriter:
     """Writes the notes of shared groups into their journal."""
 
-    def __init__(self, store: Store, journal: Journal, state: GroupState, lanes_max: int) -> None:
+    def __init__(self, store: Store, journal: Journal, state: GroupState, queues_max: int) -> None:
         self._store = store
         self._state = state
-        self._lanes_max = lanes_max
+        self._queues_max = queues_max
         self.journal = journal
         self._numbers: dict[Key, int] = {}
         self._sources: dict[Key, Source] = {}
         self._pending: dict[Key, _Pending] = {}
-        # Lanes whose newest notes are not applied yet and may still be lost, with the log position after these.
+        # Queues whose newest notes are not applied yet and may still be lost, with the log position after these.
         self._unsure: dict[Key, int] = {}
-        # Lanes that were dropped, until the projection has dropped them too; those of them that are not noted yet.
+        # Queues that were dropped, until the projection has dropped them too; those of them that are not noted yet.
         self._dropped: dict[Key, None] = {}
         self._undropped: dict[Key, None] = {}
         # Positions that groups have reached, until all notes before are written, and then until these are durable: with
@@ -118,7 +118,7 @@ class GroupJournalWriter:
         self._reached: deque[tuple[int, dict[Key, int]]] = deque()
         # The minimum offset that the journal should have, unless a commit failed.
         self._expected = 0
-        # Lanes whose complete state was noted while an acknowledgement in an atomic group was in progress.
+        # Queues whose complete state was noted while an acknowledgement in an atomic group was in progress.
         self._noted_settling: dict[Key, None] = {}
         self._number_max = 0
         self._waits = False
@@ -132,16 +132,16 @@ class GroupJournalWriter:
         """
         known = self._state.known
         used = known.count_with(key.topic, queues)
-        return known.count_of(key.scope, key.group, key.topic) > 0 or used + queues <= self._lanes_max
+        return known.count_of(key.scope, key.group, key.topic) > 0 or used + queues <= self._queues_max
 
     def check_room(self, key: Key, queues: int) -> None:
         """Raise `Refused` (BUSY) unless `has_room`."""
         if not self.has_room(key, queues):
             used = self._state.known.count_with(key.topic, queues)
-            text = f"{used} queues of shared groups are in use; delivery.share_queues_max is {self._lanes_max}"
+            text = f"{used} queues of shared groups are in use; delivery.share_queues_max is {self._queues_max}"
             raise Refused(Reason.BUSY, f"{text}, delete unused groups or topics")
 
-    def stored(self, key: Key) -> Lane | None:
+    def stored(self, key: Key) -> QueueState | None:
         """Return the stored state of *key*, None if it was dropped; do not change or keep it."""
         return self._state.get(key) if key not in self._dropped else None
 
@@ -151,7 +151,7 @@ class GroupJournalWriter:
 
     @property
     def is_dropping(self) -> bool:
-        """Whether the stored state still has lanes that were dropped."""
+        """Whether the stored state still has queues that were dropped."""
         return bool(self._dropped)
 
     def open(self, key: Key, source: Source) -> None:
@@ -177,7 +177,7 @@ class GroupJournalWriter:
         acked.extend(offsets)
 
     def begin(self, key: Key, offset: int, reached: int = -1, marks: int = 0) -> None:
-        """Note that the lane begins at *offset*, and has no other state.
+        """Note that the queue begins at *offset*, and has no other state.
 
         Its group has *reached* that position, and has *marks*.
         """
@@ -185,7 +185,7 @@ class GroupJournalWriter:
         self._know(key)
 
     def begin_with(self, key: Key, next_offset: int, leases: Mapping[int, LeaseState]) -> None:
-        """Note that the lane continues at *next_offset*, and has *leases*."""
+        """Note that the queue continues at *next_offset*, and has *leases*."""
         self._get(key).replace(whole(next_offset, leases.items()))
         self._know(key)
 
@@ -195,7 +195,7 @@ class GroupJournalWriter:
         self._undropped.pop(key, None)
 
     def mark(self, key: Key, marks: int) -> None:
-        """Note that the group with the stored lane *key*, that of its first queue, has *marks* from now on."""
+        """Note that the group with the stored queue *key*, its first one, has *marks* from now on."""
         if key in self._state.known:
             self.note(key, Change(MARK, number=marks))
 
@@ -244,18 +244,18 @@ class GroupJournalWriter:
 
     @property
     def has_undropped(self) -> bool:
-        """Whether lanes were dropped that are not noted yet."""
+        """Whether queues were dropped that are not noted yet."""
         return bool(self._undropped)
 
     def drop_some(self) -> None:
-        """Note some of the lanes that were dropped."""
+        """Note some of the queues that were dropped."""
         for key in list(islice(self._undropped, DROPS_A_TURN)):
             del self._undropped[key]
             self._noted_settling.pop(key, None)
             self._get(key).replace([Change(DROP)])
 
     def _was_dropped(self, key: Key) -> None:
-        """Handle that the projection has dropped a lane, which may have begun again since."""
+        """Handle that the projection has dropped a queue, which may have begun again since."""
         if key not in self._numbers:
             self._state.known.discard(key)
         if key not in self._undropped and self.is_applied(key):
@@ -264,7 +264,7 @@ class GroupJournalWriter:
     def settle(self, key: Key, offsets: Sequence[int], began: int) -> list[tuple[Journal, bytes]]:
         """Return the arguments of `Broker.publish_atomic` that acknowledge the messages at *offsets*.
 
-        All earlier notes are written to the log first. If a power failure loses those but not these, the lane is
+        All earlier notes are written to the log first. If a power failure loses those but not these, the queue is
         restored as it *began*: every message from there on is delivered again, except these.
         """
         first = head(self._get(key).number, key)
@@ -340,7 +340,7 @@ class GroupJournalWriter:
         return encode_changes(first, changes, self.journal.note_bytes_max, more)
 
     def _find_lost(self) -> None:
-        """After a failed commit, note the complete state of lanes whose last notes were not stored."""
+        """After a failed commit, note the complete state of queues whose last notes were not stored."""
         if not self._unsure:
             return
         applied = self._state.applied
@@ -369,7 +369,7 @@ class GroupJournalWriter:
             self._get(key).replace([Change(DROP)])
 
     def _keep_for_later(self) -> None:
-        """Note the complete state of the lanes later, because the store accepts no writes now."""
+        """Note the complete state of the queues later, because the store accepts no writes now."""
         for pending in self._pending.values():
             if pending.key in self._sources:
                 pending.replace([], again=True)
@@ -387,17 +387,17 @@ class GroupJournalWriter:
         """Return whether messages settled by an atomic group must be noted again: a later note says unsettled."""
         return key in self._noted_settling
 
-    def _note_again(self, lane: Lane) -> bool:
+    def _note_again(self, queue: QueueState) -> bool:
         self._store.admission.check()
-        if lane.key in self._dropped:
+        if queue.key in self._dropped:
             return True
-        source = self._sources.get(lane.key)
+        source = self._sources.get(queue.key)
         if source is not None and source.is_settling:
             return False  # the note would undo the acknowledgement, which precedes it in the log
         if source is not None:
-            self._get(lane.key).again = True
-        elif not self.is_applied(lane.key):
+            self._get(queue.key).again = True
+        elif not self.is_applied(queue.key):
             return False
         else:
-            self._get(lane.key).replace(whole(lane.next, lane.leases.items(), lane.reached, lane.marks))
+            self._get(queue.key).replace(whole(queue.next, queue.leases.items(), queue.reached, queue.marks))
         return True

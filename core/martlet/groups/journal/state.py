@@ -33,7 +33,7 @@ from martlet.state.journal import read_notes
 from martlet.state.projection import NOTHING
 from martlet.state.rows import pack_rows, unpack_rows
 
-__all__ = ["GroupState", "KnownLanes", "Lane", "whole"]
+__all__ = ["GroupState", "KnownQueues", "QueueState", "whole"]
 
 FORMAT: Final = 1
 NOTE_BYTES_OF_A_STEP: Final = 8
@@ -48,8 +48,8 @@ Name: TypeAlias = tuple[str, str]  # of a group: its scope and its name
 
 
 @final
-class KnownLanes:
-    """A set of lanes, those that have a state, found by group and by topic.
+class KnownQueues:
+    """A set of queues, those that have a state, found by group and by topic.
 
     The queues of a group on a topic are the bits of one number.
     """
@@ -57,9 +57,9 @@ class KnownLanes:
     def __init__(self) -> None:
         self._topics: dict[str, dict[Name, int]] = {}
         self._groups: dict[Name, dict[str, None]] = {}  # the topics of each group
-        self._counts: dict[str, int] = {}  # of lanes, by topic
+        self._counts: dict[str, int] = {}  # of queues, by topic
         self._count = 0
-        # The queues of each topic, as far as they were said, and how many lanes groups may still open on these.
+        # The queues of each topic, as far as they were said, and how many queues groups may still open on these.
         self._queues: dict[str, int] = {}
         self._missing = 0
 
@@ -117,23 +117,23 @@ class KnownLanes:
         self._count = self._missing = 0
 
     def topics(self) -> list[str]:
-        """Return the topics of the lanes."""
+        """Return the topics of the queues."""
         return list(self._topics)
 
     def groups(self, topic: str) -> list[Name]:
-        """Return the groups with lanes on *topic*."""
+        """Return the groups with queues on *topic*."""
         return list(self._topics.get(topic, ()))
 
     def topics_of(self, scope: str, group: str) -> list[str]:
-        """Return the topics on which a group has lanes."""
+        """Return the topics on which a group has queues."""
         return list(self._groups.get((scope, group), ()))
 
     def names(self) -> list[Name]:
-        """Return the groups with lanes."""
+        """Return the groups with queues."""
         return list(self._groups)
 
     def count_with(self, topic: str, queues: int) -> int:
-        """Return how many lanes there are if each group has all queues: *queues* on *topic*, and those said before."""
+        """Return how many queues there are if each group has all queues: *queues* on *topic*, and those said before."""
         if topic in self._topics:
             before = self._missing_on(topic)
             self._queues[topic] = queues
@@ -141,19 +141,19 @@ class KnownLanes:
         return self._count + self._missing
 
     def _missing_on(self, topic: str) -> int:
-        """Return how many lanes the groups on *topic* do not have yet; 0 if its queues were never said."""
+        """Return how many queues the groups on *topic* do not have yet; 0 if its queues were never said."""
         return max(len(self._topics.get(topic, ())) * self._queues.get(topic, 0) - self._counts.get(topic, 0), 0)
 
     def count_of(self, scope: str, group: str, topic: str) -> int:
-        """Return how many lanes a group has on *topic*."""
+        """Return how many queues a group has on *topic*."""
         return self._topics.get(topic, {}).get((scope, group), 0).bit_count()
 
     def of(self, scope: str, group: str, topic: str) -> list[Key]:
-        """Return the lanes of a group on *topic*."""
+        """Return the queues of a group on *topic*."""
         return list(_keys((scope, group), topic, self._topics.get(topic, {}).get((scope, group), 0)))
 
     def on(self, topic: str) -> list[Key]:
-        """Return all lanes on *topic*."""
+        """Return all queues on *topic*."""
         return [key for name, bits in self._topics.get(topic, {}).items() for key in _keys(name, topic, bits)]
 
 
@@ -165,12 +165,12 @@ def _keys(name: Name, topic: str, bits: int) -> Iterator[Key]:
 
 
 @final
-class Lane:
+class QueueState:
     """One queue as shared by one group, according to the log.
 
     Messages below ``next`` that are not in ``leases`` are settled. ``since`` is the position of the oldest record that
     contributes to the present state. ``reached`` is the log position from which on the group looks for messages, if it
-    finds them by their names; the lane of the first queue has it, others -1. That lane also has the group's ``marks``.
+    finds them by their names; the first queue has it, others -1. That queue also has the group's ``marks``.
     """
 
     __slots__ = ("edition", "key", "leases", "marks", "next", "number", "reached", "since")
@@ -190,10 +190,10 @@ class Lane:
         """The offset below which everything is settled."""
         return min(self.leases, default=self.next)
 
-    def copy(self, edition: int) -> "Lane":
-        lane = Lane(self.number, self.key, self.since, edition)
-        lane.next, lane.reached, lane.marks, lane.leases = self.next, self.reached, self.marks, self.leases.copy()
-        return lane
+    def copy(self, edition: int) -> "QueueState":
+        queue = QueueState(self.number, self.key, self.since, edition)
+        queue.next, queue.reached, queue.marks, queue.leases = self.next, self.reached, self.marks, self.leases.copy()
+        return queue
 
     def apply(self, change: Change) -> None:
         kind, leases, offsets = change.kind, self.leases, change.offsets
@@ -266,13 +266,13 @@ class GroupState:
         self.name = "shared-groups"
         self.topics = frozenset((topic,))
         self.settled: Callable[[Key, Sequence[int]], None] | None = None
-        # Notes the complete state of a lane; returns False while that is unknown.
-        self.note_again: Callable[[Lane], bool] | None = None
-        # Called with each lane that a note has dropped.
+        # Notes the complete state of a queue; returns False while that is unknown.
+        self.note_again: Callable[[QueueState], bool] | None = None
+        # Called with each queue that a note has dropped.
         self.was_dropped: Callable[[Key], None] | None = None
-        # The lanes with a state; `GroupJournalWriter` adds and removes those whose notes are not applied yet.
-        self.known = KnownLanes()
-        self._lanes: dict[int, Lane] = {}
+        # The queues with a state; `GroupJournalWriter` adds and removes those whose notes are not applied yet.
+        self.known = KnownQueues()
+        self._queues: dict[int, QueueState] = {}
         self._numbers: dict[Key, int] = {}
         self._edition = 0
         self.leases = 0
@@ -280,11 +280,11 @@ class GroupState:
         self.applied = 0  # the end of the newest record that was applied
 
     def __len__(self) -> int:
-        return len(self._lanes)
+        return len(self._queues)
 
-    def get(self, key: Key) -> Lane | None:
+    def get(self, key: Key) -> QueueState | None:
         """Return the state of *key*; do not change or keep it."""
-        return self._lanes.get(self._numbers.get(key, -1))
+        return self._queues.get(self._numbers.get(key, -1))
 
     def apply(self, records: Sequence[RecordView]) -> None:
         for record in records:
@@ -296,53 +296,53 @@ class GroupState:
         number, key, changes = decode_note(note)
         if key is not None:
             self._define(number, key, position)
-        lane = self._lanes.get(number)
-        if lane is None:
-            return  # the note that defined the lane was removed, or the lane was dropped
-        if lane.edition != self._edition:
-            lane = self._lanes[number] = lane.copy(self._edition)
-        before = len(lane.leases)
+        queue = self._queues.get(number)
+        if queue is None:
+            return  # the note that defined the queue was removed, or the queue was dropped
+        if queue.edition != self._edition:
+            queue = self._queues[number] = queue.copy(self._edition)
+        before = len(queue.leases)
         for change in changes:
             if change.kind == DROP:
-                self._drop(lane)
+                self._drop(queue)
                 self.leases -= before
                 return
             if change.kind == BEGIN:
-                lane.since = position
-            lane.apply(change)
+                queue.since = position
+            queue.apply(change)
             if change.kind == SETTLE and self.settled is not None:
-                self.settled(lane.key, change.offsets)
-        self.leases += len(lane.leases) - before
+                self.settled(queue.key, change.offsets)
+        self.leases += len(queue.leases) - before
 
     def _define(self, number: int, key: Key, position: int) -> None:
-        lane = self._lanes.get(number)
-        if lane is not None and lane.key == key:
+        queue = self._queues.get(number)
+        if queue is not None and queue.key == key:
             return
-        for old in (lane, self.get(key)):
+        for old in (queue, self.get(key)):
             if old is not None:
                 self.leases -= len(old.leases)
                 self._drop(old)
-        self._lanes[number] = Lane(number, key, position, self._edition)
+        self._queues[number] = QueueState(number, key, position, self._edition)
         self._numbers[key] = number
         self.number_max = max(self.number_max, number)
         self.known.add(key)
 
-    def _drop(self, lane: Lane) -> None:
-        self._lanes.pop(lane.number, None)
-        self._numbers.pop(lane.key, None)
+    def _drop(self, queue: QueueState) -> None:
+        self._queues.pop(queue.number, None)
+        self._numbers.pop(queue.key, None)
         if self.was_dropped is not None:
-            self.was_dropped(lane.key)
+            self.was_dropped(queue.key)
         else:
-            self.known.discard(lane.key)
+            self.known.discard(queue.key)
 
     def freeze(self) -> Steps[Sequence[bytes]]:
-        lanes, number_max = self._lanes.copy(), self.number_max
+        queues, number_max = self._queues.copy(), self.number_max
         self._edition += 1
-        return pack_rows(FORMAT, _rows(lanes, number_max))
+        return pack_rows(FORMAT, _rows(queues, number_max))
 
     def restore(self, data: bytes, first_position: int) -> Steps[None]:
         rows = unpack_rows(FORMAT, data)
-        self._lanes, self._numbers, self.leases, self.number_max = {}, {}, 0, next(rows, 0)
+        self._queues, self._numbers, self.leases, self.number_max = {}, {}, 0, next(rows, 0)
         self.known.clear()
         pace = Pace()
         for since, note in rows:
@@ -355,22 +355,22 @@ class GroupState:
         """Do nothing: journals are never deleted, and a note drops the state of a deleted topic."""
 
     def floor(self) -> int:
-        return min((lane.since for lane in self._lanes.values()), default=NOTHING)
+        return min((queue.since for queue in self._queues.values()), default=NOTHING)
 
     def roll(self, start: int, end: int) -> Steps[None]:
-        for number in [lane.number for lane in self._lanes.values() if lane.since < end]:
+        for number in [queue.number for queue in self._queues.values() if queue.since < end]:
             for _ in range(ROLL_TURNS):
-                lane = self._lanes.get(number)
-                if lane is None or self.note_again is None or self.note_again(lane):
+                queue = self._queues.get(number)
+                if queue is None or self.note_again is None or self.note_again(queue):
                     break
                 yield
             else:
-                raise Refused(Reason.BUSY, f"lane {number} of the shared groups has acknowledgements in progress")
+                raise Refused(Reason.BUSY, f"queue {number} of the shared groups has acknowledgements in progress")
             yield
 
 
-def _rows(lanes: dict[int, Lane], number_max: int) -> Iterator[object]:
+def _rows(queues: dict[int, QueueState], number_max: int) -> Iterator[object]:
     yield number_max
-    for lane in lanes.values():
-        changes = whole(lane.next, lane.leases.items(), lane.reached, lane.marks)
-        yield lane.since, encode_changes(head(lane.number, lane.key), changes, SNAPSHOT_NOTE_BYTES, b"")[0]
+    for queue in queues.values():
+        changes = whole(queue.next, queue.leases.items(), queue.reached, queue.marks)
+        yield queue.since, encode_changes(head(queue.number, queue.key), changes, SNAPSHOT_NOTE_BYTES, b"")[0]

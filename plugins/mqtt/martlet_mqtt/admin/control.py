@@ -153,7 +153,7 @@ def _subscriptions(context: Context, request: Row) -> Iterator[Row]:
 
 
 def _shared(context: Context, request: Row) -> Iterator[Row]:
-    for found in describe_all(context.broker.shares, PROTOCOL):
+    for found in describe_all(context.broker.shared_groups, PROTOCOL):
         yield _row_of(found)
 
 
@@ -172,14 +172,14 @@ def _forget(context: Context, request: Row) -> Iterator[Row]:
     shared = split_shared(topic_filter)
     if shared is None:
         raise Refused(Reason.ILLEGAL, f"{topic_filter!r} is no shared subscription; write $share/GROUP/FILTER")
-    shares, group = context.broker.shares, group_of(shared)
-    topics = shares.state.known.topics_of(PROTOCOL, group)
-    rows = [found for topic in topics if (found := describe(shares, PROTOCOL, group, topic)) is not None]
+    shared_groups, group = context.broker.shared_groups, group_of(shared)
+    topics = shared_groups.state.known.topics_of(PROTOCOL, group)
+    rows = [found for topic in topics if (found := describe(shared_groups, PROTOCOL, group, topic)) is not None]
     members = max((found.members for found in rows), default=0)
     if members:
         raise Refused(Reason.BUSY, f"{topic_filter} has {members} members; disconnect them first")
     for found in rows:
-        shares.forget(found.topic, group, POLICY)
+        shared_groups.forget(found.topic, group, POLICY)
         yield _row_of(found)
 
 

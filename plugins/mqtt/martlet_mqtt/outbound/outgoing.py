@@ -18,7 +18,7 @@ from martlet.delivery.cursor import Place
 from martlet.delivery.runs import Run
 from martlet.delivery.subscriptions import Delivery
 from martlet.errors import Refused
-from martlet.groups.group_members import Member
+from martlet.groups.member import Member
 from martlet.sessions.session import Session
 from martlet.state.journal import NEXT_COMMIT
 from martlet_mqtt.mapping.frames import DUPLICATE, Grant, number_frames, payloads_of, publish_frame, with_payloads
@@ -330,11 +330,11 @@ class Outgoing:
         """Make a message of a group one of this session, which alone may complete it [MQTT-4.8.2-5]."""
         changes = self._session.changes()
         changes.hand_out(QOS2 + packet_id, [position], self._session.position)
-        note = member.share.acknowledgement(delivery.queue_id, offset, delivery.generation)
+        note = member.group.acknowledgement(delivery.queue_id, offset, delivery.generation)
         try:
             self._gate.publish_atomic([], [*changes.notes, note])
         except Refused:
-            member.share.withdraw(delivery.queue_id, offset)
+            member.group.withdraw(delivery.queue_id, offset)
             raise
         changes.apply()
         self._peer.hold_until(NEXT_COMMIT)

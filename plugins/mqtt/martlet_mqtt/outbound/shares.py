@@ -18,7 +18,7 @@ from martlet.delivery.fanout import Encoding, parts
 from martlet.delivery.routing.selection import Selection, select_tags
 from martlet.delivery.subscriptions import Delivery
 from martlet.errors import Reason, Refused
-from martlet.groups.group_members import Member
+from martlet.groups.member import Member
 from martlet.groups.membership import Membership
 from martlet.groups.queues.finder import Names
 from martlet.groups.strategy.policy import GroupPolicy
@@ -171,7 +171,7 @@ class SharedSubscriptions:
         try:
             self._join(grant, shared)
         except Refused:
-            if not any(member.share.gone for member in before[0]):
+            if not any(member.group.gone for member in before[0]):
                 self._join(before[1], shared)
             raise
 
@@ -270,7 +270,7 @@ class SharedSubscriptions:
             members, grant = self._members.get(topic_filter, ([], None))
             if grant is None:
                 continue
-            if any(member.share.gone for member in members):
+            if any(member.group.gone for member in members):
                 members = self._join_again(grant)
             for member in members:
                 left -= STEPS_A_GROUP

@@ -45,7 +45,7 @@ class UnusedGroups:
         self._since = {}
         over: dict[str, None] = {}
         pace = Pace()
-        for group in context.broker.shares.groups_of(PROTOCOL):
+        for group in context.broker.shared_groups.groups_of(PROTOCOL):
             # Those that somebody joined since the sweep began may have been missed.
             if group not in used and group not in context.shared_lately:
                 since = self._since[group] = before.get(group, now)
@@ -54,7 +54,7 @@ class UnusedGroups:
                     over[group] = None
             if pace.is_over():
                 yield
-        yield from context.broker.shares.forget_groups(POLICY, (each for each in over if self._is_unused(each)))
+        yield from context.broker.shared_groups.forget_groups(POLICY, (each for each in over if self._is_unused(each)))
 
     def _is_unused(self, group: str) -> bool:
         """Return whether nobody has joined *group* since the sweep began."""

@@ -26,9 +26,9 @@ from martlet.delivery.fanout import Encoding
 from martlet.delivery.routing.selection import EVERYTHING, Selection
 from martlet.delivery.subscriptions import Delivery, MemberPeer, Start, from_earliest
 from martlet.errors import LocalProtocolError, Reason, Refused
-from martlet.groups.group_members import Member
+from martlet.groups.group import SharedGroup
+from martlet.groups.member import Member
 from martlet.groups.membership import Membership
-from martlet.groups.share import Share
 from martlet.records.layout import I32
 from martlet.tables.topics import READ, RETRY_PREFIX, Topic
 from martlet_remoting.consumers.deadlines import Deadlines
@@ -64,7 +64,7 @@ STORED: Final = Encoding("rocketmq", split_records)
 
 @final
 class _Taker:
-    """Takes messages for one pop at a time (a `martlet.groups.queues.competitors.Competitor`)."""
+    """Takes messages for one pop at a time (a `martlet.groups.queues.group_members.Competitor`)."""
 
     __slots__ = ("acknowledges", "credit", "encoding", "holder", "lapsed", "lease_s", "peer", "woken")
 
@@ -262,9 +262,9 @@ class PopGroup:
         self.waiting: dict[Line, WaitingPops] = {}
 
     @property
-    def share(self) -> Share:
+    def shared_group(self) -> SharedGroup:
         assert self.member is not None
-        return self.member.share
+        return self.member.group
 
     def take(self, pop: Pop) -> None:
         """Note that *pop* waits no longer."""
@@ -294,19 +294,19 @@ class PopGroup:
         return bool(self._called)
 
     def _open_retries(self) -> list["PopGroup"]:
-        return [group for group in self.retries if not group.share.gone]
+        return [group for group in self.retries if not group.shared_group.gone]
 
     def is_ready(self, queue_id: int, *, in_order: bool, attempt: str = "") -> bool:
         """Return whether there may be messages for a pop of this queue."""
-        if not in_order and any(group.share.distribution.is_ready() for group in self._open_retries()):
+        if not in_order and any(group.shared_group.distribution.is_ready() for group in self._open_retries()):
             return True
-        return self.share.distribution.is_ready(queue_id, in_order=in_order, attempt=attempt)
+        return self.shared_group.distribution.is_ready(queue_id, in_order=in_order, attempt=attempt)
 
     def is_reading(self, queue_id: int, *, in_order: bool) -> bool:
         """Return whether a thread reads messages for a pop of this queue."""
-        if not in_order and any(group.share.distribution.is_reading() for group in self._open_retries()):
+        if not in_order and any(group.shared_group.distribution.is_reading() for group in self._open_retries()):
             return True
-        return self.share.distribution.is_reading(queue_id)
+        return self.shared_group.distribution.is_reading(queue_id)
 
     def hand_out(self, pop: Pop, budget_bytes: int) -> tuple["PopGroup", list[Delivery]]:
         """Lease messages for *pop*: at most ``count_max``, and about *budget_bytes*.
@@ -315,7 +315,7 @@ class PopGroup:
         """
         self.used_at = self._now()
         for group in self._open_retries() if not pop.in_order else ():
-            if group.share.distribution.is_ready() and (found := group.lease(pop, ANY_QUEUE, budget_bytes)):
+            if group.shared_group.distribution.is_ready() and (found := group.lease(pop, ANY_QUEUE, budget_bytes)):
                 return group, found
         return self, self.lease(pop, pop.queue_id, budget_bytes)
 
@@ -326,7 +326,7 @@ class PopGroup:
         taker.lease_s = pop.invisible_ms / 1000
         taker.credit = pop.count_max
         try:
-            distribution = self.share.distribution
+            distribution = self.shared_group.distribution
             return distribution.hand_out(taker, budget_bytes, queue_id, in_order=pop.in_order, attempt=pop.attempt)
         finally:
             taker.peer = self
@@ -338,7 +338,7 @@ class PopGroup:
         self.member.woken = False
         if self.heir is not None:
             self.heir.wake()
-        if self.share.gone:
+        if self.shared_group.gone:
             self.call_all()
             return
         for queue_id, in_order in list(self.waiting):
@@ -405,7 +405,7 @@ class PopGroups:
     def find(self, name: str, topic: str) -> PopGroup | None:
         """Return group *name* on *topic* if somebody has popped lately and may still do so."""
         group = self._groups.get((name, topic))
-        return group if group is not None and not group.share.gone else None
+        return group if group is not None and not group.shared_group.gone else None
 
     def open(self, pop: Pop, start: Start) -> PopGroup:
         """Return the group of *pop*, which has the selection of *pop* from now on; a new group begins at *start*.
@@ -418,11 +418,11 @@ class PopGroups:
         if group is None:
             group = self._join(pop, pop.topic, selection, start)
             self._open_retries(pop, group)
-        elif pop.count_max and group.share.source.selection.name != selection.name:
-            if len(group.share) > 1:
-                text = f"group {pop.name!r} selects {group.share.source.selection.name!r} of topic {pop.topic!r}"
+        elif pop.count_max and group.shared_group.source.selection.name != selection.name:
+            if len(group.shared_group) > 1:
+                text = f"group {pop.name!r} selects {group.shared_group.source.selection.name!r} of topic {pop.topic!r}"
                 raise Refused(Reason.ILLEGAL, f"{text} over another protocol; use the same selection")
-            group.share.source.select(selection)
+            group.shared_group.source.select(selection)
         return group
 
     def _join(self, pop: Pop, topic: str, selection: Selection, start: Start) -> PopGroup:
@@ -452,10 +452,10 @@ class PopGroups:
             retries.heir = group
             group.retries.append(retries)
 
-    def share(self, gate: Gate, name: str, topic: str) -> Share | None:
+    def shared_group(self, gate: Gate, name: str, topic: str) -> SharedGroup | None:
         """Return the shared group to settle messages by handle; None if the group has never consumed the topic."""
         group = self.find(name, topic)
-        return group.share if group is not None else gate.share(topic, name)
+        return group.shared_group if group is not None else gate.shared_group(topic, name)
 
     def count(self, name: str, topic: str, queue_id: int) -> int:
         """Return how many pops wait for that queue."""
@@ -505,7 +505,7 @@ class PopGroups:
         for pop in (*called, *pending.held):
             self.done(pop)
         for pop in called:
-            if pop.group is not None and not pop.group.share.gone:
+            if pop.group is not None and not pop.group.shared_group.gone:
                 pop.group.wake()
 
     def answer_all(self) -> None:

@@ -16,7 +16,7 @@ from typing import Final
 
 from martlet.access import ConsumeGrant, Gate
 from martlet.errors import Reason, Refused
-from martlet.groups.share import Share
+from martlet.groups.group import SharedGroup
 from martlet.runtime.steps import Pace, Steps
 from martlet.state.journal import NEXT_COMMIT
 from martlet.store import Queue
@@ -42,9 +42,9 @@ STALE: Final = "nothing was acknowledged; the message was acknowledged before, o
 def ack_message(context: Context, command: Command) -> bytes:
     """Settle one message. A handle that is no longer valid is answered like any other, as by RocketMQ."""
     fields = decode_header(command, AckHeader)
-    share = _share(context, context.gate(command), fields, fields.offset)
+    shared_group = _shared_group(context, context.gate(command), fields, fields.offset)
     pop_ms = handle_ms(fields.handle)
-    if share is not None and share.ack(fields.queue_id, fields.offset, pop_ms):
+    if shared_group is not None and shared_group.ack(fields.queue_id, fields.offset, pop_ms):
         context.peer.hold_until(NEXT_COMMIT)
         context.state.rates.acked(fields.topic, fields.group, 1)
         return encode_ack_response(context.state.templates.acknowledged, command.opaque)
@@ -65,11 +65,11 @@ def ack_run(context: Context, acks: Sequence[Ack]) -> int:
             break
         fields, offsets = heads[0].fields, [head.fields.offset for head in heads]
         try:
-            share = _share(context, gate, fields, offsets[-1])
+            shared_group = _shared_group(context, gate, fields, offsets[-1])
             pop_ms = handle_ms(fields.handle)
         except (Refused, Declined):
             break
-        settled = share.settlement.ack_all(fields.queue_id, offsets, pop_ms) if share is not None else []
+        settled = shared_group.settlement.ack_all(fields.queue_id, offsets, pop_ms) if shared_group is not None else []
         if settled:
             has_settled = True
             context.state.rates.acked(fields.topic, fields.group, len(settled), len(settled))
@@ -122,11 +122,11 @@ def change_invisible_time(context: Context, command: Command) -> bytes:
     """Make a message visible again some time from now, earlier or later than before; answer its new handle."""
     fields = decode_header(command, AckHeader)
     check_invisible(fields.invisible_ms)
-    share = _share(context, context.gate(command), fields, fields.offset, readable=True)
+    shared_group = _shared_group(context, context.gate(command), fields, fields.offset, readable=True)
     handle = parse_handle(fields.handle)
     generation = 0
-    if share is not None:
-        generation = share.renew(fields.queue_id, fields.offset, handle.pop_ms, fields.invisible_ms / 1000)
+    if shared_group is not None:
+        generation = shared_group.renew(fields.queue_id, fields.offset, handle.pop_ms, fields.invisible_ms / 1000)
     if not generation:
         text_ = f"message {fields.offset} of queue {fields.queue_id} is not held by this handle"
         text_ += "; it was acknowledged, or its invisible time has ended"
@@ -136,7 +136,9 @@ def change_invisible_time(context: Context, command: Command) -> bytes:
     return reply(command, ext)
 
 
-def _share(context: Context, gate: Gate, fields: AckHeader, last: int, *, readable: bool = False) -> Share | None:
+def _shared_group(
+    context: Context, gate: Gate, fields: AckHeader, last: int, *, readable: bool = False
+) -> SharedGroup | None:
     """Return the group of messages up to offset *last*, None if it has never consumed the topic.
 
     With *readable* the messages must exist.
@@ -151,7 +153,7 @@ def _share(context: Context, gate: Gate, fields: AckHeader, last: int, *, readab
     if not first <= fields.offset <= last <= end or (readable and last == end):
         text_ = f"offset is illegal, key:{fields.topic}@{fields.queue_id}, commit:{fields.offset}, store:{first}~{end}"
         raise Declined(ResponseCode.NO_MESSAGE, text_, NOTHING)
-    return context.state.pops.share(gate, fields.group, fields.topic)
+    return context.state.pops.shared_group(gate, fields.group, fields.topic)
 
 
 def _queue(context: Context, grant: ConsumeGrant, queue_id: int) -> Queue:
@@ -176,11 +178,11 @@ def batch_ack_message(context: Context, command: Command) -> Steps[None]:
     for ack in acks:
         group = text(ack, "c")
         topic = real_topic(text(ack, "t"), group, text(ack, "r", "0"))
-        share = _share_of_batch(context, gate, group, topic, integer(ack, "q", -1))
+        shared_group = _group_of_batch(context, gate, group, topic, integer(ack, "q", -1))
         first, pop_ms, queue_id = integer(ack, "so"), integer(ack, "pt"), integer(ack, "q", -1)
         numbers = _bits(text(ack, "b"))
         while offsets := [first + number for number in islice(numbers, SETTLED_AT_ONCE)]:
-            if share is not None and (done := share.settlement.ack_all(queue_id, offsets, pop_ms)):
+            if shared_group is not None and (done := shared_group.settlement.ack_all(queue_id, offsets, pop_ms)):
                 settled = True
                 context.state.rates.acked(topic, group, len(done))
             if pace.is_over(len(offsets)):
@@ -190,12 +192,12 @@ def batch_ack_message(context: Context, command: Command) -> Steps[None]:
     context.answer(command, reply(command))
 
 
-def _share_of_batch(context: Context, gate: Gate, group: str, topic: str, queue_id: int) -> Share | None:
+def _group_of_batch(context: Context, gate: Gate, group: str, topic: str, queue_id: int) -> SharedGroup | None:
     """Return the group of the messages; None if the topic or the queue does not exist."""
     found = gate.consume(group, topic).get_topic()
     if found is None or not found.has_readable(queue_id):
         return None
-    return context.state.pops.share(gate, group, topic)
+    return context.state.pops.shared_group(gate, group, topic)
 
 
 def _bits(encoded: str) -> Iterator[int]:

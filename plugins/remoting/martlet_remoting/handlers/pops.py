@@ -14,7 +14,7 @@ from martlet.contracts import Buffer
 from martlet.delivery.routing.selection import CACHED_CHARS_MAX, EVERYTHING, TAG, Selection
 from martlet.delivery.subscriptions import Delivery, Start, from_earliest
 from martlet.errors import Reason, Refused, StoreError, StoreFailed
-from martlet.groups.share import Share
+from martlet.groups.group import SharedGroup
 from martlet.message import PROPERTIES_BYTES_MAX, Message, put_property
 from martlet.records.codec import decode_records, encode_record
 from martlet.records.layout import RecordView, with_reconsume_times
@@ -258,7 +258,7 @@ def _run(context: Context, pop: Pop, start: Start) -> int:
     if not found:
         _wait(context, pop, group)
         return 0
-    return _answer(context, pop, source.share, found)
+    return _answer(context, pop, source.shared_group, found)
 
 
 def _queue(context: Context, pop: Pop, group: PopGroup) -> bool:
@@ -294,9 +294,9 @@ def _wait(context: Context, pop: Pop, group: PopGroup) -> None:
 # answers
 
 
-def _answer(context: Context, pop: Pop, share: Share, found: Sequence[Delivery]) -> int:
+def _answer(context: Context, pop: Pop, shared_group: SharedGroup, found: Sequence[Delivery]) -> int:
     """Send *found*, which ``share.distribution.hand_out`` returned: by queue, and all of the same generation."""
-    state, is_retry = context.state, share.context.topic.name != pop.topic
+    state, is_retry = context.state, shared_group.context.topic.name != pop.topic
     pieces: list[Buffer] = []
     by_queue: dict[int, Popped] = {}
     size = count = 0
@@ -326,8 +326,8 @@ def _answer(context: Context, pop: Pop, share: Share, found: Sequence[Delivery])
         found[0].generation,
         pop.invisible_ms,
         IN_ORDER_QUEUE if pop.in_order else 0,
-        share.distribution.rest(ANY_QUEUE if is_retry else pop.queue_id),
-        places(share.context.topic.name, list(by_queue.values()), in_order=pop.in_order),
+        shared_group.distribution.rest(ANY_QUEUE if is_retry else pop.queue_id),
+        places(shared_group.context.topic.name, list(by_queue.values()), in_order=pop.in_order),
         size,
     )
     context.peer.send(prefix, *pieces)
@@ -441,7 +441,7 @@ async def _peek(
 def _next_offset(context: Context, grant: ConsumeGrant, queue: Queue) -> int:
     """Return the first offset of *queue* that the group has not popped."""
     group = context.state.pops.find(grant.group, grant.topic)
-    offset = group.share.next_offset(queue.queue_id) if group is not None else grant.offset(queue.queue_id)
+    offset = group.shared_group.next_offset(queue.queue_id) if group is not None else grant.offset(queue.queue_id)
     return max(offset, queue.first_offset)
 
 

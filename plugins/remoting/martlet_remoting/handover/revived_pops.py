@@ -248,13 +248,13 @@ class RevivedPops:
 
     def _lease(self, points: CheckPoints) -> Steps[int]:
         """Lease what was popped and not acknowledged; return the number of messages."""
-        pace, leased, shares = Pace(), 0, self._broker.shares
-        room = shares.room
+        pace, leased, shared_groups = Pace(), 0, self._broker.shared_groups
+        room = shared_groups.room
         for popped, pops in points.pops.items():
             leases = {
                 offset: LeaseState(pop_ms, invisible_ms, 1) for offset, (pop_ms, invisible_ms) in sorted(pops.items())
             }
-            leased += shares.take_over(popped.topic, popped.group, popped.queue_id, leases, room - leased)
+            leased += shared_groups.take_over(popped.topic, popped.group, popped.queue_id, leases, room - leased)
             if pace.is_over(1 + len(pops)):
                 yield
         return leased

@@ -82,7 +82,7 @@ def _subscriptions(context: Context) -> Iterator[Row]:
 
 
 def _queues(context: Context) -> Iterator[Row]:
-    for found in describe_all(context.broker.shares, PROTOCOL):
+    for found in describe_all(context.broker.shared_groups, PROTOCOL):
         yield _row_of(found)
 
 
@@ -109,8 +109,8 @@ def _delete_queue(context: Context, gate: Gate, text: str) -> Row:
     destination = parse_destination(text, context.names)
     if destination.kind is not Kind.QUEUE:
         raise StompError(f"{shown(text)} is no queue; UNSUBSCRIBE ends a durable subscription")
-    topic, group, shares = destination.topic, queue_group(destination), context.broker.shares
-    found = describe(shares, PROTOCOL, group, topic)
+    topic, group, shared_groups = destination.topic, queue_group(destination), context.broker.shared_groups
+    found = describe(shared_groups, PROTOCOL, group, topic)
     if found is None:
         raise StompError(f"nobody ever consumed the queue {shown(text)}")
     if found.members:
@@ -118,7 +118,7 @@ def _delete_queue(context: Context, gate: Gate, text: str) -> Row:
     if found.owns_topic:
         gate.manage(topic).delete()
     else:
-        shares.forget(topic, group, context.policy)
+        shared_groups.forget(topic, group, context.policy)
     return _row_of(found)
 
 

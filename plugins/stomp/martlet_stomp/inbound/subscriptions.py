@@ -278,14 +278,14 @@ class Subscriptions:
 
     def _forget(self, group: str, durable: Durable | None) -> Steps[None] | None:
         """End the durable subscription *group*, also if another connection uses it."""
-        shares, policy = self._context.broker.shares, self._context.policy
+        shared_groups, policy = self._context.broker.shared_groups, self._context.policy
         if durable is not None and durable.group == group:
-            shares.forget(durable.topic, group, policy)
+            shared_groups.forget(durable.topic, group, policy)
             return None
         for each, holder in list(self._context.durable.items()):
             if each.group == group:
                 holder.lose("another connection ended its durable subscription")
-        return shares.forget_groups(policy, (group,))  # its topic is not known
+        return shared_groups.forget_groups(policy, (group,))  # its topic is not known
 
     def _drop(self, subscription: Subscription) -> None:
         self._by_number.pop(subscription.number, None)

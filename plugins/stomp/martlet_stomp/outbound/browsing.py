@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import final
 
 from martlet.delivery.subscriptions import TopicSubscription
-from martlet.groups.share import Share
+from martlet.groups.group import SharedGroup
 from martlet.store import Queue
 from martlet_stomp.wire.codec import encode_header
 from martlet_stomp.wire.packets import Version
@@ -20,22 +20,25 @@ __all__ = ["Browse", "last_frame"]
 class Browse:
     """One look at a queue; *share* is the group that consumes it, None if nobody ever did."""
 
-    __slots__ = ("_ends", "_share")
+    __slots__ = ("_ends", "_shared_group")
 
-    def __init__(self, share: Share | None) -> None:
-        self._share = share
+    def __init__(self, shared_group: SharedGroup | None) -> None:
+        self._shared_group = shared_group
         self._ends: dict[int, int] = {}
 
     def start(self, queue: Queue) -> int:
         """Return where to begin in a queue of the topic."""
         self._ends[queue.queue_id] = queue.next_offset
-        first = self._share.first_unsettled(queue.queue_id) if self._share is not None else -1
+        first = self._shared_group.first_unsettled(queue.queue_id) if self._shared_group is not None else -1
         return min(max(first, queue.first_offset), queue.next_offset)
 
     def wanted(self, queue_id: int, offsets: Sequence[int]) -> list[bool]:
         """Return for each of *offsets* whether to show the message."""
-        end, share = self._ends.get(queue_id, 0), self._share
-        return [offset < end and not (share is not None and share.is_settled(queue_id, offset)) for offset in offsets]
+        end, shared_group = self._ends.get(queue_id, 0), self._shared_group
+        return [
+            offset < end and not (shared_group is not None and shared_group.is_settled(queue_id, offset))
+            for offset in offsets
+        ]
 
     def is_over(self, reader: TopicSubscription) -> bool:
         """Return whether *reader* has read everything."""

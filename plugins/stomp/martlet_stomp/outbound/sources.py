@@ -187,10 +187,10 @@ class Opening:
             raise StompError(f"{shown(destination.text)} cannot be browsed, because it is no queue; subscribe to it")
         if self._find_topic(destination):
             context.created(destination.topic)
-        share = self._gate.share(destination.topic, queue_group(destination), context.policy)
-        if share is None and destination.application:
+        shared_group = self._gate.shared_group(destination.topic, queue_group(destination), context.policy)
+        if shared_group is None and destination.application:
             raise StompError(f"{shown(destination.text)} has no messages, nobody ever consumed it; subscribe to it")
-        browse = Browse(share)
+        browse = Browse(shared_group)
         reader = self._gate.subscribe(
             subscription,
             destination.topic,

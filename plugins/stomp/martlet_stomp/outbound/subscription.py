@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, final
 from martlet.contracts import Peer
 from martlet.delivery.subscriptions import Delivery, TopicSubscription
 from martlet.errors import Reason, Refused
-from martlet.groups.group_members import Member
+from martlet.groups.member import Member
 from martlet.state.journal import Journal
 from martlet_stomp.mapping.destinations import Destination
 from martlet_stomp.mapping.encoding import message_head
@@ -177,7 +177,7 @@ class Subscription:
         """Whether the topic was deleted or closed to readers."""
         source = self._source
         return (
-            source.share.gone if isinstance(source, Member) else isinstance(source, TopicSubscription) and source.gone
+            source.group.gone if isinstance(source, Member) else isinstance(source, TopicSubscription) and source.gone
         )
 
     def described(self) -> dict[str, object]:

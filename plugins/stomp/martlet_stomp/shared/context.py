@@ -133,7 +133,7 @@ class Context(Struct):
         """Note that a client has created topic *name*: it goes when nobody uses it and it is empty."""
         topic = self.broker.topics.get(name)
         if topic is not None and name not in self.names and name != self.temporary.topic:
-            self.broker.shares.begin(topic, GROUP, self.policy)
+            self.broker.shared_groups.begin(topic, GROUP, self.policy)
 
     def statistics(self) -> dict[str, object]:
         """Return the counters."""
@@ -153,7 +153,7 @@ class Context(Struct):
 def make_context(config: StompConfig, broker: Broker) -> Context:
     """Return the context of a broker's STOMP port."""
     names, temporary = frozenset(config.names), Temporary(broker.topics, config.temporary)
-    broker.shares.unused.expire(PROTOCOL, config.queue_expiry_s, is_queue_group)
+    broker.shared_groups.unused.expire(PROTOCOL, config.queue_expiry_s, is_queue_group)
     sticky = Sticky(lambda record: record.property(GROUP_ID))
     policy = GroupPolicy(
         PROTOCOL, config.redeliveries_max, config.dead_letters, leaving_counts=False, in_parts=True, sticky=sticky

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 from tests.delivery.pushing import LINES, broker_in_memory, told
-from tests.groups.test_share_runs import cached_disk
+from tests.groups.test_runs import cached_disk
 from trio.testing import MockClock
 
 from martlet.broker import Broker
 from martlet.delivery.subscriptions import from_earliest
 from martlet.errors import LocalProtocolError
-from martlet.groups.group_members import Member
 from martlet.groups.handing_out.receivers import PARKED_MAX
+from martlet.groups.member import Member
 from martlet.groups.membership import Membership
 from martlet.groups.queues.finder import Names
 from martlet.groups.strategy.policy import GroupPolicy
@@ -31,7 +31,7 @@ def of_colour(*colours: str) -> Callable[[RecordView], bool]:
 def join(broker: Broker, *colours: str, credit: int = 100, lease_s: float = math.inf) -> Member:
     """Return a member that takes messages of these *colours*; without any, all messages."""
     takes = of_colour(*colours) if colours else None
-    return broker.shares.join(
+    return broker.shared_groups.join(
         RecordingPeer(),
         "t",
         "G",
@@ -83,7 +83,7 @@ async def test_what_nobody_takes_waits_for_a_member_that_does() -> None:
         everything = join(broker)
         assert take(everything) == ["0:2:blue", "0:3:blue", "0:5:yellow"]
         broker.store.commit()
-        assert broker.shares.unsettled == 7
+        assert broker.shared_groups.unsettled == 7
 
 
 async def test_what_waits_does_so_over_a_restart_and_counts_as_never_delivered() -> None:
@@ -119,7 +119,7 @@ async def test_a_returned_message_goes_to_a_member_that_takes_it(autojump_clock:
         other.leave()
         last = join(broker, "blue")
         assert take(last) == ["0:2:blue"]
-        leases = last.share.lanes.by_queue[0].leases
+        leases = last.group.queues.by_queue[0].leases
         assert (len(leases.returns.parked), leases.waiting) == (2, 0)
         assert take(join(broker, "red")) == ["0:0:red", "0:1:red"]
 
@@ -132,7 +132,7 @@ async def test_a_member_that_need_not_acknowledge_chooses_as_well() -> None:
         assert take(red) == ["0:0:red", "0:2:red"]
         assert take(blue) == ["0:1:blue"]
         broker.store.commit()
-        assert (broker.shares.unsettled, red.credit, blue.credit) == (0, 100, 100)
+        assert (broker.shared_groups.unsettled, red.credit, blue.credit) == (0, 100, 100)
 
 
 async def test_messages_that_wait_are_limited_and_later_ones_wait_for_them() -> None:
@@ -159,7 +159,7 @@ async def test_a_message_that_retention_removed_is_settled() -> None:
         again = join(broker, "red", credit=5)
         assert take(again) == ["0:2:red"]
         broker.store.commit()
-        assert (broker.shares.unsettled, again.credit) == (2, 4)
+        assert (broker.shared_groups.unsettled, again.credit) == (2, 4)
 
 
 async def test_names_and_choices_exclude_each_other() -> None:
@@ -216,7 +216,9 @@ async def test_with_parts_all_members_get_some() -> None:
         policy = GroupPolicy("parts", in_parts=True)
 
         def member(credit: int) -> Member:
-            return broker.shares.join(RecordingPeer(), "t", "G", LINES, Membership(lease_s=9, credit=credit), policy)
+            return broker.shared_groups.join(
+                RecordingPeer(), "t", "G", LINES, Membership(lease_s=9, credit=credit), policy
+            )
 
         alone = member(100)
         publish(broker, *["x"] * 10)

@@ -8,8 +8,8 @@ from typing import Final, final
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.subscriptions import Delivery, MemberPeer
 from martlet.errors import Refused
+from martlet.groups.group import SharedGroup
 from martlet.groups.membership import MemberPermit, Membership
-from martlet.groups.share import Share
 from martlet.state.journal import Journal
 
 __all__ = ["KEPT_BYTES_MAX", "KEPT_MAX", "Member"]
@@ -37,19 +37,19 @@ class Member:
         "acknowledges",
         "credit",
         "encoding",
+        "group",
         "holder",
         "is_exclusive",
         "lapsed",
         "lease_s",
         "peer",
-        "share",
         "takes",
         "woken",
     )
 
     def __init__(
         self,
-        share: Share,
+        shared_group: SharedGroup,
         peer: MemberPeer,
         encoding: Encoding,
         membership: Membership,
@@ -59,9 +59,9 @@ class Member:
         # Messages that it holds and has not collected, with their names: another member read them.
         self._kept: deque[tuple[str, Delivery]] = deque()
         self._kept_bytes = 0
-        self.share = share
-        self._distribution = share.distribution
-        self._settlement = share.settlement
+        self.group = shared_group
+        self._distribution = shared_group.distribution
+        self._settlement = shared_group.settlement
         self.peer = peer
         self.encoding = encoding
         self.takes = membership.takes
@@ -89,7 +89,7 @@ class Member:
         self.credit = 0
         if self.woken:
             self.woken = False
-            self.share.wake()
+            self.group.wake()
 
     def collect(self, budget_bytes: int) -> list[Delivery]:
         """Lease and return messages: at most ``credit``, and about *budget_bytes*.
@@ -109,7 +109,7 @@ class Member:
         elif self._kept and self.credit > 0:
             self.wake()
         elif found and self._distribution.has_more():
-            self.share.wake()
+            self.group.wake()
         if not self.acknowledges:
             for delivery in found:  # it holds those that were delivered before, or that another member read
                 self._settlement.ack_held_all(self.holder, delivery.queue_id, delivery.offsets)
@@ -233,4 +233,4 @@ class Member:
         """
         self._kept.clear()
         self._kept_bytes = 0
-        self.share.leave(self, keep=keep)
+        self.group.leave(self, keep=keep)

@@ -11,17 +11,17 @@ from typing import Final, Protocol, final
 
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.subscriptions import Delivery, MemberPeer
-from martlet.groups.queues.share_context import ShareContext
+from martlet.groups.queues.group_context import GroupContext
 from martlet.groups.strategy.sticky import Keepers, Sticky
 from martlet.records.layout import RecordView
 
-__all__ = ["Competitor", "Competitors"]
+__all__ = ["GroupMember", "GroupMembers"]
 
 STALL_S: Final = 0.1
 
 
-class Competitor(Protocol):
-    """A member as its group uses it; implemented by `martlet.groups.group_members.Member`."""
+class GroupMember(Protocol):
+    """A member as its group uses it; implemented by `martlet.groups.member.Member`."""
 
     peer: MemberPeer
     encoding: Encoding
@@ -54,32 +54,32 @@ class Competitor(Protocol):
 
 
 @final
-class Competitors:
+class GroupMembers:
     """The members of one group; ``gone`` says that they get no more messages, and are all woken to learn that."""
 
-    __slots__ = ("_by_holder", "_context", "choosing", "exclusive", "gone", "keepers", "members", "stalled_at")
+    __slots__ = ("_by_holder", "_context", "by_turn", "choosing", "exclusive", "gone", "keepers", "stalled_at")
 
-    def __init__(self, context: ShareContext) -> None:
+    def __init__(self, context: GroupContext) -> None:
         self._context = context
         self.gone = False
-        self.members: OrderedDict[Competitor, None] = OrderedDict()  # the one whose turn it is first
+        self.by_turn: OrderedDict[GroupMember, None] = OrderedDict()  # the one whose turn it is first
         self.choosing = 0  # members that take only some messages
         self.keepers = Keepers()
-        self.exclusive: dict[Competitor, None] = {}  # the first one gets everything
-        self._by_holder: dict[Hashable, Competitor] = {}
+        self.exclusive: dict[GroupMember, None] = {}  # the first one gets everything
+        self._by_holder: dict[Hashable, GroupMember] = {}
         self.stalled_at = math.inf  # when to wake another member in place of one that has not collected
 
-    def add(self, member: Competitor) -> None:
+    def add(self, member: GroupMember) -> None:
         """Take *member* in."""
-        self.members[member] = None
+        self.by_turn[member] = None
         self._by_holder[member.holder] = member
         self.choosing += member.takes is not None
         if member.is_exclusive:
             self.exclusive[member] = None
 
-    def remove(self, member: Competitor) -> bool:
+    def remove(self, member: GroupMember) -> bool:
         """Forget *member*; return whether no other one has its holder."""
-        del self.members[member]
+        del self.by_turn[member]
         self.keepers.forget(member)
         self.choosing -= member.takes is not None
         self.exclusive.pop(member, None)
@@ -95,9 +95,9 @@ class Competitors:
         sticky = policy.sticky if policy is not None else None
         return sticky if sticky is not None and sticky.seen else None
 
-    def in_turn(self) -> list[Competitor]:
+    def in_turn(self) -> list[GroupMember]:
         """Return those that may get messages, the one whose turn it is first."""
-        return [next(iter(self.exclusive))] if self.exclusive else list(self.members)
+        return [next(iter(self.exclusive))] if self.exclusive else list(self.by_turn)
 
     def give_credit(self, holder: Hashable, count: int = 1) -> None:
         """Give credit back to the member with *holder*, if there is one."""
@@ -113,23 +113,23 @@ class Competitors:
                 member.lapsed += 1
 
     def wake(self) -> None:
-        """Wake the next member that has credit and is not woken yet; all members if the share is gone."""
+        """Wake the next member that has credit and is not woken yet; all members if the group is gone."""
         if self.gone:
-            for member in list(self.members):
+            for member in list(self.by_turn):
                 member.wake()
             return
         ready = self._next_ready()
         if ready is None:
             return
         ready.wake()
-        if self.stalled_at == math.inf and len(self.members) > 1:
+        if self.stalled_at == math.inf and len(self.by_turn) > 1:
             owner = self._context.owner
             self.stalled_at = owner.now() + STALL_S
             owner.alarm(self._context, self.stalled_at)
 
-    def _next_ready(self) -> Competitor | None:
+    def _next_ready(self) -> GroupMember | None:
         """Return the next member that has credit and is not woken; its turn comes after all others again."""
-        members, lapsed = self.members, None
+        members, lapsed = self.by_turn, None
         if self.exclusive:
             first = next(iter(self.exclusive))
             return first if first.credit > 0 and not first.woken else None
@@ -148,4 +148,4 @@ class Competitors:
         if now < self.stalled_at:
             return False
         self.stalled_at = math.inf
-        return any(member.woken for member in self.members)
+        return any(member.woken for member in self.by_turn)

@@ -9,11 +9,11 @@ from typing import Final, final
 from martlet.errors import Refused
 from martlet.groups.journal.journal_codec import Key, LeaseState, in_ms
 from martlet.groups.leases.queue_leases import Leases
-from martlet.groups.queues.competitors import Competitors
-from martlet.groups.queues.share_context import ShareContext
+from martlet.groups.queues.group_context import GroupContext
+from martlet.groups.queues.group_members import GroupMembers
 from martlet.store import Queue, QueueReader
 
-__all__ = ["RETURNED_AHEAD", "ShareLane"]
+__all__ = ["RETURNED_AHEAD", "GroupQueue"]
 
 # Returned messages far behind the tail that are read ahead.
 RETURNED_AHEAD: Final = 8
@@ -22,7 +22,7 @@ NEAR: Final = 4
 
 
 @final
-class ShareLane:
+class GroupQueue:
     """One queue as shared by one group.
 
     It begins with nothing to read where the group's messages are found *by_name*, otherwise with the queue to read.
@@ -32,7 +32,6 @@ class ShareLane:
         "_by_name",
         "attempt",
         "began",
-        "competitors",
         "context",
         "counted",
         "due",
@@ -44,33 +43,34 @@ class ShareLane:
         "key",
         "leases",
         "low",
+        "members",
         "noted_next",
-        "queue",
         "reached",
         "reader",
+        "store_queue",
         "timer_at",
         "unflushed",
     )
 
     def __init__(
         self,
-        context: ShareContext,
-        competitors: Competitors,
-        queue: Queue,
+        context: GroupContext,
+        members: GroupMembers,
+        store_queue: Queue,
         key: Key,
         leases: Leases,
         *,
         by_name: bool,
     ) -> None:
         self.context = context
-        self.competitors = competitors
-        self.queue = queue
+        self.members = members
+        self.store_queue = store_queue
         self.key = key
         self._by_name = by_name
         # Messages that the group's finder has found and that were never delivered: offset and log position, ascending.
         self.found: deque[tuple[int, int]] = deque()
         self.reached = -1
-        self.timer_at = math.inf  # the earliest of its timers in the share
+        self.timer_at = math.inf  # the earliest of its timers in the group
         # Offset -> end of its dead letter in the log, which is not flushed yet; ends ascend.
         self.unflushed: dict[int, int] = {}
         self.use(leases)
@@ -84,7 +84,7 @@ class ShareLane:
         self.failure: Refused | None = None  # for the next member that collects
         self.noted_next = leases.table.next
         self.began = leases.table.low
-        # What the broker counts of this lane, and the offset committed last.
+        # What the broker counts of this queue, and the offset committed last.
         self.counted = leases.table.size
         self.low = leases.table.low
         self.due = not self._by_name
@@ -94,7 +94,7 @@ class ShareLane:
         self.attempt = ""
 
     def _was_read(self, place: Hashable) -> None:
-        self.competitors.wake()
+        self.members.wake()
 
     def forget_read(self) -> None:
         """Drop what a thread has read: no member is left, or the selection has changed."""
@@ -128,7 +128,7 @@ class ShareLane:
         return count
 
     def close(self) -> None:
-        """Drop what it has read, after its share has ended."""
+        """Drop what it has read, after its group has ended."""
         self.reader.close()
 
     def take_failure(self) -> None:
@@ -166,10 +166,10 @@ class ShareLane:
             self.counted = size
             context.owner.settled(before - size)
             if size < leases.table.window <= before:
-                self.competitors.wake()
+                self.members.wake()
         if leases.table.low != self.low:
             self.low = leases.table.low
-            context.commit_offset(self.queue.queue_id, self.low)
+            context.commit_offset(self.store_queue.queue_id, self.low)
 
     def state(self) -> tuple[int, list[tuple[int, LeaseState]], int, int]:
         """Return the next offset and every unsettled message, in the form of notes.
@@ -186,4 +186,4 @@ class ShareLane:
                 duration_ms = max(round((until - now) * 1000), 0) if abs(until) < math.inf else 0
             found.append((offset, LeaseState(generation, duration_ms, deliveries)))
         self.noted_next = self.leases.table.next
-        return self.leases.table.next, found, self.reached, self.context.marks_of(self.queue.queue_id)
+        return self.leases.table.next, found, self.reached, self.context.marks_of(self.store_queue.queue_id)

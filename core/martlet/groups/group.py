@@ -1,7 +1,7 @@
 """One shared group on one topic: its members come and go, its queues follow the topic, and time passes.
 
-`distribution.py` hands out messages, `settlement.py` settles them for whoever holds them, `share_source.py` reads them,
-and `share_lanes.py` has the queues. Their objects are attributes, so that what is done for each message is called there
+`distribution.py` hands out messages, `settlement.py` settles them for their holders, `group_source.py` reads them, and
+`group_queues.py` has the queues. Their objects are attributes, so that what is done for each message is called there
 and not here.
 """
 
@@ -14,15 +14,15 @@ from martlet.groups.handing_out.dead_letters import DeadLetters
 from martlet.groups.handing_out.distribution import Distribution
 from martlet.groups.handing_out.settlement import Settlement
 from martlet.groups.membership import Membership
-from martlet.groups.queues.competitors import Competitor, Competitors
-from martlet.groups.queues.share_context import ShareContext
-from martlet.groups.queues.share_lane import ShareLane
-from martlet.groups.queues.share_lanes import ShareLanes
-from martlet.groups.queues.share_source import ShareSource, finds_from
+from martlet.groups.queues.group_context import GroupContext
+from martlet.groups.queues.group_members import GroupMember, GroupMembers
+from martlet.groups.queues.group_queue import GroupQueue
+from martlet.groups.queues.group_queues import GroupQueues
+from martlet.groups.queues.group_source import GroupSource, finds_from
 from martlet.state.journal import Journal
 from martlet.tables.topics import Topic
 
-__all__ = ["LAPSED_A_TURN", "STORED_S", "Share"]
+__all__ = ["LAPSED_A_TURN", "STORED_S", "SharedGroup"]
 
 STORED_S: Final = 1.0  # until a group is looked at again whose state, or whose end, could not be stored yet
 # Leases that one turn of the event loop ends: a few milliseconds of work.
@@ -32,7 +32,7 @@ DEAD_LETTER_TURNS: Final = 64
 
 
 @final
-class Share:
+class SharedGroup:
     """One group on one topic.
 
     When the topic is deleted, or the group may no longer read it, ``gone`` is set and all members are woken; their
@@ -41,90 +41,90 @@ class Share:
     """
 
     __slots__ = (
-        "_competitors",
         "_dead_letters",
         "_forget_at",
         "_look_at",
+        "_members",
         "_owner",
         "context",
         "distribution",
-        "lanes",
+        "queues",
         "settlement",
         "source",
     )
 
-    def __init__(self, context: ShareContext, dead_letters: DeadLetters, first: Membership) -> None:
+    def __init__(self, context: GroupContext, dead_letters: DeadLetters, first: Membership) -> None:
         """Begin as the membership *first* says, where the group is not stored."""
         self.context = context
         owner = self._owner = context.owner
         self._dead_letters = dead_letters
         self._forget_at = owner.now() + owner.config.share_memory_s
         self._look_at = math.inf  # when to look again whether the state is stored
-        competitors = self._competitors = Competitors(context)
+        members = self._members = GroupMembers(context)
         begun_at = finds_from(context) if first.names is not None else -1
-        lanes = self.lanes = ShareLanes(context, competitors, first.start, begun_at)
-        self.source = ShareSource(context, competitors, lanes, first.selection, first.names, begun_at)
-        self.settlement = Settlement(context, competitors, lanes)
-        self.distribution = Distribution(context, competitors, lanes, self.source, self.settlement)
+        queues = self.queues = GroupQueues(context, members, first.start, begun_at)
+        self.source = GroupSource(context, members, queues, first.selection, first.names, begun_at)
+        self.settlement = Settlement(context, members, queues)
+        self.distribution = Distribution(context, members, queues, self.source, self.settlement)
         self.source.begin()
 
     def __len__(self) -> int:
-        return len(self._competitors.members)
+        return len(self._members.by_turn)
 
     @property
     def gone(self) -> bool:
         """Whether the members of the group get no more messages; they leave."""
-        return self._competitors.gone
+        return self._members.gone
 
     @gone.setter
     def gone(self, gone: bool) -> None:
-        self._competitors.gone = gone
+        self._members.gone = gone
 
     # members
 
-    def join(self, member: Competitor) -> None:
+    def join(self, member: GroupMember) -> None:
         """Take *member* in. Raises `Refused` if the topic may not be read."""
         self.source.go_on()
-        self._competitors.add(member)
-        self.lanes.unpark()
+        self._members.add(member)
+        self.queues.unpark()
         member.wake()
 
-    def leave(self, member: Competitor, *, keep: bool) -> None:
+    def leave(self, member: GroupMember, *, keep: bool) -> None:
         """Let *member* go; with *keep*, its holder keeps what it holds."""
-        competitors = self._competitors
-        if member not in competitors.members:
+        members = self._members
+        if member not in members.by_turn:
             return
-        was_alone = next(iter(competitors.exclusive), None) is member
-        is_last = competitors.remove(member)
+        was_alone = next(iter(members.exclusive), None) is member
+        is_last = members.remove(member)
         if was_alone:
-            self.lanes.unpark()  # others may take what it did not select
-        for lane in self.lanes.by_queue.values():
+            self.queues.unpark()  # others may take what it did not select
+        for queue in self.queues.by_queue.values():
             if is_last and not keep:
-                self.settlement.give_back_all(lane, member.holder)
-            if not competitors.members:
-                lane.forget_read()
-        if not competitors.members:
+                self.settlement.give_back_all(queue, member.holder)
+            if not members.by_turn:
+                queue.forget_read()
+        if not members.by_turn:
             self.source.pause()
             self._owner.left(self.context)
         self._forget_at = self._owner.now() + self._owner.config.share_memory_s
         self._owner.alarm(self.context, -math.inf)
-        competitors.wake()
+        members.wake()
 
     def wake(self) -> None:
-        """Wake the next member that has credit and is not woken yet; all members if the share is gone."""
-        self._competitors.wake()
+        """Wake the next member that has credit and is not woken yet; all members if the group is gone."""
+        self._members.wake()
 
     # administration
 
     def follow(self, topic: Topic) -> None:
-        """Share all present queues of *topic*."""
+        """Use all present queues of *topic*."""
         self.context.topic = topic
-        self.lanes.follow()
+        self.queues.follow()
 
     def look_at_all(self) -> None:
         """Look at all queues at the next delivery: an administrator may have reset some of them."""
-        self.lanes.look_at_all()
-        self._competitors.wake()
+        self.queues.look_at_all()
+        self._members.wake()
 
     # the end
 
@@ -133,45 +133,45 @@ class Share:
 
         A group that comes back continues as it is stored, so everything must be stored.
         """
-        return self.is_unused and (now >= self._forget_at or not self.lanes.has_unsettled)
+        return self.is_unused and (now >= self._forget_at or not self.queues.has_unsettled)
 
     @property
     def is_unused(self) -> bool:
         """Whether the group can be dropped: it has no members, and its state is stored."""
-        return not self._competitors.members and self.lanes.is_stored
+        return not self._members.by_turn and self.queues.is_stored
 
     def close(self) -> None:
-        """Close the share: members get no more messages; its stored state remains."""
+        """Close the group: members get no more messages; its stored state remains."""
         self.source.note_end()
-        for lane in self.lanes.by_queue.values():
-            lane.account()
-            self._owner.notes.close(lane.key)
-        for lane in self.end():
-            lane.close()
+        for queue in self.queues.by_queue.values():
+            queue.account()
+            self._owner.notes.close(queue.key)
+        for queue in self.end():
+            queue.close()
 
-    def end(self) -> list[ShareLane]:
-        """End the share, with its state: members get no more messages. Return its lanes, which must be closed."""
+    def end(self) -> list[GroupQueue]:
+        """End the group, with its state: members get no more messages. Return its queues, which must be closed."""
         self.source.end()
-        lanes = self.lanes.end()
-        self._dead_letters.forget(lanes)
-        return lanes
+        queues = self.queues.end()
+        self._dead_letters.forget(queues)
+        return queues
 
     # what is known of a queue
 
     def next_offset(self, queue_id: int) -> int:
         """Return the first offset of the queue that was never delivered; -1 if there is no such queue."""
-        lane = self.lanes.get(queue_id)
-        return lane.leases.table.next if lane is not None else -1
+        queue = self.queues.get(queue_id)
+        return queue.leases.table.next if queue is not None else -1
 
     def first_unsettled(self, queue_id: int) -> int:
         """Return the first offset of the queue that is not settled; -1 if there is no such queue."""
-        lane = self.lanes.get(queue_id)
-        return lane.leases.table.low if lane is not None else -1
+        queue = self.queues.get(queue_id)
+        return queue.leases.table.low if queue is not None else -1
 
     def is_settled(self, queue_id: int, offset: int) -> bool:
         """Return whether a message is settled."""
-        lane = self.lanes.get(queue_id)
-        return lane is not None and lane.leases.table.is_settled(offset)
+        queue = self.queues.get(queue_id)
+        return queue is not None and queue.leases.table.is_settled(offset)
 
     # messages from whoever has a handle
 
@@ -216,46 +216,46 @@ class Share:
 
     def deadline(self) -> float:
         """Return when `tick` is due next."""
-        competitors = self._competitors
-        forget_at = math.inf if competitors.members or self._look_at < math.inf else self._forget_at
-        return min(forget_at, self._look_at, competitors.stalled_at, self.lanes.deadline)
+        members = self._members
+        forget_at = math.inf if members.by_turn or self._look_at < math.inf else self._forget_at
+        return min(forget_at, self._look_at, members.stalled_at, self.queues.deadline)
 
     def tick(self, now: float, most: int = LAPSED_A_TURN) -> int:
         """Take back about *most* messages whose lease ended, and store dead letters; return what is left of *most*.
 
         If nothing is left, it must be called again.
         """
-        competitors, lanes = self._competitors, self.lanes
+        members, queues = self._members, self.queues
         back = 0
         lost: list[Hashable] = []
         self._look_at = math.inf
-        if not (competitors.members or lanes.is_stored):
+        if not (members.by_turn or queues.is_stored):
             self._look_at = now + STORED_S
             self._owner.notes.try_again()
-        most -= lanes.restore_some()
-        for lane in lanes.take_due(now):
-            before = lane.leases.looked_at
-            back += lane.leases.lapse(now, lost, most)
-            most -= lane.leases.looked_at - before
-            lanes.activate(lane)
+        most -= queues.restore_some()
+        for queue in queues.take_due(now):
+            before = queue.leases.looked_at
+            back += queue.leases.lapse(now, lost, most)
+            most -= queue.leases.looked_at - before
+            queues.activate(queue)
             if most <= 0:
                 break
         most = self._store_dead_letters(most)
-        competitors.have_lost(lost)
-        if competitors.has_stalled(now):
+        members.have_lost(lost)
+        if members.has_stalled(now):
             back += self.distribution.has_more()
         if back:
-            competitors.wake()
+            members.wake()
         return most
 
     def _store_dead_letters(self, most: int) -> int:
         """Store dead letters of all queues; return what is left of *most*."""
-        with_dead = self.lanes.with_dead
-        for lane in list(with_dead):
+        with_dead = self.queues.with_dead
+        for queue in list(with_dead):
             if most <= 0:
                 self._owner.alarm(self.context, -math.inf)
                 break
-            most -= self._dead_letters.store(lane, max(most // DEAD_LETTER_TURNS, 1)) * DEAD_LETTER_TURNS
-            if not lane.leases.has_dead:
-                with_dead.pop(lane, None)
+            most -= self._dead_letters.store(queue, max(most // DEAD_LETTER_TURNS, 1)) * DEAD_LETTER_TURNS
+            if not queue.leases.has_dead:
+                with_dead.pop(queue, None)
         return most

@@ -19,10 +19,10 @@ from martlet.broker import Broker
 from martlet.delivery.routing.selection import EVERYTHING, Selection
 from martlet.delivery.subscriptions import Start, from_earliest, from_tail
 from martlet.errors import Reason, Refused
-from martlet.groups.group_members import Member
+from martlet.groups.group import SharedGroup
 from martlet.groups.handing_out.collection import READS_A_CALL
+from martlet.groups.member import Member
 from martlet.groups.membership import Membership
-from martlet.groups.share import Share
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.groups.strategy.redelivery import LONGEST_MS, pause_ms
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, decode_properties, encode_properties
@@ -57,7 +57,7 @@ class Competitor:
         selection: Selection | None = None,
     ) -> None:
         self.peer = RecordingPeer()
-        self.member: Member = broker.shares.join(
+        self.member: Member = broker.shared_groups.join(
             self.peer,
             "t",
             group,
@@ -121,7 +121,7 @@ async def test_a_group_whose_last_member_leaves_is_the_same_for_one_that_joins_b
         assert two.turn() == ["0:2:c"]
         assert two.member.ack(0, 2)
         two.member.leave()
-        assert broker.shares.statistics()["shares"] == 1, "what it has is not stored yet"
+        assert broker.shared_groups.statistics()["shares"] == 1, "what it has is not stored yet"
         broker.store.commit()
         await broker.store.wait_flushed(broker.store.appended)
         assert Competitor(broker).turn() == []
@@ -140,10 +140,10 @@ async def test_a_group_that_cannot_be_stored_stays_in_memory_until_it_can(autoju
         assert one.member.ack(0, 0)
         one.member.leave()
         await trio.sleep(100)
-        assert broker.shares.statistics()["shares"] == 1
+        assert broker.shared_groups.statistics()["shares"] == 1
         disk.free_bytes = None
         await trio.sleep(100)
-        assert broker.shares.statistics()["shares"] == 0
+        assert broker.shared_groups.statistics()["shares"] == 0
         assert await Competitor(broker).drain() == ["0:1:b"]
 
 
@@ -200,8 +200,8 @@ async def test_a_group_that_leaves_memory_still_knows_what_was_settled(autojump_
         assert two.turn() == ["0:0:a"]
         two.member.leave()
         await trio.sleep(101)
-        assert broker.shares.statistics()["shares"] == 0
-        assert broker.shares.unsettled == 0
+        assert broker.shared_groups.statistics()["shares"] == 0
+        assert broker.shared_groups.unsettled == 0
         last = Competitor(broker)
         await trio.sleep(1)
         assert last.turn() == ["0:0:a"]
@@ -212,7 +212,7 @@ async def test_a_group_with_nothing_to_remember_is_forgotten_soon(autojump_clock
         broker.topics.ensure("t", 1)
         Competitor(broker).member.leave()
         await trio.sleep(2)
-        assert broker.shares.statistics()["shares"] == 0
+        assert broker.shared_groups.statistics()["shares"] == 0
         assert broker.store.queue("t", 0).watchers is None
 
 
@@ -296,12 +296,12 @@ async def test_the_bound_over_all_groups_holds_and_wakes_the_others() -> None:
         publish(broker, "t", 0, b"a", b"b", b"c")
         assert one.turn() == ["0:0:a", "0:1:b"]
         assert two.turn() == ["0:0:a"]
-        assert broker.shares.unsettled == 3
+        assert broker.shared_groups.unsettled == 3
         assert two.turn() == []
         assert one.member.ack(0, 0)
         broker.store.commit()
         assert two.turn() == ["0:1:b"]
-        assert broker.shares.unsettled == 3
+        assert broker.shared_groups.unsettled == 3
 
 
 async def test_a_dead_message_is_settled_only_when_its_copy_is_durable() -> None:
@@ -319,10 +319,10 @@ async def test_a_dead_message_is_settled_only_when_its_copy_is_durable() -> None
             await trio.lowlevel.checkpoint()
         letter_end = broker.store.appended
         while committed(broker) <= 0:
-            assert broker.shares.unsettled == 1
+            assert broker.shared_groups.unsettled == 1
             await trio.lowlevel.checkpoint()
             assert committed(broker) <= 0 or broker.store.readable >= letter_end
-        assert broker.shares.unsettled == 0
+        assert broker.shared_groups.unsettled == 0
         queue = broker.store.queue("%DLQ%G", 0)
         (letter,) = decode_records(b"".join(broker.store.read(queue, 0, 9, 9999).pieces))
         assert letter.body == b"poison"
@@ -418,7 +418,7 @@ async def test_a_refused_dead_letter_is_tried_again(autojump_clock: MockClock) -
         broker.store.admission.refusal = ""
         await trio.sleep(10)
         assert committed(broker) == 1
-        assert broker.shares.statistics()["dead_letters"] == 1
+        assert broker.shared_groups.statistics()["dead_letters"] == 1
 
 
 async def test_a_dead_message_that_was_tried_as_often_as_a_record_can_say_becomes_a_dead_letter(
@@ -434,7 +434,7 @@ async def test_a_dead_message_that_was_tried_as_often_as_a_record_can_say_become
         one.member.nack(0, 0)
         await trio.sleep(1)
         assert committed(broker) == 1
-        assert broker.shares.statistics()["dead_letters"] == 1
+        assert broker.shared_groups.statistics()["dead_letters"] == 1
 
 
 def dead_letters(broker: Broker) -> list[Record]:
@@ -505,10 +505,10 @@ async def test_a_group_continues_after_a_dead_message_that_no_dead_letter_can_ho
         assert committed(broker) == 1
         assert dead_letters(broker) == []
         assert "message 0 of queue 0 of topic[t] has no dead letter although group 'G' gave it up" in caplog.text
-        assert broker.shares.statistics()["dead_without_letter"] == 1
+        assert broker.shared_groups.statistics()["dead_without_letter"] == 1
 
 
-class Unwalked(dict[tuple[str, str], Share]):
+class Unwalked(dict[tuple[str, str], SharedGroup]):
     """Counts how often somebody looked at all shares."""
 
     walks = 0
@@ -525,21 +525,25 @@ async def test_a_flush_looks_only_at_queues_whose_dead_letters_wait_for_it() -> 
         publish(broker, "t", 0, b"a")
         await broker.store.wait_flushed(broker.store.appended)
         one, _ = Competitor(broker), Competitor(broker, group="H")
-        shares = broker.shares
-        watched: Any = Unwalked(shares._shares)  # type: ignore[arg-type]
-        shares._shares = watched
+        shared_groups = broker.shared_groups
+        watched: Any = Unwalked(shared_groups._by_place)  # type: ignore[arg-type]
+        shared_groups._by_place = watched
         publish(broker, "t", 0, b"b")
         await broker.store.wait_flushed(broker.store.appended)
         await wait_all_tasks_blocked()
         assert watched.walks == 0
         one.turn()
         one.member.nack(0, 0)
-        while not shares.dead_letters.unflushed:
+        while not shared_groups.dead_letters.unflushed:
             await trio.lowlevel.checkpoint()
         walks = watched.walks
         while committed(broker) == 0:
             await trio.lowlevel.checkpoint()
-        assert (watched.walks, shares.dead_letters.unflushed, shares.dead_letters.stored) == (walks, {}, 1)
+        assert (watched.walks, shared_groups.dead_letters.unflushed, shared_groups.dead_letters.stored) == (
+            walks,
+            {},
+            1,
+        )
 
 
 async def test_a_group_whose_name_is_too_long_for_a_dead_letter_topic_continues(autojump_clock: MockClock) -> None:
@@ -554,7 +558,7 @@ async def test_a_group_whose_name_is_too_long_for_a_dead_letter_topic_continues(
         one.member.nack(0, 0)
         await trio.sleep(1)
         assert committed(broker, group=name) == 1
-        assert broker.shares.statistics()["dead_without_letter"] == 1
+        assert broker.shared_groups.statistics()["dead_without_letter"] == 1
 
 
 async def test_messages_that_retention_removed_are_not_waited_for() -> None:
@@ -636,8 +640,8 @@ async def test_results_of_a_thread_are_dropped_with_the_last_member(
         one.member.leave()
         await trio.sleep(1)
         await one.peer.run_started()
-        (lane,) = one.member.share.lanes.by_queue.values()
-        assert (lane.reader._found, lane.reader._line, lane.reader.working) == ({}, {}, False)
+        (queue,) = one.member.group.queues.by_queue.values()
+        assert (queue.reader._found, queue.reader._line, queue.reader.working) == ({}, {}, False)
         assert sorted(await Competitor(broker, credit=60).drain()) == sorted(came)
 
 
@@ -688,11 +692,11 @@ async def test_new_queues_are_shared_and_a_deleted_topic_is_told() -> None:
         assert one.turn() == ["1:0:a"]
         broker.topics.delete("t")
         assert one.peer.wakes
-        assert one.member.share.gone
+        assert one.member.group.gone
         assert one.turn() == []
         assert not one.member.ack(1, 0)
         one.member.leave()
-        assert broker.shares.unsettled == 0
+        assert broker.shared_groups.unsettled == 0
 
 
 async def test_a_group_selects_the_same_for_all_its_members() -> None:
@@ -846,7 +850,7 @@ class Model:
         broker.store.commit()
         assert self.acked == {(q, n) for q, count in enumerate(self.published) for n in range(count)}
         assert [committed(broker, queue_id) for queue_id in range(2)] == self.published
-        assert broker.shares.unsettled == 0
+        assert broker.shared_groups.unsettled == 0
 
 
 @settings(max_examples=60, deadline=None)
@@ -914,7 +918,7 @@ RULES = (None, GroupPolicy("tested"), GroupPolicy("other"))
 
 def consume(broker: Broker, topic: str, group: str, policy: GroupPolicy | None, *, both: bool = True) -> Member:
     """Join, take two messages, and acknowledge both or the first."""
-    member = broker.shares.join(
+    member = broker.shared_groups.join(
         RecordingPeer(), topic, group, LINES, Membership(lease_s=30, credit=2, start=from_earliest), policy
     )
     assert len(told(member.collect(1 << 20))) == 2
@@ -928,7 +932,7 @@ async def known(broker: Broker, *groups: tuple[str, str, GroupPolicy | None]) ->
     broker.store.commit()
     await broker.store.wait_flushed(broker.store.appended)
     await wait_all_tasks_blocked()
-    return [broker.shares.find(*group) is not None for group in groups]
+    return [broker.shared_groups.find(*group) is not None for group in groups]
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
@@ -944,8 +948,8 @@ async def test_a_group_that_is_forgotten_takes_no_other_with_it(in_memory: bool)
         for member in members:
             member.leave()
         await wait_all_tasks_blocked()
-        assert broker.shares.statistics()["shares"] == (4 if in_memory else 0)
-        broker.shares.forget("t", "one", policy)
+        assert broker.shared_groups.statistics()["shares"] == (4 if in_memory else 0)
+        broker.shared_groups.forget("t", "one", policy)
         assert await known(broker, *groups) == [False, True, True, True]
 
 
@@ -960,7 +964,7 @@ async def test_a_consumer_group_that_is_deleted_takes_its_state_along_and_no_oth
         for member in members:
             member.leave()
         await wait_all_tasks_blocked()
-        assert broker.shares.statistics()["shares"] == (6 if in_memory else 0)
+        assert broker.shared_groups.statistics()["shares"] == (6 if in_memory else 0)
         broker.groups.delete("G", clean_offsets=True)
         assert await known(broker, *groups) == [False, True, True, True, True, True]
 
@@ -971,8 +975,8 @@ async def test_a_group_that_is_forbidden_a_topic_takes_no_other_with_it() -> Non
         publish(broker, "t", 0, b"a", b"b")
         members = [consume(broker, "t", name, policy) for name in ("G", "H") for policy in RULES]
         broker.groups.set_forbidden("G", "t", readable=False)
-        assert [member.share.gone for member in members] == [True, False, False, False, False, False]
+        assert [member.group.gone for member in members] == [True, False, False, False, False, False]
         broker.groups.set_forbidden("G", "t", readable=True)
-        assert not members[0].share.gone
+        assert not members[0].group.gone
         broker.topics.update("t", 1, 1, perm=2)
-        assert [member.share.gone for member in members] == [True] * 6
+        assert [member.group.gone for member in members] == [True] * 6

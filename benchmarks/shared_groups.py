@@ -1,6 +1,6 @@
 """What a message of a shared group costs inside the process: read, leased, encoded, acknowledged, committed.
 
-    python benchmarks/shares.py [--rounds 20]
+    python benchmarks/shared_groups.py [--rounds 20]
 
 Two members take 40 messages of 256 bytes from four queues as they arrive, and acknowledge each by itself; the commit
 after that writes what the group notes of it. Prints the least and the median of many rounds, in microseconds a
@@ -32,7 +32,7 @@ async def run(rounds: int) -> None:
         async with serving(Path(folder), store=StoreConfig(flush="async", keys_index=False)) as served:
             broker, clock = served.broker, time.process_time
             broker.topics.update("T", read_queues=QUEUES, write_queues=QUEUES)
-            join = broker.shares.join
+            join = broker.shared_groups.join
             members = [
                 join(RecordingPeer(), "T", "G", ENCODING, Membership(lease_s=60.0, credit=100)) for _ in range(2)
             ]

@@ -3,7 +3,7 @@
 import pytest
 from tests.broker.calls import Calls
 from tests.delivery.pushing import LINES, publish, told
-from tests.groups.test_shares import Competitor, broker_in_memory
+from tests.groups.test_shared_groups import Competitor, broker_in_memory
 from trio.lowlevel import checkpoint
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -11,8 +11,8 @@ from martlet.broker import Broker
 from martlet.delivery.feed import Feed
 from martlet.delivery.subscriptions import from_earliest
 from martlet.errors import Refused
-from martlet.groups.group_members import Member
 from martlet.groups.journal.journal_writer import DROPS_A_TURN
+from martlet.groups.member import Member
 from martlet.groups.membership import Membership
 from martlet.groups.queues.finder import Names
 from martlet.groups.strategy.policy import GroupPolicy
@@ -31,7 +31,7 @@ def counted_calls() -> Calls:
 
 def noted(broker: Broker) -> int:
     """How many lanes have something to note with the next commit."""
-    return len(broker.shares.notes._pending)
+    return len(broker.shared_groups.notes._pending)
 
 
 @pytest.mark.parametrize("how", ["topic deleted", "forgotten", "restart"])
@@ -40,7 +40,7 @@ async def test_very_many_groups_go_in_turns_and_come_back_with_new_messages_at_o
     disk.cached = True
 
     def join(broker: Broker, number: int) -> Member:
-        return broker.shares.join(
+        return broker.shared_groups.join(
             RecordingPeer(), "t", f"g{number}", LINES, Membership(lease_s=30, credit=9, start=from_earliest), policy
         )
 
@@ -53,17 +53,17 @@ async def test_very_many_groups_go_in_turns_and_come_back_with_new_messages_at_o
             assert member.ack(7, 0)
             member.leave()
         broker.store.commit()
-        assert len(broker.shares.state) == groups * 8
+        assert len(broker.shared_groups.state) == groups * 8
         if how == "restart":
             broker.topics.delete("t")
     async with broker_in_memory(disk) as broker:
         if how == "forgotten":
-            finish_now(broker.shares.forget_groups(policy, [f"g{number}" for number in range(groups)]))
+            finish_now(broker.shared_groups.forget_groups(policy, [f"g{number}" for number in range(groups)]))
         elif how == "topic deleted":
             broker.topics.delete("t")
         await checkpoint()
         assert noted(broker) <= 2 * DROPS_A_TURN
-        assert list(broker.shares.groups_of("tested")) == []
+        assert list(broker.shared_groups.groups_of("tested")) == []
         broker.topics.ensure("t", 8)
         member = join(broker, groups - 1)
         publish(broker, "t", 7, b"new")
@@ -71,8 +71,8 @@ async def test_very_many_groups_go_in_turns_and_come_back_with_new_messages_at_o
         assert came == (["7:0:old", "7:1:older", "7:2:new"] if how == "forgotten" else ["7:0:new"])
         await wait_all_tasks_blocked()
         broker.store.commit()
-        assert len(broker.shares.state) == 8
-        assert not broker.shares.notes.has_undropped
+        assert len(broker.shared_groups.state) == 8
+        assert not broker.shared_groups.notes.has_undropped
 
 
 async def calls_of_a_return(groups: int) -> int:
@@ -101,7 +101,7 @@ async def calls_of_a_publish(groups: int, *, is_wanted: bool) -> int:
         broker.topics.ensure("t", 8)
         feed, peers = broker.cursors.open(["t"]), [RecordingPeer() for _ in range(groups)]
         members = [
-            broker.shares.join(
+            broker.shared_groups.join(
                 peer, "t", f"a{i}/+", LINES, Membership(lease_s=30, credit=9, names=Names(feed, f"a{i}/+")), POLICY
             )
             for i, peer in enumerate(peers)
@@ -130,7 +130,7 @@ async def test_groups_that_come_back_together_read_the_log_once() -> None:
     disk.cached = True
 
     def join(broker: Broker, feed: Feed, number: int) -> Member:
-        return broker.shares.join(
+        return broker.shared_groups.join(
             RecordingPeer(), "t", f"{number}/#", LINES, Membership(lease_s=30, names=Names(feed, f"{number}/#")), POLICY
         )
 
@@ -157,7 +157,7 @@ async def test_a_group_without_members_holds_no_messages_and_finds_them_for_the_
         feed = broker.cursors.open(["t"])
 
         def join() -> Member:
-            return broker.shares.join(
+            return broker.shared_groups.join(
                 RecordingPeer(), "t", "g", LINES, Membership(lease_s=30, credit=9, names=Names(feed, "a/+")), POLICY
             )
 
@@ -169,7 +169,7 @@ async def test_a_group_without_members_holds_no_messages_and_finds_them_for_the_
         assert (len(feed), feed.pending_bytes) == (0, 0)
         two = join()
         await wait_all_tasks_blocked()
-        assert broker.shares.statistics()["shares"] == 1
+        assert broker.shared_groups.statistics()["shares"] == 1
         assert told(two.collect(1 << 20)) == ["0:0:held", "0:1:later"]
 
 
@@ -196,7 +196,9 @@ async def test_a_group_that_takes_some_names_counts_with_all_queues() -> None:
 
         def join(group: str) -> Member:
             names = Names(feed, "#")
-            return broker.shares.join(RecordingPeer(), "t", group, LINES, Membership(lease_s=30, names=names), POLICY)
+            return broker.shared_groups.join(
+                RecordingPeer(), "t", group, LINES, Membership(lease_s=30, names=names), POLICY
+            )
 
         for group in ("one", "two", "one"):
             join(group)
@@ -212,7 +214,9 @@ async def test_groups_count_with_all_queues_of_all_their_topics() -> None:
 
         def join(group: str, topic: str) -> Member:
             names = Names(feed, "#")
-            return broker.shares.join(RecordingPeer(), topic, group, LINES, Membership(lease_s=30, names=names), POLICY)
+            return broker.shared_groups.join(
+                RecordingPeer(), topic, group, LINES, Membership(lease_s=30, names=names), POLICY
+            )
 
         for group, topic in (("one", "t"), ("one", "u"), ("two", "t"), ("one", "u")):
             join(group, topic)

@@ -1,8 +1,8 @@
-"""One group on one topic, for all parts of its share: which it is, its rules, and the broker that it belongs to.
+"""One group on one topic, for all of its parts: which it is, its rules, and the broker that it belongs to.
 
-The parts form layers, and each refers only to those below it: `ShareContext`, `Competitors`, `ShareLane` and
-`ShareLanes`, then `ShareSource`, `Settlement` and `Distribution`, and `Share` with all of them. So the owner's alarms
-name a context and not its share: no part keeps a share in memory that has ended.
+The parts form layers, and each refers only to those below it: `GroupContext`, `GroupMembers`, `GroupQueue` and
+`GroupQueues`, then `GroupSource`, `Settlement` and `Distribution`, and `SharedGroup` with all of them. So the owner's
+alarms name a context and not its group: no part keeps a group in memory that has ended.
 """
 
 import math
@@ -20,11 +20,11 @@ from martlet.store import Store
 from martlet.tables.groups import Groups
 from martlet.tables.topics import DLQ_PREFIX, Topic, Topics
 
-__all__ = ["Owner", "ShareContext"]
+__all__ = ["GroupContext", "Owner"]
 
 
 class Owner(Protocol):
-    """The state that all groups of a broker share, as one of them uses it; implemented by `shared_groups.Shares`."""
+    """What all groups of a broker have in common, as one of them uses it; implemented by `SharedGroups`."""
 
     store: Store
     topics: Topics
@@ -41,15 +41,15 @@ class Owner(Protocol):
     @property
     def room(self) -> int: ...
 
-    def alarm(self, context: "ShareContext", at: float) -> None: ...
+    def alarm(self, context: "GroupContext", at: float) -> None: ...
 
-    def left(self, context: "ShareContext") -> None: ...
+    def left(self, context: "GroupContext") -> None: ...
 
     def settled(self, count: int) -> None: ...
 
 
 @final
-class ShareContext:
+class GroupContext:
     """One group on one topic; without a *policy* it is a consumer group.
 
     A group that is not stored yet begins with *marks* (`lease_notes.OWNS_TOPIC`, `lease_notes.AUTO_DELETE`). It counts
@@ -79,7 +79,7 @@ class ShareContext:
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """Its key among all shares."""
+        """Its key among all groups."""
         return self.topic.name, self.group, self.policy.scope if self.policy is not None else ""
 
     def key(self, queue_id: int) -> Key:

@@ -1,7 +1,7 @@
 """Credit is how many more messages a member may hold; a message that it no longer holds gives its credit back."""
 
 from tests.delivery.pushing import broker_in_memory, publish
-from tests.groups.test_shares import Competitor
+from tests.groups.test_shared_groups import Competitor
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.broker import Broker

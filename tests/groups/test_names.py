@@ -5,7 +5,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.broker import Broker
 from martlet.delivery.subscriptions import from_earliest
-from martlet.groups.group_members import Member
+from martlet.groups.member import Member
 from martlet.groups.membership import Membership
 from martlet.message import Message
 from martlet.testing.peers import RecordingPeer
@@ -32,7 +32,7 @@ class Reader:
     def __init__(self, broker: Broker, *names: str, credit: int = 10, lease_s: float = 30) -> None:
         self.peer = RecordingPeer()
         self.names = Names(*names)
-        self.member: Member = broker.shares.join(
+        self.member: Member = broker.shared_groups.join(
             self.peer,
             "t",
             "G",
@@ -52,7 +52,7 @@ def publish(broker: Broker, *names: str) -> None:
 
 
 def all_settled(broker: Broker) -> bool:
-    return broker.shares.statistics()["unsettled"] == 0
+    return broker.shared_groups.statistics()["unsettled"] == 0
 
 
 async def test_what_one_member_reads_is_kept_for_those_that_may_have_it() -> None:
@@ -66,7 +66,7 @@ async def test_what_one_member_reads_is_kept_for_those_that_may_have_it() -> Non
         assert two.turn() == []  # no credit is left
         assert two.member.ack(0, 1)
         assert two.turn() == ["0:4:b"]
-        assert broker.shares.statistics()["withheld"] == 1
+        assert broker.shared_groups.statistics()["withheld"] == 1
         for reader, offsets in ((one, (0, 5)), (two, (3, 4))):
             assert all(reader.member.ack(0, offset) for offset in offsets)
         broker.store.commit()
@@ -82,7 +82,7 @@ async def test_what_is_kept_for_a_member_that_leaves_goes_to_another_or_to_nobod
         assert one.turn() == ["0:1:a"]
         two.member.leave()
         assert three.turn() == []
-        assert broker.shares.statistics()["withheld"] == 1
+        assert broker.shared_groups.statistics()["withheld"] == 1
         assert one.member.ack(0, 1)
         assert three.member.credit == 5
         broker.store.commit()

@@ -5,23 +5,23 @@ import gc
 import pytest
 import trio
 from tests.delivery.pushing import LINES, publish, told
-from tests.groups.test_shares import broker_in_memory
+from tests.groups.test_shared_groups import broker_in_memory
 from trio.testing import MockClock
 
 from martlet.delivery.subscriptions import from_earliest
-from martlet.groups.group_members import Member
+from martlet.groups.group import SharedGroup
 from martlet.groups.leases.table import LeaseTable
+from martlet.groups.member import Member
 from martlet.groups.membership import Membership
 from martlet.groups.queues.finder import Names
-from martlet.groups.queues.share_lane import ShareLane
-from martlet.groups.share import Share
+from martlet.groups.queues.group_queue import GroupQueue
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.testing.peers import RecordingPeer
 
 
 def left() -> list[str]:
     """Return the types of the objects of groups."""
-    kinds = Share, ShareLane, LeaseTable, Member
+    kinds = SharedGroup, GroupQueue, LeaseTable, Member
     return [type(each).__name__ for each in gc.get_objects() if isinstance(each, kinds)]
 
 
@@ -34,7 +34,7 @@ async def test_a_group_leaves_nothing_once_its_members_have_left(
         before = len(left())
         policy = None if kind == "consumer group" else GroupPolicy("tested")
         names = Names(broker.cursors.open(["t"]), "#") if kind == "by names" else None
-        member = broker.shares.join(
+        member = broker.shared_groups.join(
             RecordingPeer(), "t", "G", LINES, Membership(lease_s=30, credit=9, start=from_earliest, names=names), policy
         )
         publish(broker, "t", 0, b"a", b"b")
@@ -50,5 +50,5 @@ async def test_a_group_leaves_nothing_once_its_members_have_left(
         member.leave()
         del member
         await trio.sleep(10)
-        assert broker.shares.statistics()["shares"] == 0
+        assert broker.shared_groups.statistics()["shares"] == 0
         assert left()[before:] == []

@@ -5,15 +5,15 @@ import math
 import pytest
 import trio
 from tests.delivery.pushing import LINES, broker_in_memory, publish, told
-from tests.groups.test_share_names import Names
+from tests.groups.test_names import Names
 from trio.testing import MockClock
 
 from martlet.broker import Broker
 from martlet.delivery.subscriptions import Delivery, from_earliest
 from martlet.errors import Reason, Refused
-from martlet.groups.group_members import Member
+from martlet.groups.group import SharedGroup
+from martlet.groups.member import Member
 from martlet.groups.membership import Membership
-from martlet.groups.share import Share
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.message import Message
 from martlet.tables.groups import Group
@@ -27,7 +27,7 @@ BODIES = [b"%d" % number for number in range(10)]
 def join(
     broker: Broker, *, lease_s: float = math.inf, credit: int = 100, policy: GroupPolicy | None = QUEUE, names: str = ""
 ) -> Member:
-    return broker.shares.join(
+    return broker.shared_groups.join(
         RecordingPeer(),
         "t",
         "G",
@@ -49,8 +49,8 @@ def take(member: Member) -> list[str]:
     return told(member.collect(1 << 20))
 
 
-def unsettled(share: Share) -> int:
-    return share.lanes.by_queue[0].leases.table.unsettled
+def unsettled(shared_group: SharedGroup) -> int:
+    return shared_group.queues.by_queue[0].leases.table.unsettled
 
 
 async def test_a_run_is_acknowledged_at_once_and_gives_its_credit_back() -> None:
@@ -67,7 +67,7 @@ async def test_a_run_is_acknowledged_at_once_and_gives_its_credit_back() -> None
         assert list(one.ack_all(0, [9, 0, 8])) == [9, 0, 8]
         assert list(two.ack_all(0, range(4, 8))) == [4, 5, 6, 7]
         broker.store.commit()
-        assert broker.shares.unsettled == 0
+        assert broker.shared_groups.unsettled == 0
 
 
 async def test_a_run_of_failed_messages_comes_again_and_then_is_dead(autojump_clock: MockClock) -> None:
@@ -80,10 +80,10 @@ async def test_a_run_of_failed_messages_comes_again_and_then_is_dead(autojump_cl
         assert one.credit == 2
         autojump_clock.jump(5.1)
         two = join(broker)
-        broker.shares._tick(broker.shares.now())
+        broker.shared_groups._tick(broker.shared_groups.now())
         assert take(two) == ["0:1:1", "0:2:2"]
         assert two.nack_all(0, [2]) == [2]
-        broker.shares._tick(broker.shares.now())
+        broker.shared_groups._tick(broker.shared_groups.now())
         broker.store.commit()
         assert broker.store.queue("dead", 0).next_offset == 1
 
@@ -98,7 +98,7 @@ async def test_messages_that_are_given_up_are_dead_at_once() -> None:
         assert one.give_up_all(0, [2]) == one.give_up_all(7, [0]) == []
         assert not one.ack(0, 2)
         assert one.credit == 2
-        broker.shares._tick(broker.shares.now())
+        broker.shared_groups._tick(broker.shared_groups.now())
         broker.store.commit()
         assert broker.store.queue("dead", 0).next_offset == 2
         assert take(one) == ["0:3:3", "0:4:4"]
@@ -117,7 +117,7 @@ async def test_what_a_member_leaves_comes_again_at_once_in_order_however_often()
         last = join(broker)
         assert len(take(last)) == 10
         assert last.nack(0, 3)
-        assert last.share.lanes.by_queue[0].leases.dead() == [3]
+        assert last.group.queues.by_queue[0].leases.dead() == [3]
 
 
 async def test_a_restart_buries_nothing_for_which_leaving_does_not_count() -> None:
@@ -145,10 +145,10 @@ async def test_a_member_that_need_not_acknowledge_settles_what_it_collects() -> 
         found = member.collect(1 << 20)
         assert [told([each]) for each in found] == [["0:0:0"]]
         assert found[0].delivery == 2
-        assert (member.credit, unsettled(member.share)) == (1, 1)
+        assert (member.credit, unsettled(member.group)) == (1, 1)
         assert take(member) == ["0:1:1"]
         broker.store.commit()
-        assert broker.shares.unsettled == 0
+        assert broker.shared_groups.unsettled == 0
         await broker.store.wait_flushed(broker.store.appended)
     async with broker_in_memory(disk) as broker:
         again = join(broker)
@@ -164,9 +164,9 @@ async def test_a_member_that_need_not_acknowledge_settles_what_another_one_read(
             broker.publish(Message("t", name, b"TAGS\x01%b\x02" % name, 0))
         broker.store.commit()
         assert take(one) == ["0:0:a", "0:2:a"]
-        assert (unsettled(one.share), one.credit) == (1, 100)
+        assert (unsettled(one.group), one.credit) == (1, 100)
         assert take(two) == ["0:1:b"]
-        assert (unsettled(one.share), two.credit) == (0, 100)
+        assert (unsettled(one.group), two.credit) == (0, 100)
 
 
 async def test_held_messages_are_acknowledged_in_an_atomic_group() -> None:
@@ -190,7 +190,7 @@ async def test_held_messages_are_acknowledged_in_an_atomic_group() -> None:
         assert list(member.ack_all(0, range(3))) == [2]
         broker.publish_atomic([Message("out", b"result", queue_id=0)], notes)
         broker.store.commit()
-        assert (unsettled(member.share), member.credit) == (3, 4)
+        assert (unsettled(member.group), member.credit) == (3, 4)
         await broker.store.wait_flushed(broker.store.appended)
     async with broker_in_memory(disk) as broker:
         assert take(join(broker)) == ["0:3:3", "0:5:5", "0:6:6", "0:7:7", "0:8:8", "0:9:9"]
@@ -209,12 +209,12 @@ async def test_many_acknowledgements_of_an_atomic_group_are_several_notes() -> N
         offsets = range(0, count, 2)
         notes = member.acknowledgements(0, offsets)
         broker.store.commit()
-        limit = broker.shares.notes.journal.note_bytes_max
+        limit = broker.shared_groups.notes.journal.note_bytes_max
         assert len(notes) > 1
         assert all(len(note) <= limit for _, note in notes)
         broker.publish_atomic([], notes)
         broker.store.commit()
-        assert (unsettled(member.share), member.credit) == (count // 2, count // 2)
+        assert (unsettled(member.group), member.credit) == (count // 2, count // 2)
 
 
 async def test_a_delivery_has_each_frame_by_itself() -> None:
@@ -233,7 +233,7 @@ async def test_an_exclusive_member_gets_everything_while_it_is_there() -> None:
         broker.topics.ensure("t", 1)
         plain = join(broker, credit=2)
         first, second = (
-            broker.shares.join(
+            broker.shared_groups.join(
                 RecordingPeer(), "t", "G", LINES, Membership(lease_s=9, credit=3, is_exclusive=True), QUEUE
             )
             for _ in range(2)
@@ -245,10 +245,10 @@ async def test_an_exclusive_member_gets_everything_while_it_is_there() -> None:
         first.leave()
         assert take(plain) == []
         assert take(second) == ["0:0:0", "0:1:1", "0:2:2"]
-        assert [second.share.is_settled(0, offset) for offset in (0, 5)] == [False, False]
+        assert [second.group.is_settled(0, offset) for offset in (0, 5)] == [False, False]
         assert list(second.ack_all(0, range(2))) == [0, 1]
-        assert [second.share.is_settled(0, offset) for offset in (0, 2, 5)] == [True, False, False]
-        assert (second.share.first_unsettled(0), second.share.first_unsettled(7)) == (2, -1)
+        assert [second.group.is_settled(0, offset) for offset in (0, 2, 5)] == [True, False, False]
+        assert (second.group.first_unsettled(0), second.group.first_unsettled(7)) == (2, -1)
         second.leave()
         assert take(plain) == ["0:2:2", "0:3:3"]
 
@@ -258,7 +258,9 @@ async def test_the_next_exclusive_member_is_woken() -> None:
         broker.topics.ensure("t", 1)
         peers = [RecordingPeer() for _ in range(3)]
         members = [
-            broker.shares.join(peer, "t", "G", LINES, Membership(lease_s=9, credit=3, is_exclusive=place > 0), QUEUE)
+            broker.shared_groups.join(
+                peer, "t", "G", LINES, Membership(lease_s=9, credit=3, is_exclusive=place > 0), QUEUE
+            )
             for place, peer in enumerate(peers)
         ]
         for member in members:
@@ -279,7 +281,7 @@ async def test_no_message_dies_in_the_topic_of_the_dead_letters(
     async with broker_in_memory(cached_disk()) as broker:
         broker.topics.ensure(topic, 1)
         broker.groups.update(Group("G", retry_max_times=1))
-        member = broker.shares.join(
+        member = broker.shared_groups.join(
             RecordingPeer(), topic, "G", LINES, Membership(lease_s=math.inf, credit=1, start=from_earliest), policy
         )
         publish(broker, topic, 0, b"letter")
@@ -289,4 +291,4 @@ async def test_no_message_dies_in_the_topic_of_the_dead_letters(
             assert (member.give_up_all if failures % 2 else member.nack_all)(0, (0,)) == [0]
         await trio.sleep(5.1)
         assert broker.store.queue(topic, 0).next_offset == 1
-        assert broker.shares.statistics()["dead_letters"] == 0
+        assert broker.shared_groups.statistics()["dead_letters"] == 0

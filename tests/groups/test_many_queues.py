@@ -5,11 +5,11 @@ from types import FrameType
 
 import trio
 from tests.delivery.pushing import publish
-from tests.groups.test_shares import Competitor, broker_in_memory
+from tests.groups.test_shared_groups import Competitor, broker_in_memory
 from trio.testing import MockClock
 
 from martlet.groups.handing_out.distribution import MESSAGES_A_TURN, RESTS_EXACT
-from martlet.groups.queues.share_lanes import RESTORED_A_TURN
+from martlet.groups.queues.group_queues import RESTORED_A_TURN
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import ManualClock
 
@@ -37,10 +37,10 @@ async def calls_of_a_delivery(queues: int) -> int:
         sys.setprofile(count)
         try:
             came = one.turn()
-            one.member.share.distribution.rest()
-            one.member.share.distribution.is_ready()
-            one.member.share.deadline()
-            one.member.share.tick(broker.shares.now())
+            one.member.group.distribution.rest()
+            one.member.group.distribution.is_ready()
+            one.member.group.deadline()
+            one.member.group.tick(broker.shared_groups.now())
         finally:
             sys.setprofile(None)
         assert came == ["3:1:new"]
@@ -89,11 +89,11 @@ async def test_what_is_left_of_many_queues_is_counted_now_and_then() -> None:
         for queue_id in range(queues):
             publish(broker, "t", queue_id, b"x", b"y")
         one = Competitor(broker, credit=queues)
-        share = one.member.share
-        assert share.distribution.rest() == 2 * queues
+        shared_group = one.member.group
+        assert shared_group.distribution.rest() == 2 * queues
         assert len(one.turn()) == queues
-        assert [share.distribution.rest() for _ in range(5)] == [queues] * 5
-        assert share.distribution.rest(queue_id=queues - 1) == 2
+        assert [shared_group.distribution.rest() for _ in range(5)] == [queues] * 5
+        assert shared_group.distribution.rest(queue_id=queues - 1) == 2
 
 
 async def test_a_reset_of_a_queue_that_was_read_to_its_end_is_noticed() -> None:
@@ -119,28 +119,28 @@ async def test_stored_leases_of_many_queues_are_restored_in_turns(autojump_clock
         one = Competitor(broker, lease_s=100, credit=4 * each)
         while one.turn():
             pass
-        assert broker.shares.unsettled == 4 * each
-        generation = one.member.share.renew(3, 7, clock.now_ms(), 100)
+        assert broker.shared_groups.unsettled == 4 * each
+        generation = one.member.group.renew(3, 7, clock.now_ms(), 100)
         broker.store.commit()
     async with broker_in_memory(disk, clock=clock) as broker:
         for queue_id in range(4):
             publish(broker, "t", queue_id, b"new")
         two = Competitor(broker, credit=5 * each)
-        share = two.member.share
-        assert broker.shares.unsettled == 2 * each
+        shared_group = two.member.group
+        assert broker.shared_groups.unsettled == 2 * each
         assert two.turn() == [f"{queue_id}:{each}:new" for queue_id in range(2)]
-        assert share.ack(3, 7, generation)  # its queue is restored at once
-        assert not share.ack(3, 7, generation)
-        assert (share.next_offset(3), broker.shares.unsettled) == (each, 3 * each + 2)
+        assert shared_group.ack(3, 7, generation)  # its queue is restored at once
+        assert not shared_group.ack(3, 7, generation)
+        assert (shared_group.next_offset(3), broker.shared_groups.unsettled) == (each, 3 * each + 2)
         assert two.turn() == [f"3:{each}:new"]
-        share.tick(broker.shares.now())
+        shared_group.tick(broker.shared_groups.now())
         assert two.turn() == [f"2:{each}:new"]
-        assert broker.shares.unsettled == 4 * each + 4
+        assert broker.shared_groups.unsettled == 4 * each + 4
         clock.ms += 101_000
         await trio.sleep(101)
         came: list[str] = []
         for _ in range(20):
-            share.tick(broker.shares.now())
+            shared_group.tick(broker.shared_groups.now())
             came += two.turn()
         assert len(came) == len(set(came)) == 4 * each + 3
         assert set(two.deliveries) == {2}
@@ -158,7 +158,7 @@ async def test_a_deleted_topic_takes_leases_with_it_that_were_not_restored_yet(a
             pass
     async with broker_in_memory(disk) as broker:
         Competitor(broker)
-        assert broker.shares.unsettled == RESTORED_A_TURN
+        assert broker.shared_groups.unsettled == RESTORED_A_TURN
         broker.topics.delete("t")
         broker.store.commit()
-        assert len(broker.shares.state) == broker.shares.unsettled == 0
+        assert len(broker.shared_groups.state) == broker.shared_groups.unsettled == 0
