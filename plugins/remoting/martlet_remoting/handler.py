@@ -5,14 +5,14 @@ continues in slices (`martlet.runtime.steps`). Waiting pulls and requests to cli
 commands, by the store's watchers and by `Deadlines`.
 """
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Generator
 from typing import Final, final
 
 import trio
 
 from martlet.contracts import Buffer, Peer, SignedRequest
 from martlet.errors import MartletError, NotReady, Refused
-from martlet.runtime.steps import Steps, resume
+from martlet.runtime.steps import resume
 from martlet_remoting.handlers import (
     acks,
     admin,
@@ -30,9 +30,9 @@ from martlet_remoting.handlers import (
     sendback,
     transactions,
 )
-from martlet_remoting.handlers.context import Beside, Context, Declined, Handle, Later, RemotingState, refusal
+from martlet_remoting.handlers.context import Answer, Context, Declined, Handle, RemotingState, refusal
 from martlet_remoting.wire.codec import FrameBuffer
-from martlet_remoting.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
+from martlet_remoting.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from martlet_remoting.wire.connection import RemotingConnection
 from martlet_remoting.wire.packets import NO_EXT, Command, Frame
 from martlet_remoting.wire.runs import AckRun, SendRun
@@ -61,6 +61,17 @@ TABLE: Final[dict[int, Handle]] = {
 # The VIP port is for requests that must not wait behind pulls; clients never pull there.
 WAITING: Final = frozenset((*pull.TABLE.values(), *pops.TABLE.values(), *bulk.TABLE.values()))
 FAST_TABLE: Final[dict[int, Handle]] = {code: handle for code, handle in TABLE.items() if handle not in WAITING}
+# Read-only requests that may take long: the connection's further requests are handled in the meantime.
+BESIDE: Final = frozenset(
+    (
+        RequestCode.GET_BROKER_CONSUME_STATS,
+        RequestCode.GET_CONSUME_STATS,
+        RequestCode.GET_TOPIC_STATS_INFO,
+        RequestCode.QUERY_ASSIGNMENT,
+        RequestCode.QUERY_CONSUME_TIME_SPAN,
+        RequestCode.QUERY_MESSAGE,
+    )
+)
 
 # How long a request waits for a rebuild: longer than most rebuilds take, shorter than clients wait.
 READY_WAIT_S: Final = 5.0
@@ -115,7 +126,7 @@ class RemotingHandler:
             if answer is not None and not isinstance(answer, FRAMES):
                 return self._begin(event, answer)
         except NotReady as error:
-            return self._finish_later(event, error)
+            return self._finish(event, error)
         except MartletError as error:
             answer = self._refusal(event, error)
         if answer is not None and not flag & FLAG_ONEWAY:
@@ -144,52 +155,44 @@ class RemotingHandler:
     async def _finish_beside(work: Awaitable[None]) -> None:
         await work
 
-    def _begin(self, command: Command, answer: Beside | Later | Steps[Frame | None]) -> Awaitable[None] | None:
+    def _begin(self, command: Command, answer: Answer) -> Awaitable[None] | None:
         """Run the first slice, which completes most requests; return an awaitable that runs the rest."""
-        if isinstance(answer, Later):
-            return self._finish(command, answer.work)
-        beside = isinstance(answer, Beside)
-        steps = answer.steps if isinstance(answer, Beside) else answer
-        try:
-            steps = resume(next(steps), steps)
-        except StopIteration as done:
-            if done.value is not None and not command.flag & FLAG_ONEWAY:
-                self.context.send(done.value)
+        rest: Answer | NotReady = answer
+        if isinstance(answer, Generator):
+            try:
+                rest = resume(next(answer), answer)
+            except StopIteration as done:
+                if done.value is not None and not command.flag & FLAG_ONEWAY:
+                    self.context.send(done.value)
+                return None
+            except NotReady as error:
+                rest = error
+        if command.code in BESIDE:
+            self.context.peer.start(self._finish, command, rest)
             return None
-        except NotReady as error:
-            if not beside:
-                raise
-            self.context.peer.start(self._finish_later, command, error)
-            return None
-        if beside:
-            self.context.peer.start(self._finish_steps, command, steps)
-            return None
-        return self._finish_steps(command, steps)
+        return self._finish(command, rest)
 
-    async def _finish_steps(self, command: Command, steps: Steps[Frame | None]) -> None:
-        await self._finish(command, self.context.state.broker.turns.finish(steps))
-
-    async def _finish(self, command: Command, work: Awaitable[Frame | None]) -> None:
+    async def _finish(self, command: Command, answer: Answer | NotReady) -> None:
+        """Answer *command*; if that needs a rebuild, handle it again afterwards."""
         try:
-            frame = await work
-        except NotReady as error:
-            await self._finish_later(command, error)
-            return
+            try:
+                frame = await self._frame(answer)
+            except NotReady as error:
+                frame = await self._retry(command, error)
         except MartletError as error:
             frame = self._refusal(command, error)
         if frame is not None:
             self.context.answer(command, frame)
 
-    async def _finish_later(self, command: Command, error: NotReady) -> None:
-        """Handle *command* again after the rebuild; refuse it if the rebuild takes too long."""
-        try:
-            frame = await self._frame_later(command, error)
-        except MartletError as refused:
-            frame = self._refusal(command, refused)
-        if frame is not None:
-            self.context.answer(command, frame)
+    async def _frame(self, answer: Answer | NotReady) -> Frame | None:
+        if isinstance(answer, NotReady):
+            raise answer
+        if isinstance(answer, Generator):
+            return await self.context.state.broker.turns.finish(answer)
+        return answer if answer is None or isinstance(answer, FRAMES) else await answer
 
-    async def _frame_later(self, command: Command, error: NotReady) -> Frame | None:
+    async def _retry(self, command: Command, error: NotReady) -> Frame | None:
+        """Handle *command* again after the rebuild; raise *error* if the rebuild takes too long."""
         deadline = trio.current_time() + READY_WAIT_S
         while True:
             with trio.move_on_at(deadline) as waiting:
@@ -197,13 +200,7 @@ class RemotingHandler:
             if waiting.cancelled_caught:
                 raise error
             try:
-                answer = self._table[command.code](self.context, command)
-                if isinstance(answer, Later):
-                    return await answer.work
-                steps = answer.steps if isinstance(answer, Beside) else answer
-                if steps is None or isinstance(steps, FRAMES):
-                    return steps
-                return await self.context.state.broker.turns.finish(steps)
+                return await self._frame(self._table[command.code](self.context, command))
             except NotReady as again:
                 error = again
 

@@ -19,7 +19,7 @@ from martlet_remoting.consumers.pops import ANY_QUEUE
 from martlet_remoting.consumers.request_modes import MODES, POP, PULL, RequestMode
 from martlet_remoting.handlers.admin.common import saved
 from martlet_remoting.handlers.bodies import enum_name, integer, read_body, text
-from martlet_remoting.handlers.context import REASON_CODES, Beside, Context, Handle, refuse, reply, reply_in_pieces
+from martlet_remoting.handlers.context import REASON_CODES, Context, Handle, refuse, reply, reply_in_pieces
 from martlet_remoting.wire.averages import Average, AverageByCircle
 from martlet_remoting.wire.codes import RequestCode
 from martlet_remoting.wire.packets import Command, Frame
@@ -46,12 +46,8 @@ class Question(Struct, frozen=True):
     strategy: str
 
 
-def query_assignment(context: Context, command: Command) -> Beside:
+def query_assignment(context: Context, command: Command) -> Steps[Frame | None]:
     """Answer which queues of a topic the client gets; an answer without a list means that it keeps its queues."""
-    return Beside(_query_assignment(context, command))
-
-
-def _query_assignment(context: Context, command: Command) -> Steps[Frame | None]:
     question = yield from _question(command)
     grant = context.gate(command).consume(question.group, question.topic)
     others = context.state.others

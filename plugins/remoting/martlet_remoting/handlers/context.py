@@ -3,8 +3,8 @@
 A request handler is a function ``(context, command) -> Answer``. It returns the frame of the
 answer, or None if it sends the answer with `Context.answer`, now or later (a held pull, a relayed
 request). A handler that may take more than a few milliseconds is a generator: it yields at the
-end of each slice and returns the same. Further requests of its connection wait for it, unless it
-is wrapped in `Beside`. A handler that waits for the disk returns `Later`. To refuse a request it
+end of each slice and returns the same. One that waits, for the disk or for other tasks, is a coroutine.
+Further requests of its connection wait for both. To refuse a request it
 raises `Refused`, which `REASON_CODES` maps to a response code, or `Declined` with a response code
 of its own. If it raises `NotReady` before it has changed anything, it is called again after the
 rebuild. It ignores the oneway bit: the caller drops the answer.
@@ -44,11 +44,9 @@ from martlet_remoting.wire.packets import NO_EXT, Command, Frame
 __all__ = [
     "REASON_CODES",
     "Answer",
-    "Beside",
     "Context",
     "Declined",
     "Handle",
-    "Later",
     "RemotingState",
     "in_own_slice",
     "refusal",
@@ -350,27 +348,7 @@ class Context:
             self.finish(opaque, None)
 
 
-@final
-class Beside:
-    """Slices of a read-only request; the connection's further requests are handled in the meantime."""
-
-    __slots__ = ("steps",)
-
-    def __init__(self, steps: Steps[Frame | None]) -> None:
-        self.steps = steps
-
-
-@final
-class Later:
-    """A request that waits for the disk: further requests of its connection wait for it, as for slices."""
-
-    __slots__ = ("work",)
-
-    def __init__(self, work: Awaitable[Frame | None]) -> None:
-        self.work = work
-
-
-Answer: TypeAlias = Frame | Steps[Frame | None] | Beside | Later | None
+Answer: TypeAlias = Frame | Steps[Frame | None] | Awaitable[Frame | None] | None
 Handle: TypeAlias = Callable[[Context, Command], Answer]
 
 

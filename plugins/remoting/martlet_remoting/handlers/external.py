@@ -9,7 +9,6 @@ from typing import Final, TypeVar
 import orjson
 from msgspec.structs import asdict
 
-from martlet.access import Gate, PublishGrant
 from martlet.broker import Broker
 from martlet.contracts import ExternalTransaction, ExternalTransactions, StagedBatch
 from martlet.errors import Reason, Refused
@@ -17,12 +16,12 @@ from martlet.message import PROPERTIES_BYTES_MAX
 from martlet.runtime.steps import Steps
 from martlet.tables.topics import RETRY_PREFIX
 from martlet_remoting.handlers.bodies import read_body
-from martlet_remoting.handlers.context import Answer, Context, Handle, Later, reply
+from martlet_remoting.handlers.context import Context, Handle, reply
 from martlet_remoting.handlers.send import I32_MAX, I32_MIN, TRANSACTION_MASK, check_load, open_topic
 from martlet_remoting.handlers.unheld import no_external_transactions
 from martlet_remoting.wire.batches import Member, split_batch
 from martlet_remoting.wire.codes import RequestCode
-from martlet_remoting.wire.headers import SendHeader, decode_send_header
+from martlet_remoting.wire.headers import decode_send_header
 from martlet_remoting.wire.packets import Command
 
 __all__ = ["TABLE"]
@@ -51,17 +50,14 @@ def _transaction(command: Command) -> ExternalTransaction:
 # runs
 
 
-def begin(context: Context, command: Command) -> Answer:
+async def begin(context: Context, command: Command) -> bytes:
     """Begin a run of a producer; the answer names its epoch."""
     _check_supported(context.state.broker)
-    return Later(_begin(context.gate(command), command))
-
-
-async def _begin(gate: Gate, command: Command) -> bytes:
     brokers = [name for name in command.text("brokers", "").split(",") if name]
     began_ms = command.integer("began", 0)
     producer, name, only_known = command.text("producer"), command.text("run"), _is_true(command, "known")
     topic = command.text("topic", "")
+    gate = context.gate(command)
     run = await gate.begin_external(producer, name, topic, began_ms, brokers, only_known=only_known)
     ext = {"epoch": run.epoch, "committed": run.committed, "prepared": run.prepared, "brokers": ",".join(run.brokers)}
     if run.content:
@@ -72,7 +68,7 @@ async def _begin(gate: Gate, command: Command) -> bytes:
 # staging
 
 
-def stage(context: Context, command: Command) -> Answer:
+async def stage(context: Context, command: Command) -> bytes:
     """Stage a batch; the answer is sent when it is durable."""
     state = context.state
     _check_supported(state.broker)
@@ -87,20 +83,9 @@ def stage(context: Context, command: Command) -> Answer:
         raise Refused(Reason.ILLEGAL, f"topic[{header.topic}] is of retries; stage messages for another topic")
     gate = context.gate(command)
     grant = gate.check_publish(header.topic)
-    return Later(_stage(context, command, gate, grant, header, transaction))
-
-
-async def _stage(
-    context: Context,
-    command: Command,
-    gate: Gate,
-    grant: PublishGrant,
-    header: SendHeader,
-    transaction: ExternalTransaction,
-) -> bytes:
-    members = await context.state.broker.turns.finish(_split(command.body))
+    members = await state.broker.turns.finish(_split(command.body))
     open_topic(context, grant, header)
-    check_load(grant, context.state.config.unflushed_bytes_max)
+    check_load(grant, state.config.unflushed_bytes_max)
     batch = StagedBatch(header.topic, header.queue_id, members, header.sys_flag, header.born_ms, context.peer.host)
     staged = await gate.stage_external(transaction, command.text("part"), command.integer("chunk"), batch)
     context.peer.hold_until(staged.end)
@@ -127,26 +112,20 @@ def _text(value: bool) -> str:
 # the outcome
 
 
-def prepare(context: Context, command: Command) -> Answer:
+async def prepare(context: Context, command: Command) -> bytes:
     """Keep parts of a transaction for its commit, whoever begins a run."""
     _check_supported(context.state.broker)
-    return Later(_prepare(context, command, _transaction(command)))
-
-
-async def _prepare(context: Context, command: Command, transaction: ExternalTransaction) -> bytes:
+    transaction = _transaction(command)
     parts = await _parts(context, command, _commit_part)
     topic, is_last = command.text("topic", ""), _is_true(command, "last")
     done = await context.gate(command).prepare_external(transaction, parts or (), topic, is_last=is_last)
     return reply(command, {"committed": done.sequence, "duplicate": _text(done.is_duplicate)})
 
 
-def commit(context: Context, command: Command) -> Answer:
+async def commit(context: Context, command: Command) -> bytes:
     """Commit a transaction; the answer is sent when all of it is readable."""
     _check_supported(context.state.broker)
-    return Later(_commit(context, command, _transaction(command)))
-
-
-async def _commit(context: Context, command: Command, transaction: ExternalTransaction) -> bytes:
+    transaction = _transaction(command)
     parts = await _parts(context, command, _commit_part)
     wanted = None if _is_true(command, "prepared") else parts or ()
     topic, is_last = command.text("topic", ""), _is_true(command, "last")
@@ -161,13 +140,10 @@ def _commit_part(item: object) -> tuple[str, int]:
     raise _malformed('{"parts": [["name", chunks], ...]}')
 
 
-def abort(context: Context, command: Command) -> Answer:
+async def abort(context: Context, command: Command) -> bytes:
     """Drop parts of a transaction."""
     _check_supported(context.state.broker)
-    return Later(_abort(context, command, _transaction(command)))
-
-
-async def _abort(context: Context, command: Command, transaction: ExternalTransaction) -> bytes:
+    transaction = _transaction(command)
     gate, parts = context.gate(command), await _parts(context, command, _abort_part)
     if _is_true(command, "prepared"):
         return reply(command, {"dropped": await gate.abort_prepared_external(transaction)})
@@ -199,15 +175,12 @@ def _malformed(form: str) -> Refused:
 # what operators see
 
 
-def list_external(context: Context, command: Command) -> Answer:
+def list_external(context: Context, command: Command) -> Steps[bytes]:
     """List the producers after one, with what they have staged and committed."""
     context.gate(command).check("manage", "")
     found = _check_supported(context.state.broker)
     after = command.text("identity", ""), command.text("producer", "")
-    return _list(command, found, after, min(max(command.integer("count", LISTED_MAX), 1), LISTED_MAX))
-
-
-def _list(command: Command, found: ExternalTransactions, after: tuple[str, str], count: int) -> Steps[bytes]:
+    count = min(max(command.integer("count", LISTED_MAX), 1), LISTED_MAX)
     rows = yield from found.producers(after, count)
     return reply(command, body=orjson.dumps({"producers": [asdict(row) for row in rows]}))
 

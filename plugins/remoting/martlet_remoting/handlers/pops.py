@@ -23,7 +23,7 @@ from martlet.store import Queue
 from martlet.tables.topics import READ, RETRY_PREFIX, Topic
 from martlet_remoting.consumers.pops import ANY_QUEUE, STALL_S, Pop, PopGroup, split_records
 from martlet_remoting.consumers.subscriptions import select
-from martlet_remoting.handlers.context import REASON_CODES, Context, Declined, Handle, Later, refuse, reply
+from martlet_remoting.handlers.context import REASON_CODES, Context, Declined, Handle, refuse, reply
 from martlet_remoting.handlers.offsets import begins_near
 from martlet_remoting.wire.codec import encode_pop_prefix, encode_response
 from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
@@ -405,7 +405,7 @@ def _answer_notification(context: Context, pop: Pop, *, found: bool, full: bool 
 # without taking anything
 
 
-def peek_message(context: Context, command: Command) -> Later:
+async def peek_message(context: Context, command: Command) -> bytes:
     """Answer with messages that were not popped yet, and leave them to others."""
     count_max, queue_id = command.integer("maxMsgNums"), command.integer("queueId")
     if not 0 < count_max <= COUNT_MAX:
@@ -414,7 +414,7 @@ def peek_message(context: Context, command: Command) -> Later:
     grant = context.gate(command).consume(command.text("consumerGroup"), command.text("topic"))
     topic = _readable_topic(context, grant, queue_id)
     queues = [topic.queue(number) for number in (range(topic.read_queues) if queue_id < 0 else (queue_id,))]
-    return Later(_peek(context, command, grant, queues, count_max))
+    return await _peek(context, command, grant, queues, count_max)
 
 
 async def _peek(

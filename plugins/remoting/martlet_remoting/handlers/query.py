@@ -2,9 +2,8 @@
 
 from typing import Final
 
-from martlet.access import Gate
 from martlet.runtime.steps import Steps
-from martlet_remoting.handlers.context import Beside, Context, Declined, Handle, Later, reply, reply_in_pieces
+from martlet_remoting.handlers.context import Context, Declined, Handle, reply, reply_in_pieces
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 from martlet_remoting.wire.packets import Command, Frame
 
@@ -33,19 +32,16 @@ def query_message(context: Context, command: Command) -> Steps[Frame]:
     return reply_in_pieces(command, records, ext)
 
 
-def view_message(context: Context, command: Command) -> Later:
+async def view_message(context: Context, command: Command) -> bytes:
     """Answer the record at a position of the log."""
-    return Later(_view(context.gate(command), command, command.integer("offset")))
-
-
-async def _view(gate: Gate, command: Command, position: int) -> bytes:
-    data = await gate.record_at(position)
+    position = command.integer("offset")
+    data = await context.gate(command).record_at(position)
     if data is None:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {position}")
     return reply(command, body=data)
 
 
 TABLE: Final[dict[int, Handle]] = {
-    RequestCode.QUERY_MESSAGE: lambda context, command: Beside(query_message(context, command)),
+    RequestCode.QUERY_MESSAGE: query_message,
     RequestCode.VIEW_MESSAGE_BY_ID: view_message,
 }

@@ -2,11 +2,10 @@
 
 from typing import Final
 
-from martlet.access import Gate
 from martlet.contracts import Timers
 from martlet.errors import Reason, Refused
 from martlet.tables.topics import RETRY_PREFIX
-from martlet_remoting.handlers.context import Context, Declined, Handle, Later, reply
+from martlet_remoting.handlers.context import Context, Declined, Handle, reply
 from martlet_remoting.wire.codec import encode_response
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 from martlet_remoting.wire.packets import Command
@@ -15,11 +14,10 @@ from martlet_remoting.wire.recall_handles import RecallHandle, decode_handle
 __all__ = ["TABLE"]
 
 
-def recall_message(context: Context, command: Command) -> Later:
+async def recall_message(context: Context, command: Command) -> bytes:
     """Recall the message of a handle; the answer is sent when that is durable."""
     topic = command.text("topic")
-    gate = context.gate(command)
-    if gate.check_publish(topic).get() is None:
+    if context.gate(command).check_publish(topic).get() is None:
         raise Declined(ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{topic}] not exist")
     try:
         handle = decode_handle(command.text("recallHandle"))
@@ -32,16 +30,16 @@ def recall_message(context: Context, command: Command) -> Later:
     if handle.broker != name:
         text = f"recall failed, broker not match: the handle is for broker {handle.broker!r}, this is {name!r}"
         raise Declined(ResponseCode.ILLEGAL_OPERATION, text)
-    return Later(_recall(context, command, gate, handle, command.text("producerGroup", "")))
+    return await _recall(context, command, handle)
 
 
-async def _recall(context: Context, command: Command, gate: Gate, handle: RecallHandle, group: str) -> bytes:
+async def _recall(context: Context, command: Command, handle: RecallHandle) -> bytes:
     timers = context.state.broker.capability(Timers)
     if timers is None or timers.recall is None:
         text = "recall failed, operation is forbidden; add the plugin timer to plugins.enabled"
         raise Refused(Reason.NO_PERMISSION, text)
     try:
-        end = await timers.recall(handle.topic, handle.out_ms, handle.unique, group)
+        end = await timers.recall(handle.topic, handle.out_ms, handle.unique, command.text("producerGroup", ""))
     except Refused as refused:
         if refused.reason == Reason.NOT_FOUND:
             raise Declined(ResponseCode.ILLEGAL_OPERATION, f"recall failed, {refused}") from refused

@@ -14,7 +14,7 @@ from martlet.contracts import HalfMessage, PendingTransaction, Transactions
 from martlet.errors import Reason, Refused
 from martlet.message import decode_properties
 from martlet.records.codec import decode_records
-from martlet_remoting.handlers.context import Answer, Context, Declined, Handle, Later, reply
+from martlet_remoting.handlers.context import Answer, Context, Declined, Handle, reply
 from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.wire.headers import EndHead
 from martlet_remoting.wire.packets import Command
@@ -89,11 +89,11 @@ def end_transaction(context: Context, command: Command) -> Answer:
     offset, position = command.integer("tranStateTableOffset"), command.integer("commitLogOffset")
     half = transactions.find_nowait(offset, position)
     if half is None:
-        return Later(_end_far(context, command, transactions, position))
+        return _end_far(context, command, transactions, position)
     try:
         return _end(context, command, transactions, half)
     except Declined as declined:
-        return Later(_end_copy(context, command, transactions, position, declined))
+        return _end_copy(context, command, transactions, position, declined)
 
 
 async def _end_far(context: Context, command: Command, transactions: Transactions, position: int) -> bytes:
@@ -158,17 +158,11 @@ def _check(command: Command, transactions: Transactions, half: HalfMessage, is_c
         raise Declined(ResponseCode.SYSTEM_ERROR, text)
 
 
-def resume_check(context: Context, command: Command) -> Later:
+async def resume_check(context: Context, command: Command) -> bytes:
     """Check a transaction again from the first time, pending or parked."""
-    transactions = _transactions(context.state.broker)
-    position = _position(command.text("msgId"))
-    return Later(_resume(context, command, context.gate(command), transactions, position))
-
-
-async def _resume(context: Context, command: Command, gate: Gate, transactions: Transactions, position: int) -> bytes:
-    half = await _find(transactions, position)
+    half = await _find(_transactions(context.state.broker), _position(command.text("msgId")))
     try:
-        end = gate.resume_transaction(half)
+        end = context.gate(command).resume_transaction(half)
     except Refused as refused:
         raise _as_rocketmq(refused) from refused
     context.peer.hold_until(end)
@@ -187,23 +181,21 @@ def _position(message_id: str) -> int:
     raise Declined(ResponseCode.SYSTEM_ERROR, text)
 
 
-def list_transactions(context: Context, command: Command) -> Later:
+async def list_transactions(context: Context, command: Command) -> bytes:
     """List pending transactions from a half message on, or those with a transaction id."""
     gate = context.gate(command)
     gate.check("manage", "")
     transactions = _transactions(context.state.broker)
     key = command.text("transactionId", "")
     if key:
-        return Later(_find_by_id(context, command, gate, transactions, key))
-    offset, count = command.integer("offset", 0), command.integer("count", LISTED_MAX)
-    return Later(_list(command, transactions, max(offset, 0), min(max(count, 1), LISTED_MAX)))
+        found: Sequence[PendingTransaction] = await _find_by_id(context, gate, transactions, key)
+    else:
+        offset, count = command.integer("offset", 0), command.integer("count", LISTED_MAX)
+        found = await transactions.pending(max(offset, 0), min(max(count, 1), LISTED_MAX), LISTED_BYTES)
+    return reply(command, body=orjson.dumps({"transactions": [_fields(each) for each in found]}))
 
 
-async def _list(command: Command, transactions: Transactions, offset: int, count: int) -> bytes:
-    return _listed(command, await transactions.pending(offset, count, LISTED_BYTES))
-
-
-async def _find_by_id(context: Context, command: Command, gate: Gate, transactions: Transactions, key: str) -> bytes:
+async def _find_by_id(context: Context, gate: Gate, transactions: Transactions, key: str) -> list[PendingTransaction]:
     steps = gate.query_keys(HALF_TOPIC, key.encode(), FOUND_MAX, 0, 1 << 62, LISTED_BYTES)
     found = await context.state.broker.turns.finish(steps)
     listed: list[PendingTransaction] = []
@@ -211,11 +203,7 @@ async def _find_by_id(context: Context, command: Command, gate: Gate, transactio
         if half.property("UNIQ_KEY") == key:
             nearest = await transactions.pending(half.queue_offset, 1, LISTED_BYTES)
             listed += [each for each in nearest if each.half.record.position == half.position]
-    return _listed(command, listed)
-
-
-def _listed(command: Command, found: Sequence[PendingTransaction]) -> bytes:
-    return reply(command, body=orjson.dumps({"transactions": [_fields(each) for each in found]}))
+    return listed
 
 
 def _fields(transaction: PendingTransaction) -> dict[str, object]:

@@ -6,7 +6,7 @@ from typing import Final, final
 from martlet.errors import Refused
 from martlet.runtime.steps import Pace, Steps
 from martlet_remoting.consumers.members import Member
-from martlet_remoting.handlers.context import Context, Declined, Handle, Later, refuse, reply, reply_in_pieces
+from martlet_remoting.handlers.context import Context, Declined, Handle, refuse, reply, reply_in_pieces
 from martlet_remoting.handlers.sendback import found_record
 from martlet_remoting.wire.codec import encode_response
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
@@ -119,18 +119,15 @@ def running_info(context: Context, command: Command) -> None:
     _pass_on(context, command, dict(command.ext), command.body)
 
 
-def consume_directly(context: Context, command: Command) -> Later | None:
+async def consume_directly(context: Context, command: Command) -> None:
     """Let one consumer consume one stored message, and answer the result."""
     context.gate(command).manage_group(command.text("consumerGroup"))
     message_id = command.text("msgId", "")
     ext = {**command.ext, "brokerName": context.state.broker.config.name}
     if not message_id:
         _pass_on(context, command, ext, command.body)
-        return None
-    return Later(_pass_on_stored(context, command, ext, _position(message_id)))
-
-
-async def _pass_on_stored(context: Context, command: Command, ext: dict[str, object], position: int) -> None:
+        return
+    position = _position(message_id)
     data = await context.gate(command).record_at(position)
     record = found_record(data, position)
     assert data is not None

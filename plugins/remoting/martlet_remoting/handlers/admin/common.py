@@ -8,7 +8,7 @@ from martlet.broker import Broker
 from martlet.errors import Reason, Refused, RemoteProtocolError
 from martlet.runtime.steps import Steps
 from martlet.tables.topics import Topic
-from martlet_remoting.handlers.context import Beside, Context, Handle, Later, refuse
+from martlet_remoting.handlers.context import Context, Handle, refuse
 from martlet_remoting.wire import fastjson
 from martlet_remoting.wire.codes import ResponseCode
 from martlet_remoting.wire.packets import Command, Frame, MessageQueue
@@ -19,7 +19,6 @@ __all__ = [
     "existing_topic",
     "message_queue",
     "saved",
-    "slow",
     "version_of",
 ]
 
@@ -49,17 +48,11 @@ def version_of(text: str) -> Version:
         return Version()
 
 
-def slow(work: Callable[[Context, Command], Steps[Frame | None]]) -> Handle:
-    """Return a handler that runs *work*: alone if it takes one slice, else interleaved with other requests."""
-    return lambda context, command: Beside(work(context, command))
-
-
-def saved(handle: Handle) -> Handle:
+def saved(handle: Callable[[Context, Command], Frame | Steps[Frame | None] | None]) -> Handle:
     """Return a handler that runs *handle* and answers once the change is on disk, so that it survives a crash."""
 
     def answer_when_saved(context: Context, command: Command) -> Steps[Frame | None]:
         answer = handle(context, command)
-        assert not isinstance(answer, Beside | Later)
         done = answer if answer is None or isinstance(answer, bytes | list) else (yield from answer)
         if done is None:
             return None

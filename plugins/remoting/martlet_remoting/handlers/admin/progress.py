@@ -9,7 +9,7 @@ from martlet.runtime.steps import Pace, Steps
 from martlet.tables.topics import Topic
 from martlet_remoting.consumers.members import Members
 from martlet_remoting.consumers.subscriptions import Subscription
-from martlet_remoting.handlers.admin.common import QUEUES_AT_ONCE, existing_topic, message_queue, slow
+from martlet_remoting.handlers.admin.common import QUEUES_AT_ONCE, existing_topic, message_queue
 from martlet_remoting.handlers.context import Context, Declined, Handle, reply, reply_in_pieces
 from martlet_remoting.wire.codec import encode_response
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
@@ -264,11 +264,11 @@ def _wants(held: Subscription, code: int) -> bool:
 
 
 TABLE: Final[dict[int, Handle]] = {
-    RequestCode.GET_TOPIC_STATS_INFO: slow(topic_stats),
-    RequestCode.GET_CONSUME_STATS: slow(group_stats),
-    RequestCode.GET_BROKER_CONSUME_STATS: slow(all_group_stats),
+    RequestCode.GET_TOPIC_STATS_INFO: topic_stats,
+    RequestCode.GET_CONSUME_STATS: group_stats,
+    RequestCode.GET_BROKER_CONSUME_STATS: all_group_stats,
     RequestCode.VIEW_BROKER_STATS_DATA: stats_data,
-    RequestCode.QUERY_CONSUME_TIME_SPAN: slow(time_span),
+    RequestCode.QUERY_CONSUME_TIME_SPAN: time_span,
     RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: consumers_of_topic,
     RequestCode.QUERY_TOPICS_BY_CONSUMER: topics_of_group,
     RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: subscription_of_group,

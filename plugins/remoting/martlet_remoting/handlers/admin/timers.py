@@ -4,7 +4,7 @@ from typing import Final
 
 from martlet.contracts import Timers
 from martlet.errors import Reason, Refused
-from martlet_remoting.handlers.context import Context, Handle, Later, reply
+from martlet_remoting.handlers.context import Context, Handle, reply
 from martlet_remoting.wire.codes import RequestCode
 from martlet_remoting.wire.fastjson import dumps
 from martlet_remoting.wire.packets import Command
@@ -17,14 +17,10 @@ LISTED_MAX: Final = 1000
 WITHIN_S: Final = (5, 60, 300, 900, 3600, 14_400, 28_800, 86_400)
 
 
-def timer_metrics(context: Context, command: Command) -> Later:
+async def timer_metrics(context: Context, command: Command) -> bytes:
     """Answer counts; with the fields ``from`` and ``count`` also that many messages that are due from then on."""
     context.gate(command).query_broker()
     count = min(max(command.integer("count", 0), 0), LISTED_MAX)
-    return Later(_answer(context, command, command.integer("from", 0), count))
-
-
-async def _answer(context: Context, command: Command, from_ms: int, count: int) -> bytes:
     broker = context.state.broker
     timers = broker.capability(Timers)
     if timers is None or timers.count is None or timers.pending is None:
@@ -50,7 +46,7 @@ async def _answer(context: Context, command: Command, from_ms: int, count: int) 
                 "repeats": each.repeats,
                 "recallHandle": encode_handle(RecallHandle(each.topic, broker.config.name, each.out_ms, each.unique)),
             }
-            for each in await timers.pending(from_ms, count)
+            for each in await timers.pending(command.integer("from", 0), count)
         ]
     return reply(command, body=dumps(body))
 
