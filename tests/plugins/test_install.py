@@ -21,6 +21,8 @@ READY_S = 180.0
 # The examples that are built with the packages of this environment, and the one whose build needs are fetched.
 PREBUILT = ("freeze", "latest", "feed", "line", "topics", "users")
 FETCHED = "stamp"
+# `.ci/run` runs these tests once, with the wheel that it has built.
+installs = pytest.mark.full
 
 
 def test_the_page_shows_the_whole_stamp_plugin() -> None:
@@ -100,6 +102,7 @@ def talk(address: tuple[str, int], *lines: str) -> list[str]:
     return said
 
 
+@installs
 def test_the_examples_work_in_a_clean_environment(python: Path, tmp_path: Path) -> None:
     listed = subprocess.run([str(python.parent / "martlet"), "plugins"], check=True, capture_output=True, text=True)
     for name in ("stamp", "freeze", "latest", "feed", "line", "topics", "remoting", "nameserver"):
@@ -116,6 +119,7 @@ def test_the_examples_work_in_a_clean_environment(python: Path, tmp_path: Path) 
         assert shared(address) == ["MSG 0 1 5 size=9 VIA=north", "again"]
 
 
+@installs
 def test_the_feed_works_in_a_clean_environment(python: Path, tmp_path: Path) -> None:
     with broker(python, tmp_path) as address:
         assert talk(address, "PUB news first", "PUB news second") == ["OK 0 0", "OK 0 1"]
@@ -130,6 +134,7 @@ def test_the_feed_works_in_a_clean_environment(python: Path, tmp_path: Path) -> 
         assert (feed.readline(), feed.read(6)) == (b"6\n", b"second")
 
 
+@installs
 def test_the_topics_work_in_a_clean_environment(python: Path, tmp_path: Path) -> None:
     def say(address: tuple[str, int], said: bytes, expected: bytes) -> None:
         with socket.create_connection(address, timeout=180) as connected, connected.makefile("rb") as answers:

@@ -69,6 +69,7 @@ def copied():
 """
 
 
+@pytest.mark.full  # the example pipelines run each time
 def test_a_declarative_pipeline_reads_a_topic_into_a_table_and_a_topic(topic: Topic, tmp_path: Path) -> None:
     copy = Topic(topic.endpoints)
     sink = {"endpoints": copy.endpoints, "topic": copy.name}
