@@ -10,6 +10,7 @@ import pytest
 import trio
 from tests.damage.test_data_files import History, content_of, differences, history
 from tests.damage.world import CONFIG, DATA, Live, Seen, copy_of, fill, living, see
+from tests.stored import records_of
 from trio.testing import MockClock
 
 from martlet.app.config import Config
@@ -18,7 +19,6 @@ from martlet.message import Message
 from martlet.offline.backup import backup
 from martlet.testing.clock import START_MS
 from martlet.testing.disk import FakeDisk
-from martlet.testing.stores import bodies
 
 __all__ = ["history"]
 
@@ -113,13 +113,8 @@ class Busy:
 async def readable(disk: FakeDisk) -> tuple[list[bytes], int]:
     """Start a broker; return the bodies in topic ``busy``, and how many messages a group would skip there."""
     async with living(disk, START_MS + 100_000) as live:
-        store, found = live.broker.store, list[bytes]()
-        for queue in store.queues.topics["busy"].values():
-            offset = queue.first_offset
-            while offset < store.end_offset(queue):
-                result = store.read(queue, offset, 100, 1 << 20)
-                found += bodies(result.pieces)
-                offset = result.next_offset
+        store = live.broker.store
+        found = [record.body for record in records_of(store, "busy")]
         committed = live.broker.groups.offset("readers-first", "busy", 0)
         return found, max(committed - store.queue("busy", 0).next_offset, 0)
 

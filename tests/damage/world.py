@@ -20,6 +20,7 @@ from tests.mqtt.remoting_talk import RemotingTalk
 from tests.remoting.pop_talk import ack_ext, pop_ext, popped
 from tests.stomp.stomp_talk import Running as Stomp
 from tests.stomp.stomp_talk import Talk as StompTalk
+from tests.stored import records_of
 
 from martlet.app import saving
 from martlet.broker import Broker
@@ -378,14 +379,7 @@ def _by_key(live: Live) -> list[bytes] | None:
 
 
 def _records(live: Live, topic: str) -> list[tuple[int, bytes]]:
-    store, found = live.broker.store, list[tuple[int, bytes]]()
-    for queue_id, queue in live.broker.store.queues.topics.get(topic, {}).items():
-        offset = queue.first_offset
-        while offset < store.end_offset(queue):
-            result = store.read(queue, offset, 100, 1 << 20)
-            found += [(queue_id, bytes(record.body)) for record in decode_records(b"".join(result.pieces))]
-            offset = result.next_offset
-    return sorted(found)
+    return sorted((record.queue_id, record.body) for record in records_of(live.broker.store, topic))
 
 
 async def _see_device(live: Live, seen: Seen) -> None:

@@ -11,8 +11,8 @@ import pytest
 import trio
 from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
 from tests.mqtt.retained_talk import append, applied, remove_old_segments
+from tests.stored import records_of
 
-from martlet.records.layout import record_views
 from martlet.store import Queue
 from martlet.store.queues.queues import BlockDamaged
 from martlet.testing.disk import Cut, FakeDisk
@@ -55,15 +55,7 @@ async def fill(mqtt: Running, name: str = "filler", count: int = 12) -> None:
 
 def stored(mqtt: Running, topic: str = "mqtt") -> list[int]:
     """The log positions of the messages that *topic* still has."""
-    store = mqtt.broker.store
-    found = list[int]()
-    for queue in store.queues.topics[topic].values():
-        offset = queue.first_offset
-        while offset < queue.next_offset:
-            result = store.read(queue, offset, 1000, 1 << 22)
-            found += [record.position for piece in result.pieces for record in record_views(bytes(piece))]
-            offset = result.next_offset
-    return found
+    return [record.position for record in records_of(mqtt.broker.store, topic)]
 
 
 def position_of(mqtt: Running, client_id: str) -> int:

@@ -11,9 +11,9 @@ from random import Random
 import pytest
 import trio
 from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
+from tests.stored import records_of
 from trio.testing import MockClock
 
-from martlet.records.layout import record_views
 from martlet.store import StoreConfig
 from martlet.testing.clock import TrioClock
 from martlet.testing.disk import Cut, FakeDisk
@@ -184,14 +184,7 @@ async def leave(world: World, mqtt: Running) -> None:
 
 def published(mqtt: Running) -> list[bytes]:
     """All wills in the log."""
-    found: list[bytes] = []
-    for queue in mqtt.broker.store.queues.topics["mqtt"].values():
-        offset = 0
-        while offset < queue.next_offset:
-            result = mqtt.broker.store.read(queue, offset, 100, 1 << 20)
-            found += [bytes(record.body) for piece in result.pieces for record in record_views(piece)]
-            offset = result.next_offset
-    return found
+    return [record.body for record in records_of(mqtt.broker.store, "mqtt")]
 
 
 async def play(world: World, steps: int, *, kills: bool) -> list[Life]:

@@ -14,6 +14,7 @@ import trio
 from tests.state import power_cuts
 from tests.state.group_talk import Handles, drain, handles, join
 from tests.state.power_cuts import cut_everywhere, opened
+from tests.stored import records_of
 
 from martlet.broker import Broker
 from martlet.delivery.feed import Feed
@@ -23,7 +24,6 @@ from martlet.groups.member import Member
 from martlet.groups.queues import group_source
 from martlet.groups.queues.finder import Names
 from martlet.message import Message
-from martlet.records.codec import decode_records
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import ManualClock
 
@@ -149,7 +149,7 @@ class Workload(power_cuts.Workload):
         assert not came & (self.durable_settled | self.unwanted)
         everything = set(range(self.durable_published)) - self.unwanted if self.began_durably else came
         assert everything - came <= self.settled
-        out = {int(record.body) for record in _records(broker, "out")}
+        out = {int(record.body) for record in records_of(broker.store, "out")}
         for offset in self.atomic & everything:
             assert (offset in out) != (offset in came), f"message {offset} and its result are not one"
         broker.store.crash()
@@ -159,12 +159,6 @@ def feed_of(broker: Broker) -> Feed:
     """Return the one feed of the broker."""
     feeds = list(broker.cursors._feeds)
     return feeds[0] if feeds else broker.cursors.open(["t"])
-
-
-def _records(broker: Broker, topic: str) -> Any:
-    queue = broker.store.queue(topic, 0)
-    for offset in range(queue.first_offset, queue.next_offset):
-        yield from decode_records(b"".join(broker.store.read(queue, offset, 1, 1 << 20).pieces))
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])

@@ -10,11 +10,11 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from tests.stored import records_of
 
 from martlet.broker import Broker
 from martlet.errors import Reason, Refused, StoreFailed
 from martlet.message import Message
-from martlet.records.codec import decode_records
 from martlet.state.journal import NEXT_COMMIT, RECORD_BYTES, Journal, read_notes
 from martlet.store import Store, StoreConfig
 from martlet.testing.disk import Cut, FakeDisk
@@ -34,16 +34,7 @@ async def open_on(disk: FakeDisk) -> Store:
 
 
 def bodies_of(store: Store, topic: str) -> list[bytes]:
-    found: list[bytes] = []
-    queue = store.find_queue(topic, 0)
-    if queue is None:
-        return found
-    offset = queue.first_offset
-    while offset < store.end_offset(queue):
-        result = store.read(queue, offset, 100, 1 << 20)
-        found += [record.body for record in decode_records(b"".join(result.pieces))]
-        offset = result.next_offset
-    return found
+    return [record.body for record in records_of(store, topic)]
 
 
 def notes_of(store: Store, journal: Journal) -> list[bytes]:

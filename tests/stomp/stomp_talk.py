@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import trio
 from msgspec.structs import replace
+from tests.stored import records_of
 from trio.testing import active_thread_count, wait_all_tasks_blocked, wait_all_threads_completed
 
 from martlet.broker import Broker
@@ -15,7 +16,6 @@ from martlet.contracts import Credentials, Identity, Password
 from martlet.contracts import Protocol as Served
 from martlet.errors import Reason, Refused
 from martlet.message import Message, Record
-from martlet.records.codec import decode_records
 from martlet.store import StoreConfig
 from martlet.testing.peers import Serving, serving
 from martlet_stomp.config import StompConfig
@@ -248,16 +248,7 @@ class Running:
 
     def records(self, topic: str) -> list[Record]:
         """Return the stored messages of *topic*, queue by queue."""
-        found: list[Record] = []
-        there, store = self.broker.topics.get(topic), self.broker.store
-        for queue_id in range(there.read_queues if there is not None else 0):
-            queue = store.queue(topic, queue_id)
-            offset = queue.first_offset
-            while offset < store.end_offset(queue):
-                result = store.read(queue, offset, 1000, 1 << 24)
-                found += decode_records(b"".join(result.pieces))
-                offset = result.next_offset
-        return found
+        return records_of(self.broker.store, topic)
 
     async def publish(self, topic: str, body: bytes, properties: bytes = b"", **more: Any) -> None:
         """Store a message as another protocol does."""

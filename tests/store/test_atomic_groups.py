@@ -13,9 +13,10 @@ from struct import Struct
 
 import pytest
 from tests.store.conftest import OpenStore
+from tests.stored import records_in
 
 from martlet.errors import Reason, Refused
-from martlet.message import Message, Placed, Record
+from martlet.message import Message, Placed
 from martlet.records.codec import check_record, decode_record, decode_records
 from martlet.records.layout import BLANK_MAGIC, FILLER, FILLER_BYTES, GROUP_MASK
 from martlet.store import Store, StoreConfig
@@ -53,14 +54,7 @@ def put(store: Store, name: str, *sizes: int) -> list[Placed]:
 
 def labels(store: Store) -> list[str]:
     """What is readable, as ``group:number``, in log order."""
-    found: list[Record] = []
-    for queue in store.queues.all():
-        offset = queue.first_offset
-        while offset < store.end_offset(queue):
-            result = store.read(queue, offset, 100, 1 << 20)
-            found += decode_records(b"".join(result.pieces))
-            assert result.next_offset > offset
-            offset = result.next_offset
+    found = [record for queue in store.queues.all() for record in records_in(store, queue)]
     return [label(record.body) for record in sorted(found, key=lambda record: record.position)]
 
 

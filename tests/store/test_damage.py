@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from tests.stored import records_in
 
 from martlet.message import Record
 from martlet.records.codec import decode_records, encode_record
@@ -43,16 +44,11 @@ def copy_of(disk: FakeDisk) -> FakeDisk:
 
 def contents(store: Store) -> dict[Place, Record]:
     """Every readable message; reads continue after damaged ones."""
-    found: dict[Place, Record] = {}
-    for queue in store.queues.all():
-        offset = queue.first_offset
-        while offset < store.end_offset(queue):
-            result = store.read(queue, offset, 7, 10**6)
-            assert result.next_offset > offset
-            for record in decode_records(b"".join(result.pieces)):
-                found[queue.topic, queue.queue_id, record.queue_offset] = record
-            offset = result.next_offset
-    return found
+    return {
+        (queue.topic, queue.queue_id, record.queue_offset): record
+        for queue in store.queues.all()
+        for record in records_in(store, queue, 7)
+    }
 
 
 def keyed(store: Store, found: dict[Place, Record]) -> None:

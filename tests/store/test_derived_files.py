@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from tests.stored import records_in
 
 from martlet.errors import NotReady
 from martlet.message import Record
@@ -99,13 +100,8 @@ def look_at(store: Store) -> Seen:
     for queue in store.queues.all():
         if not queue.next_offset:
             continue
-        offset = queue.first_offset
-        while offset < store.end_offset(queue):
-            result = store.read(queue, offset, 7, 10**6)
-            assert result.next_offset > offset
-            for record in decode_records(b"".join(result.pieces)):
-                seen.records[queue.topic, queue.queue_id, record.queue_offset] = record.body
-            offset = result.next_offset
+        for record in records_in(store, queue, 7):
+            seen.records[queue.topic, queue.queue_id, record.queue_offset] = record.body
         seen.bounds[queue.topic, queue.queue_id] = (queue.first_offset, queue.next_offset)
     return seen
 

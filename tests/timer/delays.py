@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import trio
+from tests.stored import records_of
 from tests.timer.timer_talk import install
 from trio.testing import wait_all_tasks_blocked
 
 from martlet.broker import Broker
 from martlet.contracts import Protocol
-from martlet.message import Message, Placed
-from martlet.records.codec import decode_records
+from martlet.message import Message, Placed, Record
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import Serving, serving
 from martlet.testing.stores import small_config
@@ -49,16 +49,8 @@ class Delays:
         """The messages of *topic* that can be read, in the order of its queues."""
         return [record.body.decode() for record in self.records(topic)]
 
-    def records(self, topic: str = "t") -> list[Any]:
-        found: list[Any] = []
-        store = self.broker.store
-        for queue in list(store.queues.topics.get(topic, {}).values()):
-            offset = queue.first_offset
-            while offset < store.end_offset(queue):
-                result = store.read(queue, offset, 100, 1 << 20)
-                found += decode_records(b"".join(result.pieces))
-                offset = result.next_offset
-        return found
+    def records(self, topic: str = "t") -> list[Record]:
+        return records_of(self.broker.store, topic)
 
     async def wait_for(self, count: int, topic: str = "t", within_s: float = 10_000) -> list[str]:
         """Wait until *topic* has *count* messages, and return them."""

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import trio
+from tests.stored import records_of
 
 from martlet.app.config import Config
 from martlet.app.startup import build
 from martlet.broker import Broker
 from martlet.message import Message, Placed, Record, decode_properties, encode_properties
-from martlet.records.codec import decode_records
 from martlet.runtime.clock import Clock
 from martlet.runtime.stats import Stats
 from martlet.settings import BrokerConfig
@@ -56,14 +56,7 @@ class Timed:
 
     def records(self, topic: str = "T") -> list[Record]:
         """Return what is readable in *topic*, queue by queue."""
-        found: list[Record] = []
-        for _, queue in sorted(self.broker.store.queues.topics.get(topic, {}).items()):
-            offset = queue.first_offset
-            while offset < self.broker.store.end_offset(queue):
-                result = self.broker.store.read(queue, offset, 100, 1 << 20)
-                found += decode_records(b"".join(result.pieces))
-                offset = result.next_offset
-        return found
+        return records_of(self.broker.store, topic)
 
     def bodies(self, topic: str = "T") -> list[bytes]:
         return [record.body for record in self.records(topic)]

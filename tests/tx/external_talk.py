@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar, final
 import pytest
 import trio
 from tests.state.power_cuts import opened
+from tests.stored import records_in
 from tests.tx.talk import install_with
 from trio.testing import wait_all_tasks_blocked
 
@@ -22,7 +23,6 @@ from martlet.contracts import (
 )
 from martlet.errors import Refused
 from martlet.message import Record
-from martlet.records.codec import decode_records
 from martlet.runtime.clock import Clock
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import HOST, ManualClock
@@ -180,11 +180,7 @@ class Sink:
 
     def records(self, topic: str, queue_id: int = 0) -> Iterator[Record]:
         queue = self.store.find_queue(topic, queue_id)
-        offset = queue.first_offset if queue is not None else 0
-        while queue is not None and offset < self.store.end_offset(queue):
-            result = self.store.read(queue, offset, 100, 1 << 20)
-            yield from decode_records(b"".join(result.pieces))
-            offset = result.next_offset
+        return records_in(self.store, queue) if queue is not None else iter(())
 
     def stored(self, topic: str = TOPIC, queue_id: int = 0) -> list[str]:
         return [record.body.decode() for record in self.records(topic, queue_id)]

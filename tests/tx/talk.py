@@ -5,12 +5,12 @@ from typing import Any, Final, final
 
 import trio
 from tests.state.power_cuts import opened
+from tests.stored import records_in
 from trio.testing import wait_all_tasks_blocked
 
 from martlet.broker import Broker
 from martlet.contracts import HalfMessage, Producers, Transactions
 from martlet.message import Message, Placed, Record, find_property
-from martlet.records.codec import decode_records
 from martlet.runtime.clock import Clock
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import HOST, ManualClock
@@ -87,11 +87,7 @@ class Sellers:
 
     def records(self, topic: str) -> Iterator[Record]:
         queue = self.store.find_queue(topic, 0)
-        offset = queue.first_offset if queue is not None else 0
-        while queue is not None and offset < self.store.end_offset(queue):
-            result = self.store.read(queue, offset, 100, 1 << 20)
-            yield from decode_records(b"".join(result.pieces))
-            offset = result.next_offset
+        return records_in(self.store, queue) if queue is not None else iter(())
 
     def pending(self) -> list[int]:
         halves = self.state.halves
