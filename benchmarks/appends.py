@@ -49,13 +49,12 @@ def forms(store: Store) -> dict[str, Callable[[], object]]:
 
     found: dict[str, Callable[[], object]] = {
         "append": one_by_one,
-        "append_batch": lambda: store.append_batch(messages, 0),
+        "append_all, atomic": lambda: store.append_all([store.item(each, 0) for each in messages], atomic=True),
     }
-    if hasattr(store, "run_item"):
-        item, run = store.run_item, store.append_run
-        found["append_run, constructing items"] = lambda: run([item(each, n & 3) for n, each in enumerate(messages)])
-        items = [item(each, number & 3) for number, each in enumerate(messages)]
-        found["append_run of prepared items"] = lambda: run(items)
+    item, append_all = store.item, store.append_all
+    found["append_all, constructing items"] = lambda: append_all([item(each, n & 3) for n, each in enumerate(messages)])
+    items = [item(each, number & 3) for number, each in enumerate(messages)]
+    found["append_all of prepared items"] = lambda: append_all(items)
     return found
 
 

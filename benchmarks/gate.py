@@ -23,7 +23,7 @@ from martlet.broker import Broker
 from martlet.contracts import Identity
 from martlet.message import Message
 from martlet.store import StoreConfig
-from martlet.store.append.writer import RunItem
+from martlet.store.append.items import AppendItem
 from martlet.testing.peers import serving
 
 AT_ONCE = 40
@@ -38,10 +38,10 @@ def allow(identity: Identity, action: str, name: str) -> bool:
 def idle(broker: Broker) -> Any:
     """Return a broker for gates that does nothing with messages."""
     nothing: dict[str, Callable[..., object]] = {
-        name: lambda *arguments, **options: None for name in ("publish", "publish_run", "publish_batch")
+        name: lambda *arguments, **options: None for name in ("publish", "publish_all")
     }
     parts = {name: getattr(broker, name) for name in ("store", "topics", "groups", "routers")}
-    return SimpleNamespace(**nothing, **parts, find_queue=broker.find_queue, publish_many=lambda messages: messages)
+    return SimpleNamespace(**nothing, **parts, find_queue=broker.find_queue)
 
 
 def forms(broker: Broker) -> dict[str, tuple[Callable[[], object], Callable[[], object], int]]:
@@ -53,18 +53,18 @@ def forms(broker: Broker) -> dict[str, tuple[Callable[[], object], Callable[[], 
         properties = [f"UNIQ_KEY\x010123456789\x02TAGS\x01site/{n % 8}\x02".encode() for n in range(AT_ONCE)]
         messages = [Message(topic, b"x", each, 0) for each in properties]
         queue = broker.topics.ensure(topic, 1).queue(0)
-        run: list[RunItem] = [(queue, b"x", each, 0, 0, 0, 0, bytes(8), 0, 0) for each in properties]
+        items: list[AppendItem] = [(queue, b"x", each, 0, 0, 0, 0, bytes(8), 0, 0) for each in properties]
         one = messages[0]
         kind = "" if topic == "plain" else ", asked by name"
         found[f"publish{kind}"] = (lambda one=one: gate.publish(one), lambda one=one: behind.publish(one), 1)
-        found[f"publish_many of {AT_ONCE}{kind}"] = (
-            lambda messages=messages: gate.publish_many(messages),
-            lambda messages=messages: behind.publish_many(messages),
+        found[f"publish_all of {AT_ONCE} messages{kind}"] = (
+            lambda messages=messages: gate.publish_all(messages),
+            lambda messages=messages: behind.publish_all(messages),
             AT_ONCE,
         )
-        found[f"publish_run of {AT_ONCE}{kind}"] = (
-            lambda run=run: gate.publish_run(run),
-            lambda run=run: behind.publish_run(run),
+        found[f"publish_all of {AT_ONCE} tuples{kind}"] = (
+            lambda items=items: gate.publish_all(items),
+            lambda items=items: behind.publish_all(items),
             AT_ONCE,
         )
     found["consume (a pull)"] = (lambda: gate.consume("group", "plain"), lambda: None, 1)

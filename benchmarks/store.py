@@ -55,7 +55,7 @@ def append_all(store: Store, messages: list[Message], count: int, queues: int, b
 def append_runs(store: Store, messages: list[Message], count: int, queues: int, batch: int) -> None:
     for start in range(0, count, batch):
         numbers = range(start, min(start + batch, count))
-        store.append_run([store.run_item(messages[number & 4095], number % queues) for number in numbers])
+        store.append_all([store.item(messages[number & 4095], number % queues) for number in numbers])
         store.commit()
 
 
@@ -146,7 +146,7 @@ async def main(arguments: argparse.Namespace) -> None:
                 await index_all(store)
                 report("  index what waits", waiting, time.perf_counter() - began)
         timed(
-            "append_run of 64, commit each", count // 3, partial(append_runs, store, messages, count // 3, queues, 64)
+            "append_all of 64, commit each", count // 3, partial(append_runs, store, messages, count // 3, queues, 64)
         )
         if store.keys is not None:
             await index_all(store)

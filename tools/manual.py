@@ -91,7 +91,7 @@ Anything that is not on this page may change without notice.
 | settings of your own | [`Settings`](#settings) and [`setting`](#setting), as the class attribute `config_class` |
 | a port | [`Protocol`](#protocol), with a [`Connection`](#connection) and a [`Handler`](#handler) for each client |
 | TLS, and the upgrade to it | [`Tls`](#tls-1) and [`TlsConfig`](#tlsconfig); [`Peer.start_tls`](#peerstart_tls) |
-| to store messages of a client | [`Gate.publish`](#gatepublish), or [`Gate.publish_run`](#gatepublish_run) for many |
+| to store messages of a client | [`Gate.publish`](#gatepublish), or [`Gate.publish_all`](#gatepublish_all) for many |
 | an answer that leaves when a message is durable | [`Peer.hold_until`](#peerhold_until) with `Placed.end` |
 | to change or refuse messages of every protocol | [`Stage`](#stage) |
 | one message in several queues | [`Router`](#router) |
@@ -219,18 +219,17 @@ PLUGIN_CHAPTERS: Final = (
         "The broker",
         "martlet.broker",
         (
-            "Broker: gate publish publish_many publish_batch publish_atomic find_queue publish_run publish_item "
-            "prepare journal capability selection filter_compiler call_when_saved",
+            "Broker: gate publish publish_all find_queue reserve journal capability selection filter_compiler "
+            "call_when_saved",
         ),
     ),
     Chapter(
         "The gate",
         "martlet.access",
         (
-            "Gate: publish publish_many publish_batch publish_atomic find_queue publish_run publish_item "
-            "note_unawaited give_back reply check_publish check_message find_topic subscribe follow may_follow join "
-            "consume open_session query "
-            "query_group query_broker query_keys record_at manage manage_group manage_broker shared_group allows check "
+            "Gate: publish publish_all find_queue note_unawaited give_back reply check_publish check_message "
+            "find_topic subscribe follow may_follow join consume open_session query query_group query_broker "
+            "query_keys record_at manage manage_group manage_broker shared_group allows check "
             "begin_external stage_external prepare_external commit_external abort_external abort_prepared_external",
             "TopicFigures: get has_used first_offset end_offset store_ms_at earliest_store_ms offset_by_time "
             "position_at readable bytes_since",

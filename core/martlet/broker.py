@@ -28,7 +28,7 @@ from martlet.stages import Stages
 from martlet.state import Projections
 from martlet.state.journal import Journal
 from martlet.store import Store
-from martlet.store.append.writer import RunItem, RunResult
+from martlet.store.append.items import AppendItem, AppendResult, body_of
 from martlet.store.format.light import DISPATCH, OFFSETS, may_be_indexed, with_light_topics
 from martlet.store.queues.queues import Queue
 from martlet.tables.groups import Groups
@@ -147,52 +147,70 @@ class Broker:
         Raises:
           Refused: there is no such topic or queue, the topic is not writable, the message is too large, or the store is
             read-only or busy.
+          StoreFailed: the disk failed.
         """
         stages = self.stages.after(passed) if passed else self.stages
-        if stages.pairs and stages.may_want(message):
-            message = self._staged(message, stages)
-        topic, queue_id = self._open_topic(message), message.queue_id
-        if not 0 <= queue_id < topic.write_queues:
-            queue_id = self._choose_queue(topic, queue_id)
-        return self.store.writer.append(message, queue_id)
+        return self.store.writer.append_all((self._item(self._staged(message, stages)),)).placed(0)
 
-    def publish_many(self, messages: Sequence[Message]) -> list[Placed | Refused]:
-        """Store *messages* independently; return for each where it was stored or why it was refused."""
-        results: list[Placed | Refused | None] = []
-        run: list[RunItem] = []
-        wanted = self.stages.may_want_any(messages)
-        for message in messages:
-            try:
-                each = self._staged(message, self.stages) if wanted else message
-                run.append(self.store.run_item(each, self._queue_for(each)))
-                results.append(None)
-            except Refused as refused:
-                results.append(refused)
-        stored = self.store.append_run(run)
-        outcomes = (stored.outcome(place, item[0].queue_id) for place, item in enumerate(run))
-        return [next(outcomes) if result is None else result for result in results]
+    def publish_all(
+        self,
+        items: Sequence[AppendItem | Message],
+        *,
+        atomic: bool = False,
+        notes: Sequence[tuple[Journal, bytes]] = (),
+        own: Callable[[Message], Message] | None = None,
+        passed: str = "",
+    ) -> AppendResult:
+        """Store messages of any topics, and return where; a refused one does not affect the others.
 
-    def publish_batch(self, messages: Sequence[Message]) -> list[Placed]:
-        """Store *messages* of one topic in one queue, in order: all or none.
+        An item is a `Message`, or a tuple for a queue from `find_queue`: slices of the receive buffer, no object per
+        message. Tuples pass no stage, so no stage may want one of them: the caller checks that with `Stages.words` and
+        `Stages.sys_flag`. Hold the answers until `AppendResult.end`.
+
+        Args:
+          atomic: store all messages or none, also after a crash.
+          notes: journal entries to store with the messages, such as the acknowledgements of others; requires *atomic*.
+            If there is nothing else, hold the answers until `NEXT_COMMIT`.
+          own: makes from each `Message`, as the stages left it, a record for a topic of the plugin, to store with the
+            messages; requires *atomic*.
+          passed: as for `publish`.
 
         Raises:
-          Refused: as for `publish`; none was stored.
+          LocalProtocolError: a stage wants every message, and one of these is a tuple.
+          Refused: with *atomic* only: a message is refused, or they are too many or too large together; none was
+            stored.
+          StoreFailed: the disk failed.
         """
-        if not messages:
-            return []
-        if self.stages.may_want_any(messages):
-            messages = [self._staged(message, self.stages) for message in messages]
-        topic = self._open_topic(messages[0])
-        name, limit = messages[0].topic, self.config.message_bytes_max
-        for message in messages:
-            if message.topic != name:
-                raise Refused(Reason.ILLEGAL, f"a batch is for topic[{name}] and for topic[{message.topic}]")
-            if len(message.body) > limit or len(message.properties) > PROPERTIES_BYTES_MAX:
-                self._open_topic(message)  # names the one that is too long
-        return self.store.append_batch(messages, self._choose_queue(topic, messages[0].queue_id))
+        assert atomic or not (notes or own), "journal entries and own records are stored all or none"
+        stages = self.stages.after(passed) if passed else self.stages
+        appended: list[AppendItem] = []
+        own_records: list[Message] = []
+        refused: dict[int, Refused] = {}
+        for place, item in enumerate(items):
+            try:
+                if isinstance(item, Message):
+                    message = self._staged(item, stages)
+                    appended.append(self._item(message))
+                    if own is not None:
+                        own_records.append(own(message))
+                else:
+                    self._check_tuple(item)
+                    appended.append(item)
+            except Refused as error:
+                if atomic:
+                    raise
+                refused[place] = error
+        records = [*own_records, *self._records_of(notes)] if atomic else []
+        appended += [self.store.item(record, 0) for record in records]
+        result = self.store.writer.append_all(appended, atomic=atomic)
+        if records:
+            result.forget_last(len(records))
+        if refused:
+            result.add_refused(refused)
+        return result
 
     def find_queue(self, topic: str, queue_id: int) -> Queue | None:
-        """Return queue *queue_id* of *topic* for `publish_run`; None if messages must go through `publish`.
+        """Return queue *queue_id* of *topic* for a tuple of `publish_all`; None if it must be a `Message`.
 
         That is the case if a stage wants every message, and if `publish` would choose the queue or refuse.
         """
@@ -200,73 +218,6 @@ class Broker:
         if self.stages.every_message or found is None or not 0 <= queue_id < found.open_queues:
             return None
         return found.queue(queue_id)
-
-    def publish_run(
-        self,
-        run: Sequence[RunItem | Message],
-        *,
-        atomic: bool = False,
-        acknowledgements: Sequence[tuple[Journal, bytes]] = (),
-        own: Callable[[Message], Message] | None = None,
-    ) -> RunResult:
-        """Store the messages of *run* in queues from `find_queue`, without an object per message.
-
-        No stage may want one of these: the caller checks that with `Stages.words` and `Stages.sys_flag`. Those that a
-        stage may want are in the run as a `Message`, which passes the stages. A refused message does not affect the
-        others. Hold the answers until `RunResult.end`.
-
-        Args:
-          atomic: store all messages or none.
-          acknowledgements: with *atomic*, notes that are stored with the messages, as by `publish_atomic`.
-          own: with *atomic*, makes from each `Message`, as the stages left it, a record for a topic of the plugin,
-            which is stored with the messages.
-
-        Raises:
-          LocalProtocolError: a stage wants every message, and one of these is no `Message`.
-          Refused: a body is longer than ``broker.message_bytes_max``; none was stored. With *atomic* also if any
-            message is refused.
-          StoreFailed: the disk failed.
-        """
-        limit = self.config.message_bytes_max
-        items: list[RunItem] = []
-        records: list[Message] = []
-        refused: dict[int, Refused] = {}
-        for place, item in enumerate(run):
-            if isinstance(item, Message):
-                try:
-                    message = self._staged(item, self.stages)
-                    items.append(self.store.run_item(message, self._queue_for(message)))
-                except Refused as error:
-                    if atomic:
-                        raise
-                    refused[place] = error
-                else:
-                    if own is not None:
-                        records.append(own(message))
-                continue
-            if self.stages.every_message or len(item[1]) > limit:
-                raise self._cannot_be_in_run(len(item[1]))
-            items.append(item)
-        records += self._records_of(acknowledgements)
-        items += [self.store.run_item(record, 0) for record in records]
-        result = self.store.writer.append_run(items, atomic=atomic)
-        if records:
-            result.forget_last(len(records))
-        if refused:
-            result.add_refused(refused)
-        return result
-
-    def publish_item(self, item: RunItem) -> Placed:
-        """Store one message like `publish_run`, and return where.
-
-        Raises:
-          LocalProtocolError: a stage wants every message.
-          Refused: the body is longer than ``broker.message_bytes_max``, or the store is read-only or busy.
-          StoreFailed: the disk failed.
-        """
-        if self.stages.every_message or len(item[1]) > self.config.message_bytes_max:
-            raise self._cannot_be_in_run(len(item[1]))
-        return self.store.writer.append_item(item)
 
     @property
     def delivered_bytes_max(self) -> int:
@@ -276,60 +227,26 @@ class Broker:
         """
         return max(DELIVERED_BYTES_MAX, self.config.message_bytes_max)
 
-    def _cannot_be_in_run(self, body_bytes: int) -> MartletError:
-        if self.stages.every_message:
-            text = "a stage wants every message, which a run does not bring it; publish the messages one by one"
-            return LocalProtocolError(text)
-        limit = self.config.message_bytes_max
-        return Refused(Reason.ILLEGAL, f"message body is {body_bytes} bytes; broker.message_bytes_max is {limit}")
-
-    def publish_atomic(
-        self, messages: Sequence[Message], acknowledgements: Sequence[tuple[Journal, bytes]] = (), passed: str = ""
-    ) -> list[Placed]:
-        """Store *messages* of any topics together: after a crash either all of them are stored or none.
-
-        Hold the answers until the `Placed.end` of the last one, or until `NEXT_COMMIT` if there are only notes.
-
-        Args:
-          acknowledgements: notes to store with them, such as what the messages acknowledge.
-          passed: as for `publish`.
-
-        Raises:
-          Refused: as for `publish`, or they are too many, or several that are too large together; none was stored.
-        """
-        stages = self.stages.after(passed) if passed else self.stages
-        if stages.may_want_any(messages):
-            messages = [self._staged(message, stages) for message in messages]
-        queue_ids = [self._queue_for(message) for message in messages]
-        records = self._records_of(acknowledgements)
-        # One message with notes is as large as it may be alone: otherwise it could be taken and not delivered later.
-        is_one = len(messages) == 1
-        placed = self.store.append_group(
-            [*messages, *records], [*queue_ids, *([0] * len(records))], is_bounded=not is_one
-        )
-        return placed[: len(messages)]
-
-    def _records_of(self, acknowledgements: Sequence[tuple[Journal, bytes]]) -> list[Message]:
-        """Return records with notes; the earlier notes of their journals are written first."""
-        notes: dict[Journal, list[bytes]] = {}
-        for journal, note in acknowledgements:
-            notes.setdefault(journal, []).append(note)
-        records = [record for journal, of_journal in notes.items() for record in journal.records_of(of_journal)]
-        for journal in notes:
+    def _records_of(self, notes: Sequence[tuple[Journal, bytes]]) -> list[Message]:
+        """Return records with *notes*; the earlier notes of their journals are written first."""
+        by_journal: dict[Journal, list[bytes]] = {}
+        for journal, note in notes:
+            by_journal.setdefault(journal, []).append(note)
+        records = [record for journal, its_notes in by_journal.items() for record in journal.records_of(its_notes)]
+        for journal in by_journal:
             journal.write()
         return records
 
-    def prepare(self, message: Message) -> Message:
+    def reserve(self, message: Message) -> Message:
         """Return *message* as `publish` would store it: after the stages, with its queue. It is not stored.
 
-        A plugin stores it later with `Store.append_run`.
+        A plugin stores it later with `Store.append_all`.
 
         Raises:
           Refused: as for `publish`.
           StoreFailed: the disk failed.
         """
-        if self.stages.may_want(message):
-            message = self._staged(message, self.stages)
+        message = self._staged(message, self.stages)
         message.queue_id = self.queue_for_later(message)
         return message
 
@@ -364,8 +281,21 @@ class Broker:
             self.store.notes.note_offsets([topic.queue(queue_id)])
         return queue_id
 
-    def _queue_for(self, message: Message) -> int:
-        return self._choose_queue(self._open_topic(message), message.queue_id)
+    def _item(self, message: Message) -> AppendItem:
+        """Return *message*, which has passed the stages, for the queue that it goes to. Raises as `publish`."""
+        topic, queue_id = self._open_topic(message), message.queue_id
+        if not 0 <= queue_id < topic.write_queues:
+            queue_id = self._choose_queue(topic, queue_id)
+        return self.store.writer.item(message, queue_id)
+
+    def _check_tuple(self, item: AppendItem) -> None:
+        """Raise if *item* must be a `Message`, or is too large."""
+        if self.stages.every_message:
+            text = "a stage wants every message, which a tuple does not bring it; publish a Message"
+            raise LocalProtocolError(text)
+        size, limit = len(body_of(item)), self.config.message_bytes_max
+        if size > limit:
+            raise Refused(Reason.ILLEGAL, f"message body is {size} bytes; broker.message_bytes_max is {limit}")
 
     def _choose_queue(self, topic: Topic, queue_id: int) -> int:
         """Return *queue_id* if *topic* has it, any queue of the topic if it is negative."""
@@ -393,6 +323,9 @@ class Broker:
         return topic
 
     def _staged(self, message: Message, stages: Stages) -> Message:
+        """Return *message* as *stages* leave it."""
+        if not stages.pairs or not stages.may_want(message):
+            return message
         for place, (plugin, stage) in enumerate(stages.pairs):
             if not stages.wants(place, message):
                 continue

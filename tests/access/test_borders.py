@@ -53,18 +53,18 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     # Creates its topic, and the feed that all gates follow, on behalf of the broker.
     "examples/martlet-topics/martlet_topics/plugin.py": frozenset(("cursors", "topics")),
     # Delivers messages on behalf of the broker, whose clients may not touch the schedule topic.
-    f"{TIMER}levels/delivery.py": frozenset(("publish_atomic", "store", "topics")),
-    f"{TIMER}timers/delivery.py": frozenset(("publish_atomic", "store", "topics")),
+    f"{TIMER}levels/delivery.py": frozenset(("publish_all", "store", "topics")),
+    f"{TIMER}timers/delivery.py": frozenset(("publish_all", "store", "topics")),
     f"{TIMER}handover/exchange.py": frozenset(("store",)),
     f"{TIMER}timers/reader.py": frozenset(("Store",)),
     f"{TIMER}timers/recall.py": frozenset(("store",)),
     f"{TIMER}levels/stage.py": frozenset(("store",)),
     # Notes the offset of each level in the log on behalf of the broker.
-    f"{TIMER}levels/state.py": frozenset(("publish_atomic", "store")),
+    f"{TIMER}levels/state.py": frozenset(("publish_all", "store")),
     f"{TIMER}running.py": frozenset(("store",)),
     f"{TIMER}plugin.py": frozenset(("store", "topics")),
     # Keeps half messages, which no client reads or writes, and publishes what `Gate.end_transaction` has allowed.
-    f"{TX}transactions.py": frozenset(("publish", "publish_atomic", "publish_run", "store", "topics")),
+    f"{TX}transactions.py": frozenset(("publish", "publish_all", "store", "topics")),
     f"{TX}checks.py": frozenset(("groups", "store")),
     f"{TX}plugin.py": frozenset(("topics",)),
     # Keep staged messages, and publish what `Gate.commit_external` has allowed.

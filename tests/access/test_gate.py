@@ -16,7 +16,7 @@ from martlet.groups.membership import Membership
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.message import Message
 from martlet.plugins.loader import guarded_authenticator, guarded_authorizer
-from martlet.store.append.writer import RunItem
+from martlet.store.append.items import AppendItem
 from martlet.store.format.light import light_topics
 from martlet.store.format.notes import OWN_PREFIX
 from martlet.store.queues.queues import Queue
@@ -46,7 +46,7 @@ def guarded(broker: Broker, *denied: tuple[str, str]) -> tuple[Gate, Ledger]:
     return broker.gate(ANN), ledger
 
 
-def run_item(topic: str) -> RunItem:
+def tuple_for(topic: str) -> AppendItem:
     return (Queue(topic, 0), b"x", b"", 0, 0, 0, 0, bytes(8), 0, 0)
 
 
@@ -54,10 +54,10 @@ def attempts(gate: Gate, topic: str = "t") -> Iterator[object]:
     """Everything that messages pass through, each a call."""
     peer = RecordingPeer()
     yield lambda: gate.publish(Message(topic, b"x"))
-    yield lambda: gate.publish_batch([Message(topic, b"x")])
-    yield lambda: gate.publish_atomic([Message(topic, b"x")])
-    yield lambda: gate.publish_run([run_item(topic)])
-    yield lambda: gate.publish_item(run_item(topic))
+    yield lambda: gate.publish_all([Message(topic, b"x")], atomic=True)
+    yield lambda: gate.publish_all([Message(topic, b"x")]).placed(0)
+    yield lambda: gate.publish_all([tuple_for(topic)], atomic=True)
+    yield lambda: gate.publish_all([tuple_for(topic)]).placed(0)
     yield lambda: gate.subscribe(peer, topic, LINES)
     yield lambda: gate.join(peer, topic, "G", LINES, Membership(lease_s=1))
     yield lambda: gate.consume("G", topic)
@@ -79,7 +79,7 @@ async def test_each_decision_is_asked_for_once_until_the_rules_change() -> None:
         generation = broker.rules.generation
         for _ in range(3):
             gate.publish(Message("t", b"x"))
-            gate.publish_many([Message("t", b"x")] * 2)
+            gate.publish_all([Message("t", b"x")] * 2)
             gate.query("t")
             broker.gate(Identity("ann")).query("t")  # another connection of the same client
         assert ledger.asked == [("ann", "publish", "t"), ("ann", "read", "t")]
@@ -99,7 +99,7 @@ async def test_queues_for_a_run_are_given_once_their_topic_was_allowed() -> None
         queue = gate.find_queue("t", 0)
         assert queue is not None
         assert gate.find_queue("t", 1) is gate.find_queue("t", -1) is None
-        result = gate.publish_run([(queue, b"x", b"", 0, 0, 0, 0, bytes(8), 0, 0)])
+        result = gate.publish_all([(queue, b"x", b"", 0, 0, 0, 0, bytes(8), 0, 0)])
         assert result.offsets == [0]
         assert ledger.asked == [("ann", "publish", "t")]
         ledger.denied.add(("publish", "t"))
@@ -115,16 +115,16 @@ async def test_no_run_passes_by_the_stages_or_the_limit_of_the_broker() -> None:
         assert queue is not None
         body = bytes(broker.config.message_bytes_max + 1)
         with pytest.raises(Refused, match="message body is"):
-            gate.publish_run([(queue, body, b"", 0, 0, 0, 0, bytes(8), 0, 0)])
+            gate.publish_all([(queue, body, b"", 0, 0, 0, 0, bytes(8), 0, 0)]).placed(0)
         odd = [(queue, b"x", properties, 0, 0, 0, 0, bytes(8), 0, 0) for properties in (b"", b"\x00")]
-        assert list(gate.publish_run(odd).refused) == [1]
+        assert list(gate.publish_all(odd).refused) == [1]
         with pytest.raises(Refused, match=r"U\+0000"):
-            gate.publish_run(odd, atomic=True)
+            gate.publish_all(odd, atomic=True)
         assert queue.next_offset == 1
         broker.set_stages([("test", Stage(lambda message: message))])
         assert gate.find_queue("t", 0) is None
         with pytest.raises(LocalProtocolError, match="a stage wants every message"):
-            gate.publish_run([(queue, b"x", b"", 0, 0, 0, 0, bytes(8), 0, 0)])
+            gate.publish_all([(queue, b"x", b"", 0, 0, 0, 0, bytes(8), 0, 0)])
 
 
 async def test_whoever_names_light_topics_must_be_allowed_to_publish_to_them() -> None:
@@ -136,12 +136,12 @@ async def test_whoever_names_light_topics_must_be_allowed_to_publish_to_them() -
         broker.set_stages((), (("test", Router(lambda message: light_topics(message.properties))),))
         for attempt in (  # with the gate that is older than the routers
             lambda: gate.publish(Message("t", b"x", named)),
-            lambda: gate.publish_batch([Message("t", b"x", named)]),
-            lambda: gate.publish_atomic([Message("t", b"x"), Message("t", b"x", named)]),
-            lambda: gate.publish_run([Message("t", b"x", named)]),
+            lambda: gate.publish_all([Message("t", b"x", named)], atomic=True),
+            lambda: gate.publish_all([Message("t", b"x"), Message("t", b"x", named)], atomic=True),
+            lambda: gate.publish_all([Message("t", b"x", named)]).placed(0),
         ):
             assert "%LMQ%mine" in refused(attempt)
-        outcomes = gate.publish_many([Message("t", b"x", named), Message("t", b"x")])
+        outcomes = gate.publish_all([Message("t", b"x", named), Message("t", b"x")]).outcomes()
         assert [isinstance(each, Refused) for each in outcomes] == [True, False]
         assert broker.store.queues.light == 0
         gate.publish(Message("t", b"x", named.replace(b"mine", b"ours")))
@@ -186,7 +186,7 @@ async def test_what_is_denied_happens_on_no_path() -> None:
         gate, _ = guarded(broker, ("read", "t"), ("publish", "t"))
         for attempt in attempts(gate):
             refused(attempt)
-        [result] = gate.publish_many([Message("t", b"x")])
+        [result] = gate.publish_all([Message("t", b"x")]).outcomes()
         assert isinstance(result, Refused)
         assert broker.store.appended == 0
         assert broker.subscriptions.statistics()["subscriptions"] == 0
@@ -217,7 +217,7 @@ async def test_the_topics_of_the_broker_itself_are_closed(topic: str) -> None:
         gate = broker.gate(ANN)
         for attempt in attempts(gate, topic):
             assert "is forbidden" in refused(attempt)
-        [result] = gate.publish_many([Message(topic, b"x")])
+        [result] = gate.publish_all([Message(topic, b"x")]).outcomes()
         assert isinstance(result, Refused)
         assert broker.store.appended == 0
         # The broker itself writes there: a timer, or the half of a transaction.

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import trio.testing
-from tests.access.test_gate import ANN, Ledger, refused, run_item
+from tests.access.test_gate import ANN, Ledger, refused, tuple_for
 from tests.delivery.pushing import broker_in_memory
 
 from martlet.access import Gate
@@ -15,15 +15,15 @@ from martlet.delivery.feed import Feed
 from martlet.errors import Refused
 from martlet.message import Message, Placed
 from martlet.plugins.loader import guarded_authorizer
-from martlet.store.append.writer import RunItem
+from martlet.store.append.items import AppendItem
 
 
 def named(name: str, body: bytes = b"x", topic: str = "t") -> Message:
     return Message(topic, body, f"TAGS\x01{name}\x02".encode(), 0)
 
 
-def run_of(name: str) -> RunItem:
-    queue, body, _, *rest = run_item("t")
+def tuple_of(name: str) -> AppendItem:
+    queue, body, _, *rest = tuple_for("t")
     return (queue, body, f"TAGS\x01{name}\x02".encode(), *rest)  # type: ignore[return-value]
 
 
@@ -55,16 +55,17 @@ async def test_the_opinion_about_the_name_decides_unless_the_topic_is_denied(
         may = of_topic is not False and (of_name is True or (of_name is None and of_topic is True))
         assert gate.allows("publish", "t/a") is may
         assert gate.may_follow(feed, "a") is may
-        [result] = gate.publish_many([named("a")])
+        [result] = gate.publish_all([named("a")]).outcomes()
         assert isinstance(result, Placed) is may
 
 
 PUBLISHES: dict[str, Callable[[Gate, str], object]] = {
     "publish": lambda gate, name: gate.publish(named(name)),
-    "publish_batch": lambda gate, name: gate.publish_batch([named("open"), named(name)]),
-    "publish_atomic": lambda gate, name: gate.publish_atomic([named("open"), named(name)]),
-    "publish_run": lambda gate, name: gate.publish_run([run_of("open"), run_of(name)]),
-    "publish_item": lambda gate, name: gate.publish_item(run_of(name)),
+    "all or none": lambda gate, name: gate.publish_all([named("open"), named(name)], atomic=True),
+    "each for itself": lambda gate, name: gate.publish_all([named("open"), named(name)]).placed(1),
+    "tuples, all or none": lambda gate, name: gate.publish_all([tuple_of("open"), tuple_of(name)], atomic=True),
+    "tuples": lambda gate, name: gate.publish_all([tuple_of("open"), tuple_of(name)]).placed(1),
+    "one tuple": lambda gate, name: gate.publish_all([tuple_of(name)]).placed(0),
 }
 
 
@@ -82,7 +83,7 @@ async def test_a_denied_name_is_published_on_no_path(way: str) -> None:
         # Once for each name, and once more for the topic each time that one is new.
         asked = [name for _, action, name in ledger.asked if action == "publish"]
         assert sorted(name for name in asked if name != "t") == sorted(
-            {f"t/{n}" for n in ("also open", "secret")} | (set() if way in ("publish", "publish_item") else {"t/open"})
+            {f"t/{n}" for n in ("also open", "secret")} | (set() if way in ("publish", "one tuple") else {"t/open"})
         )
         assert asked.count("t") == len(asked) - asked.count("t")
 
@@ -93,7 +94,7 @@ async def test_of_many_messages_those_with_denied_names_alone_are_refused() -> N
         broker.topics.ensure("plain", 1)
         broker.authorizers = (Ledger(("publish", "t/b"), ("publish", "gone")),)
         messages = [named("a"), named("b"), Message("plain", b"x"), named("a", topic="gone"), named("a")]
-        results = broker.gate(ANN).publish_many(messages)
+        results = broker.gate(ANN).publish_all(messages).outcomes()
         assert [type(result) for result in results] == [Placed, Refused, Placed, Refused, Placed]
         placed = [result.position for result in results if isinstance(result, Placed)]
         assert placed == sorted(placed)

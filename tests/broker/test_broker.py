@@ -17,7 +17,7 @@ from martlet.tables.groups import Group
 from martlet.tables.topics import READ, WRITE
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import serving
-from martlet.testing.stores import ManualClock, small_config
+from martlet.testing.stores import ManualClock, placed_of, small_config
 
 DATA = Path("/data")
 Brokers = Callable[..., AbstractAsyncContextManager[Broker]]
@@ -80,7 +80,7 @@ async def test_topics_and_messages_that_are_not_allowed_are_refused_with_the_rea
         with pytest.raises(Refused, match=text) as one:
             broker.publish(sent)
         with pytest.raises(Refused, match=text) as batch:
-            broker.publish_batch([to(sent.topic, queue_id=sent.queue_id), sent])
+            broker.publish_all([to(sent.topic, queue_id=sent.queue_id), sent], atomic=True)
         assert one.value.reason is batch.value.reason is reason
         assert broker.store.appended == before, "of the batch nothing was stored either"
 
@@ -89,15 +89,15 @@ async def test_messages_of_a_batch_follow_each_other_in_one_queue(broker_on: Bro
     async with broker_on() as broker:
         broker.topics.update("T", 4, 4)
         broker.publish(to("T", queue_id=3))
-        placed = broker.publish_batch([to("T", b"%d" % i, 3) for i in range(5)])
+        placed = placed_of(broker.publish_all([to("T", b"%d" % i, 3) for i in range(5)], atomic=True))
         assert [(p.queue_id, p.queue_offset) for p in placed] == [(3, offset) for offset in range(1, 6)]
-        assert broker.publish_batch([]) == []
+        assert broker.publish_all([], atomic=True).outcomes() == []
 
 
 async def test_many_are_stored_each_on_its_own(broker_on: Brokers) -> None:
     async with broker_on() as broker:
         broker.topics.update("T", 1, 1)
-        good, bad, last = broker.publish_many([to("T"), to("None"), to("T")])
+        good, bad, last = broker.publish_all([to("T"), to("None"), to("T")]).outcomes()
         assert isinstance(bad, Refused)
         assert not isinstance(good, Refused)
         assert not isinstance(last, Refused)
@@ -122,7 +122,7 @@ async def test_stages_see_every_message_and_may_refuse_or_fail(broker_on: Broker
         with pytest.raises(Refused, match="bad words"):
             broker.publish(to("T", b"bad"))
         with pytest.raises(Refused, match="plugin 'judge' failed in its stage; ZeroDivisionError") as failed:
-            broker.publish_batch([to("T", b"fine"), to("T", b"odd")])
+            broker.publish_all([to("T", b"fine"), to("T", b"odd")], atomic=True)
         assert failed.value.reason is Reason.UNAVAILABLE
         assert broker.statistics()["refused_by_stages"] == 2
         assert broker.store.appended == placed.end

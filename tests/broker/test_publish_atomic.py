@@ -12,11 +12,11 @@ from martlet.errors import LocalProtocolError, Reason, Refused
 from martlet.message import Message
 from martlet.records.codec import decode_record
 from martlet.settings import BrokerConfig
-from martlet.store.append.writer import RunItem
+from martlet.store.append.items import AppendItem
 from martlet.tables.topics import READ
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import serving
-from martlet.testing.stores import ManualClock, small_config
+from martlet.testing.stores import ManualClock, placed_of, small_config
 
 
 @pytest.fixture
@@ -49,19 +49,19 @@ def body_at(broker: Broker, position: int) -> bytes:
 
 
 async def test_messages_of_several_topics_are_stored_together(broker: Broker) -> None:
-    placed = broker.publish_atomic([to("A", queue_id=2), to("B"), to("A", queue_id=-1)])
+    placed = placed_of(broker.publish_all([to("A", queue_id=2), to("B"), to("A", queue_id=-1)], atomic=True))
     assert [each.position for each in placed[1:]] == [each.end for each in placed[:-1]]
     assert placed[0].queue_id == 2
     assert 0 <= placed[2].queue_id < 4
 
 
 async def test_nothing_to_publish_is_nothing(broker: Broker) -> None:
-    assert broker.publish_atomic([]) == []
+    assert broker.publish_all([], atomic=True).outcomes() == []
     assert broker.store.appended == 0
 
 
 async def test_a_group_may_have_notes_alone(broker: Broker) -> None:
-    assert broker.publish_atomic([], [(broker.journal("j"), b"note")]) == []
+    assert broker.publish_all([], atomic=True, notes=[(broker.journal("j"), b"note")]).outcomes() == []
     assert broker.store.appended > 0
 
 
@@ -71,8 +71,8 @@ async def test_a_run_is_stored_with_notes_and_records_of_a_plugin(broker: Broker
     def own(message: Message) -> Message:
         return Message("martlet.toy", b"own of " + message.body, b"TAGS\x01a\x02")
 
-    run: list[Message | RunItem] = [to("A", b"one", 1), broker.store.run_item(to("A", b"two", 2), 2)]
-    result = broker.publish_run(run, atomic=True, acknowledgements=[(journal, b"note")], own=own)
+    run: list[Message | AppendItem] = [to("A", b"one", 1), broker.store.item(to("A", b"two", 2), 2)]
+    result = broker.publish_all(run, atomic=True, notes=[(journal, b"note")], own=own)
     assert [body_at(broker, position) for position in result.positions] == [b"one", b"two"]
     assert (result.offsets, result.refused, len(result.ends)) == ([0, 0], {}, 2)
     assert result.end > result.ends[1]
@@ -95,7 +95,7 @@ async def test_a_run_is_stored_with_notes_and_records_of_a_plugin(broker: Broker
 async def test_a_run_that_is_refused_stores_no_notes_either(broker: Broker, bad: Message) -> None:
     journal, before = broker.journal("j"), broker.store.appended
     with pytest.raises(Refused):
-        broker.publish_run([to("A"), bad], atomic=True, acknowledgements=[(journal, b"note")])
+        broker.publish_all([to("A"), bad], atomic=True, notes=[(journal, b"note")])
     assert broker.store.appended == before
     assert broker.store.find_queue(journal.topic, 0) is None
 
@@ -114,21 +114,21 @@ async def test_one_refusal_refuses_the_whole_group(broker: Broker, bad: Message,
     add_stages(broker, "s")
     for messages in ([to("A"), bad], [bad, to("A")], [to("A"), bad, to("B")]):
         with pytest.raises(Refused) as caught:
-            broker.publish_atomic(messages, [(broker.journal("j"), b"note")])
+            broker.publish_all(messages, atomic=True, notes=[(broker.journal("j"), b"note")])
         assert caught.value.reason is reason
     assert broker.store.appended == 0
 
 
 async def test_messages_and_notes_have_one_limit(broker: Broker) -> None:
     acknowledgements = [(broker.journal(name), b"note") for name in ("j", "k")]
-    broker.publish_atomic([to("A"), to("B")], acknowledgements)
+    broker.publish_all([to("A"), to("B")], atomic=True, notes=acknowledgements)
     with pytest.raises(Refused, match="the group has 5 messages; the maximum is 4"):
-        broker.publish_atomic([to("A")] * 3, acknowledgements)
+        broker.publish_all([to("A")] * 3, atomic=True, notes=acknowledgements)
 
 
 async def test_every_member_runs_through_every_stage(broker: Broker) -> None:
     add_stages(broker, "1", "2")
-    placed = broker.publish_atomic([to("A", b"a"), to("B", b"b")])
+    placed = placed_of(broker.publish_all([to("A", b"a"), to("B", b"b")], atomic=True))
     assert [body_at(broker, each.position) for each in placed] == [b"a12", b"b12"]
 
 
@@ -138,7 +138,7 @@ async def test_a_message_that_a_stage_kept_back_runs_through_the_later_ones(
 ) -> None:
     add_stages(broker, "1", "2", "2", "3")
     assert body_at(broker, broker.publish(to("A", b"m"), passed=passed).position) == b"m" + rest
-    (placed,) = broker.publish_atomic([to("A", b"m")], passed=passed)
+    placed = broker.publish_all([to("A", b"m")], atomic=True, passed=passed).placed(0)
     assert body_at(broker, placed.position) == b"m" + rest
 
 

@@ -59,16 +59,15 @@ async def test_a_stage_gets_the_messages_that_it_wants_and_no_others(broker: Bro
     seen.install(broker)
     for properties, sys_flag in UNWANTED:
         broker.publish(message(properties, sys_flag))
-    broker.publish_many([message(*each) for each in UNWANTED])
-    broker.publish_batch([message(*each) for each in UNWANTED])
-    broker.publish_atomic([message(*each) for each in UNWANTED])
+    broker.publish_all([message(*each) for each in UNWANTED])
+    broker.publish_all([message(*each) for each in UNWANTED], atomic=True)
     queue = broker.find_queue("t", 1)
     assert queue is not None, "runs stay possible"
-    broker.publish_run(
+    broker.publish_all(
         [(queue, b"x", properties, 0, 0, sys_flag, 0, bytes(8), 0, 0) for properties, sys_flag in UNWANTED]
     )
     assert seen.messages == []
-    assert queue.next_offset == 5 * len(UNWANTED)
+    assert queue.next_offset == 4 * len(UNWANTED)
 
 
 @pytest.mark.parametrize(("properties", "sys_flag"), WANTED)
@@ -79,10 +78,9 @@ async def test_a_wanted_message_is_found_among_others_in_every_way_of_publishing
     seen.install(broker)
     mixed = [*UNWANTED, (properties, sys_flag), *UNWANTED]
     broker.publish(message(properties, sys_flag))
-    broker.publish_many([message(*each) for each in mixed])
-    broker.publish_batch([message(*each) for each in mixed])
-    broker.publish_atomic([message(*each) for each in mixed])
-    assert seen.messages == [(properties, sys_flag)] * 4
+    broker.publish_all([message(*each) for each in mixed])
+    broker.publish_all([message(*each) for each in mixed], atomic=True)
+    assert seen.messages == [(properties, sys_flag)] * 3
 
 
 @pytest.mark.parametrize(("properties", "sys_flag"), WANTED)
@@ -103,15 +101,15 @@ async def test_an_item_that_a_caller_has_checked_passes_no_stage(broker: Broker)
     queue = broker.find_queue("t", 1)
     assert queue is not None
     item = (queue, b"x", b"DELAY\x011\x02", 0, 0, 0, 0, bytes(8), 0, 0)
-    assert broker.publish_item(item).queue_offset == 0
+    assert broker.publish_all([item]).offsets == [0]
     assert seen.messages == []
     long = bytes(broker.config.message_bytes_max + 1)
     with pytest.raises(Refused, match="message body is"):
-        broker.publish_item((queue, long, *item[2:]))
+        broker.publish_all([(queue, long, *item[2:])]).placed(0)
     broker.set_stages([*broker.stages.pairs, ("every", Stage(seen.change))])
     assert broker.find_queue("t", 1) is None
     with pytest.raises(LocalProtocolError, match="a stage wants every message"):
-        broker.publish_item(item)
+        broker.publish_all([item])
     assert queue.next_offset == 1
 
 
@@ -134,7 +132,7 @@ async def test_a_stage_that_returns_no_message_is_named(broker: Broker, result: 
     with pytest.raises(Refused, match="plugin 'absent' failed in its stage; TypeError") as caught:
         broker.publish(message(PLAIN, 0))
     assert caught.value.reason is Reason.UNAVAILABLE
-    (refused,) = broker.publish_many([message(PLAIN, 0)])
+    (refused,) = broker.publish_all([message(PLAIN, 0)]).outcomes()
     assert isinstance(refused, Refused)
 
 

@@ -12,7 +12,7 @@ import trio
 
 from martlet.runtime.clock import SystemClock
 from martlet.store import Store, StoreConfig
-from martlet.testing.stores import HOST, message
+from martlet.testing.stores import HOST, append_group, message
 
 CONFIG = StoreConfig(segment_bytes=1 << 20, page_bytes=4096, checkpoint_interval_ms=50, keys_index=False)
 
@@ -34,7 +34,7 @@ async def write(directory: Path, number: int) -> None:
                 sizes = sizes_of(number)
                 store.append(message(b"plain %d" % number), 0)
                 members = [message(b"%d:%d:" % (number, i) + bytes(size), "UV"[i % 2]) for i, size in enumerate(sizes)]
-                store.append_group(members, [0] * len(members))
+                append_group(store, members, [0] * len(members))
             store.commit()
             await store.wait_flushed(store.appended)
             print(number, flush=True)

@@ -184,11 +184,11 @@ async def test_held_messages_are_acknowledged_in_an_atomic_group() -> None:
         assert member.acknowledgements(0, []) == member.acknowledgements(0, ())
         assert [member.holds(0, offset) for offset in (0, 2, 6, 7, 99)] == [False, True, False, False, False]
         with pytest.raises(Refused):
-            broker.publish_atomic([Message("nowhere", b"x")], notes)
+            broker.publish_all([Message("nowhere", b"x")], atomic=True, notes=notes)
         member.withdraw(0, [0, 1, 4])
         notes = member.acknowledgements(0, [0, 1, 4])
         assert list(member.ack_all(0, range(3))) == [2]
-        broker.publish_atomic([Message("out", b"result", queue_id=0)], notes)
+        broker.publish_all([Message("out", b"result", queue_id=0)], atomic=True, notes=notes)
         broker.store.commit()
         assert (unsettled(member.group), member.credit) == (3, 4)
         await broker.store.wait_flushed(broker.store.appended)
@@ -212,7 +212,7 @@ async def test_many_acknowledgements_of_an_atomic_group_are_several_notes() -> N
         limit = broker.shared_groups.notes.journal.note_bytes_max
         assert len(notes) > 1
         assert all(len(note) <= limit for _, note in notes)
-        broker.publish_atomic([], notes)
+        broker.publish_all([], atomic=True, notes=notes)
         broker.store.commit()
         assert (unsettled(member.group), member.credit) == (count // 2, count // 2)
 

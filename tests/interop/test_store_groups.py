@@ -11,7 +11,7 @@ from martlet.runtime.clock import SystemClock
 from martlet.state.journal import Journal
 from martlet.store import Store, StoreConfig
 from martlet.store.disk.files import RealDisk
-from martlet.testing.stores import HOST
+from martlet.testing.stores import HOST, append_group
 
 from . import rocketmq
 from .java import Java, Jvm
@@ -45,9 +45,9 @@ async def write_groups(data: Path, bytes_max: int) -> None:
     """Add a whole group with a note to the store in *data*, then one whose write is cut, and leave as if killed."""
     store = await Store.open(data, StoreConfig(segment_bytes=64 << 20), SystemClock())
     [note] = Journal(store, "interop").records_of([b"note"])
-    store.append_group([*group_messages("whole"), note], [0, 1, 2, 3, 0])
+    append_group(store, [*group_messages("whole"), note], [0, 1, 2, 3, 0])
     store.commit()
-    store.append_group(group_messages("half"), range(4))
+    append_group(store, group_messages("half"), range(4))
     with pytest.MonkeyPatch.context() as patch:
         end_in_write(patch, bytes_max)
         with pytest.raises(Killed):

@@ -174,7 +174,7 @@ async def test_nothing_of_an_unwritten_atomic_group_is_read(open_harness: OpenHa
     topic = harness.topic("T")
     await fill(harness, topic, *"AAA")
     gate = harness.broker.gate(Identity())
-    gate.publish_atomic([Message(topic, b"x", queue_id=0) for _ in range(3)])
+    gate.publish_all([Message(topic, b"x", queue_id=0) for _ in range(3)], atomic=True)
     client = harness.client()
     client.send(BULK, ext(topic, 0))
     client.handler.collect(1 << 20)

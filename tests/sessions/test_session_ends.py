@@ -28,7 +28,7 @@ async def telling(disk: FakeDisk, clock: ManualClock, delivery: DeliveryConfig |
         broker.topics.ensure("t", 1)
 
         def tell(changes: JointChanges) -> None:
-            broker.publish_atomic([Message("t", changes.state.data, queue_id=0)], changes.notes)
+            broker.publish_all([Message("t", changes.state.data, queue_id=0)], atomic=True, notes=changes.notes)
             changes.apply()
 
         broker.sessions.expiry.ending["toy"] = tell
@@ -192,10 +192,10 @@ async def test_changes_lost_with_a_segment_that_could_not_begin_are_noticed() ->
         changes = broker.sessions.changes_without_client("toy", client.name)
         assert changes is not None
         changes.keep(b"")
-        broker.publish_atomic([Message("t", b"x", queue_id=0)], changes.notes)
+        broker.publish_all([Message("t", b"x", queue_id=0)], atomic=True, notes=changes.notes)
         changes.apply()
         disk.fail_next("write", ENOSPC)
-        results = broker.publish_many([Message("t", bytes(1000), queue_id=0)] * 10)
+        results = broker.publish_all([Message("t", bytes(1000), queue_id=0)] * 10).outcomes()
         assert isinstance(results[-1], Refused), "another segment could not begin"
         with pytest.raises(Refused):
             broker.store.commit()

@@ -539,7 +539,7 @@ async def test_an_acknowledgement_is_stored_with_messages() -> None:
         changes.acknowledge(1)
         changes.hold(70_000, 2)
         changes.keep(b"data")
-        broker.publish_atomic([], changes.notes)
+        broker.publish_all([], atomic=True, notes=changes.notes)
         changes.apply()
         session.subscribe("a")
         await durable(broker)
@@ -557,7 +557,7 @@ async def test_a_session_is_lost_with_an_acknowledgement_whose_messages_were_not
         await durable(broker)
         changes = session.changes()
         changes.acknowledge(1)
-        broker.publish_atomic([], changes.notes)
+        broker.publish_all([], atomic=True, notes=changes.notes)
         changes.apply()
         disk.fail_next("write", ENOSPC)
         with pytest.raises(Refused):
@@ -650,7 +650,7 @@ async def test_a_session_without_a_client_can_be_changed_together_with_messages(
             changes = sessions.changes_without_client("toy", client.name)
             assert changes is not None
             changes.keep(b"again" if is_stored else b"done")
-            broker.publish_atomic([Message("t", b"x", queue_id=0)], changes.notes)
+            broker.publish_all([Message("t", b"x", queue_id=0)], atomic=True, notes=changes.notes)
             changes.apply()
         await durable(broker)
         stored = client.stored()
@@ -701,7 +701,7 @@ async def test_changes_without_a_client_follow_each_other_before_they_are_applie
             changes = broker.sessions.changes_without_client("toy", client.name)
             assert changes is not None
             changes.keep(data)
-            broker.publish_atomic([], changes.notes)
+            broker.publish_all([], atomic=True, notes=changes.notes)
             changes.apply()
             state, has_client = broker.sessions.find("toy", client.name)
             assert state is not None

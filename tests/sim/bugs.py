@@ -21,7 +21,7 @@ from martlet.groups.journal.state import QueueState
 from martlet.groups.leases.queue_leases import Leases
 from martlet.groups.queues import group_queues
 from martlet.groups.queues.group_context import GroupContext
-from martlet.message import Message, Placed
+from martlet.message import Message
 from martlet.net.peer import ServerPeer
 from martlet.records.layout import GROUP_MASK, RecordView
 from martlet.state.journal import NEXT_COMMIT
@@ -29,7 +29,8 @@ from martlet.state.projections import Driven, Projections
 from martlet.store import Queue, Store
 from martlet.store.append.committer import Committer
 from martlet.store.append.flusher import Flusher
-from martlet.store.append.writer import RunItem, Writer
+from martlet.store.append.items import AppendItem, AppendResult
+from martlet.store.append.writer import Writer
 from martlet.store.disk import data_directory
 from martlet.store.disk.files import Disk, Files
 from martlet.store.format import atomic
@@ -297,14 +298,14 @@ def _append_twice(right: Any) -> Any:
     """Now and then a message is stored, and stored again."""
     times = [0]
 
-    def append_item(self: Writer, item: RunItem) -> Placed:
+    def append_all(self: Writer, items: Sequence[AppendItem], *, atomic: bool = False) -> AppendResult:
         times[0] += 1
         if times[0] % 40 == 0:
-            right(self, item)
-        placed: Placed = right(self, item)
-        return placed
+            right(self, items, atomic=atomic)
+        result: AppendResult = right(self, items, atomic=atomic)
+        return result
 
-    return append_item
+    return append_all
 
 
 def _believe_record(right: Any) -> Any:
@@ -647,7 +648,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("message skipped", (Reader, "read", _skip_entry)),
     bug("group offset goes back", (Groups, "commit", _commit_back)),
     bug("group offset lost at a crash", (saving, "_changed", _keep_offsets), first=1),
-    bug("appended twice", (Writer, "append_item", _append_twice)),
+    bug("appended twice", (Writer, "append_all", _append_twice)),
     bug(
         "torn record served",
         *((scan, "crc32", _any_sum), (scan, "record_crc_holds", _always), (reading, "check_record", _believe_record)),

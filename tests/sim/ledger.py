@@ -19,7 +19,7 @@ from martlet.runtime.steps import Steps
 from martlet.state import NOTHING, pack_rows, unpack_rows
 from martlet.state.journal import read_notes
 from martlet.store import Store
-from martlet.testing.stores import HOST
+from martlet.testing.stores import HOST, placed_of
 
 from .bodies import key_of, make_body, properties_of
 
@@ -114,7 +114,8 @@ async def move(world: "World", life: "Life", chance: random.Random) -> None:
                 )
             )
         try:
-            placed = broker.publish_atomic(messages, [(journal, str(number).encode())])
+            notes = [(journal, str(number).encode())]
+            placed = placed_of(broker.publish_all(messages, atomic=True, notes=notes))
             end = store.appended
             store.commit()
             if world.checker.sync:

@@ -137,7 +137,7 @@ class Workload(power_cuts.Workload):
                 self.settled.add(offset)
             else:
                 note = shared_group.acknowledgement(0, offset, generation)
-                broker.publish_atomic([Message("out", b"%d" % offset, queue_id=0)], [note])
+                broker.publish_all([Message("out", b"%d" % offset, queue_id=0)], atomic=True, notes=[note])
                 self.settled.add(offset)
                 self.atomic.add(offset)
 

@@ -19,7 +19,7 @@ from martlet.state.journal import NEXT_COMMIT, RECORD_BYTES, Journal, read_notes
 from martlet.store import Store, StoreConfig
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.peers import serving
-from martlet.testing.stores import HOST, ManualClock, message, small_config
+from martlet.testing.stores import HOST, ManualClock, append_group, message, small_config
 
 STEPS = int(os.environ.get("MARTLET_CRASH_STEPS", "60"))
 SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "2")))
@@ -227,13 +227,13 @@ async def test_notes_go_with_the_group_they_belong_to_and_after_those_before_the
         store, journal = broker.store, broker.journal("a")
         broker.topics.ensure("T", 1)
         journal.note(b"before")
-        placed = broker.publish_atomic([Message("T", b"m", queue_id=0)], [(journal, b"1"), (journal, b"2")])
+        notes = [(journal, b"1"), (journal, b"2")]
+        result = broker.publish_all([Message("T", b"m", queue_id=0)], atomic=True, notes=notes)
         journal.note(b"after")
         flush(store)
-        assert len(placed) == 1
         assert notes_of(store, journal) == [b"before", b"1", b"2", b"after"]
         queue = store.queue(journal.topic, 0)
-        assert [store.queues.position_at(queue, offset) for offset in range(3)][1] == placed[0].end
+        assert [store.queues.position_at(queue, offset) for offset in range(3)][1:2] == result.ends
         assert broker.journal("a") is journal
 
 
@@ -241,7 +241,7 @@ async def test_many_notes_of_a_group_become_several_records_in_their_order() -> 
     async with broker_on(FakeDisk()) as broker:
         store, journal = broker.store, broker.journal("a")
         notes = [b"%d" % number * 40 for number in range(20)]
-        broker.publish_atomic([], [(journal, note) for note in notes])
+        broker.publish_all([], atomic=True, notes=[(journal, note) for note in notes])
         flush(store)
         assert notes_of(store, journal) == notes
         assert len(bodies_of(store, journal.topic)) > 1
@@ -297,7 +297,7 @@ class Work:
         note = self._unique("grouped")
         bodies = [self._unique("member") for _ in range(self.random.choice((1, 2, 3)))]
         self.journal.write()
-        self.store.append_group([*map(message, bodies), *self.journal.records_of([note])], [0] * (len(bodies) + 1))
+        append_group(self.store, [*map(message, bodies), *self.journal.records_of([note])], [0] * (len(bodies) + 1))
         self.notes.append(note)
         self.groups[note] = bodies
 

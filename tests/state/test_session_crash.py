@@ -112,7 +112,7 @@ class Workload(power_cuts.Workload):
         body, position = f"{name} {number} {self.position}", session.flight[number]
         changes = session.changes()
         changes.acknowledge(number)
-        broker.publish_atomic([Message("out", body.encode(), queue_id=0)], changes.notes)
+        broker.publish_all([Message("out", body.encode(), queue_id=0)], atomic=True, notes=changes.notes)
         changes.apply()
         self.atomic[body] = name, number, position
 

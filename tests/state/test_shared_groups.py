@@ -229,7 +229,7 @@ async def test_messages_and_acknowledgements_are_stored_together() -> None:
         with pytest.raises(Refused) as refused:
             member.group.acknowledgement(0, 0, found[0])
         assert refused.value.reason is Reason.NOT_FOUND
-        broker.publish_atomic([Message("out", b"result", queue_id=0)], [note])
+        broker.publish_all([Message("out", b"result", queue_id=0)], atomic=True, notes=[note])
         assert member.group.queues.by_queue[0].leases.table.unsettled == 2
         broker.store.commit()
         assert member.group.queues.by_queue[0].leases.table.unsettled == 1
@@ -249,7 +249,7 @@ async def test_a_withdrawn_acknowledgement_changes_nothing() -> None:
         found = handles(collect(member)[1])
         note = member.group.acknowledgement(0, 0, found[0])
         with pytest.raises(Refused):
-            broker.publish_atomic([Message("nowhere", b"x")], [note])
+            broker.publish_all([Message("nowhere", b"x")], atomic=True, notes=[note])
         member.group.withdraw(0, 0)
         assert member.ack(0, 0)
 

@@ -10,7 +10,7 @@ from tests.stomp.test_selectors import selecting
 from martlet.access import Gate
 from martlet.contracts import Identity
 from martlet.message import Message
-from martlet.store.append.writer import RunItem, RunResult
+from martlet.store.append.items import AppendItem, AppendResult
 from martlet_stomp.config import StompConfig
 from martlet_stomp.wire.packets import Version
 
@@ -45,11 +45,11 @@ async def test_replies_that_are_read_at_once_are_stored_at_once(
 ) -> None:
     """As other messages are: not one by one, also if their headers differ."""
     runs: list[int] = []
-    publish_run = Gate.publish_run
+    publish_all = Gate.publish_all
 
-    def counted(gate: Gate, run: Sequence[RunItem | Message]) -> RunResult:
-        runs.append(len(run))
-        return publish_run(gate, run)
+    def counted(gate: Gate, items: Sequence[AppendItem | Message]) -> AppendResult:
+        runs.append(len(items))
+        return publish_all(gate, items)
 
     async with stomp_broker(tmp_path) as stomp:
         clients = [await stomp.connect() for _ in range(3)]
@@ -63,7 +63,7 @@ async def test_replies_that_are_read_at_once_are_stored_at_once(
             for number in range(90)
         ]
         alike = [server.frame("SEND", b"%d" % number, destination=addresses[0]) for number in range(90)]
-        monkeypatch.setattr(Gate, "publish_run", counted)
+        monkeypatch.setattr(Gate, "publish_all", counted)
         await server.send(*frames, server.frame("SEND", b"x", destination="/queue/other", receipt="r"))
         await server.receipt("r")
         await server.send(*alike, server.frame("SEND", b"y", destination=addresses[0], receipt="r"))

@@ -23,7 +23,7 @@ from martlet.store import Store, StoreConfig
 from martlet.store.format.atomic import FIRST, INNER, LAST, MARK_AT, group_marks, valid_after
 from martlet.store.recovery.inspect import inspect
 from martlet.testing.disk import Cut, FakeDisk
-from martlet.testing.stores import HOST, ManualClock, drain, message, small_config
+from martlet.testing.stores import HOST, ManualClock, append_batch, append_group, drain, message, small_config
 
 CUTS = int(os.environ.get("MARTLET_GROUP_CUTS", "150"))
 SEEDS = int(os.environ.get("MARTLET_GROUP_SEEDS", "150"))
@@ -49,7 +49,7 @@ def members(name: str, *sizes: int) -> tuple[list[Message], list[int]]:
 
 
 def put(store: Store, name: str, *sizes: int) -> list[Placed]:
-    return store.append_group(*members(name, *sizes))
+    return append_group(store, *members(name, *sizes))
 
 
 def labels(store: Store) -> list[str]:
@@ -108,7 +108,7 @@ async def test_a_group_goes_to_several_queues_side_by_side(open_store: OpenStore
 async def test_offsets_of_a_group_follow_one_another_in_each_queue(open_store: OpenStore) -> None:
     store = await open_store()
     store.append(message("before"), 0)
-    placed = store.append_group([message("1"), message("2", "U"), message("3")], [0, 0, 0])
+    placed = append_group(store, [message("1"), message("2", "U"), message("3")], [0, 0, 0])
     assert [each.queue_offset for each in placed] == [1, 0, 2]
     flush(store)
     assert drain(store, store.queue("T", 0)) == [b"before", b"1", b"3"]
@@ -119,7 +119,7 @@ async def test_members_get_record_crcs_and_keep_every_field(open_store: OpenStor
     store = await open_store(small_config(record_crcs=record_crcs))
     wide = Message("W" * 130, b"wide", b"", 0, 7, 0x1, 5, bytes(20), 3, 0)
     prepared = Message("T", b"half", b"", sys_flag=0x4, born_host=HOST)
-    placed = store.append_group([wide, prepared, message("plain", keys="k")], [0, 0, 0])
+    placed = append_group(store, [wide, prepared, message("plain", keys="k")], [0, 0, 0])
     flush(store)
     data = b"".join(store.segments.read(each.position, each.end - each.position) for each in placed)
     first, half, plain = decode_records(data)
@@ -146,9 +146,9 @@ async def test_a_group_of_one_is_a_plain_record_and_one_of_none_nothing(open_sto
 
 async def test_batches_are_groups(open_store: OpenStore) -> None:
     store = await open_store()
-    small = store.append_batch([message("a"), message("b"), message("c")], 0)
-    large = store.append_batch([message(bytes(700)), message(bytes(700))], 0)
-    one = store.append_batch([message("d")], 0)
+    small = append_batch(store, [message("a"), message("b"), message("c")], 0)
+    large = append_batch(store, [message(bytes(700)), message(bytes(700))], 0)
+    one = append_batch(store, [message("d")], 0)
     flush(store)
     assert marks_of(store, [*small, *large, *one]) == [FIRST, INNER, LAST, FIRST, LAST, 0]
 
@@ -158,9 +158,9 @@ async def test_these_bits_of_a_client_are_not_stored(open_store: OpenStore, sys_
     store = await open_store()
     said = [Message("T", b"m" * size, b"", sys_flag=sys_flag, born_host=HOST) for size in (10, 2000)]
     wide = Message("T", b"m", b"", sys_flag=sys_flag, born_host=bytes(20))
-    placed = [store.append(each, 0) for each in (*said, wide)] + store.append_batch(said[:1], 0)
-    batch = store.append_batch([*said[:1], said[0]], 0)
-    group = store.append_group(said, [0, 0])
+    placed = [store.append(each, 0) for each in (*said, wide)] + append_batch(store, said[:1], 0)
+    batch = append_batch(store, [*said[:1], said[0]], 0)
+    group = append_group(store, said, [0, 0])
     flush(store)
     assert marks_of(store, placed) == [0, 0, 0, 0]
     assert marks_of(store, [*batch, *group]) == [FIRST, LAST, FIRST, LAST]
@@ -173,9 +173,13 @@ async def test_these_bits_of_a_client_are_not_stored(open_store: OpenStore, sys_
 @pytest.mark.parametrize(
     ("config", "sizes", "says"),
     [
-        (CONFIG, (1,) * 1001, "the group has 1001 messages; the maximum is 1000 .store.group_messages_max."),
+        (CONFIG, (1,) * 2001, "the group has 2001 messages; the maximum is 2000 .store.group_messages_max."),
         (small_config(group_messages_max=3), (1,) * 4, "4 messages; the maximum is 3"),
-        (small_config(group_bytes_max=1500), (700, 700), "the maximum is 1500 .store.group_bytes_max."),
+        (
+            small_config(group_bytes_max=1500, message_bytes_max=740),
+            (700, 700),
+            "the maximum is 1500 .store.group_bytes_max.",
+        ),
         (small_config(segment_bytes=2048), (1000, 1000), "a segment has 2048"),
         (small_config(message_bytes_max=100), (5, 101), "the body has .* the maximum is 100"),
     ],
@@ -193,16 +197,16 @@ async def test_a_group_that_cannot_be_stored_is_refused_whole(
 async def test_one_bad_member_refuses_all(open_store: OpenStore) -> None:
     store = await open_store()
     with pytest.raises(Refused, match=r"U\+0000"):
-        store.append_group([message("good"), Message("T", b"", b"a\x01\x00\x02", born_host=HOST)], [0, 0])
+        append_group(store, [message("good"), Message("T", b"", b"a\x01\x00\x02", born_host=HOST)], [0, 0])
     with pytest.raises(Refused, match="cannot be a directory"):
-        store.append_group([message("good"), message("bad", "..")], [0, 0])
+        append_group(store, [message("good"), message("bad", "..")], [0, 0])
     with pytest.raises(Refused, match="negative"):
-        store.append_group([message("good"), message("bad")], [0, -1])
+        append_group(store, [message("good"), message("bad")], [0, -1])
     too_large_for_its_field = message("x")
     too_large_for_its_field.flag = 1 << 40
     for size in (1, 900):  # within the page, and beyond its end
         with pytest.raises(Exception, match="format"):
-            store.append_group([message(bytes(size)), too_large_for_its_field], [0, 0])
+            append_group(store, [message(bytes(size)), too_large_for_its_field], [0, 0])
     store.append(message("after"), 0)
     flush(store)
     assert drain(store, store.queue("T", 0)) == [b"after"]
@@ -210,19 +214,19 @@ async def test_one_bad_member_refuses_all(open_store: OpenStore) -> None:
 
 async def test_an_atomic_run_is_a_group_and_stored_whole_or_not_at_all(open_store: OpenStore) -> None:
     store = await open_store(small_config(message_bytes_max=1000))
-    good = [store.run_item(message(f"good {number}"), number % 2) for number in range(3)]
-    bad = store.run_item(message(bytes(1001)), 0)
+    good = [store.item(message(f"good {number}"), number % 2) for number in range(3)]
+    bad = store.item(message(bytes(1001)), 0)
     with pytest.raises(Refused, match="the maximum is 1000"):
-        store.append_run([good[0], bad, good[1]], atomic=True)
+        store.append_all([good[0], bad, good[1]], atomic=True)
     assert store.appended == 0
-    result = store.append_run(good, atomic=True)
+    result = store.append_all(good, atomic=True)
     assert (result.offsets, result.refused) == ([0, 0, 1], {})
-    assert store.append_run([], atomic=True).positions == []
+    assert store.append_all([], atomic=True).positions == []
     flush(store)
     marks = [(store.record_at(position) or b"")[MARK_AT] & LAST for position in result.positions]
     assert marks == [FIRST, INNER, LAST]
     assert drain(store, store.queue("T", 0)) == [b"good 0", b"good 2"]
-    loose = store.append_run([good[0], bad, good[1]])
+    loose = store.append_all([good[0], bad, good[1]])
     assert list(loose.refused) == [1]
 
 
@@ -261,7 +265,7 @@ async def test_readers_see_all_of_a_group_or_none_however_full_a_segment_is(flus
         store.on_flushed.append(partial(note_labels, store, seen))
         store.append(message(b"first:0:" + bytes(filled - 100)), 0)
         put(store, "g", 300, 300, 300)
-        store.append_batch([message(f"b:{number}:" + "x" * 200) for number in range(4)], 0)
+        append_batch(store, [message(f"b:{number}:" + "x" * 200) for number in range(4)], 0)
         put(store, "h", 10, 10)
         flush(store)
         whole = ["g:0", "g:1", "g:2"], ["b:0", "b:1", "b:2", "b:3"], ["h:0", "h:1"]
@@ -293,7 +297,7 @@ async def three_groups(record_crcs: bool) -> tuple[FakeDisk, list[Placed], list[
     await store.checkpoint()
     put(store, "first", 0, 40, 3)
     store.append(message("plain:0:"), 0)
-    store.append_batch([message(f"batch:{number}:", "B") for number in range(3)], 0)
+    append_batch(store, [message(f"batch:{number}:", "B") for number in range(3)], 0)
     before = 10
     placed = put(store, "last", 0, 600, 7, 60)
     flush(store)
@@ -390,7 +394,7 @@ async def test_a_killed_process_leaves_no_half_group_even_for_rocketmq() -> None
     for number in range(8):
         store.append(message(f"plain{number}:0:"), 0)
         put(store, f"g{number}", 10, 300, 700, 3)
-        store.append_batch([message(f"b{number}:{index}:") for index in range(3)], 0)
+        append_batch(store, [message(f"b{number}:{index}:") for index in range(3)], 0)
         store.commit()
     disk.on_change = None
     store.flusher.flush_now()

@@ -14,7 +14,7 @@ from martlet.message import Message, Placed
 from martlet.records.codec import decode_records
 from martlet.store import Store
 from martlet.testing.disk import Cut, FakeDisk
-from martlet.testing.stores import HOST, ManualClock, message, small_config
+from martlet.testing.stores import HOST, ManualClock, append_batch, append_group, message, small_config
 
 STEPS = int(os.environ.get("MARTLET_CRASH_STEPS", "60"))
 SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "2")))
@@ -96,7 +96,7 @@ class Workload:
             for _ in range(count)
         ]
         places = self.expect(messages, [queue_id] * count)
-        self.note(messages, places, self.store.append_batch(messages, queue_id))
+        self.note(messages, places, append_batch(self.store, messages, queue_id))
 
     def send_group(self) -> None:
         """Send messages of several topics that belong together, at times larger than a page."""
@@ -107,7 +107,7 @@ class Workload:
         ]
         queue_ids = [self.random.randrange(2) for _ in messages]
         places = self.expect(messages, queue_ids)
-        self.note(messages, places, self.store.append_group(messages, queue_ids))
+        self.note(messages, places, append_group(self.store, messages, queue_ids))
 
     def expect(self, messages: list[Message], queue_ids: list[int]) -> list[list[Place]]:
         """Let light queues index some of *messages*; return all places of each, and note that they were sent there."""

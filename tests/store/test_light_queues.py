@@ -16,7 +16,7 @@ from martlet.store import Store
 from martlet.store.append import writer
 from martlet.store.format.light import light_places, light_topics
 from martlet.testing.disk import Cut, FakeDisk
-from martlet.testing.stores import HOST, ManualClock, bodies, drain, message, small_config
+from martlet.testing.stores import HOST, ManualClock, append_batch, append_group, bodies, drain, message, small_config
 
 from .test_derived_files import set_content
 from .test_foreign import OURS_AT, exchange, flip, forget_martlet
@@ -177,11 +177,11 @@ async def test_a_write_that_fails_leaves_no_entry_in_any_queue(how: str) -> None
     if how == "one":
         store.append(made[0], 0)
     elif how == "run":
-        store.append_run([store.run_item(each, 0) for each in made])
+        store.append_all([store.item(each, 0) for each in made])
     elif how == "batch":
-        store.append_batch(made, 0)
+        append_batch(store, made, 0)
     else:
-        store.append_group(made, [0, 1, 2])
+        append_group(store, made, [0, 1, 2])
     with pytest.raises(Refused):
         store.commit()
     store.retention.look()
@@ -212,7 +212,7 @@ async def test_a_group_is_in_its_light_queues_as_a_whole(before: int) -> None:
     left = (1 << 15) - store.appended - 8 - room
     store.append(message("x" * (left - 92), "F"), 0)
     assert (1 << 15) - store.appended - 8 == room
-    placed = store.append_group(group, [0, 0, 0])
+    placed = append_group(store, group, [0, 0, 0])
     store.commit()
     store.flusher.flush_now()
     assert placed[0].position == 1 << 15, "with the offsets they would not all have had room in the first segment"
@@ -247,13 +247,13 @@ async def test_light_topics_that_cannot_be_are_refused(names: str, text: str) ->
     good = routed("good", "1", "2")
     for attempt in (
         lambda: store.append(bad, 0),
-        lambda: store.append_batch([good, bad], 0),
-        lambda: store.append_group([good, bad], [0, 0]),
+        lambda: append_batch(store, [good, bad], 0),
+        lambda: append_group(store, [good, bad], [0, 0]),
     ):
         with pytest.raises(Refused, match=text):
             attempt()
         assert store.queues.light == 0
-    result = store.append_run([store.run_item(each, 0) for each in (bad, good, bad)])
+    result = store.append_all([store.item(each, 0) for each in (bad, good, bad)])
     assert sorted(result.refused) == [0, 2]
     store.commit()
     store.flusher.flush_now()
@@ -268,11 +268,11 @@ async def test_light_topics_that_cannot_be_are_refused(names: str, text: str) ->
 async def test_the_messages_of_a_batch_or_group_share_the_limit_of_names() -> None:
     store = await open_on(FakeDisk(), light_names_max=4)
     three = [routed("x", "1", "2"), message("plain", "P"), routed("y", "1", "2"), routed("z", "1")]
-    for append in (partial(store.append_batch, three, 0), partial(store.append_group, three, [0] * 4)):
+    for append in (partial(append_batch, store, three, 0), partial(append_group, store, three, [0] * 4)):
         with pytest.raises(Refused, match=r"5 or more light topics are named together; the maximum is 4"):
             append()
-    assert store.append_run([store.run_item(each, 0) for each in three]).refused == {}
-    assert len(store.append_batch(three[:3], 0)) == 3
+    assert store.append_all([store.item(each, 0) for each in three]).refused == {}
+    assert len(append_batch(store, three[:3], 0)) == 3
     store.crash()
 
 
@@ -284,7 +284,7 @@ async def test_properties_that_offsets_make_too_long_are_refused() -> None:
     with pytest.raises(Refused, match="the properties have 32794 bytes"):
         store.append(made, 0)
     with pytest.raises(Refused, match="the properties have"):
-        store.append_batch([made, made], 0)
+        append_batch(store, [made, made], 0)
     assert store.queues.light == 0
     store.crash()
 
@@ -305,8 +305,8 @@ async def test_only_the_store_decides_where_a_record_is_indexed(topic: str, prop
     store.writer.light_queues = enabled
     made = message("x", topic)
     made.properties = properties
-    placed = [store.append(made, 1), *store.append_batch([made, made], 1)]
-    placed.append(store.append_run([store.run_item(made, 1)]).placed(0, 1))
+    placed = [store.append(made, 1), *append_batch(store, [made, made], 1)]
+    placed.append(store.append_all([store.item(made, 1)]).placed(0))
     store.commit()
     store.flusher.flush_now()
     indexed = enabled and topic == "P"

@@ -12,7 +12,7 @@ from martlet.records.codec import decode_record, decode_records, tags_code
 from martlet.records.layout import RecordView
 from martlet.store import Queue, ReadStatus, Store
 from martlet.testing.disk import FakeDisk
-from martlet.testing.stores import HOST, ManualClock, bodies, drain, message, small_config
+from martlet.testing.stores import HOST, ManualClock, append_batch, bodies, drain, message, small_config
 
 OpenStore = Callable[..., Awaitable[Store]]
 
@@ -322,16 +322,16 @@ async def test_a_batch_is_in_one_segment_or_refused(open_store: OpenStore) -> No
     store = await open_store()
     fill(store, 20)
     batch = [message(b"y" * 150) for _ in range(12)]
-    placed = store.append_batch(batch, 0)
+    placed = append_batch(store, batch, 0)
     assert [p.queue_offset for p in placed] == list(range(20, 32))
     assert placed[0].position == 4096
     assert placed[-1].end < 8192
     before = store.appended
-    with pytest.raises(Refused, match="a batch of 40 messages"):
-        store.append_batch(batch[:1] * 40, 0)
+    with pytest.raises(Refused, match="a group of 40 messages"):
+        append_batch(store, batch[:1] * 40, 0)
     too_large = Message("T", b"", b"p" * 40_000)
     with pytest.raises(Refused):
-        store.append_batch([message(), too_large], 0)
+        append_batch(store, [message(), too_large], 0)
     assert store.appended == before
     assert store.queue("T", 0).next_offset == 32
 
@@ -400,7 +400,7 @@ async def test_what_was_appended_is_counted(open_store: OpenStore) -> None:
     store = await open_store()
     placed = [store.append(message(bytes(300)), 0) for _ in range(30)]  # over three segments
     store.commit()
-    placed += store.append_batch([message(b"a"), message(b"bc")], 0)
+    placed += append_batch(store, [message(b"a"), message(b"bc")], 0)
     counted = store.statistics()
     assert (counted.appended_messages, counted.commits) == (30, 3)
     store.commit()

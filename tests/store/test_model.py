@@ -12,7 +12,7 @@ from martlet.message import Message
 from martlet.records.codec import decode_records, tags_code
 from martlet.store import ReadStatus, Store
 from martlet.testing.disk import Cut, FakeDisk
-from martlet.testing.stores import HOST, ManualClock, drain, message, small_config
+from martlet.testing.stores import HOST, ManualClock, append_batch, drain, message, small_config
 
 CONFIG = small_config(segment_bytes=2048, page_bytes=256, cache_bytes=1024)
 
@@ -53,7 +53,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(topic=topics, queue_id=queue_ids, sizes=st.lists(st.integers(0, 120), min_size=1, max_size=6))
     def append_batch(self, topic: str, queue_id: int, sizes: list[int]) -> None:
         batch = [message(b"b" * size, topic) for size in sizes]
-        placed = self.store.append_batch(batch, queue_id)
+        placed = append_batch(self.store, batch, queue_id)
         assert placed[0].position // 2048 == (placed[-1].end - 1) // 2048
         self.waiting += [((topic, queue_id), one) for one in batch]
 

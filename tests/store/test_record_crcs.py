@@ -22,7 +22,7 @@ from martlet.records.codec import (
 )
 from martlet.store import Store
 from martlet.testing.disk import Cut, FakeDisk
-from martlet.testing.stores import HOST, message, small_config
+from martlet.testing.stores import HOST, append_batch, message, small_config
 
 FLIPS = int(os.environ.get("MARTLET_FLIPS", "700"))
 WITH_CRCS = small_config(record_crcs=True)
@@ -81,7 +81,7 @@ KINDS = {
 async def put(store: Store, messages: list[Message], several: bool) -> None:
     """Append *messages*, as a batch if *several*, and stop in order."""
     if several:
-        store.append_batch(messages, 0)
+        append_batch(store, messages, 0)
     else:
         for each in messages:
             store.append(each, 0)

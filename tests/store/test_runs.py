@@ -11,7 +11,7 @@ from martlet.message import Message, Placed
 from martlet.records.codec import decode_record, with_room_for_record_crc
 from martlet.records.layout import PREPARED, ROLLBACK
 from martlet.store import Store
-from martlet.store.append.writer import RunItem
+from martlet.store.append.items import AppendItem
 from martlet.store.disk.segments import Segment
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import HOST, ManualClock, drain, message, small_config
@@ -19,7 +19,7 @@ from martlet.testing.stores import HOST, ManualClock, drain, message, small_conf
 OpenStore = Callable[..., Awaitable[Store]]
 
 
-def item(store: Store, message: Message, queue_id: int) -> RunItem:
+def item(store: Store, message: Message, queue_id: int) -> AppendItem:
     queue = store.writer.open_queue(message.topic, queue_id)
     return (
         queue,
@@ -66,7 +66,7 @@ async def test_a_run_is_stored_as_if_each_message_were_appended_alone(config: di
     one, run = stores
     one.store_host = run.store_host = host
     placed = [one.append(each, queue_id) for each, queue_id in all_kinds()]
-    result = run.append_run([item(run, each, queue_id) for each, queue_id in all_kinds()])
+    result = run.append_all([item(run, each, queue_id) for each, queue_id in all_kinds()])
     assert result.refused == {}
     assert result.positions == [each.position for each in placed]
     assert result.offsets == [each.queue_offset for each in placed]
@@ -97,7 +97,7 @@ async def test_a_message_that_is_refused_does_not_stop_the_others_of_its_run(ope
         Message("T", b"long", b"A\x01" + b"x" * 40000, born_host=HOST),
         message("c"),
     ]
-    result = store.append_run([item(store, each, 0) for each in messages])
+    result = store.append_all([item(store, each, 0) for each in messages])
     assert result.offsets == [0, -1, -1, 1, -1, 2]
     assert [position >= 0 for position in result.positions] == [True, False, False, True, False, True]
     assert [end >= 0 for end in result.ends] == [True, False, False, True, False, True]
@@ -115,9 +115,9 @@ async def test_a_message_that_is_refused_does_not_stop_the_others_of_its_run(ope
 async def test_a_run_for_a_deleted_topic_begins_its_queue_again(open_store: OpenStore) -> None:
     store = await open_store()
     old = item(store, message("old"), 0)
-    store.append_run([old])
+    store.append_all([old])
     store.delete_topic("T")
-    result = store.append_run([old])
+    result = store.append_all([old])
     store.commit()
     store.flusher.flush_now()
     assert result.offsets == [0]
@@ -130,10 +130,10 @@ async def test_what_a_full_disk_took_back_of_a_run_is_refused_by_the_next_commit
     disk = FakeDisk()
     store = await Store.open(Path("/data"), small_config(), ManualClock(), disk)
     store.store_host = HOST
-    store.append_run([item(store, message("kept"), 0)])
+    store.append_all([item(store, message("kept"), 0)])
     store.commit()
     disk.free_bytes = 0
-    result = store.append_run([item(store, message(b"%02d" % number * 250), 0) for number in range(20)])
+    result = store.append_all([item(store, message(b"%02d" % number * 250), 0) for number in range(20)])
     first = min(result.refused)
     assert "is full" in str(result.refused[first])
     assert sorted(result.refused) == list(range(first, 20))
@@ -157,7 +157,7 @@ async def test_a_value_that_does_not_fit_its_field_leaves_the_messages_before_it
     store = await open_store()
     good, bad = item(store, message("good"), 0), item(store, message("bad"), 0)
     with pytest.raises((struct.error, OverflowError)):
-        store.append_run([good, (*bad[:6], 1 << 70, *bad[7:])])
+        store.append_all([good, (*bad[:6], 1 << 70, *bad[7:])])
     placed = store.append(message("next"), 0)
     assert placed.queue_offset == 1
     store.commit()

@@ -11,7 +11,7 @@ from martlet.errors import Refused
 from martlet.records.layout import BLANK_MAGIC, FILLER, FILLER_BYTES, PREPARED
 from martlet.store import Store
 from martlet.store.format.notes import OWN_PREFIX
-from martlet.testing.stores import drain, message
+from martlet.testing.stores import append_group, drain, message
 
 SEGMENT_BYTES = 4096
 NAME = "{:020d}".format
@@ -154,12 +154,12 @@ def put_two(store: Store, size: int) -> None:
     """Append two records, which must be in one segment, with *size* bytes together."""
     bodies = size - store.queue("T", 0).overhead
     group = [message(b"x" * (bodies // 2)), message(b"x" * (bodies - bodies // 2))]
-    first, second = store.append_group(group, [0, 0])
+    first, second = append_group(store, group, [0, 0])
     assert first.position // SEGMENT_BYTES == second.position // SEGMENT_BYTES
 
 
 def put_run(store: Store, size: int) -> None:
-    store.append_run([store.writer.item(message(b"x" * size), store.queue("T", 0))])
+    store.append_all([store.item(message(b"x" * size), 0)])
 
 
 def put_odd(store: Store, size: int) -> None:

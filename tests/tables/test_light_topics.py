@@ -287,7 +287,7 @@ async def test_messages_that_no_router_wants_stay_in_runs_beside_those_in_light_
         plain = (queue, b"plain", b"TAGS\x01x\x02", 0, 0, 0, 0, HOST, 0, 0)
         routed = Message("t", b"routed", b"DEVICE\x01d\x02", queue_id=0, born_host=HOST)
         named = Message("t", b"named", A, queue_id=0, born_host=HOST)
-        result = broker.publish_run([plain, routed, plain, named, plain])
+        result = broker.publish_all([plain, routed, plain, named, plain])
         broker.store.commit()
         assert (asked, result.refused) == ([b"routed"], {})
         assert drain(broker.store, queue, max_messages=9) == [b"plain", b"routed", b"plain", b"named", b"plain"]

@@ -207,7 +207,7 @@ async def test_too_many_pending_transactions_are_refused() -> None:
 
 
 async def test_a_message_that_leaves_no_room_for_its_op_record_is_refused() -> None:
-    found = await sellers(group_bytes_max=2000)
+    found = await sellers(group_bytes_max=2000, message_bytes_max=1000)
     with pytest.raises(Refused, match=r"store\.group_bytes_max"):
         found.prepare("k" * 1000)
 

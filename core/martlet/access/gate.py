@@ -59,7 +59,7 @@ from martlet.sessions.session import Session
 from martlet.sessions.sessions import Sessions
 from martlet.state.journal import Journal
 from martlet.store import Found, Store
-from martlet.store.append.writer import RunItem, RunResult
+from martlet.store.append.items import AppendItem, AppendResult, properties_of, queue_of
 from martlet.store.format.light import MULTI, light_places, light_topics, may_be_indexed
 from martlet.store.format.tags import find_tags
 from martlet.store.queues.queues import Queue
@@ -95,26 +95,16 @@ class Behind(Protocol):
 
     def publish(self, message: Message) -> Placed: ...
 
-    def publish_many(self, messages: Sequence[Message]) -> list[Placed | Refused]: ...
-
-    def publish_batch(self, messages: Sequence[Message]) -> list[Placed]: ...
-
-    def find_queue(self, topic: str, queue_id: int) -> Queue | None: ...
-
-    def publish_run(
+    def publish_all(
         self,
-        run: Sequence[RunItem | Message],
+        items: Sequence[AppendItem | Message],
         *,
         atomic: bool = ...,
-        acknowledgements: Sequence[tuple[Journal, bytes]] = ...,
+        notes: Sequence[tuple[Journal, bytes]] = ...,
         own: Callable[[Message], Message] | None = ...,
-    ) -> RunResult: ...
+    ) -> AppendResult: ...
 
-    def publish_item(self, item: RunItem) -> Placed: ...
-
-    def publish_atomic(
-        self, messages: Sequence[Message], acknowledgements: Sequence[tuple[Journal, bytes]] = ...
-    ) -> list[Placed]: ...
+    def find_queue(self, topic: str, queue_id: int) -> Queue | None: ...
 
 
 @final
@@ -157,10 +147,7 @@ class Gate:
 
         With light queues, it also requires ``publish`` on each light topic that the message names.
         """
-        if message.topic not in self.publishable:
-            self.check_message(message.topic, message.properties)
-        if self._behind.routers:  # looked up each time: a gate may be older than they are
-            self._check_light(message)
+        self._check_publish(message)
         return self._behind.publish(message)
 
     def _check_light(self, message: Message) -> None:
@@ -169,58 +156,41 @@ class Gate:
             for topic in light_topics(message.properties):
                 self.check("publish", topic)
 
-    def publish_many(self, messages: Sequence[Message]) -> list[Placed | Refused]:
-        """Store *messages* independently; return for each where it was stored or why it was refused."""
-        if not self._behind.routers and self.publishable.keys() >= {message.topic for message in messages}:
-            return self._behind.publish_many(messages)
-        refusals: dict[int, Refused] = {}
-        for place, message in enumerate(messages):
+    def publish_all(
+        self,
+        items: Sequence[AppendItem | Message],
+        *,
+        atomic: bool = False,
+        notes: Sequence[tuple[Journal, bytes]] = (),
+        own: Callable[[Message], Message] | None = None,
+    ) -> AppendResult:
+        """Store messages like `Broker.publish_all`; a message that may not be published is refused."""
+        publishable, has_routers = self.publishable, bool(self._behind.routers)
+        refused: dict[int, Refused] = {}
+        for place, item in enumerate(items):
             try:
-                self._check_publish(message)
-            except Refused as refused:
-                refusals[place] = refused
-        if not refusals:
-            return self._behind.publish_many(messages)
-        allowed = [message for place, message in enumerate(messages) if place not in refusals]
-        results = iter(self._behind.publish_many(allowed))
-        return [refusals[place] if place in refusals else next(results) for place in range(len(messages))]
-
-    def publish_batch(self, messages: Sequence[Message]) -> list[Placed]:
-        """Store *messages* of one topic in one queue, in order: all or none."""
-        self._check_publish_all(messages)
-        return self._behind.publish_batch(messages)
+                if not isinstance(item, Message):
+                    topic = queue_of(item).topic
+                    if topic not in publishable:
+                        self.check_message(topic, properties_of(item))
+                elif has_routers or item.topic not in publishable:
+                    self._check_publish(item)
+            except Refused as error:
+                if atomic:
+                    raise
+                refused[place] = error
+        if not refused:
+            return self._behind.publish_all(items, atomic=atomic, notes=notes, own=own)
+        result = self._behind.publish_all([item for place, item in enumerate(items) if place not in refused])
+        result.add_refused(refused)
+        return result
 
     def find_queue(self, topic: str, queue_id: int) -> Queue | None:
-        """Return the queue for a message of a run, like `Broker.find_queue`; None if the message needs `publish`.
+        """Return the queue for a tuple of `publish_all`, like `Broker.find_queue`; None if it must be a `Message`.
 
         It does not check permissions, so it returns None until `check_publish` has allowed the topic.
         """
         return self._behind.find_queue(topic, queue_id) if topic in self.publishable else None
-
-    def publish_run(
-        self,
-        run: Sequence[RunItem | Message],
-        *,
-        atomic: bool = False,
-        acknowledgements: Sequence[tuple[Journal, bytes]] = (),
-        own: Callable[[Message], Message] | None = None,
-    ) -> RunResult:
-        """Store the messages of *run* in queues from `find_queue`, like `Broker.publish_run`."""
-        publishable, has_routers = self.publishable, bool(self._behind.routers)
-        for item in run:
-            topic = item.topic if isinstance(item, Message) else item[0].topic
-            if topic not in publishable:
-                self.check_message(topic, item.properties if isinstance(item, Message) else item[2])
-            if has_routers and isinstance(item, Message):
-                self._check_light(item)
-        return self._behind.publish_run(run, atomic=atomic, acknowledgements=acknowledgements, own=own)
-
-    def publish_item(self, item: RunItem) -> Placed:
-        """Store one message for a queue from `find_queue`, like `Broker.publish_item`."""
-        topic = item[0].topic
-        if topic not in self.publishable:
-            self.check_message(topic, item[2])
-        return self._behind.publish_item(item)
 
     def note_unawaited(self, topic: str, count: int, end: int) -> None:
         """Note that nobody waits until the last *count* messages are durable, which were just published.
@@ -231,21 +201,10 @@ class Gate:
         """
         self._behind.store.committer.note_unawaited(topic, count, end)
 
-    def publish_atomic(
-        self, messages: Sequence[Message], acknowledgements: Sequence[tuple[Journal, bytes]] = ()
-    ) -> list[Placed]:
-        """Store *messages* of any topics, and notes, all or none, like `Broker.publish_atomic`."""
-        self._check_publish_all(messages)
-        return self._behind.publish_atomic(messages, acknowledgements)
-
-    def _check_publish_all(self, messages: Sequence[Message]) -> None:
-        for message in messages:
-            self._check_publish(message)
-
     def _check_publish(self, message: Message) -> None:
         if message.topic not in self.publishable:
             self.check_message(message.topic, message.properties)
-        if self._behind.routers:
+        if self._behind.routers:  # looked up each time: a gate may be older than they are
             self._check_light(message)
 
     def check_message(self, topic: str, properties: bytes) -> None:

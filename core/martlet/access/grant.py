@@ -346,7 +346,7 @@ class PublishGrant(_Grant):
         super().__init__(store, topics, groups, name)
         self._tail = store.tail
         self._readable_end = store.readable_end
-        self.code_of: Final = store.writer.code_of  # the tag code of encoded properties, for `Gate.publish_run`
+        self.code_of: Final = store.writer.code_of  # the tag code of encoded properties, for `Gate.publish_all`
 
     def get(self) -> Topic | None:
         """Return the topic; None if there is none."""

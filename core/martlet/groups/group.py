@@ -193,7 +193,7 @@ class SharedGroup:
         return self.settlement.renew_held(holder, queue_id, offset, lease_s) if holder is not None else 0
 
     def acknowledgement(self, queue_id: int, offset: int, generation: int) -> tuple[Journal, bytes]:
-        """Return the acknowledgement of a message for `Broker.publish_atomic`, which must be called next.
+        """Return the acknowledgement of a message for `Broker.publish_all`, which must be called next.
 
         The message is settled once the atomic group is readable. If the group is refused, call `withdraw`; if its
         commit fails, the message is returned within a minute.

@@ -204,7 +204,7 @@ class Member:
         return self._settlement.give_up_held(self.holder, queue_id, offsets)
 
     def acknowledgements(self, queue_id: int, offsets: Sequence[int]) -> list[tuple[Journal, bytes]]:
-        """Return acknowledgements for `Gate.publish_atomic`, which must be called next.
+        """Return acknowledgements for `Gate.publish_all`, which must be called next.
 
         The messages are settled, and their credit is given back, once the atomic group is readable. If it is refused,
         call `withdraw`; if its commit fails, the messages are returned within a minute.

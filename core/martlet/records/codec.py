@@ -46,6 +46,7 @@ __all__ = [
     "has_record_crc",
     "hash_code",
     "key_hash",
+    "may_have_record_crc",
     "record_crc_holds",
     "record_size",
     "tags_code",
@@ -80,9 +81,14 @@ def write_record_crc(data: bytearray, start: int, end: int) -> None:
     data[at:end] = _record_crc_property(body_crc(memoryview(data)[start:at]))
 
 
+def may_have_record_crc(data: Buffer, end: int) -> bool:
+    """Return whether *data* may have a record CRC before *end*: a quick look at two bytes."""
+    return end >= RECORD_CRC_BYTES and (data[end - 12] == MARK_LAST or data[end - RECORD_CRC_BYTES] == MARK_FIRST)
+
+
 def has_record_crc(data: Buffer, end: int) -> bool:
     """Return whether the name of a record CRC, possibly with one flipped bit, precedes *end*."""
-    if end < RECORD_CRC_BYTES or (data[end - 12] != MARK_LAST and data[end - RECORD_CRC_BYTES] != MARK_FIRST):
+    if not may_have_record_crc(data, end):
         return False
     found = bytes(data[end - RECORD_CRC_BYTES : end - 11]) + bytes(data[end - 1 : end])
     mark = int.from_bytes(found, "big") ^ RECORD_CRC_MARK

@@ -243,7 +243,7 @@ class Session:
 class JointChanges:
     """Changes of a session that are stored in an atomic group with messages; made by `Session.changes`.
 
-    Pass ``notes`` to `Gate.publish_atomic` or `Gate.publish_run`, and call `apply` right after that; without messages,
+    Pass ``notes`` to `Gate.publish_all`, and call `apply` right after that; without messages,
     call `store`.
     """
 

@@ -48,14 +48,14 @@ class StoreConfig(Settings):
         4 * MIB, "largest body of a message (maxMessageSize)", unit="bytes", low=1, high=512 * MIB
     )
     group_messages_max: int = setting(
-        1000,
+        2000,
         "messages and notes of an atomic group; one append blocks the event loop from start to end",
         unit="messages",
         low=2,
     )
     group_bytes_max: int = setting(
         8 * MIB,
-        "total size of an atomic group's records if it has several messages; they must also fit into one segment",
+        "total size of an atomic group's records, or twice store.message_bytes_max if that is more",
         unit="bytes",
         low=1024,
         high=1024 * MIB,
@@ -143,3 +143,8 @@ class StoreConfig(Settings):
     retention_interval_ms: int = setting(
         10_000, "how often retention checks age and disk usage (cleanResourceInterval)", unit="ms", low=1
     )
+
+    @property
+    def group_room(self) -> int:
+        """The most bytes that an atomic group may have; two of the largest messages fit."""
+        return max(self.group_bytes_max, 2 * self.message_bytes_max)

@@ -22,9 +22,10 @@ from martlet.runtime.wakeup import Wakeup
 from martlet.store.append.admission import Admission
 from martlet.store.append.committer import Committer
 from martlet.store.append.flusher import Flusher
+from martlet.store.append.items import AppendItem, AppendResult
 from martlet.store.append.note_writer import NoteWriter
 from martlet.store.append.readable import ReadableEnd
-from martlet.store.append.writer import RunItem, RunResult, Writer
+from martlet.store.append.writer import Writer
 from martlet.store.config import StoreConfig
 from martlet.store.disk.checkpoint import read_checkpoint, stopped_in_order
 from martlet.store.disk.data_directory import DataDirectory
@@ -450,49 +451,26 @@ class Store:
           Refused: it is too large, or the store accepts no writes at the moment (the text says why).
           StoreFailed: the disk failed.
         """
-        return self.writer.append(message, queue_id)
+        return self.writer.append_all((self.writer.item(message, queue_id),)).placed(0)
 
-    def append_run(self, run: Sequence[RunItem], *, atomic: bool = False) -> RunResult:
-        """Append the messages of *run* in order, each to its queue; a refused one does not affect the others.
+    def append_all(self, items: Sequence[AppendItem], *, atomic: bool = False) -> AppendResult:
+        """Append *items* in order, each to its queue, and return where; a refused one does not affect the others.
 
-        With *atomic* all or none is stored, as by `append_group`.
+        With *atomic* all or none is stored, also after a crash; several are contiguous in one segment.
 
         Raises:
-          Refused: as `append_group`, with *atomic* only; none was stored.
+          Refused: with *atomic* only: as for `append`, or they are too many or too large together; none was stored.
           StoreFailed: the disk failed.
         """
-        return self.writer.append_run(run, atomic=atomic)
+        return self.writer.append_all(items, atomic=atomic)
 
-    def run_item(self, message: Message, queue_id: int) -> RunItem:
-        """Convert *message* for `append_run`.
+    def item(self, message: Message, queue_id: int) -> AppendItem:
+        """Convert *message* for `append_all`.
 
         Raises:
           Refused: there can be no such queue.
         """
-        return self.writer.item(message, self.writer.open_queue(message.topic, queue_id))
-
-    def append_batch(self, messages: Sequence[Message], queue_id: int) -> list[Placed]:
-        """Append *messages*, all of one topic, with consecutive offsets: all or none, like `append_group`.
-
-        Raises:
-          Refused: as for `append`; none was stored.
-        """
-        return self.writer.append_batch(messages, queue_id)
-
-    def append_group(
-        self, messages: Sequence[Message], queue_ids: Sequence[int], *, is_bounded: bool = True
-    ) -> list[Placed]:
-        """Append *messages* of any topics, each to the queue of its topic with the corresponding id: all or none.
-
-        They are contiguous in one segment. After a crash, either all of them are stored or none.
-
-        Args:
-          is_bounded: whether ``group_bytes_max`` bounds them.
-
-        Raises:
-          Refused: as for `append`, or the group has too many messages or bytes; none was stored.
-        """
-        return self.writer.append_group(messages, queue_ids, is_bounded=is_bounded)
+        return self.writer.item(message, queue_id)
 
     @property
     def before_commit(self) -> list[Callable[[], None]]:

@@ -1,13 +1,15 @@
 """Parts of tests of and around the store: a clock set by hand, small files, short messages."""
 
+from collections.abc import Sequence
 from typing import Any, Final, final
 
 from msgspec.structs import replace
 
-from martlet.message import Message
+from martlet.message import Message, Placed
 from martlet.records.codec import decode_records
 from martlet.records.layout import Buffer
 from martlet.store import Store, StoreConfig
+from martlet.store.append.items import AppendResult
 from martlet.store.queues.queues import Queue
 
 __all__ = ["HOST", "ManualClock", "bodies", "drain", "message", "small_config"]
@@ -53,6 +55,22 @@ def message(
     pairs = (("TAGS", tags), ("KEYS", keys), ("UNIQ_KEY", unique))
     properties = "".join(f"{name}\x01{value}\x02" for name, value in pairs if value).encode()
     return Message(topic, body.encode() if isinstance(body, str) else body, properties, born_ms=1, born_host=HOST)
+
+
+def append_group(store: Store, messages: Sequence[Message], queue_ids: Sequence[int]) -> list[Placed]:
+    """Append *messages* as an atomic group, each to its queue; return where. Raises as `Store.append_all`."""
+    items = [store.item(each, queue_id) for each, queue_id in zip(messages, queue_ids, strict=True)]
+    return placed_of(store.append_all(items, atomic=True))
+
+
+def append_batch(store: Store, messages: Sequence[Message], queue_id: int) -> list[Placed]:
+    """Append *messages* as an atomic group to the queues of that id; return where. Raises as `Store.append_all`."""
+    return append_group(store, messages, [queue_id] * len(messages))
+
+
+def placed_of(result: AppendResult) -> list[Placed]:
+    """Return where each message of *result* was stored. Raises `Refused` if one was not."""
+    return [result.placed(place) for place in range(len(result.positions))]
 
 
 def bodies(pieces: list[Buffer]) -> list[bytes]:

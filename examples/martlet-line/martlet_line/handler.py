@@ -219,7 +219,7 @@ class LineHandler:
             Message(packet.topic, body, properties, queue_id, 0, 0, now, host)
             for body, properties in zip(packet.bodies, packet.properties, strict=True)
         ]
-        results = self._gate.publish_many(messages)
+        results = self._gate.publish_all(messages).outcomes()
         ends = [result.end for result in results if isinstance(result, Placed)]
         if ends:
             peer.hold_until(ends[-1])

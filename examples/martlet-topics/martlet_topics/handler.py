@@ -222,10 +222,10 @@ class Client:
 
     def _publish_all(self, run: Publish, messages: list[Message]) -> list[Placed | Refused]:
         if not run.is_atomic:
-            return self._gate.publish_many(messages)
+            return self._gate.publish_all(messages).outcomes()
         done = run.acknowledged
         if done is None:
-            return list(self._gate.publish_atomic(messages))
+            return self._gate.publish_all(messages, atomic=True).outcomes()
         first_id, count, groups = done.first_id, done.count, self._groups
         notes = groups.acknowledgements(first_id, count)
         session = self._session
@@ -236,7 +236,7 @@ class Client:
                 raise Refused(Reason.NOT_FOUND, text)
             changes.acknowledge(first_id, count)
         try:
-            placed = self._gate.publish_atomic(messages, notes or changes.notes)
+            result = self._gate.publish_all(messages, atomic=True, notes=notes or changes.notes)
         except Refused:
             groups.withdraw(first_id, count)
             raise
@@ -245,7 +245,7 @@ class Client:
         else:
             changes.apply()
         self._peer.wake()
-        return list(placed)
+        return result.outcomes()
 
     def _answer(self, first_id: int, results: list[Placed | Refused]) -> None:
         """Acknowledge neighbours together; without packet ids nothing is said."""

@@ -22,7 +22,7 @@ from martlet.runtime.steps import WaitingSteps
 from martlet.stages import Stages
 from martlet.state.journal import NEXT_COMMIT
 from martlet.store import Queue
-from martlet.store.append.writer import RunItem
+from martlet.store.append.items import AppendItem
 from martlet.store.read.reading import ReadResult
 from martlet.tables.topics import DLQ_PREFIX, RETRY_PREFIX
 from martlet_tx.config import TxConfig
@@ -124,7 +124,7 @@ class HeldTransactions(Transactions):
         self._check_room()
         half = half_message(message, self._broker.queue_for_later(message))
         size = len(half.body) + len(half.properties) + COMMIT_BYTES
-        limit = min(self._store.config.group_bytes_max, self._store.config.segment_bytes)
+        limit = min(self._store.config.group_room, self._store.config.segment_bytes)
         if size > limit:
             text = f"transactional message needs {size} bytes with its op record; {limit} fit into an atomic group"
             raise Refused(Reason.ILLEGAL, f"{text} (store.group_bytes_max) and a segment")
@@ -243,7 +243,7 @@ class HeldTransactions(Transactions):
         if self._broker.stages.every_message:
             return list(range(len(ends)))  # a run would pass by that stage
         left: list[int] = []
-        items: list[RunItem] = []
+        items: list[AppendItem] = []
         later, queues = self._broker.stages.after(NAME), dict[tuple[str, int], Queue | None]()
         places: dict[int, int] = {}  # by the offset of the half message
         size = 0
@@ -260,7 +260,7 @@ class HeldTransactions(Transactions):
                 if queue is None or not self._is_usual(record, later):
                     left.append(place)
                     continue
-                items.append(self._store.writer.item(final_message(half), queue))
+                items.append(self._store.item(final_message(half), half.queue_id))
                 size += record.size
             places[record.queue_offset] = place
             if size > TOGETHER_BYTES:
@@ -276,14 +276,14 @@ class HeldTransactions(Transactions):
             or len(record.body) > self._broker.config.message_bytes_max
         )
 
-    def _append_ends(self, items: list[RunItem], places: Mapping[int, int]) -> list[int]:
+    def _append_ends(self, items: list[AppendItem], places: Mapping[int, int]) -> list[int]:
         """Store *items* with one op record for all half messages of *places*, all or none.
 
         Returns the places of those that are left for `end`: all if the store refuses them.
         """
         op = op_message(list(places), self._broker.clock.now_ms(), self._store.store_host)
         try:
-            result = self._broker.publish_run([*items, self._store.writer.item(op, self.op_queue)], atomic=True)
+            result = self._broker.publish_all([*items, self._store.item(op, self.op_queue.queue_id)], atomic=True)
         except (Refused, StoreFailed):
             return list(places.values())
         self.state.ending.update(dict.fromkeys(places, result.offsets[-1]))
@@ -311,9 +311,9 @@ class HeldTransactions(Transactions):
         offset = half.record.queue_offset
         op = op_message([offset], self._broker.clock.now_ms(), self._store.store_host)
         noted = [(self._journal, note) for note in notes]
-        placed = self._broker.publish_atomic([*messages, op], noted, passed=NAME)
-        self.state.ending[offset] = placed[-1].queue_offset
-        return placed[-1].end
+        placed = self._broker.publish_all([*messages, op], atomic=True, notes=noted, passed=NAME).placed(-1)
+        self.state.ending[offset] = placed.queue_offset
+        return placed.end
 
     def park(self, half: HalfMessage, checks: int) -> None:
         """Move *half* to the topic of transactions that were checked too often."""
@@ -343,7 +343,7 @@ class HeldTransactions(Transactions):
             raise Refused(Reason.NOT_FOUND, f"parked message {offset} is a half message again already; it is checked")
         self._check_room()
         note = self._journal, resumed(offset, park.first_offset)
-        (placed,) = self._broker.publish_atomic([renewed_message(half, 0)], [note], passed=NAME)
+        placed = self._broker.publish_all([renewed_message(half, 0)], atomic=True, notes=[note], passed=NAME).placed(0)
         self._resuming[offset] = placed.queue_offset
         return NEXT_COMMIT
 

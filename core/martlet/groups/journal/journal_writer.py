@@ -262,7 +262,7 @@ class GroupJournalWriter:
             self._dropped.pop(key, None)
 
     def settle(self, key: Key, offsets: Sequence[int], began: int) -> list[tuple[Journal, bytes]]:
-        """Return the arguments of `Broker.publish_atomic` that acknowledge the messages at *offsets*.
+        """Return the notes for `Broker.publish_all` that acknowledge the messages at *offsets*.
 
         All earlier notes are written to the log first. If a power failure loses those but not these, the queue is
         restored as it *began*: every message from there on is delivered again, except these.

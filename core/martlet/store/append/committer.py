@@ -132,7 +132,11 @@ class Committer:
         with them or instead.
         """
         pending = self.pending
-        if len(pending) - self._unawaited >= count and pending[-1][2] == end and pending[-count][0].topic == topic:
+        if len(pending) - self._unawaited < count:
+            return
+        queue, *_ = pending[-count]
+        _, _, last_end, _, _ = pending[-1]
+        if last_end == end and queue.topic == topic:
             self._unawaited += count
 
     def commit(self) -> None:
@@ -257,16 +261,17 @@ class Committer:
         if not pending:
             return
         tail = self._tail
-        assert pending[-1][2] <= tail.written <= tail.position, "an accepted record is not written"
+        _, start, _, _, _ = pending[0]
+        _, _, end, self.last_store_ms, _ = pending[-1]
+        assert end <= tail.written <= tail.position, "an accepted record is not written"
         self.commits += 1
         self.appended_messages += len(pending)
         # Contiguous in one segment.
-        self.appended_bytes += pending[-1][2] - pending[0][1]
-        self.last_store_ms = pending[-1][3]
+        self.appended_bytes += end - start
         unawaited = self._sync and self._unawaited == len(pending) and not self.light
         self._unawaited = 0
         # With sync flush, a watcher may be added before the records become readable.
-        queues = {item[0]: None for item in pending}
+        queues = {queue: None for queue, _, _, _, _ in pending}
         for queue in queues:
             if self._sync or queue.watchers:
                 self._readable.touch(queue)
@@ -276,11 +281,11 @@ class Committer:
         self.light.clear()
         self._index(pending)
         if unawaited:
-            self._accept_unawaited(queues, pending[0][1])
+            self._accept_unawaited(queues, start)
             return
         self._flusher.ask()
         if self._sync:
-            self._note_awaited(pending[0][1], tail.written)
+            self._note_awaited(start, tail.written)
         else:
             self._readable.allow(tail.written)
 
@@ -314,7 +319,9 @@ class Committer:
         """Return the queue offsets of the pending records, except the first *count*."""
         self.undone += 1
         self._unawaited = min(self._unawaited, count)
-        kept = self.pending[count - 1][2] if count else 0
+        kept = 0
+        if count:
+            _, _, kept, _, _ = self.pending[count - 1]
         for queue, _, end, _, _ in reversed(self.pending[count:]):
             if queue.last_end == end:
                 queue.drop_last()

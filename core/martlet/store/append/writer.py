@@ -1,17 +1,21 @@
 """Appends: encodes records directly into the end of the log in memory, and their entries into their queues.
 
-One loop, `Writer._put_usual`, handles the messages of a socket read (`append_run`), a batch or a group; `append_item`
-does the same for one usual message without the setup of a run. `_put_odd` handles rare cases, one record at a time.
+One loop, `Writer._put_usual`, encodes one message, those of a socket read, a batch or a group. `_put_odd` handles rare
+cases, one record at a time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
-from typing import Final, TypeAlias, final
+from typing import Final, final
 
 from martlet.errors import Reason, Refused
-from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
+from martlet.message import PROPERTIES_BYTES_MAX, Message
 from martlet.records.codec import (
+    MARK_FIRST,
+    MARK_LAST,
+    RECORD_CRC_BYTES,
     encode_record,
+    may_have_record_crc,
     record_size,
     with_room_for_record_crc,
     without_record_crc,
@@ -33,6 +37,15 @@ from martlet.records.layout import (
 from martlet.runtime.checksum import crc32
 from martlet.store.append.admission import Admission
 from martlet.store.append.committer import Committer
+from martlet.store.append.items import (
+    AppendItem,
+    AppendResult,
+    body_of,
+    born_host_of,
+    properties_of,
+    queue_of,
+    sys_flag_of,
+)
 from martlet.store.config import StoreConfig
 from martlet.store.disk.page_cache import LogWriter
 from martlet.store.format.atomic import MARK_AT, group_flags
@@ -40,12 +53,9 @@ from martlet.store.format.light import MULTI, is_light, light_topics, may_be_ind
 from martlet.store.format.tags import TagCodes
 from martlet.store.queues.queues import Queue, Queues
 
-__all__ = ["RunItem", "RunResult", "Writer"]
+__all__ = ["Writer"]
 
 NO_HOST: Final = bytes(8)
-# A message: its queue, body, properties and tag code (`Writer.code_of`), flag, sysFlag, born ms and born host,
-# reconsume times, and the position of its prepared message.
-RunItem: TypeAlias = tuple[Queue, Buffer, bytes, int, int, int, int, bytes, int, int]
 
 ENTRY_PACK: Final = ENTRY.pack
 HEAD_PACK: Final = HEAD.pack_into
@@ -58,48 +68,6 @@ FEW: Final = 3
 def _are_odd(properties: bytes) -> bool:
     """Return whether *properties*, of any number of messages, contain a zero byte or name light queues."""
     return 0 in properties or properties.find(MULTI) >= 0
-
-
-@final
-class RunResult:
-    """Locations of the messages of a run: log positions, the ends of their records, and queue offsets, in order.
-
-    A refused message has -1 for all three, and its reason in ``refused`` by its index in the run. ``end`` is the log
-    position after the last record. ``rolled`` says that a segment ended in between: the records in it are committed.
-    """
-
-    __slots__ = ("end", "ends", "offsets", "positions", "refused", "rolled", "store_ms")
-
-    def __init__(self) -> None:
-        self.positions: list[int] = []
-        self.ends: list[int] = []
-        self.offsets: list[int] = []
-        self.refused: dict[int, Refused] = {}
-        self.end = 0
-        self.store_ms = 0
-        self.rolled = False
-
-    def forget_last(self, count: int) -> None:
-        """Remove the last *count* messages, which the caller added to the run."""
-        for places in self.positions, self.ends, self.offsets:
-            del places[-count:]
-
-    def add_refused(self, refused: Mapping[int, Refused]) -> None:
-        """Add messages that were refused before they reached the store, by their index in the whole run."""
-        for place in sorted(refused):
-            for places in self.positions, self.ends, self.offsets:
-                places.insert(place, -1)
-        stored = [place for place in range(len(self.positions)) if place not in refused]
-        self.refused = {**{stored[place]: error for place, error in self.refused.items()}, **refused}
-
-    def outcome(self, place: int, queue_id: int) -> Placed | Refused:
-        """Return where message *place* of the run, for queue *queue_id*, was stored, or why it was refused."""
-        refused = self.refused.get(place)
-        return self.placed(place, queue_id) if refused is None else refused
-
-    def placed(self, place: int, queue_id: int) -> Placed:
-        """Return where message *place* of the run, for queue *queue_id*, was stored; it was not refused."""
-        return Placed(queue_id, self.offsets[place], self.positions[place], self.ends[place], self.store_ms)
 
 
 @final
@@ -126,7 +94,7 @@ class Writer:
         self._queues = queues
         self._committer = committer
         self._admission = admission
-        # Returns the tag code of encoded properties, for a `RunItem`.
+        # Returns the tag code of encoded properties, for a `AppendItem`.
         self.code_of: Final = TagCodes().of
         self._record_crcs = config.record_crcs
         self.store_host = NO_HOST
@@ -140,177 +108,63 @@ class Writer:
 
     # ---- public appends
 
-    def append(self, message: Message, queue_id: int) -> Placed:
-        """Append *message* to the log and to its queue.
+    def append_all(self, items: Sequence[AppendItem], *, atomic: bool = False) -> AppendResult:
+        """Append *items* in order, each to its queue, and return where; a refused one does not affect the others.
+
+        With *atomic* all or none is stored, also after a crash; several are contiguous in one segment.
 
         Raises:
-          Refused: it is too large, or the store accepts no writes at the moment (the text says why).
+          Refused: with *atomic* only: one is too large, they are too many or too large together, or the store accepts
+            no writes at the moment (the text says why); none was stored.
           StoreFailed: the disk failed.
         """
-        of_topic = self._queues.topics.get(message.topic)
-        queue = of_topic.get(queue_id) if of_topic is not None else None
-        if queue is None:
-            queue = self.open_queue(message.topic, queue_id)
-        return self.append_item(self.item(message, queue))
-
-    def append_item(self, item: RunItem) -> Placed:
-        """Append one message; raises like `append`."""
-        queue, body, properties, code, flag, sys_flag, born_ms, born_host, times, prepared_position = item
-        tail, host = self._tail, self.store_host
-        body_bytes, properties_bytes, position = len(body), len(properties), tail.position
-        size = queue.overhead + body_bytes + properties_bytes
-        end = position + size
-        if (
-            end > tail.room
-            or not queue.plain
-            or self._record_crcs
-            or self._admission.refusal
-            or sys_flag & PREPARED  # a rollback has this bit too
-            or len(born_host) != 8
-            or len(host) != 8
-            or body_bytes > self.config.message_bytes_max
-            or properties_bytes > PROPERTIES_BYTES_MAX
-            or 0 in properties
-            or properties.find(MULTI) >= 0
-            or (properties_bytes >= 20 and (properties[-12] == 1 or properties[-20] == 95))
-        ):
-            return self._append_odd(item)
-        committer, offset = self._committer, queue.next_offset
-        now = committer.now_ms or committer.read_clock()
-        at = position - tail.page_base
-        HEAD_PACK(
-            tail.data,
-            at,
-            size,
-            MAGIC_V1,
-            crc32(body) & 0x7FFFFFFF,
-            queue.queue_id,
-            flag,
-            offset,
-            position,
-            sys_flag & KEPT_FLAGS,
-            born_ms,
-            born_host,
-            now,
-            host,
-            times,
-            prepared_position,
-            body_bytes,
-        )
-        at += HEAD_BYTES
-        tail.data[at : at + body_bytes] = body
-        rest = b"%b%b%b" % (queue.topic_part, SHORT_PACK(properties_bytes), properties)
-        tail.data[at + body_bytes : end - tail.page_base] = rest
-        queue.tail += ENTRY_PACK(position, size, code)
-        queue.next_offset = offset + 1
-        queue.put_bytes += size
-        queue.last_end = tail.position = end
-        if not queue.dirty:
-            self._queues.touch(queue)
-        committer.pending.append((queue, position, end, now, properties))
-        return Placed(queue.queue_id, offset, position, end, now)
-
-    def _append_odd(self, item: RunItem) -> Placed:
-        """Like `append_item`, for messages of any kind."""
-        result = RunResult()
-        self._put_run((item,), result, True)
-        if result.refused:
-            raise result.refused[0]
-        return result.placed(0, item[0].queue_id)
-
-    def append_run(self, run: Sequence[RunItem], *, atomic: bool = False) -> RunResult:
-        """Append the messages of *run* in order, each to its queue; a refused one does not affect the others.
-
-        With *atomic* all or none is stored, as by `append_group`.
-
-        Raises:
-          Refused: as `append_group`, with *atomic* only; none was stored.
-          StoreFailed: the disk failed.
-        """
-        if atomic and run:
-            return self._append_all(run, f"a batch of {len(run)} messages")
-        result = RunResult()
+        result = AppendResult(items)
+        if not items:
+            return result
+        if atomic and len(items) > 1:
+            self._append_group(items, result)
+            return result
         # One search in all properties is faster than one in each, except for a few.
-        self._put_run(run, result, len(run) < FEW or _are_odd(b"".join([item[2] for item in run])))
+        is_odd = len(items) < FEW or _are_odd(b"".join(map(properties_of, items)))
+        self._put_all(items, result, is_odd)
+        if atomic and result.refused:
+            raise result.refused[0]
         return result
 
-    def append_batch(self, messages: Sequence[Message], queue_id: int) -> list[Placed]:
-        """Append *messages*, all of one topic, with consecutive offsets: all or none, like `append_group`.
-
-        Raises:
-          Refused: as for `append`; none was stored.
-        """
-        if not messages:
-            return []
-        queue = self.open_queue(messages[0].topic, queue_id)
-        result = self.append_run([self.item(message, queue) for message in messages], atomic=True)
-        return [result.placed(place, queue_id) for place in range(len(messages))]
-
-    def append_group(
-        self, messages: Sequence[Message], queue_ids: Sequence[int], *, is_bounded: bool = True
-    ) -> list[Placed]:
-        """Append *messages* of any topics, each to the queue of its topic with the corresponding id: all or none.
-
-        They are contiguous in one segment. After a crash, either all of them are stored or none.
-
-        Args:
-          is_bounded: whether ``group_bytes_max`` bounds them.
-
-        Raises:
-          Refused: as for `append`, or the group has too many messages or bytes; none was stored.
-        """
-        if not messages:
-            return []
-        items = [
-            self.item(message, self.open_queue(message.topic, queue_id))
-            for message, queue_id in zip(messages, queue_ids, strict=True)
-        ]
-        config = self.config
-        if len(items) > config.group_messages_max:
+    def _append_group(self, items: Sequence[AppendItem], result: AppendResult) -> None:
+        """Append *items* as an atomic group (`atomic.py`)."""
+        config, count = self.config, len(items)
+        if count > config.group_messages_max:
             limit = f"the maximum is {config.group_messages_max} (store.group_messages_max)"
-            raise Refused(Reason.ILLEGAL, f"the group has {len(items)} messages; {limit}")
-        bytes_max = config.group_bytes_max if is_bounded else 0
-        result = self._append_all(items, f"a group of {len(items)} messages", bytes_max)
-        return [result.placed(place, item[0].queue_id) for place, item in enumerate(items)]
-
-    def _append_all(self, items: Sequence[RunItem], what: str, bytes_max: int = 0) -> RunResult:
-        """Append *items* as an atomic group (`atomic.py`); a single item needs no marks."""
-        properties = [item[2] for item in items]
-        lengths = [len(each) for each in properties]
-        if self._record_crcs or True in [
-            len(each) >= 20 and (each[-12] == 1 or each[-20] == 95) for each in properties
-        ]:
+            raise Refused(Reason.ILLEGAL, f"the group has {count} messages; {limit}")
+        if self._record_crcs or True in [may_have_record_crc(each, len(each)) for each in map(properties_of, items)]:
             items = [self._fitted_item(item) for item in items]
-            properties = [item[2] for item in items]
-            lengths = [len(each) for each in properties]
         self._admission.check()
-        bodies, together = [len(item[1]) for item in items], b"".join(properties)
-        names_queues = together.find(MULTI) >= 0
-        odd = 0 in together
-        if max(bodies) > self.config.message_bytes_max or max(lengths) > PROPERTIES_BYTES_MAX or odd:
+        bodies, properties = list(map(len, map(body_of, items))), list(map(properties_of, items))
+        lengths, together = list(map(len, properties)), b"".join(properties)
+        if max(bodies) > config.message_bytes_max or max(lengths) > PROPERTIES_BYTES_MAX or 0 in together:
             for item in items:
-                self._check(item[1], item[2])  # names the message that cannot be stored
-        hosts = sum([item[0].overhead + len(item[7]) for item in items]) + len(items) * (len(self.store_host) - 16)
-        total = sum(bodies) + sum(lengths) + hosts
-        if names_queues:
-            total += self._room_for_places(items)
-        if bytes_max and total > bytes_max:
-            limit = f"the maximum is {bytes_max} (store.group_bytes_max)"
-            raise Refused(Reason.ILLEGAL, f"the group has {total} bytes; {limit}")
+                self._check(body_of(item), properties_of(item))  # names the message that cannot be stored
+        size = sum(bodies) + len(together) + sum([queue_of(item).overhead + len(born_host_of(item)) for item in items])
+        size += count * (len(self.store_host) - 16)
+        is_odd = _are_odd(together)
+        if is_odd:
+            size += self._room_for_places(items)
+        if size > config.group_room:
+            limit = f"the maximum is {config.group_room} (store.group_bytes_max, or twice store.message_bytes_max)"
+            raise Refused(Reason.ILLEGAL, f"the group has {size} bytes; {limit}")
         tail, committer = self._tail, self._committer
-        if tail.position + total + FILLER_BYTES > tail.segment.end:
-            self.roll_for(total, what)
-        start, count, result = tail.position, len(committer.pending), RunResult()
-        if len(items) > 1:
-            tail.begin_group()
+        if tail.position + size + FILLER_BYTES > tail.segment.end:
+            self.roll_for(size, f"a group of {count} messages")
+        start, pending = tail.position, len(committer.pending)
+        tail.begin_group()
         try:
-            self._put_run(items, result, odd or names_queues, group_flags(len(items)))
+            self._put_all(items, result, is_odd, group_flags(count))
         except BaseException:
-            committer.take_back(count)
+            committer.take_back(pending)
             tail.rewind(start)
             raise
         assert not result.refused, "a message of a group was refused after all were checked"
-        return result
 
     def append_together(self, messages: Sequence[Message], topic: str) -> None:
         """Append internal records, which belong to no queue, in one segment, and commit them: all or none."""
@@ -348,8 +202,16 @@ class Writer:
             self._check_light(0, 1)
         return self._queues.get(topic, queue_id)
 
-    def item(self, message: Message, queue: Queue) -> RunItem:
-        """Convert *message*, which goes to *queue*, for a run."""
+    def item(self, message: Message, queue_id: int) -> AppendItem:
+        """Convert *message*, which goes to queue *queue_id* of its topic, for `append_all`.
+
+        Raises:
+          Refused: there can be no such queue.
+        """
+        of_topic = self._queues.topics.get(message.topic)
+        queue = of_topic.get(queue_id) if of_topic is not None else None
+        if queue is None:
+            queue = self.open_queue(message.topic, queue_id)
         properties = message.properties
         return (
             queue,
@@ -366,30 +228,37 @@ class Writer:
 
     # ---- the inner loop
 
-    def _put_run(self, run: Sequence[RunItem], result: RunResult, odd: bool, marks: Sequence[int] = ()) -> None:
-        """Encode *run* into the log's end and its queues; *marks* are the bits of sysFlag for its atomic group.
+    def _put_all(
+        self, items: Sequence[AppendItem], result: AppendResult, is_odd: bool, marks: Sequence[int] = ()
+    ) -> None:
+        """Encode *items* into the log's end and their queues; *marks* are the bits of sysFlag for their atomic group.
 
-        *odd* says whether properties may contain a zero byte or name light queues.
+        *is_odd* says whether properties may contain a zero byte or name light queues.
         """
         tail = self._tail
         segment = tail.segment
         result.store_ms = self._committer.read_clock()
-        while (count := self._put_usual(run, result, odd, marks)) < len(run):
-            self._put_odd(run[count], result, marks[count] if marks else 0)
+        while (count := self._put_usual(items, result, is_odd, marks)) < len(items):
+            self._put_odd(items[count], result, marks[count] if marks else 0)
         result.end = tail.position
-        result.rolled = tail.segment is not segment
+        if tail.segment is not segment:
+            result.rolled = any(0 <= position < tail.segment.start for position in result.positions)
 
-    def _put_usual(self, run: Sequence[RunItem], result: RunResult, odd: bool, marks: Sequence[int]) -> int:
-        """Encode the next items of *run* up to the first that is unusual or has no room; return how many are done."""
+    def _put_usual(self, items: Sequence[AppendItem], result: AppendResult, is_odd: bool, marks: Sequence[int]) -> int:
+        """Encode the next of *items* up to the first that is unusual or has no room; return how many are done."""
         tail, queues, pending = self._tail, self._queues, self._committer.pending
         host, record_crcs, body_bytes_max = self.store_host, self._record_crcs, self.config.message_bytes_max
         room = tail.room if not self._admission.refusal and len(host) == 8 else -1
         data, base, position, now = tail.data, tail.page_base, tail.position, result.store_ms
         positions, ends, offsets = result.positions, result.ends, result.offsets
         try:
-            for item in run[len(positions) :] if positions else run:
+            for item in items[len(positions) :] if positions else items:
                 queue, body, properties, code, flag, sys_flag, born_ms, born_host, times, prepared_position = item
-                if record_crcs or (len(properties) >= 20 and (properties[-12] == 1 or properties[-20] == 95)):
+                # `may_have_record_crc`, without a call for each message.
+                if record_crcs or (
+                    len(properties) >= RECORD_CRC_BYTES
+                    and (properties[-12] == MARK_LAST or properties[-RECORD_CRC_BYTES] == MARK_FIRST)
+                ):
                     properties = self._fitted(properties)
                 body_bytes, properties_bytes = len(body), len(properties)
                 size = queue.overhead + body_bytes + properties_bytes
@@ -401,7 +270,7 @@ class Writer:
                     or sys_flag & PREPARED
                     or body_bytes > body_bytes_max
                     or properties_bytes > PROPERTIES_BYTES_MAX
-                    or (odd and (0 in properties or properties.find(MULTI) >= 0))
+                    or (is_odd and _are_odd(properties))
                 ):
                     break
                 at, offset = position - base, queue.next_offset
@@ -444,11 +313,11 @@ class Writer:
             tail.position = position
         return len(positions)
 
-    def _put_odd(self, item: RunItem, result: RunResult, mark: int) -> None:
+    def _put_odd(self, item: AppendItem, result: AppendResult, mark: int) -> None:
         """Like `_put_usual`, for one message of any kind; starts a new segment or page if necessary."""
         light: list[Queue] = []
         try:
-            if item[2].find(MULTI) >= 0:
+            if properties_of(item).find(MULTI) >= 0:
                 item, light = self._with_places(item)
             position, offset = self._put_any(self._fitted_item(item), mark, light)
         except Refused as refused:
@@ -458,7 +327,7 @@ class Writer:
         result.ends.append(self._tail.position if offset >= 0 else -1)
         result.offsets.append(offset)
 
-    def _put_any(self, item: RunItem, mark: int, light: list[Queue]) -> tuple[int, int]:
+    def _put_any(self, item: AppendItem, mark: int, light: list[Queue]) -> tuple[int, int]:
         """Append the record of *item*, and add entries to its queue and to the *light* ones that it names."""
         queue, body, properties, code, flag, sys_flag, born_ms, born_host, times, prepared_position = item
         self._check(body, properties)
@@ -504,7 +373,7 @@ class Writer:
         committer.pending.append((queue, position, tail.position, now, properties if kind != ROLLBACK else b""))
         return position, offset
 
-    def _with_places(self, item: RunItem) -> tuple[RunItem, list[Queue]]:
+    def _with_places(self, item: AppendItem) -> tuple[AppendItem, list[Queue]]:
         """Return *item* with its offsets in light queues added to the properties, and these offsets.
 
         Raises:
@@ -515,11 +384,11 @@ class Writer:
         if names:
             self._check_light(len(names), found.count(None))
             properties = with_places(properties, names, [queue.next_offset if queue else 0 for queue in found])
-            self._check(item[1], properties)
+            self._check(body_of(item), properties)
         light = [self._queues.get(name, 0) for name in names]
         return (*item[:2], properties, *item[3:]), light
 
-    def _room_for_places(self, items: Sequence[RunItem]) -> int:
+    def _room_for_places(self, items: Sequence[AppendItem]) -> int:
         """Return the maximum growth of *items* by `_with_places` in bytes; raise `Refused` if that would refuse one."""
         room, named, new = 0, 0, set[str]()
         for item in items:
@@ -531,14 +400,14 @@ class Writer:
                 self._check_light(named, len(new))
                 last = [(queue.next_offset if queue else 0) + len(items) for queue in found]
                 properties = with_places(properties, names, last)
-                self._check(item[1], properties)
-                room += max(len(properties) - len(item[2]), 0)
+                self._check(body_of(item), properties)
+                room += max(len(properties) - len(properties_of(item)), 0)
         return room
 
-    def _light_topics(self, item: RunItem) -> tuple[bytes, list[str]]:
+    def _light_topics(self, item: AppendItem) -> tuple[bytes, list[str]]:
         """Return the properties of *item* without offsets in light queues, and the light topics that will index it."""
-        properties, kind = without_offsets(item[2]), item[5] & TRANSACTION_MASK
-        if not self.light_queues or kind in (PREPARED, ROLLBACK) or not may_be_indexed(item[0].topic_bytes):
+        properties, kind = without_offsets(properties_of(item)), sys_flag_of(item) & TRANSACTION_MASK
+        if not self.light_queues or kind in (PREPARED, ROLLBACK) or not may_be_indexed(queue_of(item).topic_bytes):
             return properties, []
         return properties, light_topics(properties)
 
@@ -546,8 +415,8 @@ class Writer:
         """Make room for the CRC of a record, or remove the CRC of another record."""
         return with_room_for_record_crc(properties) if self._record_crcs else without_record_crc(properties)
 
-    def _fitted_item(self, item: RunItem) -> RunItem:
-        return (*item[:2], self._fitted(item[2]), *item[3:])
+    def _fitted_item(self, item: AppendItem) -> AppendItem:
+        return (*item[:2], self._fitted(properties_of(item)), *item[3:])
 
     # ---- refusals and room
 

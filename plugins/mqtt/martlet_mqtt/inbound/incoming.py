@@ -17,7 +17,7 @@ from martlet.net.complaints import Refusals
 from martlet.sessions.session import JointChanges, Session
 from martlet.state.journal import NEXT_COMMIT
 from martlet.store import Queue
-from martlet.store.append.writer import RunItem, RunResult
+from martlet.store.append.items import AppendItem, AppendResult
 from martlet_mqtt.admin.control import PREFIX as REQUESTS
 from martlet_mqtt.mapping.bridges import is_state, state_name
 from martlet_mqtt.mapping.frames import LARGE_BYTES, encoding_of
@@ -323,16 +323,7 @@ class Incoming:
         if qos == 2:
             self._publish_qos2(run, places)
             return
-        items = self._items(run, places, range(len(run.ends)))
-        try:
-            if len(items) == 1:  # a shorter way, for the latency
-                placed = self._gate.publish_item(items[0])
-                self._stored(run, [placed.position], placed.end)
-                return
-            result = self._gate.publish_run(items)
-        except Refused:
-            self._publish_singly(run)
-            return
+        result = self._gate.publish_all(self._items(run, places, range(len(run.ends))))
         if result.refused or result.rolled:
             self._answer_partly(run, result)
         else:
@@ -360,7 +351,7 @@ class Incoming:
             found[name] = queues[place] = queue
         return found
 
-    def _items(self, run: PublishRun, places: dict[Name, Queue], which: Sequence[int]) -> list[RunItem]:
+    def _items(self, run: PublishRun, places: dict[Name, Queue], which: Sequence[int]) -> list[AppendItem]:
         born_ms, host, qos = self._context.broker.clock.now_ms(), self._peer.host, run.qos
         names, bodies = run.names, run.bodies
         return [
@@ -377,7 +368,7 @@ class Incoming:
         else:
             self._gate.note_unawaited(run.names[0].topic, len(run.ends), end)
 
-    def _answer_partly(self, run: PublishRun, result: RunResult) -> None:
+    def _answer_partly(self, run: PublishRun, result: AppendResult) -> None:
         """Answer a run of which the store refused some messages, or committed some already."""
         for index in range(len(run.ends)):
             refused = result.refused.get(index)
@@ -421,7 +412,7 @@ class Incoming:
         _hold_all(changes, [ids[index] for index in which])
         try:
             items = self._items(run, places, which)
-            result = self._gate.publish_run(items, atomic=True, acknowledgements=changes.notes)
+            result = self._gate.publish_all(items, atomic=True, notes=changes.notes)
         except Refused:
             self._publish_singly(run)
             return

@@ -332,7 +332,7 @@ class Outgoing:
         changes.hand_out(QOS2 + packet_id, [position], self._session.position)
         note = member.group.acknowledgement(delivery.queue_id, offset, delivery.generation)
         try:
-            self._gate.publish_atomic([], [*changes.notes, note])
+            self._gate.publish_all([], atomic=True, notes=[*changes.notes, note])
         except Refused:
             member.group.withdraw(delivery.queue_id, offset)
             raise

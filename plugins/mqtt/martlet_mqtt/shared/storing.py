@@ -50,10 +50,10 @@ def store(
     notes = changes.notes if changes is not None else ()
     if packet.retain:
         size = _check_room(context, message, packet, name)
-        end = gate.publish_run([message], atomic=True, acknowledgements=notes, own=_retained).end
+        end = gate.publish_all([message], atomic=True, notes=notes, own=_retained).end
         context.retained.appended(name.text, size, end)
     elif notes:
-        end = gate.publish_run([message], atomic=True, acknowledgements=notes).end
+        end = gate.publish_all([message], atomic=True, notes=notes).end
     else:
         end = gate.publish(message).end
     if changes is not None:

@@ -7,15 +7,13 @@ from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
-from msgspec.structs import replace
-
 from martlet.access import Gate, PublishGrant
 from martlet.errors import MartletError, Reason, Refused
 from martlet.message import PROPERTIES_BYTES_MAX, Message, find_property, put_property, remove_property
 from martlet.runtime.ids import Ids
 from martlet.runtime.steps import Steps
 from martlet.stages import Stages
-from martlet.store.append.writer import RunItem
+from martlet.store.append.items import AppendItem, queue_of
 from martlet.tables.topics import RETRY_PREFIX, Topic, check_name
 from martlet_remoting.handlers.context import Answer, Context, Declined, Handle, refusal, supports_transactions
 from martlet_remoting.handlers.templates import Templates
@@ -99,9 +97,8 @@ def send_alone(context: Context, gate: Gate, send: Send) -> bool:
             _send_staged(context, gate, head, message, unique)
             return True
         queue = topic.queues.get(fields.queue_id) or topic.queue(fields.queue_id)
-        placed = gate.publish_item(
-            (queue, body, stored, grant.code_of(stored), fields.flag, fields.sys_flag, fields.born_ms, peer.host, 0, 0)
-        )
+        code, flag, sys_flag, born_ms = grant.code_of(stored), fields.flag, fields.sys_flag, fields.born_ms
+        placed = gate.publish_all(((queue, body, stored, code, flag, sys_flag, born_ms, peer.host, 0, 0),)).placed(0)
     except MartletError as error:
         peer.send(_run_refusal(context, head, error))
         return True
@@ -156,7 +153,7 @@ def send_run(context: Context, gate: Gate, sends: Sequence[Send]) -> int:
     body_bytes_max, code_of = state.broker.config.message_bytes_max, grant.code_of
     unusual_flags, suspects = UNUSUAL_SYS_FLAG & ~stages.sys_flag, _find_words(sends, stages)
     topic = _usual_topic(grant)
-    run: list[RunItem | Message] = []
+    run: list[AppendItem | Message] = []
     keys: list[bytes] = []
     for head, body, _ in sends:
         fields = head.fields
@@ -229,12 +226,12 @@ def usual_key(fields: SendHeader, stored: bytes, unusual_flags: int) -> bytes:
 
 
 def _publish_run(
-    context: Context, gate: Gate, sends: Sequence[Send], run: Sequence[RunItem | Message], keys: Sequence[bytes]
+    context: Context, gate: Gate, sends: Sequence[Send], run: Sequence[AppendItem | Message], keys: Sequence[bytes]
 ) -> None:
     """Store *run*, which was made from *sends*, and answer these."""
     peer = context.peer
     try:
-        result = gate.publish_run(run)
+        result = gate.publish_all(run)
     except MartletError as error:
         for head, _, _ in sends:
             peer.send(_run_refusal(context, head, error))
@@ -248,7 +245,7 @@ def _publish_run(
         elif isinstance(item, Message):
             answers.append(_staged_response(context, head, item, unique, position, offset))
         else:
-            header = template % (item[0].queue_id, unique, position, offset, head.opaque)
+            header = template % (queue_of(item).queue_id, unique, position, offset, head.opaque)
             answers.append(LENGTHS.pack(4 + len(header), len(header)) + header)
     if not result.refused and not result.rolled:
         peer.hold_until(result.end)
@@ -297,6 +294,8 @@ def send_message(context: Context, command: Command) -> Answer:
     topic = open_topic(context, grant, header)
     check_load(grant, state.config.unflushed_bytes_max)
     if header.batch:
+        if header.queue_id < 0:
+            header.queue_id = state.broker.ids.below(topic.write_queues or 1)
         return _send_batch(context, command, header, grant)
     properties = header.properties.encode()
     if header.topic[0] == "%" and header.topic.startswith(RETRY_PREFIX):
@@ -467,10 +466,9 @@ def _send_long_batch(
         groups.append(more)
     first = last = _store_batch(context, command, header, grant, members, wanted=wanted)
     ids = [first.ids]
-    in_first = replace(header, queue_id=first.queue_id)
     for group in groups[1:]:
         yield
-        last = _store_batch(context, command, in_first, grant, group, wanted=wanted)
+        last = _store_batch(context, command, header, grant, group, wanted=wanted)
         ids.append(last.ids)
     return _batch_response(context, command, header, first._replace(end=last.end, ids=",".join(ids)))
 
@@ -493,30 +491,25 @@ def _store_batch(
 ) -> _PlacedBatch:
     """Store *members*, all or none; *wanted* says whether a stage may want one of them."""
     gate = context.gate(command)
-    first = make_message(context, header, *members[0])
-    name, sys_flag, born_ms, host = first.topic, first.sys_flag, first.born_ms, first.born_host
-    times = first.reconsume_times
-    queue = None if wanted else gate.find_queue(name, header.queue_id)
+    message = make_message(context, header, *members[0])
+    name, sys_flag, born_ms, host = message.topic, message.sys_flag, message.born_ms, message.born_host
+    times, queue = message.reconsume_times, None if wanted else gate.find_queue(name, header.queue_id)
+    items: list[AppendItem | Message]
     if queue is None:
-        placed = gate.publish_batch(
-            [
-                Message(name, body, properties, header.queue_id, flag, sys_flag, born_ms, host, times)
-                for body, properties, flag in members
-            ]
-        )
-        ids = _batch_ids(context.state.templates, [each.position for each in placed])
-        return _PlacedBatch(placed[0].queue_id, placed[0].queue_offset, placed[-1].end, ids)
-    code_of = grant.code_of
-    result = gate.publish_run(
-        [
+        items = [
+            Message(name, body, properties, header.queue_id, flag, sys_flag, born_ms, host, times)
+            for body, properties, flag in members
+        ]
+    else:
+        code_of = grant.code_of
+        items = [
             (queue, body, properties, code_of(properties), flag, sys_flag, born_ms, host, times, 0)
             for body, properties, flag in members
-        ],
-        atomic=True,
-    )
-    return _PlacedBatch(
-        queue.queue_id, result.offsets[0], result.end, _batch_ids(context.state.templates, result.positions)
-    )
+        ]
+    result = gate.publish_all(items, atomic=True)
+    first = result.placed(0)
+    ids = _batch_ids(context.state.templates, result.positions)
+    return _PlacedBatch(first.queue_id, first.queue_offset, result.end, ids)
 
 
 def _batch_ids(templates: Templates, positions: Sequence[int]) -> str:

@@ -9,7 +9,7 @@ from martlet.contracts import Peer, Timers
 from martlet.errors import Refused
 from martlet.message import TAGS, Message, encode_properties
 from martlet.store import Queue
-from martlet.store.append.writer import RunItem, RunResult
+from martlet.store.append.items import AppendItem, AppendResult
 from martlet_stomp.mapping.destinations import Destination, Kind
 from martlet_stomp.mapping.messages import Template
 from martlet_stomp.mapping.schedules import Removal
@@ -80,19 +80,24 @@ class Incoming:
         if run.receipts:
             self._answer(run.receipts, result.end)
 
-    def _store(self, run: SendRun) -> RunResult | None:
-        """Store all messages of *run*; None, and none is stored, if they must be published one by one."""
+    def _store(self, run: SendRun) -> AppendResult | None:
+        """Store all messages of *run*; None, and none is stored, if they must be published one by one.
+
+        That is the case if one is too large: nothing after it may be stored.
+        """
+        if max(map(len, run.bodies)) > self._context.broker.config.message_bytes_max:
+            return None
         try:
             items = self._items(run)
-            return self._gate.publish_run(items) if items is not None else None
+            return self._gate.publish_all(items) if items is not None else None
         except (Refused, StompError):
             return None
 
-    def _items(self, run: SendRun) -> list[RunItem | Message] | None:
+    def _items(self, run: SendRun) -> list[AppendItem | Message] | None:
         """Return *run* as the store takes it; None if it must be published one by one. Raises as `_place`."""
         find, headers, now_ms, host = self._context.templates.find, run.headers, self._now_ms, self._peer.host
         code_of = self._context.code_of
-        items: list[RunItem | Message] = []
+        items: list[AppendItem | Message] = []
         places: dict[MessageHeaders, _Place] = {}
         is_same = headers.count(headers[0]) == len(headers)
         for each in headers[:1] if is_same else dict.fromkeys(headers):
@@ -169,9 +174,9 @@ class Incoming:
 
     def _send_to_all(self, template: Template, body: bytes) -> int:
         """Store a message in each destination of a list, or in none. Raises `StompError` and `Refused`."""
-        placed = self._gate.publish_atomic(self._records(template, body))
-        self._context.counters.stored += len(placed)
-        return max((each.end for each in placed), default=0)
+        result = self._gate.publish_all(self._records(template, body), atomic=True)
+        self._context.counters.stored += len(result.ends)
+        return result.end
 
     def _remove(self, removal: Removal) -> int:
         """End a repeated message; nothing happens if it has ended already. Raises `StompError` and `Refused`."""

@@ -189,7 +189,7 @@ class Transactions:
                 notes += each.subscription.acknowledgements(each.parts)
                 begun.append(each)
             if transaction.messages or notes:
-                self._gate.publish_atomic(transaction.messages, notes)
+                self._gate.publish_all(transaction.messages, atomic=True, notes=notes)
         except Refused:
             for each in begun:
                 each.subscription.withdraw(each.parts)

@@ -289,7 +289,7 @@ class LevelDelivery:
         while self._settle():
             if len(self._unsettled) >= ROUNDS_MAX:
                 return True
-            made = Round(min(ROUND_BYTES, config.group_bytes_max // 2, config.segment_bytes // 4))
+            made = Round(min(ROUND_BYTES, config.group_room // 2, config.segment_bytes // 4))
             await self._collect(made)
             made.offsets = self._reached()
             if made.offsets == self._noted and self._published_end > self._released_end:
@@ -456,13 +456,13 @@ class LevelDelivery:
         note = self._offsets.journal, self._note(made.offsets, self._noted)
         self._store.renew_clock()  # an older time would look like an early delivery
         try:
-            self._broker.publish_atomic(made.messages, [note], passed=self._plugin)
+            self._broker.publish_all(made.messages, atomic=True, notes=[note], passed=self._plugin)
         except Refused as refused:
             if self._store.refusal or not made.messages:
                 raise
             log.warning("delayed messages are delivered one by one, because one was refused; %s", refused)
             self._publish_each(made)
-            self._broker.publish_atomic([], [note])
+            self._broker.publish_all([], atomic=True, notes=[note])
         made.end, made.noted = self._store.appended, self._journal_end()
         self._published_end = made.end
         self._noted = made.offsets
@@ -479,7 +479,7 @@ class LevelDelivery:
             offsets[level] = offset
             note = self._offsets.journal, self._note(offsets, begun)
             try:
-                self._broker.publish_atomic([message], [note], passed=self._plugin)
+                self._broker.publish_all([message], atomic=True, notes=[note], passed=self._plugin)
             except Refused as refused:
                 if self._store.refusal:
                     raise

@@ -215,7 +215,7 @@ class LevelState:
         store = self._broker.store
         while self._is_foreign:
             try:
-                self._broker.publish_atomic([], [(self.journal, encode_note(self.by_level, {}, {}))])
+                self._broker.publish_all([], atomic=True, notes=[(self.journal, encode_note(self.by_level, {}, {}))])
                 store.committer.commit_early()
                 await store.wait_flushed(store.written)
                 content = finish_now(self._render(NO_POSITION))

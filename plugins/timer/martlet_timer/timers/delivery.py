@@ -274,7 +274,7 @@ class TimerDelivery:
         notes = [(self._journal, gone(timers))]
         if keys:
             notes.append((self._journal, ended(keys)))
-        self._broker.publish_atomic(messages, notes, passed=self._plugin)
+        self._broker.publish_all(messages, atomic=True, notes=notes, passed=self._plugin)
         end = store.appended
         try:
             store.commit()

@@ -19,7 +19,7 @@ from martlet.contracts import StagedBatch
 from martlet.errors import Reason, Refused
 from martlet.records.layout import Buffer, record_views
 from martlet.runtime.steps import WaitingSteps
-from martlet.store.append.writer import RunItem
+from martlet.store.append.items import AppendItem
 from martlet.store.queues.queues import Queue
 from martlet.store.read.reading import ReadResult
 from martlet_tx.external.journal_codec import EventKind, Key, Place, Stored, encode_event
@@ -178,11 +178,11 @@ class Delivery:
         self.delivered += len(items)
         self.dropped += len(messages) - len(items)
 
-    def _items(self, messages: Sequence[tuple[StagedBatch, Member]]) -> list[RunItem]:
+    def _items(self, messages: Sequence[tuple[StagedBatch, Member]]) -> list[AppendItem]:
         """Return *messages* for their queues, without those whose topic was deleted."""
         queues: dict[tuple[str, int], Queue | None] = {}
         code_of = self._store.writer.code_of
-        items: list[RunItem] = []
+        items: list[AppendItem] = []
         for batch, (body, properties, flag) in messages:
             name = batch.topic, batch.queue_id
             if name not in queues:

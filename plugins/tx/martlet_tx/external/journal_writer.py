@@ -6,7 +6,7 @@ from typing import final
 from martlet.broker import Broker
 from martlet.errors import Reason, Refused
 from martlet.message import Message
-from martlet.store.append.writer import RunItem
+from martlet.store.append.items import AppendItem
 from martlet.store.queues.queues import Queue
 from martlet_tx.external.journal_codec import EVENTS_TOPIC, Stored
 from martlet_tx.external.staged_records import STAGED_TOPIC
@@ -32,7 +32,7 @@ class ExternalJournalWriter:
     def staged_queue(self) -> Queue:
         return self._store.queues.get(STAGED_TOPIC, 0)
 
-    def append(self, event: bytes, items: Sequence[RunItem] = ()) -> int:
+    def append(self, event: bytes, items: Sequence[AppendItem] = ()) -> int:
         """Append *items* and *event*, all or none, and return the end in the log.
 
         Raises:
@@ -41,12 +41,12 @@ class ExternalJournalWriter:
         """
         writer = self._store.writer
         message = Message(EVENTS_TOPIC, event, born_host=self._store.store_host)
-        return writer.append_run([*items, writer.item(message, self.queue)], atomic=True).end
+        return writer.append_all([*items, writer.item(message, 0)], atomic=True).end
 
-    def staged(self, bodies: Sequence[bytes], messages: Sequence[int]) -> tuple[list[RunItem], list[Stored]]:
+    def staged(self, bodies: Sequence[bytes], messages: Sequence[int]) -> tuple[list[AppendItem], list[Stored]]:
         """Return records of staged messages for `append`, and where they will be if they are appended next."""
         queue, writer, host = self.staged_queue, self._store.writer, self._store.store_host
-        items = [writer.item(Message(STAGED_TOPIC, body, born_host=host), queue) for body in bodies]
+        items = [writer.item(Message(STAGED_TOPIC, body, born_host=host), 0) for body in bodies]
         first = queue.next_offset
         sizes = enumerate(zip(bodies, messages, strict=True), first)
         return items, [Stored(offset, len(body), count) for offset, (body, count) in sizes]

@@ -267,7 +267,7 @@ class StagedTransactions(ExternalTransactions):
             if find_property(message.properties, b"TRAN_MSG").lower() == b"true":
                 text = "message of an external transaction has the property TRAN_MSG of another transaction; remove it"
                 raise Refused(Reason.ILLEGAL, text)
-            message = self._broker.prepare(message)
+            message = self._broker.reserve(message)
             head = (
                 *(message.topic, message.queue_id, message.sys_flag),
                 *(message.born_ms, message.born_host, message.reconsume_times),

@@ -1,0 +1,78 @@
+"""Messages for the log, and the places where they were stored."""
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Final, TypeAlias, final
+
+from martlet.errors import Refused
+from martlet.message import Placed
+from martlet.records.layout import Buffer
+from martlet.store.queues.queues import Queue
+
+__all__ = ["AppendItem", "AppendResult", "body_of", "born_host_of", "properties_of", "queue_of", "sys_flag_of"]
+
+# A message: its queue, body, properties and tag code (`Writer.code_of`), flag, sysFlag, born ms and born host,
+# reconsume times, and the position of its prepared message. A tuple, because protocols make one for each message.
+AppendItem: TypeAlias = tuple[Queue, Buffer, bytes, int, int, int, int, bytes, int, int]
+
+queue_of: Final[Callable[[AppendItem], Queue]] = itemgetter(0)
+body_of: Final[Callable[[AppendItem], Buffer]] = itemgetter(1)
+properties_of: Final[Callable[[AppendItem], bytes]] = itemgetter(2)
+sys_flag_of: Final[Callable[[AppendItem], int]] = itemgetter(5)
+born_host_of: Final[Callable[[AppendItem], bytes]] = itemgetter(7)
+
+
+@final
+class AppendResult:
+    """Locations of messages that were appended together: log positions, ends of records, and queue offsets, in order.
+
+    A refused message has -1 for all three, and its reason in ``refused`` by its index. ``end`` is the log position
+    after the last record. ``rolled`` says that a segment ended after one of them: the records in it are committed.
+    """
+
+    __slots__ = ("_items", "end", "ends", "offsets", "positions", "refused", "rolled", "store_ms")
+
+    def __init__(self, items: Sequence[AppendItem | None]) -> None:
+        self._items = items
+        self.positions: list[int] = []
+        self.ends: list[int] = []
+        self.offsets: list[int] = []
+        self.refused: dict[int, Refused] = {}
+        self.end = 0
+        self.store_ms = 0
+        self.rolled = False
+
+    def forget_last(self, count: int) -> None:
+        """Remove the last *count* messages, which the caller added."""
+        for places in self.positions, self.ends, self.offsets:
+            del places[-count:]
+        self._items = self._items[:-count]
+
+    def add_refused(self, refused: Mapping[int, Refused]) -> None:
+        """Add messages that were refused before they reached the store, by their index among all."""
+        items = list(self._items)
+        for place in sorted(refused):
+            items.insert(place, None)
+            for places in self.positions, self.ends, self.offsets:
+                places.insert(place, -1)
+        stored = [place for place in range(len(self.positions)) if place not in refused]
+        self.refused = {**{stored[place]: error for place, error in self.refused.items()}, **refused}
+        self._items = items
+
+    def placed(self, place: int) -> Placed:
+        """Return where message *place* was stored.
+
+        Raises:
+          Refused: it was not stored.
+        """
+        item = self._items[place]
+        if item is None or place in self.refused:
+            raise self.refused[place]
+        return Placed(
+            queue_of(item).queue_id, self.offsets[place], self.positions[place], self.ends[place], self.store_ms
+        )
+
+    def outcomes(self) -> list[Placed | Refused]:
+        """Return for each message where it was stored, or why it was refused."""
+        refused = self.refused
+        return [refused.get(place) or self.placed(place) for place in range(len(self.positions))]
