@@ -22,8 +22,6 @@ class Stages:
     stage wants a message whose properties contain none of these strings and whose sysFlag has none of these bits.
     """
 
-    __slots__ = ("_after", "_names", "_needles", "every_message", "pairs", "sys_flag", "words")
-
     def __init__(self, pairs: Sequence[tuple[str, Stage]] = ()) -> None:
         self.pairs = tuple(pairs)
         self._after: dict[str, Stages] = {}

@@ -362,8 +362,6 @@ SINK: Final = (
 class Options:
     """Parsed options: ``options["maxOffsetsPerTrigger"]``, with the default for what is not given."""
 
-    __slots__ = ("_values",)
-
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = dict(values)
 

@@ -245,8 +245,6 @@ Key = tuple[Queue, str, str]
 class Encodings:
     """All shared tails, and the limit on the size of all their batches."""
 
-    __slots__ = ("_kept", "_limit_bytes", "_tails", "kept_bytes")
-
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._tails: dict[Key, SharedTail] = {}

@@ -51,8 +51,6 @@ class Complaints:
 class Refusals:
     """Warnings about what one connection was refused: a line of each kind in `EVERY_S`, and how many were left out."""
 
-    __slots__ = ("_complaints", "_kinds")
-
     def __init__(self, complaints: Complaints) -> None:
         self._complaints = complaints
         self._kinds: dict[str, tuple[float, int]] = {}  # when the next line may come, and how many were left out

@@ -23,8 +23,6 @@ class Clock(Protocol):
 class SystemClock:
     """The system clock; it may jump, so it is not used for timeouts."""
 
-    __slots__ = ()
-
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 

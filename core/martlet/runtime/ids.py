@@ -20,8 +20,6 @@ class Ids:
     gives both, and the same ones for the same seed.
     """
 
-    __slots__ = ("_randbytes", "below")
-
     def __init__(self, source: random.Random | None = None) -> None:
         self._randbytes = (source or random.SystemRandom()).randbytes
         self.below = (source or random.Random()).randrange

@@ -316,8 +316,6 @@ class LiveSessions:
     ``leave`` detaches the client of a session; `SessionExpiry` sets it.
     """
 
-    __slots__ = ("by_key", "leave", "quota", "writer")
-
     def __init__(self, writer: SessionJournalWriter, quota: SessionQuota) -> None:
         self.by_key: dict[str, Session] = {}
         self.writer = writer

@@ -86,20 +86,6 @@ class LogOrder:
     first `HEAD_BYTES`) are those of the last returned record.
     """
 
-    __slots__ = (
-        "_merged",
-        "_next_number",
-        "_numbers",
-        "_pass",
-        "behind",
-        "busy",
-        "crc",
-        "cursors",
-        "position",
-        "size",
-        "store",
-    )
-
     def __init__(self, store: Store) -> None:
         self.store = store
         self.cursors: dict[int, QueueCursor] = {}

@@ -23,8 +23,6 @@ class Pages(Generic[K, V]):
     Do not modify values in place: replace them by changed copies.
     """
 
-    __slots__ = ("_last", "_own", "_page_of", "_pages")
-
     def __init__(self) -> None:
         self._page_of: dict[K, int] = {}
         self._pages: dict[int, dict[K, V]] = {}  # by number, ascending; none is empty

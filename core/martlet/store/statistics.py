@@ -21,8 +21,6 @@ __all__ = ["Recovered", "StoreStatistics"]
 class Recovered:
     """The results of a start."""
 
-    __slots__ = ("cut_bytes", "records", "seconds", "unlisted")
-
     def __init__(self) -> None:
         self.records = 0
         self.cut_bytes = 0
@@ -34,37 +32,6 @@ class Recovered:
 @final
 class StoreStatistics:
     """Counters of one store, since it was opened."""
-
-    __slots__ = (
-        "appended_bytes",
-        "appended_messages",
-        "clock_behind_hours",
-        "commits",
-        "cut_bytes",
-        "damaged_records",
-        "disk_used_ratio",
-        "durable",
-        "expired_messages",
-        "fsync_seconds",
-        "fsync_seconds_max",
-        "fsyncs",
-        "log_end",
-        "log_start",
-        "open_files",
-        "overdue_hours",
-        "overdue_topics",
-        "queues",
-        "readable",
-        "recovered_records",
-        "recovery_seconds",
-        "refused",
-        "segments",
-        "segments_removed_early",
-        "topics_with_retention",
-        "unindexed_bytes",
-        "unindexed_messages",
-        "written",
-    )
 
     def __init__(
         self,
@@ -112,4 +79,4 @@ class StoreStatistics:
 
     def as_dict(self) -> dict[str, object]:
         """Return the counters by name."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return dict(sorted(vars(self).items()))

@@ -59,39 +59,6 @@ logger = logging.getLogger("martlet.store")
 class Store:
     """One open data directory. `open` creates it; start `run` before anyone waits, and end it with `close`."""
 
-    __slots__ = (
-        "_place",
-        "_sync",
-        "admission",
-        "checkpointer",
-        "committer",
-        "config",
-        "deleted_to",
-        "directory",
-        "disk",
-        "early_readers",
-        "files",
-        "first_offsets",
-        "flusher",
-        "indexer",
-        "keys",
-        "lookup",
-        "notes",
-        "on_deleted",
-        "on_flushed",
-        "pages",
-        "queues",
-        "readable_end",
-        "readers",
-        "recovered",
-        "repairs",
-        "retention",
-        "segments",
-        "tail",
-        "topic_retention",
-        "writer",
-    )
-
     def __init__(self, directory: Path, config: StoreConfig, clock: Clock, disk: Disk) -> None:
         root = str(directory)
         self.directory = root

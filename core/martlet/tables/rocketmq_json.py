@@ -38,8 +38,6 @@ _QUOTED_KEY: Final = re.compile(rb'([{,]\s*)"(-?\d+)"(\s*:)')
 class DataVersion:
     """The number of changes of a table, and the time of the last one (RocketMQ DataVersion)."""
 
-    __slots__ = ("counter", "state_version", "timestamp")
-
     def __init__(self, counter: int = 0, state_version: int = 0, timestamp: int = 0) -> None:
         self.counter = counter
         self.state_version = state_version

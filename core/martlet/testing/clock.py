@@ -18,8 +18,6 @@ class TrioClock:
     ``skew_ms`` may be changed at any time, as a machine's clock is.
     """
 
-    __slots__ = ("_last_ms", "_origin", "skew_ms", "start_ms")
-
     def __init__(self, start_ms: int = START_MS) -> None:
         self.start_ms = start_ms
         self.skew_ms = 0

@@ -21,8 +21,6 @@ HOST: Final = bytes((127, 0, 0, 1)) + (10911).to_bytes(4, "big")
 class ManualClock:
     """A wall clock that stands still until somebody moves it."""
 
-    __slots__ = ("ms",)
-
     def __init__(self, ms: int = 1_700_000_000_000) -> None:
         self.ms = ms
 

@@ -38,8 +38,6 @@ def host_address() -> str:
 class UniqueKeys:
     """Makes the UNIQ_KEY of messages; keys of one object never repeat within a month."""
 
-    __slots__ = ("_clock", "_counter", "_month_end_ms", "_month_start_ms", "_prefix")
-
     def __init__(self, clock: Clock, address: str, process: int, instance: int) -> None:
         self._clock = clock
         self._prefix = _PREFIX.pack(socket.inet_aton(address), process & 0xFFFF, instance & 0xFFFFFFFF).hex().upper()
@@ -68,8 +66,6 @@ def _month(now_ms: int) -> tuple[int, int]:
 @final
 class Identity:
     """One client's id, as brokers list it, and its source of unique keys."""
-
-    __slots__ = ("client_id", "keys")
 
     def __init__(self, clock: Clock, client_id: str = "") -> None:
         address = host_address()

@@ -32,8 +32,6 @@ def suspended_ns() -> int:
 class ElapsedTime:
     """Milliseconds that never go back; *suspended_ns* can be replaced at any time."""
 
-    __slots__ = ("_asleep_ns", "suspended_ns")
-
     def __init__(self) -> None:
         self.suspended_ns: Callable[[], int] = suspended_ns
         self._asleep_ns = 0

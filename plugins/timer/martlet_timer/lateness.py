@@ -12,8 +12,6 @@ BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 1000, 10_000)
 class Lateness:
     """Counts of deliveries by how late they were, from the time when they were due to when they were readable."""
 
-    __slots__ = ("_counts", "_max_ms")
-
     def __init__(self) -> None:
         self._counts = [0] * (len(BOUNDS_MS) + 1)
         self._max_ms = 0.0

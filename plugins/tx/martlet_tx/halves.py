@@ -28,8 +28,6 @@ Row: TypeAlias = tuple[int, Page]  # with the number of the page
 class Halves:
     """The pending transactions by the offset of their half message; ``next`` is the offset after the newest one."""
 
-    __slots__ = ("_pages", "next", "pending")
-
     def __init__(self) -> None:
         self._pages: Pages[int, Page] = Pages()  # by number, ascending
         self.next = 0
@@ -150,8 +148,6 @@ class OpBlocks:
 
     A block is the offset of its first op record and the highest half message that its op records name.
     """
-
-    __slots__ = ("_blocks", "_in_last", "_size", "next")
 
     def __init__(self) -> None:
         self._blocks: list[tuple[int, int]] = []

@@ -17,8 +17,6 @@ T = TypeVar("T")
 class SweepTurns(Generic[T]):
     """Lines of sweeps, by the class of their distance from the tail."""
 
-    __slots__ = ("_lines", "_turns")
-
     def __init__(self) -> None:
         self._lines: dict[int, deque[T]] = {}
         self._turns = 0

@@ -69,8 +69,6 @@ def distance_class(distance: int) -> int:
 class Sweeps:
     """Sweeps, and the cursors that ``waiting`` has for them; *begin* returns a new sweep from a log position."""
 
-    __slots__ = ("_begin", "running", "waiting")
-
     def __init__(self, begin: Callable[[int], Sweep]) -> None:
         self.running: list[Sweep] = []
         self.waiting = Waiting()

@@ -107,8 +107,6 @@ def select_tags(tags: Sequence[str], *, exact: bool = True) -> Selection:
 class Selections:
     """Compiles selections, and caches recent ones."""
 
-    __slots__ = ("_cached", "_compiler_of")
-
     def __init__(self, compiler_of: Callable[[str], Compile | None]) -> None:
         self._compiler_of = compiler_of
         self._cached: dict[tuple[str, str, bool], Selection] = {}

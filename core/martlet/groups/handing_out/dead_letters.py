@@ -37,8 +37,6 @@ class DeadLetters:
     offset, that may have to be read from disk in a thread.
     """
 
-    __slots__ = ("_owner", "far", "stored", "unflushed", "without_letter")
-
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
         self.stored = 0

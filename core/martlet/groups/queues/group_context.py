@@ -56,8 +56,6 @@ class GroupContext:
     for *user*; None if that is the broker itself.
     """
 
-    __slots__ = ("alarm_at", "group", "marks", "owner", "policy", "topic", "user")
-
     def __init__(
         self,
         owner: Owner,

@@ -16,8 +16,6 @@ logger = logging.getLogger("martlet.store")
 class Admission:
     """Refuses appends while the disk is full, and permanently after a disk failure."""
 
-    __slots__ = ("_directory", "_flusher", "disk_full", "refusal")
-
     def __init__(self, directory: str, flusher: Flusher) -> None:
         self._directory = directory
         self._flusher = flusher

@@ -34,32 +34,6 @@ class Committer:
       index: receives the records of each commit, in order.
     """
 
-    __slots__ = (
-        "_admission",
-        "_awaited",
-        "_clock",
-        "_flusher",
-        "_full_segments",
-        "_index",
-        "_lost",
-        "_readable",
-        "_sync",
-        "_tail",
-        "_unawaited",
-        "appended_bytes",
-        "appended_messages",
-        "before_commit",
-        "commits",
-        "last_store_ms",
-        "light",
-        "now_ms",
-        "on_commit_wanted",
-        "on_sealed",
-        "on_undone",
-        "pending",
-        "undone",
-    )
-
     def __init__(
         self,
         tail: LogWriter,

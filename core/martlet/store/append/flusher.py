@@ -24,26 +24,6 @@ class Flusher:
     ``on_moved`` is called after ``durable`` moved, and once when the store failed.
     """
 
-    __slots__ = (
-        "_asked",
-        "_busy",
-        "_dirty",
-        "_is_asked",
-        "_later",
-        "_moved",
-        "_new_directory",
-        "directory",
-        "durable",
-        "failed",
-        "files",
-        "fsync_seconds",
-        "fsync_seconds_max",
-        "fsyncs",
-        "on_moved",
-        "tail",
-        "wanted",
-    )
-
     def __init__(self, files: Files, tail: LogWriter, directory: str, on_moved: Callable[[], None]) -> None:
         self.files = files
         self.tail = tail

@@ -20,8 +20,6 @@ NOTE_BYTES_MAX: Final = 256 * 1024
 class NoteWriter:
     """Appends notes and commits them immediately."""
 
-    __slots__ = ("_body_bytes_max", "_clock", "_committer", "_queues", "_writer")
-
     def __init__(self, writer: Writer, committer: Committer, queues: Queues, config: StoreConfig, clock: Clock) -> None:
         self._writer = writer
         self._queues = queues

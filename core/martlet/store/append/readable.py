@@ -23,8 +23,6 @@ class EarlyEnd:
     The ``watchers`` of a queue are called when early readers can read more of it, and then each of ``on_watched``.
     """
 
-    __slots__ = ("on_watched", "position", "watchers")
-
     def __init__(self) -> None:
         self.position = 0
         self.watchers: dict[Queue, list[Callable[[Queue], None]]] = {}
@@ -57,8 +55,6 @@ class ReadableEnd:
     returns the log position up to which a component has confirmed the log; when that moves, the component calls
     `update`. ``early`` is the end for early readers.
     """
-
-    __slots__ = ("_early_limit", "_limit", "_touched", "confirmed", "early", "on_moved", "on_watched", "position")
 
     def __init__(self) -> None:
         self.position = 0

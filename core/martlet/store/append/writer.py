@@ -74,18 +74,6 @@ def _are_odd(properties: bytes) -> bool:
 class Writer:
     """Appends to the log and to the queues in memory; the committer writes the log to disk."""
 
-    __slots__ = (
-        "_admission",
-        "_committer",
-        "_queues",
-        "_record_crcs",
-        "_tail",
-        "code_of",
-        "config",
-        "light_queues",
-        "store_host",
-    )
-
     def __init__(
         self, config: StoreConfig, tail: LogWriter, queues: Queues, committer: Committer, admission: Admission
     ) -> None:

@@ -33,8 +33,6 @@ logger = logging.getLogger("martlet.store")
 class DataDirectory:
     """Locks a directory for one process, and marks it as in use: the file ``abort`` contains the process id."""
 
-    __slots__ = ("_disk", "_files", "_lock_fd", "marked", "path")
-
     def __init__(self, path: str, disk: Disk, files: Files) -> None:
         self.path = path
         self._disk = disk

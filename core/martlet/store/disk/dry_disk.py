@@ -60,8 +60,6 @@ DIRECTORY: Final = _Directory()
 class DryDisk:
     """A `Disk` that does not change *below*."""
 
-    __slots__ = ("_entries", "_next_fd", "_open", "below")
-
     def __init__(self, below: Disk) -> None:
         self.below = below
         # Files and directories that differ from the disk below or were opened, by directory and name; None for removed

@@ -37,8 +37,6 @@ def is_full(error: OSError) -> bool:
 class Usage:
     """Space on the file system."""
 
-    __slots__ = ("free_bytes", "total_bytes")
-
     def __init__(self, total_bytes: int, free_bytes: int) -> None:
         self.total_bytes = total_bytes
         self.free_bytes = free_bytes
@@ -128,8 +126,6 @@ _FLOCK: Final = struct.Struct("hhqqi4x")
 @final
 class RealDisk:
     """The real file system."""
-
-    __slots__ = ()
 
     def open(self, path: str, *, create: bool = False, read_only: bool = False) -> int:
         if create:
@@ -271,8 +267,6 @@ def _skip_zeros(fd: int, position: int, size: int) -> int:
 class ThreadLimiter:
     """Trio's limiter of worker threads, but if a thread is free, work begins in this turn of the loop, not the next."""
 
-    __slots__ = ("_limiter",)
-
     def __init__(self) -> None:
         self._limiter = trio.to_thread.current_default_thread_limiter()
 
@@ -302,8 +296,6 @@ class _Open:
 @final
 class Files:
     """Files by path, with a limited number of open descriptors; thread-safe."""
-
-    __slots__ = ("_lock", "_open", "disk", "open_max", "read_only")
 
     def __init__(self, disk: Disk, open_max: int, *, read_only: bool = False) -> None:
         self.disk = disk

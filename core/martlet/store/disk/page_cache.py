@@ -37,18 +37,6 @@ class Page:
 class PageCache:
     """The pages of the log by position, in a limited amount of memory; thread-safe."""
 
-    __slots__ = (
-        "_held",
-        "_held_bytes",
-        "_lock",
-        "cache_bytes",
-        "final_end",
-        "page_bytes",
-        "pinned",
-        "segments",
-        "trusted_from",
-    )
-
     def __init__(self, segments: Segments, page_bytes: int, cache_bytes: int) -> None:
         self.segments = segments
         self.page_bytes = page_bytes
@@ -157,20 +145,6 @@ class PageCache:
 @final
 class LogWriter:
     """The end of the log: appends extend it at ``position``, and `write_out` writes them to the operating system."""
-
-    __slots__ = (
-        "data",
-        "first_group",
-        "page",
-        "page_base",
-        "page_end",
-        "pages",
-        "position",
-        "room",
-        "segment",
-        "segments",
-        "written",
-    )
 
     def __init__(self, pages: PageCache) -> None:
         self.pages = pages

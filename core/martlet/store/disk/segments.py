@@ -59,8 +59,6 @@ class Segments:
     Threads may call `find` and `read` while the event loop adds and removes segments.
     """
 
-    __slots__ = ("_starts", "directory", "files", "items", "segment_bytes", "strays")
-
     def __init__(self, files: Files, directory: str, segment_bytes: int) -> None:
         self.files = files
         self.directory = directory

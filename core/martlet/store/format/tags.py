@@ -28,8 +28,6 @@ class TagCodes:
     A tag is evicted if it is not used while as many others are as a generation holds.
     """
 
-    __slots__ = ("_before", "_codes")
-
     def __init__(self) -> None:
         self._codes: dict[bytes, int] = {}
         self._before: dict[bytes, int] = {}

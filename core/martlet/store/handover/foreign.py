@@ -37,8 +37,6 @@ class _Sums:
     both.
     """
 
-    __slots__ = ("end", "size", "squares")
-
     def __init__(self) -> None:
         self.end = 0
         self.size = 0
@@ -57,8 +55,6 @@ class _Sums:
 @final
 class ForeignQueues:
     """Loads every queue up to log position *limit*; `NOWHERE` loads everything in the files."""
-
-    __slots__ = ("_sums", "highest", "limit", "queues", "segments")
 
     def __init__(self, segments: Segments, queues: Queues, limit: int) -> None:
         self.segments = segments

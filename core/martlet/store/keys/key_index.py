@@ -92,30 +92,6 @@ class IndexFile:
 class KeyIndex:
     """All index files; new keys go into the newest."""
 
-    __slots__ = (
-        "_dirty_pages",
-        "_entries",
-        "_prefixes",
-        "_rest",
-        "_saved",
-        "_slots",
-        "active",
-        "damaged",
-        "directory",
-        "entries_max",
-        "files",
-        "items",
-        "new_names",
-        "pending",
-        "pending_bytes",
-        "pending_keys",
-        "position",
-        "saving",
-        "slots",
-        "store_ms",
-        "unchecked",
-    )
-
     def __init__(self, files: Files, directory: str, slots: int, entries_max: int) -> None:
         self.files = files
         self.directory = directory

@@ -12,8 +12,6 @@ __all__ = ["FirstOffsets"]
 class FirstOffsets:
     """Tracks which queues may still begin with removed records; readers of such records get an error."""
 
-    __slots__ = ("_behind", "_queues", "_segments", "_stuck")
-
     def __init__(self, queues: Queues, segments: Segments) -> None:
         self._queues = queues
         self._segments = segments

@@ -43,18 +43,6 @@ class Order:
       foreign: RocketMQ may have written the log; it writes no records of deletions.
     """
 
-    __slots__ = (
-        "_guessed",
-        "_on_lost",
-        "_regions",
-        "_settled_topics",
-        "foreign",
-        "guess",
-        "lost",
-        "queues",
-        "suspects",
-    )
-
     def __init__(self, queues: Queues, on_lost: Callable[[int], None]) -> None:
         self.queues = queues
         self.guess = False

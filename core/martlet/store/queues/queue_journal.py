@@ -144,8 +144,6 @@ def replay(data: bytes) -> dict[str, dict[int, QueueState]]:
 class QueueJournal:
     """The files of one store; blocking, for use by one thread at a time."""
 
-    __slots__ = ("content", "crc", "directory", "files", "generation", "length")
-
     def __init__(self, files: Files, directory: str) -> None:
         self.files = files
         self.directory = directory

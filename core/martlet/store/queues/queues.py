@@ -257,17 +257,6 @@ Unsaved: TypeAlias = tuple[Queue, bytes]
 class QueueFiles:
     """Reads and writes the files of queues."""
 
-    __slots__ = (
-        "block_bytes",
-        "block_entries",
-        "directory",
-        "file_bytes",
-        "file_entries",
-        "files",
-        "left",
-        "new_directories",
-    )
-
     def __init__(self, files: Files, directory: str, file_entries: int) -> None:
         self.files = files
         self.directory = directory
@@ -446,20 +435,6 @@ def queue_ids(names: list[str]) -> list[int]:
 @final
 class Queues:
     """All queues by topic and id, and the entries of each."""
-
-    __slots__ = (
-        "_cache",
-        "_lock",
-        "changed",
-        "dirty",
-        "dispatchers",
-        "files",
-        "light",
-        "on_damage",
-        "on_new",
-        "rebuilt",
-        "topics",
-    )
 
     def __init__(self, files: QueueFiles) -> None:
         self.files = files

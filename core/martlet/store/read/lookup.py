@@ -50,19 +50,6 @@ class Found:
 class Lookup:
     """Finds readable records."""
 
-    __slots__ = (
-        "_asked_bytes_max",
-        "_disk",
-        "_indexer",
-        "_pages",
-        "_queues",
-        "_readable",
-        "_readers",
-        "_repairs",
-        "_segments",
-        "_tail",
-    )
-
     def __init__(
         self,
         disk: Disk,

@@ -66,8 +66,6 @@ def _copied(result: ReadResult) -> ReadResult:
 class _Shared:
     """The state that all readers of a store share."""
 
-    __slots__ = ("cold", "damaged", "damaged_records")
-
     def __init__(self) -> None:
         self.cold: ColdReader | None = None
         self.damaged: set[int] = set()
@@ -77,19 +75,6 @@ class _Shared:
 @final
 class Readers:
     """Reads records of *queues* before an end: readable ones, or for early readers those before the early end."""
-
-    __slots__ = (
-        "_disk",
-        "_pages",
-        "_readable",
-        "_repairs",
-        "_shared",
-        "_telling",
-        "_unchecked",
-        "_usual",
-        "_verify",
-        "queues",
-    )
 
     def __init__(
         self,

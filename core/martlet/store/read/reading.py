@@ -286,8 +286,6 @@ class Reader:
       tells: whether reads with a filter look for entries without a record (`Care.TELL`).
     """
 
-    __slots__ = ("on_damage", "pages", "tells", "verify")
-
     def __init__(
         self, pages: PageCache, on_damage: Callable[[int, Queue, int], None], *, verify: bool, tells: bool = False
     ) -> None:

@@ -49,8 +49,6 @@ class Follower:
     While it runs, appended records are not queued for the index: it reads them from the log too.
     """
 
-    __slots__ = ("_names", "_position", "_scan", "_waiting", "keys", "segments")
-
     def __init__(self, segments: Segments, queues: Queues, keys: KeyIndex) -> None:
         self.segments = segments
         self.keys = keys
@@ -106,20 +104,6 @@ class Follower:
 @final
 class Indexer:
     """Feeds *keys*, which is None in a store without a key index; sets *wakeup* when there is work for `drain`."""
-
-    __slots__ = (
-        "_behind",
-        "_disk",
-        "_flusher",
-        "_follower",
-        "_moved",
-        "_queues",
-        "_segments",
-        "_tail",
-        "_wakeup",
-        "keys",
-        "saved",
-    )
 
     def __init__(
         self,

@@ -44,28 +44,6 @@ NOTED_BEFORE: Final = 0
 class Recovery:
     """One recovery; afterwards its fields contain the results."""
 
-    __slots__ = (
-        "_base",
-        "_broken",
-        "_durable",
-        "_rebuilding",
-        "_report",
-        "_reported",
-        "_scan",
-        "_torn",
-        "cut_bytes",
-        "damaged",
-        "deleted",
-        "end",
-        "last_store_ms",
-        "paths",
-        "queues",
-        "records",
-        "segments",
-        "start",
-        "unlisted",
-    )
-
     def __init__(self, segments: Segments, queues: Queues, report: Progress | None) -> None:
         self.segments = segments
         self.queues = queues

@@ -59,8 +59,6 @@ class Repair:
       end: the log position up to which the queues' files are complete.
     """
 
-    __slots__ = ("_at", "_end", "_saved_records", "_segments", "_want", "parts", "paths", "queues", "scan", "wanted")
-
     def __init__(self, segments: Segments, queues: Queues, wanted: list[Queue], end: int) -> None:
         self.queues = queues
         self.wanted = wanted
@@ -286,8 +284,6 @@ class Repair:
 class MemoryRepair:
     """Like `Repair`, but for a full disk: the result goes to `Queues.rebuilt` instead of the files."""
 
-    __slots__ = ("_queues", "_work")
-
     def __init__(self, segments: Segments, queues: Queues, wanted: list[Queue], end: int) -> None:
         files = queues.files
         copy = QueueFiles(Files(DryDisk(files.files.disk), 1), files.directory, files.file_entries)
@@ -320,8 +316,6 @@ class Repairs:
     Hold `lock` while writing files of queues. `paths` are changed files that must be synced; *wakeup* is set when there
     is something to repair or to sync.
     """
-
-    __slots__ = ("_admission", "_disk", "_flusher", "_queues", "_segments", "_wakeup", "_wanted", "lock", "paths")
 
     def __init__(
         self, disk: Disk, segments: Segments, queues: Queues, flusher: Flusher, admission: Admission, wakeup: Wakeup

@@ -63,25 +63,6 @@ class Scan:
     Pass either queues, and `find` to get the queue of each record, or a key index.
     """
 
-    __slots__ = (
-        "_by_topic",
-        "_codes",
-        "_find",
-        "_on_note",
-        "_saved_records",
-        "damaged",
-        "damaged_bytes",
-        "groups_from",
-        "keys",
-        "last_store_ms",
-        "limit",
-        "order",
-        "queues",
-        "records",
-        "segments",
-        "torn_from",
-    )
-
     def __init__(
         self,
         segments: Segments,

@@ -50,30 +50,6 @@ JOURNAL_BATCH: Final = 256
 class Checkpointer:
     """Writes entries and keys to their files, and makes checkpoints; set *wakeup* when there is work for it."""
 
-    __slots__ = (
-        "_admission",
-        "_committer",
-        "_config",
-        "_deletions",
-        "_directory",
-        "_dirty_paths",
-        "_doomed",
-        "_files",
-        "_finished",
-        "_first_offsets",
-        "_flusher",
-        "_index_saved_at",
-        "_indexer",
-        "_queues",
-        "_repairs",
-        "_segments",
-        "_tail",
-        "_wakeup",
-        "checkpointed",
-        "journal",
-        "owes_checkpoint",
-    )
-
     def __init__(
         self,
         directory: str,

@@ -79,36 +79,6 @@ class Keeper(Protocol):
 class Retention:
     """Applies the limits on age and disk usage to one store."""
 
-    __slots__ = (
-        "_admission",
-        "_checkpointer",
-        "_clock",
-        "_committer",
-        "_complete_start",
-        "_config",
-        "_directory",
-        "_early",
-        "_early_said_from",
-        "_files",
-        "_first_offsets",
-        "_flusher",
-        "_keys",
-        "_noted_to",
-        "_notes",
-        "_overdue_from",
-        "_pages",
-        "_queues",
-        "_segments",
-        "_tail",
-        "_unnoted",
-        "clock_behind_ms",
-        "keeper",
-        "overdue_ms",
-        "removed_early",
-        "removed_segments",
-        "used_ratio",
-    )
-
     def __init__(
         self,
         directory: str,

@@ -56,29 +56,6 @@ class Expiry(NamedTuple):
 class TopicRetention:
     """Applies the retention of topics to one store; ``expired_messages`` have expired since it was opened."""
 
-    __slots__ = (
-        "_changed",
-        "_clock",
-        "_config",
-        "_disk",
-        "_flusher",
-        "_hours",
-        "_lookup",
-        "_new",
-        "_notes",
-        "_oldest",
-        "_overdue",
-        "_queues",
-        "_readers",
-        "_removed_to",
-        "_retention",
-        "_said",
-        "_sweeping",
-        "_tail",
-        "_unnoted",
-        "expired_messages",
-    )
-
     def __init__(
         self,
         config: StoreConfig,

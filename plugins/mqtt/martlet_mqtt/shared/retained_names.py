@@ -29,8 +29,6 @@ AFTER_HIDDEN: Final = chr(ord(HIDDEN) + 1)
 class SortedNames:
     """A set of names in the order of their characters."""
 
-    __slots__ = ("_blocks", "_firsts")
-
     def __init__(self) -> None:
         self._blocks: list[list[str]] = []  # none is empty
         self._firsts: list[str] = []  # the first name of each block

@@ -46,8 +46,6 @@ class Routes(Protocol):
 class OtherBrokers:
     """Cached answers by topic; the oldest are dropped first."""
 
-    __slots__ = ("_asking", "_known", "_routes")
-
     def __init__(self, routes: Routes) -> None:
         self._routes = routes
         self._known: dict[str, tuple[float, Sequence[TopicQueues]]] = {}

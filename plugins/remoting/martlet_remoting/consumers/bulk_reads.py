@@ -77,8 +77,6 @@ class BulkRead:
 class PendingBulkReads:
     """The bulk reads of one connection."""
 
-    __slots__ = ("peer", "reader", "reads", "ready", "unfinished", "weight")
-
     def __init__(self, peer: Peer, reads: "BulkReads") -> None:
         self.peer = peer
         self.reads = reads

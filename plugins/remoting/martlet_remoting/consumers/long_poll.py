@@ -119,8 +119,6 @@ class Pull:
 class PendingPulls:
     """The pulls of one connection: held ones, and those to answer at the next collect."""
 
-    __slots__ = ("_limit", "held", "origin", "peer", "reader", "reading", "ready", "waiting")
-
     def __init__(self, peer: Peer, limit: int, store: Store) -> None:
         self._limit = limit
         self.peer = peer

@@ -163,8 +163,6 @@ class Pop:
 class PendingPops:
     """The pops of one connection: those that wait, and those to run at the next collect."""
 
-    __slots__ = ("held", "peer", "ready")
-
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.held: dict[Pop, None] = {}  # all that wait
@@ -183,8 +181,6 @@ class PendingPops:
 @final
 class WaitingPops:
     """Pops that wait for the same queue: client addresses take turns, the pops of one in the order of their arrival."""
-
-    __slots__ = ("_by_address", "_count")
 
     def __init__(self) -> None:
         self._by_address: dict[bytes, dict[Pop, None]] = {}  # the next address first

@@ -57,8 +57,6 @@ class Counters(Struct):
 class Templates:
     """Templates of messages, by their headers."""
 
-    __slots__ = ("_bytes", "_check", "_cluster", "_names", "table")
-
     def __init__(self, names: frozenset[str], cluster: str, check: Callable[[Destination], None]) -> None:
         """Begin; *check* raises `StompError` if clients may not send to a destination."""
         self._names = names

@@ -19,8 +19,6 @@ class Open(Protocol):
 class OpenTransactions:
     """Those of all clients, and what they take of the memory that all share."""
 
-    __slots__ = ("_by_owner", "_ends", "_limit_s", "_rung", "size")
-
     def __init__(self, limit_s: float) -> None:
         """Begin; a transaction must end within *limit_s*."""
         self._limit_s = limit_s

@@ -23,8 +23,6 @@ JUMPS_MAX: Final = 256
 class DelayClock:
     """Milliseconds since 1970 by the wall clock at the start of the event loop, and by *elapsed_ms* from then on."""
 
-    __slots__ = ("_began", "_clock", "_elapsed_ms", "_shifts", "_started_ms", "jumps")
-
     def __init__(self, clock: Clock, elapsed_ms: Callable[[], float]) -> None:
         self._clock = clock
         self._elapsed_ms = elapsed_ms

@@ -25,8 +25,6 @@ CONFIRM_MS: Final = 10_000
 class DampedClock:
     """Follows *wall*; sees a jump only when it is read."""
 
-    __slots__ = ("_elapsed_ms", "_jump_ms", "_jumped_at_ms", "_looked_at_ms", "_offset_ms", "_wall", "jumps")
-
     def __init__(self, wall: Clock, elapsed_ms: Callable[[], float]) -> None:
         self._wall = wall
         self._elapsed_ms = elapsed_ms

@@ -61,18 +61,6 @@ class Schedule:
     A timer that was taken is not given again until `give_back`. Call `added` for each timer that is added to *pending*.
     """
 
-    __slots__ = (
-        "_edition",
-        "_indexed_ms",
-        "_late",
-        "_moments",
-        "_opened_ms",
-        "_order",
-        "_pending",
-        "_seconds",
-        "_taken",
-    )
-
     def __init__(self, pending: Pending) -> None:
         self._pending = pending
         self._taken: set[int] = set()
