@@ -176,9 +176,9 @@ class Subscription:
     def gone(self) -> bool:
         """Whether the topic was deleted or closed to readers."""
         source = self._source
-        return (
-            source.group.gone if isinstance(source, Member) else isinstance(source, TopicSubscription) and source.gone
-        )
+        if isinstance(source, Member):
+            return source.group.gone
+        return isinstance(source, TopicSubscription) and source.gone
 
     def described(self) -> dict[str, object]:
         """Return what a list of subscriptions says about it; ``held`` is what is not acknowledged yet."""
@@ -218,7 +218,7 @@ class Subscription:
 
     def end(self) -> Member | None:
         """End, but for a member of a group, which is returned and must leave."""
-        source, self._source = self._source, None
+        source, self._source, self._ledger = self._source, None, None
         if isinstance(source, Member):
             return source
         if source is not None:
