@@ -48,7 +48,7 @@ from martlet_remoting.wire.packets import Command
 from martlet_tx.checks import Checks
 from martlet_tx.config import TxConfig
 from martlet_tx.plugin import TxPlugin
-from martlet_tx.state import TransactionState
+from martlet_tx.state import HalfMessageState
 from martlet_tx.transactions import HeldTransactions
 
 TOPIC, GROUP = "Transactions", "benchmark_transaction_producer"
@@ -240,10 +240,10 @@ async def fill(folder: str, count: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def memory_of(broker: Broker, state: TransactionState) -> int:
+def memory_of(broker: Broker, state: HalfMessageState) -> int:
     """Return the bytes that a copy of *state* takes."""
     data = b"".join(finish_now(state.freeze()))
-    copy = TransactionState(broker)
+    copy = HalfMessageState(broker)
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     finish_now(copy.restore(data, 0))

@@ -14,7 +14,7 @@ from martlet_tx.config import TxConfig
 from martlet_tx.external.state import ExternalState
 from martlet_tx.external.transactions import StagedTransactions
 from martlet_tx.formats import HALF_TOPIC, OP_TOPIC
-from martlet_tx.state import TransactionState
+from martlet_tx.state import HalfMessageState
 from martlet_tx.transactions import HeldTransactions
 
 __all__ = ["TxPlugin"]
@@ -35,7 +35,7 @@ class TxPlugin(Hooks):
     def _of(self, broker: Broker) -> HeldTransactions:
         """Return the transactions of *broker*, the same for all hooks."""
         if self._held is None:
-            state = TransactionState(broker)
+            state = HalfMessageState(broker)
             self._held = HeldTransactions(broker, self._config, state)
             state.renew = self._held.roll
         return self._held

@@ -17,14 +17,14 @@ from martlet_tx.formats import CHECK_TIMES, HALF_TOPIC, NAME, OP_TOPIC, PREPARED
 from martlet_tx.halves import PAGE, Halves, OpBlocks
 from martlet_tx.journal_codec import ADOPTED, CHECKED, UNCHECKED, decode_note
 
-__all__ = ["TransactionState"]
+__all__ = ["HalfMessageState"]
 
 FORMAT: Final = 1
 HALF, OP = HALF_TOPIC.encode(), OP_TOPIC.encode()
 
 
 @final
-class TransactionState:
+class HalfMessageState:
     """The pending transactions.
 
     ``ending`` is no part of the state: by half message, the op record that was appended but not applied yet.

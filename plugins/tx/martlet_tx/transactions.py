@@ -45,7 +45,7 @@ from martlet_tx.formats import (
 )
 from martlet_tx.halves import PAGE
 from martlet_tx.journal_codec import resumed, unchecked
-from martlet_tx.state import TransactionState
+from martlet_tx.state import HalfMessageState
 
 __all__ = ["HeldTransactions"]
 
@@ -83,7 +83,7 @@ class Portion(NamedTuple):
 class HeldTransactions(Transactions):
     """The transactions of one broker."""
 
-    def __init__(self, broker: Broker, config: TxConfig, state: TransactionState) -> None:
+    def __init__(self, broker: Broker, config: TxConfig, state: HalfMessageState) -> None:
         self._broker = broker
         self._store = broker.store
         self._config = config
