@@ -3,14 +3,14 @@
 from typing import final
 
 import orjson
+from tests.wire_clients.remoting import RemotingClient
 
 from martlet.broker import Broker
 from martlet.contracts import Protocol
 from martlet.message import Record, decode_properties, encode_properties
-from martlet.testing.peers import MemoryPeer, Serving
+from martlet.testing.peers import Serving
 from martlet_remoting.config import RemotingConfig
 from martlet_remoting.plugin import RemotingPlugin
-from martlet_remoting.wire.codec import FrameBuffer, encode_command
 from martlet_remoting.wire.codes import RequestCode
 from martlet_remoting.wire.packets import Command
 
@@ -30,26 +30,9 @@ class RemotingTalk:
     """A scripted connection that keeps the requests of the broker."""
 
     def __init__(self, running: Serving, protocol: Protocol) -> None:
-        self._wire: MemoryPeer = running.connect(protocol)
-        self._frames = FrameBuffer()
-        self._opaque = 0
-        self._asked: list[Command] = []
-
-    async def _next(self) -> Command:
-        while (command := self._frames.next_command()) is None:
-            data = await self._wire.receive_some()
-            assert data, "the broker closed the connection"
-            self._frames.receive_data(data)
-        return command
-
-    async def ask(self, code: int, ext: dict[str, object], body: bytes = b"") -> Command:
-        """Send a request and return its answer."""
-        self._opaque += 1
-        await self._wire.send(encode_command(Command(code, ext, body, self._opaque)))
-        while not (answer := await self._next()).is_response:
-            self._asked.append(answer)
-        assert answer.opaque == self._opaque
-        return answer
+        wire = running.connect(protocol)
+        self._client = RemotingClient(wire.send, wire.receive_some)
+        self.ask = self._client.ask
 
     async def introduce(self, client_id: str) -> None:
         """Be a producer."""
@@ -88,9 +71,10 @@ class RemotingTalk:
 
     async def pushed(self) -> tuple[Command, dict[str, str]]:
         """Wait for a reply that the broker pushes, take it, and return it with its properties."""
-        command = self._asked.pop(0) if self._asked else await self._next()
+        client = self._client
+        command = client.asked.pop(0) if client.asked else await client.receive()
         assert command.code == RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, command
-        await self._wire.send(encode_command(Command(0, {}, b"", command.opaque, 1)))
+        await client.send_command(Command(0, {}, b"", command.opaque, 1))
         return command, decode_properties(str(command.ext["properties"]).encode())
 
 

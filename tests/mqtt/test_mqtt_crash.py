@@ -16,7 +16,7 @@ import trio
 from tests.kills import ROUNDS, Victim, survive_kills
 from tests.mqtt.devices import Receiver, Sender, check
 from tests.mqtt.mqtt_talk import Talk, mqtt_broker
-from tests.stream_wire import StreamWire, dial
+from tests.wire_clients.streams import StreamWire, dial
 
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config

@@ -9,6 +9,7 @@ from typing import cast
 import orjson
 import pytest
 import trio
+from tests.wire_clients.remoting import RemotingClient
 from trio.testing import MockClock
 
 from martlet.contracts import Handler, Peer, Protocol
@@ -19,7 +20,6 @@ from martlet.settings import ServerConfig
 from martlet.store.disk.files import Files
 from martlet.testing.links import Caller, Conditions, Link
 from martlet_remoting.handler import REQUESTS_A_TURN, RemotingHandler
-from martlet_remoting.wire.codec import FrameBuffer, encode_command
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 from martlet_remoting.wire.connection import RemotingConnection
 from martlet_remoting.wire.packets import Command
@@ -29,42 +29,21 @@ from .conftest import Harness, OpenHarness, long_ext, pull_ext, send_ext
 SEND, PULL = RequestCode.SEND_MESSAGE_V2, RequestCode.PULL_MESSAGE
 
 
-class Client:
+class Client(RemotingClient):
     """One connection to the server."""
 
     def __init__(self, served: "Served", conditions: Conditions | None) -> None:
         self.link = Link(conditions)
         self.caller = Caller(self.link.near)
-        self._frames = FrameBuffer()
-        self._opaque = 0
+        super().__init__(self.caller.send, self.caller.receive)
         number = len(served.clients)
         served.clients.append(self)
         served.server.serve(served.protocol(), self.link.far, f"10.0.0.1:{number}", bytes((10, 0, 0, 1, 0, 0, 0, 1)))
 
     async def send_together(self, *requests: tuple[int, dict[str, object], bytes]) -> None:
         """Send requests that the server reads at once; they are numbered from 1."""
-        frames = [encode_command(Command(*request, number)) for number, request in enumerate(requests, 1)]
-        self._opaque += len(frames)
-        await self.caller.send(b"".join(frames))
-
-    async def send(self, code: int, ext: dict[str, object], body: bytes = b"") -> int:
-        self._opaque += 1
-        await self.caller.send(encode_command(Command(code, ext, body, self._opaque)))
-        return self._opaque
-
-    async def receive(self) -> Command:
-        while (command := self._frames.next_command()) is None:
-            data = await self.caller.receive()
-            if not data:
-                raise EOFError("the server closed the connection")
-            self._frames.receive_data(data)
-        return command
-
-    async def ask(self, code: int, ext: dict[str, object], body: bytes = b"") -> Command:
-        number = await self.send(code, ext, body)
-        while (answer := await self.receive()).opaque != number or not answer.is_response:
-            pass
-        return answer
+        await self.send_command(*(Command(*request, number) for number, request in enumerate(requests, 1)))
+        self._opaque += len(requests)
 
     async def closed_after(self) -> float:
         """Wait until the server closes; return how long that took."""

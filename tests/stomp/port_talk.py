@@ -9,7 +9,7 @@ import trio
 import trustme
 from msgspec.structs import replace
 from tests.stomp.stomp_talk import ASYNC, V1_2, Frame, Talk, frame
-from tests.stream_wire import StreamWire, dial
+from tests.wire_clients.streams import StreamWire, dial
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Event, Request, TextMessage
 

@@ -15,7 +15,7 @@ import trio
 from tests.kills import ROUNDS, Victim, survive_kills
 from tests.stomp.devices import Consumer, Producer, Worker, check, drain
 from tests.stomp.stomp_talk import Talk, stomp_broker
-from tests.stream_wire import dial
+from tests.wire_clients.streams import dial
 
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config

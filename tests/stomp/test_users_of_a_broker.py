@@ -11,8 +11,8 @@ import pytest
 from tests.interop.martlet_process import Martlet
 from tests.mqtt.mqtt_talk import Talk as MqttTalk
 from tests.stomp.port_talk import connected
-from tests.stream_wire import StreamWire, dial
 from tests.users_plugin import users_plugin
+from tests.wire_clients.streams import StreamWire, dial
 
 from martlet_mqtt.wire.codes import V5, ReasonCode
 from martlet_mqtt.wire.packets import Connack, Connect
