@@ -123,7 +123,7 @@ async def test_heart_beats_are_on_time_however_busy_the_broker_is(
     async with port_of(tmp_path) as port:
         with clients_of(port, IDLE, heart_beat="1000,1000") as idle, clients_of(port, BUSY) as busy:
             await wait_clients(port, IDLE + BUSY)
-            recorders = [Recorder(beat) for _, _, beat in port.context.heartbeats._heap]
+            recorders = [Recorder(beat) for beat in port.context.heartbeats._alarms._times]
             load = Load(work_clock, busy, idle)
             load.begin()
             await load.done.wait()

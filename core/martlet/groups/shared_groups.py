@@ -13,7 +13,6 @@ When messages arrive, one member with credit is woken; if it leaves some, it wak
 not collect within `group_members.STALL_S`, because its client reads slowly, the next one is woken instead.
 """
 
-import heapq
 import logging
 import math
 from collections import deque
@@ -39,6 +38,7 @@ from martlet.groups.queues.group_queue import GroupQueue
 from martlet.groups.strategy.policy import AUTO_DELETE, OWNS_TOPIC, GroupPolicy
 from martlet.groups.unused_groups import UnusedGroups
 from martlet.groups.user_limits import Place, UserGroups
+from martlet.runtime.alarms import Alarms
 from martlet.runtime.clock import Clock
 from martlet.runtime.steps import Pace, Steps
 from martlet.settings import DeliveryConfig
@@ -60,8 +60,6 @@ REACH_S: Final = 10.0
 # Groups on a topic that a slice forgets, each with a few queues; queues of ended groups that a turn closes: 3 us each.
 FORGOTTEN_A_SLICE: Final = 32
 QUEUES_CLOSED_A_TURN: Final = 256
-# Alarms of groups that are closed, or that have an earlier one, are dropped when there are more.
-STALE_ALARMS_MIN: Final = 64
 # The membership of a group that is opened for handles, before it has members.
 NOBODY: Final = Membership(lease_s=0)
 # The limit on leases in `GroupState`, which include those of groups not in memory, in units of delivery.leases_max.
@@ -105,9 +103,7 @@ class SharedGroups:
         self.users = UserGroups(config)
         self.unused = UnusedGroups(self)
         self._due: dict[GroupContext, None] = {}  # those to look at in this turn or the next ones, the first one first
-        # A heap: when to look at which group; the number orders them.
-        self._alarms: list[tuple[float, int, GroupContext]] = []
-        self._number = 0
+        self._alarms: Alarms[GroupContext] = Alarms()
         self._to_wake: deque[SharedGroup] = deque()  # there is room for more messages that are not settled
         self._closing: deque[GroupQueue] = deque()  # queues of groups that ended
         self._reach_at = math.inf  # when to look how far groups are, and those not looked at yet
@@ -230,6 +226,7 @@ class SharedGroups:
         if context.policy is None and not of_group:
             del self._by_group[context.group]
         self._empty.pop(shared_group, None)
+        self._alarms.cancel(context)
         self.users.remove(context.user)
 
     def _close_unused(self, user: str | None = None) -> bool:
@@ -508,15 +505,9 @@ class SharedGroups:
         """Make `run` look at the group of *context* no later than *at*."""
         if at == -math.inf:
             self._due[context] = None
-        elif at < context.alarm_at:
-            context.alarm_at = at
-            self._number += 1
-            heapq.heappush(self._alarms, (at, self._number, context))
-            if len(self._alarms) > STALE_ALARMS_MIN + 2 * len(self._by_place):
-                alarms = [each for each in self._alarms if each[2].alarm_at == each[0]]
-                self._alarms = [each for each in alarms if self._group_of(each[2]) is not None]
-                heapq.heapify(self._alarms)
-        self._rung.set()
+            self._rung.set()
+        elif self._alarms.ring_by(context, at):
+            self._rung.set()
 
     async def run(self) -> None:
         """End leases on time, store dead letters, and forget unused groups, until cancelled."""
@@ -530,14 +521,13 @@ class SharedGroups:
         self._drop_deleted_topics()
         while True:
             if not (self._has_work or self._log_moved or self.dead_letters.far):
-                alarm = self._alarms[0][0] if self._alarms else math.inf
-                with trio.move_on_at(min(alarm, self._look_at, self._reach_at)):
+                with trio.move_on_at(min(self._alarms.next_at, self._look_at, self._reach_at)):
                     await self._rung.wait()
             self._rung = trio.Event()
             if self._log_moved:
                 self._settle_flushed()
             now = self.now()
-            self._take_alarms(now)
+            self._due.update(dict.fromkeys([context for _, context in self._alarms.take(now)]))
             if self._has_work or min(self._look_at, self._reach_at) <= now:
                 self._tick(now)
                 await trio.lowlevel.checkpoint()
@@ -547,14 +537,6 @@ class SharedGroups:
     def _has_work(self) -> bool:
         """Whether there is something to do in this turn."""
         return bool(self._due or self._closing or self._to_wake or self._to_reach or self.notes.has_undropped)
-
-    def _take_alarms(self, now: float) -> None:
-        """Note the groups to look at *now*."""
-        while self._alarms and self._alarms[0][0] <= now:
-            at, _, context = heapq.heappop(self._alarms)
-            if context.alarm_at == at:
-                context.alarm_at = math.inf
-                self._due[context] = None
 
     def _tick(self, now: float) -> None:
         """Look at the groups that are due, at a limited number of them and of their leases; others follow."""

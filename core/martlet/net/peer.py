@@ -135,7 +135,6 @@ class ServerPeer:
         "_touched",
         "_waits_for_bytes",
         "address",
-        "alarm",
         "client",
         "connection",
         "delivery",
@@ -212,7 +211,6 @@ class ServerPeer:
         self._scopes: set[trio.CancelScope] = set()  # of slow requests in progress
         self.rest: Awaitable[None] | None = None  # the rest of an unfinished request
         self.rest_scope: trio.CancelScope | None = None
-        self.alarm = math.inf  # the deadline being watched
         self.incomplete = False  # whether it has received part of a request
         self.connection: Connection = protocol.connect(trio.current_time())
         self.handler: Handler = protocol.handle(self, self.connection)

@@ -81,6 +81,7 @@ class Reader:
 
     def forget(self, peer: ServerPeer) -> None:
         """Drop what is kept of *peer*, which has ended."""
+        self.deadlines.forget(peer)
         self.incomplete.forget(peer)
         self._in_line.discard(peer)
 

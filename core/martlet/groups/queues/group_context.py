@@ -5,7 +5,6 @@ The parts form layers, and each refers only to those below it: `GroupContext`, `
 alarms name a context and not its group: no part keeps a group in memory that has ended.
 """
 
-import math
 from collections.abc import Callable
 from typing import Protocol, final
 
@@ -70,7 +69,6 @@ class GroupContext:
         self.group = group
         self.policy = policy
         self.user = user
-        self.alarm_at = math.inf  # the earliest alarm that its owner knows
         known = owner.notes.stored(self.key(0))
         is_known = known is not None and known.next <= topic.queue(0).next_offset  # else it is of a deleted topic
         self.marks = known.marks if known is not None and is_known else marks
