@@ -230,7 +230,9 @@ PLUGIN_CHAPTERS: Final = (
             "Gate: publish publish_all find_queue note_unawaited give_back reply check_publish check_message "
             "find_topic subscribe follow may_follow join consume open_session query query_group query_broker "
             "query_keys record_at manage manage_group manage_broker shared_group allows check "
-            "begin_external stage_external prepare_external commit_external abort_external abort_prepared_external",
+            "transactions external",
+            "TransactionGate: end end_together force resume",
+            "ExternalGate: begin stage prepare commit abort abort_prepared",
             "TopicFigures: get has_used first_offset end_offset store_ms_at earliest_store_ms offset_by_time "
             "position_at readable bytes_since",
             "TopicGrant: entries groups committed",

@@ -63,11 +63,11 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     f"{TIMER}levels/state.py": frozenset(("publish_all", "store")),
     f"{TIMER}running.py": frozenset(("store",)),
     f"{TIMER}plugin.py": frozenset(("store", "topics")),
-    # Keeps half messages, which no client reads or writes, and publishes what `Gate.end_transaction` has allowed.
+    # Keeps half messages, which no client reads or writes, and publishes what `Gate.transactions.end` has allowed.
     f"{TX}transactions.py": frozenset(("publish", "publish_all", "store", "topics")),
     f"{TX}checks.py": frozenset(("groups", "store")),
     f"{TX}plugin.py": frozenset(("topics",)),
-    # Keep staged messages, and publish what `Gate.commit_external` has allowed.
+    # Keep staged messages, and publish what `Gate.external.commit` has allowed.
     f"{TX}external/delivery.py": frozenset(("store", "topics")),
     f"{TX}external/journal_writer.py": frozenset(("store",)),
     f"{TX}external/transactions.py": frozenset(("store", "topics")),

@@ -199,21 +199,21 @@ async def test_a_gate_keeps_identities_apart_and_asks_for_each_topic() -> None:
     ann, bob = found.broker.gate(Identity("ann")), found.broker.gate(Identity("bob"))
     name = ExternalTransaction("query", 0, 0, "bob")  # what a client says about its identity does not count
     batch = StagedBatch(TOPIC, 0, [(b"x", b"", 0)])
-    await found.do(lambda: ann.stage_external(name, "a", 0, batch))
+    await found.do(lambda: ann.external.stage(name, "a", 0, batch))
     with pytest.raises(Refused, match="has 0 of 1 chunks"):
-        await found.do(lambda: bob.commit_external(name, [("a", 1)]))
-    assert await found.do(lambda: bob.abort_external(name)) == 0
+        await found.do(lambda: bob.external.commit(name, [("a", 1)]))
+    assert await found.do(lambda: bob.external.abort(name)) == 0
     with pytest.raises(Refused) as refused:
-        await found.do(lambda: ann.stage_external(name, "b", 0, replace(batch, topic=OTHER)))
+        await found.do(lambda: ann.external.stage(name, "b", 0, replace(batch, topic=OTHER)))
     assert refused.value.reason is Reason.NO_PERMISSION
     allowed.clear()
     found.broker.rules.changed()
     with pytest.raises(Refused) as refused:
-        await found.do(lambda: ann.commit_external(name, [("a", 1)]))
+        await found.do(lambda: ann.external.commit(name, [("a", 1)]))
     assert refused.value.reason is Reason.NO_PERMISSION
     allowed["publish"] = {TOPIC}
     found.broker.rules.changed()
-    assert (await found.do(lambda: ann.commit_external(name, [("a", 1)]))).messages == 1
+    assert (await found.do(lambda: ann.external.commit(name, [("a", 1)]))).messages == 1
 
 
 async def test_a_full_disk_refuses_what_is_not_decided_and_delays_the_rest() -> None:

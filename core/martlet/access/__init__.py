@@ -15,6 +15,7 @@ from martlet.access.grant import (
 )
 from martlet.access.replies import NO_CORRELATION, Replies, is_uncorrelated
 from martlet.access.rules import Rules
+from martlet.access.transactions import ExternalGate, TransactionGate
 
 __all__ = [
     "ANONYMOUS",
@@ -23,6 +24,7 @@ __all__ = [
     "BrokerAdminGrant",
     "BrokerGrant",
     "ConsumeGrant",
+    "ExternalGate",
     "Gate",
     "GroupAdminGrant",
     "GroupGrant",
@@ -32,5 +34,6 @@ __all__ = [
     "TopicAdminGrant",
     "TopicFigures",
     "TopicGrant",
+    "TransactionGate",
     "is_uncorrelated",
 ]

@@ -14,8 +14,6 @@ each message has a name too, its tag: decisions on messages and topic filters us
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Protocol, TypeVar, final
 
-from msgspec.structs import replace
-
 from martlet.access.grant import (
     BrokerAdminGrant,
     BrokerGrant,
@@ -26,21 +24,12 @@ from martlet.access.grant import (
     TopicAdminGrant,
     TopicFigures,
     TopicGrant,
+    check_not_closed,
     is_closed,
 )
 from martlet.access.rules import Decisions, FollowPermit, GroupPermit, name_of_group
-from martlet.contracts import (
-    ExternalCommit,
-    ExternalRun,
-    ExternalStage,
-    ExternalTransaction,
-    ExternalTransactions,
-    HalfMessage,
-    Identity,
-    Router,
-    StagedBatch,
-    Transactions,
-)
+from martlet.access.transactions import ExternalGate, TransactionGate
+from martlet.contracts import ExternalTransactions, Identity, Router, Transactions
 from martlet.delivery.cursor import Cursor
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.feed import Feed
@@ -132,6 +121,11 @@ class Gate:
         self._tables = behind.store, behind.topics, behind.groups
         self.identity: Identity = decisions.identity
 
+    @property
+    def has_routers(self) -> bool:
+        """Whether a router may index messages in the light topics that they name."""
+        return bool(self._behind.routers)
+
     def allows(self, action: str, name: str) -> bool:
         """Return whether the identity may do *action* (``publish``, ``read`` or ``manage``) on *name*."""
         return self._decisions.allows(action, name)
@@ -147,7 +141,7 @@ class Gate:
 
         With light queues, it also requires ``publish`` on each light topic that the message names.
         """
-        self._check_publish(message)
+        self.check_whole(message)
         return self._behind.publish(message)
 
     def _check_light(self, message: Message) -> None:
@@ -165,7 +159,7 @@ class Gate:
         own: Callable[[Message], Message] | None = None,
     ) -> AppendResult:
         """Store messages like `Broker.publish_all`; a message that may not be published is refused."""
-        publishable, has_routers = self.publishable, bool(self._behind.routers)
+        publishable, has_routers = self.publishable, self.has_routers
         refused: dict[int, Refused] = {}
         for place, item in enumerate(items):
             try:
@@ -174,7 +168,7 @@ class Gate:
                     if topic not in publishable:
                         self.check_message(topic, properties_of(item))
                 elif has_routers or item.topic not in publishable:
-                    self._check_publish(item)
+                    self.check_whole(item)
             except Refused as error:
                 if atomic:
                     raise
@@ -201,7 +195,8 @@ class Gate:
         """
         self._behind.store.committer.note_unawaited(topic, count, end)
 
-    def _check_publish(self, message: Message) -> None:
+    def check_whole(self, message: Message) -> None:
+        """Raise `Refused` (NO_PERMISSION) unless *message* may be published, also to the light topics that it names."""
         if message.topic not in self.publishable:
             self.check_message(message.topic, message.properties)
         if self._behind.routers:  # looked up each time: a gate may be older than they are
@@ -216,139 +211,15 @@ class Gate:
         if topic not in self.publishable:
             self._decisions.check_tag(topic, find_tags(properties))
 
-    def end_transaction(self, half: HalfMessage, *, commit: bool) -> int:
-        """Commit the transaction of *half*, or roll it back, like `Transactions.end`.
+    @property
+    def transactions(self) -> TransactionGate:
+        """RocketMQ's transactional messages."""
+        return TransactionGate(self, self._behind.capability(Transactions))
 
-        Requires ``publish`` on the topic that its producer sent it to, or on its name there.
-        """
-        self.check_message(half.topic, half.record.properties)
-        return self._transactions().end(half, commit=commit)
-
-    def end_transactions(self, ends: Sequence[tuple[HalfMessage, bool]]) -> list[int]:
-        """End several transactions, like `Transactions.end_together`; requires the same as `end_transaction`.
-
-        Returns the places of those that it left for `end_transaction`, which may refuse them.
-        """
-        if self.publishable.keys() >= {half.topic for half, _ in ends}:
-            return self._transactions().end_together(ends)
-        left, places = [], []
-        for place, (half, _) in enumerate(ends):
-            try:
-                self.check_message(half.topic, half.record.properties)
-                places.append(place)
-            except Refused:
-                left.append(place)
-        return left + [places[each] for each in self._transactions().end_together([ends[place] for place in places])]
-
-    def force_transaction(self, half: HalfMessage, *, commit: bool) -> int:
-        """End the transaction of *half* for an administrator, like `Transactions.end`.
-
-        Requires ``manage`` on the topic that its producer sent it to.
-        """
-        self.check("manage", half.topic)
-        return self._transactions().end(half, commit=commit)
-
-    def resume_transaction(self, half: HalfMessage) -> int:
-        """Check the transaction of *half* again from the first time, like `Transactions.resume`.
-
-        Requires ``manage`` on the topic that its producer sent it to.
-        """
-        self.check("manage", half.topic)
-        return self._transactions().resume(half)
-
-    def _transactions(self) -> Transactions:
-        transactions = self._behind.capability(Transactions)
-        if transactions is None:
-            raise Refused(Reason.NOT_SUPPORTED, "no plugin holds transactional messages; add tx to plugins.enabled")
-        return transactions
-
-    async def begin_external(
-        self,
-        producer: str,
-        run: str,
-        topic: str,
-        began_ms: int = 0,
-        brokers: Sequence[str] = (),
-        *,
-        only_known: bool = False,
-    ) -> ExternalRun:
-        """Begin a run of *producer*, like `ExternalTransactions.begin`; producers belong to this identity.
-
-        Requires ``publish`` on *topic*, to which the run will write, or which is ``topic/name`` for a name in it.
-        """
-        self._check_writer(topic)
-        name = self.identity.name
-        return await self._external().begin(name, producer, run, began_ms, brokers, only_known=only_known)
-
-    async def stage_external(
-        self, transaction: ExternalTransaction, part: str, chunk: int, batch: StagedBatch
-    ) -> ExternalStage:
-        """Stage *batch*, like `ExternalTransactions.stage`; requires ``publish`` on its topic or on its names there."""
-        if batch.topic not in self.publishable:
-            for _, properties, _ in batch.members:
-                self.check_message(batch.topic, properties)
-        if self._behind.routers:
-            for body, properties, _ in batch.members:
-                self._check_light(Message(batch.topic, bytes(body), properties))
-        return await self._external().stage(self._own(transaction), part, chunk, batch)
-
-    async def prepare_external(
-        self,
-        transaction: ExternalTransaction,
-        parts: Sequence[tuple[str, int]],
-        topic: str = "",
-        *,
-        is_last: bool = False,
-    ) -> ExternalCommit:
-        """Prepare *parts*, like `ExternalTransactions.prepare`; requires ``publish`` on their topics, or on *topic*."""
-        if not parts:
-            self._check_writer(topic)
-        own = self._own(transaction)
-        return await self._external().prepare(own, parts, self.check_publish, is_last=is_last)
-
-    async def commit_external(
-        self,
-        transaction: ExternalTransaction,
-        parts: Sequence[tuple[str, int]] | None,
-        topic: str = "",
-        *,
-        is_last: bool = False,
-    ) -> ExternalCommit:
-        """Deliver *parts*, like `ExternalTransactions.commit`; requires ``publish`` on their topics.
-
-        In a topic whose messages have names, the permission was checked when they were staged. Without parts it is
-        required on *topic*, as for `begin_external`.
-        """
-        if parts is not None and not parts:
-            self._check_writer(topic)
-        own = self._own(transaction)
-        return await self._external().commit(own, parts, self.check_publish, is_last=is_last)
-
-    async def abort_external(self, transaction: ExternalTransaction, parts: Sequence[str] | None = None) -> int:
-        """Drop *parts* of a transaction of this identity, like `ExternalTransactions.abort`."""
-        return await self._external().abort(self._own(transaction), parts)
-
-    async def abort_prepared_external(self, transaction: ExternalTransaction) -> int:
-        """Drop what an older run has prepared, like `ExternalTransactions.abort_prepared`."""
-        return await self._external().abort_prepared(self._own(transaction))
-
-    def _check_writer(self, topic: str) -> None:
-        """Raise `Refused` unless the identity may write to *topic*: what it asks for makes a producer known."""
-        if not topic:
-            text = "request names no topic; name one that the producer writes to and that you may publish to"
-            raise Refused(Reason.PARAMETER, text)
-        _check_not_closed(topic)
-        self.check("publish", topic)
-
-    def _own(self, transaction: ExternalTransaction) -> ExternalTransaction:
-        """Return *transaction* as one of this identity."""
-        return replace(transaction, identity=self.identity.name)
-
-    def _external(self) -> ExternalTransactions:
-        transactions = self._behind.capability(ExternalTransactions)
-        if transactions is None:
-            raise Refused(Reason.NOT_SUPPORTED, "no plugin holds external transactions; add tx to plugins.enabled")
-        return transactions
+    @property
+    def external(self) -> ExternalGate:
+        """Transactions that a system outside of the broker coordinates, such as a Spark query."""
+        return ExternalGate(self, self._behind.capability(ExternalTransactions))
 
     def give_back(self, group: str, message: Message) -> Placed:
         """Store a *message* that a member of *group* could not process, in the group's retry or dead-letter topic.
@@ -383,7 +254,7 @@ class Gate:
         grant = self.publishable.get(topic)
         if grant is not None:
             return grant
-        _check_not_closed(topic)
+        check_not_closed(topic)
         grant = PublishGrant(*self._tables, topic)
         if self._decisions.has_names(topic):
             if grant.get() is None:
@@ -605,10 +476,3 @@ class Gate:
         """Return the grant to change the whole broker; requires ``manage`` on the empty name."""
         self.check("manage", "")
         return BrokerAdminGrant(*self._tables)
-
-
-def _check_not_closed(topic: str) -> None:
-    """Raise `Refused` (NO_PERMISSION) if only the broker writes *topic*."""
-    if is_closed(topic):
-        text = f"Sending message to topic[{topic}] is forbidden; only the broker writes it"
-        raise Refused(Reason.NO_PERMISSION, text)

@@ -25,6 +25,7 @@ __all__ = [
     "TopicAdminGrant",
     "TopicFigures",
     "TopicGrant",
+    "check_not_closed",
     "is_closed",
 ]
 
@@ -32,6 +33,13 @@ __all__ = [
 def is_closed(topic: str) -> bool:
     """Return whether *topic* is internal: one of RocketMQ's internal topics, or one of Martlet's such as a journal."""
     return topic in BROKER_TOPICS or topic.startswith(OWN_PREFIX)
+
+
+def check_not_closed(topic: str) -> None:
+    """Raise `Refused` (NO_PERMISSION) if only the broker writes *topic*."""
+    if is_closed(topic):
+        text = f"Sending message to topic[{topic}] is forbidden; only the broker writes it"
+        raise Refused(Reason.NO_PERMISSION, text)
 
 
 class _Grant:

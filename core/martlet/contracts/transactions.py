@@ -49,7 +49,7 @@ class PendingTransaction(Struct, frozen=True, eq=False):
 class Transactions(ABC):
     """A capability: half messages are held until their transaction ends. Offer one with the stage that holds them.
 
-    Protocols end transactions through `Gate.end_transaction`.
+    Protocols end transactions through `Gate.transactions.end`.
     """
 
     @abstractmethod
@@ -201,7 +201,7 @@ class ExternalTransactions(ABC):
 
     Messages are staged in parts, where nobody receives them, and a commit delivers all messages of some parts once.
     Parts consist of chunks, which are numbered from 0 on. Protocols use it through their gate, which
-    sets the identity (`Gate.stage_external`).
+    sets the identity (`Gate.external.stage`).
     """
 
     @abstractmethod

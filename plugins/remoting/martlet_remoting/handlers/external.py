@@ -58,7 +58,7 @@ async def begin(context: Context, command: Command) -> bytes:
     producer, name, only_known = command.text("producer"), command.text("run"), _is_true(command, "known")
     topic = command.text("topic", "")
     gate = context.gate(command)
-    run = await gate.begin_external(producer, name, topic, began_ms, brokers, only_known=only_known)
+    run = await gate.external.begin(producer, name, topic, began_ms, brokers, only_known=only_known)
     ext = {"epoch": run.epoch, "committed": run.committed, "prepared": run.prepared, "brokers": ",".join(run.brokers)}
     if run.content:
         ext["content"] = run.content
@@ -87,7 +87,7 @@ async def stage(context: Context, command: Command) -> bytes:
     open_topic(context, grant, header)
     check_load(grant, state.config.unflushed_bytes_max)
     batch = StagedBatch(header.topic, header.queue_id, members, header.sys_flag, header.born_ms, context.peer.host)
-    staged = await gate.stage_external(transaction, command.text("part"), command.integer("chunk"), batch)
+    staged = await gate.external.stage(transaction, command.text("part"), command.integer("chunk"), batch)
     context.peer.hold_until(staged.end)
     return reply(command, {"chunks": staged.chunks, "committed": _text(staged.is_committed)})
 
@@ -118,7 +118,7 @@ async def prepare(context: Context, command: Command) -> bytes:
     transaction = _transaction(command)
     parts = await _parts(context, command, _commit_part)
     topic, is_last = command.text("topic", ""), _is_true(command, "last")
-    done = await context.gate(command).prepare_external(transaction, parts or (), topic, is_last=is_last)
+    done = await context.gate(command).external.prepare(transaction, parts or (), topic, is_last=is_last)
     return reply(command, {"committed": done.sequence, "duplicate": _text(done.is_duplicate)})
 
 
@@ -129,7 +129,7 @@ async def commit(context: Context, command: Command) -> bytes:
     parts = await _parts(context, command, _commit_part)
     wanted = None if _is_true(command, "prepared") else parts or ()
     topic, is_last = command.text("topic", ""), _is_true(command, "last")
-    done = await context.gate(command).commit_external(transaction, wanted, topic, is_last=is_last)
+    done = await context.gate(command).external.commit(transaction, wanted, topic, is_last=is_last)
     ext = {"committed": done.sequence, "duplicate": _text(done.is_duplicate), "messages": done.messages}
     return reply(command, ext)
 
@@ -146,8 +146,8 @@ async def abort(context: Context, command: Command) -> bytes:
     transaction = _transaction(command)
     gate, parts = context.gate(command), await _parts(context, command, _abort_part)
     if _is_true(command, "prepared"):
-        return reply(command, {"dropped": await gate.abort_prepared_external(transaction)})
-    return reply(command, {"dropped": await gate.abort_external(transaction, parts)})
+        return reply(command, {"dropped": await gate.external.abort_prepared(transaction)})
+    return reply(command, {"dropped": await gate.external.abort(transaction, parts)})
 
 
 def _abort_part(item: object) -> str:

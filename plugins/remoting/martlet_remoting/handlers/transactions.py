@@ -58,7 +58,7 @@ def end_run(context: Context, heads: Sequence[EndHead]) -> list[Command]:
             ends.append((half, head.fields.decision == COMMIT))
             usual.append(head)
     if ends:
-        left = context.connection_gate().end_transactions(ends)
+        left = context.connection_gate().transactions.end_together(ends)
         context.state.counters.requests += len(ends) - len(left)
         rest += [usual[place] for place in left]
     return [_command(head) for head in rest]
@@ -132,7 +132,7 @@ def _end(
 ) -> bytes:
     _check(command, transactions, half, is_copy)
     gate = context.gate(command)
-    end_it = gate.force_transaction if command.code == RequestCode.END_TRANSACTION_AS_ADMIN else gate.end_transaction
+    end_it = gate.transactions.force if command.code == RequestCode.END_TRANSACTION_AS_ADMIN else gate.transactions.end
     try:
         end = end_it(half, commit=command.integer("commitOrRollback") == COMMIT)
     except Refused as refused:
@@ -162,7 +162,7 @@ async def resume_check(context: Context, command: Command) -> bytes:
     """Check a transaction again from the first time, pending or parked."""
     half = await _find(_transactions(context.state.broker), _position(command.text("msgId")))
     try:
-        end = context.gate(command).resume_transaction(half)
+        end = context.gate(command).transactions.resume(half)
     except Refused as refused:
         raise _as_rocketmq(refused) from refused
     context.peer.hold_until(end)
