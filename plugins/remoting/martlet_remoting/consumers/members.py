@@ -32,9 +32,9 @@ __all__ = [
     "CLUSTERING",
     "ClientConnection",
     "ConsumerGroup",
-    "Member",
     "Members",
     "QueueLocks",
+    "RegisteredClient",
 ]
 
 log = logging.getLogger("martlet.remoting")
@@ -68,7 +68,7 @@ class ClientConnection(Protocol):
 
 
 @final
-class Member:
+class RegisteredClient:
     """One connection as a member of a group."""
 
     __slots__ = ("client_id", "connection", "language", "seen", "seen_ms", "version")
@@ -108,7 +108,7 @@ class ConsumerGroup:
         self.from_where = "CONSUME_FROM_LAST_OFFSET"
         self.subscriptions: dict[str, Subscription] = {}
         self.weight = 0  # of the subscriptions
-        self.members: dict[ClientConnection, Member] = {}
+        self.members: dict[ClientConnection, RegisteredClient] = {}
         self.fingerprint: int | None = None
         # Caches, reset when a member joins or leaves.
         self.ids: list[str] | None = None
@@ -127,7 +127,7 @@ class ConsumerGroup:
             self.ids = sorted({member.client_id for member in self.members.values()})
         return self.ids
 
-    def find(self, client_id: str) -> Member | None:
+    def find(self, client_id: str) -> RegisteredClient | None:
         """Return the member *client_id*, None if it is not in the group."""
         return next((c for c in self.members.values() if c.client_id == client_id), None)
 
@@ -175,7 +175,7 @@ class Members:
 
     def __init__(self, groups: Groups, groups_peer_max: int, subscribed_chars_peer_max: int = 1 << 20) -> None:
         self.consumers: dict[str, ConsumerGroup] = {}
-        self.producers: dict[str, dict[ClientConnection, Member]] = {}
+        self.producers: dict[str, dict[ClientConnection, RegisteredClient]] = {}
         self._groups = groups
         self._groups_peer_max = groups_peer_max
         self._subscribed_chars_peer_max = subscribed_chars_peer_max
@@ -198,7 +198,9 @@ class Members:
                 return f"broadcasting group {name}"
         return ""
 
-    def join(self, name: str, member: Member, subscriptions: Iterable[Subscription] | None = None) -> ConsumerGroup:
+    def join(
+        self, name: str, member: RegisteredClient, subscriptions: Iterable[Subscription] | None = None
+    ) -> ConsumerGroup:
         """Return the consumer group *name* for a heartbeat of *member*; call `enter` afterwards.
 
         *subscriptions* are the group's new subscriptions, or None if they are unchanged.
@@ -216,7 +218,7 @@ class Members:
             group = self.consumers[name] = ConsumerGroup(name)
         return group
 
-    def enter(self, group: ConsumerGroup, member: Member) -> bool:
+    def enter(self, group: ConsumerGroup, member: RegisteredClient) -> bool:
         """Add *member* to *group*; return whether it is new or has a new client id."""
         old = group.members.get(member.connection)
         group.members[member.connection] = member
@@ -225,7 +227,9 @@ class Members:
         group.ids = group.ids_json = None
         return True
 
-    def report_faults(self, group: ConsumerGroup, member: Member, subscriptions: Iterable[Subscription]) -> None:
+    def report_faults(
+        self, group: ConsumerGroup, member: RegisteredClient, subscriptions: Iterable[Subscription]
+    ) -> None:
         """Log those of the new *subscriptions* that cannot be compiled; call it before `ConsumerGroup.subscribe`.
 
         Their heartbeat succeeds all the same, as in RocketMQ: a refusal would take the client's other groups along and
@@ -246,7 +250,7 @@ class Members:
                     new.fault,
                 )
 
-    def join_producers(self, name: str, member: Member) -> None:
+    def join_producers(self, name: str, member: RegisteredClient) -> None:
         """Register *member* as a producer of group *name*."""
         self._note(member.connection, False, name)
         self.producers.setdefault(name, {})[member.connection] = member
@@ -353,7 +357,7 @@ class Members:
                 return False
         return bool(self._untold or self._changed)
 
-    def next_producer(self, name: str) -> Member | None:
+    def next_producer(self, name: str) -> RegisteredClient | None:
         """Return a member of producer group *name*, round robin; None if the group has none."""
         members = self.producers.get(name)
         if members is None:
@@ -362,7 +366,7 @@ class Members:
         member = members[connection] = members.pop(connection)
         return member
 
-    def find_producer(self, client_id: str) -> Member | None:
+    def find_producer(self, client_id: str) -> RegisteredClient | None:
         """Return the producer *client_id* of any group, None if it is not connected."""
         for members in self.producers.values():
             for member in members.values():

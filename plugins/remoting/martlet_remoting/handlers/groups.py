@@ -14,7 +14,7 @@ from martlet.delivery.routing.selection import EXPRESSION_CHARS_MAX, TAG, Select
 from martlet.errors import Reason, Refused
 from martlet.runtime.steps import Pace, Steps
 from martlet.tables.groups import Group
-from martlet_remoting.consumers.members import CLUSTERING, Member, Members
+from martlet_remoting.consumers.members import CLUSTERING, Members, RegisteredClient
 from martlet_remoting.consumers.subscriptions import Subscription, select
 from martlet_remoting.handlers.bodies import boolean, enum_name, integer, items, queues, read_body, text
 from martlet_remoting.handlers.context import Context, Declined, Handle, reply, reply_in_pieces
@@ -65,7 +65,7 @@ def heartbeat(context: Context, command: Command) -> Steps[bytes]:
     language = command.language[:LANGUAGE_CHARS_MAX]
     context.client_id = context.client_id or client_id
     context.peer.introduce(client_id, language)
-    member = Member(context, client_id, language, command.version, state.now(), state.broker.clock.now_ms())
+    member = RegisteredClient(context, client_id, language, command.version, state.now(), state.broker.clock.now_ms())
     fingerprint = integer(body, "heartbeatFingerprint")
     without_subscriptions = boolean(body, "withoutSub")
     changed = fingerprint == 0
@@ -100,7 +100,7 @@ def _check_heartbeat(gate: Gate, consumers: list[dict[object, object]], pace: Pa
 def _consume(
     members: Members,
     grant: GroupGrant,
-    member: Member,
+    member: RegisteredClient,
     data: dict[object, object],
     fingerprint: int,
     subscriptions: list[Subscription] | None,

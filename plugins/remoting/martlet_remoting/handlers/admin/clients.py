@@ -5,7 +5,7 @@ from typing import Final, final
 
 from martlet.errors import Refused
 from martlet.runtime.steps import Pace, Steps
-from martlet_remoting.consumers.members import Member
+from martlet_remoting.consumers.members import RegisteredClient
 from martlet_remoting.handlers.context import Context, Declined, Handle, refuse, reply, reply_in_pieces
 from martlet_remoting.handlers.sendback import found_record
 from martlet_remoting.wire.codec import encode_response
@@ -22,7 +22,7 @@ GATHERED_BYTES_MAX: Final = 8 << 20  # of the answers of all members of a group;
 MESSAGE_ID_CHARS: Final = (32, 56)  # of IPv4 and IPv6 brokers; the last 16 are the position
 
 
-def _connections(members: Iterable[Member]) -> Iterator[dict[str, object]]:
+def _connections(members: Iterable[RegisteredClient]) -> Iterator[dict[str, object]]:
     for member in members:
         yield {
             "clientAddr": member.connection.peer.address,
@@ -69,7 +69,7 @@ def all_producers(context: Context, command: Command) -> Steps[Frame]:
     return reply_in_pieces(command, (yield from dumps_in_steps({"data": table})))
 
 
-def _producers(members: Iterable[Member]) -> Iterator[dict[str, object]]:
+def _producers(members: Iterable[RegisteredClient]) -> Iterator[dict[str, object]]:
     for member in members:
         yield {
             "clientId": member.client_id,
@@ -83,7 +83,7 @@ def _producers(members: Iterable[Member]) -> Iterator[dict[str, object]]:
 # relayed to a client
 
 
-def _member(context: Context, command: Command) -> Member:
+def _member(context: Context, command: Command) -> RegisteredClient:
     """Return the client that a request is for; without a clientId, any member of the group."""
     name, client_id = command.text("consumerGroup"), command.text("clientId", "")
     group = context.state.members.group(name)
@@ -213,7 +213,7 @@ def _status_table(found: dict[str, bytes]) -> Steps[list[bytes]]:
     return (yield from dumps_in_steps({"consumerTable": tables}))
 
 
-def _ask_status(member: Member, ext: dict[str, object], gathering: _Gathering) -> None:
+def _ask_status(member: RegisteredClient, ext: dict[str, object], gathering: _Gathering) -> None:
     client_id = member.client_id
     try:
         member.connection.ask(
