@@ -29,14 +29,14 @@ ROOT = Path(__file__).parents[1]
 SLOWEST = {
     "test_rocketmq.py": 400,  # with all files that share its Spark session
     "test_chaos.py": 260,
-    "test_connect.py": 180,
     "test_sim.py": 150,
     "test_pop.py": 120,
     "test_admin.py": 120,
     "test_consume.py": 110,
     "test_timers.py": 110,
     "test_external_crash.py": 100,
-    "test_install.py": 60,
+    "test_connect.py": 90,
+    "test_stomp_peers.py": 90,
     "test_store_light_queues.py": 90,
     "test_other_clients.py": 80,
     "test_transactions.py": 75,

@@ -17,7 +17,7 @@ from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, append_batch, append_group, message, small_config
 
 STEPS = int(os.environ.get("MARTLET_CRASH_STEPS", "60"))
-SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "2")))
+SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "1")))
 DIRECTORY = Path("/data/store")
 CONFIG = small_config(segment_bytes=2048, page_bytes=512, cache_bytes=2048, disk_clean_ratio=0.9)
 
