@@ -566,6 +566,7 @@ async def test_pulls_say_what_the_broker_needs(cluster: Cluster, autojump_clock:
     assert (begin.offset, begin.messages_max, begin.sys_flag, begin.suspend_ms) == (0, 7, 2, 15_000)
     later = next(pull for pull in pulls if pull.topic == "T" and pull.offset == 1)
     assert (later.commit_offset, later.sys_flag) == (1, 3)
+    assert {pull.expression for pull in pulls} == {""}, "brokers have it from heartbeats"
 
 
 async def test_unknown_group_at_the_broker_is_mended_by_a_heartbeat(

@@ -202,9 +202,8 @@ class ConsumedQueue:
             sys_flag,
             commit,
             SUSPEND_MS,
-            self.subscription.expression,
-            self.subscription.version,
-            self.subscription.expression_type,
+            sub_version=self.subscription.version,
+            expression_type=self.subscription.expression_type,
         )
         self.last_pull_ms = self.network.clock.now_ms()
         return await pull(self.network, self.queue, header, RequestCode.PULL_MESSAGE, self._broker_id)
