@@ -106,7 +106,7 @@ class Broker:
         self.projections.add(OWN_STATE, self.sessions.table)
         self.sessions.writer.is_current = lambda: self.projections.has_applied(self.sessions.table)
         self.sessions.writer.wait_current = lambda: self.projections.wait_applied(self.sessions.table)
-        self.draining = Draining(store, topics, groups, self.shared_groups, self.sessions, self.turns)
+        self.draining = Draining(store, topics, groups, self.shared_groups.progress, self.sessions, self.turns)
         for table in (topics.table, groups.table, groups.offsets_table, groups.light_offsets_table):
             self.tables.register(table)
         stats.add("broker", self.statistics)

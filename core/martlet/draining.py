@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, final
 import trio
 
 from martlet.errors import NotReady, Refused
-from martlet.groups.shared_groups import SharedGroups
+from martlet.groups.progress import GroupProgress
 from martlet.runtime.steps import Pace, Steps
 from martlet.runtime.turns import Turns
 from martlet.sessions.sessions import Sessions
@@ -63,7 +63,7 @@ class Draining:
         store: Store,
         topics: Topics,
         groups: Groups,
-        shared_groups: SharedGroups,
+        progress: GroupProgress,
         sessions: Sessions,
         turns: Turns,
     ) -> None:
@@ -71,7 +71,7 @@ class Draining:
         self._store = store
         self._topics = topics
         self._groups = groups
-        self._shared_groups = shared_groups
+        self._progress = progress
         self._sessions = sessions
         self._turns = turns
         self._waiting: dict[str, None] = {}  # topics with queues that are only there to be read
@@ -194,13 +194,13 @@ class Draining:
 
     def _groups_at(self, topic: Topic, queues: Sequence[Queue]) -> Iterator[tuple[str, dict[Queue, int]]]:
         """Yield each group that reads *topic* by its queues, with its next offset in each of *queues*."""
-        groups, shared_groups, name = self._groups, self._shared_groups, topic.name
+        groups, progress, name = self._groups, self._progress, topic.name
         for group in groups.groups_of(name):
             if groups.get(group) is not None:
                 offsets = groups.committed(group, name)
                 yield f"group {group}", {queue: offsets.get(queue.queue_id, 0) for queue in queues}
-        for scope, group in shared_groups.groups_on(name):
-            found = {queue: shared_groups.low_of(scope, group, queue) for queue in queues}
+        for scope, group in progress.groups_on(name):
+            found = {queue: progress.low_of(scope, group, queue) for queue in queues}
             yield f"{scope} group {group}", {queue: low for queue, low in found.items() if low is not None}
 
     def _position_before(self, topic: Topic, last: int) -> Steps[tuple[str, int]]:
@@ -208,10 +208,10 @@ class Draining:
 
         These are sessions, and shared groups that find messages by their names.
         """
-        name, least, shared_groups, sessions = "", last + 1, self._shared_groups, self._sessions
+        name, least, progress, sessions = "", last + 1, self._progress, self._sessions
         has_any = False
-        for scope, group in shared_groups.groups_on(topic.name):
-            position = shared_groups.reached_by(scope, group, topic.name)
+        for scope, group in progress.groups_on(topic.name):
+            position = progress.reached_by(scope, group, topic.name)
             has_any = has_any or position >= 0
             if 0 <= position < least:
                 name, least = f"{scope} group {group}", position

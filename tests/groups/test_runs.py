@@ -80,10 +80,10 @@ async def test_a_run_of_failed_messages_comes_again_and_then_is_dead(autojump_cl
         assert one.credit == 2
         autojump_clock.jump(5.1)
         two = join(broker)
-        broker.shared_groups._tick(broker.shared_groups.now())
+        broker.shared_groups.upkeep.tick(broker.shared_groups.now())
         assert take(two) == ["0:1:1", "0:2:2"]
         assert two.nack_all(0, [2]) == [2]
-        broker.shared_groups._tick(broker.shared_groups.now())
+        broker.shared_groups.upkeep.tick(broker.shared_groups.now())
         broker.store.commit()
         assert broker.store.queue("dead", 0).next_offset == 1
 
@@ -98,7 +98,7 @@ async def test_messages_that_are_given_up_are_dead_at_once() -> None:
         assert one.give_up_all(0, [2]) == one.give_up_all(7, [0]) == []
         assert not one.ack(0, 2)
         assert one.credit == 2
-        broker.shared_groups._tick(broker.shared_groups.now())
+        broker.shared_groups.upkeep.tick(broker.shared_groups.now())
         broker.store.commit()
         assert broker.store.queue("dead", 0).next_offset == 2
         assert take(one) == ["0:3:3", "0:4:4"]

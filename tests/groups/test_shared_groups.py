@@ -526,8 +526,8 @@ async def test_a_flush_looks_only_at_queues_whose_dead_letters_wait_for_it() -> 
         await broker.store.wait_flushed(broker.store.appended)
         one, _ = Competitor(broker), Competitor(broker, group="H")
         shared_groups = broker.shared_groups
-        watched: Any = Unwalked(shared_groups._by_place)  # type: ignore[arg-type]
-        shared_groups._by_place = watched
+        watched: Any = Unwalked(shared_groups.in_memory.by_place)  # type: ignore[arg-type]
+        shared_groups.in_memory.by_place = watched
         publish(broker, "t", 0, b"b")
         await broker.store.wait_flushed(broker.store.appended)
         await wait_all_tasks_blocked()

@@ -170,7 +170,10 @@ async def test_a_lease_without_end_ends_with_the_broker() -> None:
         publish(broker, "t", 0, b"a")
         member = join(broker, lease_s=NEVER)
         assert collect(member)[0] == ["a"]
-        assert broker.shared_groups._by_place["t", "gruppe ä", "tested"].queues.by_queue[0].leases.deadline() == NEVER
+        assert (
+            broker.shared_groups.in_memory.by_place["t", "gruppe ä", "tested"].queues.by_queue[0].leases.deadline()
+            == NEVER
+        )
         await durable(broker)
         killed = disk.after_power_cut(Cut.KILLED, Random(1))
     async with again(killed, clock) as broker:

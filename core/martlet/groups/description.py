@@ -41,7 +41,7 @@ def describe(shared_groups: SharedGroups, scope: str, group: str, topic: str) ->
     if not shared_groups.state.known.count_of(scope, group, topic):
         return None
     shared_group, since = (
-        shared_groups.open_group((topic, group, scope)),
+        shared_groups.in_memory.get(topic, group, scope),
         shared_groups.unused.since((topic, group, scope)),
     )
     marks, unsettled, by_name, next_offsets = 0, 0, False, dict[int, int]()

@@ -24,6 +24,7 @@ import trio
 
 from martlet.errors import Refused, StoreFailed
 from martlet.groups.group import SharedGroup
+from martlet.groups.in_memory import GroupsInMemory
 from martlet.groups.journal.state import QueueState
 from martlet.groups.queues.group_context import Owner
 from martlet.groups.strategy.policy import AUTO_DELETE, OWNS_TOPIC
@@ -44,7 +45,7 @@ GROUPS_FOR_ROOM: Final = 64
 class _Owner(Owner, Protocol):
     """All shared groups of a broker, as this module uses them; implemented by `SharedGroups`."""
 
-    def open_group(self, place: Place) -> SharedGroup | None: ...
+    in_memory: GroupsInMemory
 
     def close_unused(self, shared_group: SharedGroup) -> None: ...
 
@@ -144,7 +145,7 @@ class UnusedGroups:
         for scope, group in known.names():
             for topic in known.topics_of(scope, group) if scope in self._scopes else ():
                 place = (topic, group, scope)
-                shared_group = self._owner.open_group(place)
+                shared_group = self._owner.in_memory.get(*place)
                 if shared_group is None or not len(shared_group):
                     self._add(place)
                 if pace.is_over():
@@ -198,7 +199,7 @@ class UnusedGroups:
         """
         topic, group, scope = place
         owner = self._owner
-        shared_group, keys = owner.open_group(place), owner.state.known.of(scope, group, topic)
+        shared_group, keys = owner.in_memory.get(*place), owner.state.known.of(scope, group, topic)
         if (shared_group is not None and len(shared_group)) or not keys:
             self.joined(place)
             return True

@@ -36,11 +36,10 @@ class Owner(Protocol):
     notes: GroupJournalWriter
     unsettled: int
     withheld: int
+    alarm: Callable[["GroupContext", float], None]
 
     @property
     def room(self) -> int: ...
-
-    def alarm(self, context: "GroupContext", at: float) -> None: ...
 
     def left(self, context: "GroupContext") -> None: ...
 

@@ -20,6 +20,7 @@ import trio
 from martlet.app.saving import save
 from martlet.broker import Broker
 from martlet.errors import NotReady, Refused, StoreError
+from martlet.groups.handover import take_over
 from martlet.groups.journal.journal_codec import LeaseState
 from martlet.message import Record, find_property
 from martlet.records.codec import decode_records, tags_code
@@ -254,7 +255,7 @@ class RevivedPops:
             leases = {
                 offset: LeaseState(pop_ms, invisible_ms, 1) for offset, (pop_ms, invisible_ms) in sorted(pops.items())
             }
-            leased += shared_groups.take_over(popped.topic, popped.group, popped.queue_id, leases, room - leased)
+            leased += take_over(shared_groups, popped.topic, popped.group, popped.queue_id, leases, room - leased)
             if pace.is_over(1 + len(pops)):
                 yield
         return leased
