@@ -419,12 +419,13 @@ WHERE = ["_walk", "repair", "verify"]
 def cut_backup(where: str, number: signal.Signals, *words: str, ignores_ctrl_c: bool = False) -> tuple[int, str]:
     """Return exit code and stderr of a backup that gets the signal *number* in the function *where*."""
 
-    def ignore() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    def prepare() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, which may run the tests, has them ignore it
+        if ignores_ctrl_c:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     command = [sys.executable, "-c", INTERRUPTED, where, str(int(number)), "store", "backup", *words, *SETTINGS]
-    before = ignore if ignores_ctrl_c else None
-    done = subprocess.run(command, preexec_fn=before, capture_output=True, text=True)
+    done = subprocess.run(command, preexec_fn=prepare, capture_output=True, text=True)
     return done.returncode, done.stderr
 
 
