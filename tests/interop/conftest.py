@@ -12,6 +12,8 @@ import pytest
 from . import fetch, rocketmq
 from .java import Java, Jvm
 from .martlet_process import Martlet
+from .mqtt_broker import MqttMartlet
+from .mqtt_clients import PahoClients
 from .other_clients import Program
 from .store_exchange import OurBroker, RealBroker
 
@@ -135,6 +137,21 @@ def newest(jvms: Callable[[str], Jvm], target: Target) -> Iterator[Java]:
     clients = Java(jvms(fetch.CLIENT_VERSIONS[-1]), target.name_server)
     yield clients
     clients.leave()
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MqttMartlet]:
+    """A Martlet that serves MQTT, also with TLS, and STOMP."""
+    martlet = MqttMartlet(tmp_path_factory.mktemp("mqtt"))
+    yield martlet
+    martlet.stop()
+
+
+@pytest.fixture
+def mqtt() -> Iterator[PahoClients]:
+    clients = PahoClients()
+    yield clients
+    clients.close()
 
 
 @pytest.fixture

@@ -14,13 +14,6 @@ from .process import eventually
 Start = Callable[..., mosquitto.Subscriber]
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MqttMartlet]:
-    martlet = MqttMartlet(tmp_path_factory.mktemp("mqtt"))
-    yield martlet
-    martlet.stop()
-
-
 @pytest.fixture(params=["mqtt-3", "mqtt-4", "mqtt-5", "mqtts-4", "mqtts-5"])
 def link(request: pytest.FixtureRequest, broker: MqttMartlet) -> Link:
     scheme, version = request.param.split("-")

@@ -30,13 +30,6 @@ EXPIRY_S = 3600
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MqttMartlet]:
-    martlet = MqttMartlet(tmp_path_factory.mktemp("mqtt"))
-    yield martlet
-    martlet.stop()
-
-
-@pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Clients]]:
     """Each client library; the processes live as long as the tests of this file."""
     node = Steered(node_words(), tmp_path_factory.mktemp("node"))

@@ -14,25 +14,11 @@ from .process import eventually
 TOPIC = "mqtt"  # the default of mqtt.topic
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MqttMartlet]:
-    martlet = MqttMartlet(tmp_path_factory.mktemp("mqtt"))
-    yield martlet
-    martlet.stop()
-
-
 @pytest.fixture
 def java(jvms: Callable[[str], Jvm], broker: MqttMartlet) -> Iterator[Java]:
     clients = Java(jvms(fetch.CLIENT_VERSIONS[-1]), broker.name_server)
     yield clients
     clients.leave()
-
-
-@pytest.fixture
-def mqtt() -> Iterator[PahoClients]:
-    clients = PahoClients()
-    yield clients
-    clients.close()
 
 
 def now_ms() -> int:

@@ -14,25 +14,11 @@ from .stomp_clients import StompPy, StompPyClients
 LARGE = b"large " * 50_000
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MqttMartlet]:
-    martlet = MqttMartlet(tmp_path_factory.mktemp("stomp"))
-    yield martlet
-    martlet.stop()
-
-
 @pytest.fixture
 def java(jvms: Callable[[str], Jvm], broker: MqttMartlet) -> Iterator[Java]:
     clients = Java(jvms(fetch.CLIENT_VERSIONS[-1]), broker.name_server)
     yield clients
     clients.leave()
-
-
-@pytest.fixture
-def mqtt() -> Iterator[PahoClients]:
-    clients = PahoClients()
-    yield clients
-    clients.close()
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import trio
 from msgspec.structs import replace
 
 from martlet.broker import Broker
@@ -201,6 +202,13 @@ class Running:
         await self.broker.store.wait_flushed(self.broker.store.appended)
 
 
+async def leave(mqtt: Running, talk: Talk, client_id: str) -> None:
+    """Break the connection of *talk*, and wait until the broker has noticed."""
+    talk.hang_up()
+    while client_id in mqtt.context.clients:
+        await trio.lowlevel.checkpoint()
+
+
 @asynccontextmanager
 async def mqtt_broker(
     directory: Path, config: MqttConfig | None = None, *, store: StoreConfig = ASYNC, **options: Any
@@ -213,4 +221,4 @@ async def mqtt_broker(
         yield Running(running, plugin.protocol(running.broker), plugin)
 
 
-__all__ = ["ASYNC", "V4", "V5", "Running", "Talk", "mqtt_broker"]
+__all__ = ["ASYNC", "V4", "V5", "Running", "Talk", "leave", "mqtt_broker"]

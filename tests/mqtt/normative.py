@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, final
 
 import pytest
-import trio
-from tests.mqtt.mqtt_talk import Running, Talk
+from tests.mqtt.mqtt_talk import Running, Talk, leave
 
 from martlet_mqtt.wire.codes import V4, V5, ReasonCode
 from martlet_mqtt.wire.packets import Connack, Disconnect, Packet
@@ -623,13 +622,6 @@ async def before_fence(talk: Talk, publisher: Talk, name: str = "fence") -> list
 async def stay(mqtt: Running, client_id: str, version: int, **more: Any) -> Talk:
     """Connect to a session that is kept for 100 s, or for a long time with MQTT 3.1.1."""
     return await mqtt.connect(client_id, version, clean=False, expiry_s=100, **more)
-
-
-async def leave(mqtt: Running, talk: Talk, client_id: str) -> None:
-    """Break the connection of *talk*, and wait until the broker has noticed."""
-    talk.hang_up()
-    while client_id in mqtt.context.clients:
-        await trio.lowlevel.checkpoint()
 
 
 def check_disconnect(last: Packet | None, version: int, reason: ReasonCode) -> None:

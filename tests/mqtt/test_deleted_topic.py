@@ -4,8 +4,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-import trio
-from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
+from tests.mqtt.mqtt_talk import leave, mqtt_broker
 
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
@@ -15,12 +14,6 @@ from martlet_mqtt.wire.packets import Connack, Connect, Disconnect, Subscribe, S
 
 DATA = Path("/data")
 RULES = MqttConfig(rules=["b/#=bees"], queues=2)
-
-
-async def gone(mqtt: Running, talk: Talk, client_id: str) -> None:
-    talk.hang_up()
-    while client_id in mqtt.context.clients:
-        await trio.lowlevel.checkpoint()
 
 
 @pytest.mark.parametrize("topic", ["mqtt", "bees"])
@@ -122,7 +115,7 @@ async def test_after_a_power_cut_sessions_have_what_was_published_since_the_dele
         packets = await talk.messages(2)
         assert [packet.payload for packet in packets] == [b"kept", b"in flight"]
         await talk.acknowledge(packets[0])
-        await gone(mqtt, talk, "me")
+        await leave(mqtt, talk, "me")
         await publisher.publish("a", b"deleted", 1)
         mqtt.broker.topics.delete("mqtt")
         for payload in (b"1", b"2"):

@@ -8,8 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-import trio
-from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
+from tests.mqtt.mqtt_talk import Running, Talk, leave, mqtt_broker
 from tests.mqtt.retained_talk import append, applied, remove_old_segments
 from tests.stored import records_of
 
@@ -38,12 +37,6 @@ async def leave_session(mqtt: Running, client_id: str, *filters: str, qos: int =
     if filters:
         await talk.subscribe(*filters, qos=qos)
     await leave(mqtt, talk, client_id)
-
-
-async def leave(mqtt: Running, talk: Talk, client_id: str) -> None:
-    talk.hang_up()
-    while client_id in mqtt.context.clients:
-        await trio.lowlevel.checkpoint()
 
 
 async def fill(mqtt: Running, name: str = "filler", count: int = 12) -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import Talk, mqtt_broker
-from tests.mqtt.normative import VERSIONS, before_fence, leave, statement, stay
+from tests.mqtt.mqtt_talk import Talk, leave, mqtt_broker
+from tests.mqtt.normative import VERSIONS, before_fence, statement, stay
 from trio.testing import MockClock
 
 from martlet.testing.clock import TrioClock

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tests.mqtt.mqtt_talk import Running, mqtt_broker
-from tests.mqtt.normative import VERSIONS, before_fence, leave, statement, stay
+from tests.mqtt.mqtt_talk import Running, leave, mqtt_broker
+from tests.mqtt.normative import VERSIONS, before_fence, statement, stay
 
 from martlet_mqtt.wire.codes import V4, V5
 from martlet_mqtt.wire.packets import Ack, Publish, Suback, Subscribe, Subscription

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
-from tests.mqtt.test_missed import leave
+from tests.mqtt.mqtt_talk import Running, Talk, leave, mqtt_broker
 
 from martlet_mqtt.config import MqttConfig
 

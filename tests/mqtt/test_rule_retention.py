@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-import trio
-from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
+from tests.mqtt.mqtt_talk import Running, leave, mqtt_broker
 
 from martlet.errors import ConfigError
 from martlet.testing.disk import FakeDisk
@@ -26,12 +25,6 @@ async def pass_hours(mqtt: Running, clock: ManualClock, hours: float) -> None:
     await mqtt.settle()
     clock.ms += int(hours * HOUR_MS)
     await mqtt.broker.store.topic_retention.sweep()
-
-
-async def leave(mqtt: Running, talk: Talk, client_id: str) -> None:
-    talk.hang_up()
-    while client_id in mqtt.context.clients:
-        await trio.lowlevel.checkpoint()
 
 
 async def test_a_session_skips_what_has_expired_and_counts_as_one_that_missed_messages() -> None:

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
+from tests.mqtt.mqtt_talk import Running, Talk, leave, mqtt_broker
 from trio.testing import MockClock
 
 from martlet.runtime.steps import finish_now
@@ -35,12 +35,6 @@ async def watching(mqtt: Running, *, clean: bool = True) -> Talk:
 
 async def payloads(watcher: Talk) -> list[bytes]:
     return [each.payload for each in await watcher.rest()]
-
-
-async def leave(mqtt: Running, talk: Talk, client_id: str) -> None:
-    talk.hang_up()
-    while client_id in mqtt.context.clients:
-        await trio.lowlevel.checkpoint()
 
 
 async def test_a_will_is_published_if_its_client_is_the_first_to_see_that_its_session_has_ended(

@@ -8,6 +8,7 @@ import pytest
 import trio
 import trustme
 from tests.broker.toys import Lines, Toy, World, toy_server
+from tests.net.test_server_sockets import dial
 from trio.testing import MockClock
 from websockets.client import ClientProtocol
 from websockets.frames import Opcode
@@ -56,11 +57,6 @@ def greeting(world: World, greet: Callable[[Toy], None] | None = None, **options
         return toy
 
     return world.protocol(handle=handle, **options)
-
-
-async def dial(world: World) -> trio.SocketStream:
-    host, port = world.addresses[0].rsplit(":", 1)
-    return await trio.open_tcp_stream(host, int(port))
 
 
 @asynccontextmanager

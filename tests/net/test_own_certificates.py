@@ -14,6 +14,7 @@ import pytest
 import trio
 import trustme
 from tests.broker.toys import World, toy_server
+from tests.net.test_server_sockets import dial
 
 from martlet.config import fill
 from martlet.errors import ConfigError
@@ -37,11 +38,6 @@ async def serving(tls: Tls) -> AsyncGenerator[World]:
     protocol = world.protocol(tls=tls.context, tls_required=tls.required, make_tls=tls.make)
     async with toy_server(protocol=protocol, world=world):
         yield world
-
-
-async def dial(world: World) -> trio.SocketStream:
-    host, port = world.addresses[0].rsplit(":", 1)
-    return await trio.open_tcp_stream(host, int(port))
 
 
 @asynccontextmanager
