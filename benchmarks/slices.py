@@ -29,8 +29,8 @@ from martlet.state import Pages, pack_rows, unpack_rows
 from martlet.tables.groups import Group, Groups
 from martlet.testing.peers import RecordingPeer
 from martlet.testing.stores import ManualClock
-from martlet_remoting.consumers.deadlines import Deadlines
 from martlet_remoting.consumers.long_poll import ParkedPulls, PendingPulls, Pull
+from martlet_remoting.consumers.timeouts import Timeouts
 
 GROUPS: Final = 40_000
 QUEUES: Final = 8
@@ -134,7 +134,7 @@ class FakeQueue:
 def parked(pulls: int, connections: int) -> tuple[ParkedPulls, list[PendingPulls]]:
     """So many held pulls of one queue."""
     queue: Any = FakeQueue()
-    held = ParkedPulls(queue, Deadlines(), pulls)
+    held = ParkedPulls(queue, Timeouts(), pulls)
     pendings = [PendingPulls(RecordingPeer(), pulls, queue) for _ in range(connections)]
     nothing: Any = None
     for number in range(pulls):
@@ -158,10 +158,10 @@ def release_pulls() -> Iterator[None]:
 
 def expire_pulls() -> Iterator[None]:
     held, _ = parked(PULLS, 25)
-    deadlines = held._deadlines
+    timeouts = held._timeouts
     yield
-    while len(deadlines):
-        deadlines.expire_some(20.0)
+    while len(timeouts):
+        timeouts.expire_some(20.0)
         yield
 
 

@@ -121,4 +121,4 @@ def run(harness: Harness, nursery: trio.Nursery) -> None:
     """Let leases and waiting pops end on time."""
     harness.clock.run()
     nursery.start_soon(harness.broker.shared_groups.run)
-    nursery.start_soon(harness.state.deadlines.run)
+    nursery.start_soon(harness.state.timeouts.run)

@@ -147,7 +147,7 @@ async def test_it_waits_at_the_end_for_a_record(harness: Harness, autojump_clock
 
 
 async def test_it_waits_no_longer_than_asked(harness: Harness, autojump_clock: MockClock) -> None:
-    harness.nursery.start_soon(harness.state.deadlines.run)
+    harness.nursery.start_soon(harness.state.timeouts.run)
     topic = harness.topic("T")
     client = harness.client()
     opaque = client.send(BULK, ext(topic, 0, waitMs=10_000))

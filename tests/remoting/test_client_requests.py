@@ -42,13 +42,13 @@ async def test_an_answer_finds_its_question_and_no_other(harness: Harness) -> No
     assert [answer.body for answer in found if answer] == [b"two"]
     respond(client, first, 1)
     assert [answer.code for answer in found if answer] == [0, 1]
-    assert len(harness.state.deadlines) == 0
+    assert len(harness.state.timeouts) == 0
 
 
 async def test_a_request_without_an_answer_is_reported(
     harness: Harness, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
-    nursery.start_soon(harness.state.deadlines.run)
+    nursery.start_soon(harness.state.timeouts.run)
     client, going = harness.client(), harness.client()
     late: list[Command | None] = []
     gone: list[Command | None] = []

@@ -84,7 +84,7 @@ class Served:
 async def serve(harness: Harness, config: ServerConfig | None = None) -> Served:
     served = Served(harness, config or ServerConfig())
     await harness.nursery.start(served.server.run, ())
-    harness.nursery.start_soon(harness.state.deadlines.run)
+    harness.nursery.start_soon(harness.state.timeouts.run)
     harness.topic("T")
     return served
 

@@ -419,7 +419,7 @@ def wait_ext(topic: str, offset: int, **more: object) -> dict[str, object]:
 @pytest.fixture
 async def waiting(harness: Harness, nursery: trio.Nursery) -> Harness:
     """A harness in which held pulls expire."""
-    nursery.start_soon(harness.state.deadlines.run)
+    nursery.start_soon(harness.state.timeouts.run)
     return harness
 
 
@@ -440,7 +440,7 @@ async def test_a_held_pull_is_answered_when_a_message_arrives(waiting: Harness) 
     await waiting.step()
     answer = client.answers.pop(number)
     assert (answer.code, offsets(answer), bodies(answer)) == (FOUND, (1, 0, 1), [b"x"])
-    assert (parked(client), len(waiting.state.parked), len(waiting.state.deadlines)) == (0, 0, 0)
+    assert (parked(client), len(waiting.state.parked), len(waiting.state.timeouts)) == (0, 0, 0)
 
 
 async def test_a_held_pull_is_answered_when_its_time_is_over(waiting: Harness, autojump_clock: MockClock) -> None:
@@ -596,7 +596,7 @@ async def test_a_client_that_goes_takes_its_pulls_along(waiting: Harness, autoju
     client = waiting.client()
     client.send(PULL, wait_ext(topic, 0))
     client.close()
-    assert (len(waiting.state.parked), len(waiting.state.deadlines)) == (0, 0)
+    assert (len(waiting.state.parked), len(waiting.state.timeouts)) == (0, 0)
     await fill(waiting, topic, "A")
     await trio.sleep(20)
     assert client.peer.sent == []
@@ -756,7 +756,7 @@ async def test_messages_that_come_while_very_many_pulls_look_again_are_not_misse
     await release_all(harness)
     assert [len(client.answers) for client in clients] == [1000] * 3
     assert {answer.code for client in clients for answer in client.answers.values()} == {FOUND}
-    assert (len(harness.state.parked), len(harness.state.deadlines)) == (0, 0)
+    assert (len(harness.state.parked), len(harness.state.timeouts)) == (0, 0)
 
 
 async def test_very_many_pulls_that_want_nothing_of_it_wait_on(harness: Harness) -> None:

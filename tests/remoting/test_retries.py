@@ -13,8 +13,8 @@ from martlet.message import Message, Record
 from martlet.records.codec import decode_records, encode_record
 from martlet.records.layout import BORN_V6, STORE_V6
 from martlet.store import ReadResult, ReadStatus
-from martlet_remoting.consumers.deadlines import TICK_S
 from martlet_remoting.consumers.retries import hold_back
+from martlet_remoting.consumers.timeouts import TICK_S
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 from martlet_remoting.wire.packets import Command
 
@@ -29,10 +29,10 @@ LATE_MS = TICK_S * 1000 + 10
 
 @pytest.fixture
 async def running(open_harness: OpenHarness, nursery: trio.Nursery) -> Harness:
-    """A harness whose clocks and deadlines run, with one message in topic T."""
+    """A harness whose clocks and timeouts run, with one message in topic T."""
     harness = await open_harness(store={"flush": "async"})
     harness.clock.run()
-    nursery.start_soon(harness.state.deadlines.run)
+    nursery.start_soon(harness.state.timeouts.run)
     harness.topic("T")
     return harness
 
@@ -139,7 +139,7 @@ async def test_nothing_remains_of_a_pull_in_a_pause_when_its_client_leaves(
     client.close()
     assert len(running.state.parked) == 0
     await trio.sleep(LONGEST_MS / 1000 + 1)
-    assert len(running.state.deadlines) == 0
+    assert len(running.state.timeouts) == 0
 
 
 async def test_a_pull_with_an_earlier_offset_is_not_late_for_its_own_record(
@@ -230,7 +230,7 @@ async def test_retries_far_behind_the_end_of_the_log_wait_as_well(
 ) -> None:
     harness = await open_harness(store={"flush": "async", "page_bytes": 4096, "cache_bytes": 0})
     harness.clock.run()
-    nursery.start_soon(harness.state.deadlines.run)
+    nursery.start_soon(harness.state.timeouts.run)
     harness.topic("T")
     await publish(harness, b"a", RETRY, 3)
     for _ in range(40):
@@ -251,7 +251,7 @@ async def test_a_restart_neither_loses_a_retry_nor_shortens_its_pause(
     after = await open_harness(store={"flush": "async"})
     after.broker.topics.ensure(RETRY, 1)
     after.clock.run()
-    nursery.start_soon(after.state.deadlines.run)
+    nursery.start_soon(after.state.timeouts.run)
     (record,) = await pull(after, after.client(), 0)
     assert (record.body, record.reconsume_times) == (b"a", 1)
     assert pause_ms(1) <= after.clock.now_ms() - record.store_ms <= pause_ms(1) + LATE_MS

@@ -2,7 +2,7 @@
 
 Nearly all requests are handled immediately. A handler that takes more than a few milliseconds is a generator and
 continues in slices (`martlet.runtime.steps`). Waiting pulls and requests to clients are finished later: by other
-commands, by the store's watchers and by `Deadlines`.
+commands, by the store's watchers and by `Timeouts`.
 """
 
 from collections.abc import Awaitable, Generator

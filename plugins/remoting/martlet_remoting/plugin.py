@@ -157,7 +157,7 @@ class RemotingPlugin(Hooks):
     def martlet_services(self, broker: Broker) -> Sequence[Service]:
         assert self._registrar is not None
         state = self.state
-        runs = state.deadlines.run, state.parked.run, state.members.run, state.rates.run
+        runs = state.timeouts.run, state.parked.run, state.members.run, state.rates.run
         return [self._revived.run, self._introduce, self._scan, self._registrar.run, *runs]
 
     async def _introduce(self) -> None:

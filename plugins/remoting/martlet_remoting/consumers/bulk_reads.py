@@ -14,7 +14,7 @@ from martlet.delivery.listeners import unwatch, watch
 from martlet.delivery.routing.selection import Selection
 from martlet.errors import Reason, Refused
 from martlet.store import Care, Queue, QueueReader, Store
-from martlet_remoting.consumers.deadlines import Deadlines
+from martlet_remoting.consumers.timeouts import Timeouts
 
 __all__ = ["BulkRead", "BulkReads", "PendingBulkReads"]
 
@@ -100,17 +100,17 @@ class BulkReads:
     """The bulk reads of all connections, and those of them that wait for a record.
 
     Args:
-      now: returns the time of `Deadlines`.
+      now: returns the time of `Timeouts`.
       weight_max: the total weight of unfinished ones, *peer_max* of one connection.
     """
 
     def __init__(
-        self, store: Store, deadlines: Deadlines, now: Callable[[], float], weight_max: int, peer_max: int
+        self, store: Store, timeouts: Timeouts, now: Callable[[], float], weight_max: int, peer_max: int
     ) -> None:
         self.store: Final = store
         self.count = 0
         self.weight = 0
-        self._deadlines = deadlines
+        self._timeouts = timeouts
         self._now = now
         self._weight_max = weight_max
         self._peer_max = peer_max
@@ -183,7 +183,7 @@ class BulkReads:
         """End *read*, whatever it waits for."""
         waiting = self._waiting.get(read.queue)
         if waiting is not None and waiting.pop(read, read) is None:
-            self._deadlines.give_up(read)
+            self._timeouts.give_up(read)
         elif read in read.pending.ready:
             read.pending.ready.remove(read)
         read.pending.reader.forget(read)
@@ -205,7 +205,7 @@ class BulkReads:
             watch(read.queue, self._arrived)
             self.store.want_durable(read.queue.last_end)
         waiting[read] = None
-        self._deadlines.add(read, self._now() + read.wait_s)
+        self._timeouts.add(read, self._now() + read.wait_s)
         read.wait_s = 0.0
 
     def end_wait(self, read: BulkRead) -> None:
@@ -213,7 +213,7 @@ class BulkReads:
         waiting = self._waiting.get(read.queue)
         if waiting is None or waiting.pop(read, read) is not None:
             return
-        self._deadlines.give_up(read)
+        self._timeouts.give_up(read)
         read.pending.queue_up(read)
 
     def _arrived(self, queue: Queue) -> None:

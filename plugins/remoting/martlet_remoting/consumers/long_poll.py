@@ -30,7 +30,7 @@ from martlet.errors import Reason, Refused
 from martlet.net.origins import origin_of
 from martlet.store import Queue, QueueReader, Store
 from martlet.tables.topics import Topics
-from martlet_remoting.consumers.deadlines import Deadlines
+from martlet_remoting.consumers.timeouts import Timeouts
 
 __all__ = ["ParkedPulls", "PendingPulls", "Pull"]
 
@@ -237,9 +237,9 @@ def _matched_codes(pull: Pull) -> frozenset[int] | None:
 class ParkedPulls:
     """The waiting pulls of all connections; the held ones by queue."""
 
-    def __init__(self, store: Store, deadlines: Deadlines, limit: int) -> None:
+    def __init__(self, store: Store, timeouts: Timeouts, limit: int) -> None:
         self._store = store
-        self._deadlines = deadlines
+        self._timeouts = timeouts
         self._limit = limit
         self._waiting: dict[Queue, _Held] = {}
         # How many pulls of a queue, those that waited longest, are still to look again.
@@ -315,7 +315,7 @@ class ParkedPulls:
         self._count += 1
         pull.pending.held[pull] = self
         if pull.bucket < 0:
-            self._deadlines.add(pull, pull.suspend_until)
+            self._timeouts.add(pull, pull.suspend_until)
 
     def _watched(self, queue: Queue) -> _Held:
         held = self._waiting.get(queue)
@@ -331,9 +331,9 @@ class ParkedPulls:
             pause = self._paused[queue] = _Pause(self, queue, until)
         elif pause.at <= until:
             return pause
-        self._deadlines.give_up(pause)
+        self._timeouts.give_up(pause)
         pause.at = until
-        self._deadlines.add(pause, until)
+        self._timeouts.add(pause, until)
         return pause
 
     def _arrived(self, queue: Queue) -> None:
@@ -386,7 +386,7 @@ class ParkedPulls:
         """Let the pulls of *queue* that wait for a point in time read again."""
         pause = self._paused.pop(queue, None)
         if pause is not None:
-            self._deadlines.give_up(pause)
+            self._timeouts.give_up(pause)
             self._queue_up(list(pause.pulls))
 
     def _queue_up(self, pulls: list[Pull]) -> None:
@@ -429,7 +429,7 @@ class ParkedPulls:
             pull.counted = False
             self._count_for(pull.pending, -pull.weight)
         if pull.bucket >= 0:
-            self._deadlines.give_up(pull)
+            self._timeouts.give_up(pull)
 
     def drop(self, pending: PendingPulls) -> None:
         """Drop the pulls of a closed connection."""

@@ -31,7 +31,7 @@ from martlet.groups.member import Member
 from martlet.groups.membership import Membership
 from martlet.records.layout import I32
 from martlet.tables.topics import READ, RETRY_PREFIX, Topic
-from martlet_remoting.consumers.deadlines import Deadlines
+from martlet_remoting.consumers.timeouts import Timeouts
 from martlet_remoting.wire.pop_handles import retry_topics
 
 __all__ = ["ANY_QUEUE", "PendingPops", "Pop", "PopGroup", "PopGroups", "split_records"]
@@ -64,7 +64,7 @@ STORED: Final = Encoding("rocketmq", split_records)
 
 @final
 class _Taker:
-    """Takes messages for one pop at a time (a `martlet.groups.queues.group_members.Competitor`)."""
+    """Takes messages for one pop at a time (a `martlet.groups.queues.group_members.GroupMember`)."""
 
     __slots__ = ("acknowledges", "credit", "encoding", "holder", "lapsed", "lease_s", "peer", "woken")
 
@@ -230,10 +230,10 @@ class PopGroup:
 
     __slots__ = (
         "_called",
-        "_deadlines",
         "_now",
         "_reads",
         "_taker",
+        "_timeouts",
         "bucket",
         "heir",
         "member",
@@ -242,9 +242,9 @@ class PopGroup:
         "waiting",
     )
 
-    def __init__(self, deadlines: Deadlines, now: Callable[[], float]) -> None:
+    def __init__(self, timeouts: Timeouts, now: Callable[[], float]) -> None:
         self.bucket = -1
-        self._deadlines = deadlines
+        self._timeouts = timeouts
         self._now = now
         self._taker = _Taker()
         self._called: dict[Pop, None] = {}  # woken, and not run since
@@ -349,7 +349,7 @@ class PopGroup:
 
     def _set_timer(self) -> None:
         if self.bucket < 0:
-            self._deadlines.add(self, self._now() + STALL_S)
+            self._timeouts.add(self, self._now() + STALL_S)
 
     def look_again(self) -> None:
         """Call pops again in a while: a connection that reads for its pop may close, or have too many tasks."""
@@ -383,10 +383,10 @@ class PopGroups:
     """All groups that pop, and the limits of their waiting pops."""
 
     def __init__(
-        self, broker: Broker, deadlines: Deadlines, now: Callable[[], float], waiting_max: int, line_max: int
+        self, broker: Broker, timeouts: Timeouts, now: Callable[[], float], waiting_max: int, line_max: int
     ) -> None:
         self._broker = broker
-        self._deadlines = deadlines
+        self._timeouts = timeouts
         self._now = now
         self._waiting_max = waiting_max
         self._line_max = line_max
@@ -425,7 +425,7 @@ class PopGroups:
         old = self._groups.pop((pop.name, topic), None)
         if old is not None:
             self._leave(old)
-        group = PopGroup(self._deadlines, self._now)
+        group = PopGroup(self._timeouts, self._now)
         group.member = pop.gate.join(
             group, topic, pop.name, STORED, Membership(lease_s=0.0, selection=selection, start=start)
         )
@@ -479,7 +479,7 @@ class PopGroups:
             pop.counted = True
             self.waiting += 1
             pop.pending.held[pop] = None
-            self._deadlines.add(pop, pop.until)
+            self._timeouts.add(pop, pop.until)
         group.park(pop)
         return True
 
@@ -492,7 +492,7 @@ class PopGroups:
             self.waiting -= 1
             pop.pending.held.pop(pop, None)
         if pop.bucket >= 0:
-            self._deadlines.give_up(pop)
+            self._timeouts.give_up(pop)
 
     def drop(self, pending: PendingPops) -> None:
         """Drop the pops of a closed connection, and call others instead of those that were called."""
@@ -521,7 +521,7 @@ class PopGroups:
     def _leave(self, group: PopGroup) -> None:
         group.call_all()
         if group.bucket >= 0:
-            self._deadlines.give_up(group)
+            self._timeouts.give_up(group)
         if group.heir is not None:
             group.heir.retries.remove(group)
             group.heir = None

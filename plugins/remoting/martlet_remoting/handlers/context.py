@@ -29,13 +29,13 @@ from martlet_remoting.config import RemotingConfig
 from martlet_remoting.consumers.bulk_reads import BulkReads, PendingBulkReads
 from martlet_remoting.consumers.cold_reads import ColdReads
 from martlet_remoting.consumers.counters import RequestCounters
-from martlet_remoting.consumers.deadlines import Deadlines
 from martlet_remoting.consumers.long_poll import ParkedPulls, PendingPulls
 from martlet_remoting.consumers.members import Members, QueueLocks
 from martlet_remoting.consumers.pops import PendingPops, PopGroups
 from martlet_remoting.consumers.pulled_groups import PulledGroups
 from martlet_remoting.consumers.rates import Rates
 from martlet_remoting.consumers.request_modes import RequestModes
+from martlet_remoting.consumers.timeouts import Timeouts
 from martlet_remoting.handlers.templates import Templates
 from martlet_remoting.wire.codec import encode_command, encode_response, encode_response_in_pieces
 from martlet_remoting.wire.codes import ANSWER_LANGUAGE, FLAG_ONEWAY, REQUEST_NAMES, ResponseCode
@@ -116,14 +116,14 @@ class RemotingState:
         )
         self.counters: Final = RequestCounters(broker.clock.now_ms(), broker.store.readable)
         self.complaints: Final = Complaints(log)
-        self.deadlines: Final = Deadlines()
+        self.timeouts: Final = Timeouts()
         self.members: Final = Members(broker.groups, config.groups_peer_max, config.subscribed_chars_peer_max)
         broker.draining.others.append(self.members.broadcasting_on)
         self.locks: Final = QueueLocks(config.lock_s, config.locks_peer_max, broker.topics.has_queue)
-        self.parked: Final = ParkedPulls(broker.store, self.deadlines, config.parked_max)
-        self.pops: Final = PopGroups(broker, self.deadlines, self.now, config.pops_waiting_max, config.pops_line_max)
+        self.parked: Final = ParkedPulls(broker.store, self.timeouts, config.parked_max)
+        self.pops: Final = PopGroups(broker, self.timeouts, self.now, config.pops_waiting_max, config.pops_line_max)
         self.bulk_reads: Final = BulkReads(
-            broker.store, self.deadlines, self.now, config.bulk_reads_max, config.bulk_reads_peer_max
+            broker.store, self.timeouts, self.now, config.bulk_reads_max, config.bulk_reads_peer_max
         )
         self.rates: Final = Rates(
             broker.topics, broker.groups.__contains__, broker.store, self.now, broker.clock.now_ms
@@ -155,7 +155,7 @@ class RemotingState:
 
     @staticmethod
     def now() -> float:
-        """Return the time for deadlines and locks, in seconds."""
+        """Return the time for timeouts and locks, in seconds."""
         return trio.current_time()
 
     def complain_of(self, peer: Peer, code: int, error: MartletError) -> None:
@@ -321,7 +321,7 @@ class Context:
             raise Refused(Reason.BUSY, f"{text} {config.requests_peer_max}")
         frame = self._request(code, ext, body, 0)
         asked = self._asked[self._opaque] = _PendingRequest(self, self._opaque, answered)
-        self.state.deadlines.add(asked, self.state.now() + config.relay_timeout_ms / 1000)
+        self.state.timeouts.add(asked, self.state.now() + config.relay_timeout_ms / 1000)
         self.push(frame)
 
     def _request(self, code: int, ext: Mapping[str, object], body: bytes, flag: int) -> bytes:
@@ -333,7 +333,7 @@ class Context:
         """Pass *answer* to whoever sent the request *opaque*; ignore an answer that nobody waits for."""
         asked = self._asked.pop(opaque, None)
         if asked is not None:
-            self.state.deadlines.give_up(asked)
+            self.state.timeouts.give_up(asked)
             asked.answered(answer)
 
     def closed(self) -> None:

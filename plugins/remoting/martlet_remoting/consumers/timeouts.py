@@ -11,24 +11,24 @@ from typing import Final, Protocol, final
 
 import trio
 
-__all__ = ["TICK_S", "Deadlines", "Timed"]
+__all__ = ["TICK_S", "Timed", "Timeouts"]
 
 TICK_S: Final = 0.25
 EXPIRED_A_TURN: Final = 1024  # a pull takes 1 to 2 us
 
 
 class Timed(Protocol):
-    """An object with a timeout; ``bucket`` belongs to `Deadlines` and is -1 while no timeout is set."""
+    """An object with a timeout; ``bucket`` belongs to `Timeouts` and is -1 while no timeout is set."""
 
     bucket: int
 
     def expire(self) -> None:
-        """Handle the timeout; called at most once, and not after `Deadlines.give_up`."""
+        """Handle the timeout; called at most once, and not after `Timeouts.give_up`."""
         ...
 
 
 @final
-class Deadlines:
+class Timeouts:
     """Calls `Timed.expire` at the set time, while `run` is running."""
 
     __slots__ = ("_awaited", "_buckets", "_nearer")
