@@ -215,11 +215,12 @@ def _is_error(node: ast.ClassDef) -> bool:
 
 
 def _fields(node: ast.ClassDef) -> list[str]:
-    return [
+    fields = [
         _field(item)
         for item in node.body
         if isinstance(item, ast.AnnAssign) and not _written(item.annotation).startswith("ClassVar")
     ]
+    return ["*", *fields] if any(word.arg == "kw_only" for word in node.keywords) else fields
 
 
 def _field(item: ast.AnnAssign) -> str:
