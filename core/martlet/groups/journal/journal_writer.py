@@ -97,7 +97,11 @@ class _Pending:
 
 @final
 class GroupJournalWriter:
-    """Writes the notes of shared groups into their journal."""
+    """Writes the notes of shared groups into their journal.
+
+    It is large, because every change of a queue (noted, dropped, reached) is kept until it is written, and noted again
+    if a commit fails: one state machine, whose tables change together.
+    """
 
     def __init__(self, store: Store, journal: Journal, state: GroupState, queues_max: int) -> None:
         self._store = store

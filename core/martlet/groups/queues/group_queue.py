@@ -23,9 +23,10 @@ NEAR: Final = 4
 
 @final
 class GroupQueue:
-    """One queue as shared by one group.
+    """One queue of one group.
 
-    It begins with nothing to read where the group's messages are found *by_name*, otherwise with the queue to read.
+    It begins with nothing to read where the group's messages are found *by_name*, otherwise with the queue to read. Its
+    21 attributes are in one object, because each group has one for each queue.
     """
 
     __slots__ = (
