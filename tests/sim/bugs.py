@@ -647,7 +647,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("offset given twice", (Store, "_begin_at", _reuse_offset)),
     bug("message skipped", (Reader, "read", _skip_entry)),
     bug("group offset goes back", (Groups, "commit", _commit_back)),
-    bug("group offset lost at a crash", (saving, "_changed", _keep_offsets), first=1),
+    bug("group offset lost at a crash", (saving, "_changed", _keep_offsets), first=29),
     bug("appended twice", (Writer, "append_all", _append_twice)),
     bug(
         "torn record served",
@@ -681,7 +681,7 @@ BUGS: Final[tuple[Bug, ...]] = (
         flush="async",
         cuts=(Cut.LOST,),
         script=stops,
-        first=10,
+        first=20,
     ),
     bug("answer to another question", (RemotingHandler, "handle", _answer_another)),
     bug("projection restored and continued too late", (Projections, "_continue_from", _continue_late)),
