@@ -1,5 +1,7 @@
 """Members of a group that may not read all names: each message goes to one that may, with its lease and its credit."""
 
+from functools import partial
+
 from tests.delivery.pushing import LINES, broker_in_memory, told
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -7,6 +9,8 @@ from martlet.broker import Broker
 from martlet.delivery.subscriptions import from_earliest
 from martlet.groups.member import Member
 from martlet.groups.membership import Membership
+from martlet.groups.strategy.policy import GroupPolicy
+from martlet.groups.strategy.sticky import Sticky
 from martlet.message import Message
 from martlet.testing.peers import RecordingPeer
 
@@ -115,3 +119,20 @@ async def test_a_kept_message_that_its_member_may_no_longer_read_is_passed_on() 
         assert two.turn() == []
         assert one.turn() == ["0:0:b"]
         assert two.member.credit == 10
+
+
+async def test_messages_with_one_key_stay_with_a_member_that_may_have_them() -> None:
+    sticky = Sticky(lambda record: "key")
+    sticky.seen = True
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 1)
+        policy, membership = GroupPolicy("tested", sticky=sticky), Membership(lease_s=30, credit=10)
+        join = partial(broker.shared_groups.join, RecordingPeer(), "t", "G", LINES, membership, policy)
+        # The first one may read the topic, which has the empty name, but not the name b.
+        one, two = join(permit=Names("a", "")), join(permit=Names("a", "b"))
+        publish(broker, "a")
+        assert told(one.collect(1 << 20)) == ["0:0:a"]
+        publish(broker, "b", "a", "c")
+        assert told(two.collect(1 << 20)) == ["0:1:b"]
+        assert told(one.collect(1 << 20)) == ["0:2:a"]
+        assert broker.shared_groups.statistics()["withheld"] == 1

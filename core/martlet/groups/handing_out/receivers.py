@@ -11,12 +11,12 @@ differ in three ways:
 """
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, repeat
 from typing import Final, NamedTuple
 
 from martlet.delivery.fanout import parts
 from martlet.groups.queues.group_members import GroupMember, GroupMembers
-from martlet.groups.strategy.sticky import sticky_takers
+from martlet.groups.strategy.sticky import first_taker, sticky_takers
 from martlet.records.layout import record_views
 from martlet.store import ReadResult
 from martlet.store.format.tags import find_tags
@@ -50,13 +50,15 @@ def receivers_of(
 
     If it *may_stop*, it leaves out messages from the first one on whose member can take no more now.
     """
-    if first.asks:
-        names = _names(result)
-        if not all(first.may_get(name) for name in set(names)):
-            return _by_name(names, first, members.in_turn())
+    names = _names(result) if first.asks else ()
     if result.count and (members.choosing or members.sticky is not None):
-        takers = _takers(result, first, members, may_stop=may_stop)
-        return [Portion(taker, len(list(run)), is_parked=taker is None) for taker, run in groupby(takers)]
+        takers = _takers(result, names, first, members, may_stop=may_stop)
+        return [
+            Portion(taker, len(list(run)), name, is_parked=taker is None and not names)
+            for (taker, name), run in groupby(zip(takers, names or repeat(""), strict=False))
+        ]
+    if names and not all(first.may_get(name) for name in set(names)):
+        return _by_name(names, first, members.in_turn())
     return (Portion(first, result.count),) if result.count else ()
 
 
@@ -76,18 +78,21 @@ def _by_name(names: Sequence[str], first: GroupMember, others: Sequence[GroupMem
 
 
 def _takers(
-    result: ReadResult, first: GroupMember, members: GroupMembers, *, may_stop: bool
+    result: ReadResult, names: Sequence[str], first: GroupMember, members: GroupMembers, *, may_stop: bool
 ) -> list[GroupMember | None]:
-    """Return for each message of *result* the member that takes it, None if nobody does."""
+    """Return for each message of *result* the member that takes it, and may get its name; None if nobody does."""
     asked = [first, *(each for each in members.in_turn() if each is not first)]
+    able = {name: [member for member in asked if member.may_get(name)] for name in set(names)}
     records = [record for piece in result.pieces for record in record_views(piece)]
-    if members.sticky is not None:
+    candidates = (
+        [(record, able[name]) for record, name in zip(records, names, strict=True)]
+        if names
+        else [(record, asked) for record in records]
+    )
+    if members.sticky is None:
+        return [first_taker(record, found) for record, found in candidates]
 
-        def is_full(taker: GroupMember) -> bool:
-            return may_stop and taker is not first and taker.is_full
+    def is_full(taker: GroupMember) -> bool:
+        return may_stop and taker is not first and taker.is_full
 
-        return sticky_takers(records, asked, members.sticky, members.keepers, is_full)
-    predicates = [(member, member.takes) for member in asked]
-    return [
-        next((member for member, takes in predicates if takes is None or takes(record)), None) for record in records
-    ]
+    return sticky_takers(candidates, members.sticky, members.keepers, is_full)

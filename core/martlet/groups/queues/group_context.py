@@ -50,7 +50,7 @@ class Owner(Protocol):
 class GroupContext:
     """One group on one topic; without a *policy* it is a consumer group.
 
-    A group that is not stored yet begins with *marks* (`lease_notes.OWNS_TOPIC`, `lease_notes.AUTO_DELETE`). It counts
+    A group that is not stored yet begins with *marks* (`OWNS_TOPIC`, `AUTO_DELETE`). It counts
     for *user*; None if that is the broker itself.
     """
 

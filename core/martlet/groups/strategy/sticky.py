@@ -16,7 +16,7 @@ from zlib import crc32
 
 from martlet.records.layout import RecordView
 
-__all__ = ["SLOTS", "Keepers", "Sticky", "sticky_takers"]
+__all__ = ["SLOTS", "Keepers", "Sticky", "first_taker", "sticky_takers"]
 
 SLOTS: Final = 1024
 
@@ -77,20 +77,22 @@ class Keepers:
             self._members = {slot: keepers for slot, keepers in left.items() if keepers}
 
 
+def first_taker(record: RecordView, members: Iterable[T]) -> T | None:
+    """Return the first one of *members* that takes *record*; None if nobody does."""
+    return next((member for member in members if member.takes is None or member.takes(record)), None)
+
+
 def sticky_takers(
-    records: Sequence[RecordView], members: Sequence[T], sticky: Sticky, keepers: Keepers, is_full: Callable[[T], bool]
+    records: Iterable[tuple[RecordView, Sequence[T]]], sticky: Sticky, keepers: Keepers, is_full: Callable[[T], bool]
 ) -> list[T | None]:
-    """Return for each of *records* the member that takes it, None if nobody does.
+    """Return for each of *records* the one of its members that takes it, None if nobody does.
 
     Stops before the first message for a member that cannot take more now.
     """
     found: list[T | None] = []
-    for record in records:
+    for record, members in records:
         key = sticky.key_of(record)
-        if key is None:
-            taker = next((member for member in members if member.takes is None or member.takes(record)), None)
-        else:
-            taker = keepers.of(key, record, members)
+        taker = first_taker(record, members) if key is None else keepers.of(key, record, members)
         if taker is not None and is_full(taker):
             break
         found.append(taker)
