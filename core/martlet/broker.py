@@ -5,7 +5,7 @@ nothing waits. The server waits for the disk and for clients, after a whole sock
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar, final
+from typing import Final, TypeGuard, TypeVar, final
 
 from martlet.access import Authentication, Gate, Replies, Rules
 from martlet.contracts import Authorizer, Compile, Identity, Router, Stage
@@ -182,6 +182,8 @@ class Broker:
           StoreFailed: the disk failed.
         """
         assert atomic or not (notes or own), "journal entries and own records are stored all or none"
+        if not atomic and self._are_usual(items):
+            return self.store.writer.append_all(items)
         stages = self.stages.after(passed) if passed else self.stages
         appended: list[AppendItem] = []
         own_records: list[Message] = []
@@ -287,6 +289,16 @@ class Broker:
         if not 0 <= queue_id < topic.write_queues:
             queue_id = self._choose_queue(topic, queue_id)
         return self.store.writer.item(message, queue_id)
+
+    def _are_usual(self, items: Sequence[AppendItem | Message]) -> TypeGuard[Sequence[AppendItem]]:
+        """Return whether all *items* are tuples, which the broker stores as they are."""
+        if self.stages.every_message:
+            return False
+        limit = self.config.message_bytes_max
+        for item in items:  # noqa: SIM110 - a generator would cost as much as the rest
+            if type(item) is Message or len(body_of(item)) > limit:
+                return False
+        return True
 
     def _check_tuple(self, item: AppendItem) -> None:
         """Raise if *item* must be a `Message`, or is too large."""

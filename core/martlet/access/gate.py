@@ -159,7 +159,7 @@ class Gate:
         own: Callable[[Message], Message] | None = None,
     ) -> AppendResult:
         """Store messages like `Broker.publish_all`; a message that may not be published is refused."""
-        publishable, has_routers = self.publishable, self.has_routers
+        publishable, has_routers = self.publishable, bool(self._behind.routers)
         refused: dict[int, Refused] = {}
         for place, item in enumerate(items):
             try:

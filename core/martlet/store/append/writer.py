@@ -1,6 +1,6 @@
 """Appends: encodes records directly into the end of the log in memory, and their entries into their queues.
 
-One loop, `Writer._put_usual`, encodes one message, those of a socket read, a batch or a group. `_put_odd` handles rare
+One loop, `Writer._put_all`, encodes one message, those of a socket read, a batch or a group. `_put_odd` handles rare
 cases, one record at a time.
 """
 
@@ -223,86 +223,73 @@ class Writer:
 
         *is_odd* says whether properties may contain a zero byte or name light queues.
         """
-        tail = self._tail
-        segment = tail.segment
-        result.store_ms = self._committer.read_clock()
-        while (count := self._put_usual(items, result, is_odd, marks)) < len(items):
-            self._put_odd(items[count], result, marks[count] if marks else 0)
-        result.end = tail.position
-        if tail.segment is not segment:
-            result.rolled = any(0 <= position < tail.segment.start for position in result.positions)
-
-    def _put_usual(self, items: Sequence[AppendItem], result: AppendResult, is_odd: bool, marks: Sequence[int]) -> int:
-        """Encode the next of *items* up to the first that is unusual or has no room; return how many are done."""
-        tail, queues, pending = self._tail, self._queues, self._committer.pending
+        tail, queues, committer, admission = self._tail, self._queues, self._committer, self._admission
         host, record_crcs, body_bytes_max = self.store_host, self._record_crcs, self.config.message_bytes_max
-        room = tail.room if not self._admission.refusal and len(host) == 8 else -1
-        data, base, position, now = tail.data, tail.page_base, tail.position, result.store_ms
         positions, ends, offsets = result.positions, result.ends, result.offsets
-        try:
-            for item in items[len(positions) :] if positions else items:
-                queue, body, properties, code, flag, sys_flag, born_ms, born_host, times, prepared_position = item
-                # `may_have_record_crc`, without a call for each message.
-                if record_crcs or (
-                    len(properties) >= RECORD_CRC_BYTES
-                    and (properties[-12] == MARK_LAST or properties[-RECORD_CRC_BYTES] == MARK_FIRST)
-                ):
-                    properties = self._fitted(properties)
-                body_bytes, properties_bytes = len(body), len(properties)
-                size = queue.overhead + body_bytes + properties_bytes
-                end = position + size
-                if (
-                    end > room
-                    or not queue.plain
-                    or len(born_host) != 8
-                    or sys_flag & PREPARED
-                    or body_bytes > body_bytes_max
-                    or properties_bytes > PROPERTIES_BYTES_MAX
-                    or (is_odd and _are_odd(properties))
-                ):
-                    break
-                at, offset = position - base, queue.next_offset
-                HEAD_PACK(
-                    data,
-                    at,
-                    size,
-                    MAGIC_V1,
-                    crc32(body) & 0x7FFFFFFF,
-                    queue.queue_id,
-                    flag,
-                    offset,
-                    position,
-                    sys_flag & KEPT_FLAGS | (marks[len(positions)] if marks else 0),
-                    born_ms,
-                    born_host,
-                    now,
-                    host,
-                    times,
-                    prepared_position,
-                    body_bytes,
-                )
-                at += HEAD_BYTES
-                data[at : at + body_bytes] = body
-                rest = b"%b%b%b" % (queue.topic_part, SHORT_PACK(properties_bytes), properties)
-                data[at + body_bytes : end - base] = rest
-                if record_crcs:
-                    write_record_crc(data, position - base, end - base)
-                queue.tail += ENTRY_PACK(position, size, code)
-                queue.next_offset, queue.last_end = offset + 1, end
-                queue.put_bytes += size
-                if not queue.dirty:
-                    queues.touch(queue)
-                pending.append((queue, position, end, now, properties))
-                positions.append(position)
-                ends.append(end)
-                offsets.append(offset)
-                position = end
-        finally:
-            tail.position = position
-        return len(positions)
+        result.store_ms = now = committer.read_clock()
+        for item in items:
+            queue, body, properties, code, flag, sys_flag, born_ms, born_host, times, prepared_position = item
+            # `may_have_record_crc`, without a call for each message.
+            if record_crcs or (
+                len(properties) >= RECORD_CRC_BYTES
+                and (properties[-12] == MARK_LAST or properties[-RECORD_CRC_BYTES] == MARK_FIRST)
+            ):
+                properties = self._fitted(properties)
+            body_bytes, properties_bytes, position = len(body), len(properties), tail.position
+            size = queue.overhead + body_bytes + properties_bytes
+            end = position + size
+            if (
+                end > tail.room
+                or admission.refusal
+                or len(host) != 8
+                or not queue.plain
+                or len(born_host) != 8
+                or sys_flag & PREPARED
+                or body_bytes > body_bytes_max
+                or properties_bytes > PROPERTIES_BYTES_MAX
+                or (is_odd and (0 in properties or properties.find(MULTI) >= 0))
+            ):
+                self._put_odd(item, result, marks[len(positions)] if marks else 0)
+                continue
+            data, at, offset = tail.data, position - tail.page_base, queue.next_offset
+            HEAD_PACK(
+                data,
+                at,
+                size,
+                MAGIC_V1,
+                crc32(body) & 0x7FFFFFFF,
+                queue.queue_id,
+                flag,
+                offset,
+                position,
+                sys_flag & KEPT_FLAGS | (marks[len(positions)] if marks else 0),
+                born_ms,
+                born_host,
+                now,
+                host,
+                times,
+                prepared_position,
+                body_bytes,
+            )
+            body_at, rest_at = at + HEAD_BYTES, at + HEAD_BYTES + body_bytes
+            data[body_at:rest_at] = body
+            data[rest_at : at + size] = b"%b%b%b" % (queue.topic_part, SHORT_PACK(properties_bytes), properties)
+            if record_crcs:
+                write_record_crc(data, at, at + size)
+            queue.tail += ENTRY_PACK(position, size, code)
+            queue.next_offset = offset + 1
+            queue.put_bytes += size
+            queue.last_end = tail.position = end
+            if not queue.dirty:
+                queues.touch(queue)
+            committer.pending.append((queue, position, end, now, properties))
+            positions.append(position)
+            ends.append(end)
+            offsets.append(offset)
+        result.end, result.segment_start = tail.position, tail.segment.start
 
     def _put_odd(self, item: AppendItem, result: AppendResult, mark: int) -> None:
-        """Like `_put_usual`, for one message of any kind; starts a new segment or page if necessary."""
+        """Encode one message of any kind; start a new segment or page if necessary."""
         light: list[Queue] = []
         try:
             if properties_of(item).find(MULTI) >= 0:
