@@ -15,11 +15,12 @@ class Victim:
     def __init__(self, module: str, *words: object) -> None:
         command = [sys.executable, "-m", module, *map(str, words)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self._lines = self._process.stdout
 
     def line(self) -> str:
         """Wait for the next line; empty if the process has ended."""
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
+        return self._lines.readline().strip()
 
     def kill(self) -> list[str]:
         """Kill it, and return the further lines that it has printed to their ends."""
@@ -31,7 +32,7 @@ class Victim:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:
+        if not self._lines.closed:
             self.kill()
 
 
