@@ -196,3 +196,30 @@ def test_banned_phrases_do_not_return() -> None:
 
 def test_every_module_says_what_it_is() -> None:
     assert [name for name, tree in trees() if not ast.get_docstring(tree)] == []
+
+
+WIDTH = 120
+# Printed by `tools.manual`, a line for each signature or key.
+MADE = ("cli.md", "client-api.md", "config.md", "plugin-api.md")
+
+
+def prose_lines(page: Path) -> Iterator[str]:
+    """The lines of *page* outside of code, tables and headings."""
+    is_code = False
+    for line in page.read_text("utf-8").splitlines():
+        if line.lstrip().startswith("```"):
+            is_code = not is_code
+        elif not is_code and not line.lstrip().startswith(("|", "#", "    ", "<")):
+            yield line
+
+
+def test_prose_is_wrapped() -> None:
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if page.name not in MADE]
+    pages += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+    wide = [
+        f"{page.relative_to(ROOT)}: {line}"
+        for page in pages
+        for line in prose_lines(page)
+        if len(line) > WIDTH and " " in re.sub(r"`[^`]*`|\]\([^)]*\)", "", line.strip())[:WIDTH]
+    ]
+    assert not wide, "wrap at 120 columns:\n" + "\n".join(wide)
