@@ -5,14 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 import trio
 
+from martlet.access import Gate
 from martlet.contracts import Identity, Stage
 from martlet.errors import Reason, Refused, RemoteProtocolError
 from martlet.message import Message
 from martlet.records.codec import decode_record
 from martlet_remoting.handlers import send
+from martlet_remoting.handlers.context import Context
 from martlet_remoting.wire.codec import FrameBuffer, decode_frame, encode_binary_command, encode_command
 from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.wire.packets import Command
+from martlet_remoting.wire.runs import Send
 
 from .conftest import FakeClient, Harness, OpenHarness, opaques_of_cut, send_ext
 
@@ -66,21 +69,17 @@ def said(client: FakeClient) -> list[tuple[object, ...]]:
     ]
 
 
-@pytest.fixture(autouse=True)
-def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let two sends be a run, so that few requests show what a run does."""
-    monkeypatch.setattr(send, "RUN_MIN", 2)
-
-
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of sends in each stored run."""
+    """The number of sends in each run of several."""
     counts: list[int] = []
     real = send.send_run
 
-    def counted(*args: object) -> int:
-        counts.append(real(*args))  # type: ignore[arg-type]
-        return counts[-1]
+    def counted(context: Context, gate: Gate, sends: Sequence[Send]) -> int:
+        count = real(context, gate, sends)
+        if len(sends) > 1:
+            counts.append(count)
+        return count
 
     monkeypatch.setattr(send, "send_run", counted)
     return counts
@@ -115,18 +114,14 @@ MIXTURE = [
 ]
 
 
-@pytest.mark.parametrize("run_min", [2, 100])
 @pytest.mark.parametrize("encoded", [in_json, in_binary, by_turns])
 @pytest.mark.parametrize("together", [1, 2, 5, 16])
 async def test_sends_of_one_read_are_answered_in_order_as_if_each_came_alone(
     harness: Harness,
     taken: list[int],
-    monkeypatch: pytest.MonkeyPatch,
     together: int,
     encoded: Callable[[Sequence[bytes]], list[bytes]],
-    run_min: int,
 ) -> None:
-    monkeypatch.setattr(send, "RUN_MIN", run_min)
     frames = encoded(MIXTURE)
     harness.topic("closed", perm=4)
     client, alone = ready(harness, "T", "other"), harness.client()
@@ -144,7 +139,7 @@ async def test_sends_of_one_read_are_answered_in_order_as_if_each_came_alone(
         assert heard.pop(place)[1] == expected.pop(place)[1] == 0
     assert heard == expected
     # Number 12 is refused in its run, and number 4, which this broker cannot delay, by a stage.
-    assert sum(taken) == ({1: 0, 2: 7, 5: 9, 16: 9}[together] if run_min == 2 else 0)
+    assert sum(taken) == {1: 0, 2: 7, 5: 9, 16: 9}[together]
     await harness.step()
 
 

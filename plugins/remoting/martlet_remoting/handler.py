@@ -103,7 +103,8 @@ class RemotingHandler:
         context = self.context
         if isinstance(event, SendRun):
             if event.sends:
-                event.taken = send.send_together(context, context.own_gate or context.connection_gate(), event.sends)
+                event.taken = send.send_run(context, context.own_gate or context.connection_gate(), event.sends)
+                context.state.counters.requests += event.taken
             if event.ends:
                 self._end_run(event)
             return self._give_turn_after(len(event))

@@ -13,7 +13,7 @@ from martlet.message import PROPERTIES_BYTES_MAX, Message, find_property, put_pr
 from martlet.runtime.ids import Ids
 from martlet.runtime.steps import Steps
 from martlet.stages import Stages
-from martlet.store.append.items import AppendItem, queue_of
+from martlet.store.append.items import AppendItem
 from martlet.tables.topics import RETRY_PREFIX, Topic, check_name
 from martlet_remoting.handlers.context import Answer, Context, Declined, Handle, refusal, supports_transactions
 from martlet_remoting.handlers.templates import Templates
@@ -39,8 +39,6 @@ I32_MAX: Final = (1 << 31) - 1
 DELAY_KEYS: Final = (b"DELAY", *(key.encode() for key in TIMER_KEYS))
 # Properties that the broker sets; those that a producer sent are removed first.
 BROKER_KEYS: Final = (b"CLUSTER", b"MSG_REGION", b"TRACE_ON", b"POP_CK")
-# Fewer sends are stored one by one, without the setup of a run.
-RUN_MIN: Final = 5
 BROKER_WORDS: Final = ("CLUSTER", "MSG_REGION", "POP_CK")
 # Members of a batch that are stored in one turn of the event loop, in 3 ms; a longer batch takes several turns.
 BATCH_AT_ONCE: Final = 1024
@@ -54,66 +52,63 @@ class _PlacedBatch(NamedTuple):
 
 
 def send_usual(context: Context, command: Command) -> Answer:
-    """Store a usual send, which takes half the time; any other by `send_message`."""
+    """Store a usual send, as a run of one, which takes half the time; any other by `send_message`."""
     header = decode_send_header(command)
     if not command.unusual and command.body:
         head = SendHead(command.code, header, command.opaque, command.flag)
-        if send_alone(context, context.gate(command), (head, command.body, 0)):
+        if send_run(context, context.gate(command), [(head, command.body, 0)]):
             return None
     return send_message(context, command)
 
 
-def send_alone(context: Context, gate: Gate, send: Send) -> bool:
-    """Store and answer a usual send, like `send_run`; return False for any other."""
-    head, body, _ = send
-    fields = head.fields
-    name, properties = fields.topic, fields.properties
+def send_run(context: Context, gate: Gate, sends: Sequence[Send]) -> int:
+    """Store and answer the usual sends at the beginning of *sends* together; return their number.
+
+    Usual: short field names, a known topic, a unique key, no batch, no retry, and no property that the broker sets.
+    Only those that a stage may want become a `Message`.
+    """
+    name = sends[0][0].fields.topic
     grant = gate.publishable.get(name) or _ask_grant(gate, name)
     if grant is None:
-        return False
-    state, peer, topic = context.state, context.peer, grant.get()
-    stages, templates, stored = state.broker.stages, state.templates, properties.encode()
-    unique = usual_key(fields, stored, UNUSUAL_SYS_FLAG & ~stages.sys_flag)
-    if (
-        not unique
-        or topic is None
-        or not 0 <= fields.queue_id < topic.open_queues
-        or topic.filter_type != "SINGLE_TAG"
-        or name[0] == "%"
-        or head.flag & ~FLAG_ONEWAY
-        or len(stored) + len(templates.stamp_after) > PROPERTIES_BYTES_MAX
-        or len(body) > state.broker.config.message_bytes_max
-        or grant.unflushed_bytes > state.config.unflushed_bytes_max
-        or _contains(properties, BROKER_WORDS)
-    ):
-        return False
-    stored += templates.stamp if stored[-1] == 2 else templates.stamp_after
-    staged = stages.every_message or fields.sys_flag & stages.sys_flag or _contains(properties, stages.words)
-    try:
-        if staged:
-            message = Message(
-                name, body, stored, fields.queue_id, fields.flag, fields.sys_flag, fields.born_ms, peer.host
-            )
-            _send_staged(context, gate, head, message, unique)
-            return True
-        queue = topic.queues.get(fields.queue_id) or topic.queue(fields.queue_id)
-        code, flag, sys_flag, born_ms = grant.code_of(stored), fields.flag, fields.sys_flag, fields.born_ms
-        placed = gate.publish_all(((queue, body, stored, code, flag, sys_flag, born_ms, peer.host, 0, 0),)).placed(0)
-    except MartletError as error:
-        peer.send(_run_refusal(context, head, error))
-        return True
-    peer.hold_until(placed.end)
-    if not head.flag:
-        header = templates.sent_usual % (fields.queue_id, unique, placed.position, placed.queue_offset, head.opaque)
-        peer.send(LENGTHS.pack(4 + len(header), len(header)) + header)
-    return True
-
-
-def _send_staged(context: Context, gate: Gate, head: SendHead, message: Message, unique: bytes) -> None:
-    placed = gate.publish(message)
-    context.peer.hold_until(placed.end)
-    if not head.flag:
-        context.peer.send(_staged_response(context, head, message, unique, placed.position, placed.queue_offset))
+        return 0
+    state, host = context.state, context.peer.host
+    stages, stamp, stamp_after = state.broker.stages, state.templates.stamp, state.templates.stamp_after
+    unflushed, unflushed_max = grant.unflushed_bytes, state.config.unflushed_bytes_max
+    body_bytes_max, code_of = state.broker.config.message_bytes_max, grant.code_of
+    staged_flags, has_every, topic = stages.sys_flag, stages.every_message, _usual_topic(grant)
+    unusual_flags, suspects = UNUSUAL_SYS_FLAG & ~staged_flags, len(sends) == 1 or _find_words(sends, stages)
+    run: list[AppendItem | Message] = []
+    keys: list[bytes] = []
+    for head, body, _ in sends:
+        fields = head.fields
+        if fields.topic != name:
+            name = fields.topic
+            topic = _usual_topic(gate.publishable.get(name) or _ask_grant(gate, name))
+        queue_id, properties, flag, sys_flag = fields.queue_id, fields.properties, fields.flag, fields.sys_flag
+        stored = properties.encode()
+        unique = usual_key(fields, stored, unusual_flags)
+        if (
+            not unique
+            or topic is None
+            or not 0 <= queue_id < topic.open_queues
+            or head.flag & ~FLAG_ONEWAY
+            or unflushed > unflushed_max
+            or len(body) > body_bytes_max
+            or len(stored) + len(stamp_after) > PROPERTIES_BYTES_MAX
+            or (suspects and _contains(properties, BROKER_WORDS))
+        ):
+            break
+        stored += stamp if stored[-1] == 2 else stamp_after
+        queue = topic.queues.get(queue_id) or topic.queue(queue_id)
+        unflushed += queue.overhead + len(body) + len(stored)
+        if has_every or sys_flag & staged_flags or (suspects and _contains(properties, stages.words)):
+            run.append(Message(name, body, stored, queue_id, flag, sys_flag, fields.born_ms, host))
+        else:
+            run.append((queue, body, stored, code_of(stored), flag, sys_flag, fields.born_ms, host, 0, 0))
+        keys.append(unique)
+    if run:
+        _publish_run(context, gate, sends, run, keys)
+    return len(run)
 
 
 def _ask_grant(gate: Gate, name: str) -> PublishGrant | None:
@@ -122,68 +117,6 @@ def _ask_grant(gate: Gate, name: str) -> PublishGrant | None:
         return gate.check_publish(name)
     except Refused:
         return None
-
-
-# runs: the usual sends of one read
-
-
-def send_together(context: Context, gate: Gate, sends: Sequence[Send]) -> int:
-    """Store and answer the usual sends at the beginning of *sends*; return their number."""
-    broker, taken = context.state.broker, 0
-    if len(sends) >= RUN_MIN and sends[0][0].fields.topic in gate.publishable and not broker.stages.every_message:
-        taken = send_run(context, gate, sends)
-    else:
-        while taken < len(sends) and send_alone(context, gate, sends[taken]):
-            taken += 1
-    context.state.counters.requests += taken
-    return taken
-
-
-def send_run(context: Context, gate: Gate, sends: Sequence[Send]) -> int:
-    """Store and answer the usual sends at the beginning of *sends* together; return their number.
-
-    Usual: short field names, a known topic, a unique key, no batch, no retry, and no property that the broker sets.
-    Only those that a stage may want become a `Message`. The topic of the first one must have been granted.
-    """
-    name = sends[0][0].fields.topic
-    grant = gate.publishable[name]
-    state, host = context.state, context.peer.host
-    stages, stamp, stamp_after = state.broker.stages, state.templates.stamp, state.templates.stamp_after
-    unflushed, unflushed_max = grant.unflushed_bytes, state.config.unflushed_bytes_max
-    body_bytes_max, code_of = state.broker.config.message_bytes_max, grant.code_of
-    unusual_flags, suspects = UNUSUAL_SYS_FLAG & ~stages.sys_flag, _find_words(sends, stages)
-    topic = _usual_topic(grant)
-    run: list[AppendItem | Message] = []
-    keys: list[bytes] = []
-    for head, body, _ in sends:
-        fields = head.fields
-        if fields.topic != name:
-            name = fields.topic
-            topic = _usual_topic(gate.publishable.get(name))
-        stored = fields.properties.encode()
-        unique = usual_key(fields, stored, unusual_flags)
-        if (
-            not unique
-            or topic is None
-            or not 0 <= fields.queue_id < topic.open_queues
-            or head.flag & ~FLAG_ONEWAY
-            or unflushed > unflushed_max
-            or len(body) > body_bytes_max
-            or len(stored) + len(stamp_after) > PROPERTIES_BYTES_MAX
-            or (suspects and _contains(fields.properties, BROKER_WORDS))
-        ):
-            break
-        stored += stamp if stored[-1] == 2 else stamp_after
-        queue = topic.queues.get(fields.queue_id) or topic.queue(fields.queue_id)
-        unflushed += queue.overhead + len(body) + len(stored)
-        if fields.sys_flag & stages.sys_flag or (suspects and _contains(fields.properties, stages.words)):
-            run.append(Message(name, body, stored, fields.queue_id, fields.flag, fields.sys_flag, fields.born_ms, host))
-        else:
-            run.append((queue, body, stored, code_of(stored), fields.flag, fields.sys_flag, fields.born_ms, host, 0, 0))
-        keys.append(unique)
-    if run:
-        _publish_run(context, gate, sends[: len(run)], run, keys)
-    return len(run)
 
 
 def _usual_topic(grant: PublishGrant | None) -> Topic | None:
@@ -233,19 +166,19 @@ def _publish_run(
     try:
         result = gate.publish_all(run)
     except MartletError as error:
-        for head, _, _ in sends:
+        for head, _, _ in sends[: len(run)]:
             peer.send(_run_refusal(context, head, error))
         return
     template, answers = context.state.templates.sent_usual, []
     for (head, _, _), item, unique, position, offset in zip(
-        sends, run, keys, result.positions, result.offsets, strict=True
+        sends, run, keys, result.positions, result.offsets, strict=False
     ):
         if head.flag:
             answers.append(b"")
         elif isinstance(item, Message):
             answers.append(_staged_response(context, head, item, unique, position, offset))
         else:
-            header = template % (queue_of(item).queue_id, unique, position, offset, head.opaque)
+            header = template % (head.fields.queue_id, unique, position, offset, head.opaque)
             answers.append(LENGTHS.pack(4 + len(header), len(header)) + header)
     if not result.refused and not result.rolled:
         peer.hold_until(result.end)
