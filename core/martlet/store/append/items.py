@@ -27,10 +27,11 @@ class AppendResult:
     """Locations of messages that were appended together: log positions, ends of records, and queue offsets, in order.
 
     A refused message has -1 for all three, and its reason in ``refused`` by its index. ``end`` is the log position
-    after the last record, and ``segment_start`` where the segment with that record begins.
+    after the last record. ``rolled`` tells that a segment may have ended after one of them: the records in it are
+    committed.
     """
 
-    __slots__ = ("_items", "end", "ends", "offsets", "positions", "refused", "segment_start", "store_ms")
+    __slots__ = ("_items", "end", "ends", "offsets", "positions", "refused", "rolled", "store_ms")
 
     def __init__(self, items: Sequence[AppendItem | None]) -> None:
         self._items = items
@@ -40,12 +41,7 @@ class AppendResult:
         self.refused: dict[int, Refused] = {}
         self.end = 0
         self.store_ms = 0
-        self.segment_start = 0
-
-    @property
-    def rolled(self) -> bool:
-        """Whether a segment ended after one of the records: those in it are committed."""
-        return next((position for position in self.positions if position >= 0), self.end) < self.segment_start
+        self.rolled = False
 
     def forget_last(self, count: int) -> None:
         """Remove the last *count* messages, which the caller added."""

@@ -286,7 +286,7 @@ class Writer:
             positions.append(position)
             ends.append(end)
             offsets.append(offset)
-        result.end, result.segment_start = tail.position, tail.segment.start
+        result.end, result.rolled = tail.position, positions[0] < tail.segment.start
 
     def _put_odd(self, item: AppendItem, result: AppendResult, mark: int) -> None:
         """Encode one message of any kind; start a new segment or page if necessary."""
