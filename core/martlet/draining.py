@@ -55,7 +55,7 @@ class Unread(NamedTuple):
 class Draining:
     """Takes queues of topics away once they are consumed; `run` does that.
 
-    ``others`` are asked who reads a topic without telling the broker how far; they return a name, or nothing.
+    Each of ``others`` returns the name of a reader of the topic whose progress the broker does not know, or None.
     """
 
     def __init__(

@@ -24,8 +24,8 @@ POSITION_OF: Final = itemgetter(0)  # of what `merge` found
 def first_counts(readers: Readers, starts: Sequence[tuple[Queue, int]], count: int) -> list[int]:
     """Return how many of the first *count* messages from *starts* on, in log order, are in each queue.
 
-    Publishers write many messages to one queue at a time, so equal shares would read messages that others precede. They
-    are used if some of the entries are on disk.
+    Publishers write many messages to one queue at a time, so equal shares would read messages before their turn in the
+    order of the log. Shares are equal if some of the entries are on disk.
     """
     left = [readers.end_offset(queue) - start for queue, start in starts]
     if sum(left) <= count:

@@ -392,8 +392,8 @@ class Tails:
     def of_all(self, names: Sequence[str], *, early: bool = False) -> TailReader:
         """Return the reader of all topics with *names*, in log order over them; some may be missing.
 
-        It follows those that are created later too, and ends when nobody follows it any more. An *early* one serves
-        the interests of feeds, but no listeners.
+        It follows topics that are created later too, and ends when nobody follows it any more. An *early* reader reads
+        up to the early end of the log; it serves feeds, and no listeners.
         """
         topics = [topic for name in names if (topic := self._topics.get(name)) is not None]
         return self._reader(tuple(names), topics, early=early)

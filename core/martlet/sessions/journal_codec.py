@@ -302,7 +302,7 @@ class SessionState:
         self.size += (len(self.flight) - before) * FLIGHT_BYTES
 
     def fields(self) -> list[Any]:
-        """Return all fields except the key, ``filters``, ``begins``, ``flight``, ``passed`` and those in the head."""
+        """Return owner, position, expiry in s, next id, and the data of the protocol."""
         return [self.owner, self.position, self.expiry_s, self.next_id, self.data]
 
     @classmethod

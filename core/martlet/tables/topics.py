@@ -83,7 +83,7 @@ RESERVE_TIME: Final = "reserve.time"
 TOPIC_CHARS_MAX: Final = 127
 RETRY_TOPIC_CHARS_MAX: Final = 255
 QUEUES_MAX: Final = 16384
-HOURS_DIGITS_MAX: Final = 19  # of RocketMQ's longest, in a Java long
+HOURS_DIGITS_MAX: Final = 19  # of the largest Java long, RocketMQ's type for hours
 # What topics.json says of a topic beyond RocketMQ's keys.
 WANTED_KEY: Final = "martletReadQueueNums"
 BEGINS_KEY: Final = "martletQueueBegins"

@@ -72,7 +72,7 @@ class TimerPlugin(Hooks):
     def martlet_stages(self, broker: "Broker") -> Sequence[Stage]:
         self.delay_clock = DelayClock(broker.clock, self.elapsed.ms)
         self.level_stage = LevelStage(broker, len(self.delays_ms), self.delay_clock)
-        # A level wins: messages with one have lost their time.
+        # The stage of levels comes first and removes the properties of a time: a level wins.
         return [
             self.level_stage.stage,
             TimerStage(

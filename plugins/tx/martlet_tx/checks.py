@@ -43,9 +43,9 @@ class Checks:
         self._held = held
         self._journal = broker.journal(NAME)
         self._sent: Counter[str] = Counter()  # bytes sent in this round, by group
-        # The first half message of a group that the last round, and this one, had to leave for the next.
+        # By group, the half message at which its checks begin in this round, and in the next one.
         self._begins: dict[str, int] = {}
-        self._left: dict[str, int] = {}
+        self._begins_next: dict[str, int] = {}
         self.sent = self.unanswerable = self.lost = 0
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -79,9 +79,9 @@ class Checks:
           StoreFailed: the disk failed.
         """
         self._sent.clear()
-        self._left = {}
+        self._begins_next = {}
         await self._check_all()
-        self._begins = self._left
+        self._begins = self._begins_next
 
     async def _check_all(self) -> None:
         halves = self._held.state.halves
@@ -131,11 +131,11 @@ class Checks:
         if 0 <= age_ms <= immunity_ms(record.properties, self._config.immunity_ms):
             return False
         group = half.group
-        if group in self._left or record.queue_offset < self._begins.get(group, 0):
+        if group in self._begins_next or record.queue_offset < self._begins.get(group, 0):
             return False
         sent = self._sent[group]
         if sent and sent + record.size > self._config.check_bytes_max:
-            self._left[group] = record.queue_offset
+            self._begins_next[group] = record.queue_offset
             return False
         self._sent[group] += record.size
         return True

@@ -257,7 +257,7 @@ class HeldTransactions(Transactions):
                 if key not in queues:
                     queues[key] = self._broker.find_queue(half.topic, half.queue_id)
                 queue = queues[key]
-                if queue is None or not self._is_usual(record, later):
+                if queue is None or not self._skips_stages(record, later):
                     left.append(place)
                     continue
                 items.append(self._store.item(final_message(half), half.queue_id))
@@ -268,8 +268,8 @@ class HeldTransactions(Transactions):
                 items, places, size = [], {}, 0
         return left + self._append_ends(items, places) if places else left
 
-    def _is_usual(self, record: Record, later: Stages) -> bool:
-        """Return whether a commit of *record* stores its message without one of the stages *later* than ours."""
+    def _skips_stages(self, record: Record, later: Stages) -> bool:
+        """Return whether the message of *record* needs none of the stages *later* than ours, and its body is stored."""
         return not (
             record.sys_flag & later.sys_flag
             or later.may_want_properties(record.properties)

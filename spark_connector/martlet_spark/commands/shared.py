@@ -167,8 +167,10 @@ def in_spark(arguments: Any, name: str, label: str, unit: str) -> "Iterator[tupl
 
 @contextmanager
 def _ctrl_c() -> Iterator[tuple[Callable[[], None], Callable[[], None]]]:
-    """Note Ctrl-C while the block runs; yields what raises KeyboardInterrupt if it was pressed, and what takes the
-    signal again after Spark took it.
+    """Note Ctrl-C while the block runs.
+
+    Yields a function that raises KeyboardInterrupt if it was pressed, and one that installs the handler of the signal
+    again, after Spark has replaced it.
     """
     pressed = Event()
 

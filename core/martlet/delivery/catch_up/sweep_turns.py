@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @final
 class SweepTurns(Generic[T]):
-    """Lines of sweeps, by the class of their distance from the tail."""
+    """Sweeps that wait for a turn: a line for each class of distances from the tail."""
 
     def __init__(self) -> None:
         self._lines: dict[int, deque[T]] = {}

@@ -20,7 +20,8 @@ from martlet.store import Queue
 
 __all__ = ["RESTORED_A_TURN", "GroupQueues", "first_leases"]
 
-# Leases that are restored before the next turn of the event loop, and the rest of the last queue's: 0.3 us each.
+# Leases that are restored in a turn of the event loop, of 0.3 us each. The last queue of a turn is finished, so that a
+# turn may restore more.
 RESTORED_A_TURN: Final = 4096
 LAPSED_AT_START: Final = 512
 RESTORED: Final = "an earlier run"  # the holder of messages leased before the broker started

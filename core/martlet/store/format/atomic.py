@@ -201,6 +201,7 @@ def lacks_magic(segments: Segments, segment: Segment, position: int) -> bool:
 
 
 def _is_whole_at(segments: Segments, segment: Segment, position: int) -> bool:
+    """Return whether all of a group is at *position*, without regard to the first byte of its magic, written last."""
     want = BLOCK_BYTES
     while True:
         data = bytearray(segments.read(position, want))

@@ -274,7 +274,7 @@ class Lookup:
                 data = self.record_at(position)
             else:
                 data = yield from off_loop(partial(self.record_at, position))
-            if data is None and not (yield from self._explains(position)):
+            if data is None and not (yield from self._is_absence_explained(position)):
                 keys.damaged = True
             if data is not None and (yield from self._is_kept(RecordView(data), queue)):
                 size += len(data)
@@ -306,10 +306,12 @@ class Lookup:
         # The index ignores impossible times (scan.py).
         return record.store_ms if record.store_ms < STORE_MS_END else -1
 
-    def _explains(self, position: int) -> Steps[bool]:
+    def _is_absence_explained(self, position: int) -> Steps[bool]:
         """Return whether the log explains why readers get no record at *position*; else the entry for it is damaged."""
-        if not self._segments.start <= position < self._tail.position:
-            return 0 <= position < self._segments.start  # removed by retention
+        if 0 <= position < self._segments.start:
+            return True  # removed by retention
+        if not 0 <= position < self._tail.position:
+            return False
         if position >= self._readable.position:
             return True
         front = yield from self._front_at(position)

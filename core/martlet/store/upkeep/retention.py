@@ -196,7 +196,7 @@ class Retention:
         """Return the pause in seconds between removing one overdue segment and the next."""
         return self._config.file_reserved_hours * 3600 / len(self._segments.items)
 
-    def _overdue_may_go(self) -> bool:
+    def _take_overdue_turn(self) -> bool:
         """Return True if the pause since the last overdue segment is over; the caller must then remove one."""
         pause_s = self._pause_s()
         if trio.current_time() - self._overdue_from < pause_s:
@@ -329,7 +329,7 @@ class Retention:
         past_due_ms = self._past_due_ms()
         if past_due_ms <= 0:
             return False
-        return not self.overdue_ms or past_due_ms <= OVERDUE_HOURS * HOUR_MS or self._overdue_may_go()
+        return not self.overdue_ms or past_due_ms <= OVERDUE_HOURS * HOUR_MS or self._take_overdue_turn()
 
     def _last_store_ms(self) -> int:
         """Return a time after the last write to the oldest segment; the current time if unknown.

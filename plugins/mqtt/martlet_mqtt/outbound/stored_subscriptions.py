@@ -1,7 +1,7 @@
 """Subscriptions as a session stores them.
 
-They are one byte of options, the subscription identifier, what is still due of the retained messages (`Rest`), and the
-selector.
+Each is one byte of options, the subscription identifier, the retained messages that are still to be sent (`Rest`), and
+the selector.
 """
 
 from struct import Struct

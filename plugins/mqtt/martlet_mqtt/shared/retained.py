@@ -150,7 +150,10 @@ class Retained:
     # limits
 
     def check_room(self, name: str, size: int, count_max: int, bytes_max: int) -> None:
-        """Raise `Refused` (BUSY) unless a message of *size* for *name* may be retained; a smaller one always may."""
+        """Raise `Refused` (BUSY) unless a message of *size* for *name* may be retained.
+
+        A message that is no larger than the one that it replaces always may.
+        """
         self._forget_undone(self._next_offset())
         before = self._newest_size(name)
         count, total = self._planned_count, self._planned_bytes + size - before

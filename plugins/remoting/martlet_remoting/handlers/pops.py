@@ -295,7 +295,7 @@ def _wait(context: Context, pop: Pop, group: PopGroup) -> None:
 
 
 def _answer(context: Context, pop: Pop, shared_group: SharedGroup, found: Sequence[Delivery]) -> int:
-    """Send *found*, which ``share.distribution.hand_out`` returned: by queue, and all of the same generation."""
+    """Send *found*, which ``distribution.hand_out`` returned: by queue, and all of the same generation."""
     state, is_retry = context.state, shared_group.context.topic.name != pop.topic
     pieces: list[Buffer] = []
     by_queue: dict[int, Popped] = {}

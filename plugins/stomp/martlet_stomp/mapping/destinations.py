@@ -134,11 +134,15 @@ class Destination(NamedTuple):
 def parse_destinations(text: str, named: Collection[str] = ()) -> list[Destination]:
     """Return the destinations in *text*, which may be several with commas between them, as with ActiveMQ.
 
+    Args:
+      named: topics whose messages have names; a destination in one of them is no list, since names may have commas.
+
     Raises:
       StompError: one of them does not exist, or there are more than `LIST_MAX`.
     """
     texts = _NEXT.split(text)
-    if len(texts) == 1 or texts[0].partition("/")[2].partition("/")[2].partition("/")[0] in named:
+    levels = texts[0].split("/", 3)
+    if len(texts) == 1 or (len(levels) > 2 and levels[2] in named):
         return [parse_destination(text, named)]
     if len(texts) > LIST_MAX:
         raise StompError(f"destination {shown(text)} is a list of {len(texts)}; name at most {LIST_MAX}")

@@ -18,7 +18,7 @@ __all__ = ["Browse", "last_frame"]
 
 @final
 class Browse:
-    """One look at a queue; *share* is the group that consumes it, None if nobody ever did."""
+    """One look at a queue; *shared_group* is the one that consumes it, None if nobody ever did."""
 
     __slots__ = ("_ends", "_shared_group")
 

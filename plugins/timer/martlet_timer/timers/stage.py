@@ -162,6 +162,7 @@ class TimerStage:
         return due_ms
 
     def _held(self, message: Message, due_ms: int) -> Message:
+        """Return *message* for the topic of timers, with its own topic and queue, and *due_ms*, in its properties."""
         queue_id = self._queue_for(message)
         properties = put_property(message.properties, OUT_MS, b"%d" % out_of(due_ms))
         properties = put_property(properties, REAL_TOPIC, message.topic.encode())

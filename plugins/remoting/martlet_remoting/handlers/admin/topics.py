@@ -138,8 +138,8 @@ def parse_attributes(text: str) -> dict[str, str]:
 def update_topic(context: Context, command: Command) -> bytes | Steps[bytes]:
     """Create or change a topic; listeners of the topic table inform the name servers.
 
-    Queues that are taken away and have messages stay readable until these are consumed. With our own field *force*
-    they do not, and the answer says how many messages are lost.
+    A queue that is taken away stays readable until its messages are consumed. With Martlet's own field *force* it is
+    dropped at once, and the answer says how many messages are lost.
     """
     name = command.text("topic")
     grant = _changeable(context, command, name)
