@@ -72,9 +72,9 @@ def test_fields_that_do_not_fit_are_read_one_by_one(odd: dict[str, object], name
     assert (header.producer_group, header.queue_id) == ("g", 1)
 
 
-@pytest.mark.parametrize("odd", [{"e": ""}, {"e": "x"}, {"e": None}, {"g": str(1 << 63)}, {"b": ""}], ids=str)
+@pytest.mark.parametrize("odd", [{"e": ""}, {"e": "x"}, {"e": None}, {"g": str(1 << 63)}], ids=str)
 def test_a_send_is_refused_for_a_field_that_it_needs(odd: dict[str, object]) -> None:
-    with pytest.raises(Refused, match=r"header field [eg]|lacks the topic"):
+    with pytest.raises(Refused, match=r"header field [eg]"):
         decode_send_header(arrived_raw(310, orjson.dumps({**SEND, **odd})))
 
 

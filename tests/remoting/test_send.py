@@ -65,6 +65,14 @@ async def test_long_and_short_field_names_mean_the_same(harness: Harness, code: 
     assert (answer.code, answer.ext["queueId"]) == (0, "1")
 
 
+@pytest.mark.parametrize("name", ["", "with space", "sla/sh"])
+@pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2])
+async def test_a_name_that_no_topic_can_have_is_refused_in_either_form(harness: Harness, code: int, name: str) -> None:
+    ext: Mapping[str, object] = long_ext(name) if code == RequestCode.SEND_MESSAGE else send_ext(name, 1)
+    answer = await harness.client().ask(code, ext, b"x")
+    assert (answer.code, bool(answer.remark)) == (ResponseCode.INVALID_PARAMETER, True)
+
+
 async def test_bare_numbers_and_booleans_in_the_header_are_taken(harness: Harness) -> None:
     topic = harness.topic("T")
     ext = send_ext(topic) | {"d": 4, "e": 3, "f": 0, "g": 1, "h": 0, "j": 0, "k": False, "m": False}

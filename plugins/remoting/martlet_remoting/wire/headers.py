@@ -13,7 +13,6 @@ from msgspec import Meta, Raw, Struct, convert, to_builtins
 from msgspec.json import Decoder
 from msgspec.structs import FieldInfo, fields
 
-from martlet.errors import Reason, Refused
 from martlet_remoting.wire.codes import RequestCode
 from martlet_remoting.wire.packets import Command
 
@@ -356,8 +355,6 @@ def decode_send_header(command: Command) -> SendHeader:
         header = _read_one_by_one(command, SendHeader, _LONG_NAMES)
     else:
         header = decode_header(command, SendHeader)
-    if not header.topic:
-        raise Refused(Reason.MALFORMED, f"request {command.code} lacks the topic")
     if command.code == RequestCode.SEND_BATCH_MESSAGE:
         header.batch = True
     return header
