@@ -48,7 +48,8 @@ class Broker:
     """The broker as plugins get it in their hooks.
 
     Its components are attributes: ``config`` (`BrokerConfig`), ``topics`` (`Topics`), ``groups`` (`Groups`),
-    ``subscriptions`` (`Subscriptions`), ``shares`` (`SharedGroups`), ``sessions`` (`Sessions`), ``turns`` (`Turns`),
+    ``subscriptions`` (`Subscriptions`), ``shared_groups`` (`SharedGroups`), ``sessions`` (`Sessions`), ``turns``
+    (`Turns`),
     ``projections`` (`Projections`), ``tables`` (`Tables`), ``store``, ``clock`` (``clock.now_ms()``), ``ids``
     (``ids.below(n)``, and ``ids.unique()``, which nobody can guess), ``stats`` (``stats.add(name, function)``),
     ``rules`` (`Rules`), ``replies`` (`Replies`) and ``authentication`` (`Authentication`). All methods are for the

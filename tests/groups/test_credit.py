@@ -1,10 +1,18 @@
 """Credit is how many more messages a member may hold; a message that it no longer holds gives its credit back."""
 
-from tests.delivery.pushing import broker_in_memory, publish
+from collections.abc import Callable
+
+import pytest
+from tests.delivery.pushing import LINES, broker_in_memory, publish, told
 from tests.groups.test_shared_groups import Competitor
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.broker import Broker
+from martlet.delivery.subscriptions import from_earliest
+from martlet.groups.membership import Membership
+from martlet.groups.strategy.policy import GroupPolicy
+from martlet.records.layout import RecordView
+from martlet.testing.peers import RecordingPeer
 
 BODIES = [b"%d" % number for number in range(6)]
 
@@ -24,6 +32,21 @@ async def test_a_reset_gives_back_the_credit_of_what_was_held() -> None:
         assert one.member.credit == 2
         assert one.member.ack(0, 5)
         assert one.member.credit == 3
+
+
+@pytest.mark.parametrize("takes", [None, lambda record: True], ids=["plain", "choosing"])
+async def test_a_member_that_acknowledges_nothing_collects_its_credit_at_a_time(
+    takes: Callable[[RecordView], bool] | None,
+) -> None:
+    async with broker_in_memory() as broker:
+        broker.topics.ensure("t", 4)
+        membership = Membership(lease_s=0, credit=2, start=from_earliest, takes=takes)
+        member = broker.shared_groups.join(RecordingPeer(), "t", "G", LINES, membership, GroupPolicy("test"))
+        for queue_id in range(4):
+            publish(broker, "t", queue_id, *BODIES[:2])
+        sizes = [len(told(member.collect(1 << 20))) for _ in range(5)]
+        assert sizes == [2, 2, 2, 2, 0]
+        assert member.credit == 2
 
 
 async def late(broker: Broker, clock: MockClock) -> Competitor:

@@ -36,6 +36,13 @@ def counted(mqtt: Running) -> tuple[int, int]:
     return len(mqtt.context.retained), mqtt.context.retained.bytes
 
 
+async def test_the_largest_message_can_be_retained_with_its_copy(tmp_path: Path) -> None:
+    async with mqtt_broker(tmp_path) as mqtt:
+        talk, payload = await mqtt.connect("p", V5), b"x" * mqtt.broker.config.message_bytes_max
+        assert await retain(talk, "a" * 200, payload[:-64]) == ReasonCode.SUCCESS
+        assert counted(mqtt)[0] == 1
+
+
 async def test_bytes_are_counted_with_properties_and_freed_again(tmp_path: Path) -> None:
     more = properties_bytes("a")
     config = MqttConfig(retained_bytes_max=1000 + 2 * more)

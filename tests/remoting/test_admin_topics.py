@@ -153,6 +153,17 @@ def test_attributes_are_set_and_removed_by_sign() -> None:
         alter_attributes(held, {"+queue.type": "BatchCQ"}, new=False)
 
 
+async def test_a_number_that_does_not_fit_changes_no_topic(harness: Harness) -> None:
+    harness.topic("T", 2, 4)
+    changed = {"topicName": "T", "readQueueNums": 2, "writeQueueNums": 1 << 63, "perm": "9999999999999999999"}
+    body = orjson.dumps({"topicConfigList": [changed]})
+    answer = await harness.client().ask(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body)
+    assert (answer.code, "64 bits" in str(answer.remark)) == (ResponseCode.INVALID_PARAMETER, True)
+    found = harness.broker.topics.get("T")
+    assert found is not None
+    assert (found.write_queues, found.perm) == (2, 4)
+
+
 async def test_many_topics_are_made_at_once_or_none(harness: Harness) -> None:
     client = harness.client()
     code = RequestCode.UPDATE_AND_CREATE_TOPIC_LIST

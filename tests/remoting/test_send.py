@@ -392,6 +392,15 @@ async def test_a_long_batch_with_a_bad_member_at_its_end_is_refused_whole(harnes
     assert harness.store.appended == 0
 
 
+@pytest.mark.parametrize("word", ["1", "yes", "false"])
+async def test_a_batch_says_so_with_the_word_true_alone(harness: Harness, word: str) -> None:
+    """As java.lang.Boolean.parseBoolean."""
+    topic = harness.topic("T")
+    answer = await harness.client().ask(V2, send_ext(topic, m=word), b"one message")
+    assert answer.code == 0
+    assert [record.body for record in await stored(harness, topic)] == [b"one message"]
+
+
 async def test_a_batch_under_long_field_names_is_one_too(harness: Harness) -> None:
     topic = harness.topic("T")
     answer = await harness.client().ask(RequestCode.SEND_MESSAGE, long_ext(topic, batch="true"), members(b"a", b"b"))

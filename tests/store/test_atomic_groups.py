@@ -176,9 +176,9 @@ async def test_these_bits_of_a_client_are_not_stored(open_store: OpenStore, sys_
         (CONFIG, (1,) * 2001, "the group has 2001 messages; the maximum is 2000 .store.group_messages_max."),
         (small_config(group_messages_max=3), (1,) * 4, "4 messages; the maximum is 3"),
         (
-            small_config(group_bytes_max=1500, message_bytes_max=740),
-            (700, 700),
-            "the maximum is 1500 .store.group_bytes_max.",
+            small_config(group_bytes_max=1500, message_bytes_max=740, segment_bytes=1 << 22),
+            (700,) * 200,
+            r"the maximum is 132552 .store.group_bytes_max, or two messages of store.message_bytes_max.",
         ),
         (small_config(segment_bytes=2048), (1000, 1000), "a segment has 2048"),
         (small_config(message_bytes_max=100), (5, 101), "the body has .* the maximum is 100"),

@@ -10,6 +10,8 @@ MIB: Final = 1024 * 1024
 
 # mappedFileSizeConsumeQueue is 6,000,000 bytes by default.
 QUEUE_FILE_ENTRIES: Final = 300_000
+# More than a record has beside its body: its properties, its topic, and fields of a fixed size.
+SPARE_BYTES: Final = 64 * 1024
 
 
 def check_hours(text: str) -> str:
@@ -49,13 +51,14 @@ class StoreConfig(Settings):
     )
     group_messages_max: int = setting(
         2000,
-        "messages and notes of an atomic group; one append blocks the event loop from start to end",
+        "messages and notes of an atomic group, such as all of one read of a client, which are up to 1024; "
+        "one append blocks the event loop from start to end",
         unit="messages",
-        low=2,
+        low=1200,
     )
     group_bytes_max: int = setting(
         8 * MIB,
-        "total size of an atomic group's records, or twice store.message_bytes_max if that is more",
+        "total size of an atomic group's records; two of the largest messages may always be one",
         unit="bytes",
         low=1024,
         high=1024 * MIB,
@@ -146,5 +149,5 @@ class StoreConfig(Settings):
 
     @property
     def group_room(self) -> int:
-        """The most bytes that an atomic group may have; two of the largest messages fit."""
-        return max(self.group_bytes_max, 2 * self.message_bytes_max)
+        """The most bytes that an atomic group may have; two of the largest records fit."""
+        return max(self.group_bytes_max, 2 * (self.message_bytes_max + SPARE_BYTES))

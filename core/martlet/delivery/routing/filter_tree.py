@@ -89,7 +89,7 @@ class Walk(Generic[T]):
 
 @final
 class FilterTree(Generic[T]):
-    """Filters with their subscribers; `interest.RouteCache` says what the arguments mean.
+    """Filters with their subscribers; `route_cache.RouteCache` says what the arguments mean.
 
     The methods take a filter as its levels. A filter is always found at the same place among those that match, so equal
     sets of filters are found in the same order for all names.

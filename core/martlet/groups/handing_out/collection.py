@@ -26,11 +26,11 @@ UNNOTED_MAX: Final = 4096  # skipped messages that may be read again after a res
 class Collection:
     """Messages leased to *member* in one call, all with the same *generation*, *until* a time.
 
-    ``GroupMember.credit``, ``budget_bytes`` and ``reads_left`` say how many more it may get, and ``kept`` how many were
-    kept for others.
+    ``room``, ``budget_bytes`` and ``reads_left`` say how many more it may get, and ``kept`` how many were kept for
+    others.
     """
 
-    __slots__ = ("budget_bytes", "found", "generation", "kept", "member", "reads_left", "until")
+    __slots__ = ("budget_bytes", "found", "generation", "kept", "member", "reads_left", "settled", "until")
 
     def __init__(self, member: GroupMember, budget_bytes: int, until: float, generation: int) -> None:
         self.member = member
@@ -39,7 +39,13 @@ class Collection:
         self.generation = generation
         self.reads_left = READS_A_CALL
         self.kept = 0
+        self.settled = 0  # messages for a member that acknowledges none
         self.found: list[Delivery] = []
+
+    @property
+    def room(self) -> int:
+        """How many more messages the member may get."""
+        return self.member.credit - self.settled
 
     def give(
         self,
@@ -102,7 +108,7 @@ class NewMessages:
         context, members, source = self._context, self._members, self._source
         owner, member = context.owner, collection.member
         leases, table = queue.leases, queue.leases.table
-        room = min(table.room, owner.room, member.credit, MESSAGES_A_READ)
+        room = min(table.room, owner.room, collection.room, MESSAGES_A_READ)
         if context.policy is not None and context.policy.in_parts:
             room = min(room, self._part(queue))
         if members.choosing:
@@ -139,6 +145,8 @@ class NewMessages:
                     leases.hand_out(member.holder, offsets, collection.until, generation, member.lease_s)
                     leased.append(offsets)
                     member.credit -= count
+                else:
+                    collection.settled += count
             elif receiver is not None:
                 leases.hand_out(receiver.holder, offsets, owner.now() + receiver.lease_s, generation, receiver.lease_s)
                 leased.append(offsets)
@@ -187,9 +195,9 @@ class ReturnedMessages:
     def lease(self, queue: GroupQueue, collection: Collection) -> None:
         """Lease messages of *queue* to the member, and add them to *collection*. Raises `Refused`."""
         leases, member = queue.leases, collection.member
-        while leases.waiting and member.credit > 0 and collection.budget_bytes > 0 and collection.reads_left > 0:
+        while leases.waiting and collection.room > 0 and collection.budget_bytes > 0 and collection.reads_left > 0:
             collection.reads_left -= 1
-            first, count = leases.returns.run(min(member.credit, MESSAGES_A_READ))
+            first, count = leases.returns.run(min(collection.room, MESSAGES_A_READ))
             result = self._source.read_again(queue, member, first, count, collection.budget_bytes)
             if result is None:
                 break

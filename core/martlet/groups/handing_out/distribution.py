@@ -106,19 +106,19 @@ class Distribution:
         """
         member = collection.member
         for queue in self._next_queues(queue_id):
-            if member.credit <= 0 or collection.budget_bytes <= 0 or collection.reads_left <= 0:
+            if collection.room <= 0 or collection.budget_bytes <= 0 or collection.reads_left <= 0:
                 break
             visited.append(queue)
             if attempt is not None and not self._begin_in_order(queue, attempt):
                 continue
-            credit = member.credit
+            room = collection.room
             try:
                 if queue.failure is not None:
                     queue.take_failure()
                 if queue.leases.waiting:
                     self._returned.lease(queue, collection)
                 is_moving = True
-                while is_moving and member.credit > 0 and collection.budget_bytes > 0 and collection.reads_left > 0:
+                while is_moving and collection.room > 0 and collection.budget_bytes > 0 and collection.reads_left > 0:
                     before = len(queue.found)
                     self._new.lease(queue, collection)
                     is_moving = 0 < len(queue.found) < before
@@ -129,8 +129,8 @@ class Distribution:
                 queue.failure = refused  # deliver what was found first
                 member.peer.wake()
                 break
-            if member.credit <= 0 or collection.budget_bytes <= 0:
-                self._turn_left -= credit - member.credit
+            if collection.room <= 0 or collection.budget_bytes <= 0:
+                self._turn_left -= room - collection.room
                 if self._turn_left <= 0:
                     self._end_turn(queue)
                 break

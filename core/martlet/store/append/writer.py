@@ -139,8 +139,8 @@ class Writer:
         if is_odd:
             size += self._room_for_places(items)
         if size > config.group_room:
-            limit = f"the maximum is {config.group_room} (store.group_bytes_max, or twice store.message_bytes_max)"
-            raise Refused(Reason.ILLEGAL, f"the group has {size} bytes; {limit}")
+            why = "store.group_bytes_max, or two messages of store.message_bytes_max"
+            raise Refused(Reason.ILLEGAL, f"the group has {size} bytes; the maximum is {config.group_room} ({why})")
         tail, committer = self._tail, self._committer
         if tail.position + size + FILLER_BYTES > tail.segment.end:
             self.roll_for(size, f"a group of {count} messages")

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from martlet.errors import RemoteProtocolError
+from martlet.errors import Reason, Refused, RemoteProtocolError
 from martlet.runtime.steps import Pace, Steps
 from martlet_remoting.handlers.context import Declined
 from martlet_remoting.wire import fastjson
@@ -35,8 +35,15 @@ def text(table: dict[object, object], name: str, default: str = "") -> str:
 
 
 def integer(table: dict[object, object], name: str, default: int = 0) -> int:
-    """Return the number *name*; *default* if it is missing or not a number of 64 bits."""
-    return fastjson.integer(table.get(name), default)
+    """Return the number *name*; *default* if it is missing or not a number.
+
+    Raises:
+      Refused: it does not fit 64 bits.
+    """
+    try:
+        return fastjson.integer(table.get(name), default)
+    except RemoteProtocolError as error:
+        raise Refused(Reason.PARAMETER, f"{name}: {error}") from error
 
 
 def boolean(table: dict[object, object], name: str) -> bool:

@@ -88,11 +88,14 @@ class CheckPoints:
             return
         try:
             body = loads(data)
-        except (ValueError, RecursionError):
-            body = None
-        if not isinstance(body, dict):
+            if not isinstance(body, dict):
+                raise ValueError(f"{data!r:.80} is not an object")
+            self._add(tag, body)
+        except (ValueError, RecursionError, Refused):
             self.damaged += 1
-            return
+
+    def _add(self, tag: bytes, body: dict[object, object]) -> None:
+        """As `add`. Raises `Refused` if a number does not fit 64 bits."""
         group, topic = text(body, "c"), text(body, "t")
         queue = PoppedQueue(group, topic, integer(body, "q", -1))
         start, pop_ms = integer(body, "so", -1), integer(body, "pt", -1)

@@ -231,13 +231,21 @@ def _no_json(body: bytes, error: Exception) -> RemoteProtocolError:
 
 
 def integer(value: object, default: int = 0) -> int:
-    """Return *value*, a number of 64 bits or its text, as C++ clients write it; *default* if it is neither."""
+    """Return *value*, a number or its text, as C++ clients write it; *default* if it is neither.
+
+    Raises:
+      RemoteProtocolError: it does not fit 64 bits.
+    """
     if isinstance(value, str) and len(value) <= DIGITS_MAX:
         try:
             value = int(value)
         except ValueError:
             return default
-    return value if type(value) is int and I64_MIN <= value <= I64_MAX else default
+    if type(value) is not int:
+        return default
+    if not I64_MIN <= value <= I64_MAX:
+        raise RemoteProtocolError(f"number {value!r:.40} does not fit 64 bits")
+    return value
 
 
 @final

@@ -119,11 +119,11 @@ class SendHeader(Header, gc=False, kw_only=True, rename={name: short for name, (
     default_topic: str = ""
     default_queues: int = 4
     queue_id: I64
-    sys_flag: int = 0
+    sys_flag: I64 = 0
     born_ms: I64 = 0
     flag: I32 = 0
     properties: str = ""
-    reconsume_times: int = 0
+    reconsume_times: I64 = 0
     unit_mode: bool = False
     max_reconsume_times: int = -1
     batch: bool = False
@@ -355,6 +355,8 @@ def decode_send_header(command: Command) -> SendHeader:
         header = _read_one_by_one(command, SendHeader, _LONG_NAMES)
     else:
         header = decode_header(command, SendHeader)
+        if header.batch:  # msgspec takes "1" as well, RocketMQ only "true"
+            header.batch = command.boolean("m")
     if command.code == RequestCode.SEND_BATCH_MESSAGE:
         header.batch = True
     return header
