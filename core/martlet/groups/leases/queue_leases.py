@@ -3,8 +3,8 @@
 Pure logic over numbers, without I/O or clock. At any time a message is in one of five states: never delivered (from
 `LeaseTable.next` on), held by one holder until a deadline, waiting to be delivered again (at once, or not before a
 time), dead (its deliveries are used up; it must become a dead letter), or settled. `table.py` has what is known
-of a queue, what waits, and the deadlines; here is what changes the state of a message. `state.py` preserves it across
-restarts.
+of a queue, what waits, and the deadlines; here are the rules that change the state of a message. `journal/state.py`
+preserves it across restarts.
 
 Each delivery has a *generation*: its time in ms. Offset and generation form a handle by which anyone may settle the
 message, over any connection. A counter instead of a time would produce the same handles again after a restart.
