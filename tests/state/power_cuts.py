@@ -81,11 +81,11 @@ async def cut_everywhere(work: Workload, first: int = 0) -> int:
     return len(cuts)
 
 
-async def cut_again(make: Callable[[FakeDisk], Workload], changes: Iterable[int]) -> None:
+async def cut_again(make: Callable[[FakeDisk], Workload], changes: Iterable[int]) -> int:
     """Do the work that *make* makes anew for each of the *changes* of its disk, all of which fail from there on.
 
     Tasks run in another order each time, and one fdatasync may serve two waiters where there were two before. So the
-    last changes may not come; such work has ended in order, and is checked as well.
+    last changes may not come; such work has ended in order, and is checked as well. Returns the number of cuts.
     """
     numbers = list(changes)
     cuts = 0
@@ -95,6 +95,7 @@ async def cut_again(make: Callable[[FakeDisk], Workload], changes: Iterable[int]
         kind = work.cut_of(number)
         await work.check_cut(number, kind, work.disk.after_power_cut(kind, Random(number)))
     assert cuts > len(numbers) // 2, f"of {len(numbers)} changes only {cuts} came"
+    return cuts
 
 
 async def count_changes(work: Workload) -> int:

@@ -69,7 +69,7 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
         self._has_looked = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """What tasks need: connections stay on the driver."""
+        """Return the state for tasks, without connections, which stay on the driver."""
         return {**self.__dict__, "_made": None}
 
     @property

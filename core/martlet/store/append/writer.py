@@ -229,8 +229,7 @@ class Writer:
         result.store_ms = now = committer.read_clock()
         for item in items:
             queue, body, properties, code, flag, sys_flag, born_ms, born_host, times, prepared_position = item
-            # `may_have_record_crc`, without a call for each message.
-            if record_crcs or (
+            if record_crcs or (  # `may_have_record_crc`, without a call for each message
                 len(properties) >= RECORD_CRC_BYTES
                 and (properties[-12] == MARK_LAST or properties[-RECORD_CRC_BYTES] == MARK_FIRST)
             ):

@@ -119,7 +119,7 @@ class Client:
 
     @property
     def incoming(self) -> Incoming:
-        """What takes its messages."""
+        """The part that stores the messages of the client."""
         if self._incoming is None:
             self._incoming = Incoming(self.peer, self.connection, self.context, self.gate, self.session, self.connect)
         return self._incoming
