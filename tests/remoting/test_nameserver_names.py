@@ -34,4 +34,4 @@ def test_a_broker_that_comes_back_with_the_version_it_had_gets_its_topics_back()
     finish_now(table.register(broker("two:1", TopicShape("C", 1, 1, 6), TopicShape("D", 1, 1, 6)), 1.0))
     table.unregister("c", "b", "two:1")
     finish_now(table.register(broker("one:1"), 2.0))
-    assert sorted(finish_now(table.topics())) == ["A", "B"]
+    assert sorted(finish_now(table.index.names())) == ["A", "B"]

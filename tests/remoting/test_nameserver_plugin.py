@@ -85,7 +85,7 @@ async def test_peer_is_answered_in_order_and_its_brokers_go_with_it(harness: Har
     frames.receive_data(peer.sent)
     assert [(answer.opaque, answer.code) for answer in frames.commands()] == [(1, 0), (2, 0), (4, 0)]
     handler.closed("")
-    assert finish_now(server.table.topics()) == []
+    assert finish_now(server.table.index.names()) == []
     assert harness.broker.stats.collect()["nameserver"]["requests"] == 4
 
 

@@ -165,13 +165,13 @@ async def test_compressed_registration_says_the_same(station: Station) -> None:
 async def test_compressed_registration_is_known_by_its_body(station: Station) -> None:
     ext = {"clusterName": "c", "brokerName": "b", "brokerId": "0", "brokerAddr": "b:0", "haServerAddr": "h"}
     station.good(RequestCode.REGISTER_BROKER, compressed("T", "U"), 513, compressed="false", **ext)
-    assert finish_now(station.server.table.topics()) == ["T", "U"]
+    assert finish_now(station.server.table.index.names()) == ["T", "U"]
 
 
 async def test_brokers_of_old_send_the_bare_table(station: Station) -> None:
     ext = {"clusterName": "c", "brokerName": "b", "brokerId": "0", "brokerAddr": "b:0", "haServerAddr": "h"}
     station.good(RequestCode.REGISTER_BROKER, orjson.dumps(wrapper("T", "U")), 36, **ext)
-    assert finish_now(station.server.table.topics()) == ["T", "U"]
+    assert finish_now(station.server.table.index.names()) == ["T", "U"]
 
 
 BROKEN = [
@@ -223,7 +223,7 @@ async def test_a_large_registration_is_read_and_taken_in_slices(packed: bool) ->
     command = Command(RequestCode.REGISTER_BROKER, {**BROKER, "compressed": packed}, body, 7, version=479)
     slices = sum(1 for _ in answer(station.server, "line", command))
     assert slices > 100
-    assert finish_now(station.server.table.topics()) == names
+    assert finish_now(station.server.table.index.names()) == names
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -338,10 +338,10 @@ async def test_topics_come_and_go_one_by_one(station: Station) -> None:
     station.register()
     station.good(RequestCode.DELETE_TOPIC_IN_NAMESRV, topic="T")
     station.good(RequestCode.DELETE_TOPIC_IN_NAMESRV, topic="U", clusterName="c")
-    assert finish_now(station.server.table.topics()) == []
+    assert finish_now(station.server.table.index.names()) == []
     body = b'{"queueDatas":[{"brokerName":"b","perm":6,"readQueueNums":1,"topicSysFlag":0,"writeQueueNums":1}]}'
     station.good(RequestCode.REGISTER_TOPIC_IN_NAMESRV, body, topic="X")
-    assert finish_now(station.server.table.topics()) == ["X"]
+    assert finish_now(station.server.table.index.names()) == ["X"]
 
 
 async def test_texts_are_kept_and_saved(station: Station) -> None:
@@ -441,8 +441,8 @@ async def test_silent_brokers_expire(autojump_clock: object) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(station.server.scan)
         await trio.sleep(119)
-        assert finish_now(station.server.table.topics()) == ["T", "U"]
+        assert finish_now(station.server.table.index.names()) == ["T", "U"]
         await trio.sleep(7)
-        assert finish_now(station.server.table.topics()) == []
+        assert finish_now(station.server.table.index.names()) == []
         assert closed == ["its broker was silent for too long"]
         nursery.cancel_scope.cancel()

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from martlet.errors import Reason, Refused
 from martlet.runtime.steps import Steps, finish_now
+from martlet_remoting.nameserver.live import BROKERS_OF_A_CONNECTION_MAX
 from martlet_remoting.nameserver.table import (
-    BROKERS_OF_A_CONNECTION_MAX,
     UNIT,
     UNIT_SUB,
     Registered,
@@ -80,9 +80,9 @@ def test_single_topic_from_an_unknown_broker_is_refused_and_leaves_no_trace() ->
         register(table, broker(topics=shapes("T")), 0.0)
     assert error.value.reason is Reason.NOT_SUPPORTED
     assert table.clusters() == {}
-    assert finish_now(table.topics()) == []
+    assert finish_now(table.index.names()) == []
     register(table, broker(topics=shapes("T"), complete=True), 0.0)
-    assert finish_now(table.topics()) == ["T"]
+    assert finish_now(table.index.names()) == ["T"]
 
 
 def test_a_known_broker_may_register_one_changed_topic() -> None:
@@ -92,7 +92,7 @@ def test_a_known_broker_may_register_one_changed_topic() -> None:
     route = table.route("T")
     assert route is not None
     assert route.queues == (TopicQueues("a", 9, 9, 6),)
-    assert finish_now(table.topics()) == ["T", "U"]
+    assert finish_now(table.index.names()) == ["T", "U"]
 
 
 def test_same_version_changes_nothing_but_adds_unknown_topics() -> None:
@@ -100,7 +100,7 @@ def test_same_version_changes_nothing_but_adds_unknown_topics() -> None:
     register(table, broker(), 0.0)
     finish_now(table.wipe_write("a"))
     register(table, broker(topics=shapes("T", "U", "W")), 1.0)
-    perms = {topic: route.queues[0].perm for topic in finish_now(table.topics()) if (route := table.route(topic))}
+    perms = {topic: route.queues[0].perm for topic in finish_now(table.index.names()) if (route := table.route(topic))}
     assert perms == {"T": 4, "U": 4, "W": 6}
 
 
@@ -118,7 +118,7 @@ def test_missing_topics_linger_unless_configured_otherwise() -> None:
         table = RouteTable(drop_missing_topics=drop)
         register(table, broker(), 0.0)
         register(table, broker(topics=shapes("U", "W"), version=V2), 1.0)
-        assert sorted(finish_now(table.topics())) == left
+        assert sorted(finish_now(table.index.names())) == left
 
 
 def test_silent_broker_expires_after_its_own_time_and_takes_its_topics() -> None:
@@ -127,11 +127,11 @@ def test_silent_broker_expires_after_its_own_time_and_takes_its_topics() -> None
     register(table, broker("b", topics=shapes("T", "V")), 0.0, "line b")
     assert table.expire(10.0) == []
     assert table.expire(10.1) == ["line a"]
-    assert finish_now(table.topics()) == ["T", "V"]
-    table.heard("c", "b:0", 100.0)
+    assert finish_now(table.index.names()) == ["T", "V"]
+    table.live.heard("c", "b:0", 100.0)
     assert table.expire(200.0) == []
     assert table.expire(220.1) == ["line b"]
-    assert (finish_now(table.topics()), table.clusters(), table.groups()) == ([], {}, [])
+    assert (finish_now(table.index.names()), table.clusters(), table.groups()) == ([], {}, [])
 
 
 def test_closed_connection_drops_its_brokers_only() -> None:
@@ -205,7 +205,7 @@ def test_unregister_of_a_moved_broker_keeps_the_new_address() -> None:
     table.unregister("c", "a", "old")
     assert table.group("a").addresses == {0: "new"}
     table.unregister("c", "a", "new")
-    assert finish_now(table.topics()) == []
+    assert finish_now(table.index.names()) == []
 
 
 def test_write_permission_is_wiped_and_given_back() -> None:
@@ -226,7 +226,7 @@ def test_topic_is_deleted_everywhere_or_in_one_cluster() -> None:
     assert brokers_of(table, "T") == ["a"]
     table.delete_topic("T", "nowhere")
     table.delete_topic("U")
-    assert finish_now(table.topics()) == ["T"]
+    assert finish_now(table.index.names()) == ["T"]
     assert finish_now(table.topics_of_cluster("d")) == []
 
 
@@ -241,9 +241,9 @@ def test_topics_are_listed_by_their_unit_flags() -> None:
     flags = {"none": 0, "unit": UNIT, "sub": UNIT_SUB, "both": UNIT | UNIT_SUB}
     table = RouteTable()
     register(table, broker(topics=tuple(TopicShape(n, 1, 1, 6, flag) for n, flag in flags.items())), 0.0)
-    assert finish_now(table.topics_by_flag(UNIT)) == ["unit", "both"]
-    assert finish_now(table.topics_by_flag(UNIT_SUB)) == ["sub", "both"]
-    assert finish_now(table.topics_by_flag(UNIT_SUB, UNIT)) == ["sub"]
+    assert finish_now(table.index.names_by_flag(UNIT)) == ["unit", "both"]
+    assert finish_now(table.index.names_by_flag(UNIT_SUB)) == ["sub", "both"]
+    assert finish_now(table.index.names_by_flag(UNIT_SUB, UNIT)) == ["sub"]
 
 
 def test_too_many_brokers_are_refused() -> None:
@@ -277,11 +277,11 @@ def test_a_full_table_keeps_the_routes_it_has_and_leaves_new_ones_out() -> None:
     assert route.queues[0].read_queues == 9, "what is known is brought up to date"
     assert (brokers_of(table, "T"), brokers_of(table, "N")) == (["a"], [])
     assert table.version_of("c", "a:0") is None
-    table.heard("c", "a:0", 100.0)
+    table.live.heard("c", "a:0", 100.0)
     table.expire(130.0)
     register(table, broker("late"), 130.0)
     assert brokers_of(table, "T") == ["a"], "what is gone takes room until it is swept"
-    assert finish_now(table.sweep()) is None
+    assert finish_now(table.index.sweep()) is None
     assert register(table, broker("a", topics=shapes("T", "U", "N"), version=V2), 131.0).left_out == 0
     assert table.version_of("c", "a:0") == V2
 
@@ -302,13 +302,13 @@ def test_many_topics_are_taken_listed_changed_and_removed_in_slices() -> None:
     table = RouteTable()
     names = tuple(f"t{number}" for number in range(3000))
     assert slices(table.register(broker("a", topics=shapes(*names)), 0.0, "line")) >= 5
-    assert slices(table.topics()) >= 5
+    assert slices(table.index.names()) >= 5
     assert slices(table.topics_of_cluster("c")) >= 5
     assert slices(table.wipe_write("a")) >= 5
     table.drop_connection("line")
-    assert finish_now(table.topics()) == [], "it is gone at once"
+    assert finish_now(table.index.names()) == [], "it is gone at once"
     assert table.statistics()["topics"] == 3000
-    assert slices(table.sweep()) >= 5
+    assert slices(table.index.sweep()) >= 5
     assert table.statistics() == {"brokers": 0, "clusters": 0, "topics": 0, "topics_of_all_brokers": 0}
 
 
@@ -329,7 +329,7 @@ def test_to_sweep_takes_a_time_in_proportion_to_the_topics() -> None:
     brokers = table._brokers["a"]
     brokers.topics = topics = Counting(brokers.topics)
     table.drop_connection("line")
-    finish_now(table.sweep())
+    finish_now(table.index.sweep())
     assert (len(topics), topics.walks) == (0, 1)
 
 
@@ -343,8 +343,8 @@ def test_a_broker_that_comes_back_before_its_old_topics_are_swept_keeps_its_new_
     table.unregister("c", "a", "a:0")
     register(table, broker("a", topics=shapes("T", "U")), 1.0)
     table.delete_topic("U")
-    finish_now(table.sweep())
-    assert finish_now(table.topics()) == ["T"]
+    finish_now(table.index.sweep())
+    assert finish_now(table.index.names()) == ["T"]
     assert table.statistics()["topics_of_all_brokers"] == 1
 
 
@@ -354,7 +354,7 @@ def test_nothing_remains_of_a_broker_that_unregisters_while_it_registers() -> No
     next(steps)
     table.drop_connection("line")
     finish_now(steps)
-    finish_now(table.sweep())
+    finish_now(table.index.sweep())
     assert table.statistics() == {"brokers": 0, "clusters": 0, "topics": 0, "topics_of_all_brokers": 0}
 
 
@@ -422,7 +422,9 @@ class TableModel(RuleBasedStateMachine):
             expected = {name for name, (_, topics) in self.alive.items() if topic in topics}
             assert set(brokers_of(self.table, topic)) == expected
         assert {group.name for group in self.table.groups()} == set(self.alive)
-        assert set(finish_now(self.table.topics())) == {topic for _, topics in self.alive.values() for topic in topics}
+        assert set(finish_now(self.table.index.names())) == {
+            topic for _, topics in self.alive.values() for topic in topics
+        }
         assert {name for names in self.table.clusters().values() for name in names} == set(self.alive)
 
 
@@ -451,4 +453,4 @@ def test_a_light_topic_is_on_every_broker_with_one_queue() -> None:
     assert table.route("%LMQ%") is None, "that is only how their names begin"
     table.unregister("c", "a", "a:0")
     assert brokers_of(table, "%LMQ%x") == ["b"]
-    assert "%LMQ%x" not in finish_now(table.topics())
+    assert "%LMQ%x" not in finish_now(table.index.names())

@@ -109,7 +109,7 @@ def inside(harness: Harness) -> tuple[NameServer, Registrar]:
 
 async def test_standard_topics_have_routes_as_soon_as_the_port_is_bound(harness: Harness) -> None:
     server, registrar = inside(harness)
-    assert finish_now(server.table.topics()) == []
+    assert finish_now(server.table.index.names()) == []
     registrar.bound(ADDRESS)
     for name, count in {
         "TBW102": 8,
@@ -173,7 +173,7 @@ async def test_deleted_topics_leave_the_route_and_the_end_leaves_nothing(
         await trio.sleep(1000)
         assert queues_of(server, "TBW102"), "registered again and again"
         nursery.cancel_scope.cancel()
-    finish_now(server.table.sweep())
+    finish_now(server.table.index.sweep())
     assert server.table.statistics() == {"brokers": 0, "clusters": 0, "topics": 0, "topics_of_all_brokers": 0}
 
 
@@ -269,7 +269,7 @@ async def test_a_broker_registers_all_topics_then_changes_and_all_again_every_30
         assert elsewhere.topics(4) == elsewhere.topics(0) | {"T", "U"}
         nursery.cancel_scope.cancel()
     assert elsewhere.codes()[-1] == RequestCode.UNREGISTER_BROKER
-    assert finish_now(elsewhere.server.table.topics()) == []
+    assert finish_now(elsewhere.server.table.index.names()) == []
 
 
 async def test_broker_with_many_topics_mostly_sends_heartbeats(
@@ -311,9 +311,9 @@ async def test_stopping_broker_unregisters_before_anything_else_ends(
         nursery.start_soon(registrar.run)
         await until(lambda: len(elsewhere.asked) == 1)
         registrar.stop()
-        assert finish_now(server.table.topics()) == []
+        assert finish_now(server.table.index.names()) == []
         harness.topic("T")
-        assert finish_now(server.table.topics()) == []
+        assert finish_now(server.table.index.names()) == []
     assert elsewhere.codes() == [RequestCode.REGISTER_BROKER, RequestCode.UNREGISTER_BROKER]
     await registrar.run()
     assert len(elsewhere.asked) == 2

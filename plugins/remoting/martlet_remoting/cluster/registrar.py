@@ -300,7 +300,7 @@ class Registrar:
         table, cluster = self._inside.table, self._broker.config.cluster
         if table.version_of(cluster, self._address) != self.version():
             return False
-        table.heard(cluster, self._address, self._inside.now())
+        table.live.heard(cluster, self._address, self._inside.now())
         return True
 
     def _leave_inside(self) -> None:

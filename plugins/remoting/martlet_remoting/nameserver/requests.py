@@ -108,13 +108,13 @@ def _query_version(server: NameServer, connection: object, command: Command) -> 
         raise Refused(Reason.MALFORMED, text)
     changed = held is None or held != Version.from_json(fastjson.load_object(command.body or b"{}"))
     if not changed:
-        server.table.heard(cluster, address, server.now())
+        server.table.live.heard(cluster, address, server.now())
     body = fastjson.dumps(held.as_json()) if held is not None else b""
     return _reply(command, {"changed": changed}, body)
 
 
 def _heartbeat(server: NameServer, connection: object, command: Command) -> bytes:
-    server.table.heard(command.text("clusterName"), command.text("brokerAddr"), server.now())
+    server.table.live.heard(command.text("clusterName"), command.text("brokerAddr"), server.now())
     return _reply(command)
 
 
@@ -275,7 +275,7 @@ REQUESTS: Final[dict[int, Handle]] = {
     RequestCode.GET_ROUTEINFO_BY_TOPIC: _route,
     RequestCode.GET_BROKER_CLUSTER_INFO: _cluster_info,
     RequestCode.WIPE_WRITE_PERM_OF_BROKER: _wipe_write,
-    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: _list("enableAllTopicList", lambda s, c: s.table.topics()),
+    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: _list("enableAllTopicList", lambda s, c: s.table.index.names()),
     RequestCode.DELETE_TOPIC_IN_NAMESRV: _delete_topic,
     RequestCode.REGISTER_TOPIC_IN_NAMESRV: _register_topic,
     RequestCode.GET_KVLIST_BY_NAMESPACE: _list_kv,
@@ -283,10 +283,12 @@ REQUESTS: Final[dict[int, Handle]] = {
         "enableTopicList", lambda s, c: s.table.topics_of_cluster(c.text("cluster"))
     ),
     RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: _system_topics,
-    RequestCode.GET_UNIT_TOPIC_LIST: _list("enableTopicList", lambda s, c: s.table.topics_by_flag(UNIT)),
-    RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: _list("enableTopicList", lambda s, c: s.table.topics_by_flag(UNIT_SUB)),
+    RequestCode.GET_UNIT_TOPIC_LIST: _list("enableTopicList", lambda s, c: s.table.index.names_by_flag(UNIT)),
+    RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: _list(
+        "enableTopicList", lambda s, c: s.table.index.names_by_flag(UNIT_SUB)
+    ),
     RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: _list(
-        "enableTopicList", lambda s, c: s.table.topics_by_flag(UNIT_SUB, UNIT)
+        "enableTopicList", lambda s, c: s.table.index.names_by_flag(UNIT_SUB, UNIT)
     ),
     RequestCode.UPDATE_NAMESRV_CONFIG: _update_config,
     RequestCode.GET_NAMESRV_CONFIG: _get_config,

@@ -102,7 +102,7 @@ class NameServer:
             for connection in self.table.expire(self.now()):
                 if isinstance(connection, Closable):
                     connection.close("its broker was silent for too long")
-            await self.turns.finish(self.table.sweep())
+            await self.turns.finish(self.table.index.sweep())
 
     def properties(self) -> bytes:
         """Return the configuration in the format of RocketMQ's tools."""

@@ -1,0 +1,108 @@
+"""Live brokers of the route table: when each sent something last, and over which connection it registered."""
+
+from collections.abc import Iterable
+from typing import Final, final
+
+from msgspec import Struct
+
+from martlet.errors import Reason, Refused
+from martlet_remoting.wire.register_broker import Registration
+from martlet_remoting.wire.routes import BrokerGroup, Version
+
+__all__ = ["BROKERS_OF_A_CONNECTION_MAX", "Live", "LiveBrokers"]
+
+# A container of RocketMQ 5 registers all its brokers over one connection.
+BROKERS_OF_A_CONNECTION_MAX: Final = 256
+
+
+@final
+class Live(Struct):
+    """When the broker at an address last sent something, its names, and its connection."""
+
+    name: str
+    seen: float
+    timeout_ms: int
+    state_version: int
+    version: Version | None  # None: its topics here are outdated, so it must register all of them again
+    ha_address: str
+    connection: object
+    names: dict[str, None]
+    filter_servers: tuple[str, ...] = ()
+
+
+@final
+class LiveBrokers:
+    """Brokers by cluster and address, and by connection; ``now`` is in seconds of any monotonic clock."""
+
+    def __init__(self, timeout_ms: int, brokers_max: int) -> None:
+        self._timeout_ms = timeout_ms  # of brokers that register without a timeout
+        self._brokers_max = brokers_max
+        self._by_address: dict[tuple[str, str], Live] = {}
+        self._of_connection: dict[object, dict[tuple[str, str], None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_address)
+
+    def get(self, cluster: str, address: str) -> Live | None:
+        return self._by_address.get((cluster, address))
+
+    def check_room(self, new: Registration, connection: object) -> None:
+        """Raise `Refused` (BUSY) if there are too many brokers, in all or over *connection*."""
+        key = new.cluster, new.address
+        if key not in self._by_address and len(self) >= self._brokers_max:
+            text = f"{len(self)} brokers are registered; nameserver.brokers_max is {self._brokers_max}"
+            raise Refused(Reason.BUSY, text)
+        held = self._of_connection.get(connection, {})
+        if connection is not None and key not in held and len(held) >= BROKERS_OF_A_CONNECTION_MAX:
+            text = f"{len(held)} brokers are registered over this connection"
+            raise Refused(Reason.BUSY, f"{text}; at most {BROKERS_OF_A_CONNECTION_MAX}")
+
+    def add(self, new: Registration, now: float, connection: object) -> Live:
+        """Add a broker, or renew it; its version is not known yet."""
+        timeout_ms = self._timeout_ms if new.timeout_ms is None else new.timeout_ms
+        key = new.cluster, new.address
+        old = self.remove(*key)
+        servers = new.filter_servers
+        if servers is None:
+            servers = old.filter_servers if old is not None else ()
+        names = {**(old.names if old is not None else {}), new.name: None}
+        state = new.version.state_version
+        live = Live(new.name, now, timeout_ms, state, None, new.ha_address, connection, names, servers)
+        self._by_address[key] = live
+        if connection is not None:
+            self._of_connection.setdefault(connection, {})[key] = None
+        return live
+
+    def remove(self, cluster: str, address: str) -> Live | None:
+        key = cluster, address
+        live = self._by_address.pop(key, None)
+        if live is not None and live.connection is not None:
+            held = self._of_connection[live.connection]
+            del held[key]
+            if not held:
+                del self._of_connection[live.connection]
+        return live
+
+    def heard(self, cluster: str, address: str, now: float) -> None:
+        """Note that a broker is alive; ignore one that is not registered."""
+        live = self.get(cluster, address)
+        if live is not None:
+            live.seen = now
+
+    def silent(self, now: float) -> list[tuple[tuple[str, str], Live]]:
+        """Return the brokers that were silent for too long, with their clusters and addresses."""
+        return [(key, live) for key, live in self._by_address.items() if live.seen + live.timeout_ms / 1000 < now]
+
+    def of_connection(self, connection: object) -> list[tuple[str, str]]:
+        """Return the clusters and addresses of the brokers that registered over *connection*."""
+        return list(self._of_connection.get(connection, ()))
+
+    def filter_servers(self, groups: Iterable[BrokerGroup]) -> dict[str, list[str]]:
+        """Return the filter servers of the brokers in *groups*, by address."""
+        found: dict[str, list[str]] = {}
+        for group in groups:
+            for address in group.addresses.values():
+                live = self.get(group.cluster, address)
+                if live is not None and live.filter_servers:
+                    found[address] = list(live.filter_servers)
+        return found
