@@ -28,7 +28,7 @@ import trio
 
 from martlet.broker import Broker
 from martlet.delivery.catch_up import sweeps
-from martlet.delivery.cursor import Cursor, Place
+from martlet.delivery.cursor import Cursor, CursorPlace
 from martlet.delivery.feed import Feed
 from martlet.message import Message
 from martlet.store import StoreConfig
@@ -71,7 +71,7 @@ class Client:
 
     async def until_at_tail(self) -> float:
         """Return how long it took, in seconds."""
-        await until(lambda: self.cursor.place is Place.TAIL)  # it gets there without a message for it
+        await until(lambda: self.cursor.place is CursorPlace.TAIL)  # it gets there without a message for it
         return time.monotonic() - self._began
 
 
@@ -164,7 +164,7 @@ async def measure(broker: Broker, positions: Sequence[int], clients: int, rate: 
             await until(partial(_is_readable, broker, match + behind // 2))
             near = Client(feed, topic_filter, store.readable - behind)
             seconds = await near.until_at_tail()
-            is_far = far.cursor.place is not Place.TAIL
+            is_far = far.cursor.place is not CursorPlace.TAIL
             await until(partial(_has_received, near))
             took = f"first message after {near.first_s * 1e3:.0f} ms, at the tail after {seconds:.2f} s"
             print(f"near    {topic_filter}: {took}, the far one {'still behind' if is_far else 'at the tail, too'}")

@@ -23,7 +23,7 @@ import trio
 import trio.lowlevel
 
 from martlet.broker import Broker
-from martlet.delivery.cursor import Place
+from martlet.delivery.cursor import CursorPlace
 from martlet.delivery.fanout import Encoding, parts
 from martlet.delivery.routing.route_cache import RouteCache
 from martlet.delivery.runs import Run
@@ -121,7 +121,7 @@ async def come_back(messages: int) -> None:
             with trio.fail_after(60):
                 while feed.catch_up.is_sweeping:
                     await trio.lowlevel.checkpoint()
-            assert all(cursor.place is Place.TAIL for cursor in joined)
+            assert all(cursor.place is CursorPlace.TAIL for cursor in joined)
             seconds = time.process_time() - began
             nursery.cancel_scope.cancel()
             found = sum(run.count for cursor in joined for run, _ in cursor.collect(1 << 30))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
-from martlet.delivery.cursor import Cursor, Place
+from martlet.delivery.cursor import Cursor, CursorPlace
 from martlet.delivery.fanout import Encoding
 from martlet.delivery.listeners import Listeners, Wakes
 from martlet.delivery.routing.route_cache import RouteCache
@@ -204,7 +204,7 @@ def deliver_to_cursors() -> Iterator[None]:
     feed: Any = SimpleNamespace(pending_bytes=0)
     for _ in range(CURSORS):
         cursor = Cursor(feed, RecordingPeer().wake, {"#": None}, 0, 1 << 18, None, None)
-        cursor.place = Place.TAIL
+        cursor.place = CursorPlace.TAIL
         routes.add("#", cursor)
     reader.attach(routes)
     message = Message("T", b"x", b"TAGS\x01a/b\x02")

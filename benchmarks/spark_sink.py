@@ -27,7 +27,7 @@ from martlet_spark.write import staging
 from martlet_spark.write.encode import Encoder
 from martlet_spark.write.sending import Outbox
 from martlet_spark.write.staging import Staging, Transaction
-from martlet_spark.write.targets import Targets, Turns
+from martlet_spark.write.targets import QueueTurns, Targets
 from martlet_spark.write.writable import WritableQueues
 
 BATCH_ROWS = 10_000
@@ -69,14 +69,14 @@ class Writes:
 
     def at_least_once(self) -> None:
         queues_of = WritableQueues(self._cluster)
-        with closing(Outbox(self._cluster, Turns(queues_of))) as outbox:
+        with closing(Outbox(self._cluster, QueueTurns(queues_of))) as outbox:
             self._write(queues_of, outbox)
             outbox.finish()
 
     def exactly_once(self) -> None:
         self._sequence += 1
         queues_of = WritableQueues(self._cluster)
-        with closing(Staging(self._cluster, Turns(queues_of), Transaction("b", self._sequence))) as stage:
+        with closing(Staging(self._cluster, QueueTurns(queues_of), Transaction("b", self._sequence))) as stage:
             self._write(queues_of, stage)
             parts = stage.finish()
         staging.commit(self._cluster, parts)

@@ -37,7 +37,7 @@ from martlet.store import StoreConfig
 from martlet.testing.peers import serving
 from martlet_timer.config import TimerConfig
 from martlet_timer.plugin import TimerPlugin
-from martlet_timer.timers.pending import HOUR_MS, Pending
+from martlet_timer.timers.pending import HOUR_MS, PendingTimers
 from martlet_timer.timers.schedule import Schedule
 
 QUEUES = 8
@@ -156,7 +156,7 @@ def table(count: int) -> None:
     start_ms = time.time_ns() // 1_000_000 // HOUR_MS * HOUR_MS
     kept: list[object] = []  # else the second would get the memory of the first
     for name, span_ms in (("a minute", 60_000), ("a year", 365 * DAY_MS)):
-        before, pending = resident(), Pending(1 << 30)
+        before, pending = resident(), PendingTimers(1 << 30)
         for number in range(count):
             pending.add(start_ms + number * 7919 % count * span_ms // count, number * 400, number)
         far = (resident() - before) / count

@@ -22,6 +22,12 @@ STATES: Final = re.findall(
     r"^\| [\w ]+ \| `([\w/]+/)` \|(.*)\|(.*)\|(.*)\|(.*)\|$", (ROOT / "docs/state.md").read_text(), re.MULTILINE
 )
 PROJECTION: Final = {"apply", "freeze", "restore", "forget", "floor", "roll"}
+# MQTT, STOMP and RocketMQ remoting have folders of the same names; a name in the same folder of each means the same.
+PROTOCOLS: Final = re.compile(r"plugins/\w+/martlet_(?:mqtt|stomp|remoting)/(\w+)\b")
+# The client's faces for asyncio and for threads have the names of the client.
+FACES: Final = re.compile(r"martlet_client/(aio|blocking)\.py$")
+# Applications make a `Message` for the client, plugins one for the broker.
+TWICE: Final = {"Message"}
 # More files than a reader can hold at once; a package that grows beyond is divided.
 FILES_MAX: Final = 30
 
@@ -83,3 +89,16 @@ def test_a_journal_has_the_same_file_names_in_every_package() -> None:
     names = [[Path(cell.strip(" `")).name for cell in row[2:]] for row in STATES]
     assert {writer for writer, _, _ in names} == {"", "journal_writer.py"}
     assert {(codec, state) for _, codec, state in names} == {("journal_codec.py", "state.py"), ("", "retained.py")}
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    homes: dict[str, set[str]] = {}
+    for file in (file for pattern in PRODUCT for top in ROOT.glob(pattern) for file in top.rglob("*.py")):
+        path = str(file.relative_to(ROOT))
+        if FACES.search(path):
+            continue
+        protocol = PROTOCOLS.match(path)
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, set()).add(protocol[1] if protocol else path)
+    assert {name for name, places in homes.items() if len(places) > 1} == TWICE

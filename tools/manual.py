@@ -106,7 +106,7 @@ Anything that is not on this page may change without notice.
 | state that survives a restart | [`Projection`](#projection), [`Journal`](#journal); [`Table`](#table) if it is small |
 | work that takes longer than 10 ms | [`Turns`](#turns) with [`Steps`](#steps); [`off_loop`](#off_loop) for a thread |
 | a task beside the clients | [`Service`](#service) |
-| a subcommand of `martlet` | [`Command`](#command) |
+| a subcommand of `martlet` | [`Subcommand`](#subcommand) |
 | figures in `martlet stats` | `broker.stats.add` |
 | an identifier that nobody can guess | `broker.ids.unique` |
 | tests without sockets | [`serving`](#serving) |
@@ -157,9 +157,18 @@ CLIENT_CHAPTERS: Final = (
     Chapter(
         "Administration",
         CLIENT,
-        ("Admin", "BrokerGroup", "Cluster", "Member", "QueueLag", "QueueStats", "Route", "TopicQueues"),
+        (
+            "Admin",
+            "BrokerGroup",
+            "ClusterInfo",
+            "ConnectedMember",
+            "QueueLag",
+            "QueueStats",
+            "TopicRoute",
+            "TopicQueues",
+        ),
     ),
-    Chapter("Settings", CLIENT, ("Settings", "SigningKey")),
+    Chapter("Settings", CLIENT, ("ClientSettings", "SigningKey")),
     Chapter(
         "Errors",
         CLIENT,
@@ -197,7 +206,7 @@ PLUGIN_CHAPTERS: Final = (
             "Authorizer",
             "Identity",
             "Service",
-            "Command",
+            "Subcommand",
             "Timers",
             "Transactions",
             "ExternalTransactions",
@@ -342,7 +351,7 @@ PLUGIN_CHAPTERS: Final = (
     Chapter(
         "Cursors",
         "martlet.delivery.cursor",
-        ("Cursor: position has_pending collect check add_filter remove_filter skip_to_tail close", "Place"),
+        ("Cursor: position has_pending collect check add_filter remove_filter skip_to_tail close", "CursorPlace"),
     ),
     Chapter(
         "The tail of a topic",
@@ -355,7 +364,7 @@ PLUGIN_CHAPTERS: Final = (
     Chapter("Rules of shared groups", "martlet.groups.strategy.policy", ("GroupPolicy", "OWNS_TOPIC", "AUTO_DELETE")),
     Chapter("Messages that stay with one member", "martlet.groups.strategy.sticky", ("Sticky",)),
     Chapter("Shared groups that nobody uses", "martlet.groups.unused_groups", ("UnusedGroups: expire since",)),
-    Chapter("Shared groups that take some names", "martlet.groups.queues.finder", ("Names",)),
+    Chapter("Shared groups that take some names", "martlet.groups.queues.finder", ("MessageSelection",)),
     Chapter("Shared groups", "martlet.groups.member", ("Member: add_credit collect ack nack extend touch leave",)),
     Chapter(
         "Messages of shared groups",

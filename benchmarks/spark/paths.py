@@ -18,7 +18,7 @@ from martlet_spark.source import MartletDataSource
 __all__ = ["PullsSource", "TuplesSource"]
 
 FAST = {
-    (reading, "BulkReads"): exchange.BulkReads,
+    (reading, "BulkReads"): exchange.BulkReadExchange,
     (exchange, "PULL_MESSAGES"): exchange.PULL_MESSAGES,
     (Decoder, "decode"): Decoder.decode,
 }

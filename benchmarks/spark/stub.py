@@ -21,11 +21,11 @@ from martlet_remoting.wire.codec import encode_command, encode_prefix
 from martlet_remoting.wire.codes import RequestCode
 from martlet_remoting.wire.packets import Command
 from martlet_spark.cluster import Cluster
-from martlet_spark.connection import Connection, Security
-from martlet_spark.read.exchange import BulkReads
+from martlet_spark.connection import BrokerConnection, Security
+from martlet_spark.read.exchange import BulkReadExchange
 from martlet_spark.read.filters import Filter
 from martlet_spark.read.planner import Range
-from martlet_spark.read.progress import Progress
+from martlet_spark.read.progress import RangeProgress
 
 FRAME_BYTES = 1 << 20
 PREFIX = struct.Struct(">iI")
@@ -96,8 +96,10 @@ class Memory(Server):
         for queue, (first, end) in cluster.bounds({topic: cluster.route(topic)})[topic].items():
             assert first == 0
             data, starts = bytearray(), [0]
-            exchange = BulkReads(Connection(self.broker, Security(), 30.0), Filter(), 1 << 26, 30.0, fail_on_loss=True)
-            for records in exchange.read([Progress(Range(queue, 0, end))]):
+            exchange = BulkReadExchange(
+                BrokerConnection(self.broker, Security(), 30.0), Filter(), 1 << 26, 30.0, fail_on_loss=True
+            )
+            for records in exchange.read([RangeProgress(Range(queue, 0, end))]):
                 starts += (records.starts[1:] + len(data)).tolist()
                 data += records.data
                 starts.append(len(data))
@@ -105,7 +107,7 @@ class Memory(Server):
             self._data[queue.queue_id], self._starts[queue.queue_id] = data, starts
 
     def serve_one(self, stream: socket.socket) -> None:
-        servers = {address: Connection(address, Security(), 30.0) for address in (self.name_server, self.broker)}
+        servers = {address: BrokerConnection(address, Security(), 30.0) for address in (self.name_server, self.broker)}
         while True:
             frame, header_bytes = receive_frame(stream)
             header = json.loads(frame[PREFIX.size :][:header_bytes])

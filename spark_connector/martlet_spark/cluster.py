@@ -12,8 +12,8 @@ from martlet.errors import RemoteProtocolError
 from martlet_remoting.wire.answers.bodies import integer, load_object, mapping, queue_map, texts
 from martlet_remoting.wire.codes import RESPONSE_NAMES, RequestCode, ResponseCode
 from martlet_remoting.wire.packets import MessageQueue
-from martlet_remoting.wire.routes import Route, decode_route
-from martlet_spark.connection import CONNECTIONS, Answer, Connection, ConnectionLost, Security, attempts
+from martlet_remoting.wire.routes import TopicRoute, decode_route
+from martlet_spark.connection import CONNECTIONS, AnswerFrame, BrokerConnection, ConnectionBroken, Security, attempts
 from martlet_spark.errors import ReadError
 
 __all__ = ["BUSY", "Bounds", "BrokerGone", "Busy", "Cluster", "UnknownBroker", "UnknownTopic", "check", "rights_hint"]
@@ -43,11 +43,11 @@ class UnknownTopic(ReadError):
     """No name server, or no broker, knows the topic."""
 
 
-class UnknownBroker(ConnectionLost):
+class UnknownBroker(ConnectionBroken):
     """The route of a topic lacks the broker: it has left, or it or the name server is starting."""
 
 
-class Busy(ConnectionLost):
+class Busy(ConnectionBroken):
     """The server has no room for the request at the moment; another connection may be served."""
 
 
@@ -55,7 +55,7 @@ class BrokerGone(ReadError):
     """A broker left, or its topic was deleted, and did not come back in time."""
 
 
-def check(answer: Answer, what: str, where: str) -> None:
+def check(answer: AnswerFrame, what: str, where: str) -> None:
     """Raise `ReadError` unless *answer* says success; *what* was asked of the server *where*.
 
     Raises:
@@ -76,7 +76,7 @@ def check(answer: Answer, what: str, where: str) -> None:
     raise kind(f"{where} refused the {what}: {name}: {answer.remark}{hint}")
 
 
-def rights_hint(answer: Answer) -> str:
+def rights_hint(answer: AnswerFrame) -> str:
     """Return what to do about the rights of the user, if *answer* is about these."""
     if answer.code != ResponseCode.NO_PERMISSION or CLOSED.search(answer.remark):
         return ""
@@ -116,7 +116,7 @@ class Cluster:
         check(answer, "list of topics", f"{NAME_SERVER} {where}")
         return texts(load_object(bytes(answer.body)), "topicList")
 
-    def route(self, topic: str) -> Route:
+    def route(self, topic: str) -> TopicRoute:
         """Return the brokers and queues of *topic*.
 
         Raises:
@@ -132,7 +132,7 @@ class Cluster:
             raise UnknownTopic(f"topic {topic!r} is unknown to name server {servers}; create it, or send to it first")
         return found[topic]
 
-    def routes(self, topics: Sequence[str]) -> dict[str, Route]:
+    def routes(self, topics: Sequence[str]) -> dict[str, TopicRoute]:
         """Return the brokers and queues of those of *topics* that exist; all are asked for at once.
 
         Raises:
@@ -142,7 +142,7 @@ class Cluster:
             return {}
         what = f"route of topic {topics[0]!r}"
         where, answers = self._ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, [{"topic": topic} for topic in topics], what)
-        found: dict[str, Route] = {}
+        found: dict[str, TopicRoute] = {}
         for topic, answer in zip(topics, answers, strict=True):
             if answer.code != ResponseCode.TOPIC_NOT_EXIST:
                 check(answer, f"route of topic {topic!r}", f"{NAME_SERVER} {where}")
@@ -164,7 +164,7 @@ class Cluster:
             found.update({str(name): address for address in masters})
         return found
 
-    def bounds(self, routes: Mapping[str, Route]) -> dict[str, dict[MessageQueue, Bounds]]:
+    def bounds(self, routes: Mapping[str, TopicRoute]) -> dict[str, dict[MessageQueue, Bounds]]:
         """Return the bounds of all readable queues of each topic; each broker is asked for all of them at once.
 
         A topic is left out if a broker of its route does not have it: it is being deleted.
@@ -187,7 +187,7 @@ class Cluster:
                     _add_bounds(found[topic], table, routes[topic].write_queues(topic))
         return found
 
-    def offsets_at(self, times_ms: Mapping[MessageQueue, int], route: Route) -> dict[MessageQueue, int]:
+    def offsets_at(self, times_ms: Mapping[MessageQueue, int], route: TopicRoute) -> dict[MessageQueue, int]:
         """Return the first offset of each queue that was stored at its time or later."""
         found: dict[MessageQueue, int] = {}
         for broker in sorted({queue.broker_name for queue in times_ms}):
@@ -198,7 +198,7 @@ class Cluster:
                 found[queue] = answer.integer("offset")
         return found
 
-    def commit(self, group: str, offsets: Mapping[MessageQueue, int], routes: Mapping[str, Route]) -> None:
+    def commit(self, group: str, offsets: Mapping[MessageQueue, int], routes: Mapping[str, TopicRoute]) -> None:
         """Set the committed offsets of consumer *group*, which is created if the brokers allow it.
 
         Raises:
@@ -218,7 +218,7 @@ class Cluster:
                 check(answer, f"commit of group {group!r}", f"broker {broker!r}")
 
     @staticmethod
-    def address(route: Route, broker: str) -> str:
+    def address(route: TopicRoute, broker: str) -> str:
         """Return the address of the master of *broker*; a slave may lack the last messages.
 
         Raises:
@@ -231,7 +231,7 @@ class Cluster:
             raise UnknownBroker(f"broker {broker!r} has no master at the moment, only slaves")
         return address
 
-    def ask_broker(self, topic: str, route: Route, broker: str, ask: Callable[[Connection], T]) -> T:
+    def ask_broker(self, topic: str, route: TopicRoute, broker: str, ask: Callable[[BrokerConnection], T]) -> T:
         """Return what *ask* returns for a connection to *broker*, which has queues of *topic*.
 
         If it does not answer, asks the name servers again where it is.
@@ -240,30 +240,30 @@ class Cluster:
           BrokerGone: the name servers did not know it in time.
           ReadError: it did not answer in time.
         """
-        lost: ConnectionLost | UnknownTopic | None = None
+        lost: ConnectionBroken | UnknownTopic | None = None
         for number in attempts(self.timeout_s):
             try:
                 return self._once(self.address(self.route(topic) if number else route, broker), ask)
-            except (ConnectionLost, UnknownTopic) as error:
+            except (ConnectionBroken, UnknownTopic) as error:
                 lost = error
             except RemoteProtocolError as error:
                 raise ReadError(f"broker {broker!r} does not speak RocketMQ's protocol: {error}") from error
-        kind = ReadError if type(lost) is ConnectionLost else BrokerGone
+        kind = ReadError if type(lost) is ConnectionBroken else BrokerGone
         raise kind(f"broker {broker!r} cannot be reached: {lost}; start it, then the query again") from lost
 
-    def _ask(self, code: int, ext: Sequence[Mapping[str, object]], what: str) -> tuple[str, list[Answer]]:
+    def _ask(self, code: int, ext: Sequence[Mapping[str, object]], what: str) -> tuple[str, list[AnswerFrame]]:
         """Ask the name servers in turn until the time is over; return which one answered, and its answers.
 
         Begins with the one that answered last. One of several that is silent gets a part of the time only.
         """
-        lost: ConnectionLost | RemoteProtocolError | None = None
+        lost: ConnectionBroken | RemoteProtocolError | None = None
         wait_s = self.timeout_s if len(self._endpoints) == 1 else min(self.timeout_s, SILENCE_S)
         for _ in attempts(self.timeout_s):
             others = 0
             for address in self._endpoints:
                 try:
                     answers = self._once(address, lambda connection: connection.request_all(code, ext), wait_s)
-                except (ConnectionLost, RemoteProtocolError) as error:
+                except (ConnectionBroken, RemoteProtocolError) as error:
                     lost = error
                     others += isinstance(error, RemoteProtocolError)
                 else:
@@ -275,20 +275,20 @@ class Cluster:
         text = f"no name server of {servers} answered the request for the {what}: {lost}"
         raise ReadError(f"{text}; check the option endpoints, and that a name server runs there") from lost
 
-    def _once(self, address: str, ask: Callable[[Connection], T], wait_s: float | None = None) -> T:
+    def _once(self, address: str, ask: Callable[[BrokerConnection], T], wait_s: float | None = None) -> T:
         with CONNECTIONS.lent(address, self.security, self.timeout_s if wait_s is None else wait_s) as connection:
             return ask(connection)
 
 
 def _statistics(
-    topics: Sequence[str], broker: str, connection: Connection
-) -> list[tuple[Answer, dict[MessageQueue, object]]]:
+    topics: Sequence[str], broker: str, connection: BrokerConnection
+) -> list[tuple[AnswerFrame, dict[MessageQueue, object]]]:
     """Return what *broker* says about its queues of each of *topics*.
 
     Raises:
       UnknownBroker: its address is another broker's now, whose queues have the same numbers and other messages.
     """
-    found: list[tuple[Answer, dict[MessageQueue, object]]] = []
+    found: list[tuple[AnswerFrame, dict[MessageQueue, object]]] = []
     answers = connection.request_all(RequestCode.GET_TOPIC_STATS_INFO, [{"topic": topic} for topic in topics])
     for answer in answers:
         if answer.code != ResponseCode.SUCCESS:
@@ -317,7 +317,7 @@ def _add_bounds(
                 found[queue] = (max(integer(item, "minOffset"), 0), end)
 
 
-def _route(topic: str, body: bytes) -> Route:
+def _route(topic: str, body: bytes) -> TopicRoute:
     """Decode the route of *topic*, which must not be static."""
     if STATIC in body and load_object(body).get(STATIC.decode()):
         text = f"topic {topic!r} is a static topic of RocketMQ: its queues move between brokers"
@@ -325,13 +325,13 @@ def _route(topic: str, body: bytes) -> Route:
     return decode_route(body)
 
 
-def _search(times_ms: Mapping[MessageQueue, int], connection: Connection) -> list[Answer]:
+def _search(times_ms: Mapping[MessageQueue, int], connection: BrokerConnection) -> list[AnswerFrame]:
     """Search queues by time; return the answers in the order of the queues."""
     ext = [{"topic": queue.topic, "queueId": queue.queue_id, "timestamp": ms} for queue, ms in times_ms.items()]
     return connection.request_all(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, ext)
 
 
-def _commit(group: str, offsets: Mapping[MessageQueue, int], connection: Connection) -> list[Answer]:
+def _commit(group: str, offsets: Mapping[MessageQueue, int], connection: BrokerConnection) -> list[AnswerFrame]:
     ext = [
         {"consumerGroup": group, "topic": queue.topic, "queueId": queue.queue_id, "commitOffset": offset}
         for queue, offset in offsets.items()
@@ -339,7 +339,7 @@ def _commit(group: str, offsets: Mapping[MessageQueue, int], connection: Connect
     return connection.request_all(RequestCode.UPDATE_CONSUMER_OFFSET, ext)
 
 
-def _create(group: str, connection: Connection) -> Answer:
+def _create(group: str, connection: BrokerConnection) -> AnswerFrame:
     """Let the broker create *group*, by the heartbeat of a consumer of it that leaves again."""
     client = f"martlet-spark@{os.getpid()}"
     consumer = {

@@ -1,8 +1,8 @@
 """One blocking connection to a broker or name server, for Spark's Python workers, which have no event loop.
 
-Requests may be pipelined: `Connection.send` returns the number of a request, and `Connection.receive` returns the next
-answer, whosoever it is. Brokers answer pipelined pulls in another order than they were sent. The body of a large answer
-is received into a buffer of its own, without a copy.
+Requests may be pipelined: `BrokerConnection.send` returns the number of a request, and `BrokerConnection.receive` the
+next answer, to whichever request. Brokers answer pipelined pulls in another order than they were sent. The body of a
+large answer is received into a buffer of its own, without a copy.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from martlet_remoting.wire.packets import Command
 from martlet_remoting.wire.signatures import SigningKey
 from martlet_spark.errors import OptionError, ReadError, SparkConnectorError
 
-__all__ = ["CONNECTIONS", "Answer", "Connection", "ConnectionLost", "Connections", "Security", "attempts"]
+__all__ = ["CONNECTIONS", "AnswerFrame", "BrokerConnection", "ConnectionBroken", "Connections", "Security", "attempts"]
 
 PREFIX: Final = Struct(">iI")  # length of the rest, length of the header; its first byte, 0, says JSON
 READ_BYTES: Final = 16_384  # what is read ahead is copied
@@ -57,7 +57,7 @@ def attempts(timeout_s: float) -> Iterator[int]:
         number += 1
 
 
-class ConnectionLost(SparkConnectorError):
+class ConnectionBroken(SparkConnectorError):
     """The connection broke, could not be opened, or no answer arrived in time."""
 
 
@@ -98,7 +98,7 @@ class Security:
 
 
 @final
-class Answer:
+class AnswerFrame:
     """One frame of an answer: the number of its request, a response code, header fields as text, and the body."""
 
     __slots__ = ("body", "code", "ext", "opaque", "remark")
@@ -125,11 +125,11 @@ class Answer:
 
 
 @final
-class Connection:
+class BrokerConnection:
     """An open connection to *address*, ``host:port``, which waits up to *timeout_s* for each piece of an answer.
 
     Raises:
-      ConnectionLost: it cannot be opened.
+      ConnectionBroken: it cannot be opened.
       ReadError: TLS with the peer fails.
       OptionError: a file of the options for TLS cannot be read.
     """
@@ -155,9 +155,9 @@ class Connection:
                 self.set_timeout(timeout_s)
             except ssl.SSLEOFError as error:
                 text = f"{address} closed the connection while TLS began, as a port without TLS does"
-                raise ConnectionLost(f"{text}; if it has none, leave out the options that begin with tls") from error
+                raise ConnectionBroken(f"{text}; if it has none, leave out the options that begin with tls") from error
             except OSError as error:
-                raise _tls_error(address, error) or ConnectionLost(
+                raise _tls_error(address, error) or ConnectionBroken(
                     f"cannot connect to {address}: {error.strerror or error}"
                 ) from error
             undo.pop_all()
@@ -195,7 +195,7 @@ class Connection:
         self.outstanding += 1
         return self._opaque
 
-    def request(self, code: int, ext: Mapping[str, object], body: bytes = b"") -> Answer:
+    def request(self, code: int, ext: Mapping[str, object], body: bytes = b"") -> AnswerFrame:
         """Send a request and return its answer; no other request may be outstanding."""
         opaque = self.send(code, ext, body)
         answer = self.receive()
@@ -204,9 +204,9 @@ class Connection:
         self.outstanding -= 1
         return answer
 
-    def request_all(self, code: int, ext: Sequence[Mapping[str, object]]) -> list[Answer]:
+    def request_all(self, code: int, ext: Sequence[Mapping[str, object]]) -> list[AnswerFrame]:
         """Send a request for each of *ext*, many at once, and return the answers in that order."""
-        found: list[Answer] = []
+        found: list[AnswerFrame] = []
         for first in range(0, len(ext), TOGETHER_MAX):
             asked = [self.send(code, each) for each in ext[first : first + TOGETHER_MAX]]
             answers = {answer.opaque: answer for answer in (self.receive() for _ in asked)}
@@ -216,13 +216,13 @@ class Connection:
             found += [answers[opaque] for opaque in asked]
         return found
 
-    def receive(self, room: Callable[[int], memoryview] | None = None) -> Answer:
+    def receive(self, room: Callable[[int], memoryview] | None = None) -> AnswerFrame:
         """Return the next frame from the peer, which may be one of several of an answer; skip requests of the peer.
 
         *room* returns a buffer of the size that it is given, to receive the body into; None stands for a new one.
 
         Raises:
-          ConnectionLost: the connection broke, or nothing arrived in time.
+          ConnectionBroken: the connection broke, or nothing arrived in time.
           RemoteProtocolError: the peer sent something else than frames.
         """
         while True:
@@ -230,7 +230,7 @@ class Connection:
             if answer is not None:
                 return answer
 
-    def _receive(self, room: Callable[[int], memoryview] | None) -> Answer | None:
+    def _receive(self, room: Callable[[int], memoryview] | None) -> AnswerFrame | None:
         length, header_bytes = PREFIX.unpack(self._take(PREFIX.size))
         body_bytes = length - 4 - header_bytes
         if not 4 <= length <= READ_BYTES_MAX or body_bytes < 0 or header_bytes > length:
@@ -250,7 +250,7 @@ class Connection:
             self._take_into(body)
         if not flag & 1:
             return None
-        return Answer(opaque, code, ext, header.get("remark") or "", body)
+        return AnswerFrame(opaque, code, ext, header.get("remark") or "", body)
 
     def _take(self, size: int) -> bytearray:
         """Return the next *size* bytes from the peer, in a buffer of their own."""
@@ -292,7 +292,7 @@ class Connection:
             text = f"{self.address} closed the connection"
             if self._is_silent and not self.security.tls:
                 text += " without an answer, as a port does that takes TLS only; if it is one, set the option tls"
-            raise ConnectionLost(text)
+            raise ConnectionBroken(text)
         self._is_silent = False
         return count
 
@@ -301,7 +301,7 @@ class Connection:
         if refused is not None:
             return refused
         why = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
-        return ConnectionLost(f"connection to {self.address} is lost: {why}")
+        return ConnectionBroken(f"connection to {self.address} is lost: {why}")
 
 
 def _tls_error(address: str, error: OSError) -> ReadError | None:
@@ -321,13 +321,13 @@ class Connections:
 
     def __init__(self) -> None:
         self._pid = 0
-        self._idle: dict[tuple[str, Security], list[Connection]] = {}
+        self._idle: dict[tuple[str, Security], list[BrokerConnection]] = {}
 
-    def borrow(self, address: str, security: Security, timeout_s: float) -> Connection:
+    def borrow(self, address: str, security: Security, timeout_s: float) -> BrokerConnection:
         """Return an open connection, which may turn out to be lost; the caller closes it or gives it back.
 
         Raises:
-          ConnectionLost: no connection can be opened.
+          ConnectionBroken: no connection can be opened.
         """
         self._forget_others()
         idle = self._idle.get((address, security))
@@ -335,14 +335,14 @@ class Connections:
             connection = idle.pop()
             connection.set_timeout(timeout_s)
             return connection
-        return Connection(address, security, timeout_s)
+        return BrokerConnection(address, security, timeout_s)
 
     @contextlib.contextmanager
-    def lent(self, address: str, security: Security, timeout_s: float) -> Iterator[Connection]:
+    def lent(self, address: str, security: Security, timeout_s: float) -> Iterator[BrokerConnection]:
         """A connection for one piece of work: given back after it, or closed if it fails.
 
         Raises:
-          ConnectionLost: no connection can be opened.
+          ConnectionBroken: no connection can be opened.
         """
         with contextlib.ExitStack() as undo:
             connection = self.borrow(address, security, timeout_s)
@@ -351,7 +351,7 @@ class Connections:
             undo.pop_all()
         self.give_back(connection)
 
-    def give_back(self, connection: Connection) -> None:
+    def give_back(self, connection: BrokerConnection) -> None:
         """Keep *connection* for others; close it if answers are outstanding."""
         self._forget_others()
         if connection.outstanding:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from martlet.contracts import Command
+from martlet.contracts import Subcommand
 from martlet.plugins.hooks import Hooks
 from martlet_spark.commands import COMMANDS
 
@@ -12,5 +12,5 @@ __all__ = ["SparkPlugin"]
 class SparkPlugin(Hooks):
     """Offers the commands that need Spark; PySpark is imported when one of them runs."""
 
-    def martlet_commands(self) -> Sequence[Command]:
+    def martlet_commands(self) -> Sequence[Subcommand]:
         return COMMANDS

@@ -10,7 +10,7 @@ from tests.delivery.pushing import broker_in_memory
 from martlet.access import Gate
 from martlet.broker import Broker
 from martlet.contracts import Identity
-from martlet.delivery.cursor import Cursor, Place
+from martlet.delivery.cursor import Cursor, CursorPlace
 from martlet.delivery.feed import Feed
 from martlet.errors import Refused
 from martlet.message import Message, Placed
@@ -222,7 +222,7 @@ async def test_what_was_pending_when_the_rules_changed_is_asked_about_again() ->
         came = bodies(cursor)
         await settle(broker)
         assert [*came, *bodies(cursor)] == ["a", "a", "last"]
-        assert cursor.place is Place.TAIL
+        assert cursor.place is CursorPlace.TAIL
         ledger.denied.clear()
         broker.rules.changed()
         broker.publish(named("b", b"again"))

@@ -17,7 +17,7 @@ from martlet.delivery.subscriptions import from_earliest
 from martlet.draining import BEGUN_A_TURN, LOOK_S, Unread
 from martlet.errors import Reason, Refused
 from martlet.groups.membership import Membership
-from martlet.groups.queues.finder import Names
+from martlet.groups.queues.finder import MessageSelection
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.message import Message
 from martlet.runtime.steps import finish_now
@@ -161,7 +161,7 @@ async def test_a_group_that_found_everything_by_names_and_left_keeps_no_queues(
     disk = FakeDisk()
     disk.cached = True
     async with broker_in_memory(disk) as broker:
-        names = Names(feed_of(broker, 8), "n")
+        names = MessageSelection(feed_of(broker, 8), "n")
         member = broker.shared_groups.join(
             RecordingPeer(), "t", "G", LINES, Membership(lease_s=30, credit=100, names=names), POLICY
         )

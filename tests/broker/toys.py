@@ -14,7 +14,7 @@ from martlet.net.server import Server
 from martlet.runtime.stats import Stats
 from martlet.settings import ServerConfig
 from martlet.store import Store
-from martlet.testing.links import Caller, Conditions, Link
+from martlet.testing.links import Caller, Conditions, MemoryLink
 
 
 @final
@@ -215,9 +215,9 @@ class World:
 
     def dial(
         self, conditions: Conditions | None = None, protocol: Protocol | None = None, host: bytes = bytes(4)
-    ) -> tuple[Caller, Link]:
+    ) -> tuple[Caller, MemoryLink]:
         """Connect one more peer by a link, from the address *host*."""
-        link = Link(conditions)
+        link = MemoryLink(conditions)
         self.server.serve(protocol or self.protocol(), link.far, f"peer-{len(self.toys)}", host + bytes(4))
         return Caller(link.near), link
 

@@ -9,7 +9,7 @@ import pytest
 from martlet.cli.server import ServerSettings
 from martlet.net.addresses import split_address
 from martlet_mqtt.commands.client import MqttClient, MqttFailed
-from martlet_mqtt.wire.packets import Publish, Subscription
+from martlet_mqtt.wire.packets import FilterSubscription, Publish
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -54,7 +54,7 @@ def test_a_retained_message_is_printed_and_listed_until_it_is_removed(to: Run) -
 
 @pytest.mark.parametrize("qos", ["0", "1", "2"])
 def test_each_quality_of_service_arrives(to: Run, device: MqttClient, qos: str) -> None:
-    device.subscribe(Subscription("live/+", 2))
+    device.subscribe(FilterSubscription("live/+", 2))
     assert from_json(to("publish", "live/a", "text", "--qos", qos, "--json")) == {
         "topic": "live/a",
         "bytes": 4,
@@ -66,7 +66,7 @@ def test_each_quality_of_service_arrives(to: Run, device: MqttClient, qos: str) 
 
 
 def test_clients_and_their_subscriptions_are_listed(to: Run, device: MqttClient) -> None:
-    device.subscribe(Subscription("seen/#", 1, no_local=True))
+    device.subscribe(FilterSubscription("seen/#", 1, no_local=True))
     rows = {row["client"]: row for row in from_json(to("clients", "--json"))}
     assert (
         rows["device"].items()
@@ -102,7 +102,7 @@ def test_a_client_is_disconnected_with_the_reason(to: Run, addresses: dict[str, 
 
 def test_shared_subscriptions_are_listed_and_freed(to: Run, addresses: dict[str, str]) -> None:
     with connected(addresses, "worker") as client:
-        client.subscribe(Subscription("$share/workers/jobs/#", 1))
+        client.subscribe(FilterSubscription("$share/workers/jobs/#", 1))
         (row,) = from_json(to("shared", "--json"))
         assert row == {"filter": "$share/workers/jobs/#", "topic": "mqtt", "members": 1, "held": 0}
         code, out, err = to("forget", "$share/workers/jobs/#")

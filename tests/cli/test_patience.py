@@ -10,7 +10,7 @@ from tests.client.fake import NAME_SERVER, Cluster, Reply
 from trio.testing import MockClock
 
 from martlet.cli.outcome import Exit
-from martlet_client import NameServerUnreachable, Settings
+from martlet_client import ClientSettings, NameServerUnreachable
 from martlet_remoting.commands.connecting import TIMEOUT_S, talking
 from martlet_remoting.commands.ping import ping
 from martlet_remoting.commands.send import configure, send
@@ -32,7 +32,7 @@ class StandsStill:
 
 
 def test_commands_wait_for_answers() -> None:
-    seen: list[Settings] = []
+    seen: list[ClientSettings] = []
 
     async def look(arguments: Any) -> int:
         seen.append(arguments.settings)

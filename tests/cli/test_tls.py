@@ -11,7 +11,7 @@ from tests.cli.conftest import Process
 from tests.client.patient import PATIENCE_S, patient
 
 from martlet.net.tls import client_context
-from martlet_client import Message, NameServerUnreachable, Settings, blocking
+from martlet_client import ClientSettings, Message, NameServerUnreachable, blocking
 from martlet_remoting.commands import COMMANDS
 
 Run = Callable[..., tuple[int, str, str]]
@@ -30,7 +30,7 @@ class Secure:
     def options(self) -> tuple[str, ...]:
         return ("--tls-ca", self.ca, "--tls-cert", self.cert, "--tls-key", self.key)
 
-    def settings(self) -> Settings:
+    def settings(self) -> ClientSettings:
         return patient(self.name_server, tls=client_context(self.ca, self.cert, self.key))
 
 

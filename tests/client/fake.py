@@ -13,7 +13,7 @@ from martlet.message import Message as StoredMessage
 from martlet.message import find_property, put_property, remove_property
 from martlet.records.codec import decode_record, encode_record
 from martlet.runtime.clock import SystemClock
-from martlet_client import Settings
+from martlet_client import ClientSettings
 from martlet_remoting.wire import fastjson
 from martlet_remoting.wire.batches import decode_batch
 from martlet_remoting.wire.codec import FrameBuffer, encode_command, encode_response
@@ -347,8 +347,8 @@ class Cluster:
     def broker(self) -> Broker:
         return self.brokers[0]
 
-    def settings(self, client_id: str = "", name_server: str = NAME_SERVER) -> Settings:
-        return Settings(name_server, client_id=client_id, connect=self.connect, clock=self.clock)
+    def settings(self, client_id: str = "", name_server: str = NAME_SERVER) -> ClientSettings:
+        return ClientSettings(name_server, client_id=client_id, connect=self.connect, clock=self.clock)
 
     async def connect(self, host: str, port: int) -> trio.abc.Stream:
         address = f"{host}:{port}"
@@ -412,9 +412,9 @@ class ThreadCluster:
         self.prepare = prepare
         self.cluster: Cluster | None = None
 
-    def settings(self) -> Settings:
+    def settings(self) -> ClientSettings:
         # Real time passes here; it must not count while the machine stalls.
-        return Settings(NAME_SERVER, request_timeout_s=120, connect=self.connect, clock=SystemClock())
+        return ClientSettings(NAME_SERVER, request_timeout_s=120, connect=self.connect, clock=SystemClock())
 
     async def connect(self, host: str, port: int) -> trio.abc.Stream:
         if self.cluster is None:

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from martlet_client import Producer, Settings
+from martlet_client import ClientSettings, Producer
 
 PATIENCE_S = 200.0
 
 
-class PatientSettings(Settings, frozen=True):  # type: ignore[misc]
+class PatientSettings(ClientSettings, frozen=True):  # type: ignore[misc]
     """Settings that wait."""
 
     request_timeout_s: float = PATIENCE_S
@@ -21,10 +21,10 @@ class PatientSettings(Settings, frozen=True):  # type: ignore[misc]
     close_timeout_s: float = PATIENCE_S
 
 
-def patient(name_server: str, **options: Any) -> Settings:
+def patient(name_server: str, **options: Any) -> ClientSettings:
     """Return settings of such clients; a producer also needs `PATIENCE_S` as its ``send_timeout_s``."""
     options |= dict.fromkeys(("request_timeout_s", "connect_timeout_s", "close_timeout_s"), PATIENCE_S)
-    return Settings(name_server, **options)
+    return ClientSettings(name_server, **options)
 
 
 def command(script: Path, *words: str) -> list[str]:
@@ -35,7 +35,7 @@ def command(script: Path, *words: str) -> list[str]:
 def be_patient() -> None:
     """Let every client of this process wait that does not say how long."""
     for name, module in sys.modules.items():
-        if name.partition(".")[0] == "martlet_client" and getattr(module, "Settings", None) is Settings:
+        if name.partition(".")[0] == "martlet_client" and getattr(module, "ClientSettings", None) is ClientSettings:
             module.Settings = PatientSettings  # type: ignore[attr-defined]
     defaults = Producer.__init__.__kwdefaults__
     assert defaults is not None

@@ -15,6 +15,7 @@ from trio.testing import MockClock
 from martlet_client import (
     Admin,
     AverageByCircle,
+    ClientSettings,
     ConsistentHash,
     ConsumeFrom,
     Message,
@@ -25,7 +26,6 @@ from martlet_client import (
     PullConsumer,
     PushConsumer,
     ReceivedMessage,
-    Settings,
     SigningKey,
     Sql,
     aio,
@@ -363,28 +363,28 @@ OBJECTS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     ),
     "a list of name servers": (lambda: Admin(bad(["a:1"])), TypeError, "is of type list; .* join several with ';'"),
     "name server of bytes": (lambda: PullConsumer(bad(b"a:1"), "G"), TypeError, "name_server b'a:1' is of type bytes"),
-    "name server without a port": (lambda: Admin(Settings("nowhere")), ValueError, "'nowhere'"),
+    "name server without a port": (lambda: Admin(ClientSettings("nowhere")), ValueError, "'nowhere'"),
     "negative timeout": (
-        lambda: Settings("a:1", request_timeout_s=-1),
+        lambda: ClientSettings("a:1", request_timeout_s=-1),
         ValueError,
         "request_timeout_s -1 is out of range; it must be more than 0 seconds",
     ),
     "timeout None": (
-        lambda: Settings("a:1", close_timeout_s=bad(None)),
+        lambda: ClientSettings("a:1", close_timeout_s=bad(None)),
         TypeError,
         "close_timeout_s None is of type NoneType",
     ),
     "no pause between heartbeats": (
-        lambda: Settings("a:1", heartbeat_interval_s=0),
+        lambda: ClientSettings("a:1", heartbeat_interval_s=0),
         ValueError,
         "heartbeat_interval_s",
     ),
     "tls True": (
-        lambda: Settings("a:1", tls=bad(True)),
+        lambda: ClientSettings("a:1", tls=bad(True)),
         TypeError,
         r"tls True is of type bool; it must be SSLContext, for example ssl.create_default_context\(\)",
     ),
-    "client id of a number": (lambda: Settings("a:1", client_id=bad(5)), TypeError, "client_id 5 is of type int"),
+    "client id of a number": (lambda: ClientSettings("a:1", client_id=bad(5)), TypeError, "client_id 5 is of type int"),
     "producer without a group": (lambda: Producer("a:1", bad(None)), TypeError, "group None is of type NoneType"),
     "producer of an empty group": (lambda: Producer("a:1", ""), MessageRefused, "group is empty"),
     "negative retries": (lambda: Producer("a:1", "P", retries=-1), ValueError, "retries -1 is out of range"),
@@ -395,7 +395,7 @@ OBJECTS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "bodies of 0 bytes": (lambda: Producer("a:1", "P", body_bytes_max=0), ValueError, "body_bytes_max 0"),
     "group of bytes": (consumer(group=b"G"), TypeError, "group b'G' is of type bytes"),
     "half a surrogate pair as a client": (
-        lambda: Settings("a:1", client_id="\udcff"),
+        lambda: ClientSettings("a:1", client_id="\udcff"),
         ValueError,
         r"client_id '\\udcff' has half a surrogate pair",
     ),
@@ -488,7 +488,7 @@ def test_builtins_and_partials_may_listen() -> None:
 )
 def test_a_wrong_way_to_connect_or_clock_is_refused_at_once(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(TypeError, match=text):
-        Settings("a:1", **fields)
+        ClientSettings("a:1", **fields)
 
 
 def test_the_trio_client_says_that_asyncio_needs_another() -> None:

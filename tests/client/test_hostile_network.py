@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from martlet_client import ConsumeFrom, Message, Producer, ReceivedMessage, SendFailed, aio, consumption
-from martlet_client.consumption import ConsumedQueue, Limits, Work
+from martlet_client.consumption import CacheLimits, ConsumedQueue, Work
 from martlet_client.network import Network
 from martlet_client.pulling import Pulled, PullStatus, subscription_of
 from martlet_remoting.wire.packets import MessageQueue
@@ -90,7 +90,7 @@ def consumed(cluster: Cluster, offsets: SlowOffsets) -> ConsumedQueue:
 
     sink, _ = trio.open_memory_channel[Work](1000)
     network, subscription = Network(cluster.settings()), subscription_of("T", "*", 1)
-    limits = Limits(32, 1000, 1 << 20)
+    limits = CacheLimits(32, 1000, 1 << 20)
     return ConsumedQueue(network, "G", QUEUE, subscription, limits, offsets, begin, sink, is_clustering=True)
 
 

@@ -3,7 +3,7 @@
 import socket
 import time
 
-from martlet_client.identity import Identity, UniqueKeys, host_address
+from martlet_client.identity import ClientIdentity, UniqueKeys, host_address
 
 MID_MONTH_MS = int(time.mktime((2024, 5, 17, 13, 0, 0, 0, 0, -1)) * 1000)
 MONTH_START_MS = int(time.mktime((2024, 5, 1, 0, 0, 0, 0, 0, -1)) * 1000)
@@ -41,13 +41,13 @@ def test_clock_that_jumps_back_breaks_nothing() -> None:
 
 def test_keys_differ_within_a_millisecond_and_between_clients() -> None:
     clock = Stopped(MID_MONTH_MS)
-    one, two = Identity(clock), Identity(clock)
+    one, two = ClientIdentity(clock), ClientIdentity(clock)
     assert one.client_id != two.client_id
     assert len({identity.keys.next_key() for identity in (one, two) for _ in range(10_000)}) == 20_000
 
 
 def test_client_id_may_be_given() -> None:
-    assert Identity(Stopped(0), "billing-1").client_id == "billing-1"
+    assert ClientIdentity(Stopped(0), "billing-1").client_id == "billing-1"
 
 
 def test_host_has_an_address() -> None:

@@ -7,7 +7,7 @@ import trio
 import trustme
 from trio.testing import MockClock
 
-from martlet_client import Admin, Message, NameServerUnreachable, Producer, PushConsumer, Settings
+from martlet_client import Admin, ClientSettings, Message, NameServerUnreachable, Producer, PushConsumer
 from martlet_remoting.wire.codes import RequestCode
 
 from .fake import NAME_SERVER, Cluster, Connection
@@ -85,7 +85,7 @@ async def test_connections_are_encrypted_where_asked(
         cluster.nursery.start_soon(Connection(secret, answer).serve, cluster.nursery)
         return ours
 
-    settings = Settings(NAME_SERVER, tls=client, connect=connect, clock=cluster.clock)
+    settings = ClientSettings(NAME_SERVER, tls=client, connect=connect, clock=cluster.clock)
     async with Producer(settings, "P") as producer:
         if trusted:
             assert (await producer.send(Message("T", b"secret"))).queue.broker_name == "broker-a"
@@ -102,7 +102,7 @@ async def test_peer_of_another_protocol_is_named_by_its_first_bytes(
         nursery.start_soon(theirs.send_all, b"HTTP/1.1 400 Bad Request\r\n\r\n")
         return ours
 
-    async with Admin(Settings(NAME_SERVER, connect=connect)) as admin:
+    async with Admin(ClientSettings(NAME_SERVER, connect=connect)) as admin:
         with pytest.raises(
             NameServerUnreachable, match=r"speaks another protocol, its first bytes are b'HTTP/1.1 400 Ba"
         ):
@@ -115,7 +115,7 @@ async def test_peer_that_hangs_up_unanswered_may_require_tls(nursery: trio.Nurse
         nursery.start_soon(theirs.aclose)
         return ours
 
-    async with Admin(Settings(NAME_SERVER, connect=connect)) as admin:
+    async with Admin(ClientSettings(NAME_SERVER, connect=connect)) as admin:
         with pytest.raises(NameServerUnreachable, match="without an answer; it may require TLS"):
             await admin.cluster()
 
@@ -129,7 +129,7 @@ async def test_failed_handshake_closes_its_connection(autojump_clock: MockClock)
         await theirs.send_all(b"this is no TLS")
         return ours
 
-    async with Admin(Settings(NAME_SERVER, connect=connect, tls=ssl.create_default_context())) as admin:
+    async with Admin(ClientSettings(NAME_SERVER, connect=connect, tls=ssl.create_default_context())) as admin:
         with pytest.raises(NameServerUnreachable, match="TLS failed: WRONG_VERSION_NUMBER"):
             await admin.cluster()
         (theirs,) = opened

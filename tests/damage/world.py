@@ -47,7 +47,7 @@ from martlet_filter_sql92.plugin import Sql92Config, Sql92Plugin
 from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.plugin import MqttPlugin
 from martlet_mqtt.wire.codes import PacketType
-from martlet_mqtt.wire.packets import Ack, Connack, Connect, Publish, Subscription, Will
+from martlet_mqtt.wire.packets import Ack, Connack, Connect, FilterSubscription, Publish, Will
 from martlet_mqtt.wire.properties import Properties, Property
 from martlet_remoting.config import RemotingConfig
 from martlet_remoting.nameserver.config import NameServerConfig
@@ -287,7 +287,7 @@ async def _fill_mqtt(live: Live, label: str) -> None:
     taken = await device.messages(3)
     await device.acknowledge(taken[0])
     await member.acknowledge((await member.messages(3))[0])
-    await behind.subscribe(Subscription(f"r/{label}/#", 1, retain_handling=2))
+    await behind.subscribe(FilterSubscription(f"r/{label}/#", 1, retain_handling=2))
     device.wire.close()
     member.wire.close()
     behind.wire.close()

@@ -19,7 +19,7 @@ from martlet.delivery.catch_up import departures, sweep, sweeps
 from martlet.delivery.catch_up.departures import FILTERS_A_TURN
 from martlet.delivery.catch_up.sweep import Sweep
 from martlet.delivery.catch_up.sweeps import Sweeps
-from martlet.delivery.cursor import Cursor, Permit, Place
+from martlet.delivery.cursor import Cursor, CursorPlace, Permit
 from martlet.delivery.fanout import Encoding, parts
 from martlet.delivery.feed import Feed
 from martlet.delivery.routing.route_cache import RouteCache
@@ -74,7 +74,7 @@ async def settle(broker: Broker) -> None:
     await trio.testing.wait_all_tasks_blocked()
 
 
-def place(client: Client) -> Place:
+def place(client: Client) -> CursorPlace:
     return client.cursor.place
 
 
@@ -90,9 +90,9 @@ async def test_a_cursor_goes_from_its_position_over_to_the_tail() -> None:
         positions = [send(broker, "a" if n % 3 else "b", str(n), n % 2) for n in range(30)]
         await settle(broker)
         client = Client(feed, "a", position=positions[10])
-        assert place(client) is Place.BEHIND
+        assert place(client) is CursorPlace.BEHIND
         await settle(broker)
-        assert place(client) is Place.TAIL
+        assert place(client) is CursorPlace.TAIL
         assert client.wakes
         assert client.take() == [str(n) for n in range(10, 30) if n % 3]
         send(broker, "a", "live", 2)
@@ -199,7 +199,7 @@ async def test_cursors_with_many_filters_change_places_a_few_at_a_time(monkeypat
         await settle(broker)
         clients = [Client(feed, *[f"name {number}" for number in range(count)], position=0) for count in (4, 4, 4, 30)]
         await settle(broker)
-        assert {place(each) for each in clients} == {Place.TAIL}
+        assert {place(each) for each in clients} == {CursorPlace.TAIL}
         assert [each.take() for each in clients] == [["x"]] * 4
     assert sum(added) == 2 * 42
     assert set(added) <= {0, 4, 8, 30}
@@ -212,7 +212,7 @@ async def test_a_closed_cursor_with_many_filters_leaves_a_few_at_a_time() -> Non
         closed, other = Client(feed, *[f"name {number}" for number in range(count)]), Client(feed, "name 1")
         await settle(broker)
         closed.cursor.close()
-        assert (place(closed), len(feed), len(feed._tail)) == (Place.CLOSED, 1, count + 1)
+        assert (place(closed), len(feed), len(feed._tail)) == (CursorPlace.CLOSED, 1, count + 1)
         send(broker, "name 1", "x")
         await settle(broker)
         assert (closed.wakes, closed.cursor.has_pending, other.take()) == (0, False, ["x"])
@@ -247,9 +247,9 @@ async def test_a_filter_that_is_dropped_while_its_cursor_is_away_brings_nothing(
             send(broker, "a", f"{number:0100d}")
             broker.store.commit()
             await broker.store.wait_flushed(broker.store.appended)
-            if place(client) is Place.FULL:
+            if place(client) is CursorPlace.FULL:
                 break
-        assert place(client) is Place.FULL
+        assert place(client) is CursorPlace.FULL
         assert len(feed._tail) > 0  # not all filters have gone yet
         for each in ("a", "b", "c"):
             client.cursor.remove_filter(each)
@@ -260,7 +260,7 @@ async def test_a_filter_that_is_dropped_while_its_cursor_is_away_brings_nothing(
             send(broker, name, name)
         await settle(broker)
         client.take()
-        assert (client.bodies[-1], place(client), len(feed._tail)) == ("b", Place.TAIL, 1)
+        assert (client.bodies[-1], place(client), len(feed._tail)) == ("b", CursorPlace.TAIL, 1)
         assert not {"a", "c"} & set(client.bodies)
 
 
@@ -271,13 +271,13 @@ async def test_a_full_cursor_keeps_its_position_and_continues_when_it_is_collect
         for number in range(50):
             send(broker, "a", f"{number:0100d}")
             await settle(broker)
-        assert (place(slow), place(quick)) == (Place.FULL, Place.TAIL)
+        assert (place(slow), place(quick)) == (CursorPlace.FULL, CursorPlace.TAIL)
         assert slow.cursor._pending_bytes <= 2000
         for _ in range(50):
             slow.take()
             await settle(broker)
         assert [int(body) for body in slow.bodies] == list(range(50))
-        assert place(slow) is Place.TAIL
+        assert place(slow) is CursorPlace.TAIL
         assert len(quick.take()) == 50
 
 
@@ -290,7 +290,7 @@ async def test_cursors_that_have_much_together_are_full_early(monkeypatch: pytes
         for number in range(50):
             send(broker, "a", f"{number:0100d}")
             await settle(broker)
-        assert {place(each) for each in clients} == {Place.FULL}
+        assert {place(each) for each in clients} == {CursorPlace.FULL}
         assert 20_000 < feed.pending_bytes == sum(each.cursor._pending_bytes for each in clients) < 22_000
         clients.pop().cursor.close()
         for _ in range(50):
@@ -309,7 +309,7 @@ async def test_a_full_cursor_that_is_closed_keeps_the_position_of_what_was_not_c
         for number in range(50):
             positions.append(send(broker, "a", f"{number:0100d}"))
             await settle(broker)
-        assert place(slow) is Place.FULL
+        assert place(slow) is CursorPlace.FULL
         slow.cursor.close()
         assert slow.cursor.position == positions[0]
 
@@ -321,20 +321,20 @@ async def test_a_full_cursor_at_the_tail_drops_what_may_be_dropped_and_waits_for
         for number in range(40):
             send(broker, "a", f"{number:0100d}")
             await settle(broker)
-        assert place(slow) is Place.TAIL
+        assert place(slow) is CursorPlace.TAIL
         kept = len(slow.take())
         assert 0 < kept < 40
         assert (slow.cursor.dropped, slow.cursor.position) == (40 - kept, broker.store.readable)
         for number in range(40, 80):
             send(broker, "a" if number < 70 else "b", f"{number:0100d}")
             await settle(broker)
-        assert place(slow) is Place.FULL
+        assert place(slow) is CursorPlace.FULL
         for _ in range(20):
             slow.take()
             await settle(broker)
         assert [int(body) for body in slow.bodies][-10:] == list(range(70, 80))
         assert slow.cursor.dropped + len(slow.bodies) == 80
-        assert place(slow) is Place.TAIL
+        assert place(slow) is CursorPlace.TAIL
 
 
 async def test_its_position_is_that_of_the_first_message_not_collected() -> None:
@@ -419,7 +419,7 @@ async def test_filters_that_a_paused_cursor_gets_begin_where_it_is() -> None:
         await settle(broker)
         assert client.take() == ["3", "4"]
         client.cursor.resume()
-        assert place(client) is Place.TAIL
+        assert place(client) is CursorPlace.TAIL
 
 
 async def test_what_retention_removed_is_skipped() -> None:
@@ -521,7 +521,7 @@ def test_every_cursor_gets_what_it_wants_once_and_in_order_whatever_happens(
                     client.take()
                 await settle(broker)
             for client, position, text in clients:
-                assert place(client) is Place.TAIL
+                assert place(client) is CursorPlace.TAIL
                 wanted = [p for p, name in sent if p >= position and WANTED[text](name)]
                 assert client.positions == wanted
 
@@ -605,7 +605,7 @@ async def test_a_filter_that_is_added_during_a_sweep_gets_messages_published_fro
             send(broker, "ab"[number % 2], str(number))
         await settle(broker)
         client = Client(feed, "a", position=0)
-        places: list[Place] = []
+        places: list[CursorPlace] = []
 
         def add() -> None:
             if not places:
@@ -615,7 +615,7 @@ async def test_a_filter_that_is_added_during_a_sweep_gets_messages_published_fro
         client.cursor.wake = add
         while not places:
             await trio.lowlevel.checkpoint()
-        assert places == [Place.SWEPT]
+        assert places == [CursorPlace.SWEPT]
         send(broker, "b", "new")
         await settle(broker)
         assert client.take() == [*(str(number) for number in range(0, 64, 2)), "new"]
@@ -705,19 +705,19 @@ class NamePermit:
         return name != self.denied
 
 
-@pytest.mark.parametrize("place_of", [Place.TAIL, Place.SWEPT])
-async def test_permissions_of_very_many_cursors_are_checked_in_several_turns(place_of: Place) -> None:
+@pytest.mark.parametrize("place_of", [CursorPlace.TAIL, CursorPlace.SWEPT])
+async def test_permissions_of_very_many_cursors_are_checked_in_several_turns(place_of: CursorPlace) -> None:
     async with broker_in_memory() as broker:
         feed, permit = feed_of(broker), NamePermit()
         broker.cursors.asks = lambda: True
         permit.denied = "secret"
         start = None
-        if place_of is Place.SWEPT:
+        if place_of is CursorPlace.SWEPT:
             start = send(broker, "secret", "hidden")
             send(broker, "a", "one")
             await settle(broker)
         clients = [Client(feed, "#", position=start, permit=permit) for _ in range(4 * RECEIVERS_A_SLICE)]
-        if place_of is Place.TAIL:
+        if place_of is CursorPlace.TAIL:
             send(broker, "secret", "hidden")
             send(broker, "a", "one")
             broker.store.commit()
@@ -758,7 +758,7 @@ async def test_a_sweep_of_very_many_cursors_takes_several_turns() -> None:
         await settle(broker)
         clients = [Client(feed, "#", position=position) for _ in range(2 * RECEIVERS_A_SLICE)]
         counts = [0]
-        while any(place(client) is not Place.TAIL for client in clients):
+        while any(place(client) is not CursorPlace.TAIL for client in clients):
             await trio.lowlevel.checkpoint()
             counts.append(sum(client.wakes > 0 for client in clients))
         assert max(new - old for old, new in pairwise(counts)) <= RECEIVERS_A_SLICE
@@ -812,13 +812,13 @@ async def test_a_cursor_that_was_full_gets_new_messages_after_those_that_it_miss
         for number in range(30):
             send(broker, "a", f"{number:0100d}")
             await settle(broker)
-        assert place(client) is Place.FULL
+        assert place(client) is CursorPlace.FULL
         client.take()
         for _ in range(1000):
             await trio.lowlevel.checkpoint()
-            if place(client) is Place.SWEPT:
+            if place(client) is CursorPlace.SWEPT:
                 break
-        assert place(client) is Place.SWEPT
+        assert place(client) is CursorPlace.SWEPT
         send(broker, "a", f"{30:0100d}")
         broker.store.commit()
         broker.store.flusher.flush_now()

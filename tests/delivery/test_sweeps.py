@@ -15,9 +15,9 @@ from martlet.delivery.catch_up import sweep, sweeps
 from martlet.delivery.catch_up.sweep import Sweep
 from martlet.delivery.catch_up.sweep_turns import SweepTurns
 from martlet.delivery.catch_up.sweeps import SWEEPS_MAX, Sweeps, distance_class
-from martlet.delivery.cursor import Place
+from martlet.delivery.cursor import CursorPlace
 from martlet.delivery.tail_reader import READ_AGAIN_S
-from martlet.groups.queues.finder import Finder, Names
+from martlet.groups.queues.finder import Finder, MessageSelection
 
 COUNT = 1500
 
@@ -43,7 +43,7 @@ def numbers(start: int, end: int = COUNT) -> list[str]:
 
 
 async def until_at_tail(client: Client) -> None:
-    while place(client) is not Place.TAIL:
+    while place(client) is not CursorPlace.TAIL:
         await trio.lowlevel.checkpoint()
 
 
@@ -55,7 +55,7 @@ async def test_a_cursor_that_is_nearly_at_the_tail_does_not_wait_for_one_far_beh
         clients = [Client(feed, "#", position=each) for each in (starts if far_first else starts[::-1])]
         far, near = clients if far_first else clients[::-1]
         await until_at_tail(near)
-        assert place(far) is Place.SWEPT
+        assert place(far) is CursorPlace.SWEPT
         assert feed.catch_up.viewed <= 40 * 2 + 100
         assert near.take() == numbers(COUNT - 40)
         await settle(broker)
@@ -67,7 +67,7 @@ async def test_one_far_behind_gets_on_though_others_return_again_and_again() -> 
         feed, positions = feed_of(broker), await filled(broker)
         far, near = Client(feed, "#", position=0), Client(feed, "#", position=positions[-40])
         returned = 0
-        while place(far) is not Place.TAIL:
+        while place(far) is not CursorPlace.TAIL:
             await until_at_tail(near)
             near.cursor.close()
             near = Client(feed, "#", position=positions[-40])
@@ -106,7 +106,7 @@ async def test_a_name_is_followed_by_its_code_though_others_sweep_everything() -
         feed, _ = feed_of(broker), await filled(broker, names=100)
         everything, name = Client(feed, "#", position=0), Client(feed, "n7", position=0)
         await until_at_tail(name)
-        assert place(everything) is Place.SWEPT
+        assert place(everything) is CursorPlace.SWEPT
         assert feed.catch_up.viewed < COUNT / 4
         assert name.take() == [str(number) for number in range(7, COUNT, 100)]
         await settle(broker)
@@ -141,11 +141,11 @@ async def test_sweeps_that_meet_go_on_as_one(monkeypatch: pytest.MonkeyPatch) ->
         assert behind.swept_to == ahead.swept_to
         await feed.go_on(ahead)
         assert ahead.is_over
-        assert place(near) is Place.BEHIND
+        assert place(near) is CursorPlace.BEHIND
         while not behind.is_over:
             await feed.go_on(behind)
         assert feed.catch_up.viewed == COUNT + 3 * 8
-        assert (place(far), place(near)) == (Place.TAIL, Place.TAIL)
+        assert (place(far), place(near)) == (CursorPlace.TAIL, CursorPlace.TAIL)
         assert (far.take(), near.take()) == (numbers(0), numbers(COUNT - 100))
 
 
@@ -165,7 +165,7 @@ async def test_a_feed_whose_last_cursor_is_closed_in_a_sweep_begins_anew() -> No
     async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:
         feed, _ = feed_of(broker), await filled(broker)
         client = Client(feed, "#", position=0)
-        while place(client) is not Place.SWEPT:
+        while place(client) is not CursorPlace.SWEPT:
             await trio.lowlevel.checkpoint()
         client.cursor.close()
         again = Client(feed, "#", position=0)
@@ -198,7 +198,7 @@ async def test_a_shared_group_that_is_far_behind_does_not_keep_others_waiting() 
     async with broker_in_memory(flush="sync", segment_bytes=1 << 22) as broker:
         feed, positions = feed_of(broker), await filled(broker)
         woken: list[None] = []
-        finder = Finder(Names(feed, "#"), "t", 0, lambda: woken.append(None))
+        finder = Finder(MessageSelection(feed, "#"), "t", 0, lambda: woken.append(None))
         finder.go_on()
         while not woken:
             await trio.lowlevel.checkpoint()
@@ -246,7 +246,7 @@ async def test_a_cursor_that_was_paused_at_the_end_follows_the_tail_from_there()
         client = Client(feed, position=broker.store.appended, is_paused=True)
         client.cursor.add_filter("a")
         client.cursor.resume()
-        assert (place(client), client.wakes) == (Place.TAIL, 1)
+        assert (place(client), client.wakes) == (CursorPlace.TAIL, 1)
         send(broker, "a", "new")
         await settle(broker)
         assert client.take() == ["new"]
@@ -259,6 +259,6 @@ async def test_cursors_beyond_the_readable_end_need_one_sweep() -> None:
         planned = Sweeps(lambda start: pytest.fail(f"a sweep begins at {start}"))
         for number, client in enumerate(clients):
             client.cursor.close()
-            client.cursor.move_to(Place.BEHIND, 5000 * (number + 1))
+            client.cursor.move_to(CursorPlace.BEHIND, 5000 * (number + 1))
             planned.waiting.add(client.cursor)
         assert planned._starts(1000) == [5000]

@@ -14,7 +14,7 @@ def evaluate(node: p.Node, values: Values) -> p.Value:
     match node:
         case p.Constant(value):
             return value
-        case p.Property(name):
+        case p.PropertyReference(name):
             return values.get(name)
         case p.Negate(operand):
             return fit(minus(to_number(evaluate(operand, values))))
@@ -46,7 +46,7 @@ def evaluate(node: p.Node, values: Values) -> p.Value:
 
 def condition(node: p.Node, values: Values) -> bool | None:
     value = evaluate(node, values)
-    if isinstance(node, p.Property):
+    if isinstance(node, p.PropertyReference):
         return None if value is None else str(value).lower() == "true"
     assert value is None or isinstance(value, bool)
     return value

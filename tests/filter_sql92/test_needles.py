@@ -13,13 +13,13 @@ from martlet.message import Message
 from martlet.records.codec import encode_record
 from martlet_filter_sql92.compiler import compile_tree
 from martlet_filter_sql92.needles import HITS_MAX, NEEDLES_MAX, compile_needle, needle_of
-from martlet_filter_sql92.parser import Limits, parse
+from martlet_filter_sql92.parser import ExpressionLimits, parse
 from martlet_filter_sql92.values import END, Values
 
 from .table import cases
 from .test_reference import conditions, messages
 
-LIMITS = Limits(1 << 20, 1 << 10, 1 << 20)
+LIMITS = ExpressionLimits(1 << 20, 1 << 10, 1 << 20)
 
 
 def stored(properties: dict[str, str], *, separated: bool = True) -> bytes:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from martlet_filter_sql92.compiler import compile_tree
 from martlet_filter_sql92.like import compile_like
-from martlet_filter_sql92.parser import Limits, Node, parse
+from martlet_filter_sql92.parser import ExpressionLimits, Node, parse
 
 from . import reference
 
@@ -83,7 +83,7 @@ def both(tree: Node, values: dict[str, str]) -> tuple[bool | None, bool | None]:
 
 @given(conditions, st.lists(messages, min_size=1, max_size=5))
 def test_a_compiled_condition_says_what_the_rules_say(text: str, found: list[dict[str, str]]) -> None:
-    tree = parse(text, Limits(1 << 20, 1 << 10, 1 << 20))
+    tree = parse(text, ExpressionLimits(1 << 20, 1 << 10, 1 << 20))
     for values in found:
         compiled, plain = both(tree, values)
         assert compiled is plain, (text, values)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from martlet.contracts import RecordView
 from martlet.message import Message
 from martlet.records.codec import encode_filler, encode_record
-from martlet_filter_sql92.compiler import Source, compile_tree
+from martlet_filter_sql92.compiler import PropertySource, compile_tree
 from martlet_filter_sql92.needles import compile_needle
 from martlet_filter_sql92.parser import parse
 from martlet_filter_sql92.values import EVALUATED_MAX, KEPT_BYTES_MAX, PIECE_BYTES, VERDICTS_MAX, Values, values_of
@@ -99,7 +99,7 @@ def test_a_body_hides_no_property_behind_it() -> None:
 def test_each_value_is_evaluated_once() -> None:
     calls: list[str | None] = []
 
-    def truth(record: Source) -> bool:
+    def truth(record: PropertySource) -> bool:
         calls.append(record.property("a"))
         return False
 

@@ -15,7 +15,7 @@ from martlet.errors import LocalProtocolError
 from martlet.groups.handing_out.receivers import PARKED_MAX
 from martlet.groups.member import Member
 from martlet.groups.membership import Membership
-from martlet.groups.queues.finder import Names
+from martlet.groups.queues.finder import MessageSelection
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.message import Message
 from martlet.records.layout import RecordView
@@ -165,7 +165,7 @@ async def test_a_message_that_retention_removed_is_settled() -> None:
 async def test_names_and_choices_exclude_each_other() -> None:
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)
-        names = Names(broker.cursors.open(["t"]), "a")
+        names = MessageSelection(broker.cursors.open(["t"]), "a")
         with pytest.raises(LocalProtocolError):
             Membership(lease_s=1, names=names, takes=of_colour("red"))
 

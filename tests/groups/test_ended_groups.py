@@ -13,7 +13,7 @@ from martlet.groups.group import SharedGroup
 from martlet.groups.leases.table import LeaseTable
 from martlet.groups.member import Member
 from martlet.groups.membership import Membership
-from martlet.groups.queues.finder import Names
+from martlet.groups.queues.finder import MessageSelection
 from martlet.groups.queues.group_queue import GroupQueue
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.testing.peers import RecordingPeer
@@ -33,7 +33,7 @@ async def test_a_group_leaves_nothing_once_its_members_have_left(
         broker.topics.ensure("t", 2)
         before = len(left())
         policy = None if kind == "consumer group" else GroupPolicy("tested")
-        names = Names(broker.cursors.open(["t"]), "#") if kind == "by names" else None
+        names = MessageSelection(broker.cursors.open(["t"]), "#") if kind == "by names" else None
         member = broker.shared_groups.join(
             RecordingPeer(), "t", "G", LINES, Membership(lease_s=30, credit=9, start=from_earliest, names=names), policy
         )

@@ -14,7 +14,7 @@ from martlet.errors import Refused
 from martlet.groups.journal.journal_writer import DROPS_A_TURN
 from martlet.groups.member import Member
 from martlet.groups.membership import Membership
-from martlet.groups.queues.finder import Names
+from martlet.groups.queues.finder import MessageSelection
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.runtime.steps import finish_now
 from martlet.settings import DeliveryConfig
@@ -102,7 +102,12 @@ async def calls_of_a_publish(groups: int, *, is_wanted: bool) -> int:
         feed, peers = broker.cursors.open(["t"]), [RecordingPeer() for _ in range(groups)]
         members = [
             broker.shared_groups.join(
-                peer, "t", f"a{i}/+", LINES, Membership(lease_s=30, credit=9, names=Names(feed, f"a{i}/+")), POLICY
+                peer,
+                "t",
+                f"a{i}/+",
+                LINES,
+                Membership(lease_s=30, credit=9, names=MessageSelection(feed, f"a{i}/+")),
+                POLICY,
             )
             for i, peer in enumerate(peers)
         ]
@@ -131,7 +136,12 @@ async def test_groups_that_come_back_together_read_the_log_once() -> None:
 
     def join(broker: Broker, feed: Feed, number: int) -> Member:
         return broker.shared_groups.join(
-            RecordingPeer(), "t", f"{number}/#", LINES, Membership(lease_s=30, names=Names(feed, f"{number}/#")), POLICY
+            RecordingPeer(),
+            "t",
+            f"{number}/#",
+            LINES,
+            Membership(lease_s=30, names=MessageSelection(feed, f"{number}/#")),
+            POLICY,
         )
 
     async with broker_in_memory(disk) as broker:
@@ -158,7 +168,12 @@ async def test_a_group_without_members_holds_no_messages_and_finds_them_for_the_
 
         def join() -> Member:
             return broker.shared_groups.join(
-                RecordingPeer(), "t", "g", LINES, Membership(lease_s=30, credit=9, names=Names(feed, "a/+")), POLICY
+                RecordingPeer(),
+                "t",
+                "g",
+                LINES,
+                Membership(lease_s=30, credit=9, names=MessageSelection(feed, "a/+")),
+                POLICY,
             )
 
         one = join()
@@ -195,7 +210,7 @@ async def test_a_group_that_takes_some_names_counts_with_all_queues() -> None:
         feed = broker.cursors.open(["t"])
 
         def join(group: str) -> Member:
-            names = Names(feed, "#")
+            names = MessageSelection(feed, "#")
             return broker.shared_groups.join(
                 RecordingPeer(), "t", group, LINES, Membership(lease_s=30, names=names), POLICY
             )
@@ -213,7 +228,7 @@ async def test_groups_count_with_all_queues_of_all_their_topics() -> None:
         feed = broker.cursors.open(["t", "u"])
 
         def join(group: str, topic: str) -> Member:
-            names = Names(feed, "#")
+            names = MessageSelection(feed, "#")
             return broker.shared_groups.join(
                 RecordingPeer(), topic, group, LINES, Membership(lease_s=30, names=names), POLICY
             )

@@ -21,7 +21,7 @@ from martlet.errors import Refused
 from martlet.groups.journal.journal_codec import Key
 from martlet.groups.member import Member
 from martlet.groups.membership import Membership
-from martlet.groups.queues.finder import Names
+from martlet.groups.queues.finder import MessageSelection
 from martlet.groups.strategy.policy import AUTO_DELETE, OWNS_TOPIC, GroupPolicy
 from martlet.message import Message
 from martlet.runtime.steps import finish_now
@@ -67,7 +67,7 @@ def join(
 ) -> Member:
     if broker.topics.get(topic) is None:
         broker.topics.ensure(topic, 1)
-    names = Names(feed, "a/#") if feed is not None else None
+    names = MessageSelection(feed, "a/#") if feed is not None else None
     return broker.shared_groups.join(
         RecordingPeer(),
         topic,

@@ -19,13 +19,13 @@ from martlet_mqtt.wire.packets import (
     Connack,
     Connect,
     Disconnect,
+    FilterSubscription,
     Packet,
     Pingreq,
     Pingresp,
     Publish,
     Suback,
     Subscribe,
-    Subscription,
     Unsuback,
     Unsubscribe,
     Will,
@@ -70,7 +70,7 @@ def examples(version: int) -> list[Packet]:
     def given(values: Properties) -> Properties:
         return values if is_newest else NO_PROPERTIES
 
-    subscription = Subscription("h/+", 1, is_newest, is_newest, 1 if is_newest else 0)
+    subscription = FilterSubscription("h/+", 1, is_newest, is_newest, 1 if is_newest else 0)
     user = given(Properties({}, (("colour", "red"),)))
     last_words = Will("h/will", b"will", 1, False, given(Properties(will)))
     found: list[Packet] = [
@@ -82,7 +82,7 @@ def examples(version: int) -> list[Packet]:
             Ack(kind, 9, 0x92 if is_newest and kind in (PacketType.PUBREL, PacketType.PUBCOMP) else 0, user)
             for kind in (PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBREL, PacketType.PUBCOMP)
         ),
-        Subscribe(10, (subscription, Subscription("h/#", 2)), given(Properties({}, (), (5,)))),
+        Subscribe(10, (subscription, FilterSubscription("h/#", 2)), given(Properties({}, (), (5,)))),
         Unsubscribe(11, ("h/+", "h/none"), user),
         Pingreq(),
         Disconnect(0, user if is_newest else NO_PROPERTIES),

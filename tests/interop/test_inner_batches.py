@@ -6,6 +6,7 @@ from tests.client.listening import PATIENCE_S, Listener, wait_until
 
 from martlet_client import (
     Admin,
+    ClientSettings,
     ConsumeFrom,
     Message,
     Outcome,
@@ -13,7 +14,6 @@ from martlet_client import (
     PullConsumer,
     PushConsumer,
     ReceivedMessage,
-    Settings,
 )
 
 from .store_exchange import RealBroker
@@ -22,7 +22,7 @@ from .test_python_client import patient
 COUNT = 31
 
 
-async def fill(settings: Settings) -> None:
+async def fill(settings: ClientSettings) -> None:
     """Create the topic with one queue, and send three batches of ten and one message."""
     async with Admin(settings) as admin:
         await admin.create_topic("Batches", queues=1, attributes="+queue.type=BatchCQ")

@@ -14,6 +14,7 @@ from tests.client.listening import PATIENCE_S, Listener, wait_for, wait_until
 
 from martlet_client import (
     Admin,
+    ClientSettings,
     ConsumeFrom,
     Message,
     MessageModel,
@@ -29,7 +30,6 @@ from martlet_client import (
     RouteNotFound,
     SendFailed,
     SendStatus,
-    Settings,
     select_by_hash,
 )
 from martlet_remoting.wire.codes import RequestCode
@@ -44,9 +44,9 @@ from .process import eventually
 Name = Callable[[str], str]
 
 
-def patient(target: Target) -> Settings:
+def patient(target: Target) -> ClientSettings:
     """Settings of clients that wait for an answer: 3 s are too short when a busy machine stalls."""
-    return Settings(
+    return ClientSettings(
         target.name_server, request_timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S, close_timeout_s=PATIENCE_S
     )
 

@@ -12,9 +12,9 @@ import trio
 from tests.client.listening import PATIENCE_S, wait_for
 
 from martlet_client import (
+    ClientSettings,
     Message,
     ReceivedMessage,
-    Settings,
     TransactionProducer,
     TransactionState,
 )
@@ -159,7 +159,7 @@ async def sell(name_server: str, group: str, topic: str, enough: Callable[[set[s
     def execute(message: Message, key: str) -> TransactionState:
         return STATES[message.properties["local"]]
 
-    settings = Settings(name_server, request_timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S)
+    settings = ClientSettings(name_server, request_timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S)
     async with TransactionProducer(settings, group, check, send_timeout_s=PATIENCE_S) as producer:
         for kind in (f"{local} then {check}" for local in OUTCOMES for check in OUTCOMES):
             brokers = set()

@@ -12,7 +12,7 @@ import pytest
 import trio
 from tests.users_plugin import users_plugin
 
-from martlet_client import Admin, BrokerError, Message, Producer, SendFailed, Settings
+from martlet_client import Admin, BrokerError, ClientSettings, Message, Producer, SendFailed
 from martlet_client.blocking import Admin as BlockingAdmin
 from martlet_remoting.wire.signatures import SigningKey
 
@@ -155,8 +155,8 @@ def test_the_code_is_rocketmqs_and_the_remark_says_why(
 def test_the_python_client_signs(target: RocketMQ | Martlet, name: Name) -> None:
     topic = name("python")
 
-    def settings(user: SigningKey | None) -> Settings:
-        return Settings(target.name_server, request_timeout_s=60, connect_timeout_s=60, signing_key=user)
+    def settings(user: SigningKey | None) -> ClientSettings:
+        return ClientSettings(target.name_server, request_timeout_s=60, connect_timeout_s=60, signing_key=user)
 
     async def talk() -> None:
         async with Admin(settings(key(ANN))) as admin:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.mqtt.mqtt_talk import Talk
 
 from martlet_mqtt.wire.codes import PacketType
-from martlet_mqtt.wire.packets import Ack, Connack, Connect, Disconnect, Publish, Suback, Subscribe, Subscription
+from martlet_mqtt.wire.packets import Ack, Connack, Connect, Disconnect, FilterSubscription, Publish, Suback, Subscribe
 from martlet_mqtt.wire.properties import Properties, Property
 
 NAMES = ("a/1", "a/2", "b/1/c", "b/2")
@@ -121,7 +121,7 @@ class Receiver:
         assert answer.reason == 0, answer
         if not answer.session_present:
             self._ids.clear()
-        await talk.send(Subscribe(1, tuple(Subscription(each, 2) for each in self.filters)))
+        await talk.send(Subscribe(1, tuple(FilterSubscription(each, 2) for each in self.filters)))
 
     async def run(self, talk: Talk) -> None:
         """Take messages until the connection ends."""

@@ -22,13 +22,13 @@ from martlet_mqtt.wire.packets import (
     Connack,
     Connect,
     Disconnect,
+    FilterSubscription,
     Packet,
     Pingreq,
     Pingresp,
     Publish,
     Suback,
     Subscribe,
-    Subscription,
     Unsuback,
     Unsubscribe,
 )
@@ -96,9 +96,9 @@ class Talk:
         found, self._came = self._came, []
         return found
 
-    async def subscribe(self, *filters: str | Subscription, qos: int = 2, identifier: int = 0) -> tuple[int, ...]:
+    async def subscribe(self, *filters: str | FilterSubscription, qos: int = 2, identifier: int = 0) -> tuple[int, ...]:
         """Subscribe to *filters*, and return the codes of the answer."""
-        wanted = [each if isinstance(each, Subscription) else Subscription(each, qos) for each in filters]
+        wanted = [each if isinstance(each, FilterSubscription) else FilterSubscription(each, qos) for each in filters]
         properties = Properties({}, (), (identifier,)) if identifier else NO_PROPERTIES
         await self.send(Subscribe(99, tuple(wanted), properties))
         answer = await self.expect(Suback)

@@ -11,13 +11,13 @@ from martlet_mqtt.wire.packets import (
     Connack,
     Connect,
     Disconnect,
+    FilterSubscription,
     Packet,
     Pingreq,
     Pingresp,
     Publish,
     Suback,
     Subscribe,
-    Subscription,
     Unsuback,
     Unsubscribe,
     Will,
@@ -65,7 +65,7 @@ def packets(version: int) -> st.SearchStrategy[Packet]:
 
     wills = st.builds(Will, TEXTS, DATA, st.integers(0, 2), st.booleans(), properties(WILL, version))
     subscriptions = st.builds(
-        Subscription,
+        FilterSubscription,
         TEXTS,
         st.integers(0, 2),
         st.booleans() if is_newest else st.just(False),

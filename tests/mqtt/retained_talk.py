@@ -9,7 +9,7 @@ from tests.mqtt.mqtt_talk import V5, Running, Talk
 from martlet.contracts import Identity, RecordView
 from martlet.testing.disk import FakeDisk
 from martlet_mqtt.shared.storing import store
-from martlet_mqtt.wire.packets import Connack, Connect, Publish, Suback, Subscribe, Subscription
+from martlet_mqtt.wire.packets import Connack, Connect, FilterSubscription, Publish, Suback, Subscribe
 from martlet_mqtt.wire.properties import Properties, Property
 
 HOST = bytes(8)
@@ -85,7 +85,7 @@ async def come_back(mqtt: Running, *filters: str) -> list[tuple[bytes, bool]]:
     talk = mqtt.open()
     await talk.send(
         Connect("c", V5, False, properties=Properties({Property.SESSION_EXPIRY: 1000})),
-        Subscribe(1, tuple(Subscription(each, 1) for each in filters or ("a",))),
+        Subscribe(1, tuple(FilterSubscription(each, 1) for each in filters or ("a",))),
     )
     assert (await talk.expect(Connack)).session_present
     await talk.expect(Suback)

@@ -13,7 +13,7 @@ from martlet.contracts import Identity
 from martlet.sessions.session import Session
 from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.wire.codes import PacketType, ReasonCode
-from martlet_mqtt.wire.packets import Ack, Connack, Connect, Disconnect, Packet, Publish, Subscription, Will
+from martlet_mqtt.wire.packets import Ack, Connack, Connect, Disconnect, FilterSubscription, Packet, Publish, Will
 from martlet_mqtt.wire.properties import Properties, Property
 
 DENIED = ReasonCode.NOT_AUTHORIZED
@@ -406,7 +406,7 @@ async def test_a_group_needs_the_permission_for_its_filter_and_for_itself(tmp_pa
 
 async def test_a_member_that_may_no_longer_take_part_is_disconnected(room: Room) -> None:
     bob, ann = await room.connect("bob"), await room.connect("ann")
-    await bob.subscribe(Subscription("$share/g/a/#", 1))
+    await bob.subscribe(FilterSubscription("$share/g/a/#", 1))
     room.users.write(ann=ALL, bob="read mqtt/a/#")
     await ann.publish("a/1", b"x", 1)
     assert reason_of(await bob.closed()) == DENIED

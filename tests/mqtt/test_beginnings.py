@@ -17,11 +17,11 @@ from martlet_mqtt.wire.packets import (
     Connack,
     Connect,
     Disconnect,
+    FilterSubscription,
     Pingreq,
     Pingresp,
     Publish,
     Subscribe,
-    Subscription,
 )
 from martlet_mqtt.wire.properties import Properties, Property
 
@@ -56,7 +56,7 @@ async def test_what_is_published_before_in_the_same_segment_is_not_live(
         await other.subscribe("a/b", qos=1)
         await me.send(
             Publish("a/b", b"before", 1, packet_id=1),
-            Subscribe(2, (Subscription(topic_filter, qos),)),
+            Subscribe(2, (FilterSubscription(topic_filter, qos),)),
             Publish("a/b", b"after", 1, packet_id=3),
         )
         await third.publish("a/b", b"end", 1)
@@ -74,7 +74,7 @@ async def test_what_was_retained_before_comes_once_as_retained_or_not_at_all(
         me, other = await mqtt.connect("me"), await mqtt.connect("other")
         await me.send(
             Publish("a/b", b"kept", 1, packet_id=1, retain=True),
-            Subscribe(2, (Subscription(topic_filter, 1, retain_handling=handling),)),
+            Subscribe(2, (FilterSubscription(topic_filter, 1, retain_handling=handling),)),
         )
         came = [
             packet for packet in [await me.receive() for _ in range(2 + (handling < 2))] if isinstance(packet, Publish)
@@ -87,7 +87,7 @@ async def test_what_was_retained_before_comes_once_as_retained_or_not_at_all(
 async def behind(mqtt: Running, backlog: int, received: int) -> Talk:
     """Return a client that returns to a session with filters of QoS 0 and 1, *backlog* messages behind."""
     me, other = await mqtt.connect("me", expiry_s=100), await mqtt.connect("other")
-    await me.subscribe(Subscription("kept", 1), Subscription("live/#", 0))
+    await me.subscribe(FilterSubscription("kept", 1), FilterSubscription("live/#", 0))
     await me.disconnect()
     for number in range(backlog):
         await other.publish("kept", b"%d" % number, 1)
@@ -189,7 +189,7 @@ async def test_a_new_filter_of_a_session_behind_brings_nothing_from_before_it_to
         me, other = await behind(mqtt, 30, 5), await mqtt.connect("other")
         await other.publish("new/x", b"before", 1)
         await before(mqtt, me, other)
-        await me.subscribe(Subscription("new/#", 1, retain_handling=2))
+        await me.subscribe(FilterSubscription("new/#", 1, retain_handling=2))
         await change(mqtt, me, other)
         await other.publish("new/x", b"after", 1)
         await leave(me)
@@ -223,7 +223,7 @@ async def test_a_session_that_returns_gets_what_was_retained_before_a_new_filter
     async with mqtt_broker(tmp_path, store=store) as mqtt:
         me, other = await behind(mqtt, 30, 5), await mqtt.connect("other")
         await other.publish("new/x", b"kept", 1, retain=True)
-        await me.subscribe(Subscription("new/#", 1, retain_handling=handling))
+        await me.subscribe(FilterSubscription("new/#", 1, retain_handling=handling))
         await other.publish("new/x", b"after", 1)
         await leave(me)
         await other.publish("new/x", b"later", 1)
@@ -235,11 +235,11 @@ async def test_a_filter_that_is_repeated_before_it_begins_keeps_its_beginning(tm
     async with mqtt_broker(tmp_path, store=SYNC) as mqtt:
         me, other = await behind(mqtt, 30, 5), await mqtt.connect("other")
         await other.publish("new/x", b"before", 1, retain=True)
-        await me.subscribe(Subscription("new/#", 1, retain_handling=2))
+        await me.subscribe(FilterSubscription("new/#", 1, retain_handling=2))
         await other.publish("new/x", b"after", 1)
         await leave(me)
         me = await again(mqtt, 5)
-        await me.subscribe(Subscription("new/#", 1, retain_handling=handling))
+        await me.subscribe(FilterSubscription("new/#", 1, retain_handling=handling))
         await leave(me)
         await other.publish("new/x", b"later", 1)
         assert sorted(await the_rest(mqtt, await again(mqtt))) == sorted(LIVE + [(b"before", True)] * (handling == 0))
@@ -285,7 +285,7 @@ async def test_what_is_published_before_in_the_segment_of_a_client_that_leaves_a
     async with mqtt_broker(tmp_path, store=SYNC) as mqtt:
         me = await mqtt.connect("me", expiry_s=100)
         await me.send(
-            Publish("kept", b"before", 1, packet_id=1), Subscribe(2, (Subscription("kept", 1),)), Disconnect()
+            Publish("kept", b"before", 1, packet_id=1), Subscribe(2, (FilterSubscription("kept", 1),)), Disconnect()
         )
         await me.closed()
         assert await the_rest(mqtt, await again(mqtt)) == []

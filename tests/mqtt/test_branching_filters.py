@@ -13,7 +13,7 @@ from martlet.delivery.cursor import Cursor
 from martlet.delivery.routing.division import RECORDS_AT_ONCE, STEPS_A_SLICE
 from martlet.delivery.routing.route_cache import RouteCache
 from martlet_mqtt.wire.codec import encode_packet
-from martlet_mqtt.wire.packets import Ack, Publish, Suback, Subscribe, Subscription
+from martlet_mqtt.wire.packets import Ack, FilterSubscription, Publish, Suback, Subscribe
 
 LEVELS = 9
 # A name fits every branch, up to its last level, which none has.
@@ -61,7 +61,7 @@ def publishes(qos: int) -> bytes:
 
 
 async def watch(talk: Talk, qos: int) -> None:
-    await talk.send(Subscribe(1, tuple(Subscription(each, qos) for each in [*FILTERS, "last"])))
+    await talk.send(Subscribe(1, tuple(FilterSubscription(each, qos) for each in [*FILTERS, "last"])))
     assert len((await talk.expect(Suback)).codes) == len(FILTERS) + 1
 
 
@@ -81,11 +81,11 @@ async def test_one_name_that_fits_filters_of_many_clients_is_matched_in_several_
     async with mqtt_broker(tmp_path) as mqtt:
         for start in range(0, len(filters), 1000):
             talk = await mqtt.connect(f"c{start}", V5)
-            some = tuple(Subscription(each) for each in filters[start : start + 1000])
+            some = tuple(FilterSubscription(each) for each in filters[start : start + 1000])
             await talk.send(Subscribe(1, some))
             await talk.expect(Suback)
         watcher, sender = await mqtt.connect("w", V5), await mqtt.connect("s", V5)
-        await watcher.send(Subscribe(1, (Subscription("a/" * 15 + "z"), Subscription("last"))))
+        await watcher.send(Subscribe(1, (FilterSubscription("a/" * 15 + "z"), FilterSubscription("last"))))
         await watcher.expect(Suback)
         steps = Steps(mqtt.context.feed._tail)
         trio.lowlevel.add_instrument(steps)

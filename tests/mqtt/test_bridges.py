@@ -10,7 +10,7 @@ from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.mapping.bridges import STATE_BYTES_MAX, STATES_MAX
 from martlet_mqtt.wire.codec import encode_packet
 from martlet_mqtt.wire.codes import V3, V4, V5, ReasonCode
-from martlet_mqtt.wire.packets import Connack, Connect, Publish, Suback, Subscribe, Subscription, Will
+from martlet_mqtt.wire.packets import Connack, Connect, FilterSubscription, Publish, Suback, Subscribe, Will
 from martlet_mqtt.wire.properties import Properties, Property
 
 OLD = pytest.mark.parametrize("version", [V3, V4])
@@ -96,7 +96,7 @@ async def test_subscribers_see_the_state_of_a_bridge(tmp_path: Path, version: in
     async with mqtt_broker(tmp_path) as mqtt:
         watcher, keeper = await mqtt.connect("watcher"), await mqtt.connect("keeper")
         await watcher.subscribe(STATES)
-        await keeper.subscribe(Subscription(STATES, retain_as_published=True))
+        await keeper.subscribe(FilterSubscription(STATES, retain_as_published=True))
         near = await bridge(mqtt, version)
         for qos in (0, 1, 2):
             assert await near.publish(STATE, b"1", qos, retain=True) == 0
@@ -122,7 +122,7 @@ async def test_a_subscriber_gets_no_state_that_was_published_before(
     other = STATE.replace("far", "other")
     async with mqtt_broker(tmp_path) as mqtt:
         near = await mqtt.connect("near", version)
-        subscribe = Subscribe(7, (Subscription(STATES),))
+        subscribe = Subscribe(7, (FilterSubscription(STATES),))
         await near.send(Publish(STATE, b"0", retain=is_retained), subscribe, Publish(other, b"1"))
         await near.expect(Suback)
         assert await states(near, 1 + is_retained) == [(STATE, b"0", True)] * is_retained + [(other, b"1", False)]
@@ -131,7 +131,7 @@ async def test_a_subscriber_gets_no_state_that_was_published_before(
 
 async def test_a_state_before_the_same_subscription_again_is_not_lost(tmp_path: Path) -> None:
     async with mqtt_broker(tmp_path) as mqtt:
-        near, again = await mqtt.connect("near"), Subscription(STATES, retain_handling=2)
+        near, again = await mqtt.connect("near"), FilterSubscription(STATES, retain_handling=2)
         await near.subscribe(again)
         await near.send(Publish(STATE, b"2", retain=True), Subscribe(8, (again,)))
         await near.expect(Suback)
@@ -141,7 +141,7 @@ async def test_a_state_before_the_same_subscription_again_is_not_lost(tmp_path: 
 async def test_no_local_holds_for_states(tmp_path: Path) -> None:
     async with mqtt_broker(tmp_path) as mqtt:
         near, other = await mqtt.connect("near"), await mqtt.connect("other")
-        await near.subscribe(Subscription(STATES, no_local=True))
+        await near.subscribe(FilterSubscription(STATES, no_local=True))
         await near.publish(STATE, b"mine", 1)
         await other.publish(STATE.replace("far", "other"), b"of another", 1)
         assert [each.payload for each in await near.messages(1)] == [b"of another"]

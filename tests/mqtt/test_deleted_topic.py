@@ -10,7 +10,7 @@ from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
 from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.wire.codes import ReasonCode
-from martlet_mqtt.wire.packets import Connack, Connect, Disconnect, Subscribe, Subscription, Will
+from martlet_mqtt.wire.packets import Connack, Connect, Disconnect, FilterSubscription, Subscribe, Will
 
 DATA = Path("/data")
 RULES = MqttConfig(rules=["b/#=bees"], queues=2)
@@ -98,7 +98,7 @@ async def test_a_topic_that_can_only_be_written_takes_messages_of_clients_but_no
         mqtt.broker.topics.update("mqtt", 8, 8, perm=2)
         talk = await mqtt.connect("me")
         assert await talk.publish("a", b"1", 1) == ReasonCode.SUCCESS
-        await talk.send(Subscribe(1, (Subscription("a", 1),)))
+        await talk.send(Subscribe(1, (FilterSubscription("a", 1),)))
         last = await talk.closed()
         assert isinstance(last, Disconnect)
         assert last.reason == ReasonCode.NOT_AUTHORIZED

@@ -9,7 +9,17 @@ from martlet.errors import Reason, Refused
 from martlet.sessions.session import Session
 from martlet_mqtt.wire.codec import encode_packet
 from martlet_mqtt.wire.codes import V3, V4, V5, PacketType, ReasonCode
-from martlet_mqtt.wire.packets import Ack, Connack, Connect, Disconnect, Publish, Suback, Subscribe, Subscription, Will
+from martlet_mqtt.wire.packets import (
+    Ack,
+    Connack,
+    Connect,
+    Disconnect,
+    FilterSubscription,
+    Publish,
+    Suback,
+    Subscribe,
+    Will,
+)
 from martlet_mqtt.wire.properties import Properties, Property
 
 VERSIONS = pytest.mark.parametrize("version", [V3, V4, V5])
@@ -166,17 +176,17 @@ async def test_subscription_options_choose_what_comes(tmp_path: Path) -> None:
         await other.publish("a", b"kept", 1, retain=True)
         await mqtt.settle()
         me = await mqtt.connect("me")
-        await me.subscribe(Subscription("a", 0, no_local=True, retain_handling=2))
+        await me.subscribe(FilterSubscription("a", 0, no_local=True, retain_handling=2))
         await me.publish("a", b"mine", 1)
         await other.publish("a", b"yours", 1, retain=True)
         (found,) = await me.messages(1)
         assert (found.payload, found.retain) == (b"yours", False)
-        await me.subscribe(Subscription("a", 0, retain_as_published=True, retain_handling=1), identifier=5)
+        await me.subscribe(FilterSubscription("a", 0, retain_as_published=True, retain_handling=1), identifier=5)
         await other.publish("a", b"as published", 1, retain=True)
         (found,) = await me.messages(1)
         assert (found.payload, found.retain, found.properties.identifiers) == (b"as published", True, (5,))
         await me.unsubscribe("a")
-        await me.subscribe(Subscription("a", 0, retain_handling=1))
+        await me.subscribe(FilterSubscription("a", 0, retain_handling=1))
         assert await me.payloads(1) == [b"as published"]
         assert await me.rest() == []
 
@@ -310,7 +320,7 @@ async def test_what_a_shared_client_did_not_acknowledge_goes_to_another_one_unle
 async def test_a_shared_subscription_with_no_local_breaks_the_protocol(tmp_path: Path) -> None:
     async with mqtt_broker(tmp_path) as mqtt:
         talk = await mqtt.connect("c")
-        await talk.send(Subscribe(1, (Subscription("$share/g/a", 1, no_local=True),)))
+        await talk.send(Subscribe(1, (FilterSubscription("$share/g/a", 1, no_local=True),)))
         last = await talk.closed()
         assert isinstance(last, Disconnect)
         assert last.reason == ReasonCode.PROTOCOL_ERROR
@@ -320,7 +330,7 @@ async def test_a_shared_subscription_with_no_local_breaks_the_protocol(tmp_path:
 async def test_packets_right_behind_connect_are_handled(tmp_path: Path, version: int) -> None:
     async with mqtt_broker(tmp_path) as mqtt:
         talk = mqtt.open(version)
-        subscribe = Subscribe(1, (Subscription("a", 1),))
+        subscribe = Subscribe(1, (FilterSubscription("a", 1),))
         await talk.send(Connect("c", version), subscribe, Publish("a", b"early", 1, packet_id=2))
         assert (await talk.expect(Connack)).reason == 0
         assert (await talk.expect(Suback)).codes == (1,)
@@ -364,7 +374,7 @@ async def test_a_subscription_that_is_replaced_by_qos_0_brings_what_waited_for_i
         talk = mqtt.open()
         properties = Properties({Property.SESSION_EXPIRY: 100, Property.RECEIVE_MAXIMUM: 1})
         again = Connect("c", V5, False, properties=properties)
-        await talk.send(again, Subscribe(1, (Subscription("a", 0),)))
+        await talk.send(again, Subscribe(1, (FilterSubscription("a", 0),)))
         assert (await talk.expect(Connack)).session_present
         assert (await talk.expect(Suback)).codes == (0,)
         found = await talk.messages(1)

@@ -26,12 +26,12 @@ from martlet_mqtt.wire.packets import (
     Connack,
     Connect,
     Disconnect,
+    FilterSubscription,
     Packet,
     Pingreq,
     Pingresp,
     Publish,
     Subscribe,
-    Subscription,
 )
 from martlet_mqtt.wire.properties import NO_PROPERTIES, Properties, Property
 
@@ -289,7 +289,7 @@ async def test_a_subscribe_that_loses_its_session_leaves_no_member_behind(autoju
         full.free()
         await serve_again(mqtt)
         with suppress(*GONE):
-            filters = tuple(Subscription(f"$share/g{number}/x", 1) for number in range(3))
+            filters = tuple(FilterSubscription(f"$share/g{number}/x", 1) for number in range(3))
             await talk.send(Subscribe(9, filters))
         last = await talk.closed()
         assert isinstance(last, Disconnect), last

@@ -12,7 +12,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from martlet.message import Message
 from martlet.records.compression import compress
 from martlet_mqtt.mapping.frames import LARGE_BYTES
-from martlet_mqtt.wire.packets import Publish, Subscription
+from martlet_mqtt.wire.packets import FilterSubscription, Publish
 from martlet_mqtt.wire.properties import Properties, Property
 
 PAYLOAD = bytes(range(256)) * (LARGE_BYTES // 128)
@@ -83,8 +83,8 @@ async def test_what_is_the_subscribers_own_is_right(tmp_path: Path, autojump_clo
         local = await broker.connect("local")
         small = await broker.connect("small", values={Property.MAXIMUM_PACKET_SIZE: len(PAYLOAD)})
         await alias.subscribe("one/long/name")
-        await published.subscribe(Subscription("#", 1, retain_as_published=True))
-        await local.subscribe(Subscription("#", 1, no_local=True))
+        await published.subscribe(FilterSubscription("#", 1, retain_as_published=True))
+        await local.subscribe(FilterSubscription("#", 1, no_local=True))
         await small.subscribe("#")
         properties = Properties({Property.MESSAGE_EXPIRY: 100})
         for number in range(2):

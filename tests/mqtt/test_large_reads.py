@@ -21,13 +21,13 @@ from martlet_mqtt.wire.packets import (
     Connack,
     Connect,
     Disconnect,
+    FilterSubscription,
     Packet,
     Pingreq,
     Pingresp,
     Publish,
     Suback,
     Subscribe,
-    Subscription,
     Unsuback,
     Unsubscribe,
 )
@@ -173,7 +173,7 @@ async def test_many_filters_begin_and_end_in_slices_and_later_packets_wait(tmp_p
         talk = await accepted(large(mqtt, version))
         session = mqtt.context.clients["c"]
         async with most_a_turn(lambda: len(session.filters)) as changes:
-            await talk.send(Subscribe(1, tuple(Subscription(each, 1) for each in FILTERS)), Pingreq())
+            await talk.send(Subscribe(1, tuple(FilterSubscription(each, 1) for each in FILTERS)), Pingreq())
             answer = await talk.receive()
             assert isinstance(answer, Suback)
             assert answer.codes == (1,) * len(FILTERS)
@@ -192,7 +192,7 @@ async def test_many_filters_begin_and_end_in_slices_and_later_packets_wait(tmp_p
 async def test_a_client_that_goes_in_the_middle_of_a_long_subscribe_leaves_nothing_behind(tmp_path: Path) -> None:
     async with mqtt_broker(tmp_path) as mqtt:
         talk = await accepted(large(mqtt))
-        await talk.send(Subscribe(1, tuple(Subscription(each, 1) for each in FILTERS)))
+        await talk.send(Subscribe(1, tuple(FilterSubscription(each, 1) for each in FILTERS)))
         while not mqtt.context.clients["c"].filters:
             await trio.lowlevel.checkpoint()
         assert len(mqtt.context.clients["c"].filters) < len(FILTERS)
@@ -224,7 +224,7 @@ async def test_one_packet_with_many_properties_is_handled_in_a_turn(tmp_path: Pa
             for packet in (
                 Publish("a", b"x", 1, packet_id=1, properties=properties),
                 Ack(PacketType.PUBACK, 1, 0, properties),
-                Subscribe(1, (Subscription("b", 0),), properties),
+                Subscribe(1, (FilterSubscription("b", 0),), properties),
             ):
                 await talk.send(*[packet] * 20, Pingreq())
                 while not isinstance(await talk.receive(), Pingresp):
@@ -243,7 +243,7 @@ async def test_more_properties_than_a_packet_may_have_are_refused(tmp_path: Path
                 packets: dict[str, Packet] = {
                     "PUBLISH": Publish("a", b"x", 1, packet_id=1, properties=properties),
                     "PUBACK": Ack(PacketType.PUBACK, 1, 0, properties),
-                    "SUBSCRIBE": Subscribe(1, (Subscription("b", 0),), properties),
+                    "SUBSCRIBE": Subscribe(1, (FilterSubscription("b", 0),), properties),
                 }
                 await talk.send(packets[kind], Pingreq())
                 if is_accepted:

@@ -16,7 +16,7 @@ from martlet.testing.clock import TrioClock
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
 from martlet_mqtt.wire.codes import V4, V5, ReasonCode
-from martlet_mqtt.wire.packets import Connack, Connect, Disconnect, Subscription, Will
+from martlet_mqtt.wire.packets import Connack, Connect, Disconnect, FilterSubscription, Will
 from martlet_mqtt.wire.properties import Properties, Property
 
 SMALL = small_config(segment_bytes=1 << 20, page_bytes=1 << 16, cache_bytes=1 << 20)
@@ -37,7 +37,7 @@ async def connect(mqtt: Running, expiry_s: int = LONG_S, delay_s: int = 0, *, re
 
 async def watching(mqtt: Running) -> Talk:
     watcher = await mqtt.connect("watcher", V4, keep_alive_s=0)
-    await watcher.subscribe(Subscription("will/#", 0))
+    await watcher.subscribe(FilterSubscription("will/#", 0))
     await mqtt.settle()
     return watcher
 

@@ -17,7 +17,7 @@ from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.inbound.subscriptions import FILTERS_A_SLICE, STEPS_A_SHARE
 from martlet_mqtt.session.client import Client
 from martlet_mqtt.wire.codes import V4, V5, ReasonCode
-from martlet_mqtt.wire.packets import Connack, Connect, Disconnect, Pingreq, Pingresp, Publish, Subscription, Will
+from martlet_mqtt.wire.packets import Connack, Connect, Disconnect, FilterSubscription, Pingreq, Pingresp, Publish, Will
 from martlet_mqtt.wire.properties import NO_PROPERTIES, Properties, Property
 
 COUNT = 1000
@@ -33,7 +33,7 @@ def connect_of(version: int = V5, *, clean: bool = False, will: Will | None = WI
 
 @asynccontextmanager
 async def away(
-    filters: Sequence[Subscription], disk: FakeDisk | None = None, version: int = V5
+    filters: Sequence[FilterSubscription], disk: FakeDisk | None = None, version: int = V5
 ) -> AsyncIterator[Running]:
     """A broker with a client that has *filters* and is away; messages came for the first and the last."""
     disk = disk or FakeDisk()
@@ -49,8 +49,8 @@ async def away(
         yield mqtt
 
 
-def own(qos: int = 1) -> list[Subscription]:
-    return [Subscription(name, qos) for name in NAMES]
+def own(qos: int = 1) -> list[FilterSubscription]:
+    return [FilterSubscription(name, qos) for name in NAMES]
 
 
 def missed() -> list[bytes]:
@@ -114,7 +114,7 @@ async def test_packets_that_follow_connect_wait_for_its_end(autojump_clock: Mock
 @pytest.mark.parametrize("qos", [0, 1])
 async def test_subscriptions_of_qos_0_go_on_with_new_messages(autojump_clock: MockClock, qos: int) -> None:
     """Beside one of QoS 1 they wait until the client has what it missed for that."""
-    async with away([*own(0)[:-1], Subscription(NAMES[-1], qos)]) as mqtt:
+    async with away([*own(0)[:-1], FilterSubscription(NAMES[-1], qos)]) as mqtt:
         talk, _ = await mqtt.answer(connect_of())
         other = await mqtt.connect("another")
         if qos:
@@ -127,7 +127,9 @@ async def test_subscriptions_of_qos_0_go_on_with_new_messages(autojump_clock: Mo
 
 async def test_few_shared_subscriptions_are_resumed_in_slices_too(autojump_clock: MockClock) -> None:
     count = 2 * FILTERS_A_SLICE // STEPS_A_SHARE
-    async with away([Subscription(f"$share/g{number}/{name}", 1) for number, name in enumerate(NAMES[:count])]) as mqtt:
+    async with away(
+        [FilterSubscription(f"$share/g{number}/{name}", 1) for number, name in enumerate(NAMES[:count])]
+    ) as mqtt:
         talk, before = mqtt.open(), mqtt.broker.turns.slices
         await talk.send(connect_of())
         assert (await greeted(talk)).session_present

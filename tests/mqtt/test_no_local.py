@@ -6,7 +6,7 @@ import pytest
 from tests.mqtt.mqtt_talk import ASYNC, Talk, mqtt_broker
 
 from martlet.store import StoreConfig
-from martlet_mqtt.wire.packets import Ack, Publish, Suback, Subscribe, Subscription, Will
+from martlet_mqtt.wire.packets import Ack, FilterSubscription, Publish, Suback, Subscribe, Will
 
 SYNC = StoreConfig(flush="sync")
 
@@ -42,7 +42,7 @@ async def test_what_was_sent_right_before_the_subscription_does_not_come_back(
         me, other = await mqtt.connect("me"), await mqtt.connect("other")
         await me.send(
             Publish("a", b"mine", qos, packet_id=1 if qos else 0),
-            Subscribe(2, (Subscription("a", qos, no_local=True),)),
+            Subscribe(2, (FilterSubscription("a", qos, no_local=True),)),
             Publish("a", b"marked", qos, packet_id=3 if qos else 0),
         )
         assert await subscribed(me) == []
@@ -58,7 +58,7 @@ async def test_other_subscriptions_still_bring_what_was_sent_before(tmp_path: Pa
         await other.send(*[Publish(f"a/{index}", b"%d" % index, 1, packet_id=index + 1) for index in range(3)])
         await me.send(
             Publish("a/x", b"mine", 1, packet_id=1),
-            Subscribe(2, (Subscription("a/#", 1, no_local=True),)),
+            Subscribe(2, (FilterSubscription("a/#", 1, no_local=True),)),
         )
         came = await subscribed(me)
         for _ in range(3):
@@ -71,7 +71,7 @@ async def test_neither_does_the_own_will(tmp_path: Path) -> None:
     async with mqtt_broker(tmp_path) as mqtt:
         watcher, me = await mqtt.connect("watcher"), await mqtt.connect("me", expiry_s=100, will=Will("a", b"will", 1))
         for talk in (watcher, me):
-            await talk.subscribe(Subscription("a", 1, no_local=True))
+            await talk.subscribe(FilterSubscription("a", 1, no_local=True))
         me.hang_up()
         assert [packet.payload for packet in await watcher.messages(1)] == [b"will"]
         me = await mqtt.connect("me", clean=False, expiry_s=100, present=True)

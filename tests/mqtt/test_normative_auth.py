@@ -18,12 +18,12 @@ from martlet_mqtt.wire.packets import (
     Connack,
     Connect,
     Disconnect,
+    FilterSubscription,
     Packet,
     Pingreq,
     Pingresp,
     Publish,
     Subscribe,
-    Subscription,
     Will,
 )
 from martlet_mqtt.wire.properties import Properties, Property
@@ -143,7 +143,7 @@ BEFORE_CONNACK: dict[str, tuple[Packet, ReasonCode]] = {
     "again": (Auth(AGAIN, said(b"x")), ReasonCode.PROTOCOL_ERROR),
     "ping": (Pingreq(), ReasonCode.PROTOCOL_ERROR),
     "publish": (Publish("a", b"x"), ReasonCode.PROTOCOL_ERROR),
-    "subscribe": (Subscribe(1, (Subscription("a"),)), ReasonCode.PROTOCOL_ERROR),
+    "subscribe": (Subscribe(1, (FilterSubscription("a"),)), ReasonCode.PROTOCOL_ERROR),
 }
 
 

@@ -22,11 +22,11 @@ from martlet_mqtt.wire.packets import (
     Connack,
     Connect,
     Disconnect,
+    FilterSubscription,
     Pingreq,
     Pingresp,
     Publish,
     Subscribe,
-    Subscription,
     Will,
 )
 from martlet_mqtt.wire.properties import Properties, Property
@@ -135,7 +135,7 @@ async def test_what_explains_it_does_not_make_disconnect_too_large(tmp_path: Pat
 async def test_a_client_that_wants_no_explanations_may_get_them_with_disconnect_only(tmp_path: Path, asks: int) -> None:
     async with mqtt_broker(tmp_path) as mqtt:
         talk = await mqtt.connect("c", values={Property.REQUEST_PROBLEM_INFORMATION: asks})
-        await talk.send(Subscribe(1, (Subscription("a/#/b", 1),)))
+        await talk.send(Subscribe(1, (FilterSubscription("a/#/b", 1),)))
         suback = await talk.receive()
         assert bool(suback.properties) <= bool(asks)  # type: ignore[union-attr]
         await talk.wire.send(packet(0xD0))

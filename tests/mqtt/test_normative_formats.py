@@ -29,10 +29,10 @@ from martlet_mqtt.wire.packets import (
     Connack,
     Connect,
     Disconnect,
+    FilterSubscription,
     Publish,
     Suback,
     Subscribe,
-    Subscription,
     Unsuback,
     Unsubscribe,
 )
@@ -174,7 +174,7 @@ async def test_reserved_flags_end_the_connection(tmp_path: Path, version: int, f
 async def test_packets_of_the_broker_have_the_right_flags(tmp_path: Path, version: int) -> None:
     async with mqtt_broker(tmp_path) as mqtt:
         talk = await mqtt.connect("c", version)
-        subscribe = Subscribe(1, (Subscription("a", 2),))
+        subscribe = Subscribe(1, (FilterSubscription("a", 2),))
         await talk.send(subscribe, Publish("a", b"x", 2, packet_id=2), Ack(PacketType.PUBREL, 2))
         await talk.send(Publish("b", b"x", 1, packet_id=3))
         firsts: set[int] = set()
@@ -271,7 +271,7 @@ async def test_qos_0_has_no_identifier_and_no_dup(tmp_path: Path, version: int) 
 async def test_answers_have_the_identifier_of_what_they_answer(tmp_path: Path, version: int, packet_id: int) -> None:
     async with mqtt_broker(tmp_path) as mqtt:
         talk = await mqtt.connect("c", version)
-        await talk.send(Subscribe(packet_id, (Subscription("b", 1),)))
+        await talk.send(Subscribe(packet_id, (FilterSubscription("b", 1),)))
         assert (await talk.expect(Suback)).packet_id == packet_id
         for qos, kinds in ((1, [PacketType.PUBACK]), (2, [PacketType.PUBREC, PacketType.PUBCOMP])):
             await talk.send(Publish("a", b"x", qos, packet_id=packet_id))

@@ -21,7 +21,7 @@ from trio.testing import MockClock
 
 from martlet.testing.clock import TrioClock
 from martlet_mqtt.wire.codes import V4, V5, PacketType, ReasonCode
-from martlet_mqtt.wire.packets import Ack, Connect, Disconnect, Pingreq, Pingresp, Publish, Subscription
+from martlet_mqtt.wire.packets import Ack, Connect, Disconnect, FilterSubscription, Pingreq, Pingresp, Publish
 from martlet_mqtt.wire.properties import Properties, Property, encode_text
 
 ACK_REASONS = {0x00, 0x10, 0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99}
@@ -147,7 +147,12 @@ async def test_publish_is_answered_as_its_qos_demands(tmp_path: Path, version: i
 async def test_overlapping_subscriptions_deliver_with_the_highest_qos(tmp_path: Path, version: int, qos: int) -> None:
     async with mqtt_broker(tmp_path) as mqtt:
         talk, publisher = await mqtt.connect("c", version), await mqtt.connect("p", version)
-        wanted = [Subscription("a/#", 0), Subscription("a/b", qos), Subscription("+/b", 0), Subscription("fence", 1)]
+        wanted = [
+            FilterSubscription("a/#", 0),
+            FilterSubscription("a/b", qos),
+            FilterSubscription("+/b", 0),
+            FilterSubscription("fence", 1),
+        ]
         await talk.subscribe(*wanted)
         await publisher.publish("a/b", b"x", 2)
         (found,) = await talk.messages(1)

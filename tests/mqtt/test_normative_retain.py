@@ -7,7 +7,7 @@ from tests.mqtt.mqtt_talk import Running, leave, mqtt_broker
 from tests.mqtt.normative import VERSIONS, before_fence, statement, stay
 
 from martlet_mqtt.wire.codes import V4, V5
-from martlet_mqtt.wire.packets import Ack, Publish, Suback, Subscribe, Subscription
+from martlet_mqtt.wire.packets import Ack, FilterSubscription, Publish, Suback, Subscribe
 from martlet_mqtt.wire.properties import Properties, Property
 
 QOS = pytest.mark.parametrize("qos", [0, 1, 2])
@@ -143,7 +143,7 @@ async def test_retain_is_not_set_for_subscriptions_that_exist(tmp_path: Path, ve
 async def test_retain_as_published_keeps_the_flag(tmp_path: Path, qos: int) -> None:
     async with mqtt_broker(tmp_path) as mqtt:
         talk, publisher = await stay(mqtt, "me", V5), await mqtt.connect("p")
-        await talk.subscribe(Subscription("a", 2, retain_as_published=True))
+        await talk.subscribe(FilterSubscription("a", 2, retain_as_published=True))
         for retain in (True, False, True):
             await publisher.publish("a", b"x", qos, retain=retain)
         found = await talk.messages(3)
@@ -162,7 +162,7 @@ async def test_retain_as_published_keeps_the_flag(tmp_path: Path, qos: int) -> N
 async def test_what_is_sent_again_keeps_the_flag_as_well(tmp_path: Path, qos: int) -> None:
     async with mqtt_broker(tmp_path) as mqtt:
         talk, publisher = await stay(mqtt, "me", V5), await mqtt.connect("p")
-        await talk.subscribe(Subscription("a", 2, retain_as_published=True))
+        await talk.subscribe(FilterSubscription("a", 2, retain_as_published=True))
         await publisher.publish("a", b"x", qos, retain=True)
         (first,) = await talk.messages(1)
         assert first.retain
@@ -185,15 +185,15 @@ async def test_retain_handling_says_when_retained_messages_come(
         talk = await stay(mqtt, "me", V5)
         await talk.subscribe("fence", qos=0)
         for expected in (first, second):
-            await talk.subscribe(Subscription("a/+", 0, retain_handling=handling))
+            await talk.subscribe(FilterSubscription("a/+", 0, retain_handling=handling))
             found = await before_fence(talk, publisher)
             assert sorted(found) == [b"kept", b"kept too"] * expected
         await leave(mqtt, talk, "me")
         talk = await stay(mqtt, "me", V5, present=True)
-        await talk.subscribe(Subscription("a/+", 0, retain_handling=handling))
+        await talk.subscribe(FilterSubscription("a/+", 0, retain_handling=handling))
         assert sorted(await before_fence(talk, publisher)) == [b"kept", b"kept too"] * second
         await talk.unsubscribe("a/+")
-        await talk.subscribe(Subscription("a/+", 0, retain_handling=handling))
+        await talk.subscribe(FilterSubscription("a/+", 0, retain_handling=handling))
         assert sorted(await before_fence(talk, publisher)) == [b"kept", b"kept too"] * first
 
 
@@ -221,7 +221,7 @@ async def test_a_subscription_right_after_a_retained_message_gets_it(tmp_path: P
     async with mqtt_broker(tmp_path) as mqtt:
         talk = await mqtt.connect("c", version)
         publish = Publish("a", b"kept", qos, retain=True, packet_id=1 if qos else 0)
-        await talk.send(publish, Subscribe(2, (Subscription("a", 0), Subscription("fence", 0))))
+        await talk.send(publish, Subscribe(2, (FilterSubscription("a", 0), FilterSubscription("fence", 0))))
         if qos:
             await talk.expect(Ack)
         await talk.expect(Suback)

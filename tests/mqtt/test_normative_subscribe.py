@@ -17,7 +17,7 @@ from tests.mqtt.normative import (
 
 from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.wire.codes import V4, V5, PacketType, ReasonCode
-from martlet_mqtt.wire.packets import Ack, Publish, Suback, Subscribe, Subscription, Unsuback, Unsubscribe
+from martlet_mqtt.wire.packets import Ack, FilterSubscription, Publish, Suback, Subscribe, Unsuback, Unsubscribe
 from martlet_mqtt.wire.properties import encode_text
 
 SUBSCRIBE_REASONS = {0, 1, 2, 0x80, 0x83, 0x87, 0x8F, 0x91, 0x97, 0x9E, 0xA1, 0xA2}
@@ -32,7 +32,7 @@ async def test_suback_has_a_code_for_each_filter_in_order(tmp_path: Path, versio
         mqtt.broker.authorizers = (lambda identity, action, name: "secret" not in name,)
         talk = await mqtt.connect("c", version)
         wanted = [("a", 0), ("a/#/b", 1), ("b", 2), ("secret", 1), ("", 0), ("c", 1), ("b", 1), ("x" * 5000, 0)]
-        codes = await talk.subscribe(*(Subscription(name, qos) for name, qos in wanted))
+        codes = await talk.subscribe(*(FilterSubscription(name, qos) for name, qos in wanted))
         if version == V5:
             invalid, denied = ReasonCode.TOPIC_FILTER_INVALID, ReasonCode.NOT_AUTHORIZED
             assert codes == (0, invalid, 2, denied, invalid, 1, 1, invalid)
@@ -58,7 +58,7 @@ async def test_a_subscription_above_the_limit_gets_a_code_of_the_specification(t
 async def test_filters_of_one_packet_act_in_their_order(tmp_path: Path, version: int) -> None:
     async with mqtt_broker(tmp_path) as mqtt:
         talk, publisher = await mqtt.connect("c", version), await mqtt.connect("p", version)
-        codes = await talk.subscribe(Subscription("a", 2), Subscription("b", 0), Subscription("a", 0))
+        codes = await talk.subscribe(FilterSubscription("a", 2), FilterSubscription("b", 0), FilterSubscription("a", 0))
         assert codes == (2, 0, 0)
         for name in ("a", "b", "a"):
             await publisher.publish(name, name.encode(), 2)
@@ -80,7 +80,7 @@ async def test_replacing_a_subscription_loses_nothing_and_repeats_nothing(
         for number in range(count):
             await publisher.send(Publish("a", b"%d" % number, 1, packet_id=number + 1))
             if number % 5 == 0:
-                await talk.send(Subscribe(number + 1, (Subscription("a", qos),)))
+                await talk.send(Subscribe(number + 1, (FilterSubscription("a", qos),)))
         found: list[bytes] = []
         while len(found) < count:
             one = await talk.receive()
@@ -156,7 +156,7 @@ async def test_wildcards_are_whole_levels_and_filters_not_empty(tmp_path: Path, 
 async def test_with_no_local_a_client_does_not_get_its_own_messages(tmp_path: Path, qos: int) -> None:
     async with mqtt_broker(tmp_path) as mqtt:
         me, other = await stay(mqtt, "me", V5), await mqtt.connect("other")
-        await me.subscribe(Subscription("a", 2, no_local=True), Subscription("fence", 1))
+        await me.subscribe(FilterSubscription("a", 2, no_local=True), FilterSubscription("fence", 1))
         await other.subscribe("a", qos=0)
         await me.publish("a", b"mine", qos)
         await other.publish("a", b"theirs", qos)
@@ -175,7 +175,7 @@ async def test_with_no_local_a_client_does_not_get_what_it_retained_and_sent_bef
         await me.publish("a", b"mine", 1, retain=True)
         await other.publish("b", b"theirs", 1, retain=True)
         await mqtt.settle()
-        await me.subscribe(Subscription("#", 0, no_local=True))
+        await me.subscribe(FilterSubscription("#", 0, no_local=True))
         found = await before_fence(me, other)
         assert found == [b"theirs"]
 
@@ -184,8 +184,8 @@ async def test_with_no_local_a_client_does_not_get_what_it_retained_and_sent_bef
 async def test_no_local_concerns_its_own_subscription_alone(tmp_path: Path) -> None:
     async with mqtt_broker(tmp_path) as mqtt:
         me = await mqtt.connect("me")
-        await me.subscribe(Subscription("a/#", 1, no_local=True), identifier=1)
-        await me.subscribe(Subscription("a/b", 0), identifier=2)
+        await me.subscribe(FilterSubscription("a/#", 1, no_local=True), identifier=1)
+        await me.subscribe(FilterSubscription("a/b", 0), identifier=2)
         await me.publish("a/b", b"mine", 1)
         (found,) = await me.messages(1)
         assert (found.payload, found.qos, found.properties.identifiers) == (b"mine", 0, (2,))
@@ -287,7 +287,7 @@ async def test_what_is_in_flight_of_a_group_is_completed_after_unsubscribe(tmp_p
 async def test_every_subscribe_and_unsubscribe_has_its_own_answer(tmp_path: Path) -> None:
     async with mqtt_broker(tmp_path) as mqtt:
         talk = await mqtt.connect("c")
-        await talk.send(*(Subscribe(number, (Subscription(f"a/{number}", 1),)) for number in range(1, 6)))
+        await talk.send(*(Subscribe(number, (FilterSubscription(f"a/{number}", 1),)) for number in range(1, 6)))
         assert [(await talk.expect(Suback)).packet_id for _ in range(5)] == [1, 2, 3, 4, 5]
         await talk.send(*(Unsubscribe(number, (f"a/{number}",)) for number in range(1, 6)))
         assert [await talk.expect(Unsuback) for _ in range(5)] == [Unsuback(number, (0,)) for number in range(1, 6)]

@@ -20,11 +20,11 @@ from martlet_mqtt.wire.packets import (
     Connack,
     Connect,
     Disconnect,
+    FilterSubscription,
     Packet,
     Publish,
     Suback,
     Subscribe,
-    Subscription,
     Will,
 )
 from martlet_mqtt.wire.properties import NO_PROPERTIES, Properties, Property
@@ -84,7 +84,7 @@ async def test_a_client_that_is_refused_late_leaves_the_session_as_it_was(
     async with mqtt_broker(tmp_path, clock=TrioClock()) as mqtt:
         will = Will("will", b"gone", 1, properties=Properties({Property.WILL_DELAY: 100}))
         talk = await mqtt.connect("c", expiry_s=1000, will=will)
-        await talk.subscribe(Subscription("a", 1))
+        await talk.subscribe(FilterSubscription("a", 1))
         talk.hang_up()
         await trio.sleep(10)
         await mqtt.settle()
@@ -126,7 +126,7 @@ async def test_if_the_commit_of_connect_fails_the_answer_is_connack(
         connect = connect_of(version, None, clean=not is_stored)
         if not is_stored:
             connect = Connect("c", version, True)
-        packets = (connect, Subscribe(1, (Subscription("a", 0),)), Publish("b", b"x", 2, packet_id=7))
+        packets = (connect, Subscribe(1, (FilterSubscription("a", 0),)), Publish("b", b"x", 2, packet_id=7))
         await talk.send(*packets)
         found: list[object] = []
         try:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tests.mqtt.mqtt_talk import Talk, mqtt_broker
 
-from martlet_mqtt.wire.packets import Publish, Subscribe, Subscription
+from martlet_mqtt.wire.packets import FilterSubscription, Publish, Subscribe
 from martlet_mqtt.wire.properties import Property
 
 COUNT = 200
@@ -51,7 +51,7 @@ async def test_a_client_that_subscribes_again_and_again_gets_the_rest_of_them_on
         publisher, talk = await mqtt.connect("publisher"), await mqtt.connect("me", values=ONE_AT_A_TIME)
         for number in range(COUNT):
             await publisher.publish(f"r/{number}", b"old", 1, retain=True)
-        await talk.send(*[Subscribe(number + 1, (Subscription("r/+", 1),)) for number in range(50)])
+        await talk.send(*[Subscribe(number + 1, (FilterSubscription("r/+", 1),)) for number in range(50)])
         await publisher.publish("r/end", b"end", 1)
         came = await until(talk, b"end")
         assert {name for name, _, _ in came} == {f"r/{number}" for number in range(COUNT)}

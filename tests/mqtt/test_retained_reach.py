@@ -17,7 +17,7 @@ from martlet.store import StoreConfig
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.wire.packets import Publish, Suback, Subscribe, Subscription
+from martlet_mqtt.wire.packets import FilterSubscription, Publish, Suback, Subscribe
 from martlet_mqtt.wire.properties import Property
 
 DATA = Path("/data")
@@ -144,7 +144,7 @@ async def test_a_subscription_while_new_messages_are_routed_misses_none(tmp_path
         mqtt.broker.store.commit()
         (reader,) = mqtt.broker.tails._readers.values()
         assert reader.is_behind
-        subscribe = Subscribe(5, (Subscription("a", 0), Subscription("b", 0)))
+        subscribe = Subscribe(5, (FilterSubscription("a", 0), FilterSubscription("b", 0)))
         assert mqtt.client("c").subscriptions.subscribe(subscribe) is None
         await talk.expect(Suback)
         assert sorted(await came(talk)) == [(b"kept", True), (b"kept too", True)]
@@ -176,7 +176,7 @@ async def test_no_local_leaves_out_no_retained_message_of_others(tmp_path: Path,
         await me.send(
             Publish("a/mine", b"mine", qos, True, packet_id=1 if qos else 0),
             Publish("a/mine", b"mine", qos, packet_id=2 if qos else 0),
-            Subscribe(3, (Subscription("a/#", 1, no_local=True),)),
+            Subscribe(3, (FilterSubscription("a/#", 1, no_local=True),)),
         )
         found: list[bytes] = []
         while not isinstance(packet := await me.receive(), Suback):

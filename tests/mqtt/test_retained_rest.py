@@ -15,7 +15,7 @@ from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
 from martlet_mqtt.mapping.frames import Grant
 from martlet_mqtt.outbound.stored_subscriptions import Rest, grant_of, options_of, rest_of
-from martlet_mqtt.wire.packets import Connack, Connect, Publish, Suback, Subscribe, Subscription
+from martlet_mqtt.wire.packets import Connack, Connect, FilterSubscription, Publish, Suback, Subscribe
 from martlet_mqtt.wire.properties import Properties, Property
 
 DATA = Path("/data")
@@ -25,7 +25,7 @@ FEW = {Property.RECEIVE_MAXIMUM: 5}
 POSITIONS = st.integers(0, 1 << 62)
 GRANTS = st.builds(
     Grant,
-    st.builds(Subscription, st.just("f"), st.integers(0, 2), st.booleans(), st.booleans(), st.integers(0, 2)),
+    st.builds(FilterSubscription, st.just("f"), st.integers(0, 2), st.booleans(), st.booleans(), st.integers(0, 2)),
     st.sampled_from([0, 1, 300, 268_435_455]),
     st.sampled_from(["", "a = 'ä'"]),
 )
@@ -136,7 +136,7 @@ async def test_what_must_follow_the_missed_messages_does_on_a_later_connection()
         talk = mqtt.open()
         await talk.send(
             Connect("c", V5, False, properties=Properties({Property.SESSION_EXPIRY: 1000, **FEW})),
-            Subscribe(1, (Subscription("a/+", 1),)),
+            Subscribe(1, (FilterSubscription("a/+", 1),)),
         )
         await talk.expect(Connack)
         await talk.expect(Suback)
@@ -150,13 +150,15 @@ async def test_what_must_follow_the_missed_messages_does_on_a_later_connection()
 @pytest.mark.parametrize(
     ("again", "expected"),
     [
-        (Subscription("a/+", 1, retain_handling=0), COUNT),
-        (Subscription("a/+", 1, retain_handling=1), COUNT - 5),
-        (Subscription("a/+", 1, retain_handling=2), COUNT - 5),
-        (Subscription("a/+", 0, retain_handling=2), 0),
+        (FilterSubscription("a/+", 1, retain_handling=0), COUNT),
+        (FilterSubscription("a/+", 1, retain_handling=1), COUNT - 5),
+        (FilterSubscription("a/+", 1, retain_handling=2), COUNT - 5),
+        (FilterSubscription("a/+", 0, retain_handling=2), 0),
     ],
 )
-async def test_another_subscribe_keeps_what_is_due_unless_it_asks_for_all(again: Subscription, expected: int) -> None:
+async def test_another_subscribe_keeps_what_is_due_unless_it_asks_for_all(
+    again: FilterSubscription, expected: int
+) -> None:
     async with mqtt_broker(DATA, store=STORE, disk=FakeDisk()) as mqtt:
         await retain_many(mqtt)
         talk = await mqtt.connect("c", expiry_s=1000, values=FEW)

@@ -9,7 +9,7 @@ from martlet.errors import ConfigError
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import ManualClock, small_config
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.mapping.rules import Rules
+from martlet_mqtt.mapping.rules import TopicRules
 from martlet_mqtt.wire.codes import PacketType
 from martlet_mqtt.wire.packets import Ack
 
@@ -171,11 +171,11 @@ async def test_a_rule_with_more_hours_than_the_log_has_is_warned_of(caplog: pyte
 @pytest.mark.parametrize("queues", ["", "3"])
 def test_a_rule_with_a_wrong_number_of_hours_is_refused(queues: str, hours: str) -> None:
     with pytest.raises(ConfigError, match="number of hours is not 1 to 1000000; write FILTER=TOPIC, FILTER=TOPIC:QUE"):
-        Rules([f"b/#=bees:{queues}:{hours}"], "mqtt", 8)
+        TopicRules([f"b/#=bees:{queues}:{hours}"], "mqtt", 8)
 
 
 def test_rules_that_disagree_about_the_hours_of_a_topic_are_refused() -> None:
     with pytest.raises(ConfigError, match="another rule creates 'bees' with other hours"):
-        Rules(["b/#=bees::3", "c/#=bees::4"], "mqtt", 8)
+        TopicRules(["b/#=bees::3", "c/#=bees::4"], "mqtt", 8)
     with pytest.raises(ConfigError, match="too many colons"):
-        Rules(["b/#=bees:1:3:4"], "mqtt", 8)
+        TopicRules(["b/#=bees:1:3:4"], "mqtt", 8)

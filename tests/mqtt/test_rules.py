@@ -20,7 +20,7 @@ from martlet.sessions.journal_writer import SessionJournalWriter
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.mapping.rules import Rules
+from martlet_mqtt.mapping.rules import TopicRules
 from martlet_mqtt.wire.codes import PacketType, ReasonCode
 from martlet_mqtt.wire.packets import Ack, Disconnect, Publish
 from martlet_mqtt.wire.properties import Property
@@ -200,7 +200,7 @@ NAMES += [f"$s/{name}" for name in NAMES[:30]] + ["$s"]
 
 @given(st.lists(FILTER, max_size=3), FILTER)
 def test_the_topics_of_a_filter_are_those_of_all_names_that_it_matches(rules: list[str], topic_filter: str) -> None:
-    made = Rules([f"{each}=t{number}" for number, each in enumerate(rules)], "mqtt", 8)
+    made = TopicRules([f"{each}=t{number}" for number, each in enumerate(rules)], "mqtt", 8)
     routes: RouteCache[None] = RouteCache()
     routes.add(topic_filter, None)
     topics = {made.topic_of(name) for name in NAMES if routes.match(name)}
@@ -222,7 +222,7 @@ def test_the_topics_of_a_filter_are_those_of_all_names_that_it_matches(rules: li
     ],
 )
 def test_a_filter_needs_no_other_topics(topic_filter: str, topics: list[str]) -> None:
-    assert Rules(RULES, "mqtt", 8).topics_of(topic_filter) == topics
+    assert TopicRules(RULES, "mqtt", 8).topics_of(topic_filter) == topics
 
 
 async def test_a_filter_needs_permission_only_where_its_names_are(tmp_path: Path) -> None:
@@ -261,9 +261,9 @@ async def test_a_rule_says_how_many_queues_its_topic_gets_also_when_it_is_create
 @pytest.mark.parametrize("queues", ["", "0", "1025", "-1", "x", "1 ", "²", "9" * 5000])
 def test_a_rule_with_a_wrong_number_of_queues_is_refused(queues: str) -> None:
     with pytest.raises(ConfigError, match="number of queues is not 1 to 1024; write FILTER=TOPIC, FILTER=TOPIC:QUE"):
-        Rules([f"b/#=bees:{queues}"], "mqtt", 8)
+        TopicRules([f"b/#=bees:{queues}"], "mqtt", 8)
 
 
 def test_rules_that_disagree_about_the_queues_of_a_topic_are_refused() -> None:
     with pytest.raises(ConfigError, match="another rule creates 'bees' with other queues"):
-        Rules(["b/#=bees:3", "c/#=bees:4"], "mqtt", 8)
+        TopicRules(["b/#=bees:3", "c/#=bees:4"], "mqtt", 8)

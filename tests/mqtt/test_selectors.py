@@ -12,7 +12,7 @@ from tests.mqtt.remoting_talk import RemotingTalk, remoting_of
 from martlet_filter_sql92.plugin import Sql92Config, Sql92Plugin
 from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.wire.codes import ReasonCode
-from martlet_mqtt.wire.packets import Connack, Connect, Publish, Suback, Subscribe, Subscription
+from martlet_mqtt.wire.packets import Connack, Connect, FilterSubscription, Publish, Suback, Subscribe
 from martlet_mqtt.wire.properties import Properties, Property
 
 ON = MqttConfig(selectors=True)
@@ -29,10 +29,10 @@ async def selecting(directory: Path, config: MqttConfig = ON, *, with_plugin: bo
 
 
 async def subscribe(
-    talk: Talk, selector: str | None, *filters: str | Subscription, qos: int = 1, identifier: int = 0
+    talk: Talk, selector: str | None, *filters: str | FilterSubscription, qos: int = 1, identifier: int = 0
 ) -> Suback:
     users = (("selector", selector), ("other", "x")) if selector is not None else ()
-    wanted = tuple(each if isinstance(each, Subscription) else Subscription(each, qos) for each in filters)
+    wanted = tuple(each if isinstance(each, FilterSubscription) else FilterSubscription(each, qos) for each in filters)
     await talk.send(Subscribe(9, wanted, Properties({}, users, (identifier,) if identifier else ())))
     return await talk.expect(Suback)
 
@@ -147,7 +147,7 @@ async def test_an_invalid_selector_is_refused_with_the_reason(tmp_path: Path, se
         assert text in str(answer.properties.text(Property.REASON_STRING))
         assert mqtt.context.clients["s"].filters == {}
         two = Properties({}, (("selector", RED), ("selector", RED)))
-        await talk.send(Subscribe(9, (Subscription("a"),), two))
+        await talk.send(Subscribe(9, (FilterSubscription("a"),), two))
         assert (await talk.expect(Suback)).codes == (NO,)
 
 
@@ -204,7 +204,7 @@ async def test_selectors_and_other_options_work_together(tmp_path: Path) -> None
     async with selecting(tmp_path) as mqtt:
         talk = await mqtt.connect("s", values={Property.TOPIC_ALIAS_MAXIMUM: 3})
         publisher, name = await mqtt.connect("p"), "a/long/name"
-        options = Subscription(name, 0, no_local=True, retain_as_published=True, retain_handling=2)
+        options = FilterSubscription(name, 0, no_local=True, retain_as_published=True, retain_handling=2)
         await subscribe(talk, RED, options)
         for who in (talk, publisher):
             for colour in ("red", "blue"):

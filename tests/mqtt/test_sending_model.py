@@ -14,11 +14,11 @@ import trio.testing
 from msgspec.structs import replace
 from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
 
-from martlet.delivery.cursor import Place
+from martlet.delivery.cursor import CursorPlace
 from martlet.store import Store
 from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.wire.codes import PacketType, ReasonCode
-from martlet_mqtt.wire.packets import Ack, Connack, Connect, Pingreq, Pingresp, Publish, Subscription
+from martlet_mqtt.wire.packets import Ack, Connack, Connect, FilterSubscription, Pingreq, Pingresp, Publish
 from martlet_mqtt.wire.properties import Properties, Property
 
 SEEDS = range(int(os.environ.get("MARTLET_SENDING_SEEDS", "12")))
@@ -160,7 +160,7 @@ class Client:
         assert client.outgoing is not None
         assert client.session is not None
         cursor = client.outgoing._cursor
-        while self.held or client.session.flight or cursor.place is not Place.TAIL or cursor.has_pending:
+        while self.held or client.session.flight or cursor.place is not CursorPlace.TAIL or cursor.has_pending:
             await self.answer()
             await self.take()
 
@@ -188,7 +188,9 @@ async def change(client: Client) -> None:
     if chance.random() < 0.4:
         await client.talk.unsubscribe(topic_filter)
     else:
-        await client.talk.subscribe(Subscription(topic_filter, chance.randrange(3)), identifier=chance.randrange(1, 9))
+        await client.talk.subscribe(
+            FilterSubscription(topic_filter, chance.randrange(3)), identifier=chance.randrange(1, 9)
+        )
     client.take_aside()
 
 

@@ -8,7 +8,7 @@ from tests.mqtt.mqtt_talk import V4, Running, mqtt_broker
 from tests.mqtt.test_no_garbage import wait_alone
 
 from martlet.store import StoreConfig
-from martlet_mqtt.wire.packets import Connack, Connect, Suback, Subscribe, Subscription
+from martlet_mqtt.wire.packets import Connack, Connect, FilterSubscription, Suback, Subscribe
 
 SESSIONS = 1000
 BYTES_MAX = 700  # 460 were measured; a reference cycle of a connection takes 3,000
@@ -20,7 +20,9 @@ async def make_sessions(mqtt: Running, first: int, count: int) -> None:
     """Let clients connect, subscribe to a filter of their own, and go."""
     for number in range(first, first + count):
         talk = mqtt.open(V4)
-        await talk.send(Connect(f"s{number}", V4, clean_start=False), Subscribe(1, (Subscription(f"d/{number}/#", 1),)))
+        await talk.send(
+            Connect(f"s{number}", V4, clean_start=False), Subscribe(1, (FilterSubscription(f"d/{number}/#", 1),))
+        )
         await talk.expect(Connack)
         await talk.expect(Suback)
         talk.hang_up()

@@ -2,11 +2,11 @@
 
 from martlet_mqtt.mapping.frames import GRANTS_KEPT, SHAPES_KEPT, Grant, Shapes
 from martlet_mqtt.wire.codes import V5
-from martlet_mqtt.wire.packets import Subscription
+from martlet_mqtt.wire.packets import FilterSubscription
 
 
 def grants_of(first: int, count: int) -> tuple[Grant, ...]:
-    return tuple(Grant(Subscription("#", 1), number) for number in range(first, first + count))
+    return tuple(Grant(FilterSubscription("#", 1), number) for number in range(first, first + count))
 
 
 def test_equal_subscriptions_share_a_shape() -> None:

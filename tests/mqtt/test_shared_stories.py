@@ -21,7 +21,7 @@ from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
 from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.wire.codes import PacketType, ReasonCode
-from martlet_mqtt.wire.packets import Ack, Publish, Subscription
+from martlet_mqtt.wire.packets import Ack, FilterSubscription, Publish
 from martlet_mqtt.wire.properties import Property
 
 SEEDS = range(int(os.environ.get("MARTLET_SHARED_SEEDS", "8")))
@@ -160,7 +160,7 @@ class Story:
             await trio.lowlevel.checkpoint()
 
     async def subscribe(self, client: Client, talk: Talk, topic_filter: str, qos: int) -> None:
-        assert await talk.subscribe(Subscription(topic_filter, qos), identifier=IDS[topic_filter]) == (qos,)
+        assert await talk.subscribe(FilterSubscription(topic_filter, qos), identifier=IDS[topic_filter]) == (qos,)
         self.groups.setdefault(topic_filter, {})
         await self.look(client, {*client.filters.items(), (topic_filter, qos)})
         client.filters[topic_filter] = qos

@@ -15,10 +15,10 @@ from martlet_mqtt.wire.packets import (
     Connack,
     Connect,
     Disconnect,
+    FilterSubscription,
     Publish,
     Suback,
     Subscribe,
-    Subscription,
     Unsuback,
     Unsubscribe,
 )
@@ -60,7 +60,7 @@ async def test_a_client_that_reads_slowly_gets_the_newest_figures_alone(
         talk = Talk(mqtt.running.connect(mqtt._protocol, 256))
         await talk.send(Connect("slow", V5, keep_alive_s=3600))
         await talk.expect(Connack)
-        await talk.send(Subscribe(1, (Subscription("$SYS/broker/uptime", 0),)))
+        await talk.send(Subscribe(1, (FilterSubscription("$SYS/broker/uptime", 0),)))
         await talk.expect(Suback)
         await trio.sleep(1000)
         old = await talk.rest()
@@ -73,7 +73,9 @@ async def test_a_client_that_reads_slowly_gets_the_newest_figures_alone(
 async def test_a_figure_that_waits_is_not_sent_after_unsubscribe(tmp_path: Path, autojump_clock: MockClock) -> None:
     async with mqtt_broker(tmp_path, OFTEN) as mqtt:
         talk = await mqtt.connect("c", keep_alive_s=3600)
-        await talk.send(Subscribe(1, (Subscription("$SYS/broker/uptime", 0),)), Unsubscribe(2, ("$SYS/broker/uptime",)))
+        await talk.send(
+            Subscribe(1, (FilterSubscription("$SYS/broker/uptime", 0),)), Unsubscribe(2, ("$SYS/broker/uptime",))
+        )
         await talk.expect(Suback)
         await talk.expect(Unsuback)
         await trio.sleep(10)
@@ -87,7 +89,7 @@ async def test_an_answer_to_many_filters_that_is_too_large_ends_the_connection(t
         talk = await small(mqtt, 60)
         assert await talk.subscribe("a/#/b" if refused else "a/b", "c") == (0x8F if refused else 2, 2)
         await talk.send(
-            Unsubscribe(1, many) if refused else Subscribe(1, tuple(Subscription(each, 0) for each in many))
+            Unsubscribe(1, many) if refused else Subscribe(1, tuple(FilterSubscription(each, 0) for each in many))
         )
         last = await talk.closed()
         assert isinstance(last, Disconnect)

@@ -14,7 +14,7 @@ from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
 from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.wire.codes import V4, V5, ReasonCode
-from martlet_mqtt.wire.packets import Connect, Disconnect, Publish, Subscription, Will
+from martlet_mqtt.wire.packets import Connect, Disconnect, FilterSubscription, Publish, Will
 from martlet_mqtt.wire.properties import Properties, Property
 
 SMALL = small_config(flush="async", segment_bytes=1 << 20, page_bytes=1 << 16)
@@ -153,7 +153,7 @@ async def test_figures_have_mosquittos_names(tmp_path: Path, autojump_clock: Moc
     async with mqtt_broker(tmp_path, clock=TrioClock()) as mqtt:
         talk, everything = await mqtt.connect("a"), await mqtt.connect("b")
         await everything.subscribe("#")
-        await talk.subscribe(Subscription("$SYS/broker/clients/+", 1))
+        await talk.subscribe(FilterSubscription("$SYS/broker/clients/+", 1))
         first = {packet.topic: packet for packet in await talk.rest()}
         assert first["$SYS/broker/clients/connected"].payload == b"2"
         assert all(packet.retain and not packet.qos for packet in first.values())
@@ -177,7 +177,7 @@ async def test_administrators_list_and_disconnect_clients(tmp_path: Path) -> Non
 
     async with mqtt_broker(tmp_path) as mqtt:
         talk, other = await mqtt.connect("admin"), await mqtt.connect("other", expiry_s=10)
-        await other.subscribe(Subscription("a/+", 1, no_local=True), identifier=7)
+        await other.subscribe(FilterSubscription("a/+", 1, no_local=True), identifier=7)
         away = await mqtt.connect("away", expiry_s=10)
         away.hang_up()
         await other.publish("kept", b"x", 1, retain=True)

@@ -24,7 +24,7 @@ from martlet.testing.clock import TrioClock
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
 from martlet_mqtt.wire.codes import V4
-from martlet_mqtt.wire.packets import Connack, Connect, Publish, Suback, Subscribe, Subscription
+from martlet_mqtt.wire.packets import Connack, Connect, FilterSubscription, Publish, Suback, Subscribe
 from martlet_mqtt.wire.properties import Properties
 from martlet_remoting.wire.codes import RequestCode
 from martlet_remoting.wire.packets import Command
@@ -214,7 +214,7 @@ async def chatter(talk: Talk, sent: list[bytes], chance: Random) -> None:
 
 async def listen(talk: Talk, came: list[bytes], ready: trio.Event) -> None:
     """Subscribe with QoS 0."""
-    await talk.send(Connect("listener", V4), Subscribe(1, (Subscription("#", 0),)))
+    await talk.send(Connect("listener", V4), Subscribe(1, (FilterSubscription("#", 0),)))
     await talk.expect(Connack)
     await talk.expect(Suback)
     ready.set()

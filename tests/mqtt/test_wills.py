@@ -15,7 +15,7 @@ from martlet.testing.stores import small_config
 from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.session import wills
 from martlet_mqtt.wire.codes import V5, ReasonCode
-from martlet_mqtt.wire.packets import Connect, Disconnect, Subscription, Will
+from martlet_mqtt.wire.packets import Connect, Disconnect, FilterSubscription, Will
 from martlet_mqtt.wire.properties import Properties, Property
 
 SMALL = small_config(flush="async", segment_bytes=1 << 20, page_bytes=1 << 16, cache_bytes=1 << 20)
@@ -29,7 +29,7 @@ def later(delay_s: int) -> Will:
 
 async def watching(mqtt: Running, *, clean: bool = True) -> Talk:
     watcher = await mqtt.connect("watcher", clean=clean, expiry_s=100_000, keep_alive_s=3600)
-    await watcher.subscribe(Subscription("will/#", 0))
+    await watcher.subscribe(FilterSubscription("will/#", 0))
     return watcher
 
 

@@ -11,48 +11,48 @@ from tests.broker.toys import Lines, Toy, World, toy_server
 from trio.testing import MockClock
 
 from martlet.settings import ServerConfig
-from martlet.testing.links import Caller, Conditions, Link
+from martlet.testing.links import Caller, Conditions, MemoryLink
 
 SMALL = ServerConfig(unsent_bytes_max=4096)
 
 
-async def by_end_of_stream(caller: Caller, link: Link) -> None:
+async def by_end_of_stream(caller: Caller, link: MemoryLink) -> None:
     await caller.send(b"echo half a line")
     link.near.finish()
 
 
-async def by_reset(caller: Caller, link: Link) -> None:
+async def by_reset(caller: Caller, link: MemoryLink) -> None:
     await caller.send(b"fill 100000\nslowly never\nwake 1\nhold 9 x\necho half")
     await trio.testing.wait_all_tasks_blocked()
     link.cut()
 
 
-async def by_protocol_error(caller: Caller, link: Link) -> None:
+async def by_protocol_error(caller: Caller, link: MemoryLink) -> None:
     await caller.send(b"x" * 1001)
 
 
-async def by_protocol_error_of_the_handler(caller: Caller, link: Link) -> None:
+async def by_protocol_error_of_the_handler(caller: Caller, link: MemoryLink) -> None:
     await caller.send(b"bad words\n")
 
 
-async def by_defect(caller: Caller, link: Link) -> None:
+async def by_defect(caller: Caller, link: MemoryLink) -> None:
     await caller.send(b"break it\nmore\n")
 
 
-async def by_refusal(caller: Caller, link: Link) -> None:
+async def by_refusal(caller: Caller, link: MemoryLink) -> None:
     await caller.send(b"wrong state\n")
 
 
-async def by_defect_of_slow_work(caller: Caller, link: Link) -> None:
+async def by_defect_of_slow_work(caller: Caller, link: MemoryLink) -> None:
     await caller.send(b"slowly break\n")
     await trio.sleep(2)
 
 
-async def by_the_handler(caller: Caller, link: Link) -> None:
+async def by_the_handler(caller: Caller, link: MemoryLink) -> None:
     await caller.send(b"bye now\n")
 
 
-async def by_silence(caller: Caller, link: Link) -> None:
+async def by_silence(caller: Caller, link: MemoryLink) -> None:
     await caller.send(b"echo half")
     await trio.sleep(100)
 
@@ -79,7 +79,7 @@ ENDS = [
 
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
 async def test_an_ended_connection_is_freed_at_once(
-    end: Callable[[Caller, Link], Awaitable[None]], autojump_clock: MockClock, no_collection: None
+    end: Callable[[Caller, MemoryLink], Awaitable[None]], autojump_clock: MockClock, no_collection: None
 ) -> None:
     world = World(connect=lambda: Lines(50.0), work=slow_work)
     async with toy_server(SMALL, world=world):

@@ -17,7 +17,7 @@ from tests.broker.toys import Lines, Toy, World, answer_later, toy_server
 from trio.testing import MockClock
 
 from martlet.net import event_pump, reader
-from martlet.net.event_pump import TURN_S, EventPump, Reading, trio_epoll_fd
+from martlet.net.event_pump import TURN_S, EventPump, PumpReading, trio_epoll_fd
 from martlet.settings import ServerConfig
 
 
@@ -70,7 +70,7 @@ async def receive_exactly(client: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-def pump_of(world: World) -> EventPump[Reading]:
+def pump_of(world: World) -> EventPump[PumpReading]:
     pump = world.server._reader.pump
     assert pump is not None
     return pump
@@ -199,7 +199,7 @@ async def test_sockets_that_a_round_did_not_reach_are_first_in_the_next(world: W
 class Waits:
     """The epoll of the pump, which counts how often it waits."""
 
-    def __init__(self, pump: EventPump[Reading], before: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, pump: EventPump[PumpReading], before: Callable[[], None] = lambda: None) -> None:
         self._both = pump._both
         self._before = before
         self.count = 0

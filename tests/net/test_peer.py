@@ -13,9 +13,9 @@ from trio.testing import MockClock
 from martlet.contracts import Buffer
 from martlet.errors import Reason, Refused, StoreFailed
 from martlet.net.peer import DELIVERY_TRANSITIONS, TRANSITIONS, DeliveryState, PeerState, ServerPeer
-from martlet.net.pending import Pending
+from martlet.net.pending import PendingWork
 from martlet.settings import ServerConfig
-from martlet.testing.links import Conditions, Link
+from martlet.testing.links import Conditions, MemoryLink
 
 END: dict[PeerState, Callable[[ServerPeer], None]] = {
     PeerState.READ_ENDED: lambda peer: peer.end_reading(),
@@ -41,11 +41,13 @@ def test_states_only_grow_and_every_peer_ends() -> None:
 
 
 @asynccontextmanager
-async def open_peer(pending: Pending[ServerPeer] | None = None) -> AsyncGenerator[ServerPeer]:
+async def open_peer(pending: PendingWork[ServerPeer] | None = None) -> AsyncGenerator[ServerPeer]:
     """A peer that no server reads from."""
     async with trio.open_nursery() as nursery:
         protocol = World().protocol()
-        yield ServerPeer(protocol, Link().far, "peer", bytes(8), pending or Pending(), ServerConfig(), nursery)
+        yield ServerPeer(
+            protocol, MemoryLink().far, "peer", bytes(8), pending or PendingWork(), ServerConfig(), nursery
+        )
         nursery.cancel_scope.cancel()
 
 
@@ -73,7 +75,7 @@ async def test_a_wake_is_ignored_only_by_a_closed_peer(state: PeerState) -> None
 
 @pytest.mark.parametrize("hurried", [False, True])
 async def test_a_peer_that_comes_last_still_does_after_it_waited_for_room(hurried: bool) -> None:
-    pending = Pending[ServerPeer]()
+    pending = PendingWork[ServerPeer]()
     async with open_peer(pending) as peer:
         peer.wake_last()
         peer.wake_last()
@@ -201,7 +203,7 @@ async def test_a_peer_whose_handler_cannot_refuse_is_closed_when_the_disk_is_ful
 
 async def test_output_that_waits_is_not_copied_and_counts_until_all_of_a_piece_is_sent() -> None:
     """Connections that wait with the same object share its memory; views of a log page do not keep that in memory."""
-    pending, link = Pending[ServerPeer](), Link(Conditions(capacity_bytes=1000))
+    pending, link = PendingWork[ServerPeer](), MemoryLink(Conditions(capacity_bytes=1000))
     page, payload = memoryview(bytes(100_000)), b"x" * 100_000
     async with trio.open_nursery() as nursery:
         peer = ServerPeer(World().protocol(), link.far, "peer", bytes(8), pending, ServerConfig(), nursery)

@@ -14,7 +14,7 @@ from martlet.errors import ConfigError, MartletError
 from martlet.net.addresses import check_listen, pack_host, plain_host, split_address, split_listen
 from martlet.settings import ServerConfig
 from martlet.state.journal import NEXT_COMMIT
-from martlet.testing.links import Caller, Conditions, Link
+from martlet.testing.links import Caller, Conditions, MemoryLink
 
 SMALL = ServerConfig(unsent_bytes_max=4096, unsent_total_bytes_max=65536, collect_bytes=1024)
 MIB = 1 << 20
@@ -698,7 +698,7 @@ def test_hosts_are_packed_as_records_hold_them() -> None:
 
 
 async def test_links_deliver_in_order_and_late(autojump_clock: MockClock) -> None:
-    link = Link(Conditions(latency_s=2))
+    link = MemoryLink(Conditions(latency_s=2))
     caller = Caller(link.near)
     other = Caller(link.far)
     await caller.send(b"one")

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from martlet.net.tls import client_context
 from martlet.net.transports import TLS_BYTES_AT_ONCE, TlsTransport
-from martlet.testing.links import Conditions, Link
+from martlet.testing.links import Conditions, MemoryLink
 
 LOAD = """
 from types import SimpleNamespace
@@ -64,7 +64,7 @@ async def test_no_more_than_a_window_is_encrypted_ahead() -> None:
     """A connection that does not read holds a part of a long piece, which it does not share with others."""
     authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(context)
-    link = Link(Conditions(capacity_bytes=1 << 16))
+    link = MemoryLink(Conditions(capacity_bytes=1 << 16))
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = client_context(verify=False).wrap_bio(incoming, outgoing)
     transport = TlsTransport(link.far, context, b"", lambda certificate: None)

@@ -18,7 +18,6 @@ from martlet.contracts import (
     Authenticator,
     Authorizer,
     Challenge,
-    Command,
     Compile,
     Credentials,
     Dispatcher,
@@ -33,6 +32,7 @@ from martlet.contracts import (
     Router,
     Service,
     Stage,
+    Subcommand,
 )
 from martlet.errors import ConfigError, Reason, Refused
 from martlet.message import Message, put_property
@@ -217,7 +217,7 @@ class Full(Hooks):
 
         return [serve]
 
-    def martlet_commands(self) -> Sequence[Command]:
+    def martlet_commands(self) -> Sequence[Subcommand]:
         def configure(parser: ArgumentParser) -> None:
             parser.add_argument("--loud", action="store_true")
 
@@ -225,7 +225,7 @@ class Full(Hooks):
             self.said.append("LOUD" if options.loud else "quiet")
             return 7
 
-        return [Command("toy", "says something", configure, run)]
+        return [Subcommand("toy", "says something", configure, run)]
 
     def martlet_reload(self) -> None:
         self.said.append("reloaded")

@@ -18,7 +18,7 @@ from martlet.records.codec import decode_records
 from martlet.runtime.stats import Stats
 from martlet.settings import ServerConfig
 from martlet.store.disk.files import Files
-from martlet.testing.links import Caller, Conditions, Link
+from martlet.testing.links import Caller, Conditions, MemoryLink
 from martlet_remoting.handler import REQUESTS_A_TURN, RemotingHandler
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 from martlet_remoting.wire.connection import RemotingConnection
@@ -33,7 +33,7 @@ class Client(RemotingClient):
     """One connection to the server."""
 
     def __init__(self, served: "Served", conditions: Conditions | None) -> None:
-        self.link = Link(conditions)
+        self.link = MemoryLink(conditions)
         self.caller = Caller(self.link.near)
         super().__init__(self.caller.send, self.caller.receive)
         number = len(served.clients)

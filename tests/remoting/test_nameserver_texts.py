@@ -9,7 +9,7 @@ from martlet.errors import Reason, Refused, RemoteProtocolError
 from martlet_remoting.wire import fastjson
 from martlet_remoting.wire.properties import PROPERTIES_BYTES_MAX, format_properties, parse_properties
 from martlet_remoting.wire.register_broker import order_topics
-from martlet_remoting.wire.routes import BrokerGroup, Route, TopicQueues, Version, decode_route, encode_route
+from martlet_remoting.wire.routes import BrokerGroup, TopicQueues, TopicRoute, Version, decode_route, encode_route
 
 EXAMPLES = [
     (b"a=b", {"a": "b"}),
@@ -63,7 +63,7 @@ def test_properties_of_any_bytes_are_read_or_refused(data: bytes) -> None:
 small = st.integers(0, 2**31 - 1)
 texts = st.text(st.characters(categories=("L", "N", "P", "S", "Z", "Cc")), min_size=1, max_size=10)
 routes = st.builds(
-    Route,
+    TopicRoute,
     st.lists(st.builds(TopicQueues, texts, small, small, small, small), max_size=3).map(tuple),
     st.lists(
         st.builds(
@@ -77,7 +77,7 @@ routes = st.builds(
 
 
 @given(routes, st.booleans())
-def test_both_dialects_of_a_route_say_the_same(route: Route, standard: bool) -> None:
+def test_both_dialects_of_a_route_say_the_same(route: TopicRoute, standard: bool) -> None:
     body = encode_route(route, standard=standard)
     assert fastjson.loads(body) == _fields(route)
     if standard:
@@ -86,7 +86,7 @@ def test_both_dialects_of_a_route_say_the_same(route: Route, standard: bool) -> 
 
 
 @given(routes, st.booleans())
-def test_a_client_reads_the_queues_and_addresses_that_were_written(route: Route, standard: bool) -> None:
+def test_a_client_reads_the_queues_and_addresses_that_were_written(route: TopicRoute, standard: bool) -> None:
     found = decode_route(encode_route(route, standard=standard))
     assert found.queues == route.queues
     assert {name: group.addresses for name, group in found.brokers.items()} == {
@@ -95,7 +95,7 @@ def test_a_client_reads_the_queues_and_addresses_that_were_written(route: Route,
     assert (found.order or "") == (route.order or "")
 
 
-def _fields(route: Route) -> dict[str, object]:
+def _fields(route: TopicRoute) -> dict[str, object]:
     fields: dict[str, object] = {
         "brokerDatas": [
             {

@@ -13,7 +13,7 @@ from martlet.message import Message, encode_properties
 from martlet.plugins.loader import guarded_filter
 from martlet.records.codec import decode_records
 from martlet.store import Care, ReadResult, ReadStatus, Store
-from martlet.store.queue_reader import Request
+from martlet.store.queue_reader import QueueRead
 from martlet.tables.groups import Group
 from martlet_remoting.consumers.long_poll import RELEASED_A_TURN, TAGS_MATCHED, Pull
 from martlet_remoting.handlers.pull import ANSWER_BYTES, finish
@@ -52,7 +52,7 @@ def pull_that_was_read(client: FakeClient, topic: str, offset: int, result: Read
     gate = client.harness.broker.gate(Identity())
     queue = client.harness.store.queue(topic, 0)
     pull = Pull(context.pulls, 4711, "G", queue, offset, 32, 1 << 18, EVERYTHING, gate, gate.consume("G", topic))
-    request = Request(queue, offset, 32, 1 << 18, None, None, Care.LEAVE_OUT)
+    request = QueueRead(queue, offset, 32, 1 << 18, None, None, Care.LEAVE_OUT)
     request.result = result
     context.pulls.reader._found[pull] = request
     context.pulls.queue_up(pull)

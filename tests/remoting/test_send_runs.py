@@ -11,7 +11,7 @@ from martlet.errors import Reason, Refused, RemoteProtocolError
 from martlet.message import Message
 from martlet.records.codec import decode_record
 from martlet_remoting.handlers import send
-from martlet_remoting.handlers.context import Context
+from martlet_remoting.handlers.context import RequestContext
 from martlet_remoting.wire.codec import FrameBuffer, decode_frame, encode_binary_command, encode_command
 from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.wire.packets import Command
@@ -75,7 +75,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     real = send.send_run
 
-    def counted(context: Context, gate: Gate, sends: Sequence[Send]) -> int:
+    def counted(context: RequestContext, gate: Gate, sends: Sequence[Send]) -> int:
         count = real(context, gate, sends)
         if len(sends) > 1:
             counts.append(count)

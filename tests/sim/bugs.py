@@ -17,7 +17,7 @@ from martlet.app import saving
 from martlet.broker import Broker
 from martlet.contracts import HalfMessage
 from martlet.groups.journal.journal_writer import GroupJournalWriter
-from martlet.groups.journal.state import QueueState
+from martlet.groups.journal.state import GroupQueueState
 from martlet.groups.leases.queue_leases import Leases
 from martlet.groups.queues import group_queues
 from martlet.groups.queues.group_context import GroupContext
@@ -37,7 +37,7 @@ from martlet.store.format import atomic
 from martlet.store.format.atomic import FIRST
 from martlet.store.read import reading
 from martlet.store.read.readers import Readers
-from martlet.store.read.reading import Reader
+from martlet.store.read.reading import LogReader
 from martlet.store.recovery import scan
 from martlet.store.upkeep.checkpointer import Checkpointer
 from martlet.tables.groups import Groups
@@ -456,7 +456,7 @@ def _skip_entry(right: Any) -> Any:
     """Now and then a read begins one message too late."""
     times = [0]
 
-    def read(self: Reader, queue: Queue, offset: int, end: int, *rest: Any, **options: Any) -> Any:
+    def read(self: LogReader, queue: Queue, offset: int, end: int, *rest: Any, **options: Any) -> Any:
         times[0] += 1
         late = times[0] % 10 == 0 and offset + 1 < end
         return right(self, queue, offset + late, end, *rest, **options)
@@ -608,7 +608,7 @@ def _short_leases(right: Any) -> Any:
 def _skip_popped(right: Any) -> Any:
     """A start takes as settled what was popped and not acknowledged."""
 
-    def restore(context: GroupContext, leases: Leases, known: QueueState, offset: int) -> None:
+    def restore(context: GroupContext, leases: Leases, known: GroupQueueState, offset: int) -> None:
         known.leases.clear()
         right(context, leases, known, offset)
 
@@ -645,7 +645,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("read past durable", (Readers, "read_near", _read_past_durable)),
     bug("lost wake-up", (ParkedPulls, "_arrived", _lose_wake_up)),
     bug("offset given twice", (Store, "_begin_at", _reuse_offset)),
-    bug("message skipped", (Reader, "read", _skip_entry)),
+    bug("message skipped", (LogReader, "read", _skip_entry)),
     bug("group offset goes back", (Groups, "commit", _commit_back)),
     bug("group offset lost at a crash", (saving, "_changed", _keep_offsets), first=29),
     bug("appended twice", (Writer, "append_all", _append_twice)),

@@ -12,7 +12,7 @@ from martlet.net.server import Server
 from martlet.plugins.hooks import Hooks
 from martlet.runtime.stats import Stats
 from martlet.store import Store
-from martlet.testing.links import Link
+from martlet.testing.links import MemoryLink
 from martlet_remoting.config import RemotingConfig
 from martlet_remoting.handlers.context import RemotingState
 from martlet_remoting.plugin import RemotingPlugin
@@ -47,7 +47,7 @@ class Life:
         self.readable = 0
         self.store: Store | None = None
         self.taps: list[Tap] = []
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, MemoryLink] = {}
         self.stop = trio.Event()
         self.ended = trio.Event()
         self.scope = trio.CancelScope()

@@ -26,7 +26,7 @@ from martlet.settings import BrokerConfig, ServerConfig
 from martlet.store import Store, StoreConfig
 from martlet.testing.clock import TrioClock
 from martlet.testing.disk import Cut, FakeDisk, PowerCut
-from martlet.testing.links import Conditions, Link
+from martlet.testing.links import Conditions, MemoryLink
 from martlet.testing.stores import small_config
 
 from .checker import Checker, Tap, Violation
@@ -160,7 +160,7 @@ class World:
 
     # links
 
-    def dial(self) -> Link | None:
+    def dial(self) -> MemoryLink | None:
         """Connect a client to the broker; None while there is none."""
         life = self.life
         if life is None or not life.serving or not life.alive:
@@ -168,7 +168,7 @@ class World:
         self.links += 1
         plan = self.plan
         name = f"link-{self.links}"
-        link = Link(
+        link = MemoryLink(
             Conditions(
                 capacity_bytes=plan.capacity_bytes,
                 latency_s=plan.latency_s,
@@ -336,7 +336,7 @@ class World:
             if life is not None and life.alive and not self.calm:
                 self.chance.choice(faults)(life)
 
-    def _some_link(self, life: Life) -> tuple[str, Link] | None:
+    def _some_link(self, life: Life) -> tuple[str, MemoryLink] | None:
         names = [tap.name for tap in life.taps if not tap.end.closed]
         if not names:
             return None

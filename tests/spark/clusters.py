@@ -13,12 +13,12 @@ from tests.client.patient import PATIENCE_S, patient
 from tests.interop.martlet_process import Martlet
 from tests.interop.process import Process, eventually, free_port
 
-from martlet_client import Settings
+from martlet_client import ClientSettings
 from martlet_client.blocking import Admin, Producer, PullConsumer
 from martlet_client.messages import Message
 from martlet_remoting.wire.codes import RequestCode
 from martlet_remoting.wire.packets import MessageQueue
-from martlet_spark.connection import Connection, Security
+from martlet_spark.connection import BrokerConnection, Security
 from martlet_spark.read.stream import StreamReader
 from martlet_spark.source import MartletDataSource
 
@@ -103,7 +103,7 @@ def cluster(folder: Path, *brokers: str) -> Iterator[Cluster]:
 class Messages:
     """A topic of *brokers*, or of all, and the bodies that the test has sent to it."""
 
-    def __init__(self, endpoints: str, brokers: Sequence[str] = (), settings: Settings | None = None) -> None:
+    def __init__(self, endpoints: str, brokers: Sequence[str] = (), settings: ClientSettings | None = None) -> None:
         self.endpoints = endpoints
         self.client = settings or patient(endpoints)
         self.name = f"Chaos-{next(_numbers)}"
@@ -212,7 +212,7 @@ def wait_removed(topic: Messages, first: int, ask: str = "") -> None:
 
     def removed() -> bool | None:
         if ask:
-            connection = Connection(ask, Security(), 60.0)
+            connection = BrokerConnection(ask, Security(), 60.0)
             connection.request(RequestCode.DELETE_EXPIRED_COMMITLOG, {})
             connection.close()
         with Admin(topic.client) as admin:

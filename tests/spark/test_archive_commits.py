@@ -14,7 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 from martlet_spark.errors import OptionError, PipelineError
 from martlet_spark.pipelines import parts
 from martlet_spark.pipelines.archive import Archive
-from martlet_spark.pipelines.archive_log import Place, advance, open_log
+from martlet_spark.pipelines.archive_log import RowPlace, advance, open_log
 from martlet_spark.pipelines.batch_lists import BatchLists
 from martlet_spark.pipelines.commits import open_commits
 from martlet_spark.pipelines.owner import NAME, check_run, note_query
@@ -44,7 +44,7 @@ def present(location: Location) -> list[str]:
 
 def bodies(location: Location, kind: str) -> list[str]:
     log = open_log(location, "delta" if kind == "delta" else "list")
-    return sorted(read(location, log, Place(), advance(log, Place(), log.last())))
+    return sorted(read(location, log, RowPlace(), advance(log, RowPlace(), log.last())))
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -13,11 +13,11 @@ from deltalake import DeltaTable
 
 from martlet_spark.columns import COLUMNS
 from martlet_spark.errors import PipelineError
-from martlet_spark.pipelines.archive_log import ArchiveLog, Place, advance, kind_of, open_log, slices
-from martlet_spark.pipelines.archive_reader import Pace, read_slice
+from martlet_spark.pipelines.archive_log import ArchiveLog, RowPlace, advance, kind_of, open_log, slices
+from martlet_spark.pipelines.archive_reader import BatchPace, read_slice
 from martlet_spark.pipelines.archived import MESSAGE_COLUMNS, arrow_schema
 from martlet_spark.pipelines.commits import open_commits
-from martlet_spark.pipelines.parts import Written, write_parts
+from martlet_spark.pipelines.parts import WrittenFile, write_parts
 from martlet_spark.pipelines.storage import Location
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -43,7 +43,7 @@ def messages(topic: str, first: int, count: int, body_bytes: int = 0) -> pa.Reco
     return pa.RecordBatch.from_arrays(columns, schema=arrow_schema())
 
 
-def write_tasks(location: Location, batch: int, *tasks: list[pa.RecordBatch]) -> list[Written]:
+def write_tasks(location: Location, batch: int, *tasks: list[pa.RecordBatch]) -> list[WrittenFile]:
     """Write the files of *tasks*, as the sink's tasks do."""
     filesystem, root = location.open()
     return [file for task, rows in enumerate(tasks) for file in write_parts(filesystem, root, batch, task, iter(rows))]
@@ -59,7 +59,7 @@ def write(location: Location, kind: str, batch: int, *tasks: list[pa.RecordBatch
         commits.commit("query", batch, files)
 
 
-def read(location: Location, log: ArchiveLog, start: Place, end: Place) -> Iterator[str]:
+def read(location: Location, log: ArchiveLog, start: RowPlace, end: RowPlace) -> Iterator[str]:
     for part in slices(log, start, end):
         for batch in read_slice(location, part):
             assert batch.schema == arrow_schema()
@@ -87,13 +87,13 @@ ALL = sorted([*(f"A {n}" for n in range(22)), *(f"%DLQ%a|b {n}" for n in range(3
 @pytest.mark.parametrize("rows_max", [0, 1, 4, 10, 100])
 def test_every_row_is_read_once_in_batches_of_any_size(location: Location, kind: str, rows_max: int) -> None:
     assert kind_of(location.path) == kind
-    place, found = Place(), []
+    place, found = RowPlace(), []
     while True:
         log = open_log(location, kind)  # each batch begins like one after a restart
         end = advance(log, place, log.last(), rows_max=rows_max)
         if end == place:
             break
-        end = Place.of(json.loads(json.dumps(asdict(end))))
+        end = RowPlace.of(json.loads(json.dumps(asdict(end))))
         rows = [*read(location, open_log(location, kind), place, end)]
         assert not rows_max or len(rows) <= rows_max
         found += rows
@@ -104,7 +104,7 @@ def test_every_row_is_read_once_in_batches_of_any_size(location: Location, kind:
 
 
 def test_bytes_bound_a_batch_by_whole_files(location: Location, kind: str) -> None:
-    place, counts = Place(), []
+    place, counts = RowPlace(), []
     log = open_log(location, kind)
     while (end := advance(log, place, log.last(), bytes_max=1)) != place:
         counts.append(len([*read(location, log, place, end)]))
@@ -114,7 +114,7 @@ def test_bytes_bound_a_batch_by_whole_files(location: Location, kind: str) -> No
 
 def test_a_reader_continues_with_what_was_archived_since(location: Location, kind: str) -> None:
     log = open_log(location, kind)
-    place = advance(log, Place(), log.last())
+    place = advance(log, RowPlace(), log.last())
     assert advance(log, place, log.last()) == place
     write(location, kind, 3, [messages("A", 22, 2)])
     log = open_log(location, kind)
@@ -125,17 +125,17 @@ def test_a_reader_continues_with_what_was_archived_since(location: Location, kin
 def test_a_batch_that_was_planned_is_the_same_later(location: Location, kind: str) -> None:
     """Spark plans a batch again after a crash, when the archive may have more."""
     log = open_log(location, kind)
-    end = advance(log, Place(), log.last(), rows_max=12)
-    planned = [*read(location, log, Place(), end)]
+    end = advance(log, RowPlace(), log.last(), rows_max=12)
+    planned = [*read(location, log, RowPlace(), end)]
     write(location, kind, 3, [messages("A", 22, 2)])
-    assert [*read(location, open_log(location, kind), Place(), end)] == planned
+    assert [*read(location, open_log(location, kind), RowPlace(), end)] == planned
 
 
 def test_an_empty_archive_has_nothing(tmp_path: Path) -> None:
     location = Location.of(str(tmp_path))
     (tmp_path / "_batches").mkdir()
     log = open_log(location, kind_of(str(tmp_path)))
-    assert advance(log, Place(), log.last()) == Place()
+    assert advance(log, RowPlace(), log.last()) == RowPlace()
 
 
 def test_a_table_that_was_compacted_is_read_on(tmp_path: Path) -> None:
@@ -143,25 +143,25 @@ def test_a_table_that_was_compacted_is_read_on(tmp_path: Path) -> None:
     for batch in range(3):
         write(location, "delta", batch, [messages("A", batch, 1)])
     log = open_log(location, "delta")
-    place = advance(log, Place(), log.last())
+    place = advance(log, RowPlace(), log.last())
     DeltaTable(location.path).optimize.compact()
     write(location, "delta", 3, [messages("A", 3, 1)])
     log = open_log(location, "delta")
     assert [*read(location, log, place, advance(log, place, log.last()))] == ["A 3"]
-    assert sorted(read(location, log, Place(), advance(log, Place(), log.last()))) == [f"A {n}" for n in range(4)]
+    assert sorted(read(location, log, RowPlace(), advance(log, RowPlace(), log.last()))) == [f"A {n}" for n in range(4)]
 
 
 def test_a_table_whose_messages_were_deleted_is_not_read_on(tmp_path: Path) -> None:
     location = Location.of(str(tmp_path / "archive"))
     write(location, "delta", 0, [messages("A", 0, 4)])
     log = open_log(location, "delta")
-    place = advance(log, Place(), log.last())
+    place = advance(log, RowPlace(), log.last())
     DeltaTable(location.path).delete("offset = 1")
     with pytest.raises(
         PipelineError, match=r"has removed messages; begin with a new checkpoint, and select with --from"
     ):
         advance(log, place, log.last())
-    first = Place(place.version - 1, snapshot=place.version - 1)
+    first = RowPlace(place.version - 1, snapshot=place.version - 1)
     os.remove(f"{location.path}/_delta_log/{place.version - 1:020}.json")
     with pytest.raises(PipelineError, match="is gone; begin with a new checkpoint"):
         advance(open_log(location, "delta"), replace(first, file=0), first.version)
@@ -185,7 +185,7 @@ def test_a_pace_keeps_the_mean_rate() -> None:
         nonlocal now
         now += seconds
 
-    pace = Pace(100, lambda: now, sleep)
+    pace = BatchPace(100, lambda: now, sleep)
     for rows, works_s in ((200, 0.5), (50, 0.1), (100, 5.0), (100, 0.0), (100, 0.0)):
         pace.wait(rows)
         began.append(round(now, 6))

@@ -15,7 +15,7 @@ import pytest
 from martlet_spark.errors import PipelineError
 from martlet_spark.pipelines import batch_lists, parts
 from martlet_spark.pipelines.commits import open_commits
-from martlet_spark.pipelines.parts import Written
+from martlet_spark.pipelines.parts import WrittenFile
 from martlet_spark.pipelines.storage import Location
 
 from .test_archive_commits import bodies, present
@@ -62,7 +62,9 @@ def test_a_start_costs_what_is_new(
     location = Location.of(f"{bucket}/{tmp_path.name}")
     open_commits(location, "parquet").clean("query")
     starts: list[tuple[Counter[str], list[str]]] = []
-    committed = [Written(f"topic=A/date=2026-03-01/{batch}.parquet", "A", "2026-03-01", 1, 1) for batch in range(24)]
+    committed = [
+        WrittenFile(f"topic=A/date=2026-03-01/{batch}.parquet", "A", "2026-03-01", 1, 1) for batch in range(24)
+    ]
     for batch in range(24):
         if batch in (7, 23):
             write_tasks(location, batch, [messages("A", batch, 1)])  # by a run that was killed

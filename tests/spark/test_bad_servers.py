@@ -11,7 +11,7 @@ import trustme
 from tests.broker_process import broker_process
 
 from martlet_remoting.wire.packets import MessageQueue
-from martlet_remoting.wire.routes import BrokerGroup, Route
+from martlet_remoting.wire.routes import BrokerGroup, TopicRoute
 from martlet_spark.cluster import Cluster, UnknownTopic
 from martlet_spark.connection import CONNECTIONS, Security
 from martlet_spark.errors import ReadError
@@ -124,7 +124,7 @@ def test_a_broker_that_cannot_be_watched_is_asked_again_after_a_pause(monkeypatc
     pauses: list[float] = []
     monkeypatch.setattr("martlet_spark.read.watching.sleep", pauses.append)
     watch = Watch(Cluster(["127.0.0.1:1"], Security(), 0))
-    routes = {"Orders": Route((), {"a": BrokerGroup("", "a", {0: "127.0.0.1:1"})})}
+    routes = {"Orders": TopicRoute((), {"a": BrokerGroup("", "a", {0: "127.0.0.1:1"})})}
     for wait_s in (0.02, 5.0):
         assert watch.wait({MessageQueue("Orders", "a", 0): 4}, routes, wait_s)
     assert pauses == [0.02, 0.1]

@@ -13,7 +13,7 @@ from martlet.errors import RemoteProtocolError
 from martlet_remoting.wire.codec import FrameBuffer, encode_response
 from martlet_remoting.wire.codes import RequestCode
 from martlet_remoting.wire.packets import Command
-from martlet_spark.connection import COPIED_BYTES_MAX, Connection, Connections, Security
+from martlet_spark.connection import COPIED_BYTES_MAX, BrokerConnection, Connections, Security
 
 from .fake_brokers import FakeBroker
 
@@ -54,7 +54,7 @@ def test_a_request_waits_for_no_acknowledgement_of_its_first_bytes(
     broker: FakeBroker, body_bytes: int, sends: int
 ) -> None:
     """Header and body in two packets, and Nagle's algorithm: each request would take 40 ms."""
-    with closing(Connection(broker.address, Security(), 30)) as connection:
+    with closing(BrokerConnection(broker.address, Security(), 30)) as connection:
         assert connection._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         counted = connection._socket = Counted(connection._socket)  # type: ignore[assignment]
         assert connection.request(TOPICS, {}, bytes(body_bytes)).code == 0
@@ -87,7 +87,7 @@ def test_a_connection_whose_answers_nobody_took_is_not_used_again(broker: FakeBr
 
 
 def test_the_answer_to_an_earlier_request_is_not_taken_for_that_of_the_next(broker: FakeBroker) -> None:
-    with closing(Connection(broker.address, Security(), 30)) as connection:
+    with closing(BrokerConnection(broker.address, Security(), 30)) as connection:
         connection.send(TOPICS, {})
         with pytest.raises(RemoteProtocolError, match="answered request 1 instead of 2"):
             connection.request(TOPICS, {})
@@ -110,7 +110,10 @@ def test_answers_in_another_order_are_those_of_their_requests() -> None:
 
     thread = threading.Thread(target=answer_in_reverse)
     thread.start()
-    with listener, closing(Connection("127.0.0.1:{1}".format(*listener.getsockname()), Security(), 30)) as connection:
+    with (
+        listener,
+        closing(BrokerConnection("127.0.0.1:{1}".format(*listener.getsockname()), Security(), 30)) as connection,
+    ):
         answers = connection.request_all(TOPICS, [{"topic": name} for name in "abc"])
     thread.join()
     assert [answer.ext["topic"] for answer in answers] == ["a", "b", "c"]

@@ -14,13 +14,13 @@ from martlet_remoting.wire.batches import BatchMessage, encode_batch
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 from martlet_remoting.wire.inner_batches import INNER_BATCH
 from martlet_remoting.wire.packets import MessageQueue
-from martlet_spark.connection import Answer, ConnectionLost
+from martlet_spark.connection import AnswerFrame, ConnectionBroken
 from martlet_spark.errors import DataLost, ReadError
-from martlet_spark.read.exchange import EVERYTHING, BulkReads, Exchange, NotSupported, Pulls, Unchecked
+from martlet_spark.read.exchange import EVERYTHING, BulkReadExchange, Exchange, NotSupported, Pulls, Unchecked
 from martlet_spark.read.filters import Filter
 from martlet_spark.read.planner import Range
-from martlet_spark.read.progress import Progress
-from martlet_spark.read.task import Reader
+from martlet_spark.read.progress import RangeProgress
+from martlet_spark.read.task import RangeReader
 
 from .stored import stored, usual
 
@@ -42,7 +42,7 @@ class FakeConnection:
 
     def __init__(self) -> None:
         self.requests: list[tuple[int, Mapping[str, object]]] = []
-        self.answers: list[Answer] = []
+        self.answers: list[AnswerFrame] = []
         self.outstanding = 0
 
     def send(self, code: int, ext: Mapping[str, object], body: bytes = b"") -> int:
@@ -50,16 +50,16 @@ class FakeConnection:
         self.outstanding += 1
         return len(self.requests)
 
-    def receive(self, room: Callable[[int], memoryview] | None = None) -> Answer:
+    def receive(self, room: Callable[[int], memoryview] | None = None) -> AnswerFrame:
         """Return the next prepared answer, its body in *room* if there is one; without one, the connection is lost."""
         if not self.answers:
-            raise ConnectionLost("the test has no more answers")
+            raise ConnectionBroken("the test has no more answers")
         answer = self.answers.pop(0)
         if room is None:
             return answer
         body = room(len(answer.body))
         body[:] = answer.body
-        return Answer(answer.opaque, answer.code, answer.ext, answer.remark, body)
+        return AnswerFrame(answer.opaque, answer.code, answer.ext, answer.remark, body)
 
     def answer(
         self,
@@ -80,17 +80,17 @@ class FakeConnection:
             "more": str(more).lower(),
         }
         data = messages(first, after - first, body) if code == 0 and first < after else bytearray()
-        self.answers.append(Answer(opaque, code, ext, "", data))
+        self.answers.append(AnswerFrame(opaque, code, ext, "", data))
 
     def answer_lacking(self, opaque: int, code: int, found: Sequence[int], after: int) -> None:
         """Answer with the messages *found*, of those up to *after*."""
         body = bytearray().join([messages(number, 1) for number in found])
-        self.answers.append(Answer(opaque, code, {"nextBeginOffset": str(after), "maxOffset": "100"}, "", body))
+        self.answers.append(AnswerFrame(opaque, code, {"nextBeginOffset": str(after), "maxOffset": "100"}, "", body))
 
     def answer_config(self, opaque: int, **attributes: str) -> None:
         """Answer with the configuration of a topic."""
         body = orjson.dumps({"attributes": {name.replace("_", "."): text for name, text in attributes.items()}})
-        self.answers.append(Answer(opaque, 0, {}, "", bytearray(body)))
+        self.answers.append(AnswerFrame(opaque, 0, {}, "", bytearray(body)))
 
 
 def exchange(
@@ -105,7 +105,7 @@ def exchange(
 
 
 def read(talk: Exchange, *ranges: tuple[int, int]) -> list[int]:
-    left = [Progress(Range(QUEUE, start, end)) for start, end in ranges]
+    left = [RangeProgress(Range(QUEUE, start, end)) for start, end in ranges]
     found = [offset for records in talk.read(left) for offset in records.heads["offset"].tolist()]
     assert not left
     assert not talk.connection.outstanding
@@ -116,12 +116,12 @@ def test_a_bulk_read_has_many_frames() -> None:
     connection = FakeConnection()
     for after in (5, 9, 12):
         connection.answer(1, 0, {5: 2, 9: 5, 12: 9}[after], after, more=after < 12)
-    assert read(exchange(BulkReads, connection), (2, 12)) == list(range(2, 12))
+    assert read(exchange(BulkReadExchange, connection), (2, 12)) == list(range(2, 12))
     ((code, ext),) = connection.requests
     assert (code, ext["offset"], ext["endOffset"]) == (RequestCode.BULK_READ, 2, 12)
 
 
-@pytest.mark.parametrize("kind", [BulkReads, Pulls])
+@pytest.mark.parametrize("kind", [BulkReadExchange, Pulls])
 def test_answers_in_any_order_belong_to_their_requests(kind: type[Exchange]) -> None:
     connection = FakeConnection()
     connection.answer(2, 0, 50, 60)
@@ -129,7 +129,7 @@ def test_answers_in_any_order_belong_to_their_requests(kind: type[Exchange]) -> 
     assert read(exchange(kind, connection), (0, 10), (50, 60)) == [*range(50, 60), *range(10)]
 
 
-@pytest.mark.parametrize("kind", [BulkReads, Pulls])
+@pytest.mark.parametrize("kind", [BulkReadExchange, Pulls])
 def test_the_answer_to_another_request_is_not_taken_for_ours(kind: type[Exchange]) -> None:
     connection = FakeConnection()
     connection.answer(7, 0, 0, 10)
@@ -137,7 +137,7 @@ def test_the_answer_to_another_request_is_not_taken_for_ours(kind: type[Exchange
         read(exchange(kind, connection), (0, 10))
 
 
-@pytest.mark.parametrize("kind", [BulkReads, Pulls])
+@pytest.mark.parametrize("kind", [BulkReadExchange, Pulls])
 def test_messages_of_other_offsets_fail_the_read(kind: type[Exchange]) -> None:
     connection = FakeConnection()
     connection.answer(1, 0, 5, 10)
@@ -145,7 +145,7 @@ def test_messages_of_other_offsets_fail_the_read(kind: type[Exchange]) -> None:
         read(exchange(kind, connection), (6, 10))
 
 
-@pytest.mark.parametrize("kind", [BulkReads, Pulls])
+@pytest.mark.parametrize("kind", [BulkReadExchange, Pulls])
 @pytest.mark.parametrize("end", [9, 100])
 def test_messages_after_those_that_an_answer_speaks_of_fail_the_read(kind: type[Exchange], end: int) -> None:
     """They would come twice, or be left out as messages after the range."""
@@ -156,7 +156,7 @@ def test_messages_after_those_that_an_answer_speaks_of_fail_the_read(kind: type[
         read(exchange(kind, connection), (0, end))
 
 
-@pytest.mark.parametrize("kind", [BulkReads, Pulls])
+@pytest.mark.parametrize("kind", [BulkReadExchange, Pulls])
 def test_a_read_that_ends_early_is_continued(kind: type[Exchange]) -> None:
     connection = FakeConnection()
     connection.answer(1, 0, 0, 4)
@@ -165,14 +165,14 @@ def test_a_read_that_ends_early_is_continued(kind: type[Exchange]) -> None:
     assert [ext.get("offset", ext.get("queueOffset")) for _, ext in connection.requests] == [0, 4]
 
 
-@pytest.mark.parametrize("kind", [BulkReads, Pulls])
+@pytest.mark.parametrize("kind", [BulkReadExchange, Pulls])
 def test_a_range_that_begins_and_ends_in_a_batch_has_its_messages(kind: type[Exchange]) -> None:
     connection = FakeConnection()
     for opaque, first in enumerate((0, 10, 20), 1):
         body = encode_batch([BatchMessage(b"%d" % number) for number in range(first, first + 10)])
         batch = stored([Message("Orders", body, b"", 3, 0, INNER_BATCH)], first=first)
         ext = {"nextBeginOffset": str(first + 10), "minOffset": "0", "maxOffset": "100", "more": "false"}
-        connection.answers.append(Answer(opaque, 0, ext, "", batch))
+        connection.answers.append(AnswerFrame(opaque, 0, ext, "", batch))
     assert read(exchange(kind, connection), (7, 22)) == list(range(7, 22))
     assert [ext.get("offset", ext.get("queueOffset")) for _, ext in connection.requests] == [7, 10, 20]
 
@@ -186,11 +186,11 @@ def test_messages_after_the_end_are_left_out() -> None:
 def test_offsets_without_messages_are_passed() -> None:
     bulk = FakeConnection()
     bulk.answer(1, 0, 10, 10)  # nothing matched
-    assert read(exchange(BulkReads, bulk, wanted=TAGS), (0, 10)) == []
+    assert read(exchange(BulkReadExchange, bulk, wanted=TAGS), (0, 10)) == []
 
 
 # How many answers RocketMQ needs to convince us of a loss: what seems lost is asked for again.
-CERTAIN = [(BulkReads, 1), (Pulls, 2)]
+CERTAIN = [(BulkReadExchange, 1), (Pulls, 2)]
 
 
 @pytest.mark.parametrize(("kind", "times"), CERTAIN)
@@ -219,7 +219,8 @@ def test_removed_messages_are_passed_if_the_query_allows_it(
 
 
 @pytest.mark.parametrize(
-    ("kind", "code", "times"), [(BulkReads, 0, 1), (BulkReads, MOVED, 1), (Pulls, NONE, 2), (Pulls, MOVED, 2)]
+    ("kind", "code", "times"),
+    [(BulkReadExchange, 0, 1), (BulkReadExchange, MOVED, 1), (Pulls, NONE, 2), (Pulls, MOVED, 2)],
 )
 def test_a_queue_that_lost_its_end_fails_the_read(kind: type[Exchange], code: int, times: int) -> None:
     for fail_on_loss in (True, False):
@@ -312,7 +313,7 @@ def test_compacted_topics_lack_messages() -> None:
 
 def test_sql_of_a_compacted_topic_is_refused() -> None:
     connection = FakeConnection()
-    connection.answers.append(Answer(1, 0, {}, "", bytearray()))
+    connection.answers.append(AnswerFrame(1, 0, {}, "", bytearray()))
     connection.answer_config(2, cleanup_policy="COMPACTION")
     with pytest.raises(ReadError, match="'Orders': it is compacted, so the broker ignores filters"):
         read(exchange(Pulls, connection, wanted=Filter(sql="a = 1")), (0, 10))
@@ -366,16 +367,16 @@ def test_a_filter_of_a_compacted_topic_passes_what_was_removed() -> None:
 def test_offsets_of_a_static_topic_are_refused() -> None:
     connection = FakeConnection()
     connection.answer(1, 0, 0, 10)
-    connection.answers[0] = Answer(1, 0, {**connection.answers[0].ext, "offsetDelta": "7"}, "", messages(0, 10))
+    connection.answers[0] = AnswerFrame(1, 0, {**connection.answers[0].ext, "offsetDelta": "7"}, "", messages(0, 10))
     with pytest.raises(ReadError, match="topic 'Orders' is a static topic"):
         read(exchange(Pulls, connection), (0, 10))
 
 
-@pytest.mark.parametrize("kind", [BulkReads, Pulls])
+@pytest.mark.parametrize("kind", [BulkReadExchange, Pulls])
 def test_a_broker_that_sends_nothing_is_given_up(kind: type[Exchange]) -> None:
     connection = FakeConnection()
     for opaque in range(1, 4):
-        connection.answer(opaque, 0 if kind is BulkReads else ResponseCode.PULL_NOT_FOUND, 5, 5)
+        connection.answer(opaque, 0 if kind is BulkReadExchange else ResponseCode.PULL_NOT_FOUND, 5, 5)
     with pytest.raises(ReadError, match="has messages from 5 to 10, but the broker sends none of them"):
         read(exchange(kind, connection, timeout_s=0), (5, 10))
 
@@ -384,21 +385,21 @@ def test_a_broker_without_bulk_reads_is_recognized() -> None:
     connection = FakeConnection()
     connection.answer(1, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, 0, 0)
     with pytest.raises(NotSupported):
-        read(exchange(BulkReads, connection), (0, 10))
+        read(exchange(BulkReadExchange, connection), (0, 10))
 
 
-@pytest.mark.parametrize("kind", [BulkReads, Pulls])
+@pytest.mark.parametrize("kind", [BulkReadExchange, Pulls])
 def test_a_refusal_says_why(kind: type[Exchange]) -> None:
     connection = FakeConnection()
-    connection.answers.append(Answer(1, ResponseCode.NO_PERMISSION, {}, "nobody may read it", bytearray()))
+    connection.answers.append(AnswerFrame(1, ResponseCode.NO_PERMISSION, {}, "nobody may read it", bytearray()))
     with pytest.raises(ReadError, match="NO_PERMISSION: nobody may read it; check the options accessKey and secretKey"):
         read(exchange(kind, connection), (0, 10))
 
 
 def test_only_some_requests_are_outstanding() -> None:
     connection = FakeConnection()
-    talk = exchange(BulkReads, connection)
-    left = [Progress(Range(QUEUE, number * 10, number * 10 + 10)) for number in range(20)]
+    talk = exchange(BulkReadExchange, connection)
+    left = [RangeProgress(Range(QUEUE, number * 10, number * 10 + 10)) for number in range(20)]
     rows = talk.read(left)
     connection.answer(1, 0, 0, 10)
     next(rows)
@@ -407,15 +408,15 @@ def test_only_some_requests_are_outstanding() -> None:
     assert len(left) == 19
 
 
-@pytest.mark.parametrize("kind", [BulkReads, Pulls])
+@pytest.mark.parametrize("kind", [BulkReadExchange, Pulls])
 def test_what_was_received_before_the_connection_broke_is_kept(kind: type[Exchange]) -> None:
     connection = FakeConnection()
-    left = [Progress(Range(QUEUE, start, start + 10)) for start in (0, 50)]
+    left = [RangeProgress(Range(QUEUE, start, start + 10)) for start in (0, 50)]
     connection.answer(2, 0, 50, 60)
     connection.answer(1, 0, 0, 4)
     rows = exchange(kind, connection).read(left)
     assert next(rows).heads["offset"].tolist() == [*range(50, 60), *range(4)]
-    with pytest.raises(ConnectionLost):
+    with pytest.raises(ConnectionBroken):
         next(rows)
     assert [(progress.next, progress.end) for progress in left] == [(4, 10)]
 
@@ -444,7 +445,7 @@ def read_by_task(monkeypatch: pytest.MonkeyPatch, network: Network) -> list[int]
     """Read messages 0 to 9 of a queue."""
     monkeypatch.setattr("martlet_spark.read.task.CONNECTIONS", network)
     monkeypatch.setattr("martlet_spark.connection.time.sleep", lambda seconds: None)
-    reader = Reader(network, ["offset"], Filter(), 1 << 20, fail_on_loss=True)  # type: ignore[arg-type]
+    reader = RangeReader(network, ["offset"], Filter(), 1 << 20, fail_on_loss=True)  # type: ignore[arg-type]
     return [offset for batch in reader.read([Range(QUEUE, 0, 10)]) for offset in batch["offset"].to_pylist()]
 
 
@@ -484,7 +485,7 @@ def test_messages_that_a_bulk_read_lacks_are_lost(gaps: str, oldest: int, caplog
         connection = FakeConnection()
         connection.answer_lacking(1, 0, found, 10)
         connection.answers[0].ext["minOffset"] = str(oldest)  # type: ignore[index]
-        talk = exchange(BulkReads, connection, fail_on_loss=fail_on_loss)
+        talk = exchange(BulkReadExchange, connection, fail_on_loss=fail_on_loss)
         if fail_on_loss:
             with pytest.raises(DataLost, match=f"messages {lost[0][0]} to {lost[0][1]} of queue b/3 .* {what}"):
                 read(talk, (0, 10))
@@ -502,7 +503,7 @@ def test_what_a_filter_leaves_out_is_no_loss_unless_the_broker_says_so(caplog: p
         connection.answer_lacking(1, 0, (5, 6), 10)
         connection.answers[0].ext |= {"minOffset": "0", **({"lost": said} if said else {})}  # type: ignore[operator]
         with caplog.at_level(logging.WARNING):
-            assert read(exchange(BulkReads, connection, wanted=TAGS, fail_on_loss=False), (0, 10)) == [5, 6]
+            assert read(exchange(BulkReadExchange, connection, wanted=TAGS, fail_on_loss=False), (0, 10)) == [5, 6]
         for first, last in lost:
             assert f"messages {first} to {last} of queue b/3 of topic 'Orders' are damaged or missing" in caplog.text
         assert caplog.text.count("continuing without them") == len(lost)
@@ -515,17 +516,17 @@ def test_a_broker_that_says_nonsense_about_losses_fails_the_read(said: str) -> N
     connection.answer_lacking(1, 0, (5, 6), 10)
     connection.answers[0].ext |= {"minOffset": "0", "lost": said}  # type: ignore[operator]
     with pytest.raises(RemoteProtocolError, match="is no range of offsets"):
-        read(exchange(BulkReads, connection, wanted=TAGS), (0, 10))
+        read(exchange(BulkReadExchange, connection, wanted=TAGS), (0, 10))
 
 
 def test_damaged_frames_are_asked_for_again_if_loss_is_allowed() -> None:
     """The broker leaves the damaged messages out then; if it sends them again, the read fails."""
-    left = [Progress(Range(QUEUE, 0, 10)), Progress(Range(QUEUE, 50, 60))]
+    left = [RangeProgress(Range(QUEUE, 0, 10)), RangeProgress(Range(QUEUE, 50, 60))]
     connection = FakeConnection()
     connection.answer(1, 0, 0, 10)
     connection.answer(2, 0, 50, 60)
     flip(connection.answers[1])
-    talk = exchange(BulkReads, connection, fail_on_loss=False)
+    talk = exchange(BulkReadExchange, connection, fail_on_loss=False)
     with pytest.raises(Unchecked):
         list(talk.read(left))
     assert sorted((progress.next, progress.end) for progress in left) == [(0, 10), (50, 60)]
@@ -534,20 +535,24 @@ def test_damaged_frames_are_asked_for_again_if_loss_is_allowed() -> None:
     again.answer(2, 0, 50, 60)
     flip(again.answers[1])
     with pytest.raises(ReadError, match="CRC") as failed:
-        list(exchange(BulkReads, again, fail_on_loss=False).read(sorted(left, key=lambda progress: progress.next)))
+        list(
+            exchange(BulkReadExchange, again, fail_on_loss=False).read(sorted(left, key=lambda progress: progress.next))
+        )
     assert not isinstance(failed.value, Unchecked)
     assert [ext["checked"] for _, ext in again.requests] == ["true", "true"]
     assert all("checked" not in ext for _, ext in connection.requests)
 
 
-@pytest.mark.parametrize(("kind", "hint"), [(BulkReads, "set failOnDataLoss to false to"), (Pulls, "startingOffsets")])
+@pytest.mark.parametrize(
+    ("kind", "hint"), [(BulkReadExchange, "set failOnDataLoss to false to"), (Pulls, "startingOffsets")]
+)
 def test_the_error_about_a_damaged_message_says_how_to_go_on(kind: type[Exchange], hint: str) -> None:
     """RocketMQ's brokers send damaged messages whatever the query allows, and so does one that leaves none out."""
     for fail_on_loss in (True, False):
         connection = FakeConnection()
         connection.answer(1, 0, 0, 10)
         flip(connection.answers[0])
-        progress = Progress(Range(QUEUE, 0, 10))
+        progress = RangeProgress(Range(QUEUE, 0, 10))
         progress.checked = not fail_on_loss
         wanted = hint if fail_on_loss else "startingOffsets"
         text = rf"message 9 of queue 3 .* CRC; 'martlet store verify' lists damaged messages; {wanted}"
@@ -555,13 +560,13 @@ def test_the_error_about_a_damaged_message_says_how_to_go_on(kind: type[Exchange
             list(exchange(kind, connection, fail_on_loss=fail_on_loss).read([progress]))
 
 
-@pytest.mark.parametrize(("kind", "messages_each"), [(BulkReads, 200), (Pulls, 32)])
+@pytest.mark.parametrize(("kind", "messages_each"), [(BulkReadExchange, 200), (Pulls, 32)])
 def test_records_of_many_answers_are_decoded_at_once(kind: type[Exchange], messages_each: int) -> None:
     """Of 32 records, to decode them in columns takes longer than one by one."""
     connection = FakeConnection()
     for opaque, first in enumerate(range(0, 3200, messages_each), 1):
         connection.answer(opaque, 0, first, first + messages_each, (0, 3200))
-    rows = exchange(kind, connection).read([Progress(Range(QUEUE, 0, 3200))])
+    rows = exchange(kind, connection).read([RangeProgress(Range(QUEUE, 0, 3200))])
     assert [len(records) for records in rows] == [3200]
 
 
@@ -570,14 +575,14 @@ def test_large_records_are_decoded_before_all_were_received() -> None:
     connection = FakeConnection()
     for first in range(0, 3000, 50):
         connection.answer(1, 0, first, first + 50, (0, 3000), more=first < 2950, body=bytes(4000))
-    rows = exchange(BulkReads, connection).read([Progress(Range(QUEUE, 0, 3000))])
+    rows = exchange(BulkReadExchange, connection).read([RangeProgress(Range(QUEUE, 0, 3000))])
     first = len(next(rows))
     assert 1000 <= first < 2000
     assert len(connection.answers) == 60 - first // 50
     assert sum(map(len, rows)) == 3000 - first
 
 
-def flip(answer: Answer) -> None:
+def flip(answer: AnswerFrame) -> None:
     """Damage the body of the last message in *answer*."""
     body = bytes(answer.body)
     answer.body[body.rindex(b"body")] ^= 1

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from martlet.errors import RemoteProtocolError
-from martlet_spark.connection import Connection, Security
+from martlet_spark.connection import BrokerConnection, Security
 
 GOOD = {"opaque": 1, "code": 0, "flag": 1}
 
@@ -51,7 +51,7 @@ def answer_to(header: object) -> object:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve)
         thread.start()
-        connection = Connection(f"127.0.0.1:{listener.getsockname()[1]}", Security(), 60.0)
+        connection = BrokerConnection(f"127.0.0.1:{listener.getsockname()[1]}", Security(), 60.0)
         try:
             return connection.request(1, {}).ext
         finally:

@@ -13,7 +13,7 @@ from tests.client.patient import patient
 from tests.interop.test_users import ANN, BOB, closed_martlet
 
 from martlet.cli.main import main
-from martlet_client import Settings
+from martlet_client import ClientSettings
 from martlet_remoting.wire.signatures import SigningKey
 from martlet_spark.connection import CONNECTIONS
 from martlet_spark.errors import OptionError, ReadError, SparkConnectorError
@@ -66,7 +66,7 @@ def test_queries_in_spark_sign_and_encrypt(spark: SparkSession, secured: Secured
     signed = secured.options(ANN)
     options = {**secured.topic.options, **signed}
     settings = secured.topic.client
-    assert isinstance(settings, Settings)
+    assert isinstance(settings, ClientSettings)
     target = Messages(secured.topic.endpoints, settings=settings)
     read = spark.readStream.format("martlet").options(**options, startingOffsets="earliest", columns="body")
     query = (
@@ -90,7 +90,7 @@ def test_queries_in_spark_sign_and_encrypt(spark: SparkSession, secured: Secured
 
 def test_the_sink_signs_and_encrypts(secured: Secured) -> None:
     settings = secured.topic.client
-    assert isinstance(settings, Settings)
+    assert isinstance(settings, ClientSettings)
     topic = Messages(secured.topic.endpoints, settings=settings)
     query = Query(topic, "query", "run-1", 0, **secured.options(ANN))
     query.writer.commit_parts(query.batch(0, *range(20)))

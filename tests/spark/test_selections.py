@@ -12,7 +12,7 @@ from tests.client.patient import PATIENCE_S, patient
 from martlet_client.blocking import Admin, Producer
 from martlet_client.messages import Message
 from martlet_remoting.wire.packets import MessageQueue
-from martlet_spark.connection import CONNECTIONS, Connection
+from martlet_spark.connection import CONNECTIONS, BrokerConnection
 from martlet_spark.errors import DataLost, OptionError, ReadError
 from martlet_spark.read.stream import limited
 from martlet_spark.source import BatchReader, MartletDataSource
@@ -209,13 +209,13 @@ def test_each_queue_has_its_turn_in_batches_that_are_smaller_than_their_number()
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """How many requests were sent at once, by their code; single requests are not in it."""
     found: list[tuple[int, int]] = []
-    original = Connection.request_all
+    original = BrokerConnection.request_all
 
-    def request_all(self: Connection, code: int, ext: Sequence[dict[str, object]]) -> object:
+    def request_all(self: BrokerConnection, code: int, ext: Sequence[dict[str, object]]) -> object:
         found.append((int(code), len(ext)))
         return original(self, code, ext)
 
-    monkeypatch.setattr(Connection, "request_all", request_all)
+    monkeypatch.setattr(BrokerConnection, "request_all", request_all)
     return found
 
 

@@ -10,7 +10,7 @@ from martlet_spark.cluster import Cluster, UnknownTopic
 from martlet_spark.errors import WriteError
 from martlet_spark.write import writable
 from martlet_spark.write.sending import Outbox
-from martlet_spark.write.targets import Targets, Turns
+from martlet_spark.write.targets import QueueTurns, Targets
 from martlet_spark.write.writable import WritableQueues, write_queues
 
 from .fake_brokers import CLOSE_AFTER, CLOSE_BEFORE, fake_cluster, route
@@ -21,7 +21,7 @@ BODIES = [b"body %d" % number for number in range(100)]
 def send(cluster: Cluster, bodies: Sequence[bytes], queue: int | None = None, chunk_bytes: int = 500) -> None:
     columns = {"body": pa.array(bodies), "queue": pa.array([queue] * len(bodies), pa.int32())}
     queues_of = WritableQueues(cluster)
-    outbox = Outbox(cluster, Turns(queues_of))
+    outbox = Outbox(cluster, QueueTurns(queues_of))
     try:
         for chunk in Targets(queues_of, "Orders", chunk_bytes).chunks(pa.RecordBatch.from_pydict(columns)):
             outbox.write(chunk)

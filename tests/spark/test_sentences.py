@@ -11,7 +11,7 @@ from martlet.message import KEYS, UNIQ_KEY
 from martlet_client.blocking import Admin
 from martlet_remoting.wire.codes import ResponseCode
 from martlet_spark.cluster import Cluster, rights_hint
-from martlet_spark.connection import Answer, Security
+from martlet_spark.connection import AnswerFrame, Security
 from martlet_spark.errors import OptionError, ReadError, WriteError
 from martlet_spark.pipelines.session import pass_on
 from martlet_spark.source import MartletDataSource
@@ -82,7 +82,7 @@ def test_a_read_only_topic_is_not_a_question_of_the_secret(topic: Topic) -> None
     ],
 )
 def test_only_a_user_without_rights_is_told_to_check_them(remark: str, is_right: bool) -> None:
-    answer = Answer(1, ResponseCode.NO_PERMISSION, {}, remark, bytearray())
+    answer = AnswerFrame(1, ResponseCode.NO_PERMISSION, {}, remark, bytearray())
     assert ("accessKey" in rights_hint(answer)) == is_right
 
 

@@ -27,7 +27,7 @@ from martlet_spark.columns import PROPERTIES, TIMESTAMP
 from martlet_spark.connection import CONNECTIONS
 from martlet_spark.errors import OptionError, WriteError
 from martlet_spark.source import MartletDataSource
-from martlet_spark.write.sink import BatchWriter, Written
+from martlet_spark.write.sink import BatchWriter, WrittenTask
 from martlet_spark.write.staging import Transaction
 
 from .clusters import Messages
@@ -217,12 +217,12 @@ class Query:
         self.in_task = options.get("guarantee") == "idempotent"
         self.writer = writer(topic, "body", **{"guarantee": "exactly-once", **options})
 
-    def task(self, batch: int, *numbers: int, in_task: bool = False) -> Written:
+    def task(self, batch: int, *numbers: int, in_task: bool = False) -> WrittenTask:
         rows = frame({"body": [b"%d" % number for number in numbers]}) if numbers else None
         transaction = Transaction(self.name, batch, self.run, self.began_ms)
         return self.writer.write_rows(iter([rows] if rows else []), lambda: transaction, in_task=in_task)
 
-    def batch(self, batch: int, *numbers: int) -> list[Written | None]:
+    def batch(self, batch: int, *numbers: int) -> list[WrittenTask | None]:
         middle = len(numbers) // 2
         return [self.task(batch, *numbers[:middle]), self.task(batch, *numbers[middle:])]
 
@@ -449,7 +449,7 @@ def fill_disk(broker: Martlet, full_ratio: str) -> None:
 def test_an_idempotent_task_writes_each_batch_once(topic: Topic) -> None:
     for attempt, (batch, numbers) in enumerate(((0, (1, 2)), (0, (1, 2)), (1, (3, 4)))):
         query = Query(topic, topic.name, f"attempt-{attempt}", guarantee="idempotent")
-        assert query.task(batch, *numbers, in_task=True) == Written()
+        assert query.task(batch, *numbers, in_task=True) == WrittenTask()
     assert values(topic) == [1, 2, 3, 4]
 
 

@@ -13,8 +13,8 @@ from martlet_spark.connection import CONNECTIONS
 from martlet_spark.errors import WriteError
 from martlet_spark.write import staging
 from martlet_spark.write.runs import ask
-from martlet_spark.write.sink import Written
-from martlet_spark.write.staging import Part
+from martlet_spark.write.sink import WrittenTask
+from martlet_spark.write.staging import TaskPart
 
 from .clusters import QUEUES, Cluster, Messages, cluster
 from .test_sink import Columns, Query, frame, stored, values, writer
@@ -24,7 +24,7 @@ def brokers_of(topic: Messages) -> set[str]:
     return {message.queue.broker_name for message in stored(topic.endpoints, topic.name)}
 
 
-def parts_of(messages: list[Written | None]) -> list[Part]:
+def parts_of(messages: list[WrittenTask | None]) -> list[TaskPart]:
     return [part for message in messages if message is not None for part in message.parts]
 
 
@@ -37,7 +37,9 @@ class Stopped(Exception):
     """The driver is killed."""
 
 
-def commit_until(query: Query, messages: list[Written | None], requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def commit_until(
+    query: Query, messages: list[WrittenTask | None], requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Commit *messages*, and end after so many requests, as a driver that is killed."""
     left = requests
 
@@ -85,7 +87,8 @@ def test_an_idempotent_task_that_dies_during_its_commit_is_done_or_repeated(
         with pytest.raises(Stopped):
             commit_of_task(shared, batch, requests, monkeypatch, *numbers)
         assert (
-            spread(shared, f"second-{batch}", guarantee="idempotent").task(batch, *numbers, in_task=True) == Written()
+            spread(shared, f"second-{batch}", guarantee="idempotent").task(batch, *numbers, in_task=True)
+            == WrittenTask()
         )
         assert values(shared) == list(range(batch * 100 + 100))
 

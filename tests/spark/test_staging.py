@@ -12,8 +12,8 @@ from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.cluster import Cluster
 from martlet_spark.errors import WriteError
 from martlet_spark.write import staging
-from martlet_spark.write.staging import Part, Staging, Transaction
-from martlet_spark.write.targets import Targets, Turns
+from martlet_spark.write.staging import Staging, TaskPart, Transaction
+from martlet_spark.write.targets import QueueTurns, Targets
 from martlet_spark.write.writable import WritableQueues
 
 from .fake_brokers import CLOSE_AFTER, CLOSE_BEFORE, FakeBroker, fake_cluster
@@ -22,10 +22,10 @@ BODIES = [b"body %d" % number for number in range(100)]
 QUERY = Transaction("query", 5)
 
 
-def stage(cluster: Cluster, bodies: Sequence[bytes], transaction: Transaction = QUERY) -> list[Part]:
+def stage(cluster: Cluster, bodies: Sequence[bytes], transaction: Transaction = QUERY) -> list[TaskPart]:
     queues_of = WritableQueues(cluster)
     rows = pa.RecordBatch.from_pydict({"body": pa.array(bodies, pa.binary())})
-    with closing(Staging(cluster, Turns(queues_of), transaction)) as stage:
+    with closing(Staging(cluster, QueueTurns(queues_of), transaction)) as stage:
         for chunk in Targets(queues_of, "Orders", 500).chunks(rows):
             stage.write(chunk)
         return stage.finish()
@@ -87,8 +87,8 @@ def test_a_refusal_says_what_to_do(code: int, text: str) -> None:
             staging.commit(cluster, [part_of("a")])
 
 
-def part_of(broker: str, chunks: int = 1) -> Part:
-    return Part(QUERY, MessageQueue("Orders", broker, 0), f"part-{broker}", 3, chunks)
+def part_of(broker: str, chunks: int = 1) -> TaskPart:
+    return TaskPart(QUERY, MessageQueue("Orders", broker, 0), f"part-{broker}", 3, chunks)
 
 
 def test_a_run_begins_once_at_each_broker() -> None:

@@ -9,7 +9,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from martlet_spark.errors import WriteError
 from martlet_spark.source import MartletDataSource
-from martlet_spark.write.sink import BATCH, QUERY, RUN, StreamWriter, Written
+from martlet_spark.write.sink import BATCH, QUERY, RUN, StreamWriter, WrittenTask
 from martlet_spark.write.staging import Staging
 
 from .conftest import Topic
@@ -54,13 +54,13 @@ class Run:
         made._made_ms += self._began_ms
         return made
 
-    def task(self, batch: int, partition: int, *numbers: int) -> Written:
+    def task(self, batch: int, partition: int, *numbers: int) -> WrittenTask:
         """Write *numbers* in a task, with a copy of a new writer; return what the driver gets of it."""
         properties = {QUERY: self._topic.name, BATCH: str(batch), RUN: self._run}
         self._patched.setattr("martlet_spark.write.sink.TaskContext", Task(properties, partition))
         copy: StreamWriter = pickle.loads(pickle.dumps(self.writer()))
         written = pickle.loads(pickle.dumps(copy.write(iter([frame({"body": [b"%d" % each for each in numbers]})]))))
-        assert isinstance(written, Written)
+        assert isinstance(written, WrittenTask)
         return written
 
 
@@ -104,7 +104,7 @@ def test_idempotent_tasks_of_a_batch_write_side_by_side(topic: Topic, monkeypatc
     for batch in range(2):
         for partition in range(3):
             first = 10 * batch + 3 * partition
-            assert run.task(batch, partition, first, first + 1, first + 2) == Written()
+            assert run.task(batch, partition, first, first + 1, first + 2) == WrittenTask()
     expected = [*range(9), *range(10, 19)]
     assert values(topic) == expected
     for again in (run, Run(monkeypatch, topic, "idempotent", "run-2", began_ms=60_000)):

@@ -9,7 +9,7 @@ from martlet_remoting.wire.batches import decode_batch
 from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.errors import OptionError, WriteError
 from martlet_spark.write.columns import check_columns
-from martlet_spark.write.targets import CHUNK_MESSAGES_MAX, Place, Targets, Turns
+from martlet_spark.write.targets import CHUNK_MESSAGES_MAX, QueueTurns, RowTarget, Targets
 
 QUEUES = {
     "One": [MessageQueue("One", "a", number) for number in range(4)],
@@ -26,7 +26,9 @@ def frame(names: str, *rows: tuple[object, ...]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=names.split())
 
 
-def divided(rows: pa.RecordBatch, topic: str = "", *, chunk_bytes: int = 1 << 20) -> list[tuple[Place, list[bytes]]]:
+def divided(
+    rows: pa.RecordBatch, topic: str = "", *, chunk_bytes: int = 1 << 20
+) -> list[tuple[RowTarget, list[bytes]]]:
     targets = Targets(QUEUES.__getitem__, topic, chunk_bytes)
     found = [(chunk.place, [message.body for message in decode_batch(chunk.body)]) for chunk in targets.chunks(rows)]
     assert all(chunk.count == len(bodies) for chunk, (_, bodies) in zip(targets.chunks(rows), found, strict=True))
@@ -35,7 +37,7 @@ def divided(rows: pa.RecordBatch, topic: str = "", *, chunk_bytes: int = 1 << 20
 
 def test_rows_without_a_key_may_go_anywhere() -> None:
     rows = frame("body key", (b"1", None), (b"2", ""), (b"3", None))
-    assert divided(rows, "One") == [(Place("One"), [b"1", b"2", b"3"])]
+    assert divided(rows, "One") == [(RowTarget("One"), [b"1", b"2", b"3"])]
 
 
 def test_a_key_chooses_the_queue_and_keeps_the_order() -> None:
@@ -44,26 +46,26 @@ def test_a_key_chooses_the_queue_and_keeps_the_order() -> None:
     by_queue: dict[int, list[bytes]] = {}
     for number, key in enumerate(keys):
         by_queue.setdefault(crc32(key.encode()) % 4, []).append(b"%d" % number)
-    assert sorted(found) == sorted((Place("One", "a", queue), bodies) for queue, bodies in by_queue.items())
+    assert sorted(found) == sorted((RowTarget("One", "a", queue), bodies) for queue, bodies in by_queue.items())
 
 
 def test_topics_are_divided_and_the_option_replaces_the_column() -> None:
     rows = frame("topic body", ("One", b"1"), ("Two", b"2"), ("One", b"3"))
-    assert divided(rows) == [(Place("One"), [b"1", b"3"]), (Place("Two"), [b"2"])]
-    assert divided(rows, "Two") == [(Place("Two"), [b"1", b"2", b"3"])]
+    assert divided(rows) == [(RowTarget("One"), [b"1", b"3"]), (RowTarget("Two"), [b"2"])]
+    assert divided(rows, "Two") == [(RowTarget("Two"), [b"1", b"2", b"3"])]
 
 
 def test_a_row_can_name_its_queue() -> None:
     rows = frame("body queue key", (b"1", 3, "k"), (b"2", None, None), (b"3", 3, None))
-    assert divided(rows, "One") == [(Place("One"), [b"2"]), (Place("One", "a", 3), [b"1", b"3"])]
+    assert divided(rows, "One") == [(RowTarget("One"), [b"2"]), (RowTarget("One", "a", 3), [b"1", b"3"])]
     rows = frame("body queue broker", (b"1", 1, "b"), (b"2", None, None), (b"3", 1, "a"))
-    found = [(Place("Two"), [b"2"]), (Place("Two", "a", 1), [b"3"]), (Place("Two", "b", 1), [b"1"])]
+    found = [(RowTarget("Two"), [b"2"]), (RowTarget("Two", "a", 1), [b"3"]), (RowTarget("Two", "b", 1), [b"1"])]
     assert sorted(divided(rows, "Two")) == found
 
 
 def test_messages_with_a_time_travel_apart() -> None:
     rows = frame("body deliver_at", (b"1", None), (b"2", 5_000), (b"3", None))
-    assert divided(rows, "One") == [(Place("One"), [b"1", b"3"]), (Place("One", timed=True), [b"2"])]
+    assert divided(rows, "One") == [(RowTarget("One"), [b"1", b"3"]), (RowTarget("One", timed=True), [b"2"])]
 
 
 def test_a_chunk_has_limits() -> None:
@@ -91,11 +93,11 @@ def test_a_row_without_a_place_says_why(names: str, row: tuple[object, ...], top
 
 
 def test_queues_are_taken_in_turn_and_failing_brokers_avoided() -> None:
-    turns = Turns(QUEUES.__getitem__)
-    assert {turns.next_queue(Place("Two")) for _ in range(4)} == set(QUEUES["Two"])
-    assert {turns.next_queue(Place("Two"), ["a"]).broker_name for _ in range(4)} == {"b"}
-    assert {turns.next_queue(Place("Two", "a"), ["a"]) for _ in range(4)} == set(QUEUES["Two"][:2])
-    assert turns.next_queue(Place("Two", "b", 1)) == QUEUES["Two"][3]
+    turns = QueueTurns(QUEUES.__getitem__)
+    assert {turns.next_queue(RowTarget("Two")) for _ in range(4)} == set(QUEUES["Two"])
+    assert {turns.next_queue(RowTarget("Two"), ["a"]).broker_name for _ in range(4)} == {"b"}
+    assert {turns.next_queue(RowTarget("Two", "a"), ["a"]) for _ in range(4)} == set(QUEUES["Two"][:2])
+    assert turns.next_queue(RowTarget("Two", "b", 1)) == QUEUES["Two"][3]
 
 
 @pytest.mark.parametrize(

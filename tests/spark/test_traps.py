@@ -37,7 +37,7 @@ from tests.client.patient import patient
 
 from martlet_client.blocking import Admin
 from martlet_spark.columns import COLUMNS, DEFAULT, arrow_schema
-from martlet_spark.connection import CONNECTIONS, Connection
+from martlet_spark.connection import CONNECTIONS, BrokerConnection
 from martlet_spark.read.batch import spark_schema
 from martlet_spark.read.offsets import encode
 from martlet_spark.read.stream import StreamReader
@@ -155,7 +155,7 @@ def test_a_reader_that_nobody_stops_needs_no_stop(topic: Topic) -> None:
     offset = found.latestOffset(found.initialOffset(), ALL)
     found.latestOffset(through_json(offset), ALL)
     for connection in found._driver.watch._connections.values():
-        assert isinstance(connection, Connection)
+        assert isinstance(connection, BrokerConnection)
         connection.close()
     with Admin(patient(topic.endpoints)) as admin:
         assert {lag.consumer_offset for lag in admin.group_lag(f"{topic.name}-g") if lag.queue.topic == topic.name} == {

@@ -12,7 +12,7 @@ from martlet.groups.journal.journal_codec import Key, LeaseState
 from martlet.groups.journal.state import GroupState
 from martlet.groups.member import Member
 from martlet.groups.membership import Membership
-from martlet.groups.queues.finder import Names
+from martlet.groups.queues.finder import MessageSelection
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.testing.peers import RecordingPeer
 
@@ -25,7 +25,7 @@ POLICY = GroupPolicy("tested")
 def join(
     broker: Broker,
     selection: Selection = EVERYTHING,
-    names: Names | None = None,
+    names: MessageSelection | None = None,
     *,
     credit: int = 100,
     lease_s: float = 30,

@@ -22,7 +22,7 @@ from martlet.delivery.routing.selection import Selection
 from martlet.errors import Refused
 from martlet.groups.member import Member
 from martlet.groups.queues import group_source
-from martlet.groups.queues.finder import Names
+from martlet.groups.queues.finder import MessageSelection
 from martlet.message import Message
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import ManualClock
@@ -86,7 +86,11 @@ class Workload(power_cuts.Workload):
             self.settle(broker, self.member, action)
 
     def join(self, broker: Broker, **more: Any) -> Member:
-        return join(broker, BY_NAME, Names(feed_of(broker), "a"), **more) if self.by_name else join(broker, **more)
+        return (
+            join(broker, BY_NAME, MessageSelection(feed_of(broker), "a"), **more)
+            if self.by_name
+            else join(broker, **more)
+        )
 
     async def collect(self, broker: Broker, member: Member) -> Handles:
         found: Handles = {}

@@ -23,7 +23,7 @@ from martlet.errors import Refused
 from martlet.groups.member import Member
 from martlet.groups.membership import Membership
 from martlet.groups.queues import finder, group_source
-from martlet.groups.queues.finder import Names
+from martlet.groups.queues.finder import MessageSelection
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.message import Message
 from martlet.runtime.steps import finish_now
@@ -200,7 +200,7 @@ class Story:
                 lease_s=math.inf,
                 credit=self.random.choice((0, 1, 3, 100)),
                 selection=selection(topic_filter),
-                names=Names(feed, topic_filter) if topic_filter != "all" else None,
+                names=MessageSelection(feed, topic_filter) if topic_filter != "all" else None,
             ),
             POLICY,
         )

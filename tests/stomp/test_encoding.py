@@ -6,7 +6,7 @@ from martlet.message import Message
 from martlet.records.codec import encode_record
 from martlet.testing.stores import HOST, ManualClock
 from martlet_stomp.mapping.destinations import Destination, Kind
-from martlet_stomp.mapping.encoding import LINES_KEPT, Encodings, HeaderLines, message_head
+from martlet_stomp.mapping.encoding import LINES_KEPT, HeaderLines, SubscriptionEncodings, message_head
 
 ORDERS = Destination(Kind.QUEUE, "/queue/or:ders", "or%3Aders")
 
@@ -29,7 +29,7 @@ def test_a_head_ends_where_the_place_of_a_message_follows() -> None:
 
 
 def test_the_rest_of_a_message_is_the_same_for_all_subscribers() -> None:
-    encodings = Encodings(ManualClock(), ())
+    encodings = SubscriptionEncodings(ManualClock(), ())
     data = record(4, b"body", b"CONTENT_TYPE\x01text/plain\x02a:b\x01c\x02") + record(5, b"")
     of_1_2 = encodings.of(V1_2, ORDERS, is_acknowledged=True)
     assert of_1_2.encode(data) == [

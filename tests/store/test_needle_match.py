@@ -10,7 +10,7 @@ from martlet.message import Message
 from martlet.records.layout import Condition, Find, Predicate, RecordView
 from martlet.store import ReadResult, ReadStatus, Store
 from martlet.store.disk.page_cache import Page
-from martlet.store.read.needle_match import PLACE_BYTES, PLACES_MAX, SEARCHED_BYTES_MAX, STEPS_MAX, Search
+from martlet.store.read.needle_match import PLACE_BYTES, PLACES_MAX, SEARCHED_BYTES_MAX, STEPS_MAX, NeedleSearch
 from martlet.store.read.reading import TESTED_MAX
 from martlet.testing.stores import bodies, small_config
 
@@ -162,7 +162,7 @@ def entries(*placed: tuple[int, int]) -> bytes:
 def candidates(
     data: bytes, find: Find, load: Callable[[int], Page | None], count_max: int = 10**6
 ) -> tuple[list[int] | None, int]:
-    return Search(find, None, load).candidates(data, count_max)
+    return NeedleSearch(find, None, load).candidates(data, count_max)
 
 
 PAGE_BYTES = SEARCHED_BYTES_MAX // 4
@@ -193,7 +193,7 @@ def test_a_search_ends_after_a_number_of_bytes() -> None:
 def test_the_searches_of_a_read_end_at_the_same_page_wherever_they_begin() -> None:
     for first in (0, PAGE_BYTES // 2, PAGE_BYTES - 1000):
         pages = Pages()
-        search = Search(find_all(b"x"), None, pages)
+        search = NeedleSearch(find_all(b"x"), None, pages)
         placed = [(position, 1000) for position in range(first, 10 * PAGE_BYTES, 1000)]
         at = 0
         while checked := search.candidates(entries(*placed[at : at + 500]), 10**6)[1]:
@@ -225,7 +225,7 @@ def test_a_search_ends_after_a_number_of_steps() -> None:
     pages = Pages()
     placed = [(position, 1000) for position in range(0, 10 * PAGE_BYTES, 1000)]
     for read in range(2):
-        assert Search(find, steps, pages).candidates(entries(*placed), 10**6)[1] > 0
+        assert NeedleSearch(find, steps, pages).candidates(entries(*placed), 10**6)[1] > 0
         assert pages.loaded == [0, 1] * (read + 1)
 
 

@@ -15,7 +15,7 @@ from martlet.broker import Broker
 from martlet.contracts import Protocol
 from martlet.store.format.delays import DELAYS_MS
 from martlet.testing.peers import MemoryPeer
-from martlet_client import Admin, ConsumeFrom, Message, Outcome, Producer, PushConsumer, Settings
+from martlet_client import Admin, ClientSettings, ConsumeFrom, Message, Outcome, Producer, PushConsumer
 from martlet_remoting.config import RemotingConfig
 from martlet_remoting.nameserver.config import NameServerConfig
 from martlet_remoting.nameserver.plugin import NameServerPlugin
@@ -46,7 +46,7 @@ class MemoryStream(trio.abc.Stream):
 
 
 @asynccontextmanager
-async def cluster() -> AsyncIterator[tuple[Delays, Settings]]:
+async def cluster() -> AsyncIterator[tuple[Delays, ClientSettings]]:
     """A broker with delays and its name server, and the settings of clients that connect to them in memory."""
     remoting = RemotingPlugin(RemotingConfig(listen="127.0.0.1:0", vip=False))
     names = NameServerPlugin(NameServerConfig(listen="127.0.0.1:0"))
@@ -68,7 +68,7 @@ async def cluster() -> AsyncIterator[tuple[Delays, Settings]]:
         async def connect(host: str, port: int) -> trio.abc.Stream:
             return MemoryStream(serving.connect(protocols[0 if port == NAMES_PORT else 1]))
 
-        yield running, Settings(f"names:{NAMES_PORT}", connect=connect, clock=running.clock)
+        yield running, ClientSettings(f"names:{NAMES_PORT}", connect=connect, clock=running.clock)
 
 
 async def test_a_message_that_always_fails_climbs_all_levels_and_becomes_a_dead_letter(

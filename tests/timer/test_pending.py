@@ -8,13 +8,13 @@ import pytest
 
 from martlet.errors import StoreError
 from martlet.runtime.steps import finish_now
-from martlet_timer.timers.pending import CHUNK_ROWS, HOUR_MS, Pending
+from martlet_timer.timers.pending import CHUNK_ROWS, HOUR_MS, PendingTimers
 
 GRANULE = 1000
 BASE_MS = 473_000 * HOUR_MS
 
 
-def check(pending: Pending, model: dict[int, tuple[int, int]]) -> None:
+def check(pending: PendingTimers, model: dict[int, tuple[int, int]]) -> None:
     """Compare *pending* with *model*: position -> (time, key)."""
     assert len(pending) == len(model)
     assert pending.floor() == (min(model) // GRANULE * GRANULE if model else None)
@@ -41,7 +41,7 @@ def check(pending: Pending, model: dict[int, tuple[int, int]]) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_timers_are_added_found_and_removed(seed: int) -> None:
     random = Random(seed)
-    pending, model, gone, added, position = Pending(GRANULE), dict[int, tuple[int, int]](), [], [0], 0
+    pending, model, gone, added, position = PendingTimers(GRANULE), dict[int, tuple[int, int]](), [], [0], 0
     for step in range(12_000):
         if random.random() < (0.7 if step < 8000 else 0.3) or not model:
             position += random.randrange(1, 50)
@@ -75,7 +75,7 @@ def test_timers_are_added_found_and_removed(seed: int) -> None:
 
 
 def test_several_timers_can_have_the_same_time_and_key() -> None:
-    pending = Pending(GRANULE)
+    pending = PendingTimers(GRANULE)
     for position in range(3 * CHUNK_ROWS):
         pending.add(BASE_MS + 5, position, 7 if position % 2000 == 0 else 8)
     assert finish_now(pending.with_key(BASE_MS + 5, 7)) == [*range(0, 3 * CHUNK_ROWS, 2000)]
@@ -85,15 +85,15 @@ def test_several_timers_can_have_the_same_time_and_key() -> None:
 
 
 def test_a_key_is_found_only_at_the_border_of_rows() -> None:
-    pending = Pending(GRANULE)
+    pending = PendingTimers(GRANULE)
     for position, key in enumerate((0x01020304, 0x05060102, 0x03040506)):
         pending.add(BASE_MS, position, key)
     assert finish_now(pending.with_key(BASE_MS, 0x05060304)) == []
     assert finish_now(pending.with_key(BASE_MS, 0x03040506)) == [2]
 
 
-def copy_of(pending: Pending, first_position: int = 0) -> Pending:
-    again = Pending(GRANULE)
+def copy_of(pending: PendingTimers, first_position: int = 0) -> PendingTimers:
+    again = PendingTimers(GRANULE)
     for columns in pending.freeze():
         again.restore(columns, first_position)
     return again
@@ -101,7 +101,7 @@ def copy_of(pending: Pending, first_position: int = 0) -> Pending:
 
 def test_a_snapshot_restores_the_same_timers() -> None:
     random = Random(3)
-    pending, model = Pending(GRANULE), dict[int, tuple[int, int]]()
+    pending, model = PendingTimers(GRANULE), dict[int, tuple[int, int]]()
     for position in range(10_000):
         due = BASE_MS + random.randrange(2 * HOUR_MS)
         pending.add(due, position, position)
@@ -113,7 +113,7 @@ def test_a_snapshot_restores_the_same_timers() -> None:
 
 
 def test_a_snapshot_has_nothing_that_was_added_later() -> None:
-    pending = Pending(GRANULE)
+    pending = PendingTimers(GRANULE)
     for position in range(CHUNK_ROWS + 10):
         pending.add(BASE_MS, position, 0)
     frozen = pending.freeze()
@@ -124,14 +124,14 @@ def test_a_snapshot_has_nothing_that_was_added_later() -> None:
 
 
 def test_timers_removed_after_a_freeze_may_be_in_it_and_are_removed_again() -> None:
-    pending = Pending(GRANULE)
+    pending = PendingTimers(GRANULE)
     for position in range(3 * CHUNK_ROWS):
         pending.add(BASE_MS, position, 0)
     frozen = pending.freeze()
     removed = [position for position in range(3 * CHUNK_ROWS) if position % 5]
     for position in removed:
         pending.remove(BASE_MS, position)
-    again = Pending(GRANULE)
+    again = PendingTimers(GRANULE)
     for columns in frozen:
         again.restore(columns, 0)
     for position in removed:
@@ -140,18 +140,18 @@ def test_timers_removed_after_a_freeze_may_be_in_it_and_are_removed_again() -> N
 
 
 def test_damaged_columns_are_refused() -> None:
-    pending = Pending(GRANULE)
+    pending = PendingTimers(GRANULE)
     pending.add(BASE_MS, 1, 2)
     ((hour, dues, positions, keys),) = pending.freeze()
     with pytest.raises(StoreError, match="different lengths"):
-        Pending(GRANULE).restore((hour, dues[:0], positions, keys), 0)
+        PendingTimers(GRANULE).restore((hour, dues[:0], positions, keys), 0)
 
 
 def test_a_timer_takes_less_than_20_bytes() -> None:
     random = Random(1)
     tracemalloc.start()
     try:
-        pending = Pending(1 << 30)
+        pending = PendingTimers(1 << 30)
         for position in range(40_000):
             pending.add(BASE_MS + random.randrange(4 * HOUR_MS), position * 1000, position)
         assert tracemalloc.get_traced_memory()[0] < 20 * 40_000
@@ -166,7 +166,7 @@ def test_a_timer_takes_less_than_20_bytes() -> None:
 
 
 def test_chunks_that_are_half_dead_at_the_same_time_are_rewritten_one_by_one() -> None:
-    pending, rows = Pending(1 << 30), 4096
+    pending, rows = PendingTimers(1 << 30), 4096
     for position in range(20 * rows):
         pending.add(5, position, 0)
     chunks = pending._hours[0].chunks

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from martlet.runtime.steps import finish_now
-from martlet_timer.timers.pending import HOUR_MS, Pending
+from martlet_timer.timers.pending import HOUR_MS, PendingTimers
 from martlet_timer.timers.schedule import Schedule
 
 START_MS = 473_000 * HOUR_MS + 1234
@@ -15,7 +15,7 @@ class Timers:
     """A table, its schedule, and what was given so far."""
 
     def __init__(self) -> None:
-        self.pending = Pending(1000)
+        self.pending = PendingTimers(1000)
         self.schedule = Schedule(self.pending)
         self.now_ms = START_MS
         self.position = 0

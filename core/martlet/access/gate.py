@@ -47,7 +47,7 @@ from martlet.runtime.steps import Steps
 from martlet.sessions.session import Session
 from martlet.sessions.sessions import Sessions
 from martlet.state.journal import Journal
-from martlet.store import Found, Store
+from martlet.store import KeyQueryResult, Store
 from martlet.store.append.items import AppendItem, AppendResult, properties_of, queue_of
 from martlet.store.format.light import MULTI, light_places, light_topics, may_be_indexed
 from martlet.store.format.tags import find_tags
@@ -429,7 +429,7 @@ class Gate:
 
     def query_keys(
         self, topic: str, key: bytes, count_max: int, begin_ms: int, end_ms: int, bytes_max: int
-    ) -> Steps[Found]:
+    ) -> Steps[KeyQueryResult]:
         """Return the records of *topic* with *key*, like `Store.query_keys`; requires ``read``.
 
         For internal topics it requires ``manage`` on the broker.

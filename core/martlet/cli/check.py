@@ -6,7 +6,7 @@ from pathlib import Path
 from martlet.cli.outcome import Exit
 from martlet.cli.terminal import print_json
 from martlet.config import override, read_toml
-from martlet.contracts import Command
+from martlet.contracts import Subcommand
 
 __all__ = ["COMMAND"]
 
@@ -60,4 +60,4 @@ def run(arguments: argparse.Namespace) -> int:
     return Exit.OK
 
 
-COMMAND = Command("check", "validate a configuration file without starting a broker", configure, run)
+COMMAND = Subcommand("check", "validate a configuration file without starting a broker", configure, run)

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from martlet.cli.outcome import Exit, complain
 from martlet.config import Setting, describe
-from martlet.contracts import Command
+from martlet.contracts import Subcommand
 from martlet.errors import PluginError
 
 __all__ = ["COMMAND", "Section", "as_markdown", "as_toml", "sections"]
@@ -122,4 +122,4 @@ def run(arguments: argparse.Namespace) -> int:
     return Exit.OK
 
 
-COMMAND = Command("config", "print every configuration key with its default and purpose", configure, run)
+COMMAND = Subcommand("config", "print every configuration key with its default and purpose", configure, run)

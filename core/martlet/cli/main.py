@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 if TYPE_CHECKING:
-    from martlet.contracts import Command
+    from martlet.contracts import Subcommand
 
 __all__ = ["CORE", "commands", "main", "make_parser"]
 
@@ -103,24 +103,24 @@ def _refuse(parser: argparse.ArgumentParser, words: Sequence[str], rest: Sequenc
     parser.error(f"unrecognized arguments: {' '.join(rest)}")
 
 
-def find(name: str) -> "Command | None":
+def find(name: str) -> "Subcommand | None":
     """Return the command *name* of the core or of a plugin, None if there is none."""
     if name in CORE:
         return _core(name)
     return next((command for command in _of_plugins() if command.name == name), None)
 
 
-def commands(plugins: Iterable[str] | None = None) -> "list[Command]":
+def commands(plugins: Iterable[str] | None = None) -> "list[Subcommand]":
     """Return the core's commands, then those of *plugins* (default: of all installed plugins)."""
     return [*map(_core, CORE), *_of_plugins(plugins)]
 
 
-def _core(name: str) -> "Command":
-    command: Command = import_module(f"martlet.cli.{name}").COMMAND
+def _core(name: str) -> "Subcommand":
+    command: Subcommand = import_module(f"martlet.cli.{name}").COMMAND
     return command
 
 
-def _of_plugins(names: Iterable[str] | None = None) -> "list[Command]":
+def _of_plugins(names: Iterable[str] | None = None) -> "list[Subcommand]":
     """Return the commands of the plugins *names*; complain about a plugin that fails, and skip it."""
     import trio
 
@@ -128,8 +128,8 @@ def _of_plugins(names: Iterable[str] | None = None) -> "list[Command]":
     from martlet.errors import MartletError
     from martlet.plugins.loader import available, has_commands, load
 
-    async def ask() -> "list[Command]":
-        commands: list[Command] = []
+    async def ask() -> "list[Subcommand]":
+        commands: list[Subcommand] = []
         installed = available()
         chosen = [name for name, entry in installed.items() if has_commands(name, entry)] if names is None else names
         for name in sorted(chosen):
@@ -166,7 +166,7 @@ class _Parser(argparse.ArgumentParser):
         super()._check_value(action, value)
 
 
-def make_parser(command: "Command") -> argparse.ArgumentParser:
+def make_parser(command: "Subcommand") -> argparse.ArgumentParser:
     """Return an argument parser for *command*."""
     parser = _Parser(
         prog=f"martlet {command.name}",
@@ -178,7 +178,7 @@ def make_parser(command: "Command") -> argparse.ArgumentParser:
     return parser
 
 
-def _overview(found: "Sequence[Command]") -> str:
+def _overview(found: "Sequence[Subcommand]") -> str:
     width = max(len(command.name) for command in found)
     lines = [f"  {command.name:{width}}  {command.help}" for command in found]
     return "\n".join(

@@ -9,7 +9,7 @@ from martlet.cli import new_plugin
 from martlet.cli.outcome import Exit
 from martlet.cli.terminal import print_json, table
 from martlet.config import read_toml
-from martlet.contracts import Command
+from martlet.contracts import Subcommand
 from martlet.errors import PluginError
 
 __all__ = ["COMMAND"]
@@ -90,4 +90,4 @@ def _hooks(row: dict[str, object]) -> str:
     return ", ".join(hooks) if isinstance(hooks, list) else ""
 
 
-COMMAND = Command("plugins", "list the installed plugins and their hooks, or write a new one", configure, run)
+COMMAND = Subcommand("plugins", "list the installed plugins and their hooks, or write a new one", configure, run)

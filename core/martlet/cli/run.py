@@ -12,7 +12,7 @@ from martlet.app import logs
 from martlet.cli.outcome import Exit
 from martlet.cli.terminal import Bar
 from martlet.config import override, read_toml
-from martlet.contracts import Command
+from martlet.contracts import Subcommand
 from martlet.runtime.clock import process_age_s
 from martlet.runtime.gc_schedule import OldObjects
 from martlet.runtime.malloc_trim import FreedMemory
@@ -141,4 +141,4 @@ def serve(config: "Config") -> int:
     return Exit.OK
 
 
-COMMAND = Command("run", "run a broker", configure, start)
+COMMAND = Subcommand("run", "run a broker", configure, start)

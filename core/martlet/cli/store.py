@@ -16,7 +16,7 @@ from martlet.cli.interrupts import ended_by
 from martlet.cli.outcome import Exit, UsageError
 from martlet.cli.terminal import Bar, body_fields, human_bytes, print_json, table
 from martlet.config import override, read_toml
-from martlet.contracts import Command
+from martlet.contracts import Subcommand
 
 if TYPE_CHECKING:
     from msgspec import Struct
@@ -313,4 +313,4 @@ def _time(ms: int) -> str | None:
         return str(ms)
 
 
-COMMAND = Command("store", "inspect, verify, repair or back up a data directory", configure, run)
+COMMAND = Subcommand("store", "inspect, verify, repair or back up a data directory", configure, run)

@@ -16,7 +16,7 @@ from martlet.contracts.access import (
 )
 from martlet.contracts.messages import Compile, Router, Stage
 from martlet.contracts.protocol import Connection, Handler, Peer, Protocol, Traffic, WebSocket
-from martlet.contracts.services import Command, Service
+from martlet.contracts.services import Service, Subcommand
 from martlet.contracts.timers import PendingTimer, Timers
 from martlet.contracts.transactions import (
     ExternalCommit,
@@ -40,7 +40,6 @@ __all__ = [
     "Buffer",
     "Certificate",
     "Challenge",
-    "Command",
     "Compile",
     "Condition",
     "Connection",
@@ -72,6 +71,7 @@ __all__ = [
     "SignedRequest",
     "Stage",
     "StagedBatch",
+    "Subcommand",
     "Timers",
     "Traffic",
     "Transactions",

@@ -5,14 +5,14 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-__all__ = ["Command", "Service"]
+__all__ = ["Service", "Subcommand"]
 
 # A coroutine function that runs while the broker does, until it is cancelled. One with an argument `task_status` is
 # waited for before the ports open: it calls `task_status.started()` when it is ready, as in `trio.Nursery.start`.
 Service: TypeAlias = Callable[[], Awaitable[None]]
 
 
-class Command(Struct, frozen=True):
+class Subcommand(Struct, frozen=True):
     """A ``martlet`` subcommand: *configure* fills its argparse parser, *run* gets the arguments.
 
     *run* returns the exit code.

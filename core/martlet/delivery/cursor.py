@@ -15,7 +15,7 @@ from typing import Final, Protocol, final
 from martlet.delivery.runs import Run
 from martlet.errors import Refused
 
-__all__ = ["Cursor", "Permit", "Place", "Source", "Sweeping"]
+__all__ = ["Cursor", "CursorPlace", "CursorSource", "Permit", "Sweeping"]
 
 # Of uncollected records: for a cursor; for all cursors of a feed; for a cursor while they have that much.
 PENDING_BYTES: Final = 1 << 22
@@ -27,7 +27,7 @@ END: Final = 1 << 62
 
 
 @unique
-class Place(Enum):
+class CursorPlace(Enum):
     """Whether a cursor is behind the tail, at it, or full."""
 
     BEHIND = "behind"  # no sweep has reached it yet
@@ -66,7 +66,7 @@ class Sweeping(Protocol):
     def remove_filter(self, cursor: "Cursor", topic_filter: str) -> None: ...
 
 
-class Source(Protocol):
+class CursorSource(Protocol):
     """The owner of a cursor, which it asks for its messages: a `Feed`.
 
     ``pending_bytes`` is the size of what its cursors have not yet collected.
@@ -97,10 +97,10 @@ class Source(Protocol):
 class Cursor:
     """One receiver of a `Feed`; created by `Feed.open`.
 
-    ``place`` tells where it is; at `Place.TAIL` it has joined the tail. ``wake`` is called when there is something to
+    At the place `CursorPlace.TAIL` the cursor has joined the tail. ``wake`` is called when there is something to
     collect, and when the tail is joined. ``dropped`` counts messages that a full cursor did not take (`Feed.open`).
-    ``sweep`` is what reads for it at `Place.SWEPT`. ``begins`` has the log positions at which filters begin that bring
-    nothing yet; it may be None.
+    ``sweep`` reads for a cursor at `CursorPlace.SWEPT`. ``begins`` has the log positions at which filters begin that
+    bring nothing yet; it may be None.
     """
 
     __slots__ = (
@@ -123,7 +123,7 @@ class Cursor:
 
     def __init__(
         self,
-        feed: Source,
+        feed: CursorSource,
         wake: Callable[[], None],
         filters: Mapping[str, Hashable],
         position: int,
@@ -139,7 +139,7 @@ class Cursor:
         self.filters = dict(filters)
         self.begins: dict[str, int] | None = None
         self.is_paused = False
-        self.place = Place.BEHIND
+        self.place = CursorPlace.BEHIND
         self.sweep: Sweeping | None = None
         self._feed = feed
         self._position = position
@@ -152,7 +152,7 @@ class Cursor:
         """The log position before which everything was collected; to continue later, open a cursor there."""
         if self._pending:
             return self._pending[0][0].position
-        if self.place is Place.TAIL:
+        if self.place is CursorPlace.TAIL:
             return max(self._position, self._feed.tail_position())
         if self.sweep is not None:
             return max(self._position, self.sweep.swept_to)
@@ -194,7 +194,7 @@ class Cursor:
                 break
         if self._pending:
             self.wake()
-        elif self.place is Place.FULL:
+        elif self.place is CursorPlace.FULL:
             self._feed.resume(self)
         return found
 
@@ -224,7 +224,7 @@ class Cursor:
     def matched(self, run: Run, grants: tuple[Hashable, ...]) -> None:
         """Take *run* at the tail (see `Receiver`); a cursor that is full then leaves it."""
         # A run may reach its receivers in several turns; some may have left the tail since the first, or skipped it.
-        if self.place is not Place.TAIL or run.position < self._position:
+        if self.place is not CursorPlace.TAIL or run.position < self._position:
             return
         if self._droppable is not None and self._is_full_with(run) and self._droppable(grants):
             self.dropped += run.count
@@ -265,7 +265,7 @@ class Cursor:
         self._count_pending(size)
         self._position = run.end
 
-    def move_to(self, place: Place, position: int) -> None:
+    def move_to(self, place: CursorPlace, position: int) -> None:
         """Set the cursor to *position*: everything before was taken or is pending."""
         self._position = max(self._position, position)
         self.place = place
@@ -302,7 +302,7 @@ class Cursor:
     def resume(self) -> None:
         """Begin to receive, if the cursor was opened paused."""
         self.is_paused = False
-        if self.place is Place.FULL:
+        if self.place is CursorPlace.FULL:
             self._feed.resume(self)
 
     def add_filter(self, topic_filter: str, value: Hashable = None, *, is_live: bool = False, begin: int = 0) -> None:

@@ -17,7 +17,7 @@ from martlet.delivery.catch_up.reader import CatchUpReader
 from martlet.delivery.catch_up.sweep import CURSORS_A_SLICE, Sweep, slice_of
 from martlet.delivery.catch_up.sweep_turns import SweepTurns
 from martlet.delivery.catch_up.sweeps import distance_class
-from martlet.delivery.cursor import PENDING_BYTES, Cursor, Permit, Place
+from martlet.delivery.cursor import PENDING_BYTES, Cursor, CursorPlace, Permit
 from martlet.delivery.routing.route_cache import RouteCache
 from martlet.delivery.subscriptions import readable
 from martlet.delivery.tail_reader import READ_AGAIN_S, TailReader, Tails
@@ -60,7 +60,7 @@ class Feed:
         self.topics_of = topics_of
         self._reader: TailReader | None = None  # of all topics; None while there are no cursors
         self._tail: RouteCache[Cursor] = make_routes()
-        self._beginnings = Beginnings(self._tail, lambda cursor: cursor.place is Place.TAIL)
+        self._beginnings = Beginnings(self._tail, lambda cursor: cursor.place is CursorPlace.TAIL)
         self._make_routes = make_routes
         self._is_name = is_name
         self._prepare(self._tail)
@@ -121,7 +121,7 @@ class Feed:
         self._cursors[cursor] = None
         if is_paused:
             cursor.is_paused = True
-            cursor.move_to(Place.FULL, 0)
+            cursor.move_to(CursorPlace.FULL, 0)
         elif start >= self._readers.readable:
             self._join(cursor, start)
         else:
@@ -194,7 +194,7 @@ class Feed:
             self._join(cursor, cursor.start)
             cursor.wake()
             return
-        cursor.move_to(Place.BEHIND, 0)
+        cursor.move_to(CursorPlace.BEHIND, 0)
         self.catch_up.add(cursor)
         self._owner.ring(self)
 
@@ -207,20 +207,20 @@ class Feed:
     def pause(self, cursor: Cursor) -> None:
         """Stop delivering to *cursor*, which is full."""
         self._take_out(cursor)
-        cursor.move_to(Place.FULL, 0)
+        cursor.move_to(CursorPlace.FULL, 0)
 
     def close_cursor(self, cursor: Cursor) -> None:
         """Remove *cursor*."""
-        if cursor.place is not Place.CLOSED:
+        if cursor.place is not CursorPlace.CLOSED:
             self._take_out(cursor)
-            cursor.move_to(Place.CLOSED, 0)
+            cursor.move_to(CursorPlace.CLOSED, 0)
             del self._cursors[cursor]
             if not self._cursors:
                 self._detach()
 
     def skip_to_tail(self, cursor: Cursor) -> None:
         """Move *cursor* to the tail, skipping everything before."""
-        if cursor.place is not Place.CLOSED:
+        if cursor.place is not CursorPlace.CLOSED:
             self._take_out(cursor)
             cursor.begins = None
             self._join(cursor, self.end_position())
@@ -231,7 +231,7 @@ class Feed:
         if begin > cursor.start and topic_filter not in cursor.filters:
             cursor.begin_later(topic_filter, min(begin, self.end_position()))
         cursor.filters[topic_filter] = value
-        if cursor.place is Place.TAIL:
+        if cursor.place is CursorPlace.TAIL:
             self._beginnings.add(cursor, topic_filter, self.tail_position())
             self._begin_soon()
         elif cursor.sweep is not None:
@@ -241,21 +241,21 @@ class Feed:
         """Remove a filter of *cursor*."""
         if cursor.filters.pop(topic_filter, self) is not self:
             cursor.forget_begin(topic_filter)
-            if cursor.place is Place.TAIL:
+            if cursor.place is CursorPlace.TAIL:
                 self._tail.remove(topic_filter, cursor)
             elif cursor.sweep is not None:
                 cursor.sweep.remove_filter(cursor, topic_filter)
 
     def _take_out(self, cursor: Cursor) -> None:
         """Remove *cursor* from where it is: the tail, or a sweep."""
-        if cursor.place is Place.TAIL:
+        if cursor.place is CursorPlace.TAIL:
             self._owner.departures.leave(self._tail, cursor)
         else:
             self.catch_up.remove(cursor)
 
     def _join(self, cursor: Cursor, position: int) -> None:
         """Let *cursor* follow the tail from log position *position* on."""
-        cursor.move_to(Place.TAIL, position)
+        cursor.move_to(CursorPlace.TAIL, position)
         self._owner.departures.come_back(self._tail, cursor)
         self._beginnings.enter(cursor, self.tail_position())
         self._begin_soon()
@@ -459,7 +459,7 @@ class Cursors:
 
     def _wake_some(self) -> None:
         for cursor in self._asking[:CURSORS_A_SLICE]:
-            if cursor.place is not Place.CLOSED:
+            if cursor.place is not CursorPlace.CLOSED:
                 cursor.wake()
         del self._asking[:CURSORS_A_SLICE]
 

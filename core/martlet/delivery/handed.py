@@ -12,7 +12,7 @@ __all__ = ["HandedFrames"]
 
 
 @final
-class Chunk:
+class HandedChunk:
     """Messages that were handed on together; frame *i* is in ``data`` from ``bounds[i]`` to ``bounds[i + 1]``."""
 
     __slots__ = ("bounds", "data", "positions")
@@ -58,13 +58,13 @@ class Chunks:
     __slots__ = ("_chunks", "_lasts")
 
     def __init__(self) -> None:
-        self._chunks: list[Chunk] = []
+        self._chunks: list[HandedChunk] = []
         self._lasts: list[int] = []  # the last position of each
 
     def __bool__(self) -> bool:
         return bool(self._chunks)
 
-    def append(self, chunk: Chunk) -> None:
+    def append(self, chunk: HandedChunk) -> None:
         self._chunks.append(chunk)
         self._lasts.append(chunk.positions[-1])
 
@@ -107,7 +107,7 @@ class HandedFrames:
 
     def add(self, encoding: str, positions: Sequence[int], data: bytes, ends: Sequence[int], start: int) -> None:
         """Keep the frames of messages at *positions*, which increase and are beyond those that were added before."""
-        chunk = Chunk(list(positions), data, ends, start)
+        chunk = HandedChunk(list(positions), data, ends, start)
         self.size += chunk.size
         self._chunks.setdefault(encoding, Chunks()).append(chunk)
 

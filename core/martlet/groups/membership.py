@@ -8,7 +8,7 @@ from msgspec import Struct
 from martlet.delivery.routing.selection import EVERYTHING, Selection
 from martlet.delivery.subscriptions import Start, from_tail
 from martlet.errors import LocalProtocolError
-from martlet.groups.queues.finder import Names
+from martlet.groups.queues.finder import MessageSelection
 from martlet.records.layout import RecordView
 
 __all__ = ["MemberPermit", "Membership"]
@@ -58,7 +58,7 @@ class Membership(Struct, frozen=True, kw_only=True):
     takes: Callable[[RecordView], bool] | None = None
     is_exclusive: bool = False
     selection: Selection = EVERYTHING
-    names: Names | None = None
+    names: MessageSelection | None = None
     start: Start = from_tail
     marks: int = 0
 

@@ -25,7 +25,7 @@ import trio
 from martlet.errors import Refused, StoreFailed
 from martlet.groups.group import SharedGroup
 from martlet.groups.in_memory import GroupsInMemory
-from martlet.groups.journal.state import QueueState
+from martlet.groups.journal.state import GroupQueueState
 from martlet.groups.queues.group_context import Owner
 from martlet.groups.strategy.policy import AUTO_DELETE, OWNS_TOPIC
 from martlet.groups.user_limits import Place
@@ -236,7 +236,7 @@ class UnusedGroups:
 class _Use:
     """The state of a group without members by its stored *queues*, and whether anything else uses its topic."""
 
-    def __init__(self, owner: Owner, topic: Topic, queues: Sequence[QueueState]) -> None:
+    def __init__(self, owner: Owner, topic: Topic, queues: Sequence[GroupQueueState]) -> None:
         self._queues = {queue.key.queue_id: queue for queue in queues}
         self._store_queues = owner.store.queues.topics.get(topic.name, {})
         marks = max((queue.marks for queue in queues), default=0)

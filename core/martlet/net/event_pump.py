@@ -21,7 +21,7 @@ import trio
 from martlet.net.peer import ServerPeer
 from martlet.net.rounds import Rounds
 
-__all__ = ["EventPump", "Reading", "trio_epoll_fd"]
+__all__ = ["EventPump", "PumpReading", "trio_epoll_fd"]
 
 T = TypeVar("T")
 
@@ -157,7 +157,7 @@ class EventPump(Generic[T]):
 
 
 @final
-class Reading:
+class PumpReading:
     """The state of reading from one peer by the pump, which needs no task of its own while it only waits.
 
     ``attend`` is called when the pump cannot go on: the first bytes are not the protocol's own, a request must wait,
@@ -181,7 +181,7 @@ class Reading:
     )
 
     def __init__(
-        self, peer: ServerPeer, pump: "EventPump[Reading]", fd: int, attend: Callable[["Reading"], None]
+        self, peer: ServerPeer, pump: "EventPump[PumpReading]", fd: int, attend: Callable[["PumpReading"], None]
     ) -> None:
         self.peer = peer
         self._pump = pump

@@ -21,7 +21,7 @@ import trio
 from martlet.contracts import ANONYMOUS, Buffer, Connection, Handler, Protocol
 from martlet.errors import MartletError, Reason, Refused
 from martlet.net.origins import origin_of
-from martlet.net.pending import Pending
+from martlet.net.pending import PendingWork
 from martlet.net.transports import TlsTransport, Transport
 from martlet.settings import ServerConfig
 from martlet.state.journal import NEXT_COMMIT
@@ -167,7 +167,7 @@ class ServerPeer:
         transport: Transport,
         address: str,
         host: bytes,
-        pending: "Pending[ServerPeer]",
+        pending: "PendingWork[ServerPeer]",
         config: ServerConfig,
         nursery: trio.Nursery,
     ) -> None:
@@ -189,7 +189,7 @@ class ServerPeer:
         self.delivery = IDLE
         self.last = False  # woken by `wake_last` alone
         self.reason = ""
-        self._touched = False  # `Pending.touched` has it
+        self._touched = False  # `PendingWork.touched` has it
         self._batch: list[Buffer] = []  # sent by the handler in this round
         self._batch_bytes = 0
         self._hold_position = 0

@@ -6,13 +6,13 @@ from typing import Generic, TypeVar, final
 
 import trio
 
-__all__ = ["Pending"]
+__all__ = ["PendingWork"]
 
 T = TypeVar("T")
 
 
 @final
-class Pending(Generic[T]):
+class PendingWork(Generic[T]):
     """The work that `martlet.net.rounds.Rounds` does at the end of a round; *T* is a peer.
 
     A round is the work between two turns of the event loop: the requests of one or several socket reads, a deadline,

@@ -17,7 +17,7 @@ from martlet.contracts import Certificate, Credentials, Identity
 from martlet.errors import LocalProtocolError, MartletError, Refused, RemoteProtocolError
 from martlet.net.complaints import Complaints
 from martlet.net.deadlines import Deadlines
-from martlet.net.event_pump import EventPump, Reading
+from martlet.net.event_pump import EventPump, PumpReading
 from martlet.net.incomplete import IncompleteRequests
 from martlet.net.peer import CLOSING, LOST, ServerPeer
 from martlet.net.read_turns import ReadTurns
@@ -26,7 +26,7 @@ from martlet.net.transports import SocketTransport, TlsTransport
 from martlet.runtime.turns import Turns
 from martlet.settings import ServerConfig
 
-__all__ = ["Authenticate", "Reader"]
+__all__ = ["Authenticate", "SocketReader"]
 
 log = logging.getLogger("martlet.server")
 
@@ -42,7 +42,7 @@ Authenticate: TypeAlias = Callable[[Credentials], Identity]
 
 
 @final
-class Reader:
+class SocketReader:
     """Reads from all peers of a server."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Reader:
         self._work = work
         # The size of answers after which the reader checks whether the peer accepts them.
         self._look_bytes = config.unsent_bytes_max // 8
-        self.pump: EventPump[Reading] | None = None  # set while it runs
+        self.pump: EventPump[PumpReading] | None = None  # set while it runs
         self.turns = ReadTurns()  # for peers that the pump does not read from
         self._in_line: set[ServerPeer] = set()  # those for which the server has something to do first
         self.deadlines = Deadlines(self._deadline_passed)
@@ -65,7 +65,7 @@ class Reader:
         self.incomplete_closed = 0
         self.protocol_errors = 0
 
-    def begin(self, peer: ServerPeer, attend: Callable[[Reading], None]) -> bool:
+    def begin(self, peer: ServerPeer, attend: Callable[[PumpReading], None]) -> bool:
         """Begin to read from *peer* by the pump; return False if that is not possible, and `read` is needed.
 
         *attend* is called when the pump cannot go on; *peer* needs a task then, which calls `read`, or has ended.
@@ -74,7 +74,7 @@ class Reader:
         transport = peer.transport
         if self.pump is None or not isinstance(transport, SocketTransport) or peer.upgrade is not None:
             return False
-        reading = Reading(peer, self.pump, transport.fileno(), attend)
+        reading = PumpReading(peer, self.pump, transport.fileno(), attend)
         reading.watch()
         transport.on_close = reading.close
         return True
@@ -85,7 +85,7 @@ class Reader:
         self.incomplete.forget(peer)
         self._in_line.discard(peer)
 
-    async def read(self, peer: ServerPeer, reading: Reading | None) -> bool:
+    async def read(self, peer: ServerPeer, reading: PumpReading | None) -> bool:
         """Read until the client's side ends or an error occurs, which closes only this connection.
 
         With *reading*, do what it stopped for. Return True if the pump reads on, and False at the end.
@@ -106,7 +106,7 @@ class Reader:
             self._ended_by(peer, error)
         return False
 
-    async def _attend(self, peer: ServerPeer, reading: Reading) -> bool:
+    async def _attend(self, peer: ServerPeer, reading: PumpReading) -> bool:
         """Finish the read that *reading* stopped at; return True if the pump reads on."""
         if reading.events is not None:
             events, reading.events = reading.events, None
@@ -271,7 +271,7 @@ class Reader:
         finally:
             self.pump = None
 
-    def _read_now(self, reading: Reading) -> None:
+    def _read_now(self, reading: PumpReading) -> None:
         """Read once and handle complete requests, in a round of the pump."""
         peer = reading.peer
         reading.in_round = True
@@ -297,7 +297,7 @@ class Reader:
         if reading.ended or reading.first is not None or reading.events is not None or peer.over:
             reading.stop()
 
-    def _take_now(self, reading: Reading, data: bytes) -> None:
+    def _take_now(self, reading: PumpReading, data: bytes) -> None:
         peer = reading.peer
         now = trio.current_time()
         peer.protocol.traffic.bytes_in += len(data)

@@ -17,7 +17,7 @@ import trio
 
 from martlet.errors import MartletError, Refused
 from martlet.net.peer import CLOSING, IDLE, NO_ROOM, ServerPeer
-from martlet.net.pending import Pending
+from martlet.net.pending import PendingWork
 from martlet.settings import ServerConfig
 from martlet.state.journal import NEXT_COMMIT
 
@@ -82,7 +82,7 @@ class Rounds:
         self,
         config: ServerConfig,
         store: Log | None,
-        pending: Pending[ServerPeer],
+        pending: PendingWork[ServerPeer],
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._clock = clock

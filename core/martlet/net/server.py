@@ -18,13 +18,13 @@ from martlet.contracts import Identity, Protocol, Traffic
 from martlet.errors import AddressUnavailable, ConfigError
 from martlet.net.addresses import pack_host, plain_host, show_address, split_listen
 from martlet.net.complaints import Complaints
-from martlet.net.event_pump import Reading
+from martlet.net.event_pump import PumpReading
 from martlet.net.lingering import LingeringSockets
 from martlet.net.origins import Origins, origin_of
 from martlet.net.peer import CLOSED, CLOSING, READ_ENDED, ServerPeer
-from martlet.net.pending import Pending
+from martlet.net.pending import PendingWork
 from martlet.net.read_turns import ENDS_A_TURN, ReadTurns
-from martlet.net.reader import Authenticate, Reader
+from martlet.net.reader import Authenticate, SocketReader
 from martlet.net.rounds import Log, Rounds
 from martlet.net.transports import SocketTransport, Transport
 from martlet.runtime.stats import Stats
@@ -63,11 +63,11 @@ class Server:
           clock: measures how long a round works, in seconds of processor time; a simulation must not depend on that.
         """
         self.config = config
-        self.pending: Pending[ServerPeer] = Pending()
+        self.pending: PendingWork[ServerPeer] = PendingWork()
         self._complaints = Complaints(log)
         self._arrivals = Complaints(log)  # and departures, which are no complaints
         self._rounds = Rounds(config, store, self.pending, clock)
-        self._reader = Reader(config, self._rounds, self._complaints, authenticate, turns or Turns())
+        self._reader = SocketReader(config, self._rounds, self._complaints, authenticate, turns or Turns())
         self._ends = ReadTurns(ENDS_A_TURN)  # thousands may go at the same moment
         self._lingering = LingeringSockets()
         self._accepted = 0
@@ -247,7 +247,7 @@ class Server:
             why = "the broker stopped" if self._has_stopped else "the connection ended without a goodbye"
         self._arrivals.info("%s disconnected; %s", peer.shown, why or "it said goodbye")
 
-    def _attend(self, reading: Reading) -> None:
+    def _attend(self, reading: PumpReading) -> None:
         """Handle that the pump cannot go on with *reading*: the end of an idle peer at once, all else in a task."""
         peer = reading.peer
         if reading.ended and reading.events is None and peer.idle and not peer.is_working:
@@ -255,12 +255,12 @@ class Server:
         elif peer.state is not CLOSED:
             self._start(peer, reading)
 
-    def _start(self, peer: ServerPeer, reading: Reading | None) -> None:
+    def _start(self, peer: ServerPeer, reading: PumpReading | None) -> None:
         assert self._nursery is not None
         self._attended.add(peer)
         self._nursery.start_soon(self._live, peer, reading)
 
-    async def _live(self, peer: ServerPeer, reading: Reading | None) -> None:
+    async def _live(self, peer: ServerPeer, reading: PumpReading | None) -> None:
         """Run one connection until the pump can read from it, or to its end."""
         goes_on = False
         try:

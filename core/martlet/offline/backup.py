@@ -24,7 +24,7 @@ from martlet.store.disk.checkpoint import NO_JOURNAL, parse_checkpoint
 from martlet.store.disk.files import Disk, Files, read_file
 from martlet.store.disk.segments import Segments, numbered_names
 from martlet.store.queues.queues import queue_ids
-from martlet.store.recovery.inspect import Damage, Inspection, Walk, require_log
+from martlet.store.recovery.inspect import Damage, Inspection, LogWalk, require_log
 
 __all__ = ["Backup", "backup", "remove_tree"]
 
@@ -270,7 +270,7 @@ class _Copy:
 
 def _walk(segments: Segments, begin: int) -> Inspection:
     """Return what the log has from *begin* on."""
-    walk = Walk(segments, bodies=True)
+    walk = LogWalk(segments, bodies=True)
     walk.run(None, begin)
     return walk.found
 

@@ -28,7 +28,7 @@ from martlet.store.disk.checkpoint import read_checkpoint, stopped_in_order
 from martlet.store.disk.dry_disk import DryDisk
 from martlet.store.disk.files import Files, read_file
 from martlet.store.format.notes import NOTES_TOPIC, read_note
-from martlet.store.recovery.inspect import Inspection, Walk, require_log
+from martlet.store.recovery.inspect import Inspection, LogWalk, require_log
 
 __all__ = ["Finding", "Plan", "Verification", "plan", "repair", "verify"]
 
@@ -197,7 +197,7 @@ async def verify(
             if keyed is not None:
                 keyed.take(record)
 
-        walk = Walk(store.segments, bodies=True, take=take)
+        walk = LogWalk(store.segments, bodies=True, take=take)
         walk.run(reading)
     finally:
         store.crash()

@@ -15,7 +15,6 @@ from martlet.config import Settings
 from martlet.contracts import (
     Authenticator,
     Authorizer,
-    Command,
     Compile,
     Dispatcher,
     Mechanism,
@@ -23,6 +22,7 @@ from martlet.contracts import (
     Router,
     Service,
     Stage,
+    Subcommand,
 )
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Hooks:
         return ()
 
     @hookspec
-    def martlet_commands(self) -> Sequence[Command]:
+    def martlet_commands(self) -> Sequence[Subcommand]:
         """Return more ``martlet`` subcommands."""
         return ()
 

@@ -25,7 +25,6 @@ from martlet.contracts import (
     Authenticator,
     Authorizer,
     Challenge,
-    Command,
     Compile,
     Condition,
     Credentials,
@@ -38,6 +37,7 @@ from martlet.contracts import (
     RecordView,
     Router,
     Stage,
+    Subcommand,
 )
 from martlet.errors import ConfigError, MartletError, PluginError, Reason, Refused
 from martlet.net.addresses import show_address, split_listen
@@ -246,7 +246,7 @@ SEQUENCES: Final[dict[str, tuple[str, Callable[[object], bool]]]] = {
     "martlet_authorizers": ("functions", callable),
     "martlet_projections": ("Projection", _is_projection),
     "martlet_services": ("functions", callable),
-    "martlet_commands": ("Command", lambda each: isinstance(each, Command)),
+    "martlet_commands": ("Subcommand", lambda each: isinstance(each, Subcommand)),
 }
 
 

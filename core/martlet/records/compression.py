@@ -49,7 +49,7 @@ class PackageMissing(CompressionError):
     """The package that decompresses such bodies is not installed here."""
 
 
-class Stored(Protocol):
+class StoredRecord(Protocol):
     """A record, or a view of one."""
 
     @property
@@ -92,7 +92,7 @@ def decompress(body: bytes, sys_flag: int, bytes_max: int = BODY_BYTES_MAX) -> b
     raise CompressionError(f"compression type {kind >> 8} is unknown; 1 is LZ4, 2 is ZSTD, 3 is ZLIB")
 
 
-def plain_body(record: Stored, bytes_max: int = DELIVERED_BYTES_MAX) -> bytes:
+def plain_body(record: StoredRecord, bytes_max: int = DELIVERED_BYTES_MAX) -> bytes:
     """Return the body of *record*, a `Record` or a `RecordView`, decompressed if its producer compressed it.
 
     Decompressing takes up to 3 ms a MiB, for which a protocol's `Handler.collect` counts the size of the result.

@@ -7,12 +7,12 @@ from martlet.store.queues.queues import Queue
 from martlet.store.read.reading import Care, ReadResult, ReadStatus, merged
 from martlet.store.recovery.recovery import Progress
 from martlet.store.statistics import StoreStatistics
-from martlet.store.store import Found, Store
+from martlet.store.store import KeyQueryResult, Store
 
 __all__ = [
     "Care",
     "Disk",
-    "Found",
+    "KeyQueryResult",
     "Progress",
     "Queue",
     "QueueReader",

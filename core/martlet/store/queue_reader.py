@@ -15,7 +15,7 @@ from martlet.store.queues.queues import Queue
 from martlet.store.read.reading import Care, ReadResult
 from martlet.store.store import Store
 
-__all__ = ["QueueReader", "Request", "Start"]
+__all__ = ["QueueRead", "QueueReader", "Start"]
 
 # Starts a coroutine function in the background (`Peer.start`); raises `Refused` if too many are running.
 Start: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
@@ -24,7 +24,7 @@ AHEAD_MAX: Final = 4
 
 
 @final
-class Request:
+class QueueRead:
     """A read for the worker thread, and later its result."""
 
     __slots__ = ("budget_bytes", "care", "codes", "count_max", "failure", "offset", "predicate", "queue", "result")
@@ -66,8 +66,8 @@ class QueueReader:
         self._store = store
         self._done = done
         self._ahead_max = ahead_max
-        self._line: dict[Hashable, Request] = {}  # for the thread, first come, first served
-        self._found: dict[Hashable, Request] = {}
+        self._line: dict[Hashable, QueueRead] = {}  # for the thread, first come, first served
+        self._found: dict[Hashable, QueueRead] = {}
         self.working = False  # a task of the peer is reading
         self.stalled: Refused | None = None  # why the peer may start no read
 
@@ -113,7 +113,7 @@ class QueueReader:
                 return None
         result = self._store.read_near(queue, offset, count_max, budget_bytes, codes, predicate, care)
         if result is None:
-            self._line[place] = Request(queue, offset, count_max, budget_bytes, codes, predicate, care)
+            self._line[place] = QueueRead(queue, offset, count_max, budget_bytes, codes, predicate, care)
             self._work(start)
         elif self._line:
             self._line.pop(place, None)
@@ -185,7 +185,7 @@ def _ignore(place: Hashable) -> None:
     """Do nothing: nobody wants the result any more."""
 
 
-def _unreadable(request: Request, error: OSError) -> StoreError:
+def _unreadable(request: QueueRead, error: OSError) -> StoreError:
     """Return the error for the one consumer whose read failed with *error*."""
     queue = request.queue
     text = f"message {request.offset} of consume queue '{queue.topic}/{queue.queue_id}' cannot be read; {error}"
@@ -194,7 +194,7 @@ def _unreadable(request: Request, error: OSError) -> StoreError:
     return failure
 
 
-def _answer(request: Request, count_max: int) -> ReadResult:
+def _answer(request: QueueRead, count_max: int) -> ReadResult:
     failure, request.failure = request.failure, None
     if failure is not None:
         try:

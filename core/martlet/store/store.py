@@ -38,7 +38,7 @@ from martlet.store.format.notes import OWN_PREFIX
 from martlet.store.keys.key_index import KeyIndex
 from martlet.store.queues.first_offsets import FirstOffsets
 from martlet.store.queues.queues import Queue, QueueFiles, Queues
-from martlet.store.read.lookup import QUERY_BYTES_MAX, Found, Lookup
+from martlet.store.read.lookup import QUERY_BYTES_MAX, KeyQueryResult, Lookup
 from martlet.store.read.readers import Readers
 from martlet.store.read.reading import Care, ReadResult
 from martlet.store.recovery.indexer import Indexer
@@ -50,7 +50,7 @@ from martlet.store.upkeep.checkpointer import Checkpointer
 from martlet.store.upkeep.retention import Retention
 from martlet.store.upkeep.topic_retention import TopicRetention
 
-__all__ = ["Found", "Store"]
+__all__ = ["KeyQueryResult", "Store"]
 
 logger = logging.getLogger("martlet.store")
 
@@ -622,7 +622,7 @@ class Store:
 
     def query_keys(
         self, topic: str, key: bytes, max_count: int, begin_ms: int, end_ms: int, bytes_max: int = QUERY_BYTES_MAX
-    ) -> Steps[Found]:
+    ) -> Steps[KeyQueryResult]:
         """Return readable records of *topic* with *key* as unique key or in KEYS, newest first; works in slices.
 
         They have at most *bytes_max* in total, but the first record is always returned.

@@ -1,6 +1,6 @@
 """Links in memory: what a socket does to bytes, in a test's own time.
 
-A `Link` has two ends, each a `martlet.net.transports.Transport`: give one to `Server.serve` and speak
+A `MemoryLink` has two ends, each a `martlet.net.transports.Transport`: give one to `Server.serve` and speak
 through the other, best by a `Caller`. A link can be slow, hand data over in pieces cut
 at any byte, stall, and break; with a seeded random source it does so the same way each
 time. Time is trio's, so with a mock clock nothing really waits.
@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from martlet.contracts import Buffer
 
-__all__ = ["Caller", "Conditions", "End", "Link"]
+__all__ = ["Caller", "Conditions", "End", "MemoryLink"]
 
 CAPACITY_BYTES: Final = 65536
 
@@ -199,7 +199,7 @@ class End:
 
 
 @final
-class Link:
+class MemoryLink:
     """Two ends; what one sends the other receives."""
 
     __slots__ = ("_back", "_forth", "far", "near")

@@ -15,7 +15,7 @@ from zlib import crc32
 
 from martlet.access import Gate
 from martlet.contracts import Buffer, Identity, Peer
-from martlet.delivery.cursor import Place
+from martlet.delivery.cursor import CursorPlace
 from martlet.delivery.feed import Feed
 from martlet.delivery.runs import Run
 from martlet.errors import Reason, Refused, RemoteProtocolError
@@ -186,7 +186,7 @@ class Client:
             self._peer.send(b"OK\n")
             return
         self._waiting.pop(topic_filter, None)
-        if qos or cursor.place is Place.TAIL:
+        if qos or cursor.place is CursorPlace.TAIL:
             cursor.add_filter(topic_filter, qos)
         else:
             cursor.remove_filter(topic_filter)
@@ -285,7 +285,7 @@ class Client:
     def _at_end(self) -> None:
         """Nothing is pending; at the tail everything old has come that the log and the filters still have."""
         session, cursor = self._session, self._cursor
-        if not (self._again or self._waiting) or cursor.place is not Place.TAIL:
+        if not (self._again or self._waiting) or cursor.place is not CursorPlace.TAIL:
             return
         for position, packet_id in self._again.items():
             if session.flight.get(packet_id) == position:

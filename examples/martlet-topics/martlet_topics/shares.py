@@ -16,7 +16,7 @@ from martlet.delivery.subscriptions import Delivery
 from martlet.errors import Reason, Refused
 from martlet.groups.member import Member
 from martlet.groups.membership import Membership
-from martlet.groups.queues.finder import Names
+from martlet.groups.queues.finder import MessageSelection
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.message import TAGS
 from martlet.sessions.session import Session
@@ -120,7 +120,7 @@ class SharedFilters:
         limit = IDS_MAX // self._config.window - 1  # a window for the session, one for each group
         if len(self._members) >= limit:
             raise Refused(Reason.BUSY, f"the client has {limit} shared filters; there are no packet ids for more")
-        config, names = self._config, Names(self._feed, inner)
+        config, names = self._config, MessageSelection(self._feed, inner)
         membership = Membership(
             lease_s=config.lease_s, credit=config.window, selection=select_names(inner), names=names
         )

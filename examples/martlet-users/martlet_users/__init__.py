@@ -21,12 +21,12 @@ from martlet.contracts import (
     Authenticator,
     Authorizer,
     Certificate,
-    Command,
     Credentials,
     Identity,
     Mechanism,
     Password,
     SignedRequest,
+    Subcommand,
 )
 from martlet.errors import ConfigError, Reason, Refused
 from martlet.plugins.hooks import Hooks
@@ -196,7 +196,7 @@ class UsersPlugin(Hooks):
     def martlet_reload(self) -> None:
         self.users.read_again()
 
-    def martlet_commands(self) -> Sequence[Command]:
+    def martlet_commands(self) -> Sequence[Subcommand]:
         def configure(parser: ArgumentParser) -> None:
             parser.description = "Read a password and print its hash for the file of users."
             parser.add_argument("--scram", action="store_true", help="print the secret for scram, not for password")
@@ -214,4 +214,4 @@ class UsersPlugin(Hooks):
                 return 1
             return 0
 
-        return [Command("hash-password", "print the hash of a password for the file of users", configure, run)]
+        return [Subcommand("hash-password", "print the hash of a password for the file of users", configure, run)]

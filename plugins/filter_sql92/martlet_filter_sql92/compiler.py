@@ -26,14 +26,14 @@ from martlet_filter_sql92.parser import (
     Node,
     Not,
     Or,
-    Property,
+    PropertyReference,
     Search,
     Value,
 )
 
 __all__ = [
     "NUMBER_CHARACTERS_MAX",
-    "Source",
+    "PropertySource",
     "Truth",
     "compile_tree",
     "cost_of",
@@ -43,14 +43,14 @@ __all__ = [
 ]
 
 
-class Source(Protocol):
+class PropertySource(Protocol):
     """An object with properties, such as a stored record."""
 
     def property(self, name: str) -> str | None: ...
 
 
-Truth: TypeAlias = Callable[[Source], bool | None]
-Evaluate: TypeAlias = Callable[[Source], Value]
+Truth: TypeAlias = Callable[[PropertySource], bool | None]
+Evaluate: TypeAlias = Callable[[PropertySource], Value]
 Number: TypeAlias = int | float
 
 NODES_A_MICROSECOND: Final = 4
@@ -81,7 +81,7 @@ class _Counting:
 
     __slots__ = ("property", "steps")
 
-    def __init__(self, record: Source) -> None:
+    def __init__(self, record: PropertySource) -> None:
         self.property = record.property
         self.steps = [STEPS_MAX]
 
@@ -96,7 +96,7 @@ def compile_tree(node: Node, steps: list[int] | None = None) -> Truth:
         return truth
     total = steps if steps is not None else [0]
 
-    def counted(record: Source) -> bool | None:
+    def counted(record: PropertySource) -> bool | None:
         counting = _Counting(record)
         try:
             return truth(counting)
@@ -133,7 +133,7 @@ def _truth(node: Node) -> Truth:
         return _any([_truth(operand) for operand in node.operands])
     if isinstance(node, Not):
         return _inverse(_truth(node.operand))
-    if isinstance(node, Property):  # alone: whether it is "true"
+    if isinstance(node, PropertyReference):  # alone: whether it is "true"
         return _equal(node, Constant(True))
     return CONDITIONS[type(node)](node)
 
@@ -171,7 +171,7 @@ def _all(operands: list[Truth]) -> Truth:
     if len(rest) == 1:
         second = rest[0]
 
-        def both(record: Source) -> bool | None:
+        def both(record: PropertySource) -> bool | None:
             left = first(record)
             if left is False:
                 return False
@@ -180,7 +180,7 @@ def _all(operands: list[Truth]) -> Truth:
 
         return both
 
-    def every(record: Source) -> bool | None:
+    def every(record: PropertySource) -> bool | None:
         known: bool | None = True
         for operand in operands:
             found = operand(record)
@@ -194,7 +194,7 @@ def _all(operands: list[Truth]) -> Truth:
 
 
 def _any(operands: list[Truth]) -> Truth:
-    def some(record: Source) -> bool | None:
+    def some(record: PropertySource) -> bool | None:
         known: bool | None = False
         for operand in operands:
             found = operand(record)
@@ -208,7 +208,7 @@ def _any(operands: list[Truth]) -> Truth:
 
 
 def _inverse(operand: Truth) -> Truth:
-    def inverse(record: Source) -> bool | None:
+    def inverse(record: PropertySource) -> bool | None:
         found = operand(record)
         return None if found is None else not found
 
@@ -233,7 +233,7 @@ def _equal(left: Node, right: Node) -> Truth:
         return _equal_constant(left, right.value)
     first, second = _value(left), _value(right)
 
-    def equal(record: Source) -> bool | None:
+    def equal(record: PropertySource) -> bool | None:
         value = first(record)
         return None if value is None else equals(value, second(record))
 
@@ -243,9 +243,9 @@ def _equal(left: Node, right: Node) -> Truth:
 def _equal_constant(node: Node, wanted: Value) -> Truth:
     """The usual ``property = constant``, without what only others need."""
     value = _value(node)
-    if isinstance(node, Property) and isinstance(wanted, str):
+    if isinstance(node, PropertyReference) and isinstance(wanted, str):
 
-        def same(record: Source) -> bool | None:
+        def same(record: PropertySource) -> bool | None:
             found = value(record)
             return None if found is None else found == wanted
 
@@ -276,13 +276,13 @@ def _order(symbol: str, left: Node, right: Node) -> Truth:
     bound = number(right.value) if isinstance(right, Constant) else None
     if bound is not None:
 
-        def within(record: Source) -> bool | None:
+        def within(record: PropertySource) -> bool | None:
             value = number(first(record))
             return None if value is None else holds(value, bound)
 
         return within
 
-    def ordered(record: Source) -> bool | None:
+    def ordered(record: PropertySource) -> bool | None:
         lower = number(first(record))
         if lower is None:
             return None
@@ -300,7 +300,7 @@ def _is_null(node: IsNull) -> Truth:
 def _in(node: In) -> Truth:
     value, texts = _value(node.operand), node.texts
 
-    def within(record: Source) -> bool | None:
+    def within(record: PropertySource) -> bool | None:
         found = value(record)
         return None if found is None else found in texts
 
@@ -312,7 +312,7 @@ def _like(node: Like) -> Truth:
     if not is_slow(node.pattern, node.escape):
         unused = [STEPS_MAX]
 
-        def like(record: Source) -> bool | None:
+        def like(record: PropertySource) -> bool | None:
             found = value(record)
             return None if found is None else matches(str(found), unused)
 
@@ -331,7 +331,7 @@ def _search(node: Search) -> Truth:
         return lambda record: False
     has = SEARCHES[node.operator]
 
-    def search(record: Source) -> bool | None:
+    def search(record: PropertySource) -> bool | None:
         found = value(record)
         return found is not None and has(str(found), wanted) is not negated
 
@@ -360,7 +360,7 @@ def _value(node: Node) -> Evaluate:
     if isinstance(node, Constant):
         known = node.value
         return lambda record: known
-    if isinstance(node, Property):
+    if isinstance(node, PropertyReference):
         name = node.name
         return lambda record: record.property(name)
     if isinstance(node, BOOLEANS):
@@ -378,7 +378,7 @@ def _negated(value: Number | None) -> Number | None:
 def _computed(node: Arithmetic, first: Evaluate) -> Evaluate:
     compute, second = COMPUTE[node.operator], _value(node.right)
 
-    def computed(record: Source) -> Number | None:
+    def computed(record: PropertySource) -> Number | None:
         left = number(first(record))
         if left is None:
             return None

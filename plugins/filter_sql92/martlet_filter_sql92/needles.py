@@ -31,7 +31,7 @@ from martlet_filter_sql92.parser import (
     Node,
     Not,
     Or,
-    Property,
+    PropertyReference,
     Search,
     Value,
 )
@@ -138,7 +138,7 @@ def _known(node: Node, steps: list[int]) -> Needle | None:
         return _any([needle_of(operand, steps) for operand in node.operands])
     if isinstance(node, Not):
         return _present(node.operand)
-    if isinstance(node, Property):
+    if isinstance(node, PropertyReference):
         return _equal(node, True)
     if isinstance(node, Compare):
         return _heaviest([*_ranges([node]), _compared(node)])
@@ -168,7 +168,7 @@ def _present(node: Node) -> Needle | None:
         return _heaviest([_name(name) for name in _names(node.operand)])
     if isinstance(node, Compare):
         return _heaviest([_name(name) for name in (*_names(node.left), *_names(node.right))])
-    if isinstance(node, Property):
+    if isinstance(node, PropertyReference):
         return _name(node.name)
     if isinstance(node, In | Like):
         return _heaviest([_name(name) for name in _names(node.operand)])
@@ -177,7 +177,7 @@ def _present(node: Node) -> Needle | None:
 
 def _names(node: Node) -> list[str]:
     """Return the properties without which the value of *node* is NULL."""
-    if isinstance(node, Property):
+    if isinstance(node, PropertyReference):
         return [node.name]
     if isinstance(node, Negate):
         return _names(node.operand)
@@ -194,7 +194,7 @@ def _name(name: str) -> Needle:
 
 
 def _text(node: In | Like | Search) -> Needle | None:
-    if not isinstance(node.operand, Property):
+    if not isinstance(node.operand, PropertyReference):
         return None
     name = node.operand.name
     if isinstance(node, In):
@@ -251,12 +251,12 @@ def _compared(node: Compare) -> Needle | None:
     left, right = node.left, node.right
     if isinstance(left, Constant):
         left, right = right, left
-    if node.operator == "=" and isinstance(left, Property) and isinstance(right, Constant):
+    if node.operator == "=" and isinstance(left, PropertyReference) and isinstance(right, Constant):
         return _equal(left, right.value) or _present(node)
     return _present(node)
 
 
-def _equal(node: Property, value: Value) -> Needle | None:
+def _equal(node: PropertyReference, value: Value) -> Needle | None:
     if isinstance(value, str):
         return _value(node.name, value, END)
     key, weight = key_of(node.name), 100 + len(node.name)
@@ -302,7 +302,7 @@ def _bounds(node: Node) -> tuple[str, int | None, int | None] | None:
     left, right, operator = node.left, node.right, node.operator
     if isinstance(left, Constant):
         left, right, operator = right, left, MIRRORED.get(operator, "")
-    if not isinstance(left, Property) or not isinstance(right, Constant) or operator not in MIRRORED:
+    if not isinstance(left, PropertyReference) or not isinstance(right, Constant) or operator not in MIRRORED:
         return None
     value = right.value
     if value is None or isinstance(value, str) or abs(value) >= BOUND_MAX:

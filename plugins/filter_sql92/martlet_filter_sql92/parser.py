@@ -15,15 +15,15 @@ __all__ = [
     "Arithmetic",
     "Compare",
     "Constant",
+    "ExpressionLimits",
     "In",
     "IsNull",
     "Like",
-    "Limits",
     "Negate",
     "Node",
     "Not",
     "Or",
-    "Property",
+    "PropertyReference",
     "Search",
     "Value",
     "parse",
@@ -52,7 +52,7 @@ PRECEDENCE: Final[dict[str, int]] = (
 )
 
 
-class Limits(Struct, frozen=True):
+class ExpressionLimits(Struct, frozen=True):
     """How large an expression may be: bytes of UTF-8, levels of nesting, nodes of the tree."""
 
     text_bytes: int = 4096
@@ -60,14 +60,14 @@ class Limits(Struct, frozen=True):
     nodes: int = 256
 
 
-LIMITS: Final = Limits()
+LIMITS: Final = ExpressionLimits()
 
 
 class Constant(Struct, frozen=True):
     value: Value
 
 
-class Property(Struct, frozen=True):
+class PropertyReference(Struct, frozen=True):
     name: str
 
 
@@ -126,13 +126,15 @@ class Or(Struct, frozen=True):
     operands: tuple["Node", ...]
 
 
-Node: TypeAlias = Constant | Property | Negate | Arithmetic | Compare | IsNull | In | Like | Search | Not | And | Or
+Node: TypeAlias = (
+    Constant | PropertyReference | Negate | Arithmetic | Compare | IsNull | In | Like | Search | Not | And | Or
+)
 BOOLEANS: Final = (Compare, IsNull, In, Like, Search, Not, And, Or)
-NODES: Final = (Constant, Property, Negate, Arithmetic, *BOOLEANS)
+NODES: Final = (Constant, PropertyReference, Negate, Arithmetic, *BOOLEANS)
 NUMBERS: Final = (Negate, Arithmetic)
 
 
-def parse(text: str, limits: Limits = LIMITS) -> Node:
+def parse(text: str, limits: ExpressionLimits = LIMITS) -> Node:
     """Return the tree of the condition *text*.
 
     Raises:
@@ -149,7 +151,7 @@ def parse(text: str, limits: Limits = LIMITS) -> Node:
 
 @final
 class _Parser:
-    def __init__(self, text: str, limits: Limits) -> None:
+    def __init__(self, text: str, limits: ExpressionLimits) -> None:
         self._text = text
         self._limits = limits
         self._tokens = tokens(text)
@@ -204,20 +206,22 @@ class _Parser:
 
     def _boolean(self, node: Node, at: int) -> Node:
         """*node*, which must be a condition; a property counts as one."""
-        if isinstance(node, (Property, *BOOLEANS)) or (isinstance(node, Constant) and isinstance(node.value, bool)):
+        if isinstance(node, (PropertyReference, *BOOLEANS)) or (
+            isinstance(node, Constant) and isinstance(node.value, bool)
+        ):
             return node
         raise mistake(self._text, at, "expected a condition, found a value")
 
     def _number(self, node: Node, at: int, operator: str) -> Node:
         """*node*, which must be a number; the text of a property may be one."""
-        if isinstance(node, (Property, *NUMBERS)):
+        if isinstance(node, (PropertyReference, *NUMBERS)):
             return node
         if isinstance(node, Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
             return node
         raise mistake(self._text, at, f"{operator} compares and computes numbers only")
 
     def _string(self, node: Node, at: int, operator: str) -> Node:
-        if isinstance(node, Property) or (isinstance(node, Constant) and isinstance(node.value, str)):
+        if isinstance(node, PropertyReference) or (isinstance(node, Constant) and isinstance(node.value, str)):
             return node
         raise mistake(self._text, at, f"{operator} is for properties and strings only")
 
@@ -355,7 +359,7 @@ class _Parser:
             raise self._unexpected(reserved if token.text in KEYWORDS else "a value")
         self._next()
         if token.kind == "name":
-            return self._made(Property(token.text), token.at)
+            return self._made(PropertyReference(token.text), token.at)
         return self._made(Constant(token.text if token.kind == "string" else self._literal(token)), token.at)
 
     def _literal(self, token: Token, sign: int = 1) -> int | float:

@@ -8,7 +8,7 @@ from martlet.contracts import Compile, Condition
 from martlet.plugins.hooks import Hooks
 from martlet_filter_sql92.compiler import compile_tree, cost_of
 from martlet_filter_sql92.needles import compile_needle
-from martlet_filter_sql92.parser import Limits, parse
+from martlet_filter_sql92.parser import ExpressionLimits, parse
 
 if TYPE_CHECKING:
     from martlet.broker import Broker
@@ -39,7 +39,7 @@ class Sql92Plugin(Hooks):
         Raises:
           Refused: it is no condition, or too large; the text points at the character (Reason.ILLEGAL).
         """
-        limits = Limits(self.config.text_bytes_max, self.config.depth_max, self.config.nodes_max)
+        limits = ExpressionLimits(self.config.text_bytes_max, self.config.depth_max, self.config.nodes_max)
         tree, steps = parse(text, limits), [0]
         truth = compile_tree(tree, steps)
         return Condition(lambda record: truth(record) is True, cost_of(tree), compile_needle(tree, steps), steps)

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Final, final
 
 from martlet_filter_sql92.compiler import Truth, compile_tree, cost_of, has_slow_like, nodes
-from martlet_filter_sql92.parser import Node, Property
+from martlet_filter_sql92.parser import Node, PropertyReference
 
 __all__ = ["ALTERNATIVES_MAX", "END", "Values", "key_of", "values_of"]
 
@@ -63,7 +63,7 @@ def values_of(node: Node, steps: list[int]) -> "Values | None":
     The search adds its evaluations to the only element of *steps*.
     """
     parts = list(islice(nodes(node), NODES_MAX + 1))
-    names = {each.name for each in parts if isinstance(each, Property)}
+    names = {each.name for each in parts if isinstance(each, PropertyReference)}
     if len(names) != 1 or any("\x02" in name for name in names) or len(parts) > NODES_MAX or has_slow_like(node):
         return None
     truth = compile_tree(node)

@@ -8,7 +8,7 @@ import trio
 
 from martlet.broker import Broker
 from martlet.config import Settings
-from martlet.contracts import Command, Handler, Peer, Protocol, Service, Traffic, WebSocket
+from martlet.contracts import Handler, Peer, Protocol, Service, Subcommand, Traffic, WebSocket
 from martlet.net.addresses import check_listen
 from martlet.net.tls import Tls
 from martlet.plugins.hooks import Hooks
@@ -16,8 +16,8 @@ from martlet.state import Projection
 from martlet_mqtt.admin.sys_topics import SysTopics
 from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.handler import MqttHandler
-from martlet_mqtt.mapping.rules import Rules
-from martlet_mqtt.outbound.unused_groups import UnusedGroups
+from martlet_mqtt.mapping.rules import TopicRules
+from martlet_mqtt.outbound.unused_groups import UnusedGroupSearch
 from martlet_mqtt.session.missed import topics_of_durable
 from martlet_mqtt.session.wills import Wills
 from martlet_mqtt.shared.context import PROTOCOL, Context, create_topics
@@ -38,7 +38,7 @@ class MqttPlugin(Hooks):
     def __init__(self, config: MqttConfig) -> None:
         super().__init__(config)
         check_listen("mqtt.listen", config.listen)
-        Rules(config.rules, config.topic, config.queues)  # so that `martlet check` finds an error
+        TopicRules(config.rules, config.topic, config.queues)  # so that `martlet check` finds an error
         check_prefix(config.response_prefix)
         self._context: Context | None = None
         self._wills: Wills | None = None
@@ -50,7 +50,7 @@ class MqttPlugin(Hooks):
         """Return what all connections share, the same for all hooks."""
         if self._context is None:
             config = self.config
-            rules = Rules(config.rules, config.topic, config.queues)
+            rules = TopicRules(config.rules, config.topic, config.queues)
             create_topics(broker, rules)
             names = Names(config.name_bytes_max, rules.topic_of)
             feed = broker.cursors.open(rules.topics, topics_of=rules.topics_of, is_name=names.is_valid, early=True)
@@ -78,12 +78,12 @@ class MqttPlugin(Hooks):
             self._wills_of(broker).run,
             self._sys_of(broker).run,
             self._sys_of(broker).run_bridges,
-            UnusedGroups(context).run,
+            UnusedGroupSearch(context).run,
             partial(context.retained.run, turns),
             partial(context.leaving.run, turns),
         )
 
-    def martlet_commands(self) -> Sequence[Command]:
+    def martlet_commands(self) -> Sequence[Subcommand]:
         from martlet_mqtt.commands.command import COMMAND  # a broker does not need it
 
         return (COMMAND,)

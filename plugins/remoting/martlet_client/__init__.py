@@ -4,7 +4,7 @@ These are for trio. `martlet_client.aio` has the same for asyncio, and
 `martlet_client.blocking` for plain synchronous code.
 """
 
-from martlet_client.admin import Admin, Cluster, Member, QueueLag, QueueStats
+from martlet_client.admin import Admin, ClusterInfo, ConnectedMember, QueueLag, QueueStats
 from martlet_client.allocation import (
     Allocation,
     Average,
@@ -17,7 +17,7 @@ from martlet_client.allocation import (
 from martlet_client.consumer import ConsumeFrom, MessageModel, PushConsumer
 from martlet_client.listening import Listener, Outcome
 from martlet_client.messages import Message, SendResult, SendStatus
-from martlet_client.network import Settings
+from martlet_client.network import ClientSettings
 from martlet_client.popping import PopConsumer, PoppedMessage
 from martlet_client.producer import Producer, Selector, select_by_hash
 from martlet_client.puller import PullConsumer
@@ -42,7 +42,7 @@ from martlet_remoting.wire.answers.errors import (
 )
 from martlet_remoting.wire.answers.messages import DamagedMessage, ReceivedMessage
 from martlet_remoting.wire.packets import MessageQueue
-from martlet_remoting.wire.routes import BrokerGroup, Route, TopicQueues
+from martlet_remoting.wire.routes import BrokerGroup, TopicQueues, TopicRoute
 from martlet_remoting.wire.signatures import SigningKey
 
 __all__ = [
@@ -60,7 +60,9 @@ __all__ = [
     "Check",
     "ClientClosed",
     "ClientError",
-    "Cluster",
+    "ClientSettings",
+    "ClusterInfo",
+    "ConnectedMember",
     "ConnectionLost",
     "ConsistentHash",
     "ConsumeFrom",
@@ -69,7 +71,6 @@ __all__ = [
     "Expression",
     "Listener",
     "MachineRoomNearby",
-    "Member",
     "Message",
     "MessageModel",
     "MessageNotFound",
@@ -90,16 +91,15 @@ __all__ = [
     "ReceivedMessage",
     "Reply",
     "RequestTimeout",
-    "Route",
     "RouteNotFound",
     "Selector",
     "SendFailed",
     "SendResult",
     "SendStatus",
-    "Settings",
     "SigningKey",
     "Sql",
     "TopicQueues",
+    "TopicRoute",
     "TransactionProducer",
     "TransactionResult",
     "TransactionState",

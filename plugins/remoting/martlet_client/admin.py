@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from martlet_client.arguments import I32_MAX, check_integer, check_queue, check_text_mapping, check_time_ms, check_type
 from martlet_client.messages import check_group, check_topic
-from martlet_client.network import TEMPLATE_TOPIC, Client, Settings, split_address
+from martlet_client.network import TEMPLATE_TOPIC, ClientSettings, NetworkClient, split_address
 from martlet_client.offsets import BrokerOffsets, max_offset, search_offset
 from martlet_client.producer import QUEUES_MAX
 from martlet_client.pulling import decode_messages
@@ -25,9 +25,9 @@ from martlet_remoting.wire.answers.errors import (
 from martlet_remoting.wire.answers.messages import RETRY_PREFIX, DamagedMessage, ReceivedMessage, parse_message_id
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 from martlet_remoting.wire.packets import MessageQueue
-from martlet_remoting.wire.routes import MASTER_ID, Route
+from martlet_remoting.wire.routes import MASTER_ID, TopicRoute
 
-__all__ = ["Admin", "Cluster", "Member", "QueueLag", "QueueStats"]
+__all__ = ["Admin", "ClusterInfo", "ConnectedMember", "QueueLag", "QueueStats"]
 
 PERM_READ_WRITE: Final = 6
 DELETE_TIMEOUT_S: Final = 10.0
@@ -35,7 +35,7 @@ KEY_RESULTS_MAX: Final = 64
 
 
 @final
-class Cluster(Struct, frozen=True):
+class ClusterInfo(Struct, frozen=True):
     """The brokers that the name server knows.
 
     ``clusters`` has the broker names of each cluster, ``brokers`` the addresses of each broker name by broker id;
@@ -85,7 +85,7 @@ class QueueLag(Struct, frozen=True):
 
 
 @final
-class Member(Struct, frozen=True):
+class ConnectedMember(Struct, frozen=True):
     """A connected member of a consumer group, as a broker lists it."""
 
     client_id: str
@@ -95,7 +95,7 @@ class Member(Struct, frozen=True):
 
 
 @final
-class Admin(Client):
+class Admin(NetworkClient):
     """Inspects and changes topics, groups, offsets and brokers, and finds messages.
 
     Example:
@@ -107,11 +107,11 @@ class Admin(Client):
     and `RouteNotFound` for a topic that does not exist.
 
     Args:
-      name_server: ``host:port``, several separated by ``;``, or `Settings`.
+      name_server: ``host:port``, several separated by ``;``, or `ClientSettings`.
     """
 
-    def __init__(self, name_server: str | Settings) -> None:
-        super().__init__(Settings.of(name_server))
+    def __init__(self, name_server: str | ClientSettings) -> None:
+        super().__init__(ClientSettings.of(name_server))
 
     async def _open(self, nursery: trio.Nursery) -> None:
         """Connections are opened by the first call."""
@@ -121,7 +121,7 @@ class Admin(Client):
 
     # Clusters and brokers
 
-    async def cluster(self) -> Cluster:
+    async def cluster(self) -> ClusterInfo:
         """Return all brokers by cluster."""
         answer = await self.network.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO, {})
         fields = bodies.load_object(answer.body)
@@ -131,7 +131,7 @@ class Admin(Client):
             addresses = bodies.mapping(data, "brokerAddrs") if isinstance(data, dict) else {}
             brokers[str(name)] = {int(str(key)): str(address) for key, address in addresses.items()}
         names = {str(name): tuple(sorted(bodies.texts(clusters, str(name)))) for name in clusters}
-        return Cluster(names, brokers)
+        return ClusterInfo(names, brokers)
 
     async def broker_config(self, address: str) -> dict[str, str]:
         """Return every setting of the broker at *address*, which is ``host:port``."""
@@ -160,7 +160,7 @@ class Admin(Client):
         answer = await self.network.ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, {})
         return sorted(bodies.texts(bodies.load_object(answer.body), "topicList"))
 
-    async def topic_route(self, topic: str) -> Route:
+    async def topic_route(self, topic: str) -> TopicRoute:
         """Return the brokers and queues of *topic*."""
         check_topic(topic)
         return await self._route(topic)
@@ -273,10 +273,10 @@ class Admin(Client):
         for address in (await self._masters()).values():
             await self.network.ask(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, ext)
 
-    async def group_members(self, group: str) -> list[Member]:
+    async def group_members(self, group: str) -> list[ConnectedMember]:
         """Return the connected members of *group*; empty when none is."""
         check_group(group)
-        found: set[Member] = set()
+        found: set[ConnectedMember] = set()
         for address in (await self._masters()).values():
             try:
                 answer = await self.network.ask(
@@ -452,7 +452,7 @@ class Admin(Client):
             raise ClientError(f"cluster {cluster!r} has no broker" if cluster else "name server knows no broker")
         return masters
 
-    async def _route(self, topic: str) -> Route:
+    async def _route(self, topic: str) -> TopicRoute:
         """Return the route of a topic that should exist. Raises `RouteNotFound`."""
         try:
             return await self.network.fetch_route(topic)
@@ -498,8 +498,8 @@ def _queue_items(body: bytes) -> list[tuple[MessageQueue, bodies.Fields]]:
     return found
 
 
-def _member(fields: bodies.Fields) -> Member:
-    return Member(
+def _member(fields: bodies.Fields) -> ConnectedMember:
+    return ConnectedMember(
         bodies.text(fields, "clientId"),
         bodies.text(fields, "clientAddr"),
         bodies.text(fields, "language", ""),

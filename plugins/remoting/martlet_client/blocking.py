@@ -10,12 +10,12 @@ from types import TracebackType
 from typing import Self, TypeVar, Unpack, final
 
 from martlet_client import admin, consumer, popping, producer, puller, transactions
-from martlet_client.admin import Cluster, Member, QueueLag, QueueStats
+from martlet_client.admin import ClusterInfo, ConnectedMember, QueueLag, QueueStats
 from martlet_client.blocking_bridge import Bridged
 from martlet_client.consumer import PushConsumerOptions
 from martlet_client.listening import Listener
 from martlet_client.messages import Message, SendResult
-from martlet_client.network import Client, Settings
+from martlet_client.network import ClientSettings, NetworkClient
 from martlet_client.popping import PoppedMessage
 from martlet_client.producer import ProducerOptions, Selector
 from martlet_client.pulling import Expression, Pulled
@@ -23,12 +23,12 @@ from martlet_client.request_reply import Reply
 from martlet_client.transactions import Check, Execute, TransactionResult
 from martlet_remoting.wire.answers.messages import ReceivedMessage
 from martlet_remoting.wire.packets import MessageQueue
-from martlet_remoting.wire.routes import Route
+from martlet_remoting.wire.routes import TopicRoute
 
 __all__ = ["Admin", "PopConsumer", "Producer", "PullConsumer", "PushConsumer", "TransactionProducer"]
 
 T = TypeVar("T")
-C = TypeVar("C", bound=Client)
+C = TypeVar("C", bound=NetworkClient)
 
 
 class _Held(Bridged[C]):
@@ -54,7 +54,7 @@ class _Held(Bridged[C]):
 class Producer(_Held[producer.Producer]):
     """As `martlet_client.Producer`."""
 
-    def __init__(self, name_server: str | Settings, group: str, **options: Unpack[ProducerOptions]) -> None:
+    def __init__(self, name_server: str | ClientSettings, group: str, **options: Unpack[ProducerOptions]) -> None:
         super().__init__(producer.Producer(name_server, group, **options))
 
     def queues(self, topic: str) -> list[MessageQueue]:
@@ -125,7 +125,7 @@ class TransactionProducer(Producer):
 
     def __init__(
         self,
-        name_server: str | Settings,
+        name_server: str | ClientSettings,
         group: str,
         check: Check,
         *,
@@ -153,7 +153,7 @@ class PushConsumer(_Held[consumer.PushConsumer]):
 
     def __init__(
         self,
-        name_server: str | Settings,
+        name_server: str | ClientSettings,
         group: str,
         listener: Listener,
         subscriptions: Mapping[str, Expression],
@@ -183,7 +183,7 @@ class PushConsumer(_Held[consumer.PushConsumer]):
 class PullConsumer(_Held[puller.PullConsumer]):
     """As `martlet_client.PullConsumer`."""
 
-    def __init__(self, name_server: str | Settings, group: str) -> None:
+    def __init__(self, name_server: str | ClientSettings, group: str) -> None:
         super().__init__(puller.PullConsumer(name_server, group))
 
     def queues(self, topic: str) -> list[MessageQueue]:
@@ -251,7 +251,7 @@ class PullConsumer(_Held[puller.PullConsumer]):
 class PopConsumer(_Held[popping.PopConsumer]):
     """As `martlet_client.PopConsumer`."""
 
-    def __init__(self, name_server: str | Settings, group: str, *, from_newest: bool = False) -> None:
+    def __init__(self, name_server: str | ClientSettings, group: str, *, from_newest: bool = False) -> None:
         super().__init__(popping.PopConsumer(name_server, group, from_newest=from_newest))
 
     def receive(
@@ -290,10 +290,10 @@ class PopConsumer(_Held[popping.PopConsumer]):
 class Admin(_Held[admin.Admin]):
     """As `martlet_client.Admin`."""
 
-    def __init__(self, name_server: str | Settings) -> None:
+    def __init__(self, name_server: str | ClientSettings) -> None:
         super().__init__(admin.Admin(name_server))
 
-    def cluster(self) -> Cluster:
+    def cluster(self) -> ClusterInfo:
         """Return all brokers by cluster."""
         return self._call(self._client.cluster)
 
@@ -313,7 +313,7 @@ class Admin(_Held[admin.Admin]):
         """Return the names of all topics, including system topics."""
         return self._call(self._client.topics)
 
-    def topic_route(self, topic: str) -> Route:
+    def topic_route(self, topic: str) -> TopicRoute:
         """Return the brokers and queues of *topic*."""
         return self._call(partial(self._client.topic_route, topic))
 
@@ -361,7 +361,7 @@ class Admin(_Held[admin.Admin]):
         """Delete *group* on every broker; with *offsets_too* also the offsets that it committed."""
         self._call(partial(self._client.delete_group, group, offsets_too=offsets_too))
 
-    def group_members(self, group: str) -> list[Member]:
+    def group_members(self, group: str) -> list[ConnectedMember]:
         """Return the connected members of *group*; empty when none is."""
         return self._call(partial(self._client.group_members, group))
 

@@ -12,13 +12,13 @@ from typing import Generic, TypeVar, final
 
 import trio
 
-from martlet_client.network import Client
+from martlet_client.network import NetworkClient
 from martlet_remoting.wire.answers.errors import ClientClosed
 
 __all__ = ["Bridged", "Portal"]
 
 T = TypeVar("T")
-C = TypeVar("C", bound=Client)
+C = TypeVar("C", bound=NetworkClient)
 
 
 @final

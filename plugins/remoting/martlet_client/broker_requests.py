@@ -7,7 +7,7 @@ from martlet_client.consumption import ConsumedQueue
 from martlet_client.link import Answer
 from martlet_client.listening import Listening, Outcome
 from martlet_client.network import Network
-from martlet_client.pulling import Subscription, decode_messages
+from martlet_client.pulling import TopicSelection, decode_messages
 from martlet_remoting.wire.answers import bodies
 from martlet_remoting.wire.answers.messages import ReceivedMessage
 from martlet_remoting.wire.codes import VERSION, RequestCode, ResponseCode
@@ -24,7 +24,7 @@ class Consumer(Protocol):
     group: str
     network: Network
     queues: dict[MessageQueue, ConsumedQueue]
-    subscriptions: dict[str, Subscription]
+    subscriptions: dict[str, TopicSelection]
     listening: Listening
     orderly: bool
     started_ms: int

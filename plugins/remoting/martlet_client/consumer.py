@@ -14,15 +14,15 @@ import trio
 from martlet_client.allocation import Allocation, Average, check_allocation
 from martlet_client.arguments import I32_MAX, check_integer, check_seconds, check_time_ms, check_type
 from martlet_client.broker_requests import ConsumerRequests
-from martlet_client.consumption import LOCK_RETRY_S, Concurrent, ConsumedQueue, Limits, Offsets, Ordered, Work
+from martlet_client.consumption import LOCK_RETRY_S, CacheLimits, Concurrent, ConsumedQueue, Offsets, Ordered, Work
 from martlet_client.listening import Listener, Listening
 from martlet_client.locks import Locks
 from martlet_client.messages import check_group, check_topic
-from martlet_client.network import Client, Settings, heartbeat_body
+from martlet_client.network import ClientSettings, NetworkClient, heartbeat_body
 from martlet_client.offsets import BrokerOffsets, LocalOffsets, max_offset, search_offset
 from martlet_client.outages import level_of
 from martlet_client.producer import unregister
-from martlet_client.pulling import TAG, Expression, Subscription, subscription_of
+from martlet_client.pulling import TAG, Expression, TopicSelection, subscription_of
 from martlet_client.sendback import GiveBack
 from martlet_remoting.wire.answers import bodies
 from martlet_remoting.wire.answers.errors import BrokerError, ClientError, NameServerUnreachable, RouteNotFound
@@ -91,7 +91,7 @@ class PushConsumerOptions(TypedDict, total=False):
 
 
 @final
-class PushConsumer(Client):
+class PushConsumer(NetworkClient):
     """Calls *listener* with each message of the subscribed topics, as a member of *group*.
 
     Example:
@@ -107,7 +107,7 @@ class PushConsumer(Client):
     a TypeError out of its ``async with`` block; the message is delivered again once a corrected consumer runs.
 
     Args:
-      name_server: ``host:port``, several separated by ``;``, or `Settings`.
+      name_server: ``host:port``, several separated by ``;``, or `ClientSettings`.
       group: the consumer group; its members share the messages.
       listener: called with each message.
       subscriptions: topic to expression: ``*``, ``tag``, ``tag || tag``, or `Sql`.
@@ -133,7 +133,7 @@ class PushConsumer(Client):
 
     def __init__(
         self,
-        name_server: str | Settings,
+        name_server: str | ClientSettings,
         group: str,
         listener: Listener,
         subscriptions: Mapping[str, Expression],
@@ -153,7 +153,7 @@ class PushConsumer(Client):
         allocation: Allocation | None = None,
     ) -> None:
         check_group(group)
-        super().__init__(Settings.of(name_server))
+        super().__init__(ClientSettings.of(name_server))
         check_type("model", model, MessageModel, "for example MessageModel.BROADCASTING")
         check_type("orderly", orderly, bool)
         _check_start(consume_from, consume_from_ms)
@@ -171,7 +171,7 @@ class PushConsumer(Client):
         self.subscriptions = self._subscribe(subscriptions)
         self._consume_from_ms = consume_from_ms or self.started_ms - 30 * 60 * 1000
         self._concurrency = concurrency
-        self._limits = Limits(pull_messages, cached_messages_max, cached_bytes_max)
+        self._limits = CacheLimits(pull_messages, cached_messages_max, cached_bytes_max)
         self._allocation = Average() if allocation is None else check_allocation(allocation)
         times_max = max_reconsume_times if max_reconsume_times >= 0 else UNLIMITED if orderly else RETRIES_MAX
         self._times_max = times_max
@@ -237,7 +237,7 @@ class PushConsumer(Client):
         for queue in [queue for queue in self.queues if queue.topic == topic]:
             self._leave(queue)
 
-    def _subscribe(self, subscriptions: Mapping[str, Expression]) -> dict[str, Subscription]:
+    def _subscribe(self, subscriptions: Mapping[str, Expression]) -> dict[str, TopicSelection]:
         check_type("subscriptions", subscriptions, Mapping, "for example {'Greetings': '*'}")
         wanted = dict(subscriptions)
         for topic in wanted:
@@ -277,7 +277,7 @@ class PushConsumer(Client):
         await self._rebalance()
         nursery.start_soon(self._run_loops)
 
-    async def _check_expression(self, subscription: Subscription) -> None:
+    async def _check_expression(self, subscription: TopicSelection) -> None:
         """Ask a broker whether it evaluates our SQL92; raises BrokerError instead of consuming nothing for ever."""
         route = self.network.routes.get(subscription.topic)
         if route is None or subscription.expression_type == TAG:
@@ -391,7 +391,7 @@ class PushConsumer(Client):
         answer = await self.network.ask(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext)
         return sorted(bodies.texts(bodies.load_object(answer.body), "consumerIdList"))
 
-    def _take_and_leave(self, subscription: Subscription, share: Iterable[MessageQueue]) -> bool:
+    def _take_and_leave(self, subscription: TopicSelection, share: Iterable[MessageQueue]) -> bool:
         wanted = set(share)
         ours = {queue for queue in self.queues if queue.topic == subscription.topic}
         for queue in ours - wanted:
@@ -402,7 +402,7 @@ class PushConsumer(Client):
             self._take(queue, subscription)
         return ours != wanted
 
-    def _take(self, queue: MessageQueue, subscription: Subscription) -> None:
+    def _take(self, queue: MessageQueue, subscription: TopicSelection) -> None:
         assert self._nursery is not None
         sink = self._sink
         if self.orderly:

@@ -18,14 +18,14 @@ from martlet_client.backlog import Backlog
 from martlet_client.listening import Listening, Outcome
 from martlet_client.network import Network
 from martlet_client.outages import level_of
-from martlet_client.pulling import PULL_MESSAGES_MAX, Pulled, PullStatus, Subscription, pull
+from martlet_client.pulling import PULL_MESSAGES_MAX, Pulled, PullStatus, TopicSelection, pull
 from martlet_remoting.wire.answers.errors import BrokerError, ClientError
 from martlet_remoting.wire.answers.messages import DamagedMessage, ReceivedMessage
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 from martlet_remoting.wire.headers import PULL_COMMIT_OFFSET, PULL_SUSPEND, PullHeader
 from martlet_remoting.wire.packets import MessageQueue
 
-__all__ = ["ConsumedQueue", "Limits", "Offsets", "Work"]
+__all__ = ["CacheLimits", "ConsumedQueue", "Offsets", "Work"]
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Offsets(Protocol):
 
 
 @final
-class Limits(Struct, frozen=True):
+class CacheLimits(Struct, frozen=True):
     """How much a queue may cache, and how much one pull asks for."""
 
     pull_messages: int
@@ -92,8 +92,8 @@ class ConsumedQueue:
         network: Network,
         group: str,
         queue: MessageQueue,
-        subscription: Subscription,
-        limits: Limits,
+        subscription: TopicSelection,
+        limits: CacheLimits,
         offsets: Offsets,
         first_offset: Callable[[MessageQueue], Awaitable[int]],
         sink: "trio.MemorySendChannel[Work]",

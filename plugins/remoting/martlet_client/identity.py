@@ -14,7 +14,7 @@ from typing import Final, final
 
 from martlet.runtime.clock import Clock
 
-__all__ = ["Identity", "UniqueKeys", "host_address"]
+__all__ = ["ClientIdentity", "UniqueKeys", "host_address"]
 
 _PREFIX: Final = Struct(">4sHI")
 _SUFFIX: Final = Struct(">IH")
@@ -64,7 +64,7 @@ def _month(now_ms: int) -> tuple[int, int]:
 
 
 @final
-class Identity:
+class ClientIdentity:
     """One client's id, as brokers list it, and its source of unique keys."""
 
     def __init__(self, clock: Clock, client_id: str = "") -> None:

@@ -19,7 +19,7 @@ from msgspec import Struct, field
 from martlet.errors import MartletError
 from martlet.runtime.clock import Clock, SystemClock
 from martlet_client.arguments import check_callable, check_seconds, check_type, check_utf8
-from martlet_client.identity import Identity
+from martlet_client.identity import ClientIdentity
 from martlet_client.link import Answer, Handle, Link
 from martlet_client.outages import Outages, level_of
 from martlet_remoting.dialing import encrypted, why_not_opened
@@ -36,10 +36,10 @@ from martlet_remoting.wire.answers.errors import (
 )
 from martlet_remoting.wire.codes import REQUEST_NAMES, RequestCode, ResponseCode
 from martlet_remoting.wire.packets import Command
-from martlet_remoting.wire.routes import Route, decode_route
+from martlet_remoting.wire.routes import TopicRoute, decode_route
 from martlet_remoting.wire.signatures import SigningKey
 
-__all__ = ["Client", "Network", "Settings"]
+__all__ = ["ClientSettings", "Network", "NetworkClient"]
 
 log = logging.getLogger(__name__)
 
@@ -61,12 +61,12 @@ BROKERS_PORT: Final = "; this is the port of a broker: give that of a name serve
 
 
 async def connect_tcp(host: str, port: int) -> trio.abc.Stream:
-    """Return a TCP connection; the default of `Settings.connect`."""
+    """Return a TCP connection; the default of `ClientSettings.connect`."""
     return await trio.open_tcp_stream(host, port)
 
 
 @final
-class Settings(Struct, frozen=True):
+class ClientSettings(Struct, frozen=True):
     """Options of the connections of any client; the defaults are those of RocketMQ's Java client.
 
     Args:
@@ -115,9 +115,9 @@ class Settings(Struct, frozen=True):
         check_callable("clock.now_ms", getattr(self.clock, "now_ms", None), "def now_ms() -> int", 0)
 
     @classmethod
-    def of(cls, name_server: "str | Settings") -> "Settings":
+    def of(cls, name_server: "str | ClientSettings") -> "ClientSettings":
         """Return *name_server* if it is settings, else default settings with this name server."""
-        return name_server if isinstance(name_server, Settings) else cls(name_server)
+        return name_server if isinstance(name_server, ClientSettings) else cls(name_server)
 
     def name_servers(self) -> list[str]:
         """Return the addresses in ``name_server``; raises BadAddress if there is none, or a malformed one."""
@@ -153,14 +153,14 @@ class _Opening:
 class Network:
     """Connections by address and routes by topic; `start` keeps both fresh."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ClientSettings) -> None:
         self.settings = settings
         self.clock = settings.clock
-        self.identity = Identity(settings.clock, settings.client_id)
+        self.identity = ClientIdentity(settings.clock, settings.client_id)
         self.handlers: dict[int, Handle] = {}
         self.heartbeat: Callable[[], bytes | None] = lambda: None
         self.routes_changed: Callable[[], None] = lambda: None
-        self.routes: dict[str, Route] = {}
+        self.routes: dict[str, TopicRoute] = {}
         self._links: dict[str, Link] = {}
         self._openings: dict[str, _Opening] = {}
         self._name_servers = settings.name_servers()
@@ -377,7 +377,7 @@ class Network:
                 self._name_servers.append(address)
         raise NameServerUnreachable(f"no name server answered: {'; '.join(failures)}")
 
-    async def fetch_route(self, topic: str) -> Route:
+    async def fetch_route(self, topic: str) -> TopicRoute:
         """Fetch the topic's current route from the name server, keep it, and return it.
 
         Raises:
@@ -400,7 +400,7 @@ class Network:
             self.routes_changed()
         return route
 
-    async def route(self, topic: str) -> Route:
+    async def route(self, topic: str) -> TopicRoute:
         """Return the topic's route, fetching it only if it is not known yet."""
         return self.routes.get(topic) or await self.fetch_route(topic)
 
@@ -418,10 +418,10 @@ class Network:
         return address
 
 
-class Client(ABC):
+class NetworkClient(ABC):
     """The base of all clients. ``async with`` opens and closes a client; it does not connect before."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ClientSettings) -> None:
         self.network = Network(settings)
         self._manager: AbstractAsyncContextManager[None] | None = None
         self._closing = trio.Event()
@@ -438,7 +438,7 @@ class Client(ABC):
 
     @abstractmethod
     async def _close(self) -> None:
-        """Leave groups and brokers; after ``Settings.close_timeout_s`` the tasks are cancelled."""
+        """Leave groups and brokers; after ``ClientSettings.close_timeout_s`` the tasks are cancelled."""
 
     def _fail(self, failure: Exception) -> None:
         """Close the client normally, then raise *failure* out of its ``async with`` block."""

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from martlet_client.arguments import check_integer, check_seconds, check_type
 from martlet_client.messages import check_group, check_topic
-from martlet_client.network import Client, Settings
-from martlet_client.pulling import ANSWER_MARGIN_S, Expression, Subscription, decode_messages, subscription_of
+from martlet_client.network import ClientSettings, NetworkClient
+from martlet_client.pulling import ANSWER_MARGIN_S, Expression, TopicSelection, decode_messages, subscription_of
 from martlet_remoting.wire.answers import bodies
 from martlet_remoting.wire.answers.errors import BadAnswer, BrokerError, RouteNotFound
 from martlet_remoting.wire.answers.messages import ReceivedMessage
@@ -47,7 +47,7 @@ class PoppedMessage(Struct, frozen=True):
 
 
 @final
-class PopConsumer(Client):
+class PopConsumer(NetworkClient):
     """Takes messages of *group* that nobody else gets for a time; those not acknowledged by then come again.
 
     Example:
@@ -60,7 +60,7 @@ class PopConsumer(Client):
     as the group's ``retryMaxTimes`` allows, Martlet makes a message a dead letter.
 
     Args:
-      name_server: ``host:port``, several separated by ``;``, or `Settings`.
+      name_server: ``host:port``, several separated by ``;``, or `ClientSettings`.
       group: the consumer group; its members share the messages.
       from_newest: whether a new group begins with new messages instead of the oldest ones; as `ConsumeFrom.LAST`.
 
@@ -69,10 +69,10 @@ class PopConsumer(Client):
       MessageRefused: the group has a name that brokers refuse.
     """
 
-    def __init__(self, name_server: str | Settings, group: str, *, from_newest: bool = False) -> None:
+    def __init__(self, name_server: str | ClientSettings, group: str, *, from_newest: bool = False) -> None:
         check_group(group)
         check_type("from_newest", from_newest, bool)
-        super().__init__(Settings.of(name_server))
+        super().__init__(ClientSettings.of(name_server))
         self.group = group
         self._init_mode = int(from_newest)
         self._turn = 0
@@ -133,7 +133,7 @@ class PopConsumer(Client):
                 break
         return found
 
-    async def _pop(self, broker_name: str, header: PopHeader, subscription: Subscription) -> list[PoppedMessage]:
+    async def _pop(self, broker_name: str, header: PopHeader, subscription: TopicSelection) -> list[PoppedMessage]:
         header.born_ms = self.network.clock.now_ms()
         address = await self.network.broker_address(header.topic, broker_name)
         timeout_s = self.network.settings.request_timeout_s + header.poll_ms / 1000 + ANSWER_MARGIN_S

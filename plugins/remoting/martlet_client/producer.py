@@ -9,7 +9,7 @@ import trio
 from martlet.records.compression import compress
 from martlet_client.arguments import I32_MAX, check_callable, check_integer, check_queue, check_seconds, check_type
 from martlet_client.messages import BODY_BYTES_MAX, Message, SendResult, check_group, check_topic, encoded
-from martlet_client.network import TEMPLATE_TOPIC, Client, Network, Settings, heartbeat_body
+from martlet_client.network import TEMPLATE_TOPIC, ClientSettings, Network, NetworkClient, heartbeat_body
 from martlet_client.request_reply import Reply, ReplyTo, Waiters
 from martlet_client.sending import Sending, master_of
 from martlet_remoting.wire.answers.bodies import header_text
@@ -53,7 +53,7 @@ class ProducerOptions(TypedDict, total=False):
     default_queues: int
 
 
-class Producer(Client):
+class Producer(NetworkClient):
     """Sends messages.
 
     Example:
@@ -61,7 +61,7 @@ class Producer(Client):
             result = await producer.send(Message("Greetings", b"hello"))
 
     Args:
-      name_server: ``host:port``, several separated by ``;``, or `Settings`.
+      name_server: ``host:port``, several separated by ``;``, or `ClientSettings`.
       group: the producer group, under which brokers list this client.
       retries: how often a failed send is tried again, on another broker if there is one.
       send_timeout_s: how long one send with all its retries may take, once its route is known.
@@ -76,7 +76,7 @@ class Producer(Client):
 
     def __init__(
         self,
-        name_server: str | Settings,
+        name_server: str | ClientSettings,
         group: str,
         *,
         retries: int = 2,
@@ -86,7 +86,7 @@ class Producer(Client):
         default_queues: int = 4,
     ) -> None:
         check_group(group)
-        super().__init__(Settings.of(name_server))
+        super().__init__(ClientSettings.of(name_server))
         check_integer("retries", retries)
         check_seconds("send_timeout_s", send_timeout_s)
         check_integer("compress_over_bytes", compress_over_bytes)

@@ -7,7 +7,7 @@ import trio
 
 from martlet_client.arguments import check_integer, check_queue, check_seconds, check_time_ms, check_type
 from martlet_client.messages import check_group, check_topic
-from martlet_client.network import Client, Settings
+from martlet_client.network import ClientSettings, NetworkClient
 from martlet_client.offsets import BrokerOffsets, max_offset, min_offset, search_offset
 from martlet_client.pulling import PULL_MESSAGES_MAX, Expression, Pulled, Sql, pull, subscription_of
 from martlet_remoting.wire.answers.errors import ClientError
@@ -24,7 +24,7 @@ WAIT_MAX_S: Final = 3600.0
 
 
 @final
-class PullConsumer(Client):
+class PullConsumer(NetworkClient):
     """Reads queues where and when the caller says, without taking a share of its group's queues.
 
     Example:
@@ -34,7 +34,7 @@ class PullConsumer(Client):
                     print(message.body)
 
     Args:
-      name_server: ``host:port``, several separated by ``;``, or `Settings`.
+      name_server: ``host:port``, several separated by ``;``, or `ClientSettings`.
       group: the consumer group whose offsets `committed` and `commit` use.
 
     Raises:
@@ -42,9 +42,9 @@ class PullConsumer(Client):
       MessageRefused: the group has a name that brokers refuse.
     """
 
-    def __init__(self, name_server: str | Settings, group: str) -> None:
+    def __init__(self, name_server: str | ClientSettings, group: str) -> None:
         check_group(group)
-        super().__init__(Settings.of(name_server))
+        super().__init__(ClientSettings.of(name_server))
         self.group = group
         self._offsets = BrokerOffsets(self.network, group)
         self._positions: dict[MessageQueue, int] = {}

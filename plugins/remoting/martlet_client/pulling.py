@@ -21,7 +21,7 @@ from martlet_remoting.wire.headers import PullHeader
 from martlet_remoting.wire.inner_batches import is_inner_batch, unroll
 from martlet_remoting.wire.packets import Command, MessageQueue
 
-__all__ = ["PullStatus", "Pulled", "Sql", "Subscription", "pull", "subscription_of"]
+__all__ = ["PullStatus", "Pulled", "Sql", "TopicSelection", "pull", "subscription_of"]
 
 # A tag may contain these characters, but hardly between spaces.
 COMPARISON: Final = re.compile(r"\s(?:=|<>|[<>]=?)\s")
@@ -67,7 +67,7 @@ Expression: TypeAlias = str | Sql
 
 
 @final
-class Subscription(Struct, frozen=True):
+class TopicSelection(Struct, frozen=True):
     """Which messages of a topic a group wants; ``tags`` is empty if it wants all, or selects by SQL92."""
 
     topic: str
@@ -93,7 +93,7 @@ class Subscription(Struct, frozen=True):
         }
 
 
-def subscription_of(topic: str, expression: Expression, version: int) -> Subscription:
+def subscription_of(topic: str, expression: Expression, version: int) -> TopicSelection:
     """Return the subscription to *topic* by ``*``, by ``tag || tag``, or by `Sql`.
 
     Raises:
@@ -105,19 +105,19 @@ def subscription_of(topic: str, expression: Expression, version: int) -> Subscri
         check_utf8("SQL92 expression", expression.expression)
         if not expression.expression.strip():
             raise ValueError("SQL92 expression is empty; give '*' instead of Sql to select every message")
-        return Subscription(topic, expression.expression, SQL92, version, frozenset())
+        return TopicSelection(topic, expression.expression, SQL92, version, frozenset())
     check_type(f"expression for topic {topic!r},", expression, str, "for example '*' or 'tagA || tagB', or Sql")
     check_utf8(f"expression for topic {topic!r},", expression)
     tags = frozenset(tag for part in expression.split("||") if (tag := part.strip()))
     if not tags:
         raise ValueError(f"expression {expression!r} for topic {topic!r} names no tag; '*' selects every message")
     if tags == {"*"}:
-        return Subscription(topic, "*", TAG, version, frozenset())
+        return TopicSelection(topic, "*", TAG, version, frozenset())
     if "*" in tags:
         raise ValueError(f"expression {expression!r} for topic {topic!r} mixes '*' with tags; give one or the other")
     if COMPARISON.search(expression):
         raise ValueError(f"expression {expression!r} for topic {topic!r} looks like SQL92; pass Sql({expression!r})")
-    return Subscription(topic, expression, TAG, version, tags)
+    return TopicSelection(topic, expression, TAG, version, tags)
 
 
 @final

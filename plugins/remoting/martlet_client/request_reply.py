@@ -22,9 +22,9 @@ from martlet_remoting.wire.answers.errors import BadAnswer, ClientError, Message
 from martlet_remoting.wire.answers.messages import ReceivedMessage
 from martlet_remoting.wire.codes import RequestCode
 from martlet_remoting.wire.packets import Command
-from martlet_remoting.wire.routes import Route
+from martlet_remoting.wire.routes import TopicRoute
 
-__all__ = ["Reply", "ReplyTo", "Waiters", "Waiting"]
+__all__ = ["Reply", "ReplyTo", "Waiters", "WaitingRequest"]
 
 CLUSTER: Final = "CLUSTER"
 CORRELATION_ID: Final = "CORRELATION_ID"
@@ -76,7 +76,7 @@ class ReplyTo(Struct, frozen=True):
 
 
 @final
-class Waiting:
+class WaitingRequest:
     """A request without a reply yet."""
 
     __slots__ = ("arrived", "correlation_id", "failure", "reply")
@@ -103,27 +103,27 @@ class Waiters:
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._waiting: dict[str, Waiting] = {}
+        self._waiting: dict[str, WaitingRequest] = {}
         self._announced: set[str] = set()  # reply topics whose brokers know this client
         network.handlers[RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT] = self._take
 
-    def begin(self) -> Waiting:
+    def begin(self) -> WaitingRequest:
         """Return a new request to wait for; end it with `end`."""
         # Whoever guesses the id of a request can forge its reply.
-        waiting = Waiting(secrets.token_hex(CORRELATION_BYTES))
+        waiting = WaitingRequest(secrets.token_hex(CORRELATION_BYTES))
         self._waiting[waiting.correlation_id] = waiting
         return waiting
 
-    def end(self, waiting: Waiting) -> None:
+    def end(self, waiting: WaitingRequest) -> None:
         """Wait for its reply no longer; a reply that comes later is dropped."""
         self._waiting.pop(waiting.correlation_id, None)
 
-    def properties(self, waiting: Waiting, timeout_s: float) -> dict[str, str]:
+    def properties(self, waiting: WaitingRequest, timeout_s: float) -> dict[str, str]:
         """Return the properties that make a message a request."""
         ttl = str(round(timeout_s * 1000))
         return {CORRELATION_ID: waiting.correlation_id, REPLY_TO: self._network.client_id, TTL: ttl}
 
-    async def announce(self, route: Route) -> None:
+    async def announce(self, route: TopicRoute) -> None:
         """Let every broker that may store a reply to a message sent along *route* know this client."""
         clusters = {group.cluster for group in route.brokers.values()} - {""}
         topics = {REPLY_TOPIC.format(cluster) for cluster in clusters} - self._announced

@@ -23,7 +23,7 @@ from martlet_remoting.wire.answers.errors import (
 from martlet_remoting.wire.codes import ResponseCode
 from martlet_remoting.wire.headers import SendHeader
 from martlet_remoting.wire.packets import Command, MessageQueue
-from martlet_remoting.wire.routes import Route
+from martlet_remoting.wire.routes import TopicRoute
 
 __all__ = ["BrokerFaults", "QueueChoice", "Sending", "Sent", "master_of"]
 
@@ -117,7 +117,7 @@ class Sending:
         self.faults = BrokerFaults()
         self.choice = QueueChoice(self.faults)
 
-    async def publish_route(self, topic: str) -> tuple[Route, list[MessageQueue]]:
+    async def publish_route(self, topic: str) -> tuple[TopicRoute, list[MessageQueue]]:
         """Return where *topic* can be sent to; for an unknown topic, where it may be created.
 
         Raises:
@@ -135,7 +135,7 @@ class Sending:
             raise RouteNotFound(topic, "has no writable queue; a broker is down or read-only")
         return route, queues
 
-    async def _template_route(self, topic: str, error: RouteNotFound) -> tuple[Route, list[MessageQueue]]:
+    async def _template_route(self, topic: str, error: RouteNotFound) -> tuple[TopicRoute, list[MessageQueue]]:
         """Return the route of the template topic: its brokers create *topic* with the first message."""
         try:
             route = await self.network.fetch_route(TEMPLATE_TOPIC)
@@ -183,7 +183,7 @@ class Sending:
 
     async def _find_route(
         self, topic: str, is_again: bool, deadline: float
-    ) -> tuple[Route, list[MessageQueue]] | ClientError:
+    ) -> tuple[TopicRoute, list[MessageQueue]] | ClientError:
         """Return where to send to; wait for a name server until *deadline*, and then return why there is none *again*.
 
         Raises:
@@ -227,7 +227,7 @@ class Sending:
             self.network.routes.pop(topic, None)
 
     async def send_to(
-        self, route: Route, queue: MessageQueue, header: SendHeader, body: bytes, code: int, timeout_s: float
+        self, route: TopicRoute, queue: MessageQueue, header: SendHeader, body: bytes, code: int, timeout_s: float
     ) -> "Sent":
         """Return the answer of the broker that has *queue*; one attempt."""
         address = master_of(route, queue)
@@ -257,7 +257,7 @@ def _is_retried(error: ClientError) -> bool:
     return not isinstance(error, ClientClosed)
 
 
-def master_of(route: Route, queue: MessageQueue) -> str:
+def master_of(route: TopicRoute, queue: MessageQueue) -> str:
     """Return the address of the queue's master; raises RouteNotFound if there is none now."""
     address = route.master(queue.broker_name)
     if address is None:

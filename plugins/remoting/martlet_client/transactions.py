@@ -14,7 +14,7 @@ from martlet_client.arguments import check_callable, check_integer, check_type
 from martlet_client.link import Answer
 from martlet_client.listening import CONCURRENCY_MAX
 from martlet_client.messages import Message, SendResult, SendStatus
-from martlet_client.network import Settings
+from martlet_client.network import ClientSettings
 from martlet_client.producer import Producer, ProducerOptions
 from martlet_client.pulling import decode_messages
 from martlet_remoting.wire.answers.errors import ClientError, MessageRefused, RouteNotFound
@@ -77,7 +77,7 @@ class TransactionProducer(Producer):
 
     def __init__(
         self,
-        name_server: str | Settings,
+        name_server: str | ClientSettings,
         group: str,
         check: Check,
         *,

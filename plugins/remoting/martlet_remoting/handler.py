@@ -30,7 +30,7 @@ from martlet_remoting.handlers import (
     sendback,
     transactions,
 )
-from martlet_remoting.handlers.context import Answer, Context, Declined, Handle, RemotingState, refusal
+from martlet_remoting.handlers.context import Answer, Declined, Handle, RemotingState, RequestContext, refusal
 from martlet_remoting.wire.codec import FrameBuffer
 from martlet_remoting.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from martlet_remoting.wire.connection import RemotingConnection
@@ -89,7 +89,7 @@ class RemotingHandler:
     __slots__ = ("_authentication", "_table", "_taken", "context")
 
     def __init__(self, state: RemotingState, peer: Peer, connection: RemotingConnection, *, fast: bool = False) -> None:
-        self.context = Context(state, peer, fast=fast)
+        self.context = RequestContext(state, peer, fast=fast)
         self._authentication = state.broker.authentication if state.broker.authentication.authenticators else None
         self._table = FAST_TABLE if fast else TABLE
         self._taken = 0  # requests in runs since others had their turn

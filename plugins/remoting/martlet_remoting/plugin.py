@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from martlet.broker import Broker
 from martlet.config import Settings
-from martlet.contracts import Command, Handler, Peer, Producers, Protocol, Router, Service, Stage
+from martlet.contracts import Handler, Peer, Producers, Protocol, Router, Service, Stage, Subcommand
 from martlet.errors import Refused
 from martlet.net.addresses import check_address, check_listen, pack_host, show_address, split_address, split_listen
 from martlet.net.tls import Tls
@@ -195,7 +195,7 @@ class RemotingPlugin(Hooks):
             state.pops.sweep()
             state.bulk_reads.sweep()
 
-    def martlet_commands(self) -> Sequence[Command]:
+    def martlet_commands(self) -> Sequence[Subcommand]:
         from martlet_remoting.commands import (
             COMMANDS,  # imported here because a running broker does not need the client
         )

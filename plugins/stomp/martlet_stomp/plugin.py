@@ -8,7 +8,7 @@ import trio
 
 from martlet.broker import Broker
 from martlet.config import Settings
-from martlet.contracts import Command, Handler, Peer, Protocol, Service, Traffic, WebSocket
+from martlet.contracts import Handler, Peer, Protocol, Service, Subcommand, Traffic, WebSocket
 from martlet.net.addresses import check_listen
 from martlet.net.tls import Tls
 from martlet.plugins.hooks import Hooks
@@ -48,7 +48,7 @@ class StompPlugin(Hooks):
         leaving = partial(context.leaving.run, broker.turns)
         return (context.heartbeats.run, context.transactions.run, leaving)
 
-    def martlet_commands(self) -> Sequence[Command]:
+    def martlet_commands(self) -> Sequence[Subcommand]:
         from martlet_stomp.commands.command import COMMAND  # a broker does not need it
 
         return (COMMAND,)

@@ -13,7 +13,7 @@ from martlet.store.format.delays import SCHEDULE_TOPIC, due_dispatcher
 from martlet.tables.topics import TIMER_TOPIC
 from martlet_timer.config import TimerConfig
 from martlet_timer.elapsed_time import ElapsedTime, watch
-from martlet_timer.handover.exchange import Exchange
+from martlet_timer.handover.exchange import TimerHandover
 from martlet_timer.levels.delay_clock import DelayClock
 from martlet_timer.levels.delivery import LevelDelivery
 from martlet_timer.levels.stage import LevelStage, parse_levels
@@ -55,7 +55,7 @@ class TimerPlugin(Hooks):
         self.timer_delivery = TimerDelivery(
             broker, journal, self.timers, self.timer_clock, NAME, self._config.period_min_ms
         )
-        self.exchange = Exchange(broker, self.timers, self.timer_delivery)
+        self.exchange = TimerHandover(broker, self.timers, self.timer_delivery)
         self.recalls = Recalls(broker, self.timers, self.timer_delivery, self.timer_clock)
         listing = Listing(broker, self.timers, self.timer_delivery)
         return {

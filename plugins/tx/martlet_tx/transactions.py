@@ -67,7 +67,7 @@ TOGETHER_BYTES: Final = 256 * 1024
 HOUR_MS: Final = 3_600_000
 
 
-class Portion(NamedTuple):
+class HalfMessages(NamedTuple):
     """The half messages at *taken* offsets, and the offsets of those that are damaged or were removed.
 
     ``unreadable`` of them could not be read now: the disk failed.
@@ -184,7 +184,7 @@ class HeldTransactions(Transactions):
                 return half
         return None
 
-    async def read(self, offsets: Sequence[int]) -> Portion:
+    async def read(self, offsets: Sequence[int]) -> HalfMessages:
         """Read the half messages at *offsets*, ascending; only the first of them if they are many or large."""
         result = self._store.read_near(self.half_queue, offsets[0], READ_MESSAGES, READ_BYTES)
         try:
@@ -192,7 +192,7 @@ class HeldTransactions(Transactions):
                 result = await self._store.read_far(self.half_queue, offsets[0], READ_MESSAGES, READ_BYTES)
         except OSError as error:
             log.warning("half message %d cannot be read; %s", offsets[0], error)
-            return Portion(1, [], [], 1)
+            return HalfMessages(1, [], [], 1)
         return _portion(offsets, result)
 
     async def pending(self, offset: int, count: int, bytes_max: int) -> list[PendingTransaction]:
@@ -372,7 +372,7 @@ class HeldTransactions(Transactions):
         for number in state.pages():
             offsets = [each for each in state.pending_in(number) if self.is_pending(each)]
             while offsets:
-                portions: list[Portion] = []
+                portions: list[HalfMessages] = []
                 yield partial(self._read_into, portions, offsets)
                 (portion,) = portions
                 offsets = offsets[portion.taken :]
@@ -386,7 +386,7 @@ class HeldTransactions(Transactions):
                     return
         _check_read(unreadable)
 
-    async def _read_into(self, portions: list[Portion], offsets: Sequence[int]) -> None:
+    async def _read_into(self, portions: list[HalfMessages], offsets: Sequence[int]) -> None:
         portions.append(await self.read(offsets))
 
     def _renew_all(self, halves: Sequence[HalfMessage]) -> None:
@@ -457,7 +457,7 @@ def _check_read(unreadable: int) -> None:
         raise StoreError(f"{unreadable} half messages cannot be read; check the disk")
 
 
-def _portion(offsets: Sequence[int], result: ReadResult) -> Portion:
+def _portion(offsets: Sequence[int], result: ReadResult) -> HalfMessages:
     """Return what *result*, read from the first of *offsets* on, has of them."""
     count = max(bisect_left(offsets, result.next_offset), 1)
     wanted = set(offsets[:count])
@@ -467,4 +467,4 @@ def _portion(offsets: Sequence[int], result: ReadResult) -> Portion:
         if view.queue_offset in wanted and (half := _decode(view.buffer, view.start)) is not None
     }
     lost = [each for each in offsets[:count] if each not in found] if offsets[0] < result.end_offset else []
-    return Portion(count, list(found.values()), lost)
+    return HalfMessages(count, list(found.values()), lost)

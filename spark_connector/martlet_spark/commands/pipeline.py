@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any, Final
 
 from martlet.cli.outcome import UsageError
-from martlet.contracts import Command
+from martlet.contracts import Subcommand
 from martlet_remoting.commands.common import subcommands
 from martlet_remoting.commands.values import seconds
 from martlet_spark.commands.dead_letters import configure_dead_letter, dead_letter
@@ -108,4 +108,4 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
-COMMAND = Command("pipeline", "archive topics and analyse them, in Spark", configure, run)
+COMMAND = Subcommand("pipeline", "archive topics and analyse them, in Spark", configure, run)

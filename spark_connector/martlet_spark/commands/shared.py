@@ -116,7 +116,7 @@ def cluster_options(arguments: Any) -> Source:
 def look(options: Source) -> None:
     """Fail before Spark starts, which takes some seconds, if the topics cannot be read."""
     from martlet_spark.cluster import Cluster
-    from martlet_spark.connection import ConnectionLost
+    from martlet_spark.connection import ConnectionBroken
     from martlet_spark.errors import ReadError
     from martlet_spark.options import SOURCE, parse
     from martlet_spark.read.topics import Subscribed
@@ -125,8 +125,8 @@ def look(options: Source) -> None:
     timeout_s = min(parsed["timeoutMs"], LOOK_MS) / 1000
     try:
         Subscribed(Cluster(parsed["endpoints"], parsed.security, timeout_s), parsed).bounds()
-    except (ConnectionLost, ReadError) as error:
-        if isinstance(error, ConnectionLost) or isinstance(error.__cause__, ConnectionLost):
+    except (ConnectionBroken, ReadError) as error:
+        if isinstance(error, ConnectionBroken) or isinstance(error.__cause__, ConnectionBroken):
             raise Unreachable(
                 f"{as_command(str(error))}; start a broker, or give the address with --name-server"
             ) from error

@@ -16,14 +16,14 @@ import pyarrow.fs as pafs
 
 from martlet_spark.errors import PipelineError
 from martlet_spark.pipelines.batch_lists import BATCHES, BatchLists
-from martlet_spark.pipelines.parts import Written
+from martlet_spark.pipelines.parts import WrittenFile
 from martlet_spark.pipelines.storage import Location, is_remote
 from martlet_spark.pipelines.unfinished import batch_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-__all__ = ["ArchiveLog", "Place", "Slice", "advance", "kind_of", "open_log", "slices"]
+__all__ = ["ArchiveLog", "RowPlace", "Slice", "advance", "kind_of", "open_log", "slices"]
 
 DELTA_LOG: Final = "_delta_log"
 SPARK: Final = "spark"
@@ -58,7 +58,7 @@ def _has_parquet(root: str) -> bool:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Place:
+class RowPlace:
     """The next row to read: *row* of the file number *file* of *version*.
 
     *snapshot* is the version of a Delta table whose files were all read as one version; -1 before that is known.
@@ -70,7 +70,7 @@ class Place:
     snapshot: int = -1
 
     @classmethod
-    def of(cls, value: dict[str, Any]) -> "Place":
+    def of(cls, value: dict[str, Any]) -> "RowPlace":
         return cls(**{name: int(number) for name, number in value.items()})
 
 
@@ -79,7 +79,7 @@ class Place:
 class Slice:
     """Rows *first* up to *end* of a file."""
 
-    file: Written
+    file: WrittenFile
     first: int
     end: int
 
@@ -90,10 +90,10 @@ class ArchiveLog(Protocol):
     def last(self) -> int:
         """Return the number of the last version; -1 if there is none."""
 
-    def begin(self, last: int) -> Place:
+    def begin(self, last: int) -> RowPlace:
         """Return the first place, if the archive now ends with the version *last*."""
 
-    def files(self, version: int, snapshot: int) -> list[Written]:
+    def files(self, version: int, snapshot: int) -> list[WrittenFile]:
         """Return the files of *version*."""
 
 
@@ -102,7 +102,7 @@ def open_log(location: Location, kind: str) -> ArchiveLog:
     return DeltaLog(location) if kind == "delta" else ListLog(location)
 
 
-def advance(log: ArchiveLog, start: Place, last: int, *, rows_max: int = 0, bytes_max: int = 0) -> Place:
+def advance(log: ArchiveLog, start: RowPlace, last: int, *, rows_max: int = 0, bytes_max: int = 0) -> RowPlace:
     """Return the place after the next batch, which ends with the version *last* at the latest.
 
     0 is no limit. *bytes_max* counts files as they are stored, and a file at least is read.
@@ -121,11 +121,11 @@ def advance(log: ArchiveLog, start: Place, last: int, *, rows_max: int = 0, byte
             rows += file.rows - first
             if rows_max and rows > rows_max:
                 return replace(place, file=number, row=file.rows - (rows - rows_max))
-        place = Place(place.version + 1, snapshot=place.snapshot)
+        place = RowPlace(place.version + 1, snapshot=place.snapshot)
     return place
 
 
-def slices(log: ArchiveLog, start: Place, end: Place) -> Iterator[Slice]:
+def slices(log: ArchiveLog, start: RowPlace, end: RowPlace) -> Iterator[Slice]:
     """Yield what is between two places, of which the second was found by `advance`."""
     place = start if start.version >= 0 else log.begin(end.snapshot)
     while (place.version, place.file, place.row) < (end.version, end.file, end.row):
@@ -136,7 +136,7 @@ def slices(log: ArchiveLog, start: Place, end: Place) -> Iterator[Slice]:
                 after = file.rows if number < end.file else end.row if number == end.file else 0
             if number >= place.file and first < after:
                 yield Slice(file, first, after)
-        place = Place(place.version + 1, snapshot=place.snapshot)
+        place = RowPlace(place.version + 1, snapshot=place.snapshot)
 
 
 @final
@@ -149,10 +149,10 @@ class ListLog:
     def last(self) -> int:
         return self._lists.last()
 
-    def begin(self, last: int) -> Place:
-        return Place(0, snapshot=0)
+    def begin(self, last: int) -> RowPlace:
+        return RowPlace(0, snapshot=0)
 
-    def files(self, version: int, snapshot: int) -> list[Written]:
+    def files(self, version: int, snapshot: int) -> list[WrittenFile]:
         return self._lists.files(version)
 
 
@@ -163,15 +163,15 @@ class DeltaLog:
     def __init__(self, location: Location) -> None:
         self._location = location
         self._filesystem, self._root = location.open()
-        self._known: dict[tuple[int, int], list[Written]] = {}  # of the last look
+        self._known: dict[tuple[int, int], list[WrittenFile]] = {}  # of the last look
 
     def last(self) -> int:
         return self._table().version()
 
-    def begin(self, last: int) -> Place:
-        return Place(last, snapshot=last)
+    def begin(self, last: int) -> RowPlace:
+        return RowPlace(last, snapshot=last)
 
-    def files(self, version: int, snapshot: int) -> list[Written]:
+    def files(self, version: int, snapshot: int) -> list[WrittenFile]:
         if (version, snapshot) not in self._known:
             found = self._all(version) if version == snapshot else self._added(version)
             self._known = {(version, snapshot): sorted(found, key=_order)}
@@ -182,7 +182,7 @@ class DeltaLog:
 
         return DeltaTable(self._location.path, version, storage_options=self._location.delta_options)
 
-    def _all(self, version: int) -> list[Written]:
+    def _all(self, version: int) -> list[WrittenFile]:
         from deltalake.exceptions import DeltaError
 
         try:
@@ -190,7 +190,7 @@ class DeltaLog:
         except DeltaError as error:
             raise self._rewritten(f"version {version} is gone") from error
         return [
-            Written(
+            WrittenFile(
                 unquote(row["path"]),
                 row["partition.topic"],
                 str(row["partition.date"]),
@@ -200,7 +200,7 @@ class DeltaLog:
             for row in pa.table(actions).to_pylist()
         ]
 
-    def _added(self, version: int) -> list[Written]:
+    def _added(self, version: int) -> list[WrittenFile]:
         path = f"{self._root}/{DELTA_LOG}/{version:020}.json"
         if self._filesystem.get_file_info(path).type is pafs.FileType.NotFound:
             raise self._rewritten(f"the log of version {version} is gone")
@@ -210,7 +210,7 @@ class DeltaLog:
             raise self._rewritten(f"version {version} has removed messages")
         added = [each["add"] for each in actions if each.get("add", {}).get("dataChange")]
         return [
-            Written(
+            WrittenFile(
                 unquote(each["path"]),
                 each["partitionValues"]["topic"],
                 each["partitionValues"]["date"],
@@ -225,6 +225,6 @@ class DeltaLog:
         return PipelineError(f"{text}; begin with a new checkpoint, and select with --from what was not replayed")
 
 
-def _order(file: Written) -> tuple[int, str]:
+def _order(file: WrittenFile) -> tuple[int, str]:
     """Files that the archive's tasks wrote are in the order of their batches."""
     return batch_of(os.path.basename(file.path)) or 0, file.path

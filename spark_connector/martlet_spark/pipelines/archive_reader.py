@@ -17,18 +17,18 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from martlet_spark.pipelines.archive_log import ArchiveLog, Place, Slice, advance, open_log, slices
+from martlet_spark.pipelines.archive_log import ArchiveLog, RowPlace, Slice, advance, open_log, slices
 from martlet_spark.pipelines.archived import arrow_schema
 from martlet_spark.pipelines.storage import Location
 
-__all__ = ["ArchiveReader", "Pace", "read_slice"]
+__all__ = ["ArchiveReader", "BatchPace", "read_slice"]
 
 PARTITION_BYTES: Final = 32 << 20  # of files, as they are stored
 BATCH_ROWS: Final = 4096
 
 
 @final
-class Pace:
+class BatchPace:
     """Keeps the mean rate of batches at *rate* rows a second: each waits until its predecessors' time is over."""
 
     def __init__(
@@ -64,12 +64,12 @@ class ArchiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._rate = int(options["rate"])
         self._batch_rows = int(options["batchrows"])
         self._batch_bytes = int(options["batchbytes"])
-        self._pace: Pace | None = None
+        self._pace: BatchPace | None = None
         self._log: ArchiveLog | None = None
         self._last: int | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        return asdict(Place())
+        return asdict(RowPlace())
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._last = self._opened().last()
@@ -80,18 +80,18 @@ class ArchiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxBytes(self._batch_bytes) if self._batch_bytes else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        log, begin = self._opened(), Place.of(start)
+        log, begin = self._opened(), RowPlace.of(start)
         last = log.last() if self._last is None else self._last
         end = advance(log, begin, last, rows_max=self._batch_rows, bytes_max=self._batch_bytes)
         if self._rate and end != begin:
-            self._pace = self._pace or Pace(self._rate)
+            self._pace = self._pace or BatchPace(self._rate)
             self._pace.wait(sum(each.end - each.first for each in slices(log, begin, end)))
         return asdict(end)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         found: list[InputPartition] = []
         own: list[Slice] = []
-        for each in slices(self._opened(), Place.of(start), Place.of(end)):
+        for each in slices(self._opened(), RowPlace.of(start), RowPlace.of(end)):
             own.append(each)
             if sum(slice_.file.bytes for slice_ in own) >= PARTITION_BYTES:
                 found.append(_Slices(own))

@@ -21,7 +21,7 @@ from martlet_spark.pipelines.archive_reader import ArchiveReader
 from martlet_spark.pipelines.archived import spark_columns
 from martlet_spark.pipelines.commits import open_commits
 from martlet_spark.pipelines.owner import check_run
-from martlet_spark.pipelines.parts import Written, write_parts
+from martlet_spark.pipelines.parts import WrittenFile, write_parts
 from martlet_spark.pipelines.storage import Location
 
 __all__ = ["ArchiveSource"]
@@ -33,7 +33,7 @@ class _Files(WriterCommitMessage):
     """The files of one task; Spark gives the driver nothing else, so it says the query too."""
 
     query: str
-    files: list[Written]
+    files: list[WrittenFile]
 
 
 @final

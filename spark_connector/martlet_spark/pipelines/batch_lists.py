@@ -16,7 +16,7 @@ from typing import Any, Final, final
 
 import pyarrow.fs as pafs
 
-from martlet_spark.pipelines.parts import Written
+from martlet_spark.pipelines.parts import WrittenFile
 from martlet_spark.pipelines.storage import each_of, read_whole, write_whole
 
 __all__ = ["BATCHES", "BatchLists"]
@@ -78,11 +78,11 @@ class BatchLists:
         """Return the id of the query of *batch*."""
         return str(self._read(batch)["query"])
 
-    def files(self, batch: int) -> list[Written]:
+    def files(self, batch: int) -> list[WrittenFile]:
         """Return the files of *batch*."""
-        return [Written(**each) for each in self._read(batch)["files"]]
+        return [WrittenFile(**each) for each in self._read(batch)["files"]]
 
-    def add(self, query: str, batch: int, files: Iterable[Written]) -> None:
+    def add(self, query: str, batch: int, files: Iterable[WrittenFile]) -> None:
         """Write the list of *batch*."""
         value = {"query": query, "batch": batch, "files": [asdict(each) for each in files]}
         write_whole(self._filesystem, f"{self._folder}/{_name(range(batch, batch + 1))}", json.dumps(value).encode())

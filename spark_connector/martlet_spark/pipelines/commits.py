@@ -16,7 +16,7 @@ import pyarrow as pa
 from martlet_spark.errors import PipelineError
 from martlet_spark.pipelines.batch_lists import BatchLists
 from martlet_spark.pipelines.owner import foreign
-from martlet_spark.pipelines.parts import PARTITIONS, Written
+from martlet_spark.pipelines.parts import PARTITIONS, WrittenFile
 from martlet_spark.pipelines.storage import Location
 from martlet_spark.pipelines.unfinished import batch_of, forget_notes, remove_unfinished
 
@@ -36,10 +36,10 @@ class Commits(Protocol):
     def clean(self, query: str) -> None:
         """Remove files that were not committed; no other run of *query* may go on."""
 
-    def commit(self, query: str, batch: int, files: Sequence[Written]) -> None:
+    def commit(self, query: str, batch: int, files: Sequence[WrittenFile]) -> None:
         """Make *files* part of the archive."""
 
-    def drop(self, files: Sequence[Written]) -> None:
+    def drop(self, files: Sequence[WrittenFile]) -> None:
         """Remove *files*, which a batch wrote that was committed before, with others."""
 
     def files(self) -> list[str]:
@@ -51,7 +51,7 @@ def open_commits(location: Location, kind: str) -> Commits:
     return DeltaCommits(location) if kind == "delta" else ListCommits(location)
 
 
-def _drop(location: Location, files: Sequence[Written], listed: Collection[str]) -> None:
+def _drop(location: Location, files: Sequence[WrittenFile], listed: Collection[str]) -> None:
     """Remove those of *files* that are not *listed*."""
     filesystem, root = location.open()
     dropped = [file.path for file in files if file.path not in listed]
@@ -85,12 +85,12 @@ class ListCommits:
         remove_unfinished(self._filesystem, self._root, last, lambda: self._paths(last) if last >= 0 else ())
         self._lists.join()
 
-    def commit(self, query: str, batch: int, files: Sequence[Written]) -> None:
+    def commit(self, query: str, batch: int, files: Sequence[WrittenFile]) -> None:
         self._lists.add(query, batch, files)
         forget_notes(self._filesystem, self._root, [file.path for file in files])
         self._lists.join_before(batch)
 
-    def drop(self, files: Sequence[Written]) -> None:
+    def drop(self, files: Sequence[WrittenFile]) -> None:
         batches = {batch_of(file.path.rpartition("/")[2]) for file in files}
         _drop(self._location, files, [path for each in batches if each is not None for path in self._paths(each)])
 
@@ -142,7 +142,7 @@ class DeltaCommits:
         filesystem, root = self._location.open()
         remove_unfinished(filesystem, root, -1 if last is None else last, lambda: [unquote(p) for p in _paths(table)])
 
-    def commit(self, query: str, batch: int, files: Sequence[Written]) -> None:
+    def commit(self, query: str, batch: int, files: Sequence[WrittenFile]) -> None:
         from deltalake import CommitProperties, Transaction
         from deltalake.transaction import AddAction
 
@@ -169,7 +169,7 @@ class DeltaCommits:
         )
         forget_notes(*self._location.open(), [each.path for each in files])
 
-    def drop(self, files: Sequence[Written]) -> None:
+    def drop(self, files: Sequence[WrittenFile]) -> None:
         _drop(self._location, files, self.files())
 
     def files(self) -> list[str]:

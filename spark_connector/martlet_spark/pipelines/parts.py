@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from martlet_spark.pipelines.unfinished import FileNote, open_path
 
-__all__ = ["PARTITIONS", "Written", "directory", "write_parts"]
+__all__ = ["PARTITIONS", "WrittenFile", "directory", "write_parts"]
 
 PARTITIONS: Final = ("topic", "date")
 ATTEMPT_CHARS: Final = 12
@@ -33,7 +33,7 @@ Key: TypeAlias = tuple[str, date]
 
 @final
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenFile:
     """One file, by its path in the archive."""
 
     path: str
@@ -97,7 +97,7 @@ class _Part:
 
 def write_parts(
     filesystem: pafs.FileSystem, root: str, batch: int, task: int, batches: Iterator[pa.RecordBatch]
-) -> list[Written]:
+) -> list[WrittenFile]:
     """Write the messages *batches* of one task into files below *root*, and return these; if it fails, none is left.
 
     Raises:
@@ -126,7 +126,7 @@ class _Files:
         self._count = 0
         self._undo = undo
         self._open: dict[Key, tuple[str, _Part]] = {}  # the one that was written to last is at the end
-        self._written: list[Written] = []
+        self._written: list[WrittenFile] = []
 
     def add(self, key: Key, rows: pa.RecordBatch) -> None:
         """Write *rows*, of one topic and date, to a file that is open, or to a new one."""
@@ -146,9 +146,9 @@ class _Files:
 
     def _close(self, key: Key) -> None:
         path, part = self._open.pop(key)
-        self._written.append(Written(path, key[0], key[1].isoformat(), part.rows, part.close()))
+        self._written.append(WrittenFile(path, key[0], key[1].isoformat(), part.rows, part.close()))
 
-    def close(self) -> list[Written]:
+    def close(self) -> list[WrittenFile]:
         """Complete all files and return them."""
         for key in list(self._open):
             self._close(key)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.cluster import check
-from martlet_spark.connection import Answer, Connection
+from martlet_spark.connection import AnswerFrame, BrokerConnection
 from martlet_spark.errors import OptionError
 from martlet_spark.read.decode import RAW
 from martlet_spark.read.topics import Subscribed
@@ -111,7 +111,7 @@ def committed_offsets(source: Mapping[str, str], group: str) -> dict[MessageQueu
     return found
 
 
-def _query(group: str, queues: list[MessageQueue], connection: Connection) -> list[Answer]:
+def _query(group: str, queues: list[MessageQueue], connection: BrokerConnection) -> list[AnswerFrame]:
     ext: list[dict[str, Any]] = [
         {"consumerGroup": group, "topic": queue.topic, "queueId": queue.queue_id} for queue in queues
     ]

@@ -25,7 +25,7 @@ from martlet_spark.options import Options
 from martlet_spark.read.decode import ERROR, NULL
 from martlet_spark.read.filters import Filter
 from martlet_spark.read.planner import Range, plan
-from martlet_spark.read.task import Reader
+from martlet_spark.read.task import RangeReader
 
 __all__ = ["RangePartition", "TopicReader", "columns_of", "spark_schema"]
 
@@ -105,7 +105,7 @@ class TopicReader:
     def read_ranges(self, ranges: Sequence[Range]) -> Iterator[Any]:
         _freeze()
         fetch_bytes, fail_on_loss = self.options["fetchBytes"], self.options["failOnDataLoss"]
-        reader = Reader(
+        reader = RangeReader(
             *(self.cluster(), self.names, self.wanted, fetch_bytes),
             fail_on_loss=fail_on_loss,
             undecodable=self.options["undecodableBody"] or (ERROR if fail_on_loss else NULL),

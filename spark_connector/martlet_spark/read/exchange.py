@@ -30,15 +30,15 @@ from martlet_remoting.wire.codes import RequestCode, ResponseCode
 from martlet_remoting.wire.headers import PULL_SUBSCRIPTION, PULL_SUSPEND
 from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.cluster import check
-from martlet_spark.connection import Answer, Connection
+from martlet_spark.connection import AnswerFrame, BrokerConnection
 from martlet_spark.errors import DataLost, ReadError, SparkConnectorError
 from martlet_spark.read.filters import LANGUAGE, Filter
-from martlet_spark.read.frames import Frames, Part
+from martlet_spark.read.frames import FrameBodies, FramePart
 from martlet_spark.read.inner_batches import unrolled
-from martlet_spark.read.progress import Progress
+from martlet_spark.read.progress import RangeProgress
 from martlet_spark.read.records import Damaged, Integers, Records
 
-__all__ = ["BulkReads", "Exchange", "NotSupported", "Pulls", "Unchecked", "pull_only", "request_one"]
+__all__ = ["BulkReadExchange", "Exchange", "NotSupported", "Pulls", "Unchecked", "pull_only", "request_one"]
 
 log = logging.getLogger("martlet.spark")
 
@@ -88,7 +88,7 @@ class Exchange(ABC):
     """
 
     def __init__(
-        self, connection: Connection, wanted: Filter, fetch_bytes: int, timeout_s: float, *, fail_on_loss: bool
+        self, connection: BrokerConnection, wanted: Filter, fetch_bytes: int, timeout_s: float, *, fail_on_loss: bool
     ) -> None:
         self.connection = connection
         self.wanted = wanted
@@ -99,17 +99,17 @@ class Exchange(ABC):
     broker_checks = False  # whether the broker leaves damaged messages out if it is asked to
 
     @abstractmethod
-    def ask(self, progress: Progress) -> int:
+    def ask(self, progress: RangeProgress) -> int:
         """Request the next messages of *progress*; return the number of the request."""
 
     @abstractmethod
-    def take(self, progress: Progress, answer: Answer) -> bool:
+    def take(self, progress: RangeProgress, answer: AnswerFrame) -> bool:
         """Advance *progress* by *answer*, whose records were not checked.
 
         Return whether every message that it has passed must be among these records.
         """
 
-    def read(self, left: list[Progress]) -> Iterator[Records]:
+    def read(self, left: list[RangeProgress]) -> Iterator[Records]:
         """Yield the records of all ranges in *left*, many at once, and remove ranges that were read to their end.
 
         Records are overwritten when the next ones are asked for. Before an error, those that were received are yielded.
@@ -120,8 +120,8 @@ class Exchange(ABC):
           Unchecked: what is in *left* can be read on another connection.
           DataLost: messages are gone.
         """
-        frames, waiting = Frames(), deque(left)
-        asked: dict[int, Progress] = {}
+        frames, waiting = FrameBodies(), deque(left)
+        asked: dict[int, RangeProgress] = {}
         while asked or waiting:
             try:
                 while waiting and len(asked) < OUTSTANDING_MAX:
@@ -135,7 +135,7 @@ class Exchange(ABC):
                 yield from self._taken(frames, left)
         yield from self._taken(frames, left)
 
-    def _taken(self, frames: Frames, left: list[Progress]) -> Iterator[Records]:
+    def _taken(self, frames: FrameBodies, left: list[RangeProgress]) -> Iterator[Records]:
         """Yield the records of *frames*, and report what they lack."""
         parts = frames.parts
         try:
@@ -151,7 +151,7 @@ class Exchange(ABC):
         for part, start, end in frames.gaps:
             self.lose(part.progress, start, end, REMOVED if start < part.oldest else DAMAGED)
 
-    def _check_again(self, parts: Sequence[Part], left: list[Progress], error: ReadError) -> None:
+    def _check_again(self, parts: Sequence[FramePart], left: list[RangeProgress], error: ReadError) -> None:
         """Go back before *parts*, of which one is damaged, if loss is allowed and the broker has not checked them.
 
         Raises:
@@ -168,7 +168,11 @@ class Exchange(ABC):
         raise Unchecked(str(error)) from error
 
     def _receive(
-        self, frames: Frames, asked: dict[int, Progress], waiting: deque[Progress], left: list[Progress]
+        self,
+        frames: FrameBodies,
+        asked: dict[int, RangeProgress],
+        waiting: deque[RangeProgress],
+        left: list[RangeProgress],
     ) -> None:
         """Receive one frame into *frames*, and note what it ends."""
         answer = self.receive(frames.room)
@@ -180,7 +184,7 @@ class Exchange(ABC):
         if answer.body and first < found.end:
             bounds = first, answer.integer("nextBeginOffset"), found.next
             oldest = answer.integer("minOffset") if is_whole else 0
-            frames.add(Part(frames.end, len(answer.body), found, *bounds, is_whole, oldest))
+            frames.add(FramePart(frames.end, len(answer.body), found, *bounds, is_whole, oldest))
         if answer.ext.get("more") == "true":
             return
         del asked[answer.opaque]
@@ -191,11 +195,11 @@ class Exchange(ABC):
             self._check_moves(found, first)
             waiting.append(found)
 
-    def receive(self, room: Callable[[int], memoryview]) -> Answer:
+    def receive(self, room: Callable[[int], memoryview]) -> AnswerFrame:
         """Return the next answer, whose body is in *room*."""
         return self.connection.receive(room)
 
-    def _check_moves(self, progress: Progress, first: int) -> None:
+    def _check_moves(self, progress: RangeProgress, first: int) -> None:
         """Fail if one answer after the other has left *progress* at *first* for too long."""
         if progress.next > first or progress.next >= progress.end:
             return
@@ -205,7 +209,7 @@ class Exchange(ABC):
             text = f"{progress} has messages from {progress.next} to {progress.end}, but the broker sends none of them"
             raise ReadError(f"{text}; see its log")
 
-    def moved(self, progress: Progress, answer: Answer) -> None:
+    def moved(self, progress: RangeProgress, answer: AnswerFrame) -> None:
         """Continue where the broker still has messages, after it said that ``progress.next`` is out of its range.
 
         Raises:
@@ -218,7 +222,7 @@ class Exchange(ABC):
             why = f"do not exist: the queue ends at {end}. The topic was created again, or the broker lost messages"
             self.lose(progress, progress.next, progress.end, why)
 
-    def lose(self, progress: Progress, start: int, end: int, why: str) -> None:
+    def lose(self, progress: RangeProgress, start: int, end: int, why: str) -> None:
         """Continue after the messages from *start* to *end*, which are gone.
 
         Raises:
@@ -233,18 +237,18 @@ class Exchange(ABC):
 
 
 @final
-class BulkReads(Exchange):
+class BulkReadExchange(Exchange):
     """BULK_READ requests, each answered by many frames."""
 
     broker_checks = True
 
-    def ask(self, progress: Progress) -> int:
+    def ask(self, progress: RangeProgress) -> int:
         fields: dict[str, object] = {"endOffset": progress.end, **self.wanted.fields(knows_like=True)}
         if progress.checked:
             fields["checked"] = "true"
         return _bulk(self.connection, progress.queue, progress.next, WAIT_MS, self.fetch_bytes, **fields)
 
-    def take(self, progress: Progress, answer: Answer) -> bool:
+    def take(self, progress: RangeProgress, answer: AnswerFrame) -> bool:
         if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             raise NotSupported("no bulk reads")
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:
@@ -262,7 +266,7 @@ class BulkReads(Exchange):
             self.moved(progress, answer)
         return is_whole
 
-    def _tell_lost(self, progress: Progress, answer: Answer) -> None:
+    def _tell_lost(self, progress: RangeProgress, answer: AnswerFrame) -> None:
         """Report what the broker could not read of the messages in *answer*."""
         for each in filter(None, answer.ext.get("lost", "").split(",")):
             start, _, end = each.partition("-")
@@ -276,29 +280,29 @@ class Pulls(Exchange):
     """PULL_MESSAGE requests, each answered by one frame."""
 
     def __init__(
-        self, connection: Connection, wanted: Filter, fetch_bytes: int, timeout_s: float, *, fail_on_loss: bool
+        self, connection: BrokerConnection, wanted: Filter, fetch_bytes: int, timeout_s: float, *, fail_on_loss: bool
     ) -> None:
         super().__init__(connection, wanted, fetch_bytes, timeout_s, fail_on_loss=fail_on_loss)
         self._filters = wanted.fields(knows_like=False)
         self._is_filtered = self._filters != EVERYTHING.fields(knows_like=False)
-        self._early: deque[Answer] = deque()  # arrived while another one was waited for
+        self._early: deque[AnswerFrame] = deque()  # arrived while another one was waited for
         self._compacted: dict[str, bool] = {}
 
-    def read(self, left: list[Progress]) -> Iterator[Records]:
+    def read(self, left: list[RangeProgress]) -> Iterator[Records]:
         if self.wanted.has_sql:
             for topic in sorted({progress.queue.topic for progress in left}):
                 self._check_expression(topic)
         yield from super().read(left)
 
-    def receive(self, room: Callable[[int], memoryview]) -> Answer:
+    def receive(self, room: Callable[[int], memoryview]) -> AnswerFrame:
         if not self._early:
             return super().receive(room)
         answer = self._early.popleft()
         body = room(len(answer.body))
         body[:] = answer.body
-        return Answer(answer.opaque, answer.code, answer.ext, answer.remark, body)
+        return AnswerFrame(answer.opaque, answer.code, answer.ext, answer.remark, body)
 
-    def _request(self, code: int, ext: Mapping[str, object], body: bytes = b"") -> Answer:
+    def _request(self, code: int, ext: Mapping[str, object], body: bytes = b"") -> AnswerFrame:
         """Send a request between others, and return its answer."""
         opaque = self.connection.send(code, ext, body)
         while (answer := self.connection.receive()).opaque != opaque:
@@ -326,7 +330,7 @@ class Pulls(Exchange):
             self._compacted[topic] = policy == "COMPACTION"
         return self._compacted[topic]
 
-    def ask(self, progress: Progress) -> int:
+    def ask(self, progress: RangeProgress) -> int:
         ask = partial(_pull, self.connection, progress.queue)
         if progress.next < progress.end:
             count = min(progress.end - progress.next, PULL_MESSAGES)
@@ -334,11 +338,11 @@ class Pulls(Exchange):
         assert progress.passed is not None
         return ask(progress.passed, 0, 1, 1, EVERYTHING.fields(knows_like=False))
 
-    def take(self, progress: Progress, answer: Answer) -> bool:
+    def take(self, progress: RangeProgress, answer: AnswerFrame) -> bool:
         self._take(progress, answer)
         return False  # `_advance` has seen what it lacks
 
-    def _take(self, progress: Progress, answer: Answer) -> None:
+    def _take(self, progress: RangeProgress, answer: AnswerFrame) -> None:
         what, queue = f"pull of {progress}", progress.queue
         if answer.code not in NOTHING_FOUND:
             check(answer, what, f"broker {queue.broker_name!r}")
@@ -361,7 +365,7 @@ class Pulls(Exchange):
         else:
             self._advance(progress, answer, after)
 
-    def _end(self, progress: Progress, answer: Answer, after: int) -> None:
+    def _end(self, progress: RangeProgress, answer: AnswerFrame, after: int) -> None:
         """Deal with an *answer* that says that ``progress.next`` is the end of the queue, or has no entry in it."""
         if after > progress.next:
             if self._is_certain(progress):
@@ -369,7 +373,7 @@ class Pulls(Exchange):
         elif answer.integer("maxOffset") < progress.end and self._is_certain(progress):
             self.moved(progress, answer)
 
-    def _advance(self, progress: Progress, answer: Answer, after: int) -> None:
+    def _advance(self, progress: RangeProgress, answer: AnswerFrame, after: int) -> None:
         """Advance *progress* to *after*, or to the first offset that lacks a record and must have one."""
         first, found = progress.next, _offsets(answer, progress.queue, progress.next)
         wrong = np.flatnonzero(found != np.arange(first, first + len(found)))
@@ -383,7 +387,7 @@ class Pulls(Exchange):
         elif self._is_certain(progress):
             self.lose(progress, first, min(there, progress.end), REMOVED)
 
-    def _prove(self, progress: Progress, answer: Answer) -> None:
+    def _prove(self, progress: RangeProgress, answer: AnswerFrame) -> None:
         """See whether the first message that a filter has passed is still there: then nothing after it was removed."""
         passed = progress.passed
         assert passed is not None
@@ -397,14 +401,14 @@ class Pulls(Exchange):
         progress.passed = None
 
     @staticmethod
-    def _is_certain(progress: Progress) -> bool:
+    def _is_certain(progress: RangeProgress) -> bool:
         """Whether the answer before this one also lacked the message at ``progress.next``."""
         is_certain = progress.suspect == progress.next
         progress.suspect = progress.next
         return is_certain
 
 
-def _offsets(answer: Answer, queue: MessageQueue, first: int) -> Integers:
+def _offsets(answer: AnswerFrame, queue: MessageQueue, first: int) -> Integers:
     """Return the offsets of the messages in *answer*, which must be of *queue*, from *first* on."""
     if not answer.body:
         return np.empty(0, np.int64)
@@ -414,7 +418,7 @@ def _offsets(answer: Answer, queue: MessageQueue, first: int) -> Integers:
     return offsets
 
 
-def request_one(connection: Connection, queue: MessageQueue, offset: int, wait_ms: int, credit_bytes: int) -> int:
+def request_one(connection: BrokerConnection, queue: MessageQueue, offset: int, wait_ms: int, credit_bytes: int) -> int:
     """Request a few messages of any kind, in one frame; return the number of the request.
 
     If there is none, the broker waits up to *wait_ms* for one.
@@ -426,7 +430,7 @@ def request_one(connection: Connection, queue: MessageQueue, offset: int, wait_m
 
 
 def _bulk(
-    connection: Connection, queue: MessageQueue, offset: int, wait_ms: int, credit_bytes: int, **more: object
+    connection: BrokerConnection, queue: MessageQueue, offset: int, wait_ms: int, credit_bytes: int, **more: object
 ) -> int:
     ext = {
         "topic": queue.topic,
@@ -441,7 +445,7 @@ def _bulk(
 
 
 def _pull(
-    connection: Connection,
+    connection: BrokerConnection,
     queue: MessageQueue,
     offset: int,
     wait_ms: int,

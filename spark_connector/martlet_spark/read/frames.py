@@ -14,10 +14,10 @@ import numpy as np
 from martlet_remoting.wire.inner_batches import INNER_BATCH
 from martlet_spark.errors import ReadError
 from martlet_spark.read.inner_batches import unrolled
-from martlet_spark.read.progress import Progress
+from martlet_spark.read.progress import RangeProgress
 from martlet_spark.read.records import Damaged, Records, joined
 
-__all__ = ["BYTES_ENOUGH", "Frames", "Part"]
+__all__ = ["BYTES_ENOUGH", "FrameBodies", "FramePart"]
 
 # Decode when so many bytes have been received; a larger frame is decoded whole.
 BYTES_ENOUGH: Final = 1 << 22
@@ -27,7 +27,7 @@ BUFFER_BYTES: Final = BYTES_ENOUGH + (1 << 19)
 
 @final
 @dataclass(frozen=True, slots=True)
-class Part:
+class FramePart:
     """A frame of *progress*: *size* bytes at *start* of the buffer, messages *first* up to *after*, wanted up to *end*.
 
     If *is_whole*, none of the wanted ones may be missing; the queue begins at *oldest*.
@@ -35,7 +35,7 @@ class Part:
 
     start: int
     size: int
-    progress: Progress
+    progress: RangeProgress
     first: int
     after: int
     end: int
@@ -48,7 +48,7 @@ class Part:
 
 
 @final
-class Frames:
+class FrameBodies:
     """The bodies of frames that were received but not decoded.
 
     ``gaps`` are the ranges of offsets that the frames of the last `take` lack, with the part of each.
@@ -57,8 +57,8 @@ class Frames:
     def __init__(self) -> None:
         self._buffer = _buffer(BUFFER_BYTES)
         self.end = 0
-        self.parts: list[Part] = []
-        self.gaps: list[tuple[Part, int, int]] = []
+        self.parts: list[FramePart] = []
+        self.gaps: list[tuple[FramePart, int, int]] = []
 
     @property
     def enough(self) -> bool:
@@ -73,7 +73,7 @@ class Frames:
             self._buffer = larger
         return self._buffer[self.end : end]
 
-    def add(self, part: Part) -> None:
+    def add(self, part: FramePart) -> None:
         """Keep *part*, which is where `room` said."""
         self.parts.append(part)
         self.end += part.size
@@ -100,7 +100,7 @@ class Frames:
         records.check_bodies()
         return records if _as_asked(records, parts) else self._one_by_one(data, parts)
 
-    def _one_by_one(self, data: memoryview, parts: Sequence[Part]) -> Records | None:
+    def _one_by_one(self, data: memoryview, parts: Sequence[FramePart]) -> Records | None:
         """Like `take`, for frames of any kind: each is unrolled, checked and cut off at its end."""
         found = []
         for part in parts:
@@ -120,7 +120,7 @@ def _buffer(size: int) -> memoryview:
     return np.empty(size, np.uint8).data
 
 
-def _find_wrong(data: memoryview, parts: Sequence[Part]) -> None:
+def _find_wrong(data: memoryview, parts: Sequence[FramePart]) -> None:
     """Raise `Damaged` with a text that names the first of *parts* whose records have wrong sizes."""
     for part in parts:
         try:
@@ -129,7 +129,7 @@ def _find_wrong(data: memoryview, parts: Sequence[Part]) -> None:
             raise Damaged(f"messages {part.first} to {part.after - 1} of {part.progress}: {error}") from error
 
 
-def _as_asked(records: Records, parts: Sequence[Part]) -> bool:
+def _as_asked(records: Records, parts: Sequence[FramePart]) -> bool:
     """Return whether each part has the messages of its queue and range in ascending order, and no inner batch."""
     begins = np.array([part.start for part in parts])
     at = np.searchsorted(records.starts, begins)
@@ -139,7 +139,7 @@ def _as_asked(records: Records, parts: Sequence[Part]) -> bool:
     if any(part.is_whole and part.end - part.first != count for part, count in zip(parts, counts, strict=True)):
         return False
 
-    def of_each(value: Callable[[Part], int]) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    def of_each(value: Callable[[FramePart], int]) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
         return np.repeat(np.array([value(part) for part in parts], np.int64), counts)
 
     heads = records.heads

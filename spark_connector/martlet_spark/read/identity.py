@@ -6,9 +6,9 @@ from functools import partial
 
 from martlet_remoting.wire.codes import ResponseCode
 from martlet_remoting.wire.packets import MessageQueue
-from martlet_remoting.wire.routes import Route
+from martlet_remoting.wire.routes import TopicRoute
 from martlet_spark.cluster import Cluster
-from martlet_spark.connection import Connection
+from martlet_spark.connection import BrokerConnection
 from martlet_spark.errors import ReadError
 from martlet_spark.read.exchange import OUTSTANDING_MAX, pull_only, request_one
 from martlet_spark.read.offsets import Offsets
@@ -19,7 +19,7 @@ __all__ = ["identities"]
 log = logging.getLogger("martlet.spark")
 
 
-def identities(cluster: Cluster, routes: Mapping[str, Route], offsets: Offsets) -> dict[MessageQueue, str]:
+def identities(cluster: Cluster, routes: Mapping[str, TopicRoute], offsets: Offsets) -> dict[MessageQueue, str]:
     """Return what identifies the message at each of *offsets*; without those that are gone, or cannot be read now."""
     by_broker: dict[str, list[MessageQueue]] = {}
     for queue in sorted(offsets):
@@ -35,7 +35,7 @@ def identities(cluster: Cluster, routes: Mapping[str, Route], offsets: Offsets) 
     return found
 
 
-def _ask(queues: Sequence[MessageQueue], offsets: Offsets, connection: Connection) -> dict[MessageQueue, str]:
+def _ask(queues: Sequence[MessageQueue], offsets: Offsets, connection: BrokerConnection) -> dict[MessageQueue, str]:
     found: dict[MessageQueue, str] = {}
     left = list(queues)
     pulled = refused = False

@@ -6,11 +6,11 @@ from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.read.offsets import queue_name
 from martlet_spark.read.planner import Range
 
-__all__ = ["Progress"]
+__all__ = ["RangeProgress"]
 
 
 @final
-class Progress:
+class RangeProgress:
     """How far a range has been read: the next offset, and since when answers have not moved it.
 
     ``suspect`` is an offset whose message the last answer lacked. ``passed`` is the first offset that answers with a

@@ -8,18 +8,18 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, final
 
 from martlet.errors import RemoteProtocolError
-from martlet_remoting.wire.routes import Route
+from martlet_remoting.wire.routes import TopicRoute
 from martlet_spark.cluster import Busy, Cluster, UnknownBroker, UnknownTopic
-from martlet_spark.connection import CONNECTIONS, ConnectionLost, attempts
+from martlet_spark.connection import CONNECTIONS, ConnectionBroken, attempts
 from martlet_spark.errors import ReadError, SparkConnectorError
 from martlet_spark.read.decode import ERROR, NULL, Decoder
-from martlet_spark.read.exchange import BulkReads, Exchange, NotSupported, Pulls, Unchecked, pull_only
+from martlet_spark.read.exchange import BulkReadExchange, Exchange, NotSupported, Pulls, Unchecked, pull_only
 from martlet_spark.read.filters import Filter
 from martlet_spark.read.planner import Range
-from martlet_spark.read.progress import Progress
+from martlet_spark.read.progress import RangeProgress
 from martlet_spark.read.records import Records
 
-__all__ = ["Reader"]
+__all__ = ["RangeReader"]
 
 log = logging.getLogger("martlet.spark")
 
@@ -28,7 +28,7 @@ BATCH_RECORDS_MAX: Final = 4096
 
 
 @final
-class Reader:
+class RangeReader:
     """Reads ranges of queues into the columns *names*.
 
     Args:
@@ -54,7 +54,7 @@ class Reader:
         self._wanted = wanted
         self._fetch_bytes = fetch_bytes
         self._fail_on_loss = fail_on_loss
-        self._routes: dict[str, Route] = {}
+        self._routes: dict[str, TopicRoute] = {}
 
     def read(self, ranges: Sequence[Range]) -> Iterator[Any]:
         """Yield RecordBatches with the messages of *ranges*, those of each queue in order.
@@ -63,9 +63,9 @@ class Reader:
           ReadError: a broker refuses, does not answer in time, or sends damaged records.
           DataLost: messages are gone.
         """
-        by_broker: dict[str, list[Progress]] = {}
+        by_broker: dict[str, list[RangeProgress]] = {}
         for each in ranges:
-            by_broker.setdefault(each.queue.broker_name, []).append(Progress(each))
+            by_broker.setdefault(each.queue.broker_name, []).append(RangeProgress(each))
         for broker, left in by_broker.items():
             for records in self._read_broker(broker, left):
                 yield from self._batches(self._decoder.decode(records, broker))
@@ -81,13 +81,13 @@ class Reader:
         for start in range(0, len(found), BATCH_RECORDS_MAX):
             yield found.slice(start, BATCH_RECORDS_MAX)
 
-    def _read_broker(self, broker: str, left: list[Progress]) -> Iterator[Records]:
+    def _read_broker(self, broker: str, left: list[RangeProgress]) -> Iterator[Records]:
         """Yield the records of all ranges of *broker*; connect again after a lost connection, and go on."""
         count, tries = 0, attempts(self._cluster.timeout_s)
         while left:
             try:
                 yield from self._read_once(broker, left)
-            except (ConnectionLost, UnknownTopic) as error:
+            except (ConnectionBroken, UnknownTopic) as error:
                 self._routes.clear()
                 before, count = count, sum(progress.end - progress.next for progress in left)
                 if count != before:
@@ -95,7 +95,7 @@ class Reader:
                 if next(tries, None) is None:
                     self._give_up(broker, left, error)
 
-    def _give_up(self, broker: str, left: list[Progress], error: SparkConnectorError) -> None:
+    def _give_up(self, broker: str, left: list[RangeProgress], error: SparkConnectorError) -> None:
         """Raise an error; if loss is allowed and the broker or the topic is gone, remove it from *left* instead."""
         topic, text = left[0].queue.topic, f"broker {broker!r} cannot be read: {error}; start it"
         if isinstance(error, Busy):
@@ -107,11 +107,11 @@ class Reader:
         log.warning("continuing without messages of topic %r on broker %r: %s", topic, broker, error)
         left[:] = [progress for progress in left if progress.queue.topic != topic]
 
-    def _read_once(self, broker: str, left: list[Progress]) -> Iterator[Records]:
+    def _read_once(self, broker: str, left: list[RangeProgress]) -> Iterator[Records]:
         """Like `_read_broker`, on one connection; removes the ranges from *left* that were read to their end."""
         address = self._address(broker, left[0].queue.topic)
         security, timeout_s = self._cluster.security, self._cluster.timeout_s
-        kind: type[Exchange] = Pulls if address in pull_only else BulkReads
+        kind: type[Exchange] = Pulls if address in pull_only else BulkReadExchange
         try:
             with CONNECTIONS.lent(address, security, timeout_s) as connection:
                 exchange = kind(connection, self._wanted, self._fetch_bytes, timeout_s, fail_on_loss=self._fail_on_loss)

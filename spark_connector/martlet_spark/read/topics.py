@@ -6,7 +6,7 @@ from time import monotonic
 from typing import Any, Final, final
 
 from martlet_remoting.wire.packets import MessageQueue
-from martlet_remoting.wire.routes import Route
+from martlet_remoting.wire.routes import TopicRoute
 from martlet_spark.cluster import Bounds, Cluster, UnknownTopic
 from martlet_spark.connection import attempts
 from martlet_spark.errors import OptionError, ReadError
@@ -28,7 +28,7 @@ class Subscribed:
         self._subscribe: tuple[str, ...] = options["subscribe"]
         self._pattern: str = options["subscribePattern"]
         self._assign: Mapping[str, tuple[str, ...]] | None = options["assign"]
-        self._routes: dict[str, Route] = {}
+        self._routes: dict[str, TopicRoute] = {}
         self._routes_until = 0.0
         given = [name for name in ("subscribe", "subscribePattern", "assign") if options[name]]
         if len(given) != 1:
@@ -45,7 +45,7 @@ class Subscribed:
         options = parse(named(source, SELECTION), SELECTION)
         return cls(Cluster(options["endpoints"], options.security, options["timeoutMs"] / 1000), options)
 
-    def routes(self, known: Collection[MessageQueue] = ()) -> Mapping[str, Route]:
+    def routes(self, known: Collection[MessageQueue] = ()) -> Mapping[str, TopicRoute]:
         """Return the routes of the topics, which may be some seconds old; without topics of *known* that are gone.
 
         Raises:
@@ -77,10 +77,10 @@ class Subscribed:
         """Ask for new routes when they are needed next."""
         self._routes_until = 0.0
 
-    def _resolve(self, known: Collection[str]) -> dict[str, Route]:
+    def _resolve(self, known: Collection[str]) -> dict[str, TopicRoute]:
         """Return the routes; wait for brokers that register with name servers that have just started."""
         names = [*(self._subscribe or self._assign or ())]
-        found: dict[str, Route] = {}
+        found: dict[str, TopicRoute] = {}
         missing: list[str] = []
         for _ in attempts(self.cluster.timeout_s):
             found = self.cluster.routes(self.cluster.topics(self._pattern) if self._pattern else names)

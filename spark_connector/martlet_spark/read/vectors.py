@@ -84,12 +84,12 @@ class RecordVectors:
         return elements(self.data, self.bounds, first, BOUNDS)
 
     @cached_property
-    def properties(self) -> "Properties | NamedProperties":
+    def properties(self) -> "PropertyColumns | NamedProperties":
         texts = self.part(TEXT)
-        return Properties(texts) if self._names is None else NamedProperties(texts, self._names)
+        return PropertyColumns(texts) if self._names is None else NamedProperties(texts, self._names)
 
     def maps(self) -> Any:
-        assert isinstance(self.properties, Properties)
+        assert isinstance(self.properties, PropertyColumns)
         return self.properties.maps()
 
     def integers(self, field: str, kind: type) -> Any:
@@ -119,7 +119,7 @@ class RecordVectors:
 
 
 @final
-class Properties:
+class PropertyColumns:
     """Names and values in the property *texts* of records; each text is ``name 0x01 value 0x02`` repeated.
 
     ``odd`` has the numbers of the records whose text is irregular: a name or value is empty, or a name is repeated.

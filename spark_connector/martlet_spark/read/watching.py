@@ -16,9 +16,9 @@ from typing import Final, final
 from martlet.errors import MartletError
 from martlet_remoting.wire.codes import ResponseCode
 from martlet_remoting.wire.packets import MessageQueue
-from martlet_remoting.wire.routes import Route
+from martlet_remoting.wire.routes import TopicRoute
 from martlet_spark.cluster import Bounds, Cluster
-from martlet_spark.connection import Connection
+from martlet_spark.connection import BrokerConnection
 from martlet_spark.errors import ReadError
 from martlet_spark.read.exchange import pull_only, request_one
 from martlet_spark.read.inner_batches import unrolled
@@ -46,7 +46,7 @@ class Watch:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._connections: dict[str, Connection] = {}
+        self._connections: dict[str, BrokerConnection] = {}
         # broker -> number of the request -> the queue; and the queues that have one
         self._asked: dict[str, dict[int, MessageQueue]] = {}
         self._waiting: set[MessageQueue] = set()
@@ -56,7 +56,7 @@ class Watch:
         """Whether a request waits for a message of each of *queues*."""
         return self._waiting.issuperset(queues)
 
-    def wait(self, ends: Mapping[MessageQueue, int], routes: Mapping[str, Route], timeout_s: float) -> bool:
+    def wait(self, ends: Mapping[MessageQueue, int], routes: Mapping[str, TopicRoute], timeout_s: float) -> bool:
         """Wait up to *timeout_s* for a message after the *ends* of queues; return whether there may be one."""
         until = monotonic() + timeout_s
         try:
@@ -83,7 +83,7 @@ class Watch:
         self._waiting.clear()
         self._refused.clear()
 
-    def _ask(self, ends: Mapping[MessageQueue, int], routes: Mapping[str, Route]) -> None:
+    def _ask(self, ends: Mapping[MessageQueue, int], routes: Mapping[str, TopicRoute]) -> None:
         for queue, end in ends.items():
             if queue in self._waiting or queue in self._refused or queue.topic not in routes:
                 continue
@@ -94,11 +94,11 @@ class Watch:
             self._asked[queue.broker_name][opaque] = queue
             self._waiting.add(queue)
 
-    def _connection(self, broker: str, route: Route) -> Connection:
+    def _connection(self, broker: str, route: TopicRoute) -> BrokerConnection:
         found = self._connections.get(broker)
         if found is None:
             address = self._cluster.address(route, broker)
-            found = Connection(address, self._cluster.security, self._cluster.timeout_s)
+            found = BrokerConnection(address, self._cluster.security, self._cluster.timeout_s)
             self._connections[broker] = found
             self._asked[broker] = {}
         return found
@@ -137,7 +137,7 @@ class MessageSizes:
         self._cluster = cluster
         self._known: dict[str, tuple[float, int]] = {}  # topic -> until when, bytes
 
-    def of(self, routes: Mapping[str, Route], bounds: Mapping[MessageQueue, Bounds]) -> dict[str, int]:
+    def of(self, routes: Mapping[str, TopicRoute], bounds: Mapping[MessageQueue, Bounds]) -> dict[str, int]:
         """Return the average size of a message in bytes for each topic with messages in these *bounds*.
 
         Judges by the first messages in some of the queues, for as many topics as are worth it: those with most
@@ -156,7 +156,9 @@ class MessageSizes:
         usual = sum(found.values()) // len(found) if found else MESSAGE_BYTES
         return {topic: found.get(topic, usual) for topic in full}
 
-    def _of(self, topic: str, route: Route, full: Sequence[MessageQueue], bounds: Mapping[MessageQueue, Bounds]) -> int:
+    def _of(
+        self, topic: str, route: TopicRoute, full: Sequence[MessageQueue], bounds: Mapping[MessageQueue, Bounds]
+    ) -> int:
         until, size = self._known.get(topic, (0.0, MESSAGE_BYTES))
         if monotonic() >= until:
             try:
@@ -167,7 +169,7 @@ class MessageSizes:
         return size
 
     def _sample(
-        self, topic: str, route: Route, full: Sequence[MessageQueue], bounds: Mapping[MessageQueue, Bounds]
+        self, topic: str, route: TopicRoute, full: Sequence[MessageQueue], bounds: Mapping[MessageQueue, Bounds]
     ) -> int:
         count = size = 0
         for queue in full[:: max(len(full) // SAMPLES_MAX, 1)][:SAMPLES_MAX]:
@@ -177,7 +179,7 @@ class MessageSizes:
         return size // count if count else 0
 
 
-def _some(queue: MessageQueue, offset: int, connection: Connection) -> bytearray:
+def _some(queue: MessageQueue, offset: int, connection: BrokerConnection) -> bytearray:
     """Return the first few records of *queue* from *offset* on."""
     body = bytearray()
     for _ in range(2):

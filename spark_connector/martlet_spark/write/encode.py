@@ -20,7 +20,7 @@ from martlet.records.reserved import RESERVED
 from martlet_spark.errors import WriteError
 from martlet_spark.read.records import Integers
 
-__all__ = ["MIDDLE_BYTES", "Encoded", "Encoder", "UniqueKeys"]
+__all__ = ["MIDDLE_BYTES", "Encoded", "Encoder", "RowKeys"]
 
 HEAD: Final = np.dtype([("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">i4"), ("body_bytes", ">i4")])
 OVERHEAD: Final = 22
@@ -34,7 +34,7 @@ NONE: Final = b""  # not a pa.scalar: making one imports pandas, in each Python 
 
 
 @final
-class UniqueKeys:
+class RowKeys:
     """Makes the unique keys of messages, in RocketMQ's format: address, process, instance, time and number."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Encoder:
     """
 
     def __init__(self, *, allows_empty: bool = False) -> None:
-        self._keys = UniqueKeys()
+        self._keys = RowKeys()
         self._allows_empty = allows_empty
 
     def encode(self, rows: Any) -> Encoded:

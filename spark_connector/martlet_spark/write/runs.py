@@ -14,11 +14,11 @@ from typing import Final, final
 from martlet_remoting.wire.codes import RESPONSE_NAMES, RequestCode, ResponseCode
 from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.cluster import BUSY, Cluster, rights_hint
-from martlet_spark.connection import CONNECTIONS, Answer, ConnectionLost, attempts
+from martlet_spark.connection import CONNECTIONS, AnswerFrame, ConnectionBroken, attempts
 from martlet_spark.errors import WriteError
 from martlet_spark.write.writable import TEMPLATE_TOPIC, master
 
-__all__ = ["NO_RUN", "Run", "Transaction", "ask", "begin", "explained", "refused"]
+__all__ = ["NO_RUN", "Transaction", "WriterRun", "ask", "begin", "explained", "refused"]
 
 # A commit of many messages takes long, and the broker answers once all of them are readable.
 COMMIT_S: Final = 60.0
@@ -67,7 +67,7 @@ class Transaction:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Run:
+class WriterRun:
     """A run at the brokers where it has begun, with its epochs there.
 
     Attributes:
@@ -82,13 +82,13 @@ class Run:
     content: str = ""
 
 
-NO_RUN: Final = Run()
-_runs: dict[tuple[frozenset[str], str, str], Run] = {}
+NO_RUN: Final = WriterRun()
+_runs: dict[tuple[frozenset[str], str, str], WriterRun] = {}
 
 
 def begin(
     cluster: Cluster, transaction: Transaction, topic: str, brokers: frozenset[str], retired: frozenset[str]
-) -> Run:
+) -> WriterRun:
     """Return the run of *transaction*, begun at *brokers* and all others of the producer, after it ended what was left.
 
     *topic* is one that it writes to: brokers ask for the permission to publish to it.
@@ -107,7 +107,7 @@ def begin(
     begun.end_left()
     while len(_runs) >= RUNS_MAX:
         del _runs[next(iter(_runs))]
-    _runs[key] = Run(begun.epochs, begun.names, begun.committed, begun.content)
+    _runs[key] = WriterRun(begun.epochs, begun.names, begun.committed, begun.content)
     return _runs[key]
 
 
@@ -116,7 +116,7 @@ class _Beginning:
     """What the brokers answer when a run begins."""
 
     def __init__(
-        self, cluster: Cluster, transaction: Transaction, topic: str, run: Run, retired: frozenset[str]
+        self, cluster: Cluster, transaction: Transaction, topic: str, run: WriterRun, retired: frozenset[str]
     ) -> None:
         self._cluster = cluster
         self._transaction = transaction
@@ -182,7 +182,9 @@ def _others(cluster: Cluster, transaction: Transaction, topic: str, asked: froze
     return frozenset(found)
 
 
-def _begin(cluster: Cluster, transaction: Transaction, topic: str, broker: str, names: frozenset[str] | None) -> Answer:
+def _begin(
+    cluster: Cluster, transaction: Transaction, topic: str, broker: str, names: frozenset[str] | None
+) -> AnswerFrame:
     """Begin at *broker*, which shall know *names*; without these, only if it knows the producer."""
     ext: dict[str, object] = {"producer": transaction.producer, "run": transaction.run, "topic": topic}
     ext["began"] = transaction.began_ms
@@ -208,14 +210,14 @@ def _any_queue(broker: str) -> MessageQueue:
 
 def ask(
     cluster: Cluster, queue: MessageQueue, code: int, ext: Mapping[str, object], body: bytes, hint: str = ""
-) -> Answer:
+) -> AnswerFrame:
     """Ask the broker of *queue* until it answers; *hint* says what to do if it does not."""
     limit_s, lost = max(cluster.timeout_s, COMMIT_S), ""
     for _ in attempts(cluster.timeout_s):
         try:
             with CONNECTIONS.lent(master(cluster, queue), cluster.security, limit_s) as connection:
                 answer = connection.request(code, ext, body)
-        except ConnectionLost as error:
+        except ConnectionBroken as error:
             lost = str(error)
             continue
         if answer.code not in BUSY:
@@ -225,13 +227,13 @@ def ask(
     raise WriteError(f"broker {queue.broker_name!r} did not answer for {cluster.timeout_s:g} s: {lost}{hint}")
 
 
-def refused(what: str, queue: MessageQueue, answer: Answer) -> str:
+def refused(what: str, queue: MessageQueue, answer: AnswerFrame) -> str:
     """Return words for the answer of a broker that refused *what*."""
     name = RESPONSE_NAMES.get(answer.code, str(answer.code))
     return explained(f"broker {queue.broker_name!r} refused the {what}: {name}: {answer.remark}", answer)
 
 
-def explained(text: str, answer: Answer) -> str:
+def explained(text: str, answer: AnswerFrame) -> str:
     """Return *text* with what to do."""
     is_off = answer.code == ResponseCode.NO_PERMISSION and "external transactions" in answer.remark
     if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED or is_off:

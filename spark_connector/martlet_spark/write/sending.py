@@ -12,12 +12,12 @@ from martlet_remoting.wire.codes import RESPONSE_NAMES, RequestCode, ResponseCod
 from martlet_remoting.wire.headers import SendHeader
 from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.cluster import BUSY, Cluster, rights_hint
-from martlet_spark.connection import CONNECTIONS, Answer, Connection, ConnectionLost, attempts
+from martlet_spark.connection import CONNECTIONS, AnswerFrame, BrokerConnection, ConnectionBroken, attempts
 from martlet_spark.errors import WriteError
-from martlet_spark.write.targets import Chunk, Place, Turns
+from martlet_spark.write.targets import BatchBody, QueueTurns, RowTarget
 from martlet_spark.write.writable import TEMPLATE_QUEUES, TEMPLATE_TOPIC, master
 
-__all__ = ["Lane", "Outbox", "Request", "refusal", "send_fields"]
+__all__ = ["Lane", "Outbox", "SendRequest", "refusal", "send_fields"]
 
 log = logging.getLogger("martlet.spark")
 
@@ -38,14 +38,14 @@ STORED: Final = frozenset(
 
 @final
 @dataclass(frozen=True, slots=True)
-class Request:
+class SendRequest:
     """One request that stores *count* messages of *place* in *queue*."""
 
     code: int
     ext: Mapping[str, object]
     body: bytes
     queue: MessageQueue
-    place: Place
+    place: RowTarget
     count: int
 
 
@@ -72,35 +72,35 @@ class Lane:
     def __init__(self, cluster: Cluster, broker: str) -> None:
         self._cluster = cluster
         self._broker = broker
-        self._connection: Connection | None = None
-        self.unanswered: dict[int, Request] = {}
+        self._connection: BrokerConnection | None = None
+        self.unanswered: dict[int, SendRequest] = {}
 
-    def post(self, request: Request) -> None:
+    def post(self, request: SendRequest) -> None:
         """Send *request*, on a new connection if there is none.
 
         Raises:
-          ConnectionLost: it could not be sent.
+          ConnectionBroken: it could not be sent.
         """
         if self._connection is None:
             address = master(self._cluster, request.queue)
             self._connection = CONNECTIONS.borrow(address, self._cluster.security, self._cluster.timeout_s)
         self.unanswered[self._connection.send(request.code, request.ext, request.body)] = request
 
-    def receive(self) -> tuple[Request, Answer]:
+    def receive(self) -> tuple[SendRequest, AnswerFrame]:
         """Return the next answer and its request.
 
         Raises:
-          ConnectionLost: there will be none.
+          ConnectionBroken: there will be none.
         """
         assert self._connection is not None
         answer = self._connection.receive()
         request = self.unanswered.pop(answer.opaque, None)
         if request is None:
-            raise ConnectionLost(f"{self._connection.address} answered request {answer.opaque}, which was not sent")
+            raise ConnectionBroken(f"{self._connection.address} answered request {answer.opaque}, which was not sent")
         self._connection.outstanding -= 1
         return request, answer
 
-    def drop(self) -> list[Request]:
+    def drop(self) -> list[SendRequest]:
         """Close the connection; return the requests that were not answered."""
         left = list(self.unanswered.values())
         self.unanswered.clear()
@@ -126,16 +126,16 @@ class Outbox:
     timeout, raise `WriteError`.
     """
 
-    def __init__(self, cluster: Cluster, turns: Turns) -> None:
+    def __init__(self, cluster: Cluster, turns: QueueTurns) -> None:
         self._cluster = cluster
         self._turns = turns
         self._lanes: dict[str, Lane] = {}
-        self._waiting: deque[Request] = deque()
+        self._waiting: deque[SendRequest] = deque()
         self._busy: set[MessageQueue] = set()
         self._avoided: dict[str, float] = {}
         self._tries = attempts(cluster.timeout_s)
 
-    def write(self, chunk: Chunk) -> None:
+    def write(self, chunk: BatchBody) -> None:
         """Send *chunk*; return before it is confirmed."""
         self._waiting.extend(self._requests(chunk))
         self._send_waiting()
@@ -155,7 +155,7 @@ class Outbox:
         for lane in self._lanes.values():
             lane.drop()
 
-    def _requests(self, chunk: Chunk) -> Iterator[Request]:
+    def _requests(self, chunk: BatchBody) -> Iterator[SendRequest]:
         if not chunk.place.timed and not chunk.is_over:
             yield self._batch(chunk.place, chunk.body, chunk.count)
             return
@@ -163,12 +163,12 @@ class Outbox:
         for message in decode_batch(chunk.body):
             queue = self._turns.next_queue(chunk.place, self._avoided_now())
             ext = send_fields(queue, message.properties, message.flag, batch=False)
-            yield Request(RequestCode.SEND_MESSAGE_V2, ext, message.body, queue, chunk.place, 1)
+            yield SendRequest(RequestCode.SEND_MESSAGE_V2, ext, message.body, queue, chunk.place, 1)
 
-    def _batch(self, place: Place, body: bytes, count: int) -> Request:
+    def _batch(self, place: RowTarget, body: bytes, count: int) -> SendRequest:
         queue = self._turns.next_queue(place, self._avoided_now())
         ext = send_fields(queue, batch=True)
-        return Request(RequestCode.SEND_BATCH_MESSAGE, ext, body, queue, place, count)
+        return SendRequest(RequestCode.SEND_BATCH_MESSAGE, ext, body, queue, place, count)
 
     def _avoided_now(self) -> list[str]:
         return [broker for broker, until in self._avoided.items() if time.monotonic() < until]
@@ -188,14 +188,14 @@ class Outbox:
                 self._busy.add(request.queue)
             try:
                 lane.post(request)
-            except ConnectionLost as error:
+            except ConnectionBroken as error:
                 self._again([*lane.drop(), request], str(error))
 
     def _settle(self, lane: Lane) -> None:
         """Wait for an answer from *lane*."""
         try:
             request, answer = lane.receive()
-        except ConnectionLost as error:
+        except ConnectionBroken as error:
             self._again(lane.drop(), str(error))
             return
         if not request.place.timed:
@@ -211,7 +211,7 @@ class Outbox:
             raise WriteError(refusal(request, answer))
         self._tries = attempts(self._cluster.timeout_s)
 
-    def _again(self, requests: list[Request], why: str) -> None:
+    def _again(self, requests: list[SendRequest], why: str) -> None:
         """Send *requests*, which failed, before all others."""
         if next(self._tries, None) is None:
             queue = requests[0].queue
@@ -223,16 +223,16 @@ class Outbox:
             self._avoided[request.queue.broker_name] = time.monotonic() + AVOIDED_S
         self._waiting.extendleft(reversed([self._moved(request) for request in requests]))
 
-    def _moved(self, request: Request) -> Request:
+    def _moved(self, request: SendRequest) -> SendRequest:
         """Return *request* for another broker if it may go there."""
         if request.place.broker:
             return request
         queue = self._turns.next_queue(request.place, self._avoided_now())
         ext = {**request.ext, "e": queue.queue_id, "n": queue.broker_name}
-        return Request(request.code, ext, request.body, queue, request.place, request.count)
+        return SendRequest(request.code, ext, request.body, queue, request.place, request.count)
 
 
-def refusal(request: Request, answer: Answer) -> str:
+def refusal(request: SendRequest, answer: AnswerFrame) -> str:
     """Return words for the answer of a broker that did not do what was asked."""
     queue, name = request.queue, RESPONSE_NAMES.get(answer.code, str(answer.code))
     what = f"{request.count} messages ({len(request.body)} bytes) for topic {queue.topic!r}"

@@ -19,11 +19,11 @@ from martlet_spark.write import staging
 from martlet_spark.write.columns import check_columns
 from martlet_spark.write.content import NO_CONTENT, Content
 from martlet_spark.write.sending import Outbox
-from martlet_spark.write.staging import Part, Repeated, Staging, Transaction
-from martlet_spark.write.targets import Targets, Turns
+from martlet_spark.write.staging import RepeatedTransaction, Staging, TaskPart, Transaction
+from martlet_spark.write.targets import QueueTurns, Targets
 from martlet_spark.write.writable import WritableQueues, write_queues
 
-__all__ = ["BatchWriter", "StreamWriter", "Written"]
+__all__ = ["BatchWriter", "StreamWriter", "WrittenTask"]
 
 log = logging.getLogger("martlet.spark")
 
@@ -35,15 +35,15 @@ RUN: Final = "spark.jobGroup.id"
 
 @final
 @dataclass(frozen=True, slots=True)
-class Written(WriterCommitMessage):
+class WrittenTask(WriterCommitMessage):
     """What a task has staged, or has *repeated* of what an older run had committed: all that the driver knows of it."""
 
-    parts: tuple[Part, ...] = ()
+    parts: tuple[TaskPart, ...] = ()
     content: Content = NO_CONTENT
-    repeated: Repeated | None = None
+    repeated: RepeatedTransaction | None = None
 
 
-class Writer:
+class SinkWriter:
     """What batch and streaming writers share; pickled for the tasks, so it holds plain data.
 
     Raises:
@@ -67,25 +67,27 @@ class Writer:
     def retired(self) -> frozenset[str]:
         return frozenset(self.options["retiredBrokers"])
 
-    def write_rows(self, batches: Iterator[Any], transaction: Callable[[], Transaction], *, in_task: bool) -> Written:
+    def write_rows(
+        self, batches: Iterator[Any], transaction: Callable[[], Transaction], *, in_task: bool
+    ) -> WrittenTask:
         """Write the rows of one task as the guarantee says; return once brokers have confirmed them.
 
         *in_task* commits here what is staged; otherwise the driver does.
         """
         cluster = self.cluster()
         queues_of = WritableQueues(cluster)
-        turns = Turns(queues_of)
+        turns = QueueTurns(queues_of)
         if self.options["guarantee"] == AT_LEAST_ONCE:
             with closing(Outbox(cluster, turns)) as outbox:
                 self._write(batches, queues_of, outbox)
                 outbox.finish()
-            return Written()
+            return WrittenTask()
         with closing(Staging(cluster, turns, transaction(), self.retired)) as stage:
             self._write(batches, queues_of, stage)
-            written = Written(tuple(stage.finish()), stage.content, stage.repeated)
+            written = WrittenTask(tuple(stage.finish()), stage.content, stage.repeated)
         if in_task:
             self.commit_parts([written])
-            return Written()
+            return WrittenTask()
         return written
 
     def _write(self, batches: Iterator[Any], queues_of: WritableQueues, sender: Outbox | Staging) -> None:
@@ -102,7 +104,7 @@ class Writer:
         Raises:
           WriteError: a broker refuses it, or the rows are not those that an older run has committed as the same batch.
         """
-        written = [message for message in messages if isinstance(message, Written)]
+        written = [message for message in messages if isinstance(message, WrittenTask)]
         content = sum((each.content for each in written), start=NO_CONTENT)
         repeated = next((each.repeated for each in written if each.repeated is not None), None)
         if repeated is not None:
@@ -118,13 +120,13 @@ class Writer:
             log.warning("%s; brokers drop what was staged later", error)
 
 
-def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[Part]:
+def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[TaskPart]:
     """Return the parts of *messages*, which are None for tasks that failed."""
-    return [part for message in messages if isinstance(message, Written) for part in message.parts]
+    return [part for message in messages if isinstance(message, WrittenTask) for part in message.parts]
 
 
 @final
-class BatchWriter(Writer, DataSourceArrowWriter):
+class BatchWriter(SinkWriter, DataSourceArrowWriter):
     """Writes the rows of a batch query: Spark commits and aborts with a copy of it.
 
     It is a transaction with a name of its own, or the one that the user names and numbers. The driver commits for
@@ -150,7 +152,7 @@ class BatchWriter(Writer, DataSourceArrowWriter):
 
 
 @final
-class StreamWriter(Writer, DataSourceStreamArrowWriter):
+class StreamWriter(SinkWriter, DataSourceStreamArrowWriter):
     """Writes the rows of a streaming query. Spark makes a new one for each micro-batch, and one more to commit it.
 
     Runs are ordered by when the driver made the writer of their first batch: a task of an older run, which may wait for

@@ -23,14 +23,14 @@ import orjson
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.cluster import BUSY, Cluster
-from martlet_spark.connection import ConnectionLost, attempts
+from martlet_spark.connection import ConnectionBroken, attempts
 from martlet_spark.errors import WriteError
 from martlet_spark.write.content import NO_CONTENT, Content, content_of
 from martlet_spark.write.runs import NO_RUN, Transaction, ask, begin, explained, refused
-from martlet_spark.write.sending import WINDOW, Lane, Request, refusal, send_fields
-from martlet_spark.write.targets import Chunk, Turns
+from martlet_spark.write.sending import WINDOW, Lane, SendRequest, refusal, send_fields
+from martlet_spark.write.targets import BatchBody, QueueTurns
 
-__all__ = ["Part", "Repeated", "Staging", "Transaction", "abort", "commit"]
+__all__ = ["RepeatedTransaction", "Staging", "TaskPart", "Transaction", "abort", "commit"]
 
 log = logging.getLogger("martlet.spark")
 
@@ -39,7 +39,7 @@ OLDER: Final = "the checkpoint was restored or copied, or belongs to a second qu
 
 @final
 @dataclass(frozen=True, slots=True)
-class Part:
+class TaskPart:
     """What one task has staged at the broker of *queue*, as *name*: *chunks* requests.
 
     *epoch* is that of the run there; *brokers* are all of which the task knows that the producer may write to them.
@@ -55,7 +55,7 @@ class Part:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Repeated:
+class RepeatedTransaction:
     """A transaction that an older run has committed, with this *content*; empty if it did not say."""
 
     transaction: Transaction
@@ -83,11 +83,11 @@ class Repeated:
 class _Stage:
     """One part while it is staged. Chunks are numbered, so that those without an answer are simply sent again."""
 
-    def __init__(self, cluster: Cluster, part: Part) -> None:
+    def __init__(self, cluster: Cluster, part: TaskPart) -> None:
         self.part = part
         self.lane = Lane(cluster, part.queue.broker_name)
         self.is_committed = False
-        self.again: list[Request] = []
+        self.again: list[SendRequest] = []
 
 
 @final
@@ -103,7 +103,7 @@ class Staging:
     """
 
     def __init__(
-        self, cluster: Cluster, turns: Turns, transaction: Transaction, retired: frozenset[str] = frozenset()
+        self, cluster: Cluster, turns: QueueTurns, transaction: Transaction, retired: frozenset[str] = frozenset()
     ) -> None:
         self._cluster = cluster
         self._turns = turns
@@ -114,9 +114,9 @@ class Staging:
         self._stages: dict[str, _Stage] = {}
         self._tries = attempts(cluster.timeout_s)
         self.content = NO_CONTENT
-        self.repeated: Repeated | None = None
+        self.repeated: RepeatedTransaction | None = None
 
-    def write(self, chunk: Chunk) -> None:
+    def write(self, chunk: BatchBody) -> None:
         """Stage *chunk*; return before it is confirmed."""
         self.content += content_of(chunk.body)
         if self._transaction.run and chunk.place.topic not in self._topics:
@@ -141,10 +141,12 @@ class Staging:
             "chunk": part.chunks,
         }
         stage.part = replace(part, chunks=part.chunks + 1)
-        stage.again = [Request(RequestCode.STAGE_EXTERNAL_MESSAGES, ext, chunk.body, queue, chunk.place, chunk.count)]
+        stage.again = [
+            SendRequest(RequestCode.STAGE_EXTERNAL_MESSAGES, ext, chunk.body, queue, chunk.place, chunk.count)
+        ]
         self._post(stage)
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[TaskPart]:
         """Return the parts once all chunks are confirmed."""
         for stage in self._stages.values():
             while stage.lane.unanswered:
@@ -165,18 +167,18 @@ class Staging:
             text = f"{self._transaction} is older than {self._run.committed}, the last one that was written: {OLDER}"
             raise WriteError(f"{text}, and its rows would be missing; {self._transaction.anew}")
         if self._run.committed == self._transaction.sequence:
-            self.repeated = Repeated(self._transaction, self._run.content)
+            self.repeated = RepeatedTransaction(self._transaction, self._run.content)
 
-    def _part(self, queue: MessageQueue) -> Part:
+    def _part(self, queue: MessageQueue) -> TaskPart:
         epoch = self._run.epochs.get(queue.broker_name, 0)
-        return Part(self._transaction, queue, uuid4().hex, epoch, 0, self._run.brokers)
+        return TaskPart(self._transaction, queue, uuid4().hex, epoch, 0, self._run.brokers)
 
     def _post(self, stage: _Stage) -> None:
         """Send the requests that are to be sent (again)."""
         while stage.again:
             try:
                 stage.lane.post(stage.again[0])
-            except ConnectionLost as error:
+            except ConnectionBroken as error:
                 stage.again = [*stage.lane.drop(), *stage.again]
                 self._failed(stage, str(error))
             else:
@@ -186,7 +188,7 @@ class Staging:
         """Wait for an answer; if there is none, send everything again that has none."""
         try:
             request, answer = stage.lane.receive()
-        except ConnectionLost as error:
+        except ConnectionBroken as error:
             stage.again = stage.lane.drop()
             self._failed(stage, str(error))
         else:
@@ -207,7 +209,7 @@ class Staging:
 
 
 def commit(
-    cluster: Cluster, parts: Sequence[Part], retired: frozenset[str] = frozenset(), content: Content | None = None
+    cluster: Cluster, parts: Sequence[TaskPart], retired: frozenset[str] = frozenset(), content: Content | None = None
 ) -> None:
     """Commit *parts*, which have this *content*, on all of their brokers; return once their messages are readable.
 
@@ -225,7 +227,7 @@ def commit(
         _end(cluster, RequestCode.COMMIT_EXTERNAL_TRANSACTION, first, names, content)
 
 
-def _end(cluster: Cluster, code: int, first: Part, parts: Sequence[Part], content: Content | None) -> None:
+def _end(cluster: Cluster, code: int, first: TaskPart, parts: Sequence[TaskPart], content: Content | None) -> None:
     body = orjson.dumps({"parts": [[part.name, part.chunks] for part in parts]})
     fields = first.transaction.fields(first.epoch, str(content or ""))
     answer = ask(cluster, first.queue, code, fields, body)
@@ -233,7 +235,7 @@ def _end(cluster: Cluster, code: int, first: Part, parts: Sequence[Part], conten
         raise WriteError(refused("commit", first.queue, answer))
 
 
-def abort(cluster: Cluster, parts: Sequence[Part]) -> None:
+def abort(cluster: Cluster, parts: Sequence[TaskPart]) -> None:
     """Drop *parts* unless they were prepared or committed; brokers drop what is left at the next commit, or later."""
     for first, names in _by_broker(parts):
         body = orjson.dumps({"parts": [part.name for part in names]})
@@ -241,8 +243,8 @@ def abort(cluster: Cluster, parts: Sequence[Part]) -> None:
         ask(cluster, first.queue, RequestCode.ABORT_EXTERNAL_TRANSACTION, fields, body)
 
 
-def _by_broker(parts: Sequence[Part]) -> list[tuple[Part, list[Part]]]:
-    found: dict[str, list[Part]] = {}
+def _by_broker(parts: Sequence[TaskPart]) -> list[tuple[TaskPart, list[TaskPart]]]:
+    found: dict[str, list[TaskPart]] = {}
     for part in parts:
         found.setdefault(part.queue.broker_name, []).append(part)
     return [(found[broker][0], found[broker]) for broker in sorted(found)]

@@ -19,7 +19,7 @@ from martlet_spark.errors import WriteError
 from martlet_spark.read.records import Integers
 from martlet_spark.write.encode import Encoder
 
-__all__ = ["CHUNK_MESSAGES_MAX", "Chunk", "Place", "Targets", "Turns"]
+__all__ = ["CHUNK_MESSAGES_MAX", "BatchBody", "QueueTurns", "RowTarget", "Targets"]
 
 # A batch's answer has 33 bytes per message; four of them fit the buffers of a socket.
 CHUNK_MESSAGES_MAX: Final = 4096
@@ -29,7 +29,7 @@ ENCODED_BYTES: Final = 8 << 20
 QueuesOf: TypeAlias = Callable[[str], Sequence[MessageQueue]]
 
 
-class Place(NamedTuple):
+class RowTarget(NamedTuple):
     """Where rows go: one queue of *broker*, any queue of it (-1), or any queue of any broker (no broker).
 
     *timed* are messages that are delivered later.
@@ -43,24 +43,24 @@ class Place(NamedTuple):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class BatchBody:
     """The body of a batch send: *count* messages for one place. *is_over* says that one alone has too many bytes."""
 
-    place: Place
+    place: RowTarget
     body: bytes
     count: int
     is_over: bool = False
 
 
 @final
-class Turns:
+class QueueTurns:
     """Takes the queues of each topic in turn."""
 
     def __init__(self, queues_of: QueuesOf) -> None:
         self.queues_of = queues_of
         self._turn = random.randrange(1 << 16)  # so that tasks which start together do not all begin with queue 0
 
-    def next_queue(self, place: Place, avoided: Sequence[str] = ()) -> MessageQueue:
+    def next_queue(self, place: RowTarget, avoided: Sequence[str] = ()) -> MessageQueue:
         """Return the queue of *place*, or the next one of those it allows, not on a broker of *avoided* if possible."""
         if place.queue_id >= 0:
             return MessageQueue(place.topic, place.broker, place.queue_id)
@@ -84,10 +84,10 @@ class Targets:
         self._topic = topic
         self._chunk_bytes = chunk_bytes
         self._encoder = Encoder(allows_empty=allows_empty)
-        self._places: list[Place] = []
-        self._numbers: dict[Place, int] = {}
+        self._places: list[RowTarget] = []
+        self._numbers: dict[RowTarget, int] = {}
 
-    def chunks(self, rows: Any) -> Iterator[Chunk]:
+    def chunks(self, rows: Any) -> Iterator[BatchBody]:
         """Yield the messages of *rows*, a RecordBatch with columns of the sink; those of each queue in order.
 
         Raises:
@@ -97,7 +97,7 @@ class Targets:
         for start in range(0, len(rows), step):
             yield from self._chunks(rows.slice(start, step))
 
-    def _chunks(self, rows: Any) -> Iterator[Chunk]:
+    def _chunks(self, rows: Any) -> Iterator[BatchBody]:
         numbers = self._places_of(rows)
         if (numbers != numbers[0]).any():
             order = np.argsort(numbers, kind="stable")
@@ -111,10 +111,10 @@ class Targets:
                 limit = encoded.bounds[first] + self._chunk_bytes
                 after = int(np.searchsorted(encoded.bounds, limit, "right")) - 1
                 after = min(max(after, first + 1), first + CHUNK_MESSAGES_MAX, end)
-                yield Chunk(place, encoded.slice(first, after), after - first, encoded.bounds[after] > limit)
+                yield BatchBody(place, encoded.slice(first, after), after - first, encoded.bounds[after] > limit)
                 first = after
 
-    def _number(self, place: Place) -> int:
+    def _number(self, place: RowTarget) -> int:
         if place not in self._numbers:
             self._numbers[place] = len(self._places)
             self._places.append(place)
@@ -148,12 +148,12 @@ class Targets:
     def _place(self, topic: str, rows: Any, at: Integers, found: Integers) -> None:
         """Write the numbers of the places of *rows*, which have this topic, to *found* at the places *at*."""
         queues, names = self._queues_of(topic), rows.schema.names
-        found[at] = self._number(Place(topic))
+        found[at] = self._number(RowTarget(topic))
         if "key" in names:
             keys = rows.column("key").cast(pa.binary())
             given = np.asarray(pc.greater(pc.fill_null(pc.binary_length(keys), 0), 0))
             if given.any():
-                each = np.array([self._number(Place(topic, *_place_of(queue))) for queue in queues])
+                each = np.array([self._number(RowTarget(topic, *_place_of(queue))) for queue in queues])
                 found[at[given]] = each[_hashes(keys.filter(pa.array(given))) % len(queues)]
         if "queue" in names:
             self._place_named(topic, rows, at, found, queues)
@@ -191,13 +191,13 @@ def _place_of(queue: MessageQueue) -> tuple[str, int]:
     return queue.broker_name, queue.queue_id
 
 
-def _named(topic: str, broker: str, queue_id: int, queues: Sequence[MessageQueue]) -> Place:
+def _named(topic: str, broker: str, queue_id: int, queues: Sequence[MessageQueue]) -> RowTarget:
     """Return the queue of *topic* with this number; raises `WriteError` if there is none, or one on several brokers."""
     brokers = sorted({queue.broker_name for queue in queues})
     if not broker and len(brokers) > 1:
         text = f"queue {queue_id} of topic {topic!r} is on several brokers, {', '.join(brokers)}"
         raise WriteError(f"{text}; name one in the column broker")
-    place = Place(topic, broker or brokers[0], queue_id)
+    place = RowTarget(topic, broker or brokers[0], queue_id)
     if MessageQueue(topic, place.broker, queue_id) not in queues:
         has = sum(queue.broker_name == place.broker for queue in queues)
         text = f"topic {topic!r} has no queue {queue_id} on broker {place.broker!r}"

@@ -5,7 +5,7 @@ from typing import Final, final
 
 from martlet_remoting.wire.packets import MessageQueue
 from martlet_spark.cluster import Cluster, UnknownTopic
-from martlet_spark.connection import ConnectionLost, attempts
+from martlet_spark.connection import ConnectionBroken, attempts
 from martlet_spark.errors import WriteError
 
 __all__ = ["TEMPLATE_QUEUES", "TEMPLATE_TOPIC", "WritableQueues", "master", "write_queues"]
@@ -53,7 +53,7 @@ def master(cluster: Cluster, queue: MessageQueue) -> str:
     """Return the address of the broker of *queue*, whose topic was known before, or may have left the broker.
 
     Raises:
-      ConnectionLost: its broker is not registered at the moment.
+      ConnectionBroken: its broker is not registered at the moment.
     """
     for topic in (queue.topic, TEMPLATE_TOPIC):
         try:
@@ -65,7 +65,7 @@ def master(cluster: Cluster, queue: MessageQueue) -> str:
     found = cluster.masters().get(queue.broker_name)
     if found is not None:
         return found
-    raise ConnectionLost(f"broker {queue.broker_name!r} is not registered with the name servers")
+    raise ConnectionBroken(f"broker {queue.broker_name!r} is not registered with the name servers")
 
 
 @final

@@ -15,7 +15,7 @@ from typing import final
 from martlet.delivery.catch_up.departures import Departures
 from martlet.delivery.catch_up.sweep import CODES_MAX, Sweep
 from martlet.delivery.catch_up.sweeps import Sweeps
-from martlet.delivery.cursor import Cursor, Place
+from martlet.delivery.cursor import Cursor, CursorPlace
 from martlet.delivery.routing.route_cache import RouteCache
 from martlet.delivery.tail_reader import TailReader
 from martlet.store import Store
@@ -48,7 +48,7 @@ class CatchUpReader:
 
     def add(self, cursor: Cursor) -> None:
         """Let *cursor* wait for a sweep."""
-        cursor.place = Place.BEHIND
+        cursor.place = CursorPlace.BEHIND
         names = self._names_of(cursor)
         if 0 <= names <= CODES_MAX - self._names_count:
             self._names[cursor] = names

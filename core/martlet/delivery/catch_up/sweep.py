@@ -10,7 +10,7 @@ from typing import Final, final
 
 from martlet.delivery.beginnings import FILTERS_A_SLICE, NEVER, Beginnings
 from martlet.delivery.catch_up.departures import Departures
-from martlet.delivery.cursor import Cursor, Place
+from martlet.delivery.cursor import Cursor, CursorPlace
 from martlet.delivery.merge import POSITION_OF, merge
 from martlet.delivery.routing.division import STEPS_A_SLICE, Found, Grants, Route
 from martlet.delivery.routing.route_cache import RouteCache, in_pieces
@@ -68,7 +68,7 @@ class Sweep:
         """Sweep *cursor*, whose position is ahead, or here."""
         self.cursors[cursor] = None
         cursor.sweep = self
-        cursor.place = Place.SWEPT
+        cursor.place = CursorPlace.SWEPT
         self._departures.come_back(self._routes, cursor)
         self._beginnings.enter(cursor, self.swept_to)
         self._codes_to = 0

@@ -8,9 +8,9 @@ from typing import Final, TypeAlias, final
 
 from martlet.delivery.beginnings import NEVER
 from martlet.delivery.catch_up.sweep import AHEAD_BYTES, Sweep, slice_of
-from martlet.delivery.cursor import Cursor, Place
+from martlet.delivery.cursor import Cursor, CursorPlace
 
-__all__ = ["Sweeps", "Waiting", "distance_class"]
+__all__ = ["Sweeps", "WaitingCursors", "distance_class"]
 
 # A cursor waits for a sweep that is behind it by so many times its own distance from the tail, or by this many bytes.
 REACH: Final = 3
@@ -22,7 +22,7 @@ Entry: TypeAlias = tuple[int, int, Cursor]  # where it begins, its number, and t
 
 
 @final
-class Waiting:
+class WaitingCursors:
     """Cursors that wait for a sweep, in the order of the log positions at which they begin."""
 
     __slots__ = ("_entries", "_number", "_of")
@@ -71,7 +71,7 @@ class Sweeps:
 
     def __init__(self, begin: Callable[[int], Sweep]) -> None:
         self.running: list[Sweep] = []
-        self.waiting = Waiting()
+        self.waiting = WaitingCursors()
         self._begin = begin
 
     def plan(self, tail: int) -> list[Sweep]:
@@ -134,7 +134,7 @@ class Sweeps:
     def _release_some(self, sweep: Sweep) -> None:
         """Let some cursors of *sweep* wait for the one that it has met."""
         for cursor in slice_of(sweep.cursors)[0]:
-            cursor.move_to(Place.BEHIND, sweep.swept_to)
+            cursor.move_to(CursorPlace.BEHIND, sweep.swept_to)
             sweep.release(cursor)
             self.waiting.add(cursor)
         if not sweep.cursors:

@@ -10,7 +10,7 @@ above. So a filter adds at most two nodes, however many levels it has.
 from collections.abc import Hashable, Sequence
 from typing import Generic, TypeAlias, TypeVar, final
 
-__all__ = ["FilterTree", "Stored", "Table", "Walk"]
+__all__ = ["FilterTree", "FilterWalk", "Stored", "Table"]
 
 T = TypeVar("T", bound=Hashable)
 
@@ -72,7 +72,7 @@ class _Node(Generic[T]):
 
 
 @final
-class Walk(Generic[T]):
+class FilterWalk(Generic[T]):
     """Finds the filters that match a name, ``found`` are the subscribers of each.
 
     ``others`` are branches to be looked at, each with where its label begins in ``text``. Filters may come and go
@@ -227,17 +227,17 @@ class FilterTree(Generic[T]):
 
     # names
 
-    def begin(self, name: str) -> Walk[T]:
+    def begin(self, name: str) -> FilterWalk[T]:
         """Return a walk that finds the filters which match *name*."""
         text = name + self._separator  # so that each level ends with a separator
         if not self._hidden or not name.startswith(self._hidden):
-            return Walk(text, [(self._root, 0)])
+            return FilterWalk(text, [(self._root, 0)])
         end = text.find(self._separator)  # no wildcard matches the first level
         children = self._root.children
         child = children.get(text[:end]) if children is not None else None
-        return Walk(text, [(child, end + len(self._separator))] if child is not None else [])
+        return FilterWalk(text, [(child, end + len(self._separator))] if child is not None else [])
 
-    def go_on(self, walk: Walk[T], steps_max: int = 1 << 62) -> bool:
+    def go_on(self, walk: FilterWalk[T], steps_max: int = 1 << 62) -> bool:
         """Find more filters that match, in about *steps_max* steps; return whether those are all."""
         separator, text, others, found = self._separator, walk.text, walk.others, walk.found
         step, size, before, steps = len(separator), len(text), len(found), 0

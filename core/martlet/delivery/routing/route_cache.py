@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any, Final, Generic, TypeAlias, TypeVar, final
 
 from martlet.delivery.routing.division import Grants, Route
-from martlet.delivery.routing.filter_tree import FilterTree, Stored, Table, Walk
+from martlet.delivery.routing.filter_tree import FilterTree, FilterWalk, Stored, Table
 from martlet.errors import Reason, Refused
 from martlet.runtime.steps import Steps, finish_now
 
@@ -366,7 +366,7 @@ class RouteCache(Generic[T]):
         self._cached[name] = cached
         return cached.route
 
-    def _find_many(self, name: str, walk: Walk[T], cached: _Cached[T]) -> Steps[Route[T]]:
+    def _find_many(self, name: str, walk: FilterWalk[T], cached: _Cached[T]) -> Steps[Route[T]]:
         """Return the route of *name*, which *walk* finds, and cache it in *cached*."""
         key, tables = yield from self._end(walk)
         route = self._equal.get(key)
@@ -413,10 +413,10 @@ class RouteCache(Generic[T]):
         _, tables = finish_now(self._end(walk))
         return self._permitted(name, finish_now(self._combined(walk.found, tables))[0])
 
-    def _begin(self, name: str) -> Walk[T]:
-        return self._tree.begin(name) if self.is_name(name) else Walk("", [])
+    def _begin(self, name: str) -> FilterWalk[T]:
+        return self._tree.begin(name) if self.is_name(name) else FilterWalk("", [])
 
-    def _walk(self, walk: Walk[T]) -> bool:
+    def _walk(self, walk: FilterWalk[T]) -> bool:
         """Go on with *walk* for a turn; return whether it is over."""
         tree = self._tree
         before = tree.steps
@@ -424,7 +424,7 @@ class RouteCache(Generic[T]):
         self.steps += tree.steps - before
         return is_over
 
-    def _end(self, walk: Walk[T]) -> Steps[tuple[Hashable, list[Table[T]]]]:
+    def _end(self, walk: FilterWalk[T]) -> Steps[tuple[Hashable, list[Table[T]]]]:
         """Go on with *walk* to its end; return a key of what it found, and the tables with very many subscribers."""
         while not self._walk(walk):
             yield

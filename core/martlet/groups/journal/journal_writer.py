@@ -27,11 +27,11 @@ from martlet.groups.journal.journal_codec import (
     encode_changes,
     head,
 )
-from martlet.groups.journal.state import GroupState, QueueState, whole
+from martlet.groups.journal.state import GroupQueueState, GroupState, whole
 from martlet.state.journal import Journal
 from martlet.store import Store
 
-__all__ = ["GroupJournalWriter", "Source"]
+__all__ = ["GroupJournalWriter", "LiveQueue"]
 
 # Greater than every position and offset.
 NEVER: Final = 1 << 62
@@ -39,7 +39,7 @@ NEVER: Final = 1 << 62
 DROPS_A_TURN: Final = 512
 
 
-class Source(Protocol):
+class LiveQueue(Protocol):
     """The live state of a queue; ``reached`` is the position noted last (`GroupJournalWriter.reach`), or -1."""
 
     reached: int
@@ -109,7 +109,7 @@ class GroupJournalWriter:
         self._queues_max = queues_max
         self.journal = journal
         self._numbers: dict[Key, int] = {}
-        self._sources: dict[Key, Source] = {}
+        self._sources: dict[Key, LiveQueue] = {}
         self._pending: dict[Key, _Pending] = {}
         # Queues whose newest notes are not applied yet and may still be lost, with the log position after these.
         self._unsure: dict[Key, int] = {}
@@ -145,7 +145,7 @@ class GroupJournalWriter:
             text = f"{used} queues of shared groups are in use; delivery.share_queues_max is {self._queues_max}"
             raise Refused(Reason.BUSY, f"{text}, delete unused groups or topics")
 
-    def stored(self, key: Key) -> QueueState | None:
+    def stored(self, key: Key) -> GroupQueueState | None:
         """Return the stored state of *key*, None if it was dropped; do not change or keep it."""
         return self._state.get(key) if key not in self._dropped else None
 
@@ -158,7 +158,7 @@ class GroupJournalWriter:
         """Whether the stored state still has queues that were dropped."""
         return bool(self._dropped)
 
-    def open(self, key: Key, source: Source) -> None:
+    def open(self, key: Key, source: LiveQueue) -> None:
         """Use *source* as the live state of *key*."""
         self._sources[key] = source
 
@@ -391,7 +391,7 @@ class GroupJournalWriter:
         """Return whether messages settled by an atomic group must be noted again: a later note says unsettled."""
         return key in self._noted_settling
 
-    def _note_again(self, queue: QueueState) -> bool:
+    def _note_again(self, queue: GroupQueueState) -> bool:
         self._store.admission.check()
         if queue.key in self._dropped:
             return True

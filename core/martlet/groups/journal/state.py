@@ -33,7 +33,7 @@ from martlet.state.journal import read_notes
 from martlet.state.projection import NOTHING
 from martlet.state.rows import pack_rows, unpack_rows
 
-__all__ = ["GroupState", "KnownQueues", "QueueState", "whole"]
+__all__ = ["GroupQueueState", "GroupState", "KnownQueues", "whole"]
 
 FORMAT: Final = 1
 NOTE_BYTES_OF_A_STEP: Final = 8
@@ -165,7 +165,7 @@ def _keys(name: Name, topic: str, bits: int) -> Iterator[Key]:
 
 
 @final
-class QueueState:
+class GroupQueueState:
     """One queue as shared by one group, according to the log.
 
     Messages below ``next`` that are not in ``leases`` are settled. ``since`` is the position of the oldest record that
@@ -190,8 +190,8 @@ class QueueState:
         """The offset below which everything is settled."""
         return min(self.leases, default=self.next)
 
-    def copy(self, edition: int) -> "QueueState":
-        queue = QueueState(self.number, self.key, self.since, edition)
+    def copy(self, edition: int) -> "GroupQueueState":
+        queue = GroupQueueState(self.number, self.key, self.since, edition)
         queue.next, queue.reached, queue.marks, queue.leases = self.next, self.reached, self.marks, self.leases.copy()
         return queue
 
@@ -267,12 +267,12 @@ class GroupState:
         self.topics = frozenset((topic,))
         self.settled: Callable[[Key, Sequence[int]], None] | None = None
         # Notes the complete state of a queue; returns False while that is unknown.
-        self.note_again: Callable[[QueueState], bool] | None = None
+        self.note_again: Callable[[GroupQueueState], bool] | None = None
         # Called with each queue that a note has dropped.
         self.was_dropped: Callable[[Key], None] | None = None
         # The queues with a state; `GroupJournalWriter` adds and removes those whose notes are not applied yet.
         self.known = KnownQueues()
-        self._queues: dict[int, QueueState] = {}
+        self._queues: dict[int, GroupQueueState] = {}
         self._numbers: dict[Key, int] = {}
         self._edition = 0
         self.leases = 0
@@ -282,7 +282,7 @@ class GroupState:
     def __len__(self) -> int:
         return len(self._queues)
 
-    def get(self, key: Key) -> QueueState | None:
+    def get(self, key: Key) -> GroupQueueState | None:
         """Return the state of *key*; do not change or keep it."""
         return self._queues.get(self._numbers.get(key, -1))
 
@@ -322,12 +322,12 @@ class GroupState:
             if old is not None:
                 self.leases -= len(old.leases)
                 self._drop(old)
-        self._queues[number] = QueueState(number, key, position, self._edition)
+        self._queues[number] = GroupQueueState(number, key, position, self._edition)
         self._numbers[key] = number
         self.number_max = max(self.number_max, number)
         self.known.add(key)
 
-    def _drop(self, queue: QueueState) -> None:
+    def _drop(self, queue: GroupQueueState) -> None:
         self._queues.pop(queue.number, None)
         self._numbers.pop(queue.key, None)
         if self.was_dropped is not None:
@@ -369,7 +369,7 @@ class GroupState:
             yield
 
 
-def _rows(queues: dict[int, QueueState], number_max: int) -> Iterator[object]:
+def _rows(queues: dict[int, GroupQueueState], number_max: int) -> Iterator[object]:
     yield number_max
     for queue in queues.values():
         changes = whole(queue.next, queue.leases.items(), queue.reached, queue.marks)

@@ -15,7 +15,7 @@ from martlet.delivery.feed import Feed
 from martlet.records.layout import RecordView, record_views
 from martlet.store import ReadResult
 
-__all__ = ["FOUND_MAX", "Finder", "Found", "Names", "choose", "cut_at"]
+__all__ = ["FOUND_MAX", "Finder", "FoundMessage", "MessageSelection", "choose", "cut_at"]
 
 # Messages of a group that were found and could not be delivered, because too many of their queue are unsettled.
 FOUND_MAX: Final = 1024
@@ -24,7 +24,7 @@ PENDING_BYTES: Final = 1 << 18
 TAKEN_BYTES: Final = 1 << 18
 
 
-class Names(NamedTuple):
+class MessageSelection(NamedTuple):
     """Which messages a group takes: those of *feed* that *topic_filter* matches and for which *condition* holds."""
 
     feed: Feed
@@ -32,7 +32,7 @@ class Names(NamedTuple):
     condition: Predicate | None = None
 
 
-class Found(NamedTuple):
+class FoundMessage(NamedTuple):
     """The place of a message."""
 
     queue_id: int
@@ -49,7 +49,7 @@ class Finder:
 
     __slots__ = ("_cursor", "_names", "_start", "_topic", "_wake")
 
-    def __init__(self, names: Names, topic: str, start: int, wake: Callable[[], None]) -> None:
+    def __init__(self, names: MessageSelection, topic: str, start: int, wake: Callable[[], None]) -> None:
         self._names = names
         self._start = start
         self._topic = topic.encode() if len(names.feed.topics) > 1 else b""
@@ -83,14 +83,14 @@ class Finder:
         """The log position before which everything was taken."""
         return max(self._cursor.position, self._start) if self._cursor is not None else self._start
 
-    def take(self, count: int) -> list[Found]:
+    def take(self, count: int) -> list[FoundMessage]:
         """Return the next *count* messages at most, in log order."""
-        found: list[Found] = []
+        found: list[FoundMessage] = []
         for run, _ in self._cursor.collect(TAKEN_BYTES, count) if self._cursor is not None else ():
             records = (each for each in run.records() if each.position >= self._start)
             if self._topic:
                 records = (each for each in records if each.topic_bytes == self._topic)
-            found += [Found(each.queue_id, each.queue_offset, each.position) for each in records]
+            found += [FoundMessage(each.queue_id, each.queue_offset, each.position) for each in records]
         return found
 
 

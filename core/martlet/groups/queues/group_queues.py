@@ -11,7 +11,7 @@ from typing import Final, final
 
 from martlet.delivery.subscriptions import Start
 from martlet.groups.journal.journal_codec import Key, LeaseState
-from martlet.groups.journal.state import QueueState
+from martlet.groups.journal.state import GroupQueueState
 from martlet.groups.leases.queue_leases import Leases
 from martlet.groups.queues.group_context import GroupContext
 from martlet.groups.queues.group_members import GroupMembers
@@ -231,7 +231,7 @@ def first_leases(
     return leases
 
 
-def restore(context: GroupContext, leases: Leases, known: QueueState, offset: int) -> None:
+def restore(context: GroupContext, leases: Leases, known: GroupQueueState, offset: int) -> None:
     """Restore the stored leases from *offset* on."""
     now, now_ms = context.times()
     for state, offsets in _alike(known.leases, offset):

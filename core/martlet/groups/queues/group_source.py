@@ -11,7 +11,7 @@ from martlet.delivery.costly import cut_after_costly
 from martlet.delivery.routing.selection import Selection
 from martlet.delivery.tail_reader import TailReader
 from martlet.groups.journal.journal_codec import REACH, Change
-from martlet.groups.queues.finder import FOUND_MAX, Finder, Names, choose, cut_at
+from martlet.groups.queues.finder import FOUND_MAX, Finder, MessageSelection, choose, cut_at
 from martlet.groups.queues.group_context import GroupContext
 from martlet.groups.queues.group_members import GroupMember, GroupMembers
 from martlet.groups.queues.group_queue import RETURNED_AHEAD, GroupQueue
@@ -53,7 +53,7 @@ class GroupSource:
         members: GroupMembers,
         queues: GroupQueues,
         selection: Selection,
-        names: Names | None,
+        names: MessageSelection | None,
         begun_at: int,
     ) -> None:
         self._context = context
@@ -93,7 +93,7 @@ class GroupSource:
             self._tail.leave(self)
         self.pause()
 
-    def select(self, selection: Selection, names: Names | None = None) -> None:
+    def select(self, selection: Selection, names: MessageSelection | None = None) -> None:
         """Use *selection* from now on, and *names* with the same topic filter."""
         if self._tail is not None:
             self._tail.leave(self)

@@ -18,7 +18,7 @@ from martlet.store.recovery.indexer import Indexer
 from martlet.store.recovery.repair import Repairs
 from martlet.store.recovery.scan import STORE_MS_END
 
-__all__ = ["Found", "Lookup"]
+__all__ = ["KeyQueryResult", "Lookup"]
 
 OWN_BYTES: Final = OWN_PREFIX.encode()
 # The total size of the records that a query by key returns.
@@ -35,7 +35,7 @@ LOOKS_AT_ONCE: Final = 4
 
 
 @final
-class Found:
+class KeyQueryResult:
     """The result of a query by key: whole records, newest first, and how far the index reaches."""
 
     __slots__ = ("index_ms", "index_position", "records")
@@ -253,7 +253,7 @@ class Lookup:
 
     def query_keys(
         self, topic: str, key: bytes, max_count: int, begin_ms: int, end_ms: int, bytes_max: int = QUERY_BYTES_MAX
-    ) -> Steps[Found]:
+    ) -> Steps[KeyQueryResult]:
         """Return readable records of *topic* with *key* as unique key or in KEYS, newest first; works in slices.
 
         They have at most *bytes_max* in total, but the first record is always returned.
@@ -263,7 +263,7 @@ class Lookup:
         """
         keys = self._indexer.keys
         if keys is None:
-            return Found([], 0, 0)
+            return KeyQueryResult([], 0, 0)
         self._check_keys_complete()
         queue = self._queues.find(topic, 0) or Queue(topic, 0)
         records: list[bytes] = []
@@ -286,7 +286,7 @@ class Lookup:
                 unpaused = 0
                 yield
         self._check_keys_complete()
-        return Found(records, keys.store_ms, keys.position)
+        return KeyQueryResult(records, keys.store_ms, keys.position)
 
     def _check_keys_complete(self) -> None:
         if self._indexer.is_complete:

@@ -30,7 +30,7 @@ from martlet.records.layout import (
 )
 from martlet.store.disk.page_cache import Page
 
-__all__ = ["STEPS_MAX", "Search", "are_intact", "find_damaged"]
+__all__ = ["STEPS_MAX", "NeedleSearch", "are_intact", "find_damaged"]
 
 # One read searches this many bytes of the log at most, and at least one page: 2 to 6 ms. Reads that follow one another
 # in several queues end at the same page, so each page is searched once for all of them and then dropped from the cache.
@@ -58,7 +58,7 @@ RECORD_CRC: Final = RECORD_CRC_NAME + b"\x01"
 
 
 @final
-class Search:
+class NeedleSearch:
     """The search of one read: it bounds how far the read goes.
 
     Args:

@@ -13,7 +13,7 @@ from martlet.store.append.readable import EarlyEnd, ReadableEnd
 from martlet.store.disk.files import Disk
 from martlet.store.disk.page_cache import PageCache
 from martlet.store.queues.queues import BlockDamaged, Queue, Queues
-from martlet.store.read.reading import Care, Reader, ReadResult, ReadStatus, bounds
+from martlet.store.read.reading import Care, LogReader, ReadResult, ReadStatus, bounds
 from martlet.store.recovery.repair import Repairs
 
 __all__ = ["ColdReader", "Readers"]
@@ -48,7 +48,7 @@ class ColdReader(Protocol):
     ) -> ReadResult:
         """Like `Readers.read_far`, for an *offset* from its `first_offset` up to the queue's own.
 
-        Records of a light queue are returned with their offsets in that queue, as by `Reader.read`.
+        Records of a light queue are returned with their offsets in that queue, as by `LogReader.read`.
 
         ``next_offset`` of the result is at most the queue's own first offset.
         """
@@ -92,9 +92,9 @@ class Readers:
         self.queues = queues
         self._readable = readable
         self._repairs = repairs
-        self._usual = Reader(pages, self.found_damage, verify=verify)
-        self._telling = Reader(pages, self.found_damage, verify=verify, tells=True)
-        self._unchecked = Reader(pages, self.found_damage, verify=False, tells=True)
+        self._usual = LogReader(pages, self.found_damage, verify=verify)
+        self._telling = LogReader(pages, self.found_damage, verify=verify, tells=True)
+        self._unchecked = LogReader(pages, self.found_damage, verify=False, tells=True)
         self._verify = verify
         self._shared = shared or _Shared()
 
@@ -260,7 +260,7 @@ class Readers:
         result.end_offset = self.end_offset(queue)
         return result
 
-    def _collector(self, care: Care, predicate: Predicate | None) -> Reader:
+    def _collector(self, care: Care, predicate: Predicate | None) -> LogReader:
         if care is Care.LEAVE_OUT:
             return self._usual
         return self._unchecked if care is Care.CALLER_CHECKS and predicate is None else self._telling

@@ -33,10 +33,10 @@ from martlet.records.layout import (
 from martlet.store.disk.page_cache import Page, PageCache
 from martlet.store.format.light import names_place
 from martlet.store.queues.queues import BlockDamaged, Queue
-from martlet.store.read.needle_match import STEPS_MAX, Search
+from martlet.store.read.needle_match import STEPS_MAX, NeedleSearch
 from martlet.store.read.tag_match import matching_entries
 
-__all__ = ["Care", "ReadResult", "ReadStatus", "Reader", "merged"]
+__all__ = ["Care", "LogReader", "ReadResult", "ReadStatus", "merged"]
 
 # A read checks at most this many entries for wanted tags, which takes about 0.1 ms. RocketMQ checks 800
 # (maxFilterMessageSize) and lets its client ask again.
@@ -194,7 +194,7 @@ def _with_codes(data: bytes, codes: frozenset[int] | None, count_max: int) -> tu
 
 
 def _narrow(
-    data: bytes, found: list[int] | range, covered: int, search: Search, count_max: int
+    data: bytes, found: list[int] | range, covered: int, search: NeedleSearch, count_max: int
 ) -> tuple[bytes, list[int] | range, int]:
     """Return the first *count_max* entries of *data* whose records may match, their indexes, and the number checked.
 
@@ -277,7 +277,7 @@ def _limits(predicate: Predicate | None, max_messages: int, *, by_codes: bool) -
 
 
 @final
-class Reader:
+class LogReader:
     """Collects records from the log by entries; thread-safe.
 
     Args:
@@ -365,10 +365,10 @@ class Reader:
         result.next_offset = offset
         return result
 
-    def _search(self, queue: Queue, find: Find, steps: list[int] | None, load: Load) -> Search:
+    def _search(self, queue: Queue, find: Find, steps: list[int] | None, load: Load) -> NeedleSearch:
         """Return a search in *queue* by *find*, which also finds damaged records if the reader tells of these."""
         topic = (b"" if queue.light else queue.topic_bytes) if self.tells and self.verify else None
-        return Search(find, steps, load, topic)
+        return NeedleSearch(find, steps, load, topic)
 
     def _pass_hole(self, result: ReadResult, queue: Queue, offset: int, stop: int) -> int:
         """Note a missing file of entries in *result*; return where to continue.

@@ -19,7 +19,7 @@ from martlet.store.queues.queues import Queue, Queues
 from martlet.store.recovery.recovery import Progress
 from martlet.store.recovery.scan import Scan
 
-__all__ = ["Follower", "Indexer"]
+__all__ = ["IndexFollower", "Indexer"]
 
 logger = logging.getLogger("martlet.store")
 
@@ -41,7 +41,7 @@ SLOTS_AT_ONCE: Final = 65_536
 
 
 @final
-class Follower:
+class IndexFollower:
     """Completes the index up to the end of the log, block by block.
 
     It indexes the records that `read` returns: `take` finds their keys, and `index` adds some of them at a time.
@@ -123,7 +123,7 @@ class Indexer:
         self._flusher = flusher
         self._wakeup = wakeup
         # Adds what the key index lacks; None if it lacks only `keys.pending`.
-        self._follower: Follower | None = None
+        self._follower: IndexFollower | None = None
         self._behind = trio.Event()
         # Set when the key index may have become complete, and then replaced by a new event.
         self._moved = trio.Event()
@@ -142,7 +142,7 @@ class Indexer:
             keys.position = self._segments.start
         if keys.slots <= SLOTS_AT_ONCE:
             keys.unchecked.clear()
-        self._follower = Follower(self._segments, self._queues, keys)
+        self._follower = IndexFollower(self._segments, self._queues, keys)
         if end - keys.position > FOLLOW_AT_ONCE_BYTES or not self._follow_at_once(self._follower, end):
             self._behind.set()
 
@@ -171,7 +171,7 @@ class Indexer:
                 len(keys.pending),
             )
             keys.forget_pending()
-            self._follower = Follower(self._segments, self._queues, keys)
+            self._follower = IndexFollower(self._segments, self._queues, keys)
             self._behind.set()
 
     async def drain(self) -> None:
@@ -229,7 +229,7 @@ class Indexer:
         keys.clear()
         keys.position = self._segments.start
         self.saved = (0, 0, keys.headers_crc())
-        self._follower = Follower(self._segments, self._queues, keys)
+        self._follower = IndexFollower(self._segments, self._queues, keys)
         self._behind.set()
 
     # ---- adding missing keys
@@ -251,7 +251,7 @@ class Indexer:
             if self._follower is not None:
                 await self._follow(self._follower)
 
-    def _follow_at_once(self, follower: Follower, end: int, report: Progress | None = None) -> bool:
+    def _follow_at_once(self, follower: IndexFollower, end: int, report: Progress | None = None) -> bool:
         """Complete the key index up to log position *end*; return False if the disk is full."""
         wanted, begin = FOLLOW_BYTES, follower.keys.position
         try:
@@ -269,7 +269,7 @@ class Indexer:
         self._follower = None
         return True
 
-    async def _follow(self, follower: Follower) -> None:
+    async def _follow(self, follower: IndexFollower) -> None:
         wanted = FOLLOW_BYTES
         while True:
             end = self._tail.written
@@ -284,7 +284,7 @@ class Indexer:
                 await trio.lowlevel.checkpoint()
             wanted = more or FOLLOW_BYTES
 
-    async def _index_some(self, follower: Follower) -> bool:
+    async def _index_some(self, follower: IndexFollower) -> bool:
         """Index some keys of what *follower* has taken; return whether that was all. Waits while the disk is full."""
         try:
             return follower.index(INDEX_BATCH)

@@ -33,9 +33,9 @@ from martlet.store.format.notes import NOTES_TOPIC, read_note
 __all__ = [
     "Damage",
     "Inspection",
+    "LogWalk",
     "QueueContent",
     "SegmentContent",
-    "Walk",
     "inspect",
     "record_at",
     "topics_deleted_since",
@@ -127,7 +127,7 @@ def inspect(directory: str, disk: Disk, *, report: Report | None = None) -> Insp
         checkpoint = read_checkpoint(files, f"{directory}/checkpoint")
         clean = stopped_in_order(checkpoint, abort="abort" in names)
         journal = any(name.startswith("queues.") for name in names)
-        walk = Walk(segments, bodies=False, groups_from=_judged_from(checkpoint, clean=clean, journal=journal))
+        walk = LogWalk(segments, bodies=False, groups_from=_judged_from(checkpoint, clean=clean, journal=journal))
         walk.found.stopped_in_order = clean
         walk.run(report)
         return walk.found
@@ -145,7 +145,7 @@ def topics_deleted_since(segments: Segments, position: int) -> set[str]:
         if record.topic == NOTES_TOPIC:
             deleted.add(read_note(record.body).deleted)
 
-    Walk(segments, bodies=False, take=take).run(None, position)
+    LogWalk(segments, bodies=False, take=take).run(None, position)
     return deleted - {""}
 
 
@@ -194,7 +194,7 @@ def _lock(directory: str, disk: Disk) -> int:
         return -1
 
 
-class Walk:
+class LogWalk:
     """One walk over the log, with the results so far; *take* is called with every intact record.
 
     From *groups_from* on, an incomplete group counts as damage.

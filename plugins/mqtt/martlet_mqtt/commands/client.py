@@ -16,13 +16,13 @@ from martlet_mqtt.wire.packets import (
     Connack,
     Connect,
     Disconnect,
+    FilterSubscription,
     Packet,
     Pingreq,
     Pingresp,
     Publish,
     Suback,
     Subscribe,
-    Subscription,
 )
 from martlet_mqtt.wire.properties import Properties, Property
 
@@ -169,7 +169,7 @@ class MqttClient:
             self._send(Ack(PacketType.PUBREL, packet_id))
             self._expect(Ack)
 
-    def subscribe(self, *subscriptions: Subscription) -> None:
+    def subscribe(self, *subscriptions: FilterSubscription) -> None:
         """Subscribe. Raises `MqttFailed`."""
         self._send(Subscribe(self._next_id(), subscriptions))
         answer = self._expect(Suback)

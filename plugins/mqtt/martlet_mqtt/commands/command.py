@@ -11,10 +11,10 @@ import orjson
 from martlet.cli.outcome import Exit, UsageError, guarded
 from martlet.cli.server import add_server_options, server_settings
 from martlet.cli.terminal import body_fields, print_json, print_json_line, table
-from martlet.contracts import Command
+from martlet.contracts import Subcommand
 from martlet_mqtt.admin.control import PREFIX
 from martlet_mqtt.commands.client import MqttClient, MqttFailed, request_properties
-from martlet_mqtt.wire.packets import Publish, Subscription
+from martlet_mqtt.wire.packets import FilterSubscription, Publish
 from martlet_mqtt.wire.properties import Property
 
 __all__ = ["COMMAND"]
@@ -115,7 +115,9 @@ def do_subscribe(arguments: Any) -> int:
     left = arguments.count
     handling = 2 if arguments.no_retained else 0
     with MqttClient(server_settings(arguments)) as client:
-        client.subscribe(*(Subscription(each, arguments.qos, retain_handling=handling) for each in arguments.filter))
+        client.subscribe(
+            *(FilterSubscription(each, arguments.qos, retain_handling=handling) for each in arguments.filter)
+        )
         while left is None or left > 0:
             message = client.next_message(deadline)
             if message is None:
@@ -202,4 +204,4 @@ def do_kick(arguments: Any) -> int:
     return Exit.OK
 
 
-COMMAND: Final = Command("mqtt", "publish, subscribe, and see clients of an MQTT broker", configure, run)
+COMMAND: Final = Subcommand("mqtt", "publish, subscribe, and see clients of an MQTT broker", configure, run)

@@ -21,9 +21,9 @@ from martlet_mqtt.wire.codes import V5, ReasonCode
 from martlet_mqtt.wire.connection import MqttConnection, State
 from martlet_mqtt.wire.errors import MqttError, NotAccepted, reason_of
 from martlet_mqtt.wire.names import SharedFilter, check_filter, is_shared, split_shared
-from martlet_mqtt.wire.packets import Suback, Subscribe, Subscription, Unsuback, Unsubscribe
+from martlet_mqtt.wire.packets import FilterSubscription, Suback, Subscribe, Unsuback, Unsubscribe
 
-__all__ = ["FILTERS_A_SLICE", "Subscriptions", "start_of"]
+__all__ = ["FILTERS_A_SLICE", "ClientSubscriptions", "start_of"]
 
 # Of SUBSCRIBE and UNSUBSCRIBE, about 2 ms.
 FILTERS_A_SLICE: Final = 64
@@ -37,7 +37,7 @@ def start_of(session: Session) -> int | None:
 
 
 @final
-class Subscriptions:
+class ClientSubscriptions:
     """Begins and ends the subscriptions of one client, to which *outgoing* sends."""
 
     __slots__ = (
@@ -158,11 +158,13 @@ class Subscriptions:
                 if self._is_ended:
                     return
 
-    def _with_options(self, each: Subscription) -> Subscription:
+    def _with_options(self, each: FilterSubscription) -> FilterSubscription:
         """Return *each* with the options that a bridge of MQTT 3 means, as in Mosquitto."""
         if not self._connection.is_bridge:
             return each
-        return Subscription(each.topic_filter, each.qos, not is_shared(each.topic_filter), retain_as_published=True)
+        return FilterSubscription(
+            each.topic_filter, each.qos, not is_shared(each.topic_filter), retain_as_published=True
+        )
 
     @property
     def _may_select(self) -> bool:

@@ -18,7 +18,7 @@ from martlet.delivery.runs import Frames
 from martlet.records.compression import COMPRESSED
 from martlet_mqtt.mapping.messages import Arrived, to_deliver
 from martlet_mqtt.wire.codes import V5
-from martlet_mqtt.wire.packets import Subscription
+from martlet_mqtt.wire.packets import FilterSubscription
 from martlet_mqtt.wire.properties import U16, encode_varint
 
 __all__ = [
@@ -51,7 +51,7 @@ LARGE_BYTES: Final = 1 << 15
 class Grant(NamedTuple):
     """A subscription as the broker granted it; ``identifier`` is 0 and ``selector`` (`selectors.py`) empty for none."""
 
-    subscription: Subscription
+    subscription: FilterSubscription
     identifier: int
     selector: str = ""
 

@@ -13,7 +13,7 @@ from martlet.errors import ConfigError, MartletError
 from martlet.tables.topics import RESERVE_TIME
 from martlet_mqtt.wire.names import HIDDEN, check_filter
 
-__all__ = ["Rules"]
+__all__ = ["TopicRules"]
 
 log = logging.getLogger("martlet.mqtt")
 
@@ -31,7 +31,7 @@ class Target(NamedTuple):
 
 
 @final
-class Rules:
+class TopicRules:
     """The rules; ``topics`` are all topics that may have messages.
 
     Args:

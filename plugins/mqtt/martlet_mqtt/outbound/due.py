@@ -27,7 +27,7 @@ from martlet_mqtt.outbound.stored_subscriptions import Rest, grant_of, options_o
 from martlet_mqtt.shared.context import Context
 from martlet_mqtt.shared.retained import Entry
 from martlet_mqtt.wire.names import split_shared
-from martlet_mqtt.wire.packets import Subscription
+from martlet_mqtt.wire.packets import FilterSubscription
 
 __all__ = ["DueMessages"]
 
@@ -289,7 +289,7 @@ class DueMessages:
         found = self._resent.match(name)
         own = self._frames.chosen(cast("tuple[Grant, ...]", found.get(False) or ()), record)
         grants = own or self._frames.chosen(cast("tuple[Grant, ...]", found.get(True) or ()), record)
-        same = replace(grants[0].subscription, qos=qos) if grants else Subscription("", qos)
+        same = replace(grants[0].subscription, qos=qos) if grants else FilterSubscription("", qos)
         return Grant(same, grants[0].identifier if grants else 0), *grants[1:]
 
 

@@ -14,7 +14,7 @@ from typing import Final, cast, final
 
 from martlet.access import Gate
 from martlet.contracts import Peer
-from martlet.delivery.cursor import Place
+from martlet.delivery.cursor import CursorPlace
 from martlet.delivery.runs import Run
 from martlet.delivery.subscriptions import Delivery
 from martlet.errors import Refused
@@ -203,7 +203,7 @@ class Outgoing:
         if grant.subscription.topic_filter not in cursor.filters:
             return Rest(BEGIN, store.appended, store.appended)
         now = store.readable
-        is_at_end = cursor.place is Place.TAIL and not cursor.has_pending
+        is_at_end = cursor.place is CursorPlace.TAIL and not cursor.has_pending
         begin = (cursor.begins or {}).get(grant.subscription.topic_filter, 0)
         return Rest(BEGIN, now if is_at_end else min(max(cursor.position, begin), now), now)
 
@@ -258,7 +258,7 @@ class Outgoing:
                 self._session.where = lambda: 0  # not the cursor's: some of what it gave was not delivered
                 raise
             if not cursor.has_pending:
-                if self._later and cursor.place is Place.TAIL:
+                if self._later and cursor.place is CursorPlace.TAIL:
                     self._end_catching_up()
                 return
 

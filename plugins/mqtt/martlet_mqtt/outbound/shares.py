@@ -20,7 +20,7 @@ from martlet.delivery.subscriptions import Delivery
 from martlet.errors import Reason, Refused
 from martlet.groups.member import Member
 from martlet.groups.membership import Membership
-from martlet.groups.queues.finder import Names
+from martlet.groups.queues.finder import MessageSelection
 from martlet.groups.strategy.policy import GroupPolicy
 from martlet.message import TAGS
 from martlet_mqtt.mapping.frames import Grant, Shape, encode_alone
@@ -184,7 +184,7 @@ class SharedSubscriptions:
         if grant.selector:
             chosen = selection_of(context.broker, grant.selector)
             selection, condition = selection.both(chosen), chosen.predicate
-        names = Names(context.feed, shared.topic_filter, condition)
+        names = MessageSelection(context.feed, shared.topic_filter, condition)
         membership = Membership(lease_s=math.inf, credit=1, selection=selection, names=names)
         context.ensure_topics()
         peer = _Waker(self, self._peer, grant.subscription.topic_filter)

@@ -8,7 +8,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from martlet_mqtt.mapping.frames import Grant
-from martlet_mqtt.wire.packets import Subscription
+from martlet_mqtt.wire.packets import FilterSubscription
 from martlet_mqtt.wire.properties import decode_varint, encode_varint
 
 __all__ = ["SELECTS", "Rest", "grant_of", "options_of", "rest_of"]
@@ -50,7 +50,7 @@ def options_of(grant: Grant, rest: Rest | None = None) -> bytes:
 def grant_of(topic_filter: str, stored: bytes) -> Grant:
     """Return the grant that `options_of` stored."""
     options = stored[0]
-    each = Subscription(topic_filter, options & 3, bool(options & 4), bool(options & 8), options >> 4 & 3)
+    each = FilterSubscription(topic_filter, options & 3, bool(options & 4), bool(options & 8), options >> 4 & 3)
     identifier, at = decode_varint(stored, 1) if len(stored) > 1 else (0, 1)
     if options & IS_DUE:
         size, at = decode_varint(stored, at)

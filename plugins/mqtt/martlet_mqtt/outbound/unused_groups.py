@@ -16,13 +16,13 @@ from martlet_mqtt.outbound.shares import POLICY, group_of
 from martlet_mqtt.shared.context import PROTOCOL, Context
 from martlet_mqtt.wire.names import split_shared
 
-__all__ = ["UnusedGroups"]
+__all__ = ["UnusedGroupSearch"]
 
 SWEEP_S: Final = 60.0
 
 
 @final
-class UnusedGroups:
+class UnusedGroupSearch:
     """Looks for unused groups now and then."""
 
     def __init__(self, context: Context) -> None:

@@ -10,7 +10,7 @@ from martlet.contracts import Identity, Peer
 from martlet.sessions.session import Session
 from martlet_mqtt.admin.sys_topics import SysTopics
 from martlet_mqtt.inbound.incoming import Incoming
-from martlet_mqtt.inbound.subscriptions import Subscriptions, start_of
+from martlet_mqtt.inbound.subscriptions import ClientSubscriptions, start_of
 from martlet_mqtt.outbound.outgoing import Outgoing
 from martlet_mqtt.session.agreement import keep_alive_of
 from martlet_mqtt.session.wills import Wills
@@ -84,7 +84,7 @@ class Client:
         self.greeting: Connack | None = None  # before it is sent
         self.outgoing: Outgoing | None = None  # once it follows the log
         self._incoming: Incoming | None = None
-        self._subscriptions: Subscriptions | None = None
+        self._subscriptions: ClientSubscriptions | None = None
         self._sys = sys_topics
 
     @property
@@ -125,16 +125,16 @@ class Client:
         return self._incoming
 
     @property
-    def subscriptions(self) -> Subscriptions:
+    def subscriptions(self) -> ClientSubscriptions:
         """Its subscriptions, and with them ``outgoing``."""
         return self._subscriptions or self.follow(is_old=False)
 
-    def follow(self, *, is_old: bool) -> Subscriptions:
+    def follow(self, *, is_old: bool) -> ClientSubscriptions:
         """Follow the log for the client, from where an old session is. Raises `Refused`."""
         peer, context, gate, session = self.peer, self.context, self.gate, self.session
         start = start_of(session) if is_old else None
         self.outgoing = Outgoing(peer, context, gate, session, self.connect, start)
-        self._subscriptions = Subscriptions(
+        self._subscriptions = ClientSubscriptions(
             peer, self.connection, context, gate, session, self.incoming, self.outgoing, self._sys
         )
         return self._subscriptions

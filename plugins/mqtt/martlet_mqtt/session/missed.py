@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from martlet.errors import Refused
 from martlet.runtime.steps import Steps, begin, finish_now
-from martlet_mqtt.mapping.rules import Rules
+from martlet_mqtt.mapping.rules import TopicRules
 from martlet_mqtt.outbound.stored_subscriptions import grant_of
 from martlet_mqtt.shared.context import PROTOCOL
 from martlet_mqtt.wire.names import is_shared
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["count_missed", "topics_of_durable"]
 
 
-def topics_of_durable(rules: Rules, filters: Mapping[str, bytes]) -> set[str]:
+def topics_of_durable(rules: TopicRules, filters: Mapping[str, bytes]) -> set[str]:
     """Return the topics from which a session with *filters* gets messages that were published while it was away."""
     found: set[str] = set()
     for topic_filter, options in filters.items():

@@ -13,7 +13,7 @@ from martlet.net.complaints import Complaints
 from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.mapping.bridges import Bridges
 from martlet_mqtt.mapping.frames import Shapes
-from martlet_mqtt.mapping.rules import Rules
+from martlet_mqtt.mapping.rules import TopicRules
 from martlet_mqtt.shared.clients import Connected
 from martlet_mqtt.shared.retained import Retained
 from martlet_mqtt.wire.names import Names
@@ -50,7 +50,7 @@ class Counters(Struct):
     expired_sessions: int = 0
 
 
-def create_topics(broker: Broker, rules: Rules) -> None:
+def create_topics(broker: Broker, rules: TopicRules) -> None:
     """Create the topics of *rules* that do not exist. Raises `Refused` if a name is invalid, or there are too many."""
     topics = broker.topics
     for name in rules.topics:
@@ -67,7 +67,7 @@ class Context(Struct):
     feed: Feed
     names: Names
     retained: Retained
-    rules: Rules
+    rules: TopicRules
     shapes: Shapes = field(default_factory=Shapes)
     counters: Counters = field(default_factory=Counters)
     # Warnings about clients, limited in number.

@@ -16,13 +16,13 @@ from martlet_mqtt.wire.packets import (
     Connack,
     Connect,
     Disconnect,
+    FilterSubscription,
     Packet,
     Pingreq,
     Pingresp,
     Publish,
     Suback,
     Subscribe,
-    Subscription,
     Unsuback,
     Unsubscribe,
     Will,
@@ -206,7 +206,7 @@ def _subscribe_in_steps(data: bytes, version: int) -> Steps[Subscribe]:
     pace = Pace()
     packet_id, at = _packet_id(data, 0)
     properties, at = _properties(data, at, version, PacketType.SUBSCRIBE)
-    found: list[Subscription] = []
+    found: list[FilterSubscription] = []
     while at < len(data):
         topic_filter, at = decode_text(data, at)
         if at >= len(data):
@@ -221,11 +221,11 @@ def _subscribe_in_steps(data: bytes, version: int) -> Steps[Subscribe]:
     return Subscribe(packet_id, tuple(found), properties)
 
 
-def _subscription(topic_filter: str, options: int, version: int) -> Subscription:
+def _subscription(topic_filter: str, options: int, version: int) -> FilterSubscription:
     qos, handling = options & 3, options >> 4 & 3
     if qos == 3 or handling == 3 or options & (0xC0 if version == V5 else 0xFC):
         raise Malformed(f"filter {topic_filter[:60]!r} has the options {options:#04x}, which do not exist")
-    return Subscription(topic_filter, qos, bool(options & 4), bool(options & 8), handling)
+    return FilterSubscription(topic_filter, qos, bool(options & 4), bool(options & 8), handling)
 
 
 def _check_count(count: int) -> None:
@@ -392,7 +392,7 @@ def _suback_codes(packet: Suback, version: int) -> tuple[int, ...]:
     return packet.codes if version == V5 else tuple(min(code, _FAILURE) for code in packet.codes)
 
 
-def _options(each: Subscription) -> int:
+def _options(each: FilterSubscription) -> int:
     return each.qos | each.no_local << 2 | each.retain_as_published << 3 | each.retain_handling << 4
 
 

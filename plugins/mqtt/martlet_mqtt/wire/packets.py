@@ -13,13 +13,13 @@ __all__ = [
     "Connack",
     "Connect",
     "Disconnect",
+    "FilterSubscription",
     "Packet",
     "Pingreq",
     "Pingresp",
     "Publish",
     "Suback",
     "Subscribe",
-    "Subscription",
     "Unsuback",
     "Unsubscribe",
     "Will",
@@ -88,7 +88,7 @@ class Ack(Struct, frozen=True):
 
 
 @final
-class Subscription(Struct, frozen=True):
+class FilterSubscription(Struct, frozen=True):
     """A topic filter and its options (MQTT 5 section 3.8.3.1); MQTT 3 has the QoS only."""
 
     topic_filter: str
@@ -103,7 +103,7 @@ class Subscribe(Struct, frozen=True):
     """SUBSCRIBE."""
 
     packet_id: int
-    subscriptions: tuple[Subscription, ...]
+    subscriptions: tuple[FilterSubscription, ...]
     properties: Properties = NO_PROPERTIES
 
 

@@ -1,6 +1,6 @@
 """Subcommands of ``martlet`` that talk to brokers of Martlet or RocketMQ through this package's client."""
 
-from martlet.contracts import Command
+from martlet.contracts import Subcommand
 from martlet_remoting.commands import (
     bench,
     dead_letters,
@@ -17,7 +17,7 @@ from martlet_remoting.commands import (
 
 __all__ = ["COMMANDS"]
 
-COMMANDS: tuple[Command, ...] = (
+COMMANDS: tuple[Subcommand, ...] = (
     nameserver.COMMAND,
     ping.COMMAND,
     topics.COMMAND,

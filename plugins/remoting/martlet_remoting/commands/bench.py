@@ -15,7 +15,7 @@ import trio
 
 from martlet.cli.outcome import Exit
 from martlet.cli.terminal import Bar, print_json, table
-from martlet.contracts import Command
+from martlet.contracts import Subcommand
 from martlet_client import Admin, ClientError, Message, MessageQueue, Producer, PullConsumer
 from martlet_remoting.commands.common import add_json
 from martlet_remoting.commands.connecting import add_connection, talking
@@ -144,4 +144,4 @@ def _percentiles(latencies: Sequence[float]) -> dict[str, float]:
     return {name: round(value, 3) for name, value in found.items()}
 
 
-COMMAND = Command("bench", "put a short load on a running broker and measure it", configure, talking(bench))
+COMMAND = Subcommand("bench", "put a short load on a running broker and measure it", configure, talking(bench))

@@ -24,11 +24,11 @@ from martlet.settings import ClientConfig
 from martlet_client import (
     BrokerError,
     ClientError,
+    ClientSettings,
     ConnectionLost,
     NameServerUnreachable,
     RequestTimeout,
     SendFailed,
-    Settings,
     SigningKey,
 )
 from martlet_remoting.commands.values import check_text, seconds
@@ -135,7 +135,7 @@ def client_config(arguments: Any) -> ClientConfig:
     return fill(ClientConfig, values, "client")
 
 
-def client_settings(arguments: Any) -> Settings:
+def client_settings(arguments: Any) -> ClientSettings:
     """Return the settings of a client, made of `client_config`.
 
     Raises:
@@ -146,7 +146,7 @@ def client_settings(arguments: Any) -> Settings:
     if config.tls:
         tls = client_context(config.tls_ca, config.tls_cert, config.tls_key, verify=not config.tls_insecure)
     timeout_s = getattr(arguments, "timeout", TIMEOUT_S)
-    settings = Settings(
+    settings = ClientSettings(
         config.name_server,
         request_timeout_s=timeout_s,
         connect_timeout_s=timeout_s,
@@ -207,7 +207,7 @@ def _from_options(arguments: Any) -> dict[str, object]:
 def talking(work: Work | None = None) -> Callable[[Any], int]:
     """Return the `run` of a `Command`: it runs *work*, or the chosen subcommand's work, in trio.
 
-    It passes the `Settings` as ``arguments.settings``.
+    It passes the `ClientSettings` as ``arguments.settings``.
     """
 
     def run(arguments: Any) -> int:
@@ -228,7 +228,7 @@ def talking(work: Work | None = None) -> Callable[[Any], int]:
     return run
 
 
-def _told(error: BaseException, settings: Settings) -> BaseException:
+def _told(error: BaseException, settings: ClientSettings) -> BaseException:
     """Return the error to report to the user for *error*."""
     text = str(error)
     hint = "start a broker with `martlet run`, or give the address with --name-server"

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from martlet.cli.outcome import Exit
 from martlet.cli.terminal import print_json, print_json_line
-from martlet.contracts import Command
+from martlet.contracts import Subcommand
 from martlet.records.compression import COMPRESSED, COMPRESSION_BITS
 from martlet.records.reserved import PAST, PAST_PREFIXES
 from martlet_client import (
@@ -215,4 +215,4 @@ def _header(message: ReceivedMessage, arguments: Any, now_ms: int) -> SendHeader
     )
 
 
-COMMAND = Command("dlq", "list, show and resend dead letters", configure, talking())
+COMMAND = Subcommand("dlq", "list, show and resend dead letters", configure, talking())

@@ -5,7 +5,7 @@ from typing import Any
 
 from martlet.cli.outcome import Exit
 from martlet.cli.terminal import print_json
-from martlet.contracts import Command
+from martlet.contracts import Subcommand
 from martlet.tables.groups import BUILT_IN
 from martlet_client import Admin, ClientError, MessageQueue, QueueStats
 from martlet_remoting.commands.common import confirmed, day_time, plural, print_rows, subcommands
@@ -171,6 +171,6 @@ async def _target(admin: Admin, stats: QueueStats, to: Where) -> int:
     return stats.min_offset if to.text == "begin" else stats.max_offset
 
 
-COMMAND = Command(
+COMMAND = Subcommand(
     "group", "list, create and delete consumer groups, show their lag, reset their offsets", configure, talking()
 )

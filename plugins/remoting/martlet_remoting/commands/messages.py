@@ -7,7 +7,7 @@ import trio
 
 from martlet.cli.outcome import Exit, UsageError, flush_output
 from martlet.cli.terminal import body_fields, print_json, print_json_line
-from martlet.contracts import Command
+from martlet.contracts import Subcommand
 from martlet_client import (
     Admin,
     ClientError,
@@ -214,5 +214,5 @@ def _value(value: object) -> str:
     return one_line(text.encode("utf-8", "backslashreplace"))
 
 
-TAIL = Command("tail", "show the messages of a topic as they arrive", configure_tail, talking(tail))
-SHOW = Command("message", "find messages by id or by key", configure_show, talking(show_found))
+TAIL = Subcommand("tail", "show the messages of a topic as they arrive", configure_tail, talking(tail))
+SHOW = Subcommand("message", "find messages by id or by key", configure_show, talking(show_found))

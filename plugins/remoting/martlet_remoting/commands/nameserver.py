@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from martlet.app.config import PluginsConfig
 from martlet.cli import run
-from martlet.contracts import Command
+from martlet.contracts import Subcommand
 from martlet.settings import BrokerConfig
 
 __all__ = ["COMMAND"]
@@ -36,4 +36,4 @@ def start(arguments: argparse.Namespace) -> int:
     return run.serve(replace(config, plugins=PluginsConfig(enabled=["nameserver"])))
 
 
-COMMAND = Command("nameserver", "run a name server alone", configure, start)
+COMMAND = Subcommand("nameserver", "run a name server alone", configure, start)

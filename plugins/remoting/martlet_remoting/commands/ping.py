@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from martlet.cli.outcome import Exit, Unreachable, complain
 from martlet.cli.terminal import print_json
-from martlet.contracts import Command
+from martlet.contracts import Subcommand
 from martlet_client import Admin, BrokerError, ClientError
 from martlet_remoting.commands.common import add_json
 from martlet_remoting.commands.connecting import add_connection, talking
@@ -120,4 +120,4 @@ def _show(pongs: list[Pong], arguments: Any) -> None:
             print(f"{who} answers in {pong.ms} ms")
 
 
-COMMAND = Command("ping", "check whether the name server and every broker answer", configure, talking(ping))
+COMMAND = Subcommand("ping", "check whether the name server and every broker answer", configure, talking(ping))

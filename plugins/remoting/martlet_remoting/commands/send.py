@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from martlet.cli.outcome import Exit, UsageError, complain
 from martlet.cli.terminal import print_json_line
-from martlet.contracts import Command
+from martlet.contracts import Subcommand
 from martlet_client import ClientError, Message, Producer, SendResult
 from martlet_client.messages import BODY_BYTES_MAX
 from martlet_remoting.commands.common import add_json, plural
@@ -125,7 +125,7 @@ def _check(arguments: Any) -> None:
 
 
 @final
-class Source:
+class MessageSource:
     """The messages to send; ``blank`` counts the empty lines, which are not sent."""
 
     def __init__(self, arguments: Any) -> None:
@@ -219,7 +219,7 @@ def _read_body(source: BinaryIO) -> bytes:
 async def send(arguments: Any) -> int:
     _check(arguments)
     properties = _properties(arguments.property)
-    source = Source(arguments)
+    source = MessageSource(arguments)
     summed_up = arguments.body is None and len(arguments.file) != 1 and not arguments.json
     stored = 0
     async with Producer(
@@ -316,4 +316,4 @@ async def _then(send_one: SendOne, item: Item, done: trio.Event) -> None:
     done.set()
 
 
-COMMAND = Command("send", "send messages to a topic", configure, talking(send))
+COMMAND = Subcommand("send", "send messages to a topic", configure, talking(send))

@@ -10,7 +10,7 @@ import trio
 
 from martlet.cli.outcome import Exit, flush_output
 from martlet.cli.terminal import print_json, print_json_line, table
-from martlet.contracts import Command
+from martlet.contracts import Subcommand
 from martlet_client import Admin, ClientError
 from martlet_remoting.commands.common import add_json
 from martlet_remoting.commands.connecting import add_connection, talking
@@ -135,4 +135,4 @@ def _print(found: Mapping[str, Mapping[str, object]], arguments: Any) -> None:
     flush_output()
 
 
-COMMAND = Command("stats", "show the counters of every broker, or their rates", configure, talking(show))
+COMMAND = Subcommand("stats", "show the counters of every broker, or their rates", configure, talking(show))

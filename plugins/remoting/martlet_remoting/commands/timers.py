@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from martlet.cli.outcome import Exit
 from martlet.cli.terminal import print_json
-from martlet.contracts import Command
+from martlet.contracts import Subcommand
 from martlet_client import Admin, ClientError
 from martlet_remoting.commands.common import day_time, print_rows, subcommands
 from martlet_remoting.commands.connecting import talking
@@ -104,4 +104,4 @@ async def do_recall(arguments: Any) -> int:
     return Exit.OK
 
 
-COMMAND = Command("timer", "count, list and recall messages that wait for their time", configure, talking())
+COMMAND = Subcommand("timer", "count, list and recall messages that wait for their time", configure, talking())

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from martlet.cli.outcome import Exit
 from martlet.cli.terminal import print_json
-from martlet.contracts import Command
+from martlet.contracts import Subcommand
 from martlet_client import Admin, ClientError
 from martlet_remoting.commands.common import confirmed, day_time, plural, print_rows, subcommands
 from martlet_remoting.commands.connecting import talking
@@ -262,4 +262,4 @@ async def show_stats(arguments: Any) -> int:
     return Exit.OK
 
 
-COMMAND = Command("topic", "list, create and delete topics, show their queues", configure, talking())
+COMMAND = Subcommand("topic", "list, create and delete topics, show their queues", configure, talking())

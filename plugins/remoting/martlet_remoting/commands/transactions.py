@@ -6,7 +6,7 @@ from typing import Any, Final, cast
 
 from martlet.cli.outcome import Exit
 from martlet.cli.terminal import print_json, table
-from martlet.contracts import Command
+from martlet.contracts import Subcommand
 from martlet_client import Admin, ClientError
 from martlet_remoting.commands.common import day_time, print_rows, subcommands
 from martlet_remoting.commands.connecting import talking
@@ -157,4 +157,4 @@ async def _end(arguments: Any, how: int, done: str) -> int:
     return Exit.OK
 
 
-COMMAND = Command("tx", "list, show, commit and roll back transactions", configure, talking())
+COMMAND = Subcommand("tx", "list, show, commit and roll back transactions", configure, talking())

@@ -23,7 +23,7 @@ from martlet.errors import Reason, Refused
 from martlet.net.complaints import Complaints
 from martlet.runtime.steps import Pace, Steps
 from martlet.tables.groups import Groups
-from martlet_remoting.consumers.subscriptions import Subscription
+from martlet_remoting.consumers.subscriptions import GroupSubscription
 from martlet_remoting.wire.codes import RequestCode
 from martlet_remoting.wire.packets import Command, MessageQueue
 
@@ -106,7 +106,7 @@ class ConsumerGroup:
         self.kind = "CONSUME_PASSIVELY"
         self.model = CLUSTERING
         self.from_where = "CONSUME_FROM_LAST_OFFSET"
-        self.subscriptions: dict[str, Subscription] = {}
+        self.subscriptions: dict[str, GroupSubscription] = {}
         self.weight = 0  # of the subscriptions
         self.members: dict[ClientConnection, RegisteredClient] = {}
         self.fingerprint: int | None = None
@@ -131,7 +131,7 @@ class ConsumerGroup:
         """Return the member *client_id*, None if it is not in the group."""
         return next((c for c in self.members.values() if c.client_id == client_id), None)
 
-    def subscribe(self, subscriptions: Iterable[Subscription]) -> bool:
+    def subscribe(self, subscriptions: Iterable[GroupSubscription]) -> bool:
         """Apply the subscriptions of a full heartbeat; return whether a topic was added or removed.
 
         A subscription that is not newer than the current one is ignored (ConsumerGroupInfo.updateSubscription).
@@ -199,7 +199,7 @@ class Members:
         return ""
 
     def join(
-        self, name: str, member: RegisteredClient, subscriptions: Iterable[Subscription] | None = None
+        self, name: str, member: RegisteredClient, subscriptions: Iterable[GroupSubscription] | None = None
     ) -> ConsumerGroup:
         """Return the consumer group *name* for a heartbeat of *member*; call `enter` afterwards.
 
@@ -228,7 +228,7 @@ class Members:
         return True
 
     def report_faults(
-        self, group: ConsumerGroup, member: RegisteredClient, subscriptions: Iterable[Subscription]
+        self, group: ConsumerGroup, member: RegisteredClient, subscriptions: Iterable[GroupSubscription]
     ) -> None:
         """Log those of the new *subscriptions* that cannot be compiled; call it before `ConsumerGroup.subscribe`.
 

@@ -13,7 +13,7 @@ from martlet.delivery.routing.selection import TAG, Selection, split_tags
 from martlet.errors import Reason, Refused
 from martlet.records.codec import tags_code
 
-__all__ = ["Subscription", "select"]
+__all__ = ["GroupSubscription", "select"]
 
 # The plugin to name where a kind of expression is not supported.
 PLUGINS: Final = {"SQL92": "filter_sql92"}
@@ -22,7 +22,7 @@ SUBSCRIPTION_CHARS: Final = 64
 
 
 @final
-class Subscription(Struct, frozen=True):
+class GroupSubscription(Struct, frozen=True):
     """A consumer group's subscription to one topic, from a heartbeat.
 
     ``version`` is a number chosen by the client; a higher one is newer.

@@ -21,7 +21,7 @@ from martlet.runtime.steps import Pace, Steps
 from martlet.state.journal import NEXT_COMMIT
 from martlet.store import Queue
 from martlet_remoting.handlers.bodies import integer, items, read_body, text
-from martlet_remoting.handlers.context import Context, Declined, Handle, reply
+from martlet_remoting.handlers.context import Declined, Handle, RequestContext, reply
 from martlet_remoting.handlers.pops import NOTHING, check_invisible
 from martlet_remoting.wire.codec import encode_ack_response, encode_response
 from martlet_remoting.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
@@ -39,7 +39,7 @@ SETTLED_AT_ONCE: Final = 256
 STALE: Final = "nothing was acknowledged; the message was acknowledged before, or its invisible time has ended"
 
 
-def ack_message(context: Context, command: Command) -> bytes:
+def ack_message(context: RequestContext, command: Command) -> bytes:
     """Settle one message. A handle that is no longer valid is answered like any other, as by RocketMQ."""
     fields = decode_header(command, AckHeader)
     shared_group = _shared_group(context, context.gate(command), fields, fields.offset)
@@ -51,7 +51,7 @@ def ack_message(context: Context, command: Command) -> bytes:
     return encode_response(command.opaque, ResponseCode.SUCCESS, remark=STALE)
 
 
-def ack_run(context: Context, acks: Sequence[Ack]) -> int:
+def ack_run(context: RequestContext, acks: Sequence[Ack]) -> int:
     """Settle messages together; return how many requests were answered, from the first one on.
 
     The next request is to be refused, or wants no answer.
@@ -118,7 +118,7 @@ def _answer(template: bytes, head: AckHead, settled: bool) -> bytes:
     return encode_response(head.opaque, ResponseCode.SUCCESS, remark=STALE)
 
 
-def change_invisible_time(context: Context, command: Command) -> bytes:
+def change_invisible_time(context: RequestContext, command: Command) -> bytes:
     """Make a message visible again some time from now, earlier or later than before; answer its new handle."""
     fields = decode_header(command, AckHeader)
     check_invisible(fields.invisible_ms)
@@ -137,7 +137,7 @@ def change_invisible_time(context: Context, command: Command) -> bytes:
 
 
 def _shared_group(
-    context: Context, gate: Gate, fields: AckHeader, last: int, *, readable: bool = False
+    context: RequestContext, gate: Gate, fields: AckHeader, last: int, *, readable: bool = False
 ) -> SharedGroup | None:
     """Return the group of messages up to offset *last*, None if it has never consumed the topic.
 
@@ -156,7 +156,7 @@ def _shared_group(
     return context.state.pops.shared_group(gate, fields.group, fields.topic)
 
 
-def _queue(context: Context, grant: ConsumeGrant, queue_id: int) -> Queue:
+def _queue(context: RequestContext, grant: ConsumeGrant, queue_id: int) -> Queue:
     topic = grant.get_topic()
     if topic is None:
         raise Refused(Reason.NO_TOPIC, f"topic[{grant.topic}] not exist, apply first please! It may be deleted")
@@ -167,7 +167,7 @@ def _queue(context: Context, grant: ConsumeGrant, queue_id: int) -> Queue:
     return topic.queue(queue_id)
 
 
-def batch_ack_message(context: Context, command: Command) -> Steps[None]:
+def batch_ack_message(context: RequestContext, command: Command) -> Steps[None]:
     """Settle many messages; those whose handles are no longer valid are skipped, as by RocketMQ."""
     gate = context.gate(command)
     body = (yield from read_body(command)) if command.body else {}
@@ -192,7 +192,7 @@ def batch_ack_message(context: Context, command: Command) -> Steps[None]:
     context.answer(command, reply(command))
 
 
-def _group_of_batch(context: Context, gate: Gate, group: str, topic: str, queue_id: int) -> SharedGroup | None:
+def _group_of_batch(context: RequestContext, gate: Gate, group: str, topic: str, queue_id: int) -> SharedGroup | None:
     """Return the group of the messages; None if the topic or the queue does not exist."""
     found = gate.consume(group, topic).get_topic()
     if found is None or not found.has_readable(queue_id):

@@ -19,7 +19,7 @@ from martlet_remoting.consumers.pops import ANY_QUEUE
 from martlet_remoting.consumers.request_modes import MODES, POP, PULL, RequestMode
 from martlet_remoting.handlers.admin.common import saved
 from martlet_remoting.handlers.bodies import enum_name, integer, read_body, text
-from martlet_remoting.handlers.context import REASON_CODES, Context, Handle, refuse, reply, reply_in_pieces
+from martlet_remoting.handlers.context import REASON_CODES, Handle, RequestContext, refuse, reply, reply_in_pieces
 from martlet_remoting.wire.averages import Average, AverageByCircle
 from martlet_remoting.wire.codes import RequestCode
 from martlet_remoting.wire.packets import Command, Frame
@@ -46,7 +46,7 @@ class Question(Struct, frozen=True):
     strategy: str
 
 
-def query_assignment(context: Context, command: Command) -> Steps[Frame | None]:
+def query_assignment(context: RequestContext, command: Command) -> Steps[Frame | None]:
     """Answer which queues of a topic the client gets; an answer without a list means that it keeps its queues."""
     question = yield from _question(command)
     grant = context.gate(command).consume(question.group, question.topic)
@@ -71,7 +71,7 @@ def _question(command: Command) -> Steps[Question]:
     return Question(group, topic, text(body, "clientId"), model, text(body, "strategyName"))
 
 
-async def _ask_and_answer(context: Context, grant: ConsumeGrant, command: Command, question: Question) -> None:
+async def _ask_and_answer(context: RequestContext, grant: ConsumeGrant, command: Command, question: Question) -> None:
     state = context.state
     assert state.others is not None
     try:
@@ -155,7 +155,7 @@ def _share(members: Members, mode: RequestMode, question: Question, total: int) 
     return found
 
 
-def set_request_mode(context: Context, command: Command) -> Steps[bytes]:
+def set_request_mode(context: RequestContext, command: Command) -> Steps[bytes]:
     """Set how a group gets the messages of a topic."""
     body = yield from read_body(command)
     group, topic = text(body, "consumerGroup"), text(body, "topic")
@@ -176,7 +176,7 @@ def set_request_mode(context: Context, command: Command) -> Steps[bytes]:
     return reply(command)
 
 
-def all_request_modes(context: Context, command: Command) -> Steps[Frame]:
+def all_request_modes(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer the modes that were set, by topic and group."""
     context.gate(command).query_broker()
     return reply_in_pieces(command, (yield from context.state.request_modes.json_in_steps()))

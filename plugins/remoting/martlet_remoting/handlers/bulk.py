@@ -27,7 +27,7 @@ from martlet.store import Care, Queue, ReadResult, ReadStatus, merged
 from martlet.tables.topics import READ, Topic
 from martlet_remoting.consumers.bulk_reads import BulkRead
 from martlet_remoting.consumers.subscriptions import select
-from martlet_remoting.handlers.context import Context, Declined, Handle, refusal
+from martlet_remoting.handlers.context import Declined, Handle, RequestContext, refusal
 from martlet_remoting.wire.codec import encode_prefix
 from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.wire.packets import Command
@@ -44,7 +44,7 @@ LOST_RANGES_MAX: Final = 100
 MOVED: Final = frozenset((ReadStatus.TOO_SMALL, ReadStatus.BEYOND_END, ReadStatus.REMOVED))
 
 
-def bulk_read(context: Context, command: Command) -> None:
+def bulk_read(context: RequestContext, command: Command) -> None:
     """Begin a bulk read; its frames follow."""
     if command.flag & FLAG_ONEWAY:
         return
@@ -81,13 +81,13 @@ def _readable(topic: Topic | None, name: str, queue_id: int) -> Queue:
     return topic.queue(queue_id)
 
 
-def _refuse(context: Context, read: BulkRead, error: MartletError) -> None:
+def _refuse(context: RequestContext, read: BulkRead, error: MartletError) -> None:
     command = Command(RequestCode.BULK_READ, opaque=read.opaque)
     context.state.complain_of(read.pending.peer, command.code, error)
     read.pending.peer.send(refusal(context.state.counters, command, error))
 
 
-def _selection(context: Context, kind: str, expression: str) -> Selection:
+def _selection(context: RequestContext, kind: str, expression: str) -> Selection:
     try:
         return select(context.state.broker, kind, expression)
     except Refused as error:
@@ -97,7 +97,7 @@ def _selection(context: Context, kind: str, expression: str) -> Selection:
         raise Declined(ResponseCode.SUBSCRIPTION_PARSE_FAILED, text) from error
 
 
-def collect(context: Context, budget_bytes: int) -> None:
+def collect(context: RequestContext, budget_bytes: int) -> None:
     """Send frames of the reads that are ready, one of each in turn."""
     pending = context.bulk
     ready = pending.ready
@@ -113,7 +113,7 @@ def collect(context: Context, budget_bytes: int) -> None:
         context.peer.wake_last()
 
 
-def finish(context: Context) -> None:
+def finish(context: RequestContext) -> None:
     """At shutdown: end every read where it is, without more records; its reader continues after the restart."""
     reads, pending = context.state.bulk_reads, context.bulk
     for read in list(pending.unfinished):
@@ -124,7 +124,7 @@ def finish(context: Context) -> None:
     pending.ready.clear()
 
 
-def _continue(context: Context, read: BulkRead) -> int:
+def _continue(context: RequestContext, read: BulkRead) -> int:
     """Send the next frame of *read*, or let it wait; return the size of the frame's body."""
     topic = read.gate.read(read.queue.topic).get()
     if _readable(topic, read.queue.topic, read.queue.queue_id) is not read.queue:
@@ -145,7 +145,7 @@ def _continue(context: Context, read: BulkRead) -> int:
     return _deal(context, read, result)
 
 
-def _at_end(context: Context, read: BulkRead, end_offset: int) -> int:
+def _at_end(context: RequestContext, read: BulkRead, end_offset: int) -> int:
     """Let *read* wait at the end of its queue if it may, else send its last frame."""
     reads = context.state.bulk_reads
     code, remark = ResponseCode.SUCCESS, ReadStatus.AT_END.name
@@ -159,7 +159,7 @@ def _at_end(context: Context, read: BulkRead, end_offset: int) -> int:
     return 0
 
 
-def _deal(context: Context, read: BulkRead, result: ReadResult) -> int:
+def _deal(context: RequestContext, read: BulkRead, result: ReadResult) -> int:
     """Send *result* as a frame, or nothing if it is empty and not the last."""
     if result.status in MOVED:
         context.state.bulk_reads.done(read)
@@ -184,7 +184,7 @@ def _deal(context: Context, read: BulkRead, result: ReadResult) -> int:
 
 
 def _send(
-    context: Context,
+    context: RequestContext,
     read: BulkRead,
     code: int,
     remark: str,

@@ -1,7 +1,7 @@
-"""The state of request handlers: `RemotingState`, shared by all connections, and a `Context` per connection.
+"""The state of request handlers: `RemotingState`, shared by all connections, and a `RequestContext` per connection.
 
 A request handler is a function ``(context, command) -> Answer``. It returns the frame of the
-answer, or None if it sends the answer with `Context.answer`, now or later (a held pull, a relayed
+answer, or None if it sends the answer with `RequestContext.answer`, now or later (a held pull, a relayed
 request). A handler that may take more than a few milliseconds is a generator: it yields at the
 end of each slice and returns the same. One that waits, for the disk or for other tasks, is a coroutine.
 Further requests of its connection wait for both. To refuse a request it
@@ -44,10 +44,10 @@ from martlet_remoting.wire.packets import NO_EXT, Command, Frame
 __all__ = [
     "REASON_CODES",
     "Answer",
-    "Context",
     "Declined",
     "Handle",
     "RemotingState",
+    "RequestContext",
     "in_own_slice",
     "refusal",
     "refuse",
@@ -130,7 +130,7 @@ class RemotingState:
         )
         self.pulled_groups: Final = PulledGroups()
         self.cold: Final = ColdReads(self.now, broker.clock.now_ms)
-        self.contexts: Final[dict[Context, None]] = {}
+        self.contexts: Final[dict[RequestContext, None]] = {}
         self.switches: Final = {"useServerSideResetOffset": True}  # by RocketMQ's names; clients can change them
         self.request_modes: Final = RequestModes(broker.topics, broker.groups, config.request_mode)
         self.registrar: Final = registrar
@@ -214,7 +214,7 @@ class _PendingRequest:
 
     __slots__ = ("answered", "bucket", "context", "opaque")
 
-    def __init__(self, context: "Context", opaque: int, answered: Callable[[Command | None], None]) -> None:
+    def __init__(self, context: "RequestContext", opaque: int, answered: Callable[[Command | None], None]) -> None:
         self.bucket = -1
         self.context = context
         self.opaque = opaque
@@ -225,7 +225,7 @@ class _PendingRequest:
 
 
 @final
-class Context:
+class RequestContext:
     """The state of one connection, for request handlers."""
 
     __slots__ = (
@@ -349,11 +349,11 @@ class Context:
 
 
 Answer: TypeAlias = Frame | Steps[Frame | None] | Awaitable[Frame | None] | None
-Handle: TypeAlias = Callable[[Context, Command], Answer]
+Handle: TypeAlias = Callable[[RequestContext, Command], Answer]
 
 
 def in_own_slice(
-    handle: Callable[[Context, Command, H], None], context: Context, command: Command, header: H
+    handle: Callable[[RequestContext, Command, H], None], context: RequestContext, command: Command, header: H
 ) -> Steps[None]:
     """Run *handle* in a slice of its own: compiling a long filter expression takes milliseconds."""
     yield

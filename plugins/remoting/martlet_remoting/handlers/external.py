@@ -16,7 +16,7 @@ from martlet.message import PROPERTIES_BYTES_MAX
 from martlet.runtime.steps import Steps
 from martlet.tables.topics import RETRY_PREFIX
 from martlet_remoting.handlers.bodies import read_body
-from martlet_remoting.handlers.context import Context, Handle, reply
+from martlet_remoting.handlers.context import Handle, RequestContext, reply
 from martlet_remoting.handlers.send import I32_MAX, I32_MIN, TRANSACTION_MASK, check_load, open_topic
 from martlet_remoting.handlers.unheld import no_external_transactions
 from martlet_remoting.wire.batches import Member, split_batch
@@ -50,7 +50,7 @@ def _transaction(command: Command) -> ExternalTransaction:
 # runs
 
 
-async def begin(context: Context, command: Command) -> bytes:
+async def begin(context: RequestContext, command: Command) -> bytes:
     """Begin a run of a producer; the answer names its epoch."""
     _check_supported(context.state.broker)
     brokers = [name for name in command.text("brokers", "").split(",") if name]
@@ -68,7 +68,7 @@ async def begin(context: Context, command: Command) -> bytes:
 # staging
 
 
-async def stage(context: Context, command: Command) -> bytes:
+async def stage(context: RequestContext, command: Command) -> bytes:
     """Stage a batch; the answer is sent when it is durable."""
     state = context.state
     _check_supported(state.broker)
@@ -112,7 +112,7 @@ def _text(value: bool) -> str:
 # the outcome
 
 
-async def prepare(context: Context, command: Command) -> bytes:
+async def prepare(context: RequestContext, command: Command) -> bytes:
     """Keep parts of a transaction for its commit, whoever begins a run."""
     _check_supported(context.state.broker)
     transaction = _transaction(command)
@@ -122,7 +122,7 @@ async def prepare(context: Context, command: Command) -> bytes:
     return reply(command, {"committed": done.sequence, "duplicate": _text(done.is_duplicate)})
 
 
-async def commit(context: Context, command: Command) -> bytes:
+async def commit(context: RequestContext, command: Command) -> bytes:
     """Commit a transaction; the answer is sent when all of it is readable."""
     _check_supported(context.state.broker)
     transaction = _transaction(command)
@@ -140,7 +140,7 @@ def _commit_part(item: object) -> tuple[str, int]:
     raise _malformed('{"parts": [["name", chunks], ...]}')
 
 
-async def abort(context: Context, command: Command) -> bytes:
+async def abort(context: RequestContext, command: Command) -> bytes:
     """Drop parts of a transaction."""
     _check_supported(context.state.broker)
     transaction = _transaction(command)
@@ -156,7 +156,7 @@ def _abort_part(item: object) -> str:
     raise _malformed('{"parts": ["name", ...]}')
 
 
-async def _parts(context: Context, command: Command, part: Callable[[object], T]) -> list[T] | None:
+async def _parts(context: RequestContext, command: Command, part: Callable[[object], T]) -> list[T] | None:
     """Return the list ``parts`` of the JSON object in the body; None if there is none."""
     if not command.body:
         return None
@@ -175,7 +175,7 @@ def _malformed(form: str) -> Refused:
 # what operators see
 
 
-def list_external(context: Context, command: Command) -> Steps[bytes]:
+def list_external(context: RequestContext, command: Command) -> Steps[bytes]:
     """List the producers after one, with what they have staged and committed."""
     context.gate(command).check("manage", "")
     found = _check_supported(context.state.broker)

@@ -15,9 +15,9 @@ from martlet.errors import Reason, Refused
 from martlet.runtime.steps import Pace, Steps
 from martlet.tables.groups import Group
 from martlet_remoting.consumers.members import CLUSTERING, Members, RegisteredClient
-from martlet_remoting.consumers.subscriptions import Subscription, select
+from martlet_remoting.consumers.subscriptions import GroupSubscription, select
 from martlet_remoting.handlers.bodies import boolean, enum_name, integer, items, queues, read_body, text
-from martlet_remoting.handlers.context import Context, Declined, Handle, reply, reply_in_pieces
+from martlet_remoting.handlers.context import Declined, Handle, RequestContext, reply, reply_in_pieces
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 from martlet_remoting.wire.fastjson import LazyList, dumps_in_steps
 from martlet_remoting.wire.packets import Command, Frame, MessageQueue
@@ -47,7 +47,7 @@ CHARS_OF_A_STEP: Final = 16
 LANGUAGE_CHARS_MAX: Final = 32
 
 
-def heartbeat(context: Context, command: Command) -> Steps[bytes]:
+def heartbeat(context: RequestContext, command: Command) -> Steps[bytes]:
     """Register the client in the groups that the heartbeat names; other groups are unchanged."""
     state = context.state
     body = yield from read_body(command)
@@ -103,7 +103,7 @@ def _consume(
     member: RegisteredClient,
     data: dict[object, object],
     fingerprint: int,
-    subscriptions: list[Subscription] | None,
+    subscriptions: list[GroupSubscription] | None,
 ) -> bool:
     """Register one consumer group of a heartbeat; return whether the client should send its subscriptions again.
 
@@ -148,12 +148,12 @@ def make_retry_topic(grant: GroupGrant, policy: Group, *, unit: bool = False) ->
         grant.make_retry_topic(policy.retry_queue_nums, HAS_UNIT_SUBSCRIPTION if unit else 0)
 
 
-def _subscriptions(broker: Broker, data: dict[object, object], pace: Pace) -> Steps[list[Subscription]]:
+def _subscriptions(broker: Broker, data: dict[object, object], pace: Pace) -> Steps[list[GroupSubscription]]:
     named = items(data, "subscriptionDataSet")
     if len(named) > SUBSCRIPTIONS_MAX:
         text_ = f"heartbeat names {len(named)} topics for one group; at most {SUBSCRIPTIONS_MAX}"
         raise Refused(Reason.PARAMETER, text_)
-    found: list[Subscription] = []
+    found: list[GroupSubscription] = []
     for item in named:
         if text(item, "topic"):
             found.append(_subscription(broker, item))
@@ -162,7 +162,7 @@ def _subscriptions(broker: Broker, data: dict[object, object], pace: Pace) -> St
     return found
 
 
-def _subscription(broker: Broker, data: dict[object, object]) -> Subscription:
+def _subscription(broker: Broker, data: dict[object, object]) -> GroupSubscription:
     kind = text(data, "expressionType") or TAG
     topic, expression = text(data, "topic"), text(data, "subString", "*")
     if len(topic) > TOPIC_CHARS_MAX or len(expression) > EXPRESSION_CHARS_MAX or len(kind) > TOPIC_CHARS_MAX:
@@ -174,7 +174,7 @@ def _subscription(broker: Broker, data: dict[object, object]) -> Subscription:
         made = select(broker, kind, expression)
     except Refused as error:
         fault = str(error)
-    return Subscription(
+    return GroupSubscription(
         topic,
         expression,
         kind,
@@ -185,7 +185,7 @@ def _subscription(broker: Broker, data: dict[object, object]) -> Subscription:
     )
 
 
-def unregister(context: Context, command: Command) -> bytes:
+def unregister(context: RequestContext, command: Command) -> bytes:
     """Remove the client from the groups that it names; C++ clients send an empty name for the unused one."""
     members = context.state.members
     if group := command.text("producerGroup", ""):
@@ -195,7 +195,7 @@ def unregister(context: Context, command: Command) -> bytes:
     return reply(command)
 
 
-def consumer_list(context: Context, command: Command) -> bytes:
+def consumer_list(context: RequestContext, command: Command) -> bytes:
     """Answer all live members of a group, including the requester."""
     name = command.text("consumerGroup")
     context.gate(command).query_group(name)
@@ -205,7 +205,7 @@ def consumer_list(context: Context, command: Command) -> bytes:
     return reply(command, body=group.client_ids_as_json())
 
 
-def check_client_config(context: Context, command: Command) -> Steps[bytes]:
+def check_client_config(context: RequestContext, command: Command) -> Steps[bytes]:
     """Check whether this broker supports a subscription's expression, before the consumer starts."""
     if not command.body:
         return reply(command)
@@ -227,7 +227,7 @@ def check_client_config(context: Context, command: Command) -> Steps[bytes]:
 # locks
 
 
-def lock_queues(context: Context, command: Command) -> Steps[Frame]:
+def lock_queues(context: RequestContext, command: Command) -> Steps[Frame]:
     """Lock queues; answer which of them the client holds now, including those that it held before."""
     state = context.state
     body = yield from read_body(command)
@@ -238,7 +238,7 @@ def lock_queues(context: Context, command: Command) -> Steps[Frame]:
     return reply_in_pieces(command, (yield from dumps_in_steps({"lockOKMQSet": LazyList(map(orjson.dumps, found))})))
 
 
-def unlock_queues(context: Context, command: Command) -> Steps[bytes]:
+def unlock_queues(context: RequestContext, command: Command) -> Steps[bytes]:
     """Unlock those of the named queues that the client holds."""
     body = yield from read_body(command)
     given = yield from _named_queues(body)

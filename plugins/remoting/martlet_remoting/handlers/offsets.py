@@ -8,7 +8,7 @@ from martlet.errors import Reason, Refused
 from martlet.groups.strategy.redelivery import LONGEST_MS
 from martlet.runtime.steps import Steps
 from martlet.tables.topics import RETRY_PREFIX
-from martlet_remoting.handlers.context import Context, Declined, Handle, reply, supports_delays
+from martlet_remoting.handlers.context import Declined, Handle, RequestContext, reply, supports_delays
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 from martlet_remoting.wire.packets import Command
 
@@ -29,12 +29,12 @@ def _memory_bytes() -> int:
 NEAR_BYTES: Final = int(_memory_bytes() * MEMORY_RATIO)
 
 
-def _queue(context: Context, command: Command) -> tuple[TopicGrant, int]:
+def _queue(context: RequestContext, command: Command) -> tuple[TopicGrant, int]:
     """Return the permission to read the topic of a request, and the id of the queue that it names."""
     return context.gate(command).query(command.text("topic")), command.integer("queueId")
 
 
-def query_consumer_offset(context: Context, command: Command) -> bytes | Steps[bytes]:
+def query_consumer_offset(context: RequestContext, command: Command) -> bytes | Steps[bytes]:
     """Answer the group's committed offset; for a new group, 0 if little was written since offset 0."""
     group, topic, queue_id = command.text("consumerGroup"), command.text("topic"), command.integer("queueId")
     grant = context.gate(command).consume(group, topic)
@@ -61,7 +61,7 @@ def begins_near(grant: ConsumeGrant, queue_id: int) -> Steps[bool]:
     return figures.first_offset(queue_id) == 0 and (yield from figures.bytes_since(queue_id, 0)) <= NEAR_BYTES
 
 
-def update_consumer_offset(context: Context, command: Command) -> bytes:
+def update_consumer_offset(context: RequestContext, command: Command) -> bytes:
     """Commit an offset; the topic must exist, and the group unless it has pulled lately, which creates it then.
 
     A negative offset is accepted and ignored; ali-ons sends it for a queue that it has not consumed yet. RocketMQ
@@ -87,7 +87,7 @@ def update_consumer_offset(context: Context, command: Command) -> bytes:
     return reply(command)
 
 
-def get_max_offset(context: Context, command: Command) -> bytes | Steps[bytes]:
+def get_max_offset(context: RequestContext, command: Command) -> bytes | Steps[bytes]:
     """Answer the offset after the newest message, once that is readable; 0 for a queue that was never used.
 
     Retries that may still be delayed (`retries`) do not count. RocketMQ writes them only after their delay. A
@@ -107,13 +107,13 @@ def _end_of_retries(command: Command, grant: TopicGrant, queue_id: int, before_m
     return reply(command, {"offset": min(end, (yield from grant.offset_by_time(queue_id, before_ms)))})
 
 
-def get_min_offset(context: Context, command: Command) -> bytes:
+def get_min_offset(context: RequestContext, command: Command) -> bytes:
     """Answer the oldest offset left."""
     grant, queue_id = _queue(context, command)
     return reply(command, {"offset": grant.first_offset(queue_id)})
 
 
-def search_offset(context: Context, command: Command) -> Steps[bytes]:
+def search_offset(context: RequestContext, command: Command) -> Steps[bytes]:
     """Answer the first offset stored at or after a time; with boundaryType UPPER, the last one at or before it."""
     grant, queue_id = _queue(context, command)
     timestamp = command.integer("timestamp")
@@ -122,7 +122,7 @@ def search_offset(context: Context, command: Command) -> Steps[bytes]:
     return reply(command, {"offset": offset})
 
 
-def get_earliest_store_time(context: Context, command: Command) -> Steps[bytes]:
+def get_earliest_store_time(context: RequestContext, command: Command) -> Steps[bytes]:
     """Answer when the oldest message left was stored; -1 if there is none."""
     grant, queue_id = _queue(context, command)
     return reply(command, {"timestamp": (yield from grant.earliest_store_ms(queue_id))})

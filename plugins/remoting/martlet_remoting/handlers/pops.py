@@ -23,7 +23,7 @@ from martlet.store import Queue
 from martlet.tables.topics import READ, RETRY_PREFIX, Topic
 from martlet_remoting.consumers.pops import ANY_QUEUE, STALL_S, Pop, PopGroup, split_records
 from martlet_remoting.consumers.subscriptions import select
-from martlet_remoting.handlers.context import REASON_CODES, Context, Declined, Handle, refuse, reply
+from martlet_remoting.handlers.context import REASON_CODES, Declined, Handle, RequestContext, refuse, reply
 from martlet_remoting.handlers.offsets import begins_near
 from martlet_remoting.wire.codec import encode_pop_prefix, encode_response
 from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
@@ -48,7 +48,7 @@ HANDLE_KEY: Final = b"POP_CK"  # MessageConst.PROPERTY_POP_CK
 NO_MESSAGE: Final = "NO_MESSAGE_IN_QUEUE"
 
 
-def pop_message(context: Context, command: Command) -> Steps[None] | None:
+def pop_message(context: RequestContext, command: Command) -> Steps[None] | None:
     """Answer with messages, invisible to others for a time; or hold the pop until there are some."""
     if command.flag & FLAG_ONEWAY:
         return None
@@ -58,7 +58,7 @@ def pop_message(context: Context, command: Command) -> Steps[None] | None:
     return _pop(context, command, header)
 
 
-def _pop_later(context: Context, command: Command, header: PopHeader) -> Steps[None]:
+def _pop_later(context: RequestContext, command: Command, header: PopHeader) -> Steps[None]:
     """Compile a long expression in a slice of its own."""
     yield
     rest = _pop(context, command, header)
@@ -66,7 +66,7 @@ def _pop_later(context: Context, command: Command, header: PopHeader) -> Steps[N
         yield from rest
 
 
-def _pop(context: Context, command: Command, header: PopHeader) -> Steps[None] | None:
+def _pop(context: RequestContext, command: Command, header: PopHeader) -> Steps[None] | None:
     _check_age(context, header)
     if not 0 < header.count_max <= COUNT_MAX:
         text = f"pop message's num {header.count_max} is not between 1 and {COUNT_MAX}; ask for fewer, more often"
@@ -86,11 +86,11 @@ def _pop(context: Context, command: Command, header: PopHeader) -> Steps[None] |
     return None
 
 
-def _run_from_newest(context: Context, pop: Pop, grant: ConsumeGrant, topic: Topic) -> Steps[None]:
+def _run_from_newest(context: RequestContext, pop: Pop, grant: ConsumeGrant, topic: Topic) -> Steps[None]:
     _run(context, pop, (yield from _from_newest(grant, topic)))
 
 
-def notification(context: Context, command: Command) -> None:
+def notification(context: RequestContext, command: Command) -> None:
     """Answer whether there are messages to pop, or hold the request until there are some."""
     if command.flag & FLAG_ONEWAY:
         return
@@ -115,7 +115,7 @@ def _is_new(grant: ConsumeGrant, topic: Topic) -> bool:
     return any(topic.queue(queue_id).first_offset < grant.end_offset(queue_id) for queue_id in queues)
 
 
-def _make(context: Context, gate: Gate, command: Command, header: NotificationHeader) -> Pop:
+def _make(context: RequestContext, gate: Gate, command: Command, header: NotificationHeader) -> Pop:
     state = context.state
     pop = Pop(
         context.pops,
@@ -137,7 +137,7 @@ def _make(context: Context, gate: Gate, command: Command, header: NotificationHe
 # checks
 
 
-def _check_age(context: Context, header: NotificationHeader) -> None:
+def _check_age(context: RequestContext, header: NotificationHeader) -> None:
     now_ms = context.state.broker.clock.now_ms()
     late_ms = now_ms - (header.born_ms or now_ms) - header.poll_ms
     if late_ms > LATE_MS:
@@ -152,7 +152,7 @@ def check_invisible(invisible_ms: int) -> None:
         raise Declined(ResponseCode.INVALID_PARAMETER, text, NOTHING)
 
 
-def _readable_topic(context: Context, grant: ConsumeGrant, queue_id: int) -> Topic:
+def _readable_topic(context: RequestContext, grant: ConsumeGrant, queue_id: int) -> Topic:
     """Return the topic of a pop; the group is created when it takes something or waits."""
     name, group = grant.topic, grant.group
     topic = grant.open_topic()
@@ -198,7 +198,7 @@ def _from_newest(grant: ConsumeGrant, topic: Topic) -> Steps[Start]:
 # running
 
 
-def collect(context: Context, budget_bytes: float) -> None:
+def collect(context: RequestContext, budget_bytes: float) -> None:
     """Run pops that were called or have expired."""
     pending = context.pops
     ready = pending.ready
@@ -216,18 +216,18 @@ def collect(context: Context, budget_bytes: float) -> None:
         context.peer.wake()
 
 
-def finish(context: Context) -> None:
+def finish(context: RequestContext) -> None:
     """At shutdown: answer every pop of this connection, with the messages available now."""
     collect(context, math.inf)
 
 
-def _run_again(context: Context, pop: Pop) -> int:
+def _run_again(context: RequestContext, pop: Pop) -> int:
     """Run a pop that was held; permissions may have changed since."""
     _readable_topic(context, pop.gate.consume(pop.name, pop.topic), pop.queue_id)
     return _run(context, pop, from_earliest)
 
 
-def _drop(context: Context, pop: Pop, error: Refused | Declined | StoreError) -> None:
+def _drop(context: RequestContext, pop: Pop, error: Refused | Declined | StoreError) -> None:
     context.state.pops.done(pop)
     ext: Mapping[str, object] = NOTHING
     if isinstance(error, Refused):
@@ -241,7 +241,7 @@ def _drop(context: Context, pop: Pop, error: Refused | Declined | StoreError) ->
     context.peer.send(refuse(Command(RequestCode.POP_MESSAGE, opaque=pop.opaque), code, str(error), ext))
 
 
-def _run(context: Context, pop: Pop, start: Start) -> int:
+def _run(context: RequestContext, pop: Pop, start: Start) -> int:
     """Take messages for *pop*, then answer or hold it; return the size of the answer's body."""
     state = context.state
     group = state.pops.open(pop, start)
@@ -261,7 +261,7 @@ def _run(context: Context, pop: Pop, start: Start) -> int:
     return _answer(context, pop, source.shared_group, found)
 
 
-def _queue(context: Context, pop: Pop, group: PopGroup) -> bool:
+def _queue(context: RequestContext, pop: Pop, group: PopGroup) -> bool:
     """Let a new *pop* wait behind those that were called; return False if it cannot."""
     state = context.state
     if state.pops.stopping or len(pop.pending.held) >= state.config.parked_peer_max:
@@ -270,7 +270,7 @@ def _queue(context: Context, pop: Pop, group: PopGroup) -> bool:
     return state.pops.park(group, pop)
 
 
-def _wait(context: Context, pop: Pop, group: PopGroup) -> None:
+def _wait(context: RequestContext, pop: Pop, group: PopGroup) -> None:
     """Hold *pop*, which found nothing, or answer it."""
     state, pops = context.state, context.state.pops
     now, is_reading = state.now(), group.is_reading(pop.queue_id, in_order=pop.in_order)
@@ -294,7 +294,7 @@ def _wait(context: Context, pop: Pop, group: PopGroup) -> None:
 # answers
 
 
-def _answer(context: Context, pop: Pop, shared_group: SharedGroup, found: Sequence[Delivery]) -> int:
+def _answer(context: RequestContext, pop: Pop, shared_group: SharedGroup, found: Sequence[Delivery]) -> int:
     """Send *found*, which ``distribution.hand_out`` returned: by queue, and all of the same generation."""
     state, is_retry = context.state, shared_group.context.topic.name != pop.topic
     pieces: list[Buffer] = []
@@ -342,7 +342,7 @@ def _failed_before(data: Buffer, failures: int) -> bytes:
     return b"".join(changed)
 
 
-def _as_of_topic(context: Context, pop: Pop, data: Buffer, delivery: Delivery) -> bytes:
+def _as_of_topic(context: RequestContext, pop: Pop, data: Buffer, delivery: Delivery) -> bytes:
     """Return the records in *data*, which are of a retry topic, with the topic of *pop*, as RocketMQ returns them.
 
     A property has the handle. One that would be too long for it is left as it is stored: clients understand both.
@@ -382,7 +382,7 @@ def _as_of_topic(context: Context, pop: Pop, data: Buffer, delivery: Delivery) -
     return b"".join(changed)
 
 
-def _answer_nothing(context: Context, pop: Pop, code: int) -> None:
+def _answer_nothing(context: RequestContext, pop: Pop, code: int) -> None:
     state = context.state
     if not pop.count_max:
         _answer_notification(context, pop, found=False, full=code == ResponseCode.POLLING_FULL)
@@ -397,7 +397,7 @@ def _answer_nothing(context: Context, pop: Pop, code: int) -> None:
     context.peer.send(encode_response(pop.opaque, code, NOTHING, remark=remark))
 
 
-def _answer_notification(context: Context, pop: Pop, *, found: bool, full: bool = False) -> None:
+def _answer_notification(context: RequestContext, pop: Pop, *, found: bool, full: bool = False) -> None:
     context.state.pops.done(pop)
     context.peer.send(encode_response(pop.opaque, ResponseCode.SUCCESS, {"hasMsg": found, "pollingFull": full}))
 
@@ -405,7 +405,7 @@ def _answer_notification(context: Context, pop: Pop, *, found: bool, full: bool 
 # without taking anything
 
 
-async def peek_message(context: Context, command: Command) -> bytes:
+async def peek_message(context: RequestContext, command: Command) -> bytes:
     """Answer with messages that were not popped yet, and leave them to others."""
     count_max, queue_id = command.integer("maxMsgNums"), command.integer("queueId")
     if not 0 < count_max <= COUNT_MAX:
@@ -418,7 +418,7 @@ async def peek_message(context: Context, command: Command) -> bytes:
 
 
 async def _peek(
-    context: Context, command: Command, grant: ConsumeGrant, queues: Sequence[Queue], count_max: int
+    context: RequestContext, command: Command, grant: ConsumeGrant, queues: Sequence[Queue], count_max: int
 ) -> bytes:
     state = context.state
     left_bytes, rest = state.config.pull_bytes_max, 0
@@ -438,14 +438,14 @@ async def _peek(
     return encode_response(command.opaque, code, ext, b"".join(body), "FOUND" if found else NO_MESSAGE)
 
 
-def _next_offset(context: Context, grant: ConsumeGrant, queue: Queue) -> int:
+def _next_offset(context: RequestContext, grant: ConsumeGrant, queue: Queue) -> int:
     """Return the first offset of *queue* that the group has not popped."""
     group = context.state.pops.find(grant.group, grant.topic)
     offset = group.shared_group.next_offset(queue.queue_id) if group is not None else grant.offset(queue.queue_id)
     return max(offset, queue.first_offset)
 
 
-def polling_info(context: Context, command: Command) -> bytes:
+def polling_info(context: RequestContext, command: Command) -> bytes:
     """Answer how many pops of the group wait for the queue."""
     group, queue_id = command.text("consumerGroup"), command.integer("queueId")
     grant = context.gate(command).consume(group, command.text("topic"))

@@ -23,9 +23,9 @@ from martlet_remoting.consumers.retries import hold_back
 from martlet_remoting.consumers.subscriptions import select
 from martlet_remoting.handlers.context import (
     REASON_CODES,
-    Context,
     Declined,
     Handle,
+    RequestContext,
     in_own_slice,
     refuse,
     supports_delays,
@@ -68,7 +68,7 @@ FORBIDDEN_BROADCAST: Final = 4
 FORBIDDEN_SUBSCRIPTION: Final = 5
 
 
-def pull_message(context: Context, command: Command) -> Steps[None] | None:
+def pull_message(context: RequestContext, command: Command) -> Steps[None] | None:
     """Answer with records from the requested offset on, or hold the pull."""
     if command.flag & FLAG_ONEWAY:
         return None
@@ -79,7 +79,7 @@ def pull_message(context: Context, command: Command) -> Steps[None] | None:
     return None
 
 
-def _pull(context: Context, command: Command, header: PullHeader) -> None:
+def _pull(context: RequestContext, command: Command, header: PullHeader) -> None:
     state = context.state
     gate = context.gate(command)
     grant = gate.consume(header.group, header.topic)
@@ -125,7 +125,7 @@ def _bytes_max(config: RemotingConfig, asked: int) -> int:
 # checks
 
 
-def _readable_topic(context: Context, grant: ConsumeGrant, queue_id: int) -> Topic:
+def _readable_topic(context: RequestContext, grant: ConsumeGrant, queue_id: int) -> Topic:
     """Return the topic of a pull. It creates no group: anybody can pull with any name."""
     policy, group, name = grant.group_policy(), grant.group, grant.topic
     if policy is None:
@@ -210,7 +210,7 @@ def _forbidden(kind: int, text: str) -> Declined:
 # reading
 
 
-def collect(context: Context, budget_bytes: float) -> None:
+def collect(context: RequestContext, budget_bytes: float) -> None:
     """Answer pulls that were woken, that have expired, or whose records were read from disk."""
     pending = context.pulls
     ready = pending.ready
@@ -229,7 +229,7 @@ def collect(context: Context, budget_bytes: float) -> None:
         _refuse_far(context, pending.reader.stalled)
 
 
-def finish(context: Context) -> None:
+def finish(context: RequestContext) -> None:
     """At shutdown: answer every pull of this connection that is no longer held, with the records available now."""
     collect(context, math.inf)
     pending = context.pulls
@@ -239,7 +239,7 @@ def finish(context: Context) -> None:
         _answer_nothing(context, pull)
 
 
-def _refuse_far(context: Context, error: Refused) -> None:
+def _refuse_far(context: RequestContext, error: Refused) -> None:
     """Refuse the pulls that wait for a read from disk, because the connection may start none."""
     pending = context.pulls
     pending.reader.forget_all()
@@ -262,7 +262,7 @@ def _drop(parked: ParkedPulls, counters: RequestCounters, pull: Pull, error: Ref
     pull.pending.peer.send(refuse(command, code, str(error), ext))
 
 
-def _run(context: Context, pull: Pull) -> int:
+def _run(context: RequestContext, pull: Pull) -> int:
     """Read for *pull*, then answer or hold it; return the size of the answer's body."""
     queue = pull.queue
     topic = pull.grant.get_topic()
@@ -294,7 +294,7 @@ def _run(context: Context, pull: Pull) -> int:
     return _deal(context, pull, result)
 
 
-def _wait_for_disk(context: Context, pull: Pull) -> None:
+def _wait_for_disk(context: RequestContext, pull: Pull) -> None:
     """Let *pull*, which is far behind the tail, wait until the reader has its records."""
     state, pending = context.state, context.pulls
     stalled = pending.reader.stalled
@@ -314,7 +314,7 @@ def _wait_for_disk(context: Context, pull: Pull) -> None:
         pending.reading[pull] = None
 
 
-def _deal(context: Context, pull: Pull, result: ReadResult) -> int:
+def _deal(context: RequestContext, pull: Pull, result: ReadResult) -> int:
     """Answer *pull* with *result*, or hold it if the result is empty and it may wait."""
     state = context.state
     if pull.retries and (wait_ms := hold_back(result, state.broker.clock.now_ms())) and not result.count:
@@ -359,7 +359,7 @@ def _deal(context: Context, pull: Pull, result: ReadResult) -> int:
     return result.size
 
 
-def _hold(context: Context, pull: Pull) -> None:
+def _hold(context: RequestContext, pull: Pull) -> None:
     """Hold *pull*, unless new records arrived while a thread read for it: they would not wake it."""
     state = context.state
     _admit(context, pull)
@@ -369,7 +369,7 @@ def _hold(context: Context, pull: Pull) -> None:
         state.parked.park(pull)
 
 
-def _hold_back(context: Context, pull: Pull, offset: int, wait_ms: int) -> None:
+def _hold_back(context: RequestContext, pull: Pull, offset: int, wait_ms: int) -> None:
     """Hold *pull* until the delay of the retry at *offset* is over."""
     state = context.state
     pull.offset = offset
@@ -380,7 +380,7 @@ def _hold_back(context: Context, pull: Pull, offset: int, wait_ms: int) -> None:
         state.parked.park(pull, state.now() + wait_ms / 1000)
 
 
-def _admit(context: Context, pull: Pull) -> None:
+def _admit(context: RequestContext, pull: Pull) -> None:
     """Let *pull* wait; if too many wait, refuse pulls of the connections with the largest shares."""
     state = context.state
     for other in state.parked.admit(pull):
@@ -390,7 +390,7 @@ def _admit(context: Context, pull: Pull) -> None:
         other.pending.peer.wake()
 
 
-def _answer_nothing(context: Context, pull: Pull) -> None:
+def _answer_nothing(context: RequestContext, pull: Pull) -> None:
     """Answer without records; the client pulls again from its offset, perhaps from another broker."""
     state = context.state
     state.parked.done(pull)
@@ -401,7 +401,7 @@ def _answer_nothing(context: Context, pull: Pull) -> None:
     context.peer.send(encode_pull_prefix(state.templates.pulled, pull.opaque, code, pull.offset, first, end, remark))
 
 
-def _answer_reset(context: Context, pull: Pull, offset: int) -> int:
+def _answer_reset(context: RequestContext, pull: Pull, offset: int) -> int:
     state = context.state
     state.parked.done(pull)
     first, end = pull.queue.first_offset, pull.grant.end_offset(pull.queue.queue_id)

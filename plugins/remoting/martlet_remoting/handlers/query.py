@@ -3,7 +3,7 @@
 from typing import Final
 
 from martlet.runtime.steps import Steps
-from martlet_remoting.handlers.context import Context, Declined, Handle, reply, reply_in_pieces
+from martlet_remoting.handlers.context import Declined, Handle, RequestContext, reply, reply_in_pieces
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 from martlet_remoting.wire.packets import Command, Frame
 
@@ -14,7 +14,7 @@ FOUND_UNIQUE_MAX: Final = 32  # defaultQueryMaxNum
 ANSWER_BYTES_MAX: Final = 12 * 1024 * 1024  # clients accept frames of up to 16 MiB
 
 
-def query_message(context: Context, command: Command) -> Steps[Frame]:
+def query_message(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer the records whose index entries match a key; hashes may collide, so the client compares the keys."""
     topic, key = command.text("topic"), command.text("key")
     count_max = command.integer("maxNum")
@@ -32,7 +32,7 @@ def query_message(context: Context, command: Command) -> Steps[Frame]:
     return reply_in_pieces(command, records, ext)
 
 
-async def view_message(context: Context, command: Command) -> bytes:
+async def view_message(context: RequestContext, command: Command) -> bytes:
     """Answer the record at a position of the log."""
     position = command.integer("offset")
     data = await context.gate(command).record_at(position)

@@ -5,7 +5,7 @@ from typing import Final
 from martlet.contracts import Timers
 from martlet.errors import Reason, Refused
 from martlet.tables.topics import RETRY_PREFIX
-from martlet_remoting.handlers.context import Context, Declined, Handle, reply
+from martlet_remoting.handlers.context import Declined, Handle, RequestContext, reply
 from martlet_remoting.wire.codec import encode_response
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 from martlet_remoting.wire.packets import Command
@@ -14,7 +14,7 @@ from martlet_remoting.wire.recall_handles import RecallHandle, decode_handle
 __all__ = ["TABLE"]
 
 
-async def recall_message(context: Context, command: Command) -> bytes:
+async def recall_message(context: RequestContext, command: Command) -> bytes:
     """Recall the message of a handle; the answer is sent when that is durable."""
     topic = command.text("topic")
     if context.gate(command).check_publish(topic).get() is None:
@@ -33,7 +33,7 @@ async def recall_message(context: Context, command: Command) -> bytes:
     return await _recall(context, command, handle)
 
 
-async def _recall(context: Context, command: Command, handle: RecallHandle) -> bytes:
+async def _recall(context: RequestContext, command: Command, handle: RecallHandle) -> bytes:
     timers = context.state.broker.capability(Timers)
     if timers is None or timers.recall is None:
         text = "recall failed, operation is forbidden; add the plugin timer to plugins.enabled"

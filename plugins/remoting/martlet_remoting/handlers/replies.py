@@ -15,7 +15,7 @@ from martlet.broker import Broker
 from martlet.errors import Reason, Refused
 from martlet.message import REPLY_TO, Message, Placed, find_property, put_properties, put_property
 from martlet_remoting.consumers.members import Members
-from martlet_remoting.handlers.context import Context, Handle, refuse
+from martlet_remoting.handlers.context import Handle, RequestContext, refuse
 from martlet_remoting.handlers.send import make_message, open_topic, stamp
 from martlet_remoting.handlers.templates import Templates
 from martlet_remoting.wire.codec import encode_send_response
@@ -33,7 +33,7 @@ DEFAULT_TOPIC: Final = "TBW102"
 REPLY_TOPIC: Final = "{}_REPLY_TOPIC"  # of a cluster
 
 
-def send_reply(context: Context, command: Command) -> bytes | None:
+def send_reply(context: RequestContext, command: Command) -> bytes | None:
     """Store the reply, push it to the requester, and answer when the requester has accepted it."""
     state = context.state
     header = decode_send_header(command)

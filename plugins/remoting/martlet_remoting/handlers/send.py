@@ -15,7 +15,7 @@ from martlet.runtime.steps import Steps
 from martlet.stages import Stages
 from martlet.store.append.items import AppendItem
 from martlet.tables.topics import RETRY_PREFIX, Topic, check_name
-from martlet_remoting.handlers.context import Answer, Context, Declined, Handle, refusal, supports_transactions
+from martlet_remoting.handlers.context import Answer, Declined, Handle, RequestContext, refusal, supports_transactions
 from martlet_remoting.handlers.templates import Templates
 from martlet_remoting.handlers.unheld import TIMER_KEYS, no_transactions
 from martlet_remoting.wire.batches import Member, split_batch
@@ -51,7 +51,7 @@ class _PlacedBatch(NamedTuple):
     ids: str
 
 
-def send_usual(context: Context, command: Command) -> Answer:
+def send_usual(context: RequestContext, command: Command) -> Answer:
     """Store a usual send, as a run of one, which takes half the time; any other by `send_message`."""
     header = decode_send_header(command)
     if not command.unusual and command.body:
@@ -61,7 +61,7 @@ def send_usual(context: Context, command: Command) -> Answer:
     return send_message(context, command)
 
 
-def send_run(context: Context, gate: Gate, sends: Sequence[Send]) -> int:
+def send_run(context: RequestContext, gate: Gate, sends: Sequence[Send]) -> int:
     """Store and answer the usual sends at the beginning of *sends* together; return their number.
 
     Usual: short field names, a known topic, a unique key, no batch, no retry, and no property that the broker sets.
@@ -159,7 +159,11 @@ def usual_key(fields: SendHeader, stored: bytes, unusual_flags: int) -> bytes:
 
 
 def _publish_run(
-    context: Context, gate: Gate, sends: Sequence[Send], run: Sequence[AppendItem | Message], keys: Sequence[bytes]
+    context: RequestContext,
+    gate: Gate,
+    sends: Sequence[Send],
+    run: Sequence[AppendItem | Message],
+    keys: Sequence[bytes],
 ) -> None:
     """Store *run*, which was made from *sends*, and answer these."""
     peer = context.peer
@@ -193,7 +197,7 @@ def _publish_run(
 
 
 def _staged_response(
-    context: Context, head: SendHead, message: Message, unique: bytes, position: int, offset: int
+    context: RequestContext, head: SendHead, message: Message, unique: bytes, position: int, offset: int
 ) -> bytes:
     """Return the answer to the send of *message*, which has passed the stages."""
     templates, fields = context.state.templates, head.fields
@@ -208,7 +212,7 @@ def _staged_response(
     return LENGTHS.pack(4 + len(header), len(header)) + header
 
 
-def _run_refusal(context: Context, head: SendHead, error: MartletError) -> bytes:
+def _run_refusal(context: RequestContext, head: SendHead, error: MartletError) -> bytes:
     state = context.state
     context.complain(head.code, error)
     answer = refusal(state.counters, Command(head.code, opaque=head.opaque), error, state.templates.send_ext)
@@ -218,7 +222,7 @@ def _run_refusal(context: Context, head: SendHead, error: MartletError) -> bytes
 # any send
 
 
-def send_message(context: Context, command: Command) -> Answer:
+def send_message(context: RequestContext, command: Command) -> Answer:
     """Store the message or the batch; the answer is sent when it is durable."""
     header = decode_send_header(command)
     state = context.state
@@ -269,7 +273,7 @@ def _real_queue(message: Message, queue_id: int) -> int:
 
 
 def make_message(
-    context: Context, header: SendHeader, body: bytes, properties: bytes, flag: int | None = None
+    context: RequestContext, header: SendHeader, body: bytes, properties: bytes, flag: int | None = None
 ) -> Message:
     if not body:
         raise _no_body()
@@ -303,7 +307,7 @@ def check_load(grant: PublishGrant, limit: int) -> None:
 # the topic
 
 
-def open_topic(context: Context, grant: PublishGrant, header: SendHeader) -> Topic:
+def open_topic(context: RequestContext, grant: PublishGrant, header: SendHeader) -> Topic:
     """Return the topic of a send; create it if the configuration allows it."""
     topic = grant.get()
     if topic is None:
@@ -325,7 +329,7 @@ def _make_topic(grant: PublishGrant, header: SendHeader) -> Topic:
 
 
 def _retry(
-    context: Context, grant: PublishGrant, command: Command, header: SendHeader, topic: Topic, properties: bytes
+    context: RequestContext, grant: PublishGrant, command: Command, header: SendHeader, topic: Topic, properties: bytes
 ) -> tuple[Topic, bytes]:
     """Return where a consumer's own retry goes: the retry topic, or after too many attempts the dead-letter topic."""
     state = context.state
@@ -366,7 +370,7 @@ def stamp(properties: bytes, templates: Templates, ids: Ids) -> tuple[bytes, str
 
 
 def _send_batch(
-    context: Context, command: Command, header: SendHeader, grant: PublishGrant
+    context: RequestContext, command: Command, header: SendHeader, grant: PublishGrant
 ) -> bytes | Steps[Frame | None]:
     _check_batch(command, header, context.state.broker.config.message_bytes_max)
     rest = split_batch(command.body, BATCH_AT_ONCE)
@@ -382,7 +386,7 @@ def _send_batch(
 
 
 def _send_long_batch(
-    context: Context,
+    context: RequestContext,
     command: Command,
     header: SendHeader,
     grant: PublishGrant,
@@ -406,7 +410,7 @@ def _send_long_batch(
     return _batch_response(context, command, header, first._replace(end=last.end, ids=",".join(ids)))
 
 
-def _batch_response(context: Context, command: Command, header: SendHeader, placed: _PlacedBatch) -> bytes:
+def _batch_response(context: RequestContext, command: Command, header: SendHeader, placed: _PlacedBatch) -> bytes:
     context.peer.hold_until(placed.end)
     unique = find_property(header.properties.encode(), b"UNIQ_KEY").decode("utf-8", "replace")
     template = context.state.templates.sent
@@ -414,7 +418,7 @@ def _batch_response(context: Context, command: Command, header: SendHeader, plac
 
 
 def _store_batch(
-    context: Context,
+    context: RequestContext,
     command: Command,
     header: SendHeader,
     grant: PublishGrant,

@@ -13,7 +13,7 @@ from martlet.records.codec import decode_record
 from martlet.store.format.light import places
 from martlet.tables.groups import Group
 from martlet.tables.topics import RETRY_PREFIX
-from martlet_remoting.handlers.context import Context, Declined, Handle, reply
+from martlet_remoting.handlers.context import Declined, Handle, RequestContext, reply
 from martlet_remoting.handlers.groups import make_retry_topic
 from martlet_remoting.handlers.templates import Templates
 from martlet_remoting.wire.codes import VERSION_3_4_9, RequestCode, ResponseCode
@@ -25,7 +25,7 @@ RECONSUME_TIMES_MAX: Final = (1 << 31) - 1  # the limit of the record's field; a
 FIRST_LEVEL: Final = 3  # 10 s; RocketMQ does not use the first two levels for retries
 
 
-async def send_back(context: Context, command: Command) -> bytes:
+async def send_back(context: RequestContext, command: Command) -> bytes:
     """Store a copy of the record for its group; the answer is sent when it is durable."""
     state, gate, position = context.state, context.gate(command), command.integer("offset")
     grant = gate.query_group(command.text("group"))

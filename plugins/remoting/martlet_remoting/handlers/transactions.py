@@ -14,7 +14,7 @@ from martlet.contracts import HalfMessage, PendingTransaction, Transactions
 from martlet.errors import Reason, Refused
 from martlet.message import decode_properties
 from martlet.records.codec import decode_records
-from martlet_remoting.handlers.context import Answer, Context, Declined, Handle, reply
+from martlet_remoting.handlers.context import Answer, Declined, Handle, RequestContext, reply
 from martlet_remoting.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from martlet_remoting.wire.headers import EndHead
 from martlet_remoting.wire.packets import Command
@@ -41,7 +41,7 @@ def _transactions(broker: Broker) -> Transactions:
     return found
 
 
-def end_run(context: Context, heads: Sequence[EndHead]) -> list[Command]:
+def end_run(context: RequestContext, heads: Sequence[EndHead]) -> list[Command]:
     """End the transactions of *heads* together; return the requests that `end_transaction` must handle, which are few.
 
     Those are requests that want an answer, do not fit their half messages, or whose half messages are not in memory.
@@ -81,7 +81,7 @@ def _command(head: EndHead) -> Command:
     return Command(head.code, head.fields.to_ext(), b"", head.opaque, head.flag)
 
 
-def end_transaction(context: Context, command: Command) -> Answer:
+def end_transaction(context: RequestContext, command: Command) -> Answer:
     """Commit a transaction or roll it back; the answer is sent when that is durable."""
     transactions = _transactions(context.state.broker)
     if command.integer("commitOrRollback") not in (COMMIT, ROLLBACK):
@@ -96,7 +96,7 @@ def end_transaction(context: Context, command: Command) -> Answer:
         return _end_copy(context, command, transactions, position, declined)
 
 
-async def _end_far(context: Context, command: Command, transactions: Transactions, position: int) -> bytes:
+async def _end_far(context: RequestContext, command: Command, transactions: Transactions, position: int) -> bytes:
     try:
         return _end(context, command, transactions, await _find(transactions, position))
     except Declined as declined:
@@ -104,7 +104,7 @@ async def _end_far(context: Context, command: Command, transactions: Transaction
 
 
 async def _end_copy(
-    context: Context, command: Command, transactions: Transactions, position: int, declined: Declined
+    context: RequestContext, command: Command, transactions: Transactions, position: int, declined: Declined
 ) -> bytes:
     """End the transaction of the copy that retention made of the half message at *position*, else raise *declined*."""
     key = command.text("msgId", "")
@@ -128,7 +128,7 @@ def _as_rocketmq(refused: Refused) -> Refused | Declined:
 
 
 def _end(
-    context: Context, command: Command, transactions: Transactions, half: HalfMessage, *, is_copy: bool = False
+    context: RequestContext, command: Command, transactions: Transactions, half: HalfMessage, *, is_copy: bool = False
 ) -> bytes:
     _check(command, transactions, half, is_copy)
     gate = context.gate(command)
@@ -158,7 +158,7 @@ def _check(command: Command, transactions: Transactions, half: HalfMessage, is_c
         raise Declined(ResponseCode.SYSTEM_ERROR, text)
 
 
-async def resume_check(context: Context, command: Command) -> bytes:
+async def resume_check(context: RequestContext, command: Command) -> bytes:
     """Check a transaction again from the first time, pending or parked."""
     half = await _find(_transactions(context.state.broker), _position(command.text("msgId")))
     try:
@@ -181,7 +181,7 @@ def _position(message_id: str) -> int:
     raise Declined(ResponseCode.SYSTEM_ERROR, text)
 
 
-async def list_transactions(context: Context, command: Command) -> bytes:
+async def list_transactions(context: RequestContext, command: Command) -> bytes:
     """List pending transactions from a half message on, or those with a transaction id."""
     gate = context.gate(command)
     gate.check("manage", "")
@@ -195,7 +195,9 @@ async def list_transactions(context: Context, command: Command) -> bytes:
     return reply(command, body=orjson.dumps({"transactions": [_fields(each) for each in found]}))
 
 
-async def _find_by_id(context: Context, gate: Gate, transactions: Transactions, key: str) -> list[PendingTransaction]:
+async def _find_by_id(
+    context: RequestContext, gate: Gate, transactions: Transactions, key: str
+) -> list[PendingTransaction]:
     steps = gate.query_keys(HALF_TOPIC, key.encode(), FOUND_MAX, 0, 1 << 62, LISTED_BYTES)
     found = await context.state.broker.turns.finish(steps)
     listed: list[PendingTransaction] = []

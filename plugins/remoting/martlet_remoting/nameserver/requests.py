@@ -15,7 +15,7 @@ from martlet_remoting.wire.codec import encode_response, encode_response_in_piec
 from martlet_remoting.wire.codes import VERSION_4_9_4, RequestCode, ResponseCode
 from martlet_remoting.wire.packets import NO_EXT, Command, Frame
 from martlet_remoting.wire.register_broker import NAME_CHARS_MAX, VERSION_BYTES_MAX, decode_registration
-from martlet_remoting.wire.routes import MASTER_ID, Route, TopicQueues, Version, encode_route
+from martlet_remoting.wire.routes import MASTER_ID, TopicQueues, TopicRoute, Version, encode_route
 from martlet_remoting.wire.unsupported import unsupported_text
 
 __all__ = ["REQUESTS", "SAVED", "answer", "answer_when_saved"]
@@ -165,7 +165,7 @@ def _route(server: NameServer, connection: object, command: Command) -> bytes:
     return _reply(command, body=encode_route(route, standard=standard))
 
 
-def _near(route: Route, zone: str) -> Route:
+def _near(route: TopicRoute, zone: str) -> TopicRoute:
     """Return *route* without brokers in other zones; keep a broker without a master, as its slaves can be read."""
     brokers = {
         name: group for name, group in route.brokers.items() if MASTER_ID not in group.addresses or group.zone == zone

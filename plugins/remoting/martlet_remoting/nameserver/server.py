@@ -11,7 +11,7 @@ from martlet_remoting.nameserver.config import NameServerConfig
 from martlet_remoting.nameserver.kvconfig import KVConfig
 from martlet_remoting.nameserver.table import RouteTable
 from martlet_remoting.wire.properties import format_properties, parse_properties
-from martlet_remoting.wire.routes import Route, TopicQueues
+from martlet_remoting.wire.routes import TopicQueues, TopicRoute
 
 __all__ = ["NameServer"]
 
@@ -72,7 +72,7 @@ class NameServer:
     def now(self) -> float:
         return trio.current_time()
 
-    def planned_route(self, topic: str, connection: object) -> Route | None:
+    def planned_route(self, topic: str, connection: object) -> TopicRoute | None:
         """Return the route of *topic*, which does not exist yet, for a consumer that is about to make it.
 
         A consumer asks for the route of its retry topic before its first heartbeat, with which the broker creates the
@@ -85,7 +85,7 @@ class NameServer:
             if queues is None:
                 return None
             name = queues.broker_name
-            return Route((queues,), {name: self.table.group(name)})
+            return TopicRoute((queues,), {name: self.table.group(name)})
         except KeyError:  # the broker has not registered yet
             return None
 

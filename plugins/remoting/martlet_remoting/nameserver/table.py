@@ -18,7 +18,7 @@ from martlet.store.format.light import is_light
 from martlet_remoting.nameserver.live import LiveBrokers
 from martlet_remoting.nameserver.topics import READ_WRITE, WRITE, Brokers, TopicIndex
 from martlet_remoting.wire.register_broker import Registration
-from martlet_remoting.wire.routes import MASTER_ID, BrokerGroup, Route, TopicQueues, TopicShape, Version
+from martlet_remoting.wire.routes import MASTER_ID, BrokerGroup, TopicQueues, TopicRoute, TopicShape, Version
 
 __all__ = ["DEFAULT_TIMEOUT_MS", "Registered", "RouteTable"]
 
@@ -195,7 +195,7 @@ class RouteTable:
 
     # topics
 
-    def route(self, topic: str) -> Route | None:
+    def route(self, topic: str) -> TopicRoute | None:
         """Return the route of *topic*; None if no live broker has it."""
         found = self.index.brokers_of(topic)
         if not found:
@@ -206,13 +206,13 @@ class RouteTable:
             groups = {name: _standing_in(groups[name], each) for name, each in zip(found, queues, strict=True)}
         held = {name: brokers.mappings[topic] for name, brokers in found.items() if topic in brokers.mappings}
         mappings = {str(mapping.get("bname") or name): mapping for name, mapping in held.items()}
-        return Route(tuple(queues), groups, None, self.live.filter_servers(groups.values()), mappings or None)
+        return TopicRoute(tuple(queues), groups, None, self.live.filter_servers(groups.values()), mappings or None)
 
-    def _light_route(self) -> Route | None:
+    def _light_route(self) -> TopicRoute | None:
         """Where a light topic is, which no broker registers: every broker may have its one queue."""
         groups = {name: self.group(name) for name in self._brokers}
         queues = tuple(TopicQueues(name, 1, 0, READ) for name in groups)
-        return Route(queues, groups) if groups else None
+        return TopicRoute(queues, groups) if groups else None
 
     def group(self, name: str) -> BrokerGroup:
         """Return the brokers of *name*. Raises `KeyError` if there are none."""

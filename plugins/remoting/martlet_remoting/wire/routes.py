@@ -21,8 +21,8 @@ __all__ = [
     "READABLE",
     "WRITABLE",
     "BrokerGroup",
-    "Route",
     "TopicQueues",
+    "TopicRoute",
     "TopicShape",
     "Version",
     "decode_route",
@@ -137,7 +137,7 @@ class BrokerGroup:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Route:
+class TopicRoute:
     """Where a topic is: its queues, and its brokers by name.
 
     ``order`` has the queues of an ordered topic, ``mappings`` those of a static topic by broker.
@@ -197,7 +197,7 @@ def _ordered_queues(topic: str, order: str) -> list[MessageQueue]:
     return found
 
 
-def encode_route(route: Route, *, standard: bool) -> bytes:
+def encode_route(route: TopicRoute, *, standard: bool) -> bytes:
     """Return the body of a route answer, in standard JSON if *standard* is set."""
     fields: dict[str, object] = {
         "brokerDatas": [group.as_json(standard) for group in route.brokers.values()],
@@ -210,7 +210,7 @@ def encode_route(route: Route, *, standard: bool) -> bytes:
     return body if body.isascii() or not standard else _escaped(body.decode())
 
 
-def decode_route(body: bytes) -> Route:
+def decode_route(body: bytes) -> TopicRoute:
     """Return the route in a name server's answer, whose integer keys may be quoted or not.
 
     Raises:
@@ -230,7 +230,7 @@ def decode_route(body: bytes) -> Route:
         for item in bodies.objects(fields, "queueDatas")
     )
     groups = map(_decode_group, bodies.objects(fields, "brokerDatas"))
-    return Route(queues, {group.name: group for group in groups}, bodies.text(fields, "orderTopicConf", ""))
+    return TopicRoute(queues, {group.name: group for group in groups}, bodies.text(fields, "orderTopicConf", ""))
 
 
 def _decode_group(fields: bodies.Fields) -> BrokerGroup:

@@ -7,7 +7,7 @@ from typing import Any, Final
 from martlet.cli.outcome import Exit, guarded
 from martlet.cli.server import add_server_options, server_settings
 from martlet.cli.terminal import print_json, table
-from martlet.contracts import Command
+from martlet.contracts import Subcommand
 from martlet_stomp.admin.control import DELETE, PREFIX
 from martlet_stomp.commands.client import browse
 
@@ -91,4 +91,4 @@ def _show(arguments: Any, what: str, heads: tuple[str, ...]) -> int:
     return Exit.OK
 
 
-COMMAND: Final = Command("stomp", "see clients of a STOMP broker", configure, run)
+COMMAND: Final = Subcommand("stomp", "see clients of a STOMP broker", configure, run)

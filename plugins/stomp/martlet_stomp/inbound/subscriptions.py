@@ -15,14 +15,14 @@ from martlet_stomp.mapping.destinations import Destination, Kind, check_filter, 
 from martlet_stomp.mapping.groups import Durable
 from martlet_stomp.outbound.patterns import Pattern
 from martlet_stomp.outbound.sources import Opening
-from martlet_stomp.outbound.subscription import Part, Subscription
+from martlet_stomp.outbound.subscription import SentPart, Subscription
 from martlet_stomp.shared.context import Context
 from martlet_stomp.shared.temporary import is_temporary, remote_text
 from martlet_stomp.wire.codec import encode_receipts
 from martlet_stomp.wire.errors import StompError, shown
 from martlet_stomp.wire.packets import AckRun, Connect, Nack, Subscribe, Unsubscribe
 
-__all__ = ["Subscriptions"]
+__all__ = ["ClientSubscriptions"]
 
 # Of a subscription with wildcards: new topics that one turn begins with, 150 us each, and what one is beside a match.
 PARTS_A_TURN: Final = 32
@@ -30,7 +30,7 @@ STEPS_A_PART: Final = 150
 
 
 @final
-class Subscriptions:
+class ClientSubscriptions:
     """The subscriptions of one client."""
 
     __slots__ = (
@@ -398,7 +398,7 @@ class Subscriptions:
         if nack.receipt is not None or not self._has_ended(number):
             raise StompError(self._not_held("NACK", number, queue_id, offset))
 
-    def reserve(self, command: str, number: int, queue_id: int, offset: int) -> tuple[Subscription, list[Part]]:
+    def reserve(self, command: str, number: int, queue_id: int, offset: int) -> tuple[Subscription, list[SentPart]]:
         """Return what ACK or NACK in a transaction is for. Raises `StompError` if the client does not hold it."""
         subscription = self._by_number.get(number)
         parts = subscription.reserve(queue_id, offset) if subscription is not None else []

@@ -15,14 +15,14 @@ from martlet.errors import Refused
 from martlet.message import Message
 from martlet.state.journal import Journal
 from martlet_stomp.inbound.incoming import Incoming
-from martlet_stomp.inbound.subscriptions import Subscriptions
-from martlet_stomp.outbound.subscription import Part, Subscription
+from martlet_stomp.inbound.subscriptions import ClientSubscriptions
+from martlet_stomp.outbound.subscription import SentPart, Subscription
 from martlet_stomp.shared.context import Context
 from martlet_stomp.wire.codec import encode_receipts
 from martlet_stomp.wire.errors import StompError, shown
 from martlet_stomp.wire.packets import AckRun, Nack, SendRun
 
-__all__ = ["Transactions"]
+__all__ = ["ClientTransactions"]
 
 # What a frame takes beside its bytes.
 FRAME_BYTES: Final = 256
@@ -33,7 +33,7 @@ class _Settling(NamedTuple):
     """ACK, or NACK if ``is_failed``, for what a subscription has brought."""
 
     subscription: Subscription
-    parts: list[Part]
+    parts: list[SentPart]
     is_failed: bool = False
     requeue: bool = True
 
@@ -52,7 +52,7 @@ class _Transaction:
 
 
 @final
-class Transactions:
+class ClientTransactions:
     """The open transactions of one client."""
 
     __slots__ = ("_context", "_end_client", "_gate", "_incoming", "_open", "_owner", "_peer", "_subscriptions")
@@ -63,7 +63,7 @@ class Transactions:
         context: Context,
         gate: Gate,
         incoming: Incoming,
-        subscriptions: Subscriptions,
+        subscriptions: ClientSubscriptions,
         end_client: Callable[[str], None],
     ) -> None:
         """Begin without any; *end_client* closes the connection, with the reason."""
@@ -204,7 +204,7 @@ class Transactions:
     def abort(self, name: str) -> None:
         """Forget transaction *name*. Raises `StompError`."""
         transaction = self._end(name)
-        reserved: dict[Subscription, list[Part]] = {}
+        reserved: dict[Subscription, list[SentPart]] = {}
         for each in transaction.settlings:
             reserved.setdefault(each.subscription, []).extend(each.parts)
         for subscription, parts in reserved.items():

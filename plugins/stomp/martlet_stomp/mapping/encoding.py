@@ -24,7 +24,7 @@ from martlet_stomp.mapping.messages import GROUP_ID, OF_BROKER, Arrived, arrived
 from martlet_stomp.wire.codec import encode_header, escape
 from martlet_stomp.wire.packets import Version
 
-__all__ = ["Encodings", "HeaderLines", "message_head"]
+__all__ = ["HeaderLines", "SubscriptionEncodings", "message_head"]
 
 TIMESTAMP: Final = "timestamp"
 # Properties whose header lines are remembered, and their bytes; with more, all are forgotten.
@@ -112,7 +112,7 @@ class HeaderLines:
 
 
 @final
-class Encodings:
+class SubscriptionEncodings:
     """The encodings of all subscriptions."""
 
     def __init__(

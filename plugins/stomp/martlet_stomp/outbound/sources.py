@@ -9,7 +9,7 @@ from martlet.delivery.routing.selection import EVERYTHING, Selection
 from martlet.delivery.subscriptions import Start, from_earliest, from_tail
 from martlet.errors import Reason, Refused
 from martlet.groups.membership import Membership
-from martlet.groups.queues.finder import Names
+from martlet.groups.queues.finder import MessageSelection
 from martlet.groups.strategy.policy import AUTO_DELETE, OWNS_TOPIC
 from martlet.message import TAGS
 from martlet_stomp.mapping.destinations import Destination, Kind, select_names
@@ -138,13 +138,13 @@ class Opening:
         acknowledges, name = subscription.acknowledges, destination.name
         is_topics = bool(group or destination.application)  # what is sent to the topic from now on
         selection, wanted = EVERYTHING, select(context.broker, request.selector)
-        names: Names | None = None
+        names: MessageSelection | None = None
         if name:
             if not group and wanted is not EVERYTHING:
                 text = f"subscribe to {Kind.QUEUE.value}{destination.topic} with a selector on {TAGS}, the name"
                 raise StompError(f"queue {shown(destination.text)} has a topic filter, so it has no selectors; {text}")
             selection = select_names(name)
-            names = Names(context.feeds.of(destination.topic), name, wanted.predicate if group else None)
+            names = MessageSelection(context.feeds.of(destination.topic), name, wanted.predicate if group else None)
         membership = Membership(
             lease_s=math.inf if acknowledges else 0,
             credit=self._credit(subscription),

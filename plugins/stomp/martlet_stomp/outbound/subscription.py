@@ -26,7 +26,7 @@ from martlet_stomp.shared.following import Followed, Follower
 from martlet_stomp.wire.errors import shown
 from martlet_stomp.wire.packets import AckMode, Subscribe, Version
 
-__all__ = ["UNLIMITED", "Ledger", "Outstanding", "Owner", "Part", "Source", "Subscription"]
+__all__ = ["UNLIMITED", "Ledger", "Outstanding", "SentPart", "Source", "Subscription", "SubscriptionOwner"]
 
 UNLIMITED: Final = 1 << 60
 # Frames from here on are not copied for each subscriber.
@@ -80,7 +80,7 @@ class Outstanding:
 
 
 @final
-class Part(NamedTuple):
+class SentPart(NamedTuple):
     """Messages of one queue; with cumulative acknowledgements, ``number`` is that of the first in the order sent."""
 
     queue_id: int
@@ -88,7 +88,7 @@ class Part(NamedTuple):
     number: int = 0
 
 
-class Owner(Protocol):
+class SubscriptionOwner(Protocol):
     """Who has a subscription: all those of its client."""
 
     def ready(self, subscription: "Subscription") -> None:
@@ -132,7 +132,7 @@ class Subscription:
     def __init__(
         self,
         peer: Peer,
-        owner: Owner,
+        owner: SubscriptionOwner,
         counters: Counters,
         request: Subscribe,
         destination: Destination,
@@ -156,7 +156,7 @@ class Subscription:
         self._browse: Browse | None = None
         self._ledger: Ledger | None = None  # if the client acknowledges messages
         # With cumulative acknowledgements: what was sent and is not acknowledged, in that order.
-        self._sent: deque[Part] = deque()
+        self._sent: deque[SentPart] = deque()
         self._sent_count = 0
 
     def begin(self, source: Source, browse: Browse | None = None) -> None:
@@ -269,7 +269,7 @@ class Subscription:
         if isinstance(ledger, Outstanding):
             ledger.add(delivery.queue_id, offsets)
         if self.request.ack is AckMode.CLIENT:
-            self._sent.append(Part(delivery.queue_id, offsets, self._sent_count))
+            self._sent.append(SentPart(delivery.queue_id, offsets, self._sent_count))
             self._sent_count += len(offsets)
         head = self._heads.get(delivery.delivery) or self._head(delivery.delivery)
         self._counters.delivered += len(frames)
@@ -355,7 +355,7 @@ class Subscription:
             settle(part.queue_id, part.offsets)
         return bool(found)
 
-    def _take_up_to(self, queue_id: int, offset: int) -> list[Part]:
+    def _take_up_to(self, queue_id: int, offset: int) -> list[SentPart]:
         """Take a message, and all that were sent before it, out of what was sent; nothing if it is not there."""
         parts = enumerate(self._sent)
         place = next((i for i, part in parts if part.queue_id == queue_id and offset in part.offsets), -1)
@@ -365,13 +365,13 @@ class Subscription:
         _, offsets, number = found[place]
         end = offsets.index(offset) + 1
         if end < len(offsets):
-            self._sent.appendleft(Part(queue_id, offsets[end:], number + end))
-            found[place] = Part(queue_id, offsets[:end], number)
+            self._sent.appendleft(SentPart(queue_id, offsets[end:], number + end))
+            found[place] = SentPart(queue_id, offsets[:end], number)
         return found
 
     # transactions
 
-    def reserve(self, queue_id: int, offset: int) -> list[Part]:
+    def reserve(self, queue_id: int, offset: int) -> list[SentPart]:
         """Return what an acknowledgement in a transaction is for; nothing if the client does not hold the message.
 
         Cumulative acknowledgements after this one do not include that.
@@ -381,9 +381,9 @@ class Subscription:
             return []
         if self.request.ack is AckMode.CLIENT:
             return self._take_up_to(queue_id, offset)
-        return [Part(queue_id, (offset,))]
+        return [SentPart(queue_id, (offset,))]
 
-    def restore(self, parts: Sequence[Part]) -> None:
+    def restore(self, parts: Sequence[SentPart]) -> None:
         """Undo `reserve` for all *parts*, which are in the order in which they were reserved."""
         if self.request.ack is AckMode.CLIENT:
             # What other transactions gave back before may have been sent earlier.
@@ -395,7 +395,7 @@ class Subscription:
             text = f"the subscription to {shown(self.destination.text)} has ended, and others have its messages"
             raise Refused(Reason.NOT_FOUND, text)
 
-    def acknowledgements(self, parts: Sequence[Part]) -> list[tuple[Journal, bytes]]:
+    def acknowledgements(self, parts: Sequence[SentPart]) -> list[tuple[Journal, bytes]]:
         """Return the acknowledgements of *parts* for an atomic group. Raises `Refused` as `Member.acknowledgements`."""
         self.check_open()
         ledger = self._ledger
@@ -410,20 +410,20 @@ class Subscription:
                 raise
         return found
 
-    def withdraw(self, parts: Sequence[Part]) -> None:
+    def withdraw(self, parts: Sequence[SentPart]) -> None:
         """Undo `acknowledgements`: the atomic group was refused."""
         if isinstance(self._ledger, Member):
             for part in parts:
                 self._ledger.withdraw(part.queue_id, part.offsets)
 
-    def committed(self, parts: Sequence[Part]) -> None:
+    def committed(self, parts: Sequence[SentPart]) -> None:
         """Note that the atomic group with the acknowledgements of *parts* was appended."""
         for queue_id, offsets, _ in parts:
             self._counters.acknowledged += len(offsets)
             if isinstance(self._ledger, Outstanding):
                 self._ledger.ack_all(queue_id, offsets)
 
-    def failed(self, parts: Sequence[Part], *, requeue: bool) -> None:
+    def failed(self, parts: Sequence[SentPart], *, requeue: bool) -> None:
         """Take NACK for *parts*."""
         for part in parts:
             (self._nacked if requeue else self._buried)(part.queue_id, part.offsets)

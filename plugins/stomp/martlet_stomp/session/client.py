@@ -7,8 +7,8 @@ import trio
 
 from martlet.contracts import Peer
 from martlet_stomp.inbound.incoming import Incoming
-from martlet_stomp.inbound.subscriptions import Subscriptions
-from martlet_stomp.inbound.transactions import Transactions
+from martlet_stomp.inbound.subscriptions import ClientSubscriptions
+from martlet_stomp.inbound.transactions import ClientTransactions
 from martlet_stomp.shared.context import Context
 from martlet_stomp.shared.heartbeats import Beat
 from martlet_stomp.wire.codec import encode_connected
@@ -47,9 +47,9 @@ class Client:
         gate = self.gate = context.broker.gate(peer.identity)
         session = self.session = context.broker.ids.unique()
         context.temporary.begin(session, gate.identity.name)
-        self.subscriptions = Subscriptions(peer, context, gate, connect, session, end)
+        self.subscriptions = ClientSubscriptions(peer, context, gate, connect, session, end)
         self.incoming = Incoming(peer, context, gate, session, self.subscriptions.reply_to)
-        self.transactions = Transactions(peer, context, gate, self.incoming, self.subscriptions, end)
+        self.transactions = ClientTransactions(peer, context, gate, self.incoming, self.subscriptions, end)
         self.beat: Beat | None = None
 
     def greet(self) -> None:

@@ -17,7 +17,7 @@ from martlet.net.complaints import Complaints
 from martlet.runtime.version import installed_version
 from martlet_stomp.config import StompConfig
 from martlet_stomp.mapping.destinations import Destination, check_name, parse_destinations
-from martlet_stomp.mapping.encoding import Encodings
+from martlet_stomp.mapping.encoding import SubscriptionEncodings
 from martlet_stomp.mapping.groups import GROUP, Durable, is_queue_group
 from martlet_stomp.mapping.messages import GROUP_ID, Template
 from martlet_stomp.shared.clients import Connected, DurableUse
@@ -29,7 +29,7 @@ from martlet_stomp.shared.temporary import Temporary
 from martlet_stomp.wire.errors import shown
 from martlet_stomp.wire.packets import MessageHeaders
 
-__all__ = ["PROTOCOL", "Context", "Counters", "Templates", "make_context"]
+__all__ = ["PROTOCOL", "Context", "Counters", "MessageTemplates", "make_context"]
 
 log = logging.getLogger("martlet.stomp")
 
@@ -54,7 +54,7 @@ class Counters(Struct):
 
 
 @final
-class Templates:
+class MessageTemplates:
     """Templates of messages, by their headers."""
 
     def __init__(self, names: frozenset[str], cluster: str, check: Callable[[Destination], None]) -> None:
@@ -95,8 +95,8 @@ class Context(Struct):
     config: StompConfig
     broker: Broker
     names: frozenset[str]
-    templates: Templates
-    encodings: Encodings
+    templates: MessageTemplates
+    encodings: SubscriptionEncodings
     # Of topics whose messages have names.
     feeds: Feeds
     temporary: Temporary
@@ -160,8 +160,8 @@ def make_context(config: StompConfig, broker: Broker) -> Context:
         config,
         broker,
         names,
-        Templates(names, broker.config.cluster, temporary.check),
-        Encodings(broker.clock, config.names, sticky, broker.delivered_bytes_max),
+        MessageTemplates(names, broker.config.cluster, temporary.check),
+        SubscriptionEncodings(broker.clock, config.names, sticky, broker.delivered_bytes_max),
         Feeds(broker, (*config.names, config.temporary)),
         temporary,
         policy,

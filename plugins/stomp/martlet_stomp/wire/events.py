@@ -10,6 +10,7 @@ from martlet_stomp.wire.errors import StompError, UnknownVersion, shown
 from martlet_stomp.wire.packets import (
     Abort,
     AckMode,
+    AckPlace,
     AckRun,
     Begin,
     Commit,
@@ -17,7 +18,6 @@ from martlet_stomp.wire.packets import (
     Disconnect,
     Event,
     Nack,
-    Place,
     Subscribe,
     Unsubscribe,
     Version,
@@ -161,7 +161,7 @@ def _nack(headers: Headers, version: Version) -> Nack:
     )
 
 
-def _place(headers: Headers, version: Version, command: str) -> Place:
+def _place(headers: Headers, version: Version, command: str) -> AckPlace:
     """Return the place that ``id`` names, or before STOMP 1.2 ``message-id``.
 
     The number of the subscription is part of it, so the header ``subscription``, which 1.1 requires, may be missing.
@@ -170,7 +170,7 @@ def _place(headers: Headers, version: Version, command: str) -> Place:
     found = _PLACE.match(text)
     if found is None:
         raise StompError(f"{command} is for message {shown(text)}, which this connection did not receive")
-    return Place(int(found[1]), int(found[2]), int(found[3]))
+    return AckPlace(int(found[1]), int(found[2]), int(found[3]))
 
 
 def _begin(headers: Headers, version: Version) -> Begin:

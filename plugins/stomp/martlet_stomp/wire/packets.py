@@ -19,6 +19,7 @@ from msgspec import Struct
 __all__ = [
     "Abort",
     "AckMode",
+    "AckPlace",
     "AckRun",
     "Begin",
     "Commit",
@@ -27,7 +28,6 @@ __all__ = [
     "Event",
     "MessageHeaders",
     "Nack",
-    "Place",
     "SendRun",
     "Subscribe",
     "Unsubscribe",
@@ -59,7 +59,7 @@ class AckMode(IntEnum):
 
 
 @final
-class Place(NamedTuple):
+class AckPlace(NamedTuple):
     """What an ack id names: a message that a subscription of this connection has received.
 
     Its text is ``SUBSCRIPTION-QUEUE-OFFSET``, three decimal numbers. ``subscription`` is the number that the handler
@@ -152,7 +152,7 @@ class SendRun(NamedTuple):
 class AckRun(NamedTuple):
     """Consecutive ACK frames, at least one, all in the same transaction or all in none.
 
-    ACK *i* is for the message at ``Place(subscriptions[i], queue_ids[i], offsets[i])``.
+    ACK *i* is for the message at ``AckPlace(subscriptions[i], queue_ids[i], offsets[i])``.
 
     ``receipts``, ``asking`` and ``transaction`` are as in `SendRun`. The number of the subscription is in the ack id,
     so the header ``subscription``, which STOMP 1.1 requires beside it, does not matter.
@@ -183,7 +183,7 @@ def _receipt_of(receipts: Sequence[bytes], asking: Sequence[int], index: int) ->
 class Nack(Struct, frozen=True):
     """NACK; ``requeue`` is False if its header ``requeue`` says so: the message is not to be delivered again."""
 
-    place: Place
+    place: AckPlace
     transaction: str | None = None
     requeue: bool = True
     receipt: bytes | None = None

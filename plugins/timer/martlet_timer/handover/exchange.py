@@ -39,7 +39,7 @@ from martlet_timer.timers.state import TimerState
 if TYPE_CHECKING:
     from martlet.broker import Broker
 
-__all__ = ["PATH", "Exchange", "mark"]
+__all__ = ["PATH", "TimerHandover", "mark"]
 
 log = logging.getLogger("martlet.timer")
 
@@ -61,7 +61,7 @@ def mark(check: bytes) -> bytes:
 
 
 @final
-class Exchange:
+class TimerHandover:
     """Adopts the state of RocketMQ's timers, if it has used the store since the last start."""
 
     def __init__(self, broker: "Broker", timers: TimerState, delivery: TimerDelivery) -> None:

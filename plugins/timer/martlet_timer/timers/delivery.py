@@ -23,10 +23,10 @@ from martlet_timer.lateness import Lateness
 from martlet_timer.properties import REAL_TOPIC
 from martlet_timer.timers.damped_clock import DampedClock
 from martlet_timer.timers.journal_codec import ended, gone
-from martlet_timer.timers.pending import Pending
+from martlet_timer.timers.pending import PendingTimers
 from martlet_timer.timers.reader import Found, RecordReader
 from martlet_timer.timers.records import moved
-from martlet_timer.timers.repeats import Outcome, is_repeated, outcome_of
+from martlet_timer.timers.repeats import DueOutcome, is_repeated, outcome_of
 from martlet_timer.timers.schedule import Schedule, Timer
 from martlet_timer.timers.state import TimerState
 
@@ -102,7 +102,7 @@ class TimerDelivery:
         self.damaged = 0
 
     @property
-    def _pending(self) -> Pending:
+    def _pending(self) -> PendingTimers:
         return self._timers.pending
 
     @property
@@ -312,7 +312,7 @@ class TimerDelivery:
             left.pop(position)
         return end
 
-    def _append_outcomes(self, outcomes: Sequence[Outcome], timers: Sequence[Timer]) -> int:
+    def _append_outcomes(self, outcomes: Sequence[DueOutcome], timers: Sequence[Timer]) -> int:
         """Store what follows from *timers* that are due; raises as `append`, and if a series has no topic."""
         messages: list[Message] = []
         delivered: list[Timer] = []
@@ -346,7 +346,7 @@ class TimerDelivery:
             for due_ms in dues_ms:
                 self.lateness.add(now_ms - due_ms)
 
-    def _publish_odd(self, due: Due, outcome: Outcome, refused: Refused) -> int:
+    def _publish_odd(self, due: Due, outcome: DueOutcome, refused: Refused) -> int:
         """Deliver one message that was refused with *refused*: to another queue, later, or not at all."""
         timer, record = due
         topic = _topic_of(record.properties)

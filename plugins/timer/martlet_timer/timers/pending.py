@@ -19,7 +19,7 @@ from typing import Final, TypeAlias, final
 from martlet.errors import StoreError
 from martlet.runtime.steps import Pace, Steps
 
-__all__ = ["HOUR_MS", "Frozen", "Pending"]
+__all__ = ["HOUR_MS", "Frozen", "PendingTimers"]
 
 HOUR_MS: Final = 3_600_000
 CHUNK_ROWS: Final = 4096
@@ -42,7 +42,7 @@ Frozen: TypeAlias = tuple[int, Column, Column, Column]
 
 
 @final
-class Chunk:
+class HourTimers:
     """Timers of one hour: milliseconds within the hour, log positions (ascending) and key hashes, row by row."""
 
     __slots__ = ("dues", "keys", "live", "positions")
@@ -77,8 +77,8 @@ class Chunk:
             at = data.find(wanted, at + 1)
         return found
 
-    def without_dead(self) -> "Chunk":
-        rest = Chunk()
+    def without_dead(self) -> "HourTimers":
+        rest = HourTimers()
         for due, position, key in zip(self.dues, self.positions, self.keys, strict=True):
             if due != DEAD:
                 rest.add(due, position, key)
@@ -106,16 +106,16 @@ class Hour:
     __slots__ = ("chunks", "firsts")
 
     def __init__(self) -> None:
-        self.chunks: list[Chunk] = []
+        self.chunks: list[HourTimers] = []
         self.firsts: list[int] = []
 
-    def last_chunk(self, position: int) -> Chunk:
+    def last_chunk(self, position: int) -> HourTimers:
         """Return the chunk for a new timer at *position*."""
         if not self.chunks or len(self.chunks[-1].positions) >= CHUNK_ROWS:
-            self.append(Chunk(), position)
+            self.append(HourTimers(), position)
         return self.chunks[-1]
 
-    def append(self, chunk: Chunk, first: int) -> None:
+    def append(self, chunk: HourTimers, first: int) -> None:
         self.chunks.append(chunk)
         self.firsts.append(first)
 
@@ -125,7 +125,7 @@ class Hour:
 
 
 @final
-class Pending:
+class PendingTimers:
     """All pending timers. *granule_bytes*: how exactly `floor` knows positions, such as the size of a segment."""
 
     def __init__(self, granule_bytes: int) -> None:
@@ -307,7 +307,7 @@ class Pending:
         if not len(dues) == len(positions) == len(keys):
             raise StoreError(f"columns of hour {hour} have different lengths")
         kept = bisect_left(positions, first_position)
-        chunk = Chunk()
+        chunk = HourTimers()
         chunk.dues, chunk.positions, chunk.keys = dues[kept:], positions[kept:], keys[kept:]
         chunk.live = len(chunk.positions)
         if not chunk.live:

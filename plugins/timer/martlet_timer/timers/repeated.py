@@ -12,13 +12,13 @@ import msgpack  # type: ignore[import-untyped]
 
 from martlet_timer.timers.schedule import Timer
 
-__all__ = ["Repeated"]
+__all__ = ["RepeatedTimers"]
 
 KEYS_A_ROW: Final = 512
 
 
 @final
-class Repeated:
+class RepeatedTimers:
     """The table; ``newest`` is by key.
 
     ``ending`` has the keys of messages for which the log has a note that ends them, which is not applied yet.

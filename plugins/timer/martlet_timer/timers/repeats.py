@@ -48,7 +48,7 @@ __all__ = [
     "ENDLESS",
     "NAME_BYTES",
     "SERIES",
-    "Outcome",
+    "DueOutcome",
     "Repeats",
     "described",
     "is_repeated",
@@ -96,7 +96,7 @@ class Repeats(NamedTuple):
 
 
 @final
-class Outcome(NamedTuple):
+class DueOutcome(NamedTuple):
     """What to store when a timer is due: the message to deliver, and the timers that follow.
 
     ``ended`` is the key of the message (`delete_key`) if no timer of it follows, empty otherwise.
@@ -171,11 +171,11 @@ def name_of(unique: str) -> str:
 # ---- a timer that is due
 
 
-def outcome_of(record: Record, due_ms: int, now_ms: int, period_min_ms: int) -> Outcome:
+def outcome_of(record: Record, due_ms: int, now_ms: int, period_min_ms: int) -> DueOutcome:
     """Return what to store for the timer in *record*, which was due at *due_ms*; periods are at least so long."""
     properties = record.properties
     if not is_repeated(properties):
-        return Outcome(delivery_of(record, now_ms))
+        return DueOutcome(delivery_of(record, now_ms))
     topic, unique = _text(properties, REAL_TOPIC), _text(properties, UNIQUE_KEY)
     try:
         repeats = read_repeats(properties, delay_of(properties))
@@ -183,10 +183,10 @@ def outcome_of(record: Record, due_ms: int, now_ms: int, period_min_ms: int) -> 
             record, repeats._replace(period_ms=max(repeats.period_ms, period_min_ms)), due_ms, max(now_ms, due_ms)
         )
     except ValueError:  # another broker stored it, or the schedule has no time any more
-        return Outcome(_copy(record, due_ms, now_ms), ended=delete_key(topic, unique))
+        return DueOutcome(_copy(record, due_ms, now_ms), ended=delete_key(topic, unique))
     begins_series = repeats.cron is not None and repeats.repeat
     delivery = None if begins_series else _copy(record, due_ms, now_ms)
-    return Outcome(delivery, timers, "" if timers else delete_key(topic, unique))
+    return DueOutcome(delivery, timers, "" if timers else delete_key(topic, unique))
 
 
 def _timers_after(record: Record, repeats: Repeats, due_ms: int, now_ms: int) -> tuple[Message, ...]:

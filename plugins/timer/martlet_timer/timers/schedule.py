@@ -1,11 +1,11 @@
-"""The order in which pending timers become due, made from `Pending` a little ahead of time.
+"""The order in which pending timers become due, made from `PendingTimers` a little ahead of time.
 
 A timer comes near in three steps, each in slices and without sorting more than the times within one second: its hour is
 distributed over seconds a minute before it begins, its second over milliseconds a second before. Timers keep their log
 order at each step, so those of one millisecond are delivered in log order. A timer that is added later than that goes
 into a heap.
 
-Everything here is computed from `Pending` and can be dropped and computed again at any time.
+Everything here is computed from `PendingTimers` and can be dropped and computed again at any time.
 """
 
 from array import array
@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from typing import Final, final
 
 from martlet.runtime.steps import Pace, Steps
-from martlet_timer.timers.pending import HOUR_MS, Pending
+from martlet_timer.timers.pending import HOUR_MS, PendingTimers
 
 __all__ = ["Schedule"]
 
@@ -61,7 +61,7 @@ class Schedule:
     A timer that was taken is not given again until `give_back`. Call `added` for each timer that is added to *pending*.
     """
 
-    def __init__(self, pending: Pending) -> None:
+    def __init__(self, pending: PendingTimers) -> None:
         self._pending = pending
         self._taken: set[int] = set()
         self.reset()

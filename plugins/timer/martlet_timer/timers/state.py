@@ -21,9 +21,9 @@ from martlet.state import NOTHING, pack_rows, unpack_rows
 from martlet.state.journal import read_notes
 from martlet.tables.topics import TIMER_TOPIC
 from martlet_timer.timers.journal_codec import ENDED, GONE, decode_note, read_gone
-from martlet_timer.timers.pending import Column, Frozen, Pending
+from martlet_timer.timers.pending import Column, Frozen, PendingTimers
 from martlet_timer.timers.records import delete_key, key_of, read_timer
-from martlet_timer.timers.repeated import Repeated
+from martlet_timer.timers.repeated import RepeatedTimers
 from martlet_timer.timers.repeats import is_repeated
 from martlet_timer.timers.schedule import Schedule, Timer
 
@@ -49,9 +49,9 @@ class TimerState:
         self.name = "timers"
         self.topics = frozenset((TIMER_TOPIC, journal_topic))
         self._granule_bytes = granule_bytes
-        self.pending = Pending(granule_bytes)
+        self.pending = PendingTimers(granule_bytes)
         self.schedule = Schedule(self.pending)
-        self.repeated = Repeated()
+        self.repeated = RepeatedTimers()
         # Appends the records of timers again; set by `TimerDelivery`.
         self.append_again: Callable[[Iterable[list[Timer]]], WaitingSteps[None]] | None = None
         # Called when timers were added or removed.
@@ -120,9 +120,9 @@ class TimerState:
                 yield
 
     def _begin(self) -> None:
-        self.pending = Pending(self._granule_bytes)
+        self.pending = PendingTimers(self._granule_bytes)
         self.schedule = Schedule(self.pending)
-        self.repeated = Repeated()
+        self.repeated = RepeatedTimers()
 
     def forget(self, topic: str) -> None:
         if topic == TIMER_TOPIC:

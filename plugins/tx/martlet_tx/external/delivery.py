@@ -22,12 +22,12 @@ from martlet.runtime.steps import WaitingSteps
 from martlet.store.append.items import AppendItem
 from martlet.store.queues.queues import Queue
 from martlet.store.read.reading import ReadResult
-from martlet_tx.external.journal_codec import EventKind, Key, Place, Stored, encode_event
+from martlet_tx.external.journal_codec import EventKind, Key, Place, StagedRecord, encode_event
 from martlet_tx.external.journal_writer import ExternalJournalWriter
 from martlet_tx.external.staged_records import Member, decode_batch
 from martlet_tx.external.state import ExternalState
 
-__all__ = ["Delivery", "read_staged"]
+__all__ = ["TransactionDelivery", "read_staged"]
 
 log = logging.getLogger("martlet.tx")
 
@@ -79,7 +79,7 @@ class Loaded:
 
 
 @final
-class Delivery:
+class TransactionDelivery:
     """The delivery of one transaction; ``place`` is the first message that is not stored yet.
 
     Attributes:
@@ -277,7 +277,7 @@ class Delivery:
         )
 
 
-def read_staged(broker: Broker, events: ExternalJournalWriter, stored: Stored) -> WaitingSteps[Buffer | None]:
+def read_staged(broker: Broker, events: ExternalJournalWriter, stored: StagedRecord) -> WaitingSteps[Buffer | None]:
     """Return the body of a record of staged messages; None if it is damaged or gone.
 
     Raises:

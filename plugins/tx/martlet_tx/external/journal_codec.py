@@ -12,7 +12,7 @@ import msgpack  # type: ignore[import-untyped]
 from martlet.records.layout import Buffer
 from martlet.store.format.notes import OWN_PREFIX
 
-__all__ = ["EVENTS_TOPIC", "Chunk", "EventKind", "Key", "Place", "Stored", "decode_event", "encode_event"]
+__all__ = ["EVENTS_TOPIC", "EventKind", "Key", "Place", "StagedChunk", "StagedRecord", "decode_event", "encode_event"]
 
 EVENTS_TOPIC: Final = OWN_PREFIX + "external-events"
 
@@ -22,7 +22,7 @@ Key: TypeAlias = tuple[str, str]
 Place: TypeAlias = tuple[int, int, int]
 
 
-class Stored(NamedTuple):
+class StagedRecord(NamedTuple):
     """A record of staged messages: its offset in its queue, its size, its number of messages, 0 if it continues one."""
 
     offset: int
@@ -30,14 +30,14 @@ class Stored(NamedTuple):
     messages: int
 
 
-class Chunk(NamedTuple):
+class StagedChunk(NamedTuple):
     """The records of a chunk, which are several if its messages go to several queues.
 
     They are in one atomic group with the event at log position ``position``, hence in one segment with it.
     """
 
     position: int
-    records: tuple[Stored, ...]
+    records: tuple[StagedRecord, ...]
 
 
 class EventKind:

@@ -8,7 +8,7 @@ from martlet.errors import Reason, Refused
 from martlet.message import Message
 from martlet.store.append.items import AppendItem
 from martlet.store.queues.queues import Queue
-from martlet_tx.external.journal_codec import EVENTS_TOPIC, Stored
+from martlet_tx.external.journal_codec import EVENTS_TOPIC, StagedRecord
 from martlet_tx.external.staged_records import STAGED_TOPIC
 from martlet_tx.external.state import ExternalState
 
@@ -43,13 +43,13 @@ class ExternalJournalWriter:
         message = Message(EVENTS_TOPIC, event, born_host=self._store.store_host)
         return writer.append_all([*items, writer.item(message, 0)], atomic=True).end
 
-    def staged(self, bodies: Sequence[bytes], messages: Sequence[int]) -> tuple[list[AppendItem], list[Stored]]:
+    def staged(self, bodies: Sequence[bytes], messages: Sequence[int]) -> tuple[list[AppendItem], list[StagedRecord]]:
         """Return records of staged messages for `append`, and where they will be if they are appended next."""
         queue, writer, host = self.staged_queue, self._store.writer, self._store.store_host
         items = [writer.item(Message(STAGED_TOPIC, body, born_host=host), 0) for body in bodies]
         first = queue.next_offset
         sizes = enumerate(zip(bodies, messages, strict=True), first)
-        return items, [Stored(offset, len(body), count) for offset, (body, count) in sizes]
+        return items, [StagedRecord(offset, len(body), count) for offset, (body, count) in sizes]
 
     def commit(self) -> None:
         """Write what was appended.

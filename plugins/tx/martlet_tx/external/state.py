@@ -13,9 +13,17 @@ import trio
 from martlet.records.layout import RecordView
 from martlet.runtime.steps import Pace, Steps, WaitingSteps
 from martlet.state import NOTHING, Pages, pack_rows, unpack_rows
-from martlet_tx.external.journal_codec import EVENTS_TOPIC, Chunk, EventKind, Key, Place, Stored, decode_event
+from martlet_tx.external.journal_codec import (
+    EVENTS_TOPIC,
+    EventKind,
+    Key,
+    Place,
+    StagedChunk,
+    StagedRecord,
+    decode_event,
+)
 
-__all__ = ["NO_VOTE", "ExternalState", "Part", "Producer", "Progress", "Vote"]
+__all__ = ["NO_VOTE", "DeliveryProgress", "ExternalState", "ProducerState", "StagedPart", "Vote"]
 
 FORMAT: Final = 2
 NAME: Final = "tx-external"
@@ -47,7 +55,7 @@ class Vote(NamedTuple):
 NO_VOTE: Final = Vote()
 
 
-class Producer(NamedTuple):
+class ProducerState(NamedTuple):
     """What is known of a producer.
 
     Attributes:
@@ -83,7 +91,7 @@ class Producer(NamedTuple):
         """Return the names of the parts that are prepared."""
         return frozenset([name for name, _ in self.vote.parts]) if self.prepared >= 0 else frozenset()
 
-    def merged(self, said: "Producer") -> "Producer":
+    def merged(self, said: "ProducerState") -> "ProducerState":
         """Return what is known after an event says *said*, which may be a copy of an older one."""
         newer = said if said.epoch >= self.epoch else self
         ended = said if said.committed >= self.committed else self
@@ -100,7 +108,7 @@ class Producer(NamedTuple):
         )
 
 
-class Part(NamedTuple):
+class StagedPart(NamedTuple):
     """A part that is staged: its number among all, and what it has until now."""
 
     serial: int
@@ -111,7 +119,7 @@ class Part(NamedTuple):
     topics: frozenset[str]
 
 
-class Progress(NamedTuple):
+class DeliveryProgress(NamedTuple):
     """A committed transaction that is not delivered completely; ``parts`` are names and numbers of chunks."""
 
     sequence: int
@@ -143,12 +151,12 @@ class ExternalState:
         self._clear()
 
     def _clear(self) -> None:
-        self.producers: Pages[Key, Producer] = Pages()  # in the order of `Producer.noted_at`
-        self.parts: Pages[tuple[Key, PartKey], Part] = Pages()
+        self.producers: Pages[Key, ProducerState] = Pages()  # in the order of `ProducerState.noted_at`
+        self.parts: Pages[tuple[Key, PartKey], StagedPart] = Pages()
         self.of_identity: dict[str, int] = {}
         # By the serial number of the part and the number of the chunk; in log order.
-        self.chunks: Pages[tuple[int, int], Chunk] = Pages()
-        self.deliveries: dict[Key, Progress] = {}
+        self.chunks: Pages[tuple[int, int], StagedChunk] = Pages()
+        self.deliveries: dict[Key, DeliveryProgress] = {}
         self.of_producer: dict[Key, dict[PartKey, None]] = {}
         self.hour = 0
         self.hour_noted_at = NOTHING
@@ -167,7 +175,7 @@ class ExternalState:
         self.is_stopped = True
         self.applied.unpark_all()
 
-    def parts_of(self, key: Key, sequence: int | None = None) -> Iterator[tuple[PartKey, Part]]:
+    def parts_of(self, key: Key, sequence: int | None = None) -> Iterator[tuple[PartKey, StagedPart]]:
         """Yield the parts of a producer, or of one of its transactions."""
         for part_key in list(self.of_producer.get(key, ())):
             if sequence is None or part_key[0] == sequence:
@@ -210,7 +218,7 @@ class ExternalState:
             if not count:
                 del self.of_identity[identity]
 
-    def _apply_state(self, key: Key, said: Producer) -> None:
+    def _apply_state(self, key: Key, said: ProducerState) -> None:
         known = self.producers.get(key)
         if known is None:
             self.producers[key] = said
@@ -234,7 +242,7 @@ class ExternalState:
         is_last: bool,
         content: str = "",
     ) -> None:
-        known = self.producers.get(key, Producer(epoch, noted_at=position))
+        known = self.producers.get(key, ProducerState(epoch, noted_at=position))
         vote = Vote(epoch, sequence, tuple([(name, chunks) for name, chunks in parts]), content)
         hour, ended = max(hour, known.hour), known.is_ended or is_last
         said = self.producers[key] = known._replace(vote=vote.later(known.vote), hour=hour, is_ended=ended)
@@ -255,7 +263,7 @@ class ExternalState:
     ) -> None:
         part_key = (sequence, name)
         part = self.parts.get((key, part_key))
-        chunk = Chunk(position, tuple([Stored(*record) for record in records]))
+        chunk = StagedChunk(position, tuple([StagedRecord(*record) for record in records]))
         if part is not None and (part.serial, number) in self.chunks:
             if moved:
                 del self.chunks[part.serial, number]
@@ -265,11 +273,11 @@ class ExternalState:
             if not self._is_wanted(key, sequence, name, epoch):
                 return
             self._serial += 1
-            part = Part(self._serial, epoch, 0, 0, 0, frozenset())
+            part = StagedPart(self._serial, epoch, 0, 0, 0, frozenset())
             self.of_producer.setdefault(key, {})[part_key] = None
         messages = sum([each.messages for each in chunk.records])
         size = sum([each.size for each in chunk.records])
-        self.parts[key, part_key] = Part(
+        self.parts[key, part_key] = StagedPart(
             part.serial,
             part.epoch,
             max(part.chunks, number + 1),
@@ -315,7 +323,7 @@ class ExternalState:
         known = self.producers.get(key)
         if known is not None and sequence <= known.committed and not is_copy:
             return
-        said = Producer(epoch, (), sequence, hour, position, is_ended=is_last, content=content)
+        said = ProducerState(epoch, (), sequence, hour, position, is_ended=is_last, content=content)
         if known is None:
             self.producers[key] = said
         elif not known.epoch and known.merged(said)._replace(vote=NO_VOTE) == said and known.vote.sequence <= sequence:
@@ -330,7 +338,7 @@ class ExternalState:
         named = tuple([(name, chunks) for name, chunks in parts])
         before = self.deliveries.get(key)
         begin = before.place if before is not None and before.sequence == sequence else (0, 0, 0)
-        self.deliveries[key] = Progress(sequence, epoch, named, begin, position)
+        self.deliveries[key] = DeliveryProgress(sequence, epoch, named, begin, position)
         self._apply_progress(key, sequence, place)
         self._drop_stale(key, self.producers[key])
 
@@ -345,7 +353,7 @@ class ExternalState:
         else:
             self.deliveries[key] = known._replace(place=reached)
 
-    def _drop_delivered(self, key: Key, known: Progress, reached: Place) -> None:
+    def _drop_delivered(self, key: Key, known: DeliveryProgress, reached: Place) -> None:
         """Drop what was delivered between the place of *known* and *reached*."""
         number, first = known.place[0], known.place[1]
         if number < reached[0]:
@@ -358,7 +366,7 @@ class ExternalState:
             for chunk in range(first, reached[1]):
                 self.chunks.pop((part.serial, chunk))
 
-    def _drop_stale(self, key: Key, producer: Producer) -> None:
+    def _drop_stale(self, key: Key, producer: ProducerState) -> None:
         """Drop the parts of older runs, and those that a commit did not name."""
         delivery = self.deliveries.get(key)
         named = {name for name, _ in delivery.parts} if delivery is not None else frozenset[str]()
@@ -438,14 +446,14 @@ class ExternalState:
         elif kind == DELIVERY:
             key, (sequence, epoch, parts, place, noted_at) = items
             named = tuple([(name, chunks) for name, chunks in parts])
-            self.deliveries[key[0], key[1]] = Progress(sequence, epoch, named, tuple(place), noted_at)
+            self.deliveries[key[0], key[1]] = DeliveryProgress(sequence, epoch, named, tuple(place), noted_at)
         elif kind == PRODUCER:
             key, (epoch, runs, committed, hour, noted_at, *rest) = items
             self.producers[key[0], key[1]] = _producer((epoch, runs, committed, hour), noted_at, rest)
             self._count_producers(key[0], 1)
         elif kind == PART:
             (name, (sequence, part)), (serial, epoch, chunks, messages, size), topics = items
-            found = Part(serial, epoch, chunks, messages, size, frozenset(topics))
+            found = StagedPart(serial, epoch, chunks, messages, size, frozenset(topics))
             key = (name[0], name[1])
             self.parts[key, (sequence, part)] = found
             self.of_producer.setdefault(key, {})[sequence, part] = None
@@ -453,7 +461,7 @@ class ExternalState:
             serials.add(serial)
         elif items[0][0] in serials:
             (serial, number), (position, records) = items
-            self.chunks[serial, number] = Chunk(position, tuple([Stored(*record) for record in records]))
+            self.chunks[serial, number] = StagedChunk(position, tuple([StagedRecord(*record) for record in records]))
 
     def forget(self, topic: str) -> None:
         self._clear()
@@ -473,15 +481,15 @@ class ExternalState:
         return self.move(end)
 
 
-def _is_left(delivery: Progress, name: str) -> bool:
+def _is_left(delivery: DeliveryProgress, name: str) -> bool:
     """Return whether something of part *name* is still to be delivered."""
     return name in [each for each, _ in delivery.parts[delivery.place[0] :]]
 
 
-def _producer(head: Sequence[Any], noted_at: int, rest: Sequence[Any]) -> Producer:
+def _producer(head: Sequence[Any], noted_at: int, rest: Sequence[Any]) -> ProducerState:
     """Return the producer of an event or of a row of a snapshot."""
     epoch, runs, committed, hour = head
-    known = Producer(epoch, tuple(runs), committed, hour, noted_at)
+    known = ProducerState(epoch, tuple(runs), committed, hour, noted_at)
     if not rest:
         return known
     began_ms, brokers, (vote_epoch, sequence, parts, *said), is_ended, *content = rest  # earlier versions said less

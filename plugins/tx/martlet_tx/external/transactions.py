@@ -28,11 +28,11 @@ from martlet.errors import MartletError, Reason, Refused, StoreFailed
 from martlet.message import PROPERTIES_BYTES_MAX, Message, find_property
 from martlet.runtime.steps import Pace, Steps, WaitingSteps
 from martlet_tx.config import TxConfig
-from martlet_tx.external.delivery import Delivery, read_staged
-from martlet_tx.external.journal_codec import Chunk, EventKind, Key, encode_event
+from martlet_tx.external.delivery import TransactionDelivery, read_staged
+from martlet_tx.external.journal_codec import EventKind, Key, StagedChunk, encode_event
 from martlet_tx.external.journal_writer import ExternalJournalWriter
 from martlet_tx.external.staged_records import cut, encode_batch, staged_bytes
-from martlet_tx.external.state import ExternalState, Part, PartKey, Producer, Vote
+from martlet_tx.external.state import ExternalState, PartKey, ProducerState, StagedPart, Vote
 
 __all__ = ["StagedTransactions"]
 
@@ -64,7 +64,7 @@ LOOKED_AT: Final = 500
 AHEAD_MS_MAX: Final = 3_600_000
 # Parts that an event drops, in one turn of the event loop.
 DROPPED_AT_ONCE: Final = 1000
-UNKNOWN: Final = Producer()
+UNKNOWN: Final = ProducerState()
 
 
 @final
@@ -80,7 +80,7 @@ class StagedTransactions(ExternalTransactions):
         state.move = self.move_before
         self._locks: dict[Key, trio.Lock] = {}
         # Deliveries that are not finished, and those that this process began or continued.
-        self._deliveries: dict[Key, Delivery] = {}
+        self._deliveries: dict[Key, TransactionDelivery] = {}
         self._slots = trio.Semaphore(DELIVERIES_MAX)
         self._nursery: trio.Nursery | None = None
         # When each part was seen first with so many chunks, on trio's clock: no clock that can be set.
@@ -112,7 +112,7 @@ class StagedTransactions(ExternalTransactions):
             if not lock.locked() and self._locks.get(key) is lock:
                 del self._locks[key]
 
-    def _check_run(self, transaction: ExternalTransaction) -> Producer:
+    def _check_run(self, transaction: ExternalTransaction) -> ProducerState:
         """Return the producer of *transaction*; raise `Refused` unless its run is the newest."""
         _check_name("producer", transaction.producer, PRODUCER_CHARS_MAX)
         if not 0 <= transaction.sequence <= SEQUENCE_MAX:
@@ -170,7 +170,7 @@ class StagedTransactions(ExternalTransactions):
             prepared = wanted.prepared if wanted.vote.epoch < wanted.epoch else -1
             return ExternalRun(wanted.epoch, wanted.committed, prepared, wanted.brokers, wanted.content)
 
-    def _check_begin(self, known: Producer, key: Key, run: str, began_ms: int) -> None:
+    def _check_begin(self, known: ProducerState, key: Key, run: str, began_ms: int) -> None:
         """Raise `Refused` unless a new *run* may begin: one that waited somewhere may be older than the newest."""
         if began_ms and began_ms < known.began_ms:
             earlier = f"run {run!r}, which began {(known.began_ms - began_ms) / 1000:g} s before the newest run"
@@ -190,7 +190,7 @@ class StagedTransactions(ExternalTransactions):
             advice = "set it higher, or wait until some are forgotten"
             raise Refused(Reason.BUSY, f"{text}; {advice}: {when}; `martlet tx producers` lists them")
 
-    def _state_event(self, key: Key, producer: Producer, hour: int | None = None) -> bytes:
+    def _state_event(self, key: Key, producer: ProducerState, hour: int | None = None) -> bytes:
         hour = self.state.hour if hour is None else hour
         head = producer.epoch, producer.runs, producer.committed, hour
         rest = producer.began_ms, producer.brokers, producer.vote, producer.is_ended, producer.content
@@ -223,7 +223,7 @@ class StagedTransactions(ExternalTransactions):
         return ExternalStage(self._append(transaction, part, chunk, batch, found), chunk + 1, False)
 
     def _append(
-        self, transaction: ExternalTransaction, part: str, chunk: int, batch: StagedBatch, found: Part | None
+        self, transaction: ExternalTransaction, part: str, chunk: int, batch: StagedBatch, found: StagedPart | None
     ) -> int:
         batches = self._prepared(batch)
         messages, size = len(batch.members), sum([staged_bytes(each) for each in batches])
@@ -294,7 +294,7 @@ class StagedTransactions(ExternalTransactions):
                 text = f"staged batch needs {size} bytes; a segment has room for {limit} (store.segment_bytes)"
                 raise Refused(Reason.ILLEGAL, f"{text}; stage smaller batches")
 
-    def _check_room(self, transaction: ExternalTransaction, found: Part | None, messages: int, size: int) -> None:
+    def _check_room(self, transaction: ExternalTransaction, found: StagedPart | None, messages: int, size: int) -> None:
         """Raise `Refused` if a limit does not allow so much more."""
         config, state = self._config, self.state
         key, text = (transaction.identity, transaction.producer), f"transaction {transaction.sequence}"
@@ -372,7 +372,7 @@ class StagedTransactions(ExternalTransactions):
             topics = await self._broker.turns.finish(self._check_staged(transaction, parts))
             if transaction.sequence == producer.prepared and tuple(parts) == producer.vote.parts:
                 topics = set()  # they were checked then, and the outcome is decided elsewhere
-            delivery = Delivery(
+            delivery = TransactionDelivery(
                 *(self._broker, self._events, self.state, key, transaction.sequence, transaction.epoch, parts),
                 is_last=is_last,
                 content=content,
@@ -390,7 +390,7 @@ class StagedTransactions(ExternalTransactions):
         return ExternalCommit(transaction.sequence, delivery.delivered, False)
 
     @staticmethod
-    def _left(producer: Producer, transaction: ExternalTransaction) -> Sequence[tuple[str, int]] | None:
+    def _left(producer: ProducerState, transaction: ExternalTransaction) -> Sequence[tuple[str, int]] | None:
         """Return the parts that an older run than that of *transaction* has prepared and not committed, if it has."""
         is_left = producer.prepared == transaction.sequence and producer.vote.epoch < transaction.epoch
         return producer.vote.parts if is_left else None
@@ -428,7 +428,7 @@ class StagedTransactions(ExternalTransactions):
                 text = f"topic[{topic}] is not writable; its perm is {found.perm}"
                 raise Refused(Reason.NO_PERMISSION, f"{text}; nothing was committed, open it and repeat the commit")
 
-    def _follow_up(self, delivery: Delivery) -> None:
+    def _follow_up(self, delivery: TransactionDelivery) -> None:
         """Continue *delivery* if it is decided, whether or not somebody still waits for it."""
         if delivery.is_decided:
             self.committed += 1
@@ -437,7 +437,7 @@ class StagedTransactions(ExternalTransactions):
         else:
             self._end_delivery(delivery)
 
-    def _end_delivery(self, delivery: Delivery) -> None:
+    def _end_delivery(self, delivery: TransactionDelivery) -> None:
         if self._deliveries.get(delivery.key) is delivery:
             del self._deliveries[delivery.key]
         self.committed_messages += delivery.delivered
@@ -445,7 +445,7 @@ class StagedTransactions(ExternalTransactions):
         self.lost += delivery.lost
         delivery.done.set()
 
-    async def _deliver(self, delivery: Delivery) -> None:
+    async def _deliver(self, delivery: TransactionDelivery) -> None:
         """Store all of *delivery*; while the disk is full, try again and again."""
         is_refused = False
         try:
@@ -523,7 +523,7 @@ class StagedTransactions(ExternalTransactions):
         self.state.next = max(self.state.next, self._events.queue.next_offset)
         for key, left in self.state.deliveries.items():
             producer = self.state.producers.get(key, UNKNOWN)
-            self._deliveries[key] = Delivery(
+            self._deliveries[key] = TransactionDelivery(
                 self._broker,
                 self._events,
                 self.state,
@@ -582,7 +582,7 @@ class StagedTransactions(ExternalTransactions):
             return False
         return self.state.hour - producer.hour < self._remembered_hours(producer)
 
-    def _remembered_hours(self, producer: Producer) -> int:
+    def _remembered_hours(self, producer: ProducerState) -> int:
         limit = self._config.producer_hours
         if producer.is_ended:
             return min(ENDED_HOURS, limit)
@@ -609,7 +609,7 @@ class StagedTransactions(ExternalTransactions):
                     self.forgotten += 1
                     log.info("producer %r of external transactions was not used for long and is forgotten", key[1])
 
-    def _is_unused(self, key: Key, producer: Producer) -> bool:
+    def _is_unused(self, key: Key, producer: ProducerState) -> bool:
         unused = self.state.hour - producer.hour >= self._remembered_hours(producer)
         return unused and key not in self.state.of_producer and key not in self.state.deliveries
 
@@ -657,7 +657,7 @@ class StagedTransactions(ExternalTransactions):
                 elif pace.is_over():
                     yield None
 
-    def _move(self, name: tuple[Key, PartKey], part: Part, number: int, chunk: Chunk) -> WaitingSteps[None]:
+    def _move(self, name: tuple[Key, PartKey], part: StagedPart, number: int, chunk: StagedChunk) -> WaitingSteps[None]:
         key, (sequence, part_name) = name
         bodies: list[bytes] = []
         for stored in chunk.records:

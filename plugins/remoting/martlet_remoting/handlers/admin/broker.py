@@ -15,7 +15,7 @@ from martlet.runtime.steps import Steps
 from martlet.store import StoreConfig
 from martlet_remoting.consumers.counters import RequestCounters
 from martlet_remoting.consumers.rates import Rates
-from martlet_remoting.handlers.context import Context, Handle, reply, supports_transactions
+from martlet_remoting.handlers.context import Handle, RequestContext, reply, supports_transactions
 from martlet_remoting.wire.codes import VERSION, RequestCode, ResponseCode
 from martlet_remoting.wire.fastjson import dumps
 from martlet_remoting.wire.packets import Command
@@ -44,7 +44,7 @@ PUT_TIMES: Final = (
 )
 
 
-def broker_config(context: Context, grant: BrokerGrant) -> dict[str, object]:
+def broker_config(context: RequestContext, grant: BrokerGrant) -> dict[str, object]:
     """Return the settings that RocketMQ has too, by RocketMQ's names."""
     state = context.state
     broker, store, remoting = state.broker.config, grant.config, state.config
@@ -102,7 +102,7 @@ def _switches(switches: Mapping[str, bool], grant: BrokerGrant) -> dict[str, boo
     }
 
 
-def get_config(context: Context, command: Command) -> bytes:
+def get_config(context: RequestContext, command: Command) -> bytes:
     """Answer the configuration as key=value lines."""
     grant = context.gate(command).query_broker()
     return reply(
@@ -112,7 +112,7 @@ def get_config(context: Context, command: Command) -> bytes:
     )
 
 
-def update_config(context: Context, command: Command) -> bytes:
+def update_config(context: RequestContext, command: Command) -> bytes:
     """Change settings until the broker stops.
 
     The request may contain any setting with its current value: some tools send back all that they have read.
@@ -165,7 +165,7 @@ def _switch(switches: dict[str, bool], grant: BrokerAdminGrant, changes: Mapping
 # state
 
 
-def runtime_info(context: Context, command: Command) -> Steps[bytes]:
+def runtime_info(context: RequestContext, command: Command) -> Steps[bytes]:
     """Answer the state of the broker; every value is text (RocketMQ KVTable)."""
     state, grant = context.state, context.gate(command).query_broker()
     now_ms = state.broker.clock.now_ms()
@@ -274,7 +274,7 @@ def _duration(ms: int) -> str:
     return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"
 
 
-def ha_status(context: Context, command: Command) -> bytes:
+def ha_status(context: RequestContext, command: Command) -> bytes:
     """Answer that this is a master without slaves (HARuntimeInfo)."""
     grant = context.gate(command).query_broker()
     body = {
@@ -294,7 +294,7 @@ def ha_status(context: Context, command: Command) -> bytes:
     return reply(command, body=dumps(body))
 
 
-def clean_old(context: Context, command: Command) -> bytes:
+def clean_old(context: RequestContext, command: Command) -> bytes:
     """Run retention now instead of at the next interval."""
     context.gate(command).manage_broker().clean()
     return reply(command)

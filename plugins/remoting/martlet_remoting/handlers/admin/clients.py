@@ -6,7 +6,7 @@ from typing import Final, final
 from martlet.errors import Refused
 from martlet.runtime.steps import Pace, Steps
 from martlet_remoting.consumers.members import RegisteredClient
-from martlet_remoting.handlers.context import Context, Declined, Handle, refuse, reply, reply_in_pieces
+from martlet_remoting.handlers.context import Declined, Handle, RequestContext, refuse, reply, reply_in_pieces
 from martlet_remoting.handlers.sendback import found_record
 from martlet_remoting.wire.codec import encode_response
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
@@ -32,7 +32,7 @@ def _connections(members: Iterable[RegisteredClient]) -> Iterator[dict[str, obje
         }
 
 
-def consumer_connections(context: Context, command: Command) -> Steps[Frame]:
+def consumer_connections(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer the live members of a consumer group and their subscriptions."""
     name = command.text("consumerGroup")
     context.gate(command).query_group(name)
@@ -50,7 +50,7 @@ def consumer_connections(context: Context, command: Command) -> Steps[Frame]:
     return reply_in_pieces(command, (yield from dumps_in_steps(body)))
 
 
-def producer_connections(context: Context, command: Command) -> Steps[Frame]:
+def producer_connections(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer the live members of a producer group."""
     name = command.text("producerGroup")
     context.gate(command).query_broker()
@@ -61,7 +61,7 @@ def producer_connections(context: Context, command: Command) -> Steps[Frame]:
     return reply_in_pieces(command, (yield from dumps_in_steps(body)))
 
 
-def all_producers(context: Context, command: Command) -> Steps[Frame]:
+def all_producers(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer all live producers by group."""
     context.gate(command).query_broker()
     groups = list(context.state.members.producers.items())
@@ -83,7 +83,7 @@ def _producers(members: Iterable[RegisteredClient]) -> Iterator[dict[str, object
 # relayed to a client
 
 
-def _member(context: Context, command: Command) -> RegisteredClient:
+def _member(context: RequestContext, command: Command) -> RegisteredClient:
     """Return the client that a request is for; without a clientId, any member of the group."""
     name, client_id = command.text("consumerGroup"), command.text("clientId", "")
     group = context.state.members.group(name)
@@ -98,7 +98,7 @@ def _member(context: Context, command: Command) -> RegisteredClient:
     return member
 
 
-def _pass_on(context: Context, command: Command, ext: dict[str, object], body: bytes) -> None:
+def _pass_on(context: RequestContext, command: Command, ext: dict[str, object], body: bytes) -> None:
     """Relay *command* to the client, and the client's answer to the requester."""
     member = _member(context, command)
 
@@ -113,13 +113,13 @@ def _pass_on(context: Context, command: Command, ext: dict[str, object], body: b
     member.connection.ask(command.code, ext, body, answered)
 
 
-def running_info(context: Context, command: Command) -> None:
+def running_info(context: RequestContext, command: Command) -> None:
     """Relay a request for a consumer's state."""
     context.gate(command).manage_group(command.text("consumerGroup"))
     _pass_on(context, command, dict(command.ext), command.body)
 
 
-async def consume_directly(context: Context, command: Command) -> None:
+async def consume_directly(context: RequestContext, command: Command) -> None:
     """Let one consumer consume one stored message, and answer the result."""
     context.gate(command).manage_group(command.text("consumerGroup"))
     message_id = command.text("msgId", "")
@@ -165,7 +165,7 @@ class _Gathering:
             self._done(self._found)
 
 
-def consumer_status(context: Context, command: Command) -> Steps[None]:
+def consumer_status(context: RequestContext, command: Command) -> Steps[None]:
     """Ask all members of a group, or one of them, for their offsets in each queue."""
     topic, name, wanted = command.text("topic"), command.text("group"), command.text("clientAddr", "")
     context.gate(command).manage_group(name)
@@ -195,7 +195,7 @@ def consumer_status(context: Context, command: Command) -> Steps[None]:
             yield
 
 
-async def _answer_status(context: Context, command: Command, found: dict[str, bytes]) -> None:
+async def _answer_status(context: RequestContext, command: Command, found: dict[str, bytes]) -> None:
     body = await context.state.broker.turns.finish(_status_table(found))
     context.answer(command, reply_in_pieces(command, body))
 

@@ -3,7 +3,7 @@
 from typing import Final
 
 from martlet.errors import Reason, Refused
-from martlet_remoting.handlers.context import Context, Handle, reply
+from martlet_remoting.handlers.context import Handle, RequestContext, reply
 from martlet_remoting.wire.codes import RequestCode
 from martlet_remoting.wire.fastjson import dumps
 from martlet_remoting.wire.packets import Command
@@ -15,7 +15,7 @@ DIGITS_MAX: Final = 18
 GROUP_BYTES_MAX: Final = 255
 
 
-def set_limits(context: Context, command: Command) -> bytes:
+def set_limits(context: RequestContext, command: Command) -> bytes:
     """Set the limits in the body's lines ``group=bytes``: all, or none if one is invalid."""
     wanted = parse_properties(command.body)
     gate = context.gate(command)
@@ -31,7 +31,7 @@ def set_limits(context: Context, command: Command) -> bytes:
     return reply(command)
 
 
-def remove_limit(context: Context, command: Command) -> bytes:
+def remove_limit(context: RequestContext, command: Command) -> bytes:
     """Remove the limit of the group that the body names; no error if it has none."""
     if not 0 < len(command.body) <= GROUP_BYTES_MAX:
         raise Refused(Reason.PARAMETER, f"body of {len(command.body)} bytes is not the name of a group; send its name")
@@ -41,7 +41,7 @@ def remove_limit(context: Context, command: Command) -> bytes:
     return reply(command)
 
 
-def show_limits(context: Context, command: Command) -> bytes:
+def show_limits(context: RequestContext, command: Command) -> bytes:
     """Answer the limits, and what groups have read from the disk in the current window."""
     context.gate(command).query_broker()
     return reply(command, body=dumps(context.state.cold.as_json()))

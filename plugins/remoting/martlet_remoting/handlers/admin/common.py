@@ -8,7 +8,7 @@ from martlet.broker import Broker
 from martlet.errors import Reason, Refused, RemoteProtocolError
 from martlet.runtime.steps import Steps
 from martlet.tables.topics import Topic
-from martlet_remoting.handlers.context import Context, Handle, refuse
+from martlet_remoting.handlers.context import Handle, RequestContext, refuse
 from martlet_remoting.wire import fastjson
 from martlet_remoting.wire.codes import ResponseCode
 from martlet_remoting.wire.packets import Command, Frame, MessageQueue
@@ -48,10 +48,10 @@ def version_of(text: str) -> Version:
         return Version()
 
 
-def saved(handle: Callable[[Context, Command], Frame | Steps[Frame | None] | None]) -> Handle:
+def saved(handle: Callable[[RequestContext, Command], Frame | Steps[Frame | None] | None]) -> Handle:
     """Return a handler that runs *handle* and answers once the change is on disk, so that it survives a crash."""
 
-    def answer_when_saved(context: Context, command: Command) -> Steps[Frame | None]:
+    def answer_when_saved(context: RequestContext, command: Command) -> Steps[Frame | None]:
         answer = handle(context, command)
         done = answer if answer is None or isinstance(answer, bytes | list) else (yield from answer)
         if done is None:

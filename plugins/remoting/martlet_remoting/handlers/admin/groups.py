@@ -14,7 +14,7 @@ from martlet.tables.topics import check_name
 from martlet_remoting.handlers.admin.common import saved
 from martlet_remoting.handlers.admin.topics import Allowed, alter_attributes, page
 from martlet_remoting.handlers.bodies import items, read_body
-from martlet_remoting.handlers.context import Context, Handle, reply, reply_in_pieces
+from martlet_remoting.handlers.context import Handle, RequestContext, reply, reply_in_pieces
 from martlet_remoting.wire.codes import RequestCode
 from martlet_remoting.wire.fastjson import Lazy, dumps, dumps_in_steps
 from martlet_remoting.wire.packets import Command, Frame
@@ -43,14 +43,14 @@ def _group(gate: Gate, fields: Mapping[object, object]) -> tuple[GroupAdminGrant
     return grant, replace(group, attributes=attributes)
 
 
-def update_group(context: Context, command: Command) -> Steps[bytes]:
+def update_group(context: RequestContext, command: Command) -> Steps[bytes]:
     """Create or change a group."""
     grant, group = _group(context.gate(command), (yield from read_body(command)))
     grant.update(group)
     return reply(command)
 
 
-def update_groups(context: Context, command: Command) -> Steps[bytes]:
+def update_groups(context: RequestContext, command: Command) -> Steps[bytes]:
     """Create or change many groups: all, or none if one is invalid."""
     wanted: list[tuple[GroupAdminGrant, Group]] = []
     pace = Pace(GROUPS_AT_ONCE)
@@ -65,7 +65,7 @@ def update_groups(context: Context, command: Command) -> Steps[bytes]:
     return reply(command)
 
 
-def delete_group(context: Context, command: Command) -> bytes:
+def delete_group(context: RequestContext, command: Command) -> bytes:
     """Delete a group; with cleanOffset (5.x tools) or removeOffset (4.x tools) also its offsets."""
     name = command.text("groupName")
     grant = context.gate(command).manage_group(name)
@@ -74,7 +74,7 @@ def delete_group(context: Context, command: Command) -> bytes:
     return reply(command)
 
 
-def all_groups(context: Context, command: Command) -> Steps[Frame]:
+def all_groups(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer all groups, or one page of them."""
     grant = context.gate(command).query_broker()
     held, all_names = grant.groups_version, grant.groups()
@@ -91,7 +91,7 @@ def all_groups(context: Context, command: Command) -> Steps[Frame]:
     return reply_in_pieces(command, body, {"totalGroupNum": len(all_names)})
 
 
-def one_group(context: Context, command: Command) -> bytes:
+def one_group(context: RequestContext, command: Command) -> bytes:
     """Answer a group's configuration; unlike RocketMQ, create none: a mistyped or deleted one must not appear."""
     name = command.text("group")
     group = context.gate(command).query_group(name).get()
@@ -100,7 +100,7 @@ def one_group(context: Context, command: Command) -> bytes:
     return reply(command, body=dumps(group.as_json()))
 
 
-def forbid(context: Context, command: Command) -> bytes:
+def forbid(context: RequestContext, command: Command) -> bytes:
     """Answer whether a group is forbidden to read a topic, after changing that if requested."""
     group, topic, gate = command.text("group"), command.text("topic"), context.gate(command)
     grant = gate.query_group(group)

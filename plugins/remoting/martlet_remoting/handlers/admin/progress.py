@@ -8,9 +8,9 @@ from martlet.records.layout import BLANK_SIZE, ENTRY, ENTRY_BYTES
 from martlet.runtime.steps import Pace, Steps
 from martlet.tables.topics import Topic
 from martlet_remoting.consumers.members import Members
-from martlet_remoting.consumers.subscriptions import Subscription
+from martlet_remoting.consumers.subscriptions import GroupSubscription
 from martlet_remoting.handlers.admin.common import QUEUES_AT_ONCE, existing_topic, message_queue
-from martlet_remoting.handlers.context import Context, Declined, Handle, reply, reply_in_pieces
+from martlet_remoting.handlers.context import Declined, Handle, RequestContext, reply, reply_in_pieces
 from martlet_remoting.wire.codec import encode_response
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 from martlet_remoting.wire.fastjson import dumps, dumps_in_steps
@@ -28,7 +28,7 @@ WHOLE_BROKER: Final = {
 LONG_MAX: Final = (1 << 63) - 1
 
 
-def topic_stats(context: Context, command: Command) -> Steps[Frame]:
+def topic_stats(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer the first and last offset and the last store time of every queue of a topic."""
     state, name = context.state, command.text("topic")
     grant = context.gate(command).query(name)
@@ -82,7 +82,7 @@ def consume_stats(
     return table
 
 
-def group_stats(context: Context, command: Command) -> Steps[Frame]:
+def group_stats(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer the progress of a group in its topics."""
     state, group = context.state, command.text("consumerGroup")
     grant = context.gate(command).query_group(group)
@@ -97,7 +97,7 @@ def group_stats(context: Context, command: Command) -> Steps[Frame]:
     return reply_in_pieces(command, (yield from dumps_in_steps({"consumeTps": tps, "offsetTable": table})))
 
 
-def all_group_stats(context: Context, command: Command) -> Steps[Frame]:
+def all_group_stats(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer the progress of every group on this broker."""
     state, ordered = context.state, command.boolean("isOrder")
     grant = context.gate(command).query_broker()
@@ -122,7 +122,7 @@ def all_group_stats(context: Context, command: Command) -> Steps[Frame]:
     return reply_in_pieces(command, (yield from dumps_in_steps(body)))
 
 
-def stats_data(context: Context, command: Command) -> bytes:
+def stats_data(context: RequestContext, command: Command) -> bytes:
     """Answer one of RocketMQ's statistics over the last minute, hour and day."""
     name, key = command.text("statsName"), command.text("statsKey")
     context.gate(command).query_broker()
@@ -135,7 +135,7 @@ def stats_data(context: Context, command: Command) -> bytes:
     return reply(command, body=dumps(series.as_json()))
 
 
-def time_span(context: Context, command: Command) -> Steps[Frame]:
+def time_span(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer for each queue of a group the times of the first, last and last consumed message, and the delay."""
     state, name, group = context.state, command.text("topic"), command.text("group")
     grant = context.gate(command).query(name)
@@ -162,7 +162,7 @@ def time_span(context: Context, command: Command) -> Steps[Frame]:
     return reply_in_pieces(command, (yield from dumps_in_steps({"consumeTimeSpanSet": spans})))
 
 
-def consumers_of_topic(context: Context, command: Command) -> Steps[Frame]:
+def consumers_of_topic(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer the groups of a topic: live ones that subscribe to it, and those with committed offsets."""
     state, topic = context.state, command.text("topic")
     grant = context.gate(command).query(topic)
@@ -172,7 +172,7 @@ def consumers_of_topic(context: Context, command: Command) -> Steps[Frame]:
     return reply_in_pieces(command, (yield from dumps_in_steps({"groupList": names})))
 
 
-def topics_of_group(context: Context, command: Command) -> Steps[Frame]:
+def topics_of_group(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer the topics with committed offsets of a group."""
     state, group = context.state, command.text("group")
     grant = context.gate(command).query_group(group)
@@ -181,7 +181,7 @@ def topics_of_group(context: Context, command: Command) -> Steps[Frame]:
     return reply_in_pieces(command, (yield from dumps_in_steps({"brokerAddr": address, "topicList": names})))
 
 
-def subscription_of_group(context: Context, command: Command) -> bytes:
+def subscription_of_group(context: RequestContext, command: Command) -> bytes:
     """Answer a live group's subscription to a topic; empty if the group has no members."""
     group, topic = command.text("group"), command.text("topic")
     context.gate(command).query_group(group)
@@ -191,13 +191,13 @@ def subscription_of_group(context: Context, command: Command) -> bytes:
     return reply(command, body=dumps(body))
 
 
-def all_offsets(context: Context, command: Command) -> Steps[Frame]:
+def all_offsets(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer the committed offsets of all groups."""
     grant = context.gate(command).query_broker()
     return reply_in_pieces(command, (yield from grant.offsets_in_steps()))
 
 
-def correction_offsets(context: Context, command: Command) -> Steps[bytes]:
+def correction_offsets(context: RequestContext, command: Command) -> Steps[bytes]:
     """Answer for each queue the lowest offset of the other groups, if the compared group is ahead of it.
 
     A group that takes over from others can be reset to these offsets.
@@ -221,7 +221,7 @@ def correction_offsets(context: Context, command: Command) -> Steps[bytes]:
     return reply(command, body=dumps({"correctionOffsets": slowest}))
 
 
-def consume_queue(context: Context, command: Command) -> Steps[bytes]:
+def consume_queue(context: RequestContext, command: Command) -> Steps[bytes]:
     """Answer entries of a consume queue, and whether each matches a live group's subscription."""
     state = context.state
     topic, queue_id, index = command.text("topic"), command.integer("queueId"), command.integer("index")
@@ -258,7 +258,7 @@ def _no_queue(grant: TopicGrant, command: Command, queue_id: int) -> bytes:
     return encode_response(command.opaque, ResponseCode.SUCCESS, remark=remark)
 
 
-def _wants(held: Subscription, code: int) -> bool:
+def _wants(held: GroupSubscription, code: int) -> bool:
     """Return whether a queue entry with tag code *code* may match *held*."""
     return held.selection is not None and (held.selection.codes is None or code in held.selection.codes)
 

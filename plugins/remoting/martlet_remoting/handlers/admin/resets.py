@@ -11,7 +11,7 @@ from martlet_remoting.consumers.long_poll import ParkedPulls
 from martlet_remoting.consumers.members import Members
 from martlet_remoting.handlers.admin.clients import VERSION_3_0_7
 from martlet_remoting.handlers.admin.common import QUEUES_AT_ONCE, message_queue
-from martlet_remoting.handlers.context import Context, Declined, Handle, reply, reply_in_pieces
+from martlet_remoting.handlers.context import Declined, Handle, RequestContext, reply, reply_in_pieces
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 from martlet_remoting.wire.fastjson import dumps_in_steps
 from martlet_remoting.wire.packets import Command, Frame, MessageQueue
@@ -22,7 +22,7 @@ CLIENTS_AT_ONCE: Final = 64
 BYTES_OF_A_STEP: Final = 65_536  # of a request that is sent to each member
 
 
-def reset(context: Context, command: Command) -> Steps[Frame]:
+def reset(context: RequestContext, command: Command) -> Steps[Frame]:
     """Reset a group's offsets to a time, or one queue to an offset.
 
     The broker stores the new offsets and returns them when the consumers pull (RocketMQ's
@@ -145,7 +145,7 @@ def _as_list(table: dict[MessageQueue, int]) -> list[dict[str, object]]:
     ]
 
 
-def clone(context: Context, command: Command) -> Steps[bytes]:
+def clone(context: RequestContext, command: Command) -> Steps[bytes]:
     """Copy the offsets of one group to another."""
     state, gate = context.state, context.gate(command)
     source, target, topic = command.text("srcGroup"), command.text("destGroup"), command.text("topic", "")

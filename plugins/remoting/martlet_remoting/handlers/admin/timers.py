@@ -4,7 +4,7 @@ from typing import Final
 
 from martlet.contracts import Timers
 from martlet.errors import Reason, Refused
-from martlet_remoting.handlers.context import Context, Handle, reply
+from martlet_remoting.handlers.context import Handle, RequestContext, reply
 from martlet_remoting.wire.codes import RequestCode
 from martlet_remoting.wire.fastjson import dumps
 from martlet_remoting.wire.packets import Command
@@ -17,7 +17,7 @@ LISTED_MAX: Final = 1000
 WITHIN_S: Final = (5, 60, 300, 900, 3600, 14_400, 28_800, 86_400)
 
 
-async def timer_metrics(context: Context, command: Command) -> bytes:
+async def timer_metrics(context: RequestContext, command: Command) -> bytes:
     """Answer counts; with the fields ``from`` and ``count`` also that many messages that are due from then on."""
     context.gate(command).query_broker()
     count = min(max(command.integer("count", 0), 0), LISTED_MAX)

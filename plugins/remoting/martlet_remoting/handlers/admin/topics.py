@@ -14,7 +14,7 @@ from martlet.tables.topics import RESERVE_TIME, SYSTEM_PREFIX, SYSTEM_TOPICS, TI
 from martlet_remoting.cluster.registrar import standard_topics
 from martlet_remoting.handlers.admin.common import existing_topic, saved, version_of
 from martlet_remoting.handlers.bodies import boolean, integer, items, read_body
-from martlet_remoting.handlers.context import Context, Declined, Handle, reply, reply_in_pieces
+from martlet_remoting.handlers.context import Declined, Handle, RequestContext, reply, reply_in_pieces
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 from martlet_remoting.wire.fastjson import Lazy, dumps, dumps_in_steps
 from martlet_remoting.wire.packets import Command, Frame
@@ -56,7 +56,7 @@ def is_system(broker: Broker, name: str) -> bool:
     return name.startswith(SYSTEM_PREFIX) or name in system_topics(broker)
 
 
-def _changeable(context: Context, command: Command, name: str) -> TopicAdminGrant:
+def _changeable(context: RequestContext, command: Command, name: str) -> TopicAdminGrant:
     """Return the grant to change topic *name*. Raises `Refused` for a system topic."""
     grant = context.gate(command).manage(name)
     check_name(name)
@@ -135,7 +135,7 @@ def parse_attributes(text: str) -> dict[str, str]:
     return found
 
 
-def update_topic(context: Context, command: Command) -> bytes | Steps[bytes]:
+def update_topic(context: RequestContext, command: Command) -> bytes | Steps[bytes]:
     """Create or change a topic; listeners of the topic table inform the name servers.
 
     A queue that is taken away stays readable until its messages are consumed. With Martlet's own field *force* it is
@@ -149,7 +149,7 @@ def update_topic(context: Context, command: Command) -> bytes | Steps[bytes]:
     return reply(command)
 
 
-def _force_update(context: Context, command: Command, grant: TopicAdminGrant) -> Steps[bytes]:
+def _force_update(context: RequestContext, command: Command, grant: TopicAdminGrant) -> Steps[bytes]:
     broker, held, lost = context.state.broker, grant.get(), 0
     if held is not None:
         left = max(command.integer("readQueueNums"), command.integer("writeQueueNums"))
@@ -176,7 +176,7 @@ def _update(grant: TopicAdminGrant, command: Command, *, force: bool = False) ->
     )
 
 
-def update_topics(context: Context, command: Command) -> Steps[bytes]:
+def update_topics(context: RequestContext, command: Command) -> Steps[bytes]:
     """Create or change many topics: all, or none if one name is invalid."""
     wanted = items((yield from read_body(command)), "topicConfigList")
     pace = Pace(TOPICS_AT_ONCE)
@@ -207,7 +207,7 @@ def _update_from_json(grant: TopicAdminGrant, fields: dict[object, object]) -> T
     )
 
 
-def delete_topic(context: Context, command: Command) -> bytes:
+def delete_topic(context: RequestContext, command: Command) -> bytes:
     """Delete a topic with its messages and the groups' offsets in it; no error if it does not exist."""
     name = command.text("topic")
     if not name.strip():
@@ -219,7 +219,7 @@ def delete_topic(context: Context, command: Command) -> bytes:
     return reply(command)
 
 
-def all_topics(context: Context, command: Command) -> Steps[Frame]:
+def all_topics(context: RequestContext, command: Command) -> Steps[Frame]:
     """Answer all topics, or one page of them."""
     grant = context.gate(command).query_broker()
     held, topics = grant.topics_version, list(grant.topics())
@@ -249,19 +249,19 @@ def page(command: Command, start_field: str, count_field: str, version: Version,
     return found[start : start + count]
 
 
-def one_topic(context: Context, command: Command) -> bytes:
+def one_topic(context: RequestContext, command: Command) -> bytes:
     """Answer one topic's configuration."""
     name = command.text("topic")
     return reply(command, body=dumps(existing_topic(context.gate(command).query(name)).as_json()))
 
 
-def system_topic_list(context: Context, command: Command) -> bytes:
+def system_topic_list(context: RequestContext, command: Command) -> bytes:
     """Answer the names of system topics, which clients cannot use."""
     context.gate(command).query_broker()
     return reply(command, body=dumps({"topicList": system_topics(context.state.broker)}))
 
 
-def clean_unused_topics(context: Context, command: Command) -> Steps[bytes]:
+def clean_unused_topics(context: RequestContext, command: Command) -> Steps[bytes]:
     """Remove stored messages of topics that no longer exist."""
     yield from context.gate(command).manage_broker().delete_unused_topics()
     return reply(command)
