@@ -77,7 +77,7 @@ class Work(Workload):
                 with suppress(Refused):
                     found.held.resume(self.choose(halves))
         elif name == "roll":
-            await found.broker.turns.finish(found.held.roll(found.store.appended))
+            await found.broker.turns.finish(found.state.roll(0, found.store.appended))
         else:
             await self.store(name)
 

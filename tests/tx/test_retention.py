@@ -127,7 +127,7 @@ async def test_a_copy_is_found_before_it_is_readable(flush: str, times: int) -> 
     for _ in range(times - 1):
         await retire(found, kept.disk)
         await kept.fill(found)
-    await found.broker.turns.finish(found.held.roll(found.store.appended))
+    await found.broker.turns.finish(found.state.roll(0, found.store.appended))
     assert found.store.appended > found.store.readable
     copies: list[HalfMessage | None] = []
 
@@ -184,7 +184,7 @@ async def test_half_messages_on_the_disk_are_read_by_a_thread() -> None:
     kept = Kept(fake)
     found = await kept.begin()
     disk.on_loop = 0
-    await found.broker.turns.finish(found.held.roll(found.store.appended))
+    await found.broker.turns.finish(found.state.roll(0, found.store.appended))
     assert disk.on_loop == 0
     await found.settle()
     await kept.check_all(found)
@@ -209,7 +209,7 @@ async def test_a_half_message_that_the_disk_fails_to_read_keeps_its_segment_and_
     found = await kept.begin()
     disk.fail_next("read", EIO)
     with pytest.raises(StoreError, match="1 half messages cannot be read; check the disk"):
-        await found.broker.turns.finish(found.held.roll(found.store.appended))
+        await found.broker.turns.finish(found.state.roll(0, found.store.appended))
     await found.settle()
     assert found.pending() == [0, 5, 6]
     await retire(found, disk)
@@ -224,7 +224,7 @@ async def test_many_half_messages_are_moved_in_slices() -> None:
         await found.end(each, commit=False)
     await found.settle()
     end, before = placed[2000].position, found.broker.turns.slices
-    await found.broker.turns.finish(found.held.roll(end))
+    await found.broker.turns.finish(found.state.roll(0, end))
     assert found.broker.turns.slices - before > 1600 // 64
     await found.settle()
     assert found.state.halves.pending == 2000
@@ -269,6 +269,6 @@ async def test_others_are_told_that_a_commit_of_retention_failed() -> None:
     found.broker.publish(Message("other", b"x", b"", 0, born_ms=1, born_host=HOST))  # not answered yet
     disk.fail_next("write", ENOSPC)
     with pytest.raises(Refused):
-        await found.broker.turns.finish(found.held.roll(found.store.appended))
+        await found.broker.turns.finish(found.state.roll(0, found.store.appended))
     with pytest.raises(Refused):
         found.store.commit()  # that of the server, which sends the answer after it

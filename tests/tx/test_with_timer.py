@@ -151,7 +151,7 @@ async def test_a_delayed_half_message_is_moved_and_parked_without_delay(delay: s
     async with selling(FakeDisk(), TrioClock()) as found:
         await prepared(found, "moved", delay)
         await prepared(found, "parked", delay)
-        await found.broker.turns.finish(found.held.roll(found.store.appended))
+        await found.broker.turns.finish(found.state.roll(0, found.store.appended))
         await flushed(found)
         assert found.pending() == [2, 3]
         (moved, parked) = await found.held.pending(0, 10, 1 << 20)

@@ -14,6 +14,7 @@ from martlet_tx.config import TxConfig
 from martlet_tx.external.state import ExternalState
 from martlet_tx.external.transactions import StagedTransactions
 from martlet_tx.formats import HALF_TOPIC, OP_TOPIC
+from martlet_tx.renewal import HalfMessageRenewal
 from martlet_tx.state import HalfMessageState
 from martlet_tx.transactions import HeldTransactions
 
@@ -37,7 +38,7 @@ class TxPlugin(Hooks):
         if self._held is None:
             state = HalfMessageState(broker)
             self._held = HeldTransactions(broker, self._config, state)
-            state.renew = self._held.roll
+            state.renew = HalfMessageRenewal(broker, self._held).roll
         return self._held
 
     def _external_of(self, broker: Broker) -> StagedTransactions:

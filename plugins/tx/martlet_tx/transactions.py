@@ -8,17 +8,15 @@ then ``ending`` has it, so that a second request is refused.
 import logging
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple, final
 
 from martlet.broker import Broker
 from martlet.contracts import HalfMessage, PendingTransaction, Transactions
-from martlet.errors import CorruptRecord, Reason, Refused, StoreError, StoreFailed
+from martlet.errors import CorruptRecord, Reason, Refused, StoreFailed
 from martlet.message import Message, Record, find_property
 from martlet.records.codec import decode_record
 from martlet.records.layout import PREPARED, TRANSACTION_MASK, Buffer, RecordView, record_views
-from martlet.runtime.steps import WaitingSteps
 from martlet.stages import Stages
 from martlet.state.journal import NEXT_COMMIT
 from martlet.store import Queue
@@ -47,15 +45,13 @@ from martlet_tx.halves import PAGE
 from martlet_tx.journal_codec import resumed, unchecked
 from martlet_tx.state import HalfMessageState
 
-__all__ = ["HeldTransactions"]
+__all__ = ["HalfMessages", "HeldTransactions"]
 
 log = logging.getLogger("martlet.tx")
 
 # Half messages to read at once, and their total size; at least one is read.
 READ_MESSAGES: Final = 256
 READ_BYTES: Final = 256 * 1024
-# Half messages to copy in a slice; each takes about 40 us.
-RENEWED: Final = 64
 # Half messages with one unique key that may be copies of the one that a producer names.
 COPIES_MAX: Final = 64
 # For each new copy, so many older ones are looked at, and forgotten if they are readable.
@@ -64,7 +60,6 @@ COPIES_FORGOTTEN: Final = 2
 COMMIT_BYTES: Final = 1024
 # Transactions that end together are one atomic group of about this size.
 TOGETHER_BYTES: Final = 256 * 1024
-HOUR_MS: Final = 3_600_000
 
 
 class HalfMessages(NamedTuple):
@@ -325,6 +320,20 @@ class HeldTransactions(Transactions):
         self._end_with(half, [parked_message(half, checks)])
         self.parked += 1
 
+    def renew(self, half: HalfMessage, checks: int) -> None:
+        """Replace *half* by a copy at the end of the log."""
+        self._note_copy(half.record, self._end_with(half, [renewed_message(half, checks)]))
+
+    def _note_copy(self, record: Record, end: int) -> None:
+        """Note that the newest copy of *record* ends at log position *end*; forget copies that are readable."""
+        first = number_of(find_property(record.properties, MOVED_FROM))
+        first = first if first >= 0 else record.position
+        self._copied.pop(first, None)
+        self._copied[first] = end
+        for each in list(islice(self._copied, COPIES_FORGOTTEN)):
+            if self._copied[each] <= self._store.readable:
+                del self._copied[each]
+
     def drop(self, offset: int) -> None:
         """End the transaction of a half message that is lost: removed by retention, or damaged."""
         op = op_message([offset], self._broker.clock.now_ms(), self._store.store_host)
@@ -354,63 +363,6 @@ class HeldTransactions(Transactions):
             return True
         self._resuming.pop(offset, None)
         return False
-
-    # ---- retention
-
-    def roll(self, end: int) -> WaitingSteps[None]:
-        """Replace the pending half messages before log position *end* by copies at the end of the log, in slices.
-
-        Those that are as old as retention allows are parked instead, as RocketMQ does.
-
-        Raises:
-          Refused: the disk is full.
-          StoreError: the disk failed to read some; all others were replaced.
-        """
-        self._store.committer.commit_early()  # what ends now must not be in doubt
-        state = self.state.halves
-        unreadable = 0
-        for number in state.pages():
-            offsets = [each for each in state.pending_in(number) if self.is_pending(each)]
-            while offsets:
-                portions: list[HalfMessages] = []
-                yield partial(self._read_into, portions, offsets)
-                (portion,) = portions
-                offsets = offsets[portion.taken :]
-                unreadable += portion.unreadable
-                for first in range(0, len(portion.halves), RENEWED):
-                    part = portion.halves[first : first + RENEWED]
-                    self._renew_all([half for half in part if half.record.position < end])
-                    yield None
-                if portion.halves and portion.halves[-1].record.position >= end:
-                    _check_read(unreadable)
-                    return
-        _check_read(unreadable)
-
-    async def _read_into(self, portions: list[HalfMessages], offsets: Sequence[int]) -> None:
-        portions.append(await self.read(offsets))
-
-    def _renew_all(self, halves: Sequence[HalfMessage]) -> None:
-        for half in halves:
-            if self.is_pending(half.record.queue_offset):
-                self._renew(half)
-
-    def _renew(self, half: HalfMessage) -> None:
-        checks = max(self.state.halves.checks(half.record.queue_offset), 0)
-        age_ms = self._broker.clock.now_ms() - half.record.store_ms
-        if age_ms >= self._store.config.file_reserved_hours * HOUR_MS:
-            self.park(half, checks)
-            return
-        self._note_copy(half.record, self._end_with(half, [renewed_message(half, checks)]))
-
-    def _note_copy(self, record: Record, end: int) -> None:
-        """Note that the newest copy of *record* ends at log position *end*; forget copies that are readable."""
-        first = number_of(find_property(record.properties, MOVED_FROM))
-        first = first if first >= 0 else record.position
-        self._copied.pop(first, None)
-        self._copied[first] = end
-        for each in list(islice(self._copied, COPIES_FORGOTTEN)):
-            if self._copied[each] <= self._store.readable:
-                del self._copied[each]
 
     def statistics(self) -> dict[str, object]:
         """Return how many transactions are pending, the age of the oldest, and what became of the others."""
@@ -450,11 +402,6 @@ def _decode(data: Buffer, start: int = 0, *, check_body: bool = True) -> HalfMes
         return decode_half(decode_record(data, start, check_body=check_body))
     except CorruptRecord:
         return None
-
-
-def _check_read(unreadable: int) -> None:
-    if unreadable:
-        raise StoreError(f"{unreadable} half messages cannot be read; check the disk")
 
 
 def _portion(offsets: Sequence[int], result: ReadResult) -> HalfMessages:
