@@ -67,10 +67,13 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     f"{TX}transactions.py": frozenset(("publish", "publish_all", "store", "topics")),
     f"{TX}checks.py": frozenset(("groups", "store")),
     f"{TX}plugin.py": frozenset(("topics",)),
+    f"{TX}renewal.py": frozenset(("store",)),
     # Keep staged messages, and publish what `Gate.external.commit` has allowed.
     f"{TX}external/delivery.py": frozenset(("store", "topics")),
     f"{TX}external/journal_writer.py": frozenset(("store",)),
-    f"{TX}external/transactions.py": frozenset(("store", "topics")),
+    f"{TX}external/renewal.py": frozenset(("store",)),
+    f"{TX}external/staging.py": frozenset(("store",)),
+    f"{TX}external/transactions.py": frozenset(("topics",)),
     # Creates the topics of its rules and the feed that all gates follow, and finds out when sessions end.
     f"{MQTT}plugin.py": frozenset(("cursors", "sessions", "store")),
     # Looks up whether a session exists before the gate opens it.

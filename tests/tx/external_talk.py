@@ -66,12 +66,12 @@ class Sink:
                 errors.append(error)
 
         async with trio.open_nursery() as nursery:
-            self.staged._nursery = nursery
+            self.staged.deliveries.nursery = nursery
             nursery.start_soon(run)
             while nursery.child_tasks:
                 await wait_all_tasks_blocked()
                 await self.settle()
-            self.staged._nursery = None
+            self.staged.deliveries.nursery = None
         if errors:
             raise errors[0]
         return results[0]
@@ -172,9 +172,8 @@ class Sink:
         self.staged.ready()
 
         async def all_done() -> None:
-            for delivery in list(self.staged._deliveries.values()):
-                assert self.staged._nursery is not None
-                self.staged._nursery.start_soon(self.staged._deliver, delivery)
+            assert self.staged.deliveries.nursery is not None
+            self.staged.deliveries.start(self.staged.deliveries.nursery)
 
         await self.do(all_done)
 

@@ -79,7 +79,7 @@ class Work(Workload):
             await found.abort(self.sequence, epoch=self.epoch)
             self.forget_staged()
         elif name == "roll":
-            await found.do(lambda: found.broker.turns.finish(found.staged.move_before(found.store.appended)))
+            await found.do(lambda: found.broker.turns.finish(found.state.roll(0, found.store.appended)))
         elif name == "save":
             for driven in found.broker.projections._driven:
                 await found.broker.projections._save(driven)

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from martlet.errors import Reason, Refused
 from martlet.testing.disk import Cut, FakeDisk
-from martlet_tx.external.transactions import RETRY_S
+from martlet_tx.external.deliveries import RETRY_S
 
 # Two groups of messages, in two topics.
 STAGED = {TOPIC: numbered(0, 24), OTHER: numbered(24, 24, "n")}

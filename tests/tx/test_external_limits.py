@@ -76,13 +76,13 @@ async def test_producers_are_limited_and_unused_ones_are_forgotten() -> None:
             await found.do(work)
         assert refused.value.reason is Reason.BUSY
     assert "producers_max" in await refusal(found, Reason.BUSY, 0, "a", ["x"], producer="p4")
-    await found.do(found.staged.count_hour)
+    await found.do(found.staged.expiry.count_hour)
     await found.commit(7, [], producer="p0")
-    await found.do(found.staged.count_hour)
+    await found.do(found.staged.expiry.count_hour)
     assert sorted(name for _, name in found.state.producers) == ["p0"]
-    await found.do(found.staged.count_hour)
+    await found.do(found.staged.expiry.count_hour)
     assert len(found.state.producers) == 0
-    assert found.staged.forgotten == 4
+    assert found.staged.expiry.forgotten == 4
     await found.begin("run", "p4")
 
 
@@ -109,7 +109,7 @@ async def test_one_identity_cannot_use_up_the_producers_of_all() -> None:
     for number in range(4):
         await found.begin("run", f"p{number}")  # without authentication all clients are one identity
     for _ in range(24):
-        await found.do(found.staged.count_hour)
+        await found.do(found.staged.expiry.count_hour)
     assert found.state.of_identity == {"alice": 1}
     await found.begin("run", "p2", "alice")
 
@@ -119,10 +119,10 @@ async def test_a_producer_that_has_only_begun_is_forgotten_after_a_day() -> None
     epoch, _ = await found.begin("run")
     await found.begin("run", "staging")
     for _ in range(23):
-        await found.do(found.staged.count_hour)
+        await found.do(found.staged.expiry.count_hour)
     assert (await found.begin("run"))[0] == epoch
     await found.stage(0, "a", ["x"], epoch=epoch, producer="staging")
-    await found.do(found.staged.count_hour)
+    await found.do(found.staged.expiry.count_hour)
     assert [name for _, name in found.state.producers] == ["staging"]
     assert "it expired" in await refusal(found, Reason.NOT_FOUND, 0, "a", ["x"], epoch=epoch)
     assert (await found.begin("run"))[0] == epoch
@@ -132,10 +132,10 @@ async def test_parts_that_nobody_continues_expire(caplog: pytest.LogCaptureFixtu
     found = await sink(config=TxConfig(staged_timeout_ms=200))
     await found.stage(0, "orphan", ["x", "y"])
     await found.stage(0, "alive", ["z"])
-    await found.do(found.staged.expire)  # seen for the first time
+    await found.do(found.staged.expiry.expire)  # seen for the first time
     await trio.sleep(0.25)
     await found.stage(0, "alive", ["z"], chunk=1)
-    await found.do(found.staged.expire)
+    await found.do(found.staged.expiry.expire)
     assert found.parts() == {(0, "alive"): 2}
     assert "part 'orphan' of transaction 0 of 'query' expired: 2 messages were staged" in caplog.text
     with pytest.raises(Refused, match="it expired") as refused:

@@ -104,11 +104,11 @@ async def test_an_abort_does_not_touch_what_is_prepared() -> None:
 async def test_what_is_prepared_expires_with_its_producer() -> None:
     found = await prepared(config=TxConfig(staged_timeout_ms=200, producer_hours=2))
     for hours in range(3):
-        await found.do(found.staged.expire)
+        await found.do(found.staged.expiry.expire)
         await trio.sleep(0.25)
-        await found.do(found.staged.expire)
+        await found.do(found.staged.expiry.expire)
         assert found.parts() == ({(3, "left"): 1} if hours < 2 else {})
-        await found.do(found.staged.count_hour)
+        await found.do(found.staged.expiry.count_hour)
     assert len(found.state.producers) == 0
 
 
@@ -118,10 +118,10 @@ async def test_a_producer_is_forgotten_soon_after_its_last_commit() -> None:
     for _ in range(2):
         await found.stage(0, "a", ["x"], producer="write")
         done = await found.commit(0, [("a", 1)], producer="write", is_last=True)
-        await found.do(found.staged.count_hour)
+        await found.do(found.staged.expiry.count_hour)
         assert found.stored() == ["x"]
     assert done.is_duplicate  # an hour later
-    await found.do(found.staged.count_hour)
+    await found.do(found.staged.expiry.count_hour)
     assert [name for _, name in found.state.producers] == ["goes on"]
 
 

@@ -52,7 +52,7 @@ class Kept(Workload):
         await found.stage(0, "first", ["zero"], epoch=2)
         await found.commit(0, [("first", 1)], epoch=2)
         await found.commit(4, [], producer="query/1")
-        await found.do(found.staged.count_hour)
+        await found.do(found.staged.expiry.count_hour)
         await found.stage(1, "kept", ["one", "two"], epoch=2)
         await found.stage(1, "aborted", ["no"], epoch=2)
         await found.stage(1, "kept", ["three"], epoch=2, chunk=1)

@@ -12,7 +12,7 @@ async def test_a_snapshot_has_the_whole_state_while_a_transaction_is_delivered()
     await found.begin_at("run-1", 5, "a", "b")
     await found.commit(3, [], epoch=1, content="none")
     await found.commit(8, [], producer="other")
-    await found.do(found.staged.count_hour)
+    await found.do(found.staged.expiry.count_hour)
     await found.stage(4, "open", ["x"], epoch=1)
     await found.prepare(4, [("open", 1)], epoch=1, content="one")
     for chunk in range(3):

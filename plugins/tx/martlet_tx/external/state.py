@@ -21,9 +21,19 @@ from martlet_tx.external.journal_codec import (
     StagedChunk,
     StagedRecord,
     decode_event,
+    encode_event,
 )
 
-__all__ = ["NO_VOTE", "DeliveryProgress", "ExternalState", "ProducerState", "StagedPart", "Vote"]
+__all__ = [
+    "NO_VOTE",
+    "UNKNOWN",
+    "DeliveryProgress",
+    "ExternalState",
+    "PartKey",
+    "ProducerState",
+    "StagedPart",
+    "Vote",
+]
 
 FORMAT: Final = 2
 NAME: Final = "tx-external"
@@ -91,6 +101,12 @@ class ProducerState(NamedTuple):
         """Return the names of the parts that are prepared."""
         return frozenset([name for name, _ in self.vote.parts]) if self.prepared >= 0 else frozenset()
 
+    def event(self, key: Key, hour: int) -> bytes:
+        """Return the event that says this of the producer *key*, which was last used in *hour*."""
+        head = self.epoch, self.runs, self.committed, hour
+        rest = self.began_ms, self.brokers, self.vote, self.is_ended, self.content
+        return encode_event(EventKind.STATE, *key, *head, *rest)
+
     def merged(self, said: "ProducerState") -> "ProducerState":
         """Return what is known after an event says *said*, which may be a copy of an older one."""
         newer = said if said.epoch >= self.epoch else self
@@ -106,6 +122,9 @@ class ProducerState(NamedTuple):
             brokers=tuple(sorted({*said.brokers, *self.brokers})),
             vote=said.vote.later(self.vote),
         )
+
+
+UNKNOWN: Final = ProducerState()
 
 
 class StagedPart(NamedTuple):

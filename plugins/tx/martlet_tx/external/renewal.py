@@ -1,0 +1,78 @@
+"""Events and staged messages at the end of retention: what is still needed of them is appended again."""
+
+import logging
+from typing import final
+
+from martlet.broker import Broker
+from martlet.runtime.steps import Pace, WaitingSteps
+from martlet_tx.external.deliveries import Deliveries
+from martlet_tx.external.delivery import read_staged
+from martlet_tx.external.journal_codec import EventKind, Key, StagedChunk, encode_event
+from martlet_tx.external.journal_writer import ExternalJournalWriter
+from martlet_tx.external.state import ExternalState, PartKey, StagedPart
+
+__all__ = ["StagedRenewal"]
+
+log = logging.getLogger("martlet.tx")
+
+
+@final
+class StagedRenewal:
+    """Appends again what retention is about to remove."""
+
+    def __init__(
+        self, broker: Broker, events: ExternalJournalWriter, state: ExternalState, deliveries: Deliveries
+    ) -> None:
+        self._broker = broker
+        self._store = broker.store
+        self._events = events
+        self._state = state
+        self._deliveries = deliveries
+
+    def move_before(self, end: int) -> WaitingSteps[None]:
+        """Append again what is needed of the records before log position *end*.
+
+        A commit comes first, then its producer, then what was staged: so each of them means the same as before in a log
+        that begins with the copies.
+
+        Raises:
+          Refused: the disk is full.
+          StoreFailed: the disk failed.
+        """
+        self._store.committer.commit_early()
+        for key, left in list(self._state.deliveries.items()):
+            delivery = self._deliveries.get(key)
+            if left.noted_at < end and delivery is not None and not delivery.is_finished:
+                self._events.append(delivery.commit_event(delivery.place, is_copy=True))
+        if self._state.hour_noted_at < end:
+            self._events.append(encode_event(EventKind.HOUR, self._state.hour))
+        pace = Pace()
+        for key, producer in self._state.producers.freeze():
+            if producer.noted_at >= end:
+                break  # they are in log order
+            if self._state.producers.get(key) == producer:
+                self._events.append(producer.event(key, producer.hour))
+            if pace.is_over(8):
+                yield None
+        for name, part in list(self._state.parts.freeze()):
+            for number in range(part.chunks):
+                chunk = self._state.chunks.get((part.serial, number))
+                if chunk is not None and chunk.position < end and name in self._state.parts:
+                    yield from self._move(name, part, number, chunk)
+                elif pace.is_over():
+                    yield None
+
+    def _move(self, name: tuple[Key, PartKey], part: StagedPart, number: int, chunk: StagedChunk) -> WaitingSteps[None]:
+        key, (sequence, part_name) = name
+        bodies: list[bytes] = []
+        for stored in chunk.records:
+            body = yield from read_staged(self._broker, self._events, stored)
+            if body is None:
+                text = "chunk %d of part %r of transaction %d of %r is lost: its record is damaged"
+                log.error(text, number, part_name, sequence, key[1])
+                return
+            bodies.append(bytes(body))
+        items, moved = self._events.staged(bodies, [stored.messages for stored in chunk.records])
+        head = (*key, sequence, part_name, part.epoch, number)
+        self._events.append(encode_event(EventKind.STAGED, *head, moved, sorted(part.topics), True), items)
+        yield None
