@@ -86,7 +86,7 @@ class StompHandler:
                 self._taken = MESSAGES_A_TURN + 1
         elif isinstance(event, AckRun):
             if event.transaction is None:
-                client.subscriptions.acknowledge(event)
+                client.acknowledgements.acknowledge(event)
             else:
                 client.transactions.acknowledge(event, event.transaction)
             self._taken += MESSAGES_AN_ACK * len(event.offsets)
@@ -114,7 +114,7 @@ class StompHandler:
                 case Unsubscribe():
                     rest = subscriptions.unsubscribe(event)
                 case Nack(transaction=None):
-                    subscriptions.refuse(event)
+                    client.acknowledgements.refuse(event)
                 case Nack(transaction=str(name)):
                     transactions.refuse(event, name)
                     return None

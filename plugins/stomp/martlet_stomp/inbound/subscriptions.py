@@ -1,8 +1,6 @@
-"""SUBSCRIBE, UNSUBSCRIBE, ACK and NACK of one client, outside of transactions."""
+"""SUBSCRIBE and UNSUBSCRIBE of one client."""
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
 from typing import Final, final
 
 from martlet.access import Gate
@@ -10,17 +8,15 @@ from martlet.contracts import Peer
 from martlet.delivery.subscriptions import from_earliest, from_tail
 from martlet.errors import Reason, Refused
 from martlet.runtime.steps import Pace, Steps
-from martlet.state.journal import NEXT_COMMIT
 from martlet_stomp.mapping.destinations import Destination, Kind, check_filter, parse_destinations
 from martlet_stomp.mapping.groups import Durable
 from martlet_stomp.outbound.patterns import Pattern
 from martlet_stomp.outbound.sources import Opening
-from martlet_stomp.outbound.subscription import SentPart, Subscription
+from martlet_stomp.outbound.subscription import Subscription
 from martlet_stomp.shared.context import Context
 from martlet_stomp.shared.temporary import is_temporary, remote_text
-from martlet_stomp.wire.codec import encode_receipts
 from martlet_stomp.wire.errors import StompError, shown
-from martlet_stomp.wire.packets import AckRun, Connect, Nack, Subscribe, Unsubscribe
+from martlet_stomp.wire.packets import Connect, Subscribe, Unsubscribe
 
 __all__ = ["ClientSubscriptions"]
 
@@ -80,6 +76,14 @@ class ClientSubscriptions:
         """Yield what a list of subscriptions says about each."""
         for subscription in list(self._by_number.values()):
             yield subscription.described()
+
+    def find(self, number: int) -> Subscription | None:
+        """Return subscription *number*; None if there is none any more."""
+        return self._by_number.get(number)
+
+    def has_ended(self, number: int) -> bool:
+        """Return whether there was a subscription *number*, and is not any more: others have what it held."""
+        return number not in self._by_number and 0 < number <= self._last_number
 
     # begin and end
 
@@ -244,7 +248,7 @@ class ClientSubscriptions:
         if pattern is not None:
             self._end_pattern(pattern)
             return None
-        subscription = self._find(request)
+        subscription = self._named(request)
         group = self._opening.durable_group(request, Kind.TOPIC)
         if subscription is None and not group:
             what = f"id {shown(request.id)}" if request.id is not None else shown(request.destination or "")
@@ -268,7 +272,7 @@ class ClientSubscriptions:
         except StompError:
             return text
 
-    def _find(self, request: Unsubscribe) -> Subscription | None:
+    def _named(self, request: Unsubscribe) -> Subscription | None:
         destination = self._text_of(request)
         found = self._by_id.get(_key(request.id, destination))
         if found is None and request.id is None:
@@ -344,81 +348,6 @@ class ClientSubscriptions:
             if subscription.gone:
                 raise Refused(Reason.NO_TOPIC, _end_of(subscription))
             budget_bytes -= subscription.deliver(budget_bytes)
-
-    # acknowledgements
-
-    def acknowledge(self, run: AckRun) -> None:
-        """Settle messages, and answer receipts. Raises `StompError` if the client does not hold one of them."""
-        subscriptions, queue_ids, offsets = run.subscriptions, run.queue_ids, run.offsets
-        number, queue_id, count = subscriptions[0], queue_ids[0], len(offsets)
-        if subscriptions.count(number) == queue_ids.count(queue_id) == count:
-            settled = self._acknowledge(run, 0, number, queue_id, offsets)
-        else:
-            settled = 0
-            for (number, queue_id), group in groupby(
-                zip(subscriptions, queue_ids, offsets, strict=True), key=lambda place: place[:2]
-            ):
-                some = [offset for _, _, offset in group]
-                done = self._acknowledge(run, settled, number, queue_id, some)
-                settled += done
-                if done < len(some):
-                    break
-        if settled < count:
-            self._answer(run.receipts_before(settled))
-            text = self._not_held("ACK", subscriptions[settled], queue_ids[settled], offsets[settled])
-            raise StompError(text, run.receipt_of(settled))
-        self._answer(run.receipts)
-
-    def _acknowledge(self, run: AckRun, first: int, number: int, queue_id: int, offsets: Sequence[int]) -> int:
-        """Settle messages, those from *first* on in *run*; return how many the client held, up to the first not.
-
-        Those of a subscription that has ended are ignored, and count as held, unless one asks for a receipt.
-        """
-        subscription = self._by_number.get(number)
-        if subscription is not None:
-            return subscription.acknowledge(queue_id, offsets)
-        if not self._has_ended(number):
-            return 0
-        asked = bisect_left(run.asking, first)
-        return min(run.asking[asked] - first, len(offsets)) if asked < len(run.asking) else len(offsets)
-
-    def _has_ended(self, number: int) -> bool:
-        """Return whether there was a subscription *number*, and is not any more: others have what it held."""
-        return number not in self._by_number and 0 < number <= self._last_number
-
-    def refuse(self, nack: Nack) -> None:
-        """Take NACK. Raises `StompError` if the client does not hold the message.
-
-        Without a receipt, one of a subscription that has ended is ignored.
-        """
-        number, queue_id, offset = nack.place
-        subscription = self._by_number.get(number)
-        if subscription is not None and subscription.refuse(queue_id, offset, requeue=nack.requeue):
-            return
-        if nack.receipt is not None or not self._has_ended(number):
-            raise StompError(self._not_held("NACK", number, queue_id, offset))
-
-    def reserve(self, command: str, number: int, queue_id: int, offset: int) -> tuple[Subscription, list[SentPart]]:
-        """Return what ACK or NACK in a transaction is for. Raises `StompError` if the client does not hold it."""
-        subscription = self._by_number.get(number)
-        parts = subscription.reserve(queue_id, offset) if subscription is not None else []
-        if subscription is None or not parts:
-            raise StompError(self._not_held(command, number, queue_id, offset))
-        return subscription, parts
-
-    def _not_held(self, command: str, number: int, queue_id: int, offset: int) -> str:
-        text = f"{command} is for message {number}-{queue_id}-{offset}, which the client does not hold"
-        if self._has_ended(number):
-            return (
-                f"{text}: its subscription has ended, and others have its messages; send {command} before UNSUBSCRIBE"
-            )
-        return f"{text}; acknowledge each message once, with ack:client or ack:client-individual"
-
-    def _answer(self, receipts: Sequence[bytes]) -> None:
-        if receipts:
-            self._context.counters.receipts += len(receipts)
-            self._peer.hold_until(NEXT_COMMIT)
-            self._peer.send(encode_receipts(receipts))
 
 
 def _key(subscription_id: str | None, destination: str) -> str:

@@ -14,9 +14,9 @@ from martlet.contracts import Peer
 from martlet.errors import Refused
 from martlet.message import Message
 from martlet.state.journal import Journal
+from martlet_stomp.inbound.acknowledgements import ClientAcknowledgements
 from martlet_stomp.inbound.incoming import Incoming
-from martlet_stomp.inbound.subscriptions import ClientSubscriptions
-from martlet_stomp.outbound.subscription import SentPart, Subscription
+from martlet_stomp.outbound.unacknowledged import SentPart, Unacknowledged
 from martlet_stomp.shared.context import Context
 from martlet_stomp.wire.codec import encode_receipts
 from martlet_stomp.wire.errors import StompError, shown
@@ -30,9 +30,9 @@ FRAME_BYTES: Final = 256
 
 @final
 class _Settling(NamedTuple):
-    """ACK, or NACK if ``is_failed``, for what a subscription has brought."""
+    """ACK, or NACK if ``is_failed``, for *parts* of what a subscription has brought."""
 
-    subscription: Subscription
+    unacknowledged: Unacknowledged
     parts: list[SentPart]
     is_failed: bool = False
     requeue: bool = True
@@ -55,7 +55,7 @@ class _Transaction:
 class ClientTransactions:
     """The open transactions of one client."""
 
-    __slots__ = ("_context", "_end_client", "_gate", "_incoming", "_open", "_owner", "_peer", "_subscriptions")
+    __slots__ = ("_acknowledgements", "_context", "_end_client", "_gate", "_incoming", "_open", "_owner", "_peer")
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class ClientTransactions:
         context: Context,
         gate: Gate,
         incoming: Incoming,
-        subscriptions: ClientSubscriptions,
+        acknowledgements: ClientAcknowledgements,
         end_client: Callable[[str], None],
     ) -> None:
         """Begin without any; *end_client* closes the connection, with the reason."""
@@ -74,7 +74,7 @@ class ClientTransactions:
         # Whose share of all transactions they are: a user's, or an address's if the client has no name.
         self._owner = gate.identity.name or f"at {peer.host[:-4].hex()}"
         self._incoming = incoming
-        self._subscriptions = subscriptions
+        self._acknowledgements = acknowledgements
         self._open: dict[str, _Transaction] = {}
 
     def __len__(self) -> int:
@@ -136,7 +136,7 @@ class ClientTransactions:
             receipt = run.receipt_of(index)
             try:
                 transaction = self._find(name)
-                found = self._subscriptions.reserve("ACK", number, queue_id, offset)
+                found = self._acknowledgements.reserve("ACK", number, queue_id, offset)
                 transaction.settlings.append(_Settling(*found))
                 self._count(transaction, 0)
             except StompError as error:
@@ -148,7 +148,7 @@ class ClientTransactions:
     def refuse(self, nack: Nack, name: str) -> None:
         """Keep NACK for COMMIT. Raises `StompError`."""
         transaction = self._find(name)
-        found = self._subscriptions.reserve("NACK", *nack.place)
+        found = self._acknowledgements.reserve("NACK", *nack.place)
         transaction.settlings.append(_Settling(*found, is_failed=True, requeue=nack.requeue))
         self._count(transaction, 0)
         if nack.receipt is not None:
@@ -184,31 +184,31 @@ class ClientTransactions:
         try:
             for each in transaction.settlings:
                 if each.is_failed:
-                    each.subscription.check_open()
+                    each.unacknowledged.check_open()
                     continue
-                notes += each.subscription.acknowledgements(each.parts)
+                notes += each.unacknowledged.notes(each.parts)
                 begun.append(each)
             if transaction.messages or notes:
                 self._gate.publish_all(transaction.messages, atomic=True, notes=notes)
         except Refused:
             for each in begun:
-                each.subscription.withdraw(each.parts)
+                each.unacknowledged.withdraw(each.parts)
             raise
         self._context.counters.stored += len(transaction.messages)
         for each in transaction.settlings:
             if each.is_failed:
-                each.subscription.failed(each.parts, requeue=each.requeue)
+                each.unacknowledged.failed(each.parts, requeue=each.requeue)
             else:
-                each.subscription.committed(each.parts)
+                each.unacknowledged.committed(each.parts)
 
     def abort(self, name: str) -> None:
         """Forget transaction *name*. Raises `StompError`."""
         transaction = self._end(name)
-        reserved: dict[Subscription, list[SentPart]] = {}
+        reserved: dict[Unacknowledged, list[SentPart]] = {}
         for each in transaction.settlings:
-            reserved.setdefault(each.subscription, []).extend(each.parts)
-        for subscription, parts in reserved.items():
-            subscription.restore(parts)
+            reserved.setdefault(each.unacknowledged, []).extend(each.parts)
+        for unacknowledged, parts in reserved.items():
+            unacknowledged.restore(parts)
 
     def _end(self, name: str) -> _Transaction:
         transaction = self._find(name)

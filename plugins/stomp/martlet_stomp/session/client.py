@@ -6,6 +6,7 @@ from typing import final
 import trio
 
 from martlet.contracts import Peer
+from martlet_stomp.inbound.acknowledgements import ClientAcknowledgements
 from martlet_stomp.inbound.incoming import Incoming
 from martlet_stomp.inbound.subscriptions import ClientSubscriptions
 from martlet_stomp.inbound.transactions import ClientTransactions
@@ -28,6 +29,7 @@ class Client:
         "_context",
         "_end",
         "_peer",
+        "acknowledgements",
         "beat",
         "gate",
         "incoming",
@@ -49,7 +51,8 @@ class Client:
         context.temporary.begin(session, gate.identity.name)
         self.subscriptions = ClientSubscriptions(peer, context, gate, connect, session, end)
         self.incoming = Incoming(peer, context, gate, session, self.subscriptions.reply_to)
-        self.transactions = ClientTransactions(peer, context, gate, self.incoming, self.subscriptions, end)
+        self.acknowledgements = ClientAcknowledgements(peer, context, self.subscriptions)
+        self.transactions = ClientTransactions(peer, context, gate, self.incoming, self.acknowledgements, end)
         self.beat: Beat | None = None
 
     def greet(self) -> None:

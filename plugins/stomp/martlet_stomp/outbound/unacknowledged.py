@@ -1,0 +1,264 @@
+"""Messages that a client was sent and has not acknowledged, of one subscription.
+
+A queue is a shared group of the core, whose member settles them; those of a topic only give their credit back.
+"""
+
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from itertools import chain
+from operator import attrgetter
+from typing import NamedTuple, Protocol, final
+
+from martlet.delivery.subscriptions import TopicSubscription
+from martlet.errors import Reason, Refused
+from martlet.groups.member import Member
+from martlet.state.journal import Journal
+from martlet_stomp.shared.context import Counters
+from martlet_stomp.shared.following import Follower
+from martlet_stomp.wire.errors import shown
+
+__all__ = ["Ledger", "Outstanding", "SentPart", "Unacknowledged"]
+
+
+class Ledger(Protocol):
+    """Messages that a client was sent and has not acknowledged; a `Member` of a group is one."""
+
+    def holds(self, queue_id: int, offset: int) -> bool: ...
+
+    def ack_all(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]: ...
+
+    def nack_all(self, queue_id: int, offsets: Sequence[int], delay_s: float = 0) -> Sequence[int]: ...
+
+    def give_up_all(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]: ...
+
+
+@final
+class Outstanding:
+    """The ledger of a topic's subscription: a message that is settled gives its credit back, and nothing else."""
+
+    __slots__ = ("_held", "_reader")
+
+    def __init__(self, reader: TopicSubscription | Follower) -> None:
+        self._reader = reader
+        self._held: dict[int, dict[int, None]] = {}
+
+    def add(self, queue_id: int, offsets: Sequence[int]) -> None:
+        """Note that the client was sent messages."""
+        self._held.setdefault(queue_id, {}).update(dict.fromkeys(offsets))
+
+    def holds(self, queue_id: int, offset: int) -> bool:
+        return offset in self._held.get(queue_id, ())
+
+    def ack_all(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]:
+        held = self._held.get(queue_id, {})
+        settled = [offset for offset in dict.fromkeys(offsets) if offset in held]
+        for offset in settled:
+            del held[offset]
+        self._reader.add_credit(len(settled))
+        return settled
+
+    def nack_all(self, queue_id: int, offsets: Sequence[int], delay_s: float = 0) -> Sequence[int]:
+        return self.ack_all(queue_id, offsets)
+
+    def give_up_all(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]:
+        return self.ack_all(queue_id, offsets)
+
+
+@final
+class SentPart(NamedTuple):
+    """Messages of one queue; with cumulative acknowledgements, ``number`` is that of the first in the order sent."""
+
+    queue_id: int
+    offsets: Sequence[int]
+    number: int = 0
+
+
+@final
+class Unacknowledged:
+    """What is not acknowledged of a subscription to *destination*; nothing until `begin`, and after `end`.
+
+    If it *is_cumulative*, an acknowledgement is also for all messages that were sent before.
+    """
+
+    __slots__ = ("_counters", "_destination", "_is_cumulative", "_ledger", "_sent", "_sent_count")
+
+    def __init__(self, counters: Counters, destination: str, *, is_cumulative: bool) -> None:
+        self._counters = counters
+        self._destination = destination
+        self._is_cumulative = is_cumulative
+        self._ledger: Ledger | None = None
+        # With cumulative acknowledgements: what was sent and is not acknowledged, in that order.
+        self._sent: deque[SentPart] = deque()
+        self._sent_count = 0
+
+    def begin(self, source: Member | TopicSubscription | Follower) -> None:
+        """Keep what *source* brings from now on."""
+        self._ledger = source if isinstance(source, Member) else Outstanding(source)
+
+    def end(self) -> None:
+        self._ledger = None
+
+    def add(self, queue_id: int, offsets: Sequence[int]) -> None:
+        """Note that the client was sent messages."""
+        if isinstance(self._ledger, Outstanding):
+            self._ledger.add(queue_id, offsets)
+        if self._is_cumulative:
+            self._sent.append(SentPart(queue_id, offsets, self._sent_count))
+            self._sent_count += len(offsets)
+
+    def skip(self, queue_id: int, offsets: Sequence[int]) -> None:
+        """Settle messages that the source has brought and that the client is not sent."""
+        ledger = self._ledger
+        if isinstance(ledger, Outstanding):
+            ledger.add(queue_id, offsets)
+        if ledger is not None:
+            ledger.ack_all(queue_id, offsets)
+
+    def acknowledge(self, queue_id: int, offsets: Sequence[int]) -> int:
+        """Settle messages, with cumulative acknowledgements also those before each.
+
+        Returns how many of *offsets* the client held, up to the first that it did not.
+        """
+        return self._settle(queue_id, offsets, self._acked)
+
+    def refuse(self, queue_id: int, offset: int, *, requeue: bool) -> bool:
+        """Take NACK: the message, with cumulative acknowledgements also those before it, comes again or is dead.
+
+        Returns whether the client held it.
+        """
+        return self._settle(queue_id, (offset,), self._nacked if requeue else self._buried) == 1
+
+    def _settle(
+        self, queue_id: int, offsets: Sequence[int], settle: Callable[[int, Sequence[int]], Sequence[int]]
+    ) -> int:
+        if self._ledger is None:
+            return 0
+        if self._is_cumulative:
+            return self._settle_cumulatively(queue_id, offsets, settle)
+        settled = settle(queue_id, offsets)
+        return len(offsets) if len(settled) == len(offsets) else _held_first(offsets, settled)
+
+    def _acked(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]:
+        settled = self._ledger.ack_all(queue_id, offsets) if self._ledger is not None else ()
+        self._counters.acknowledged += len(settled)
+        return settled
+
+    def _nacked(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]:
+        failed = self._ledger.nack_all(queue_id, offsets) if self._ledger is not None else ()
+        self._counters.failed += len(failed)
+        return failed
+
+    def _buried(self, queue_id: int, offsets: Sequence[int]) -> Sequence[int]:
+        failed = self._ledger.give_up_all(queue_id, offsets) if self._ledger is not None else ()
+        self._counters.failed += len(failed)
+        return failed
+
+    def _settle_cumulatively(
+        self, queue_id: int, offsets: Sequence[int], settle: Callable[[int, Sequence[int]], Sequence[int]]
+    ) -> int:
+        first = self._sent[0] if self._sent else None
+        if len(offsets) > 1 and first is not None and first.queue_id == queue_id and _is_part(offsets, first.offsets):
+            self._settle_up_to(queue_id, offsets[-1], settle)  # the others are before it
+            return len(offsets)
+        for index, offset in enumerate(offsets):
+            if not self._settle_up_to(queue_id, offset, settle):
+                return index
+        return len(offsets)
+
+    def _settle_up_to(self, queue_id: int, offset: int, settle: Callable[[int, Sequence[int]], Sequence[int]]) -> bool:
+        """Settle a message and all that were sent before it; return False if the client does not hold it."""
+        found = self._take_up_to(queue_id, offset)
+        for part in found:
+            settle(part.queue_id, part.offsets)
+        return bool(found)
+
+    def _take_up_to(self, queue_id: int, offset: int) -> list[SentPart]:
+        """Take a message, and all that were sent before it, out of what was sent; nothing if it is not there."""
+        parts = enumerate(self._sent)
+        place = next((i for i, part in parts if part.queue_id == queue_id and offset in part.offsets), -1)
+        if place < 0:
+            return []
+        found = [self._sent.popleft() for _ in range(place + 1)]
+        _, offsets, number = found[place]
+        end = offsets.index(offset) + 1
+        if end < len(offsets):
+            self._sent.appendleft(SentPart(queue_id, offsets[end:], number + end))
+            found[place] = SentPart(queue_id, offsets[:end], number)
+        return found
+
+    # transactions
+
+    def reserve(self, queue_id: int, offset: int) -> list[SentPart]:
+        """Return what an acknowledgement in a transaction is for; nothing if the client does not hold the message.
+
+        Cumulative acknowledgements after this one do not include that.
+        """
+        ledger = self._ledger
+        if ledger is None or not ledger.holds(queue_id, offset):
+            return []
+        if self._is_cumulative:
+            return self._take_up_to(queue_id, offset)
+        return [SentPart(queue_id, (offset,))]
+
+    def restore(self, parts: Sequence[SentPart]) -> None:
+        """Undo `reserve` for all *parts*, which are in the order in which they were reserved."""
+        if self._is_cumulative:
+            # What other transactions gave back before may have been sent earlier.
+            self._sent = deque(sorted(chain(parts, self._sent), key=attrgetter("number")))
+
+    def check_open(self) -> None:
+        """Raise `Refused` if the subscription has ended."""
+        if self._ledger is None:
+            text = f"the subscription to {shown(self._destination)} has ended, and others have its messages"
+            raise Refused(Reason.NOT_FOUND, text)
+
+    def notes(self, parts: Sequence[SentPart]) -> list[tuple[Journal, bytes]]:
+        """Return the acknowledgements of *parts* for an atomic group. Raises `Refused` as `Member.acknowledgements`."""
+        self.check_open()
+        ledger = self._ledger
+        if not isinstance(ledger, Member):
+            return []
+        found: list[tuple[Journal, bytes]] = []
+        for done, (queue_id, offsets, _) in enumerate(parts):
+            try:
+                found += ledger.acknowledgements(queue_id, offsets)
+            except Refused:
+                self.withdraw(parts[:done])
+                raise
+        return found
+
+    def withdraw(self, parts: Sequence[SentPart]) -> None:
+        """Undo `notes`: the atomic group was refused."""
+        if isinstance(self._ledger, Member):
+            for part in parts:
+                self._ledger.withdraw(part.queue_id, part.offsets)
+
+    def committed(self, parts: Sequence[SentPart]) -> None:
+        """Note that the atomic group with the acknowledgements of *parts* was appended."""
+        for queue_id, offsets, _ in parts:
+            self._counters.acknowledged += len(offsets)
+            if isinstance(self._ledger, Outstanding):
+                self._ledger.ack_all(queue_id, offsets)
+
+    def failed(self, parts: Sequence[SentPart], *, requeue: bool) -> None:
+        """Take NACK for *parts*."""
+        for part in parts:
+            (self._nacked if requeue else self._buried)(part.queue_id, part.offsets)
+
+
+def _held_first(offsets: Sequence[int], settled: Sequence[int]) -> int:
+    """Return how many of *offsets* there are before the first that is not among *settled*, or is there again."""
+    left: dict[Hashable, None] = dict.fromkeys(settled)
+    for index, offset in enumerate(offsets):
+        if offset not in left:
+            return index
+        del left[offset]
+    return len(offsets)
+
+
+def _is_part(offsets: Sequence[int], whole: Sequence[int]) -> bool:
+    """Return whether *offsets* are some consecutive ones of *whole*."""
+    if offsets[0] not in whole:
+        return False
+    at = whole.index(offsets[0])
+    return list(offsets) == list(whole[at : at + len(offsets)])
