@@ -24,7 +24,7 @@ from martlet.delivery.subscriptions import TopicSubscription, from_tail
 from martlet.delivery.tail_reader import TailReader
 from martlet.message import Message
 from martlet.records.codec import encode_record
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet.state import Pages, pack_rows, unpack_rows
 from martlet.tables.groups import Group, Groups
 from martlet.testing.peers import RecordingPeer
@@ -111,11 +111,11 @@ def snapshot() -> bytes:
 
 
 def restore_projection() -> Iterator[None]:
-    data, restored, pace = snapshot(), {}, Pace()
+    data, restored, budget = snapshot(), {}, Budget()
     yield
     for name, *row in unpack_rows(1, data):
         restored[name] = row
-        if pace.is_over():
+        if budget.is_over():
             yield
     yield
 

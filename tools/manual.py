@@ -282,7 +282,7 @@ PLUGIN_CHAPTERS: Final = (
     Chapter(
         "Long work",
         "martlet.runtime.steps",
-        ("Steps", "WaitingSteps", "Wait", "Pace", "off_loop", "resume", "finish_now"),
+        ("Steps", "WaitingSteps", "Wait", "Budget", "off_loop", "resume", "finish_now"),
     ),
     Chapter(
         "Messages",

@@ -196,7 +196,7 @@ func sendOn(all []*template, i int, left, sent, refused *int64, deadline time.Ti
 	}
 }
 
-// rate sends at a fixed pace (open loop) and measures from when each was due.
+// rate sends at a fixed budget (open loop) and measures from when each was due.
 func rate(out result) {
 	c := dial()
 	defer c.Close()
@@ -335,7 +335,7 @@ func records(body []byte) int {
 	return n
 }
 
-// tail sends at a fixed pace while long pulls follow every queue; the age is receipt minus the born time that was sent.
+// tail sends at a fixed budget while long pulls follow every queue; the age is receipt minus the born time that was sent.
 func tail(out result) {
 	var ages []uint32
 	var mutex sync.Mutex
@@ -384,7 +384,7 @@ func tail(out result) {
 	percentiles(out, "us_", ages)
 }
 
-// stampedSends sends at the pace with the time in microseconds as the first 8 bytes of each body.
+// stampedSends sends at the budget with the time in microseconds as the first 8 bytes of each body.
 func stampedSends() int {
 	c := dial()
 	go func() {

@@ -19,7 +19,7 @@ import trio
 
 from martlet.errors import NotReady, Refused
 from martlet.groups.progress import GroupProgress
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps, per_slice
 from martlet.runtime.turns import Turns
 from martlet.sessions.sessions import Sessions
 from martlet.store import Queue, Store
@@ -33,10 +33,10 @@ log = logging.getLogger("martlet.delivery")
 
 # How often to look whether queues are consumed.
 LOOK_S: Final = 10.0
-# Offsets that are committed in one turn of the event loop for groups whose topic has more queues, 0.5 us each.
-BEGUN_A_TURN: Final = 8192
-# Sessions that one slice looks at, and what it costs to unpack one.
-LOOKS_A_SLICE: Final = 2000
+# Offsets that are committed in one turn of the event loop for groups whose topic has more queues.
+BEGUN_A_TURN: Final = per_slice(us=0.5)
+# A look at a session, and in looks, what it costs to unpack one.
+LOOK_US: Final = 0.5
 LOOKS_A_SESSION: Final = 20
 
 
@@ -164,10 +164,10 @@ class Draining:
         for other in self.others:
             if name := other(topic.name):
                 worst.add(name, {queue: queue.first_offset for queue in used})
-        pace = Pace()
+        budget = Budget()
         for name, offsets in self._groups_at(topic, used):
             worst.add(name, offsets)
-            if pace.is_over(len(used)):
+            if budget.is_over(len(used)):
                 yield
         last = -1
         for queue in used:
@@ -215,15 +215,15 @@ class Draining:
             has_any = has_any or position >= 0
             if 0 <= position < least:
                 name, least = f"{scope} group {group}", position
-        pace = Pace(LOOKS_A_SLICE)
+        budget = Budget(LOOK_US)
         for key in sessions.table:
             position = sessions.position_of(key)
             if position >= 0 and (position < least or not has_any) and self._reads(key, topic.name):
                 has_any = True
-                pace.spend(LOOKS_A_SESSION)
+                budget.spend(LOOKS_A_SESSION)
                 if position < least:
                     name, least = f"session {key}", position
-            if pace.is_over():
+            if budget.is_over():
                 yield
         return name, least if has_any else -1
 

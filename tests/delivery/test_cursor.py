@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable
 from errno import EIO, ENOSPC
 from itertools import pairwise
+from typing import Final
 
 import pytest
 import trio
@@ -23,13 +24,17 @@ from martlet.delivery.cursor import Cursor, CursorPlace, Permit
 from martlet.delivery.fanout import Encoding, parts
 from martlet.delivery.feed import Feed
 from martlet.delivery.routing.route_cache import RouteCache
-from martlet.delivery.tail_reader import RECEIVERS_A_SLICE, RECEIVERS_COUNTED
+from martlet.delivery.tail_reader import RECEIVER_US, RECEIVERS_COUNTED
 from martlet.errors import Reason, Refused
 from martlet.message import Message
 from martlet.records.layout import ENTRY_BYTES
+from martlet.runtime.steps import per_slice
 from martlet.store import Queue, Store
 from martlet.store.queues.queues import BlockDamaged
 from martlet.testing.disk import FakeDisk
+
+# They are counted in groups of RECEIVERS_COUNTED.
+RECEIVERS_A_SLICE: Final = -(-per_slice(RECEIVER_US) // RECEIVERS_COUNTED) * RECEIVERS_COUNTED
 
 
 class Client:

@@ -9,9 +9,10 @@ import trio
 from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
 
 from martlet.net.reader import EVENTS_A_TURN
+from martlet.runtime.steps import per_slice
 from martlet.testing.peers import Serving, serving
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.inbound.subscriptions import FILTERS_A_SLICE
+from martlet_mqtt.inbound.subscriptions import FILTER_US
 from martlet_mqtt.plugin import MqttPlugin
 from martlet_mqtt.wire.codec import FILTERS_A_PACKET
 from martlet_mqtt.wire.codes import V4, V5, PacketType, ReasonCode
@@ -185,7 +186,7 @@ async def test_many_filters_begin_and_end_in_slices_and_later_packets_wait(tmp_p
             assert isinstance(last, Unsuback)
             assert version == V4 or last.codes == (*(0,) * len(FILTERS), ReasonCode.NO_SUBSCRIPTION_EXISTED)
             assert isinstance(await talk.receive(), Pingresp)
-        assert max(changes) <= 2 * FILTERS_A_SLICE
+        assert max(changes) <= 2 * per_slice(FILTER_US)
         assert sum(changes) == 2 * len(FILTERS)
 
 

@@ -10,11 +10,12 @@ import trio
 from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
 from trio.testing import MockClock
 
+from martlet.runtime.steps import per_slice
 from martlet.testing.clock import TrioClock
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import small_config
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.inbound.subscriptions import FILTERS_A_SLICE, STEPS_A_SHARE
+from martlet_mqtt.inbound.subscriptions import FILTER_US, STEPS_A_SHARE
 from martlet_mqtt.session.client import Client
 from martlet_mqtt.wire.codes import V4, V5, ReasonCode
 from martlet_mqtt.wire.packets import Connack, Connect, Disconnect, FilterSubscription, Pingreq, Pingresp, Publish, Will
@@ -90,7 +91,7 @@ async def test_others_have_their_turn_while_a_session_is_resumed(autojump_clock:
         assert client.greeting is not None
         answer = await greeted(talk)
         assert (answer.reason, answer.session_present) == (0, True)
-        assert mqtt.broker.turns.slices >= COUNT // FILTERS_A_SLICE
+        assert mqtt.broker.turns.slices >= COUNT // per_slice(FILTER_US)
         assert await talk.payloads(2) == missed()
         assert await other.publish(NAMES[500], b"new", 1) == 0
         assert await talk.payloads(1) == [b"new"]
@@ -126,7 +127,7 @@ async def test_subscriptions_of_qos_0_go_on_with_new_messages(autojump_clock: Mo
 
 
 async def test_few_shared_subscriptions_are_resumed_in_slices_too(autojump_clock: MockClock) -> None:
-    count = 2 * FILTERS_A_SLICE // STEPS_A_SHARE
+    count = 2 * per_slice(FILTER_US) // STEPS_A_SHARE
     async with away(
         [FilterSubscription(f"$share/g{number}/{name}", 1) for number, name in enumerate(NAMES[:count])]
     ) as mqtt:

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from tests.mqtt.mqtt_talk import Running, mqtt_broker
 
+from martlet.runtime.steps import per_slice
 from martlet.store import Store
-from martlet_mqtt.outbound.due import FILTERS_A_SLICE
+from martlet_mqtt.outbound.due import FILTER_US
 from martlet_mqtt.outbound.flight import Flight
 from martlet_mqtt.wire.codes import V4, V5, PacketType
 from martlet_mqtt.wire.packets import Ack
@@ -84,7 +85,7 @@ async def test_a_message_of_qos_2_that_became_too_large_for_the_client_is_releas
 async def test_the_filters_of_what_is_sent_again_are_looked_at_in_slices(tmp_path: Path) -> None:
     async with mqtt_broker(tmp_path) as mqtt:
         talk = await mqtt.connect("c", clean=False, expiry_s=100)
-        filters = 10 * FILTERS_A_SLICE
+        filters = 10 * per_slice(FILTER_US)
         await talk.subscribe(*[f"{number}/#" for number in range(filters)], qos=1)
         await talk.publish("7/x", b"again", 1)
         await talk.messages(1)

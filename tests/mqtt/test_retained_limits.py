@@ -10,13 +10,13 @@ import trio
 from tests.mqtt.mqtt_talk import V4, V5, Running, Talk, mqtt_broker
 from trio.testing import MockClock
 
-from martlet.runtime.steps import finish_now
+from martlet.runtime.steps import finish_now, per_slice
 from martlet.store import Store
 from martlet.testing.clock import TrioClock
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import ManualClock, small_config
 from martlet_mqtt.config import MqttConfig
-from martlet_mqtt.shared.retained import LOOKS_A_SLICE, Entry, Retained
+from martlet_mqtt.shared.retained import LOOK_US, Entry, Retained
 from martlet_mqtt.wire.codes import PacketType, ReasonCode
 from martlet_mqtt.wire.packets import Ack, Connect, Publish, Will
 from martlet_mqtt.wire.properties import Properties, Property
@@ -231,7 +231,7 @@ def slices(steps: Generator[Any, None, None]) -> int:
 
 def test_retention_copies_what_it_must_and_looks_at_the_rest_in_slices() -> None:
     found, clock = many(10_000)
-    assert slices(found.roll(0, 500)) == 10_000 // LOOKS_A_SLICE
+    assert slices(found.roll(0, 500)) == 10_000 // per_slice(LOOK_US)
     store = cast(Unread, found._store)
     assert store.read == [0, 100, 200, 300, 400]
     clock.ms += 2000
@@ -259,7 +259,7 @@ def test_the_oldest_position_is_known_without_a_search() -> None:
 
 def test_a_sweep_removes_what_has_expired_in_slices() -> None:
     found, clock = many(10_000)
-    assert slices(found.sweep()) == 10_000 // LOOKS_A_SLICE
+    assert slices(found.sweep()) == 10_000 // per_slice(LOOK_US)
     assert len(found) == 10_000
     clock.ms += 1000
     slices(found.sweep())

@@ -62,17 +62,17 @@ def test_a_seed_chooses_the_same_mutants_again() -> None:
 
 
 CARELESS = """
-from martlet.runtime.steps import Pace, finish_now
+from martlet.runtime.steps import Budget, finish_now
 
 def steps():
     yield
     return 7
 
 def test_what_asserts_nothing():
-    pace = Pace()
-    pace.spend(1)
-    pace.is_over()
-    pace.is_over(500)
+    budget = Budget()
+    budget.spend(1)
+    budget.is_over()
+    budget.is_over(500)
     finish_now(steps())
 """
 

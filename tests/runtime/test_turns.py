@@ -7,7 +7,7 @@ import pytest
 import trio
 import trio.testing
 
-from martlet.runtime.steps import Pace, Steps, WaitingSteps, begin, finish_now, finish_off_loop, off_loop
+from martlet.runtime.steps import SLICE_US, Budget, Steps, WaitingSteps, begin, finish_now, finish_off_loop, off_loop
 from martlet.runtime.turns import Turns
 
 
@@ -146,10 +146,10 @@ def test_without_a_loop_work_is_done_at_once() -> None:
 
 
 def test_a_slice_is_over_after_so_many_steps() -> None:
-    pace = Pace(3)
-    assert [pace.is_over() for _ in range(7)] == [False, False, True, False, False, True, False]
-    assert pace.is_over(5), "steps may come in bulk"
-    assert [pace.is_over() for _ in range(3)] == [False, False, True]
+    budget = Budget(SLICE_US / 3)
+    assert [budget.is_over() for _ in range(7)] == [False, False, True, False, False, True, False]
+    assert budget.is_over(5), "steps may come in bulk"
+    assert [budget.is_over() for _ in range(3)] == [False, False, True]
 
 
 def ask_disk(log: list[str], error: Exception | None = None) -> Steps[str]:

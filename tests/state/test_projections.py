@@ -12,11 +12,11 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.errors import PluginError, StoreError
 from martlet.records.layout import RecordView
-from martlet.runtime.steps import Steps, finish_now
+from martlet.runtime.steps import Steps, finish_now, per_slice
 from martlet.runtime.turns import Turns
 from martlet.state import Projections, log_order, pack_rows
 from martlet.state.journal import Journal
-from martlet.state.log_order import LOOKS_A_LOAD, LOOKS_A_SLICE, LogOrder
+from martlet.state.log_order import LOOK_US, LOOKS_A_LOAD, LogOrder
 from martlet.store import Store
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import ManualClock, message, small_config
@@ -456,7 +456,7 @@ async def test_very_many_queues_are_looked_at_some_in_each_turn_and_later_record
     while not order.at_end:
         runs.append(order.next_run_nowait())
     slices = runs.index(next(run for run in runs if run))
-    assert slices == queues * (1 + LOOKS_A_LOAD + 1) // LOOKS_A_SLICE
+    assert slices == queues * (1 + LOOKS_A_LOAD + 1) // per_slice(LOOK_US)
     bodies = [bytes(record.body).decode() for run in runs if run for record in run]
     assert bodies == [*[f"m{number}" for number in range(queues)], "early", "late"]
     store.crash()

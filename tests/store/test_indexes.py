@@ -13,13 +13,13 @@ from martlet.errors import NotReady
 from martlet.message import Message
 from martlet.records.codec import decode_record, key_hash
 from martlet.records.layout import HEAD_BYTES
-from martlet.runtime.steps import Steps, finish_now
+from martlet.runtime.steps import Steps, finish_now, per_slice
 from martlet.store import Store, StoreConfig
 from martlet.store.disk.checkpoint import read_checkpoint
 from martlet.store.disk.files import Files
 from martlet.store.keys.key_index import ITEM, KeyIndex
 from martlet.store.queues.queues import Queue
-from martlet.store.read.lookup import LOOKS_AT_ONCE
+from martlet.store.read.lookup import LOOK_US
 from martlet.store.upkeep.checkpointer import SAVE_OFTEN_MAX
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import ManualClock, drain, message, small_config
@@ -180,7 +180,7 @@ async def test_a_search_by_time_reads_a_little_in_each_slice(clock: ManualClock)
             slices += 1
             if blocking is not None:
                 blocking()
-            assert disk.calls["read"] - reads <= 2 * LOOKS_AT_ONCE
+            assert disk.calls["read"] - reads <= 2 * per_slice(LOOK_US)
             reads = disk.calls["read"]
         assert found == [at]
         assert slices >= 3

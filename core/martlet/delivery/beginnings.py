@@ -11,12 +11,13 @@ from typing import Final, final
 
 from martlet.delivery.cursor import Cursor
 from martlet.delivery.routing.route_cache import RouteCache
+from martlet.runtime.steps import per_slice
 
 __all__ = ["FILTERS_A_SLICE", "NEVER", "Beginnings"]
 
 NEVER: Final = 1 << 62
-# Filters to add in one slice; each takes 5 to 10 us.
-FILTERS_A_SLICE: Final = 512
+# Filters to add in one slice.
+FILTERS_A_SLICE: Final = per_slice(us=8)
 
 
 @final

@@ -13,11 +13,12 @@ import trio
 
 from martlet.delivery.routing.selection import Selection
 from martlet.records.layout import ENTRY
+from martlet.runtime.steps import per_slice
 from martlet.store import Queue, Store
 
 __all__ = ["WAKES_A_TURN", "Codes", "Listener", "Listeners", "Wakes", "codes_between", "unwatch", "watch"]
 
-WAKES_A_TURN: Final = 1024  # 0.4 to 1.5 us each
+WAKES_A_TURN: Final = per_slice(us=1)
 # If more messages became readable together, to look at the tag of each would take longer than to wake everybody.
 CODES_MAX: Final = 512
 

@@ -27,7 +27,7 @@ from martlet.delivery.routing.route_cache import in_pieces
 from martlet.delivery.runs import Frames, Run, make_runs
 from martlet.errors import Refused, StoreError
 from martlet.records.layout import names_of
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet.store import Queue, ReadResult, Store
 from martlet.tables.topics import Topic, Topics
 
@@ -38,8 +38,8 @@ log = logging.getLogger("martlet.delivery")
 # For one slice of work: a message takes 5 us, one whose name has no cached route about 20.
 MESSAGES_A_SLICE: Final = 512
 BYTES_A_SLICE: Final = 1 << 20
-# Receivers, 0.3 to 1 us each, that get a run in one turn, and that are counted together.
-RECEIVERS_A_SLICE: Final = 4096
+# A receiver of a run.
+RECEIVER_US: Final = 0.5
 RECEIVERS_COUNTED: Final = 1024
 READ_AGAIN_S: Final = 5.0
 
@@ -296,16 +296,16 @@ class TailReader:
         self._rules += 1
 
     def _route_all(self, found: list[Found], readable: int) -> Steps[None]:
-        pace = Pace(RECEIVERS_A_SLICE)
+        budget = Budget(RECEIVER_US)
         for interest, beginnings in list(self._interests.items()):
-            yield from self._route_by(interest, beginnings, found, pace)
+            yield from self._route_by(interest, beginnings, found, budget)
         if not self._touched:
             self.position = max(self.position, readable)
         if self._handed:
             self._handed.drop_before(found[-1][0] + 1 if self._touched and found else self.position)
 
     def _route_by(
-        self, interest: Interest, beginnings: Beginnings | None, found: list[Found], pace: Pace
+        self, interest: Interest, beginnings: Beginnings | None, found: list[Found], budget: Budget
     ) -> Steps[None]:
         """Give each receiver its records of *found*."""
         end = stop = 0
@@ -320,22 +320,22 @@ class TailReader:
             parts, end = divide(found, interest, end, stop)
             for grants, part in parts:
                 if self._rules == rules:
-                    yield from self._give(grants, part, pace)
+                    yield from self._give(grants, part, budget)
                 else:  # in a pause: those who still are receivers get the rest
-                    yield from self._give_again(interest, grants, part, pace)
+                    yield from self._give_again(interest, grants, part, budget)
             if end < stop:
                 yield
 
-    def _give_again(self, interest: Interest, grants: Grants[Any], part: list[Found], pace: Pace) -> Steps[None]:
+    def _give_again(self, interest: Interest, grants: Grants[Any], part: list[Found], budget: Budget) -> Steps[None]:
         end = 0
         while end < len(part):
             parts, end = divide(part, interest, end)
             for receivers, rest in parts:
-                yield from self._give({each: receivers[each] for each in receivers if each in grants}, rest, pace)
+                yield from self._give({each: receivers[each] for each in receivers if each in grants}, rest, budget)
             if end < len(part):
                 yield
 
-    def _give(self, grants: Grants[Any], part: list[Found], pace: Pace) -> Steps[None]:
+    def _give(self, grants: Grants[Any], part: list[Found], budget: Budget) -> Steps[None]:
         runs = make_runs(part)
         if self._handed and len(runs) == 1:
             self._use_handed(runs[0], part)
@@ -346,7 +346,7 @@ class TailReader:
                         receiver.matched(run, values)
                     except Exception:  # a bug of one receiver must not cost the others their messages
                         self._log_failed(run)
-                if pace.is_over(count):
+                if budget.is_over(count):
                     yield
 
     def _log_failed(self, run: Run) -> None:

@@ -19,14 +19,15 @@ from martlet.groups.queues.group_members import GroupMember, GroupMembers
 from martlet.groups.queues.group_queue import GroupQueue
 from martlet.groups.queues.group_queues import GroupQueues
 from martlet.groups.queues.group_source import GroupSource, finds_from
+from martlet.runtime.steps import per_slice
 from martlet.state.journal import Journal
 from martlet.tables.topics import Topic
 
 __all__ = ["LAPSED_A_TURN", "STORED_S", "SharedGroup"]
 
 STORED_S: Final = 1.0  # until a group is looked at again whose state, or whose end, could not be stored yet
-# Leases that one turn of the event loop ends: a few milliseconds of work.
-LAPSED_A_TURN: Final = 4096
+# Leases that one turn of the event loop ends.
+LAPSED_A_TURN: Final = per_slice(us=0.5)
 # A dead letter takes as long as the end of so many leases.
 DEAD_LETTER_TURNS: Final = 64
 

@@ -7,13 +7,14 @@ from typing import Final, final
 import trio
 
 from martlet.groups.member import Member
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps, per_slice
 from martlet.runtime.turns import Turns
 
 __all__ = ["Leaving"]
 
-# Memberships that end at once, and in one slice: 3 to 10 us each, as what they hold goes to other members.
-LEAVES_A_SLICE: Final = 128
+# The end of a membership takes 3 to 10 us, as what it holds goes to other members.
+LEAVE_US: Final = 8.0
+LEAVES_A_SLICE: Final = per_slice(LEAVE_US)
 
 
 @final
@@ -43,8 +44,8 @@ class Leaving:
             await turns.finish(self._leave())
 
     def _leave(self) -> Steps[None]:
-        pace = Pace(LEAVES_A_SLICE)
+        budget = Budget(LEAVE_US)
         while self._members:
             self._members.popleft().leave()
-            if pace.is_over():
+            if budget.is_over():
                 yield

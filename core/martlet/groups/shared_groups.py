@@ -38,7 +38,7 @@ from martlet.groups.unused_groups import UnusedGroups
 from martlet.groups.upkeep import Upkeep
 from martlet.groups.user_limits import Place, UserGroups
 from martlet.runtime.clock import Clock
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet.settings import DeliveryConfig
 from martlet.state.journal import Journal
 from martlet.store import Store
@@ -47,8 +47,8 @@ from martlet.tables.topics import Topic, Topics
 
 __all__ = ["SharedGroups"]
 
-# Groups on a topic that a slice forgets, each with a few queues.
-FORGOTTEN_A_SLICE: Final = 32
+# A group on a topic that is forgotten, with a few queues.
+FORGET_US: Final = 30.0
 # The membership of a group that is opened for handles, before it has members.
 NOBODY: Final = Membership(lease_s=0)
 # The limit on leases in `GroupState`, which include those of groups not in memory, in units of delivery.leases_max.
@@ -244,13 +244,13 @@ class SharedGroups:
 
     def forget_groups(self, policy: GroupPolicy, groups: Iterable[str]) -> Steps[None]:
         """Drop the state of *groups*, which are not consumer groups, on all topics where they have no members."""
-        pace, known = Pace(FORGOTTEN_A_SLICE), self.state.known
+        budget, known = Budget(FORGET_US), self.state.known
         for group in groups:
             for topic in known.topics_of(policy.scope, group):
                 shared_group = self.in_memory.get(topic, group, policy.scope)
                 if shared_group is None or not len(shared_group):
                     self._forget(topic, policy.scope, group)
-                if pace.is_over():
+                if budget.is_over():
                     yield
 
     def _forget(self, topic: str, scope: str, group: str) -> None:

@@ -29,15 +29,15 @@ from martlet.groups.journal.state import GroupQueueState
 from martlet.groups.queues.group_context import Owner
 from martlet.groups.strategy.policy import AUTO_DELETE, OWNS_TOPIC
 from martlet.groups.user_limits import Place
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps, per_slice
 from martlet.tables.topics import Topic
 
 __all__ = ["UnusedGroups"]
 
 log = logging.getLogger("martlet.shares")
 
-# Unused groups that one turn of the event loop looks at, up to 100 us each if a topic is deleted.
-GROUPS_A_TURN: Final = 8
+# Unused groups that one turn of the event loop looks at if a topic is deleted.
+GROUPS_A_TURN: Final = per_slice(us=100)
 # Unused groups to look at when there is no room, the longest unused first.
 GROUPS_FOR_ROOM: Final = 64
 
@@ -141,16 +141,16 @@ class UnusedGroups:
 
     def _find_stored(self) -> Steps[None]:
         """Note the stored groups without members, in slices."""
-        pace, known = Pace(), self._owner.state.known
+        budget, known = Budget(), self._owner.state.known
         for scope, group in known.names():
             for topic in known.topics_of(scope, group) if scope in self._scopes else ():
                 place = (topic, group, scope)
                 shared_group = self._owner.in_memory.get(*place)
                 if shared_group is None or not len(shared_group):
                     self._add(place)
-                if pace.is_over():
+                if budget.is_over():
                     yield
-            if pace.is_over():
+            if budget.is_over():
                 yield
 
     def _forget_due(self) -> bool:

@@ -16,15 +16,16 @@ from martlet.groups.in_memory import GroupsInMemory
 from martlet.groups.queues.group_context import GroupContext, Owner
 from martlet.groups.queues.group_queue import GroupQueue
 from martlet.runtime.alarms import Alarms
+from martlet.runtime.steps import per_slice
 
 __all__ = ["Upkeep"]
 
-# Groups that one turn of the event loop looks at: 5 to 20 us each.
-GROUPS_A_TURN: Final = 128
+# Groups that one turn of the event loop looks at.
+GROUPS_A_TURN: Final = per_slice(us=10)
 # How often to look how far groups are that find their messages by names.
 REACH_S: Final = 10.0
-# Queues of ended groups that a turn closes: 3 us each.
-QUEUES_CLOSED_A_TURN: Final = 256
+# Queues of ended groups that a turn closes.
+QUEUES_CLOSED_A_TURN: Final = per_slice(us=3)
 
 
 class _Owner(Owner, Protocol):

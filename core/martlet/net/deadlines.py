@@ -7,11 +7,12 @@ import trio
 
 from martlet.net.peer import CLOSING, ServerPeer
 from martlet.runtime.alarms import Alarms
+from martlet.runtime.steps import per_slice
 
 __all__ = ["Deadlines"]
 
 # Thousands that connected together are silent together; each takes up to 0.1 ms, and up to 0.5 ms if it is read first.
-PASSED_A_TURN: Final = 16
+PASSED_A_TURN: Final = per_slice(us=60)
 
 
 @final

@@ -28,6 +28,7 @@ from martlet.net.reader import Authenticate, SocketReader
 from martlet.net.rounds import Log, Rounds
 from martlet.net.transports import SocketTransport, Transport
 from martlet.runtime.stats import Stats
+from martlet.runtime.steps import per_slice
 from martlet.runtime.turns import Turns
 from martlet.settings import ServerConfig
 
@@ -35,7 +36,7 @@ __all__ = ["Server", "listening_sockets"]
 
 log = logging.getLogger("martlet.server")
 
-ACCEPTS_AT_ONCE: Final = 64  # 10 us each
+ACCEPTS_AT_ONCE: Final = per_slice(us=15)
 ACCEPT_AGAIN_S: Final = 0.1
 BACKLOG: Final = 1024
 EVERY_IPV4: Final = "0.0.0.0"

@@ -1,7 +1,8 @@
 """Runs long work on the event loop in short slices.
 
-Nothing may block the event loop for more than 10 ms. Longer work is a generator that yields after about a
-millisecond of work. It counts items instead of time, so that a simulation is reproducible. All such work
+Nothing may block the event loop for more than 10 ms. Longer work is a generator that yields after a slice
+of about a millisecond. Its `Budget` adds up declared costs instead of reading a clock, so that a simulation is
+reproducible; `per_slice` derives from the same costs how many items a turn of the event loop takes. All such work
 waits in one queue, `Turns`, and each turn of the event loop runs at most one slice: a hundred concurrent
 requests for statistics delay a turn no more than one.
 
@@ -16,8 +17,9 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Final, Generic, TypeAlias, TypeVar, final
 
 __all__ = [
+    "SLICE_US",
     "Blocking",
-    "Pace",
+    "Budget",
     "Steps",
     "Wait",
     "WaitingSteps",
@@ -25,6 +27,7 @@ __all__ = [
     "finish_now",
     "finish_off_loop",
     "off_loop",
+    "per_slice",
     "resume",
 ]
 
@@ -65,19 +68,28 @@ Wait: TypeAlias = Callable[[], Awaitable[None]]
 # `Steps` that may also yield what to wait for before the next slice. Only `Turns.finish` runs them.
 WaitingSteps: TypeAlias = Generator[Blocking[Any] | Wait | None, None, T]
 
-# Steps in one slice, for steps of a few microseconds each, such as entries of a table: about a millisecond.
-STEPS_AT_ONCE: Final = 256
+# The work of one slice, in microseconds by the costs that modules declare. They were measured on a slow machine
+# (benchmarks/slices.py, benchmarks/pauses.py); on a faster one all slices are shorter alike.
+SLICE_US: Final = 1000.0
+
+
+def per_slice(us: float) -> int:
+    """Return how many items that cost *us* microseconds each fit into a slice, at least one."""
+    return max(int(SLICE_US / us), 1)
 
 
 @final
-class Pace:
-    """Counts the steps of long work and tells when a slice is over: ``if pace.is_over(): yield``."""
+class Budget:
+    """What is left of a slice of long work, in steps of *step_us* microseconds: ``if budget.is_over(): yield``.
 
-    __slots__ = ("_left", "_steps_at_once")
+    The default is the cost of a step like an entry of a table.
+    """
 
-    def __init__(self, steps_at_once: int = STEPS_AT_ONCE) -> None:
-        self._steps_at_once = steps_at_once
-        self._left = steps_at_once
+    __slots__ = ("_left", "_steps")
+
+    def __init__(self, step_us: float = 4.0) -> None:
+        self._steps = per_slice(step_us)
+        self._left = self._steps
 
     def spend(self, steps: int) -> None:
         """Count *steps* more at a point where the slice cannot end."""
@@ -88,7 +100,7 @@ class Pace:
         self._left -= steps
         if self._left > 0:
             return False
-        self._left = self._steps_at_once
+        self._left = self._steps
         return True
 
 

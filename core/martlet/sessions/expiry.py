@@ -13,7 +13,7 @@ import trio
 
 from martlet.errors import Refused, StoreError
 from martlet.runtime.clock import Clock
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet.runtime.turns import Turns
 from martlet.sessions.journal_codec import NEVER_MS, SessionState
 from martlet.sessions.session import JointChanges, LiveSessions, Session
@@ -32,8 +32,8 @@ OVERDUE_S: Final = 86_400.0
 # If a client's filters match little, its position is noted each time it has advanced this far; otherwise it would have
 # to read much of the log again after a crash.
 DISTANCE_BYTES: Final = 64 << 20
-# How many sessions one slice of a sweep checks; noting a session costs as much as checking LOOKS_A_NOTE of them.
-LOOKS_A_SLICE: Final = 2000
+# A check of a session in a sweep; noting a session costs as much as checking LOOKS_A_NOTE of them.
+LOOK_US: Final = 0.5
 LOOKS_A_NOTE: Final = 40
 # Of what a protocol keeps with the session and handles when that ends: a will with thousands of properties.
 DATA_BYTES_A_LOOK: Final = 2
@@ -116,7 +116,7 @@ class SessionExpiry:
         self._writer.find_lost()
         self._writer.settle()
         refused: Counter[str] = Counter()
-        pace = Pace(LOOKS_A_SLICE)
+        budget = Budget(LOOK_US)
         now_ms = self._clock.now_ms()
         allowed, overdue = self._overdue_allowed(), 0
         for key in self._table:
@@ -125,13 +125,13 @@ class SessionExpiry:
                 is_overdue = 0 < ends_ms <= now_ms - OVERDUE_MS
                 overdue += is_overdue
                 if not is_overdue or overdue <= allowed:
-                    pace.spend(LOOKS_A_NOTE + self._end_stored(key, refused) // DATA_BYTES_A_LOOK)
-            if pace.is_over():
+                    budget.spend(LOOKS_A_NOTE + self._end_stored(key, refused) // DATA_BYTES_A_LOOK)
+            if budget.is_over():
                 yield
         self._note_overdue(overdue - min(allowed, overdue))
         for key, session in list(self._live.by_key.items()):
             self._look_at(key, session, refused)
-            if pace.is_over():
+            if budget.is_over():
                 yield
         for reason, count in refused.items():
             log.warning("%d sessions cannot be ended or moved on, retrying in %g s; %s", count, LOOK_S, reason)

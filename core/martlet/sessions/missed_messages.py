@@ -16,7 +16,7 @@ from typing import Final, TypeAlias, final
 
 from martlet.errors import Refused
 from martlet.records.layout import ENTRY_BYTES, POSITION_SIZE
-from martlet.runtime.steps import Pace, Steps, off_loop
+from martlet.runtime.steps import Budget, Steps, off_loop
 from martlet.sessions.journal_codec import SessionState
 from martlet.sessions.session import LiveSessions
 from martlet.sessions.state import Passed, SessionTable
@@ -25,8 +25,8 @@ from martlet.store.queues.queues import BlockDamaged, Queues
 
 __all__ = ["MissedMessages", "TopicsOf"]
 
-# Checks of sessions' positions in one slice; finding the topics of a session costs as much as LOOKS_A_SESSION checks.
-LOOKS_A_SLICE: Final = 1000
+# A check of a session's position; finding the topics of a session costs as much as LOOKS_A_SESSION checks.
+LOOK_US: Final = 1.0
 LOOKS_A_SESSION: Final = 20
 # How many entries are read at once, because positions that are close together are found in the same ones.
 ENTRIES_AT_ONCE: Final = 256
@@ -54,7 +54,7 @@ class MissedMessages:
         """
         found: dict[str, tuple[int, Collection[str]]] = {}
         wanted: dict[str, set[int]] = {}
-        pace = Pace(LOOKS_A_SLICE)
+        budget = Budget(LOOK_US)
         for key in self._table:
             position, is_known = self._table.position(key)
             topics_of = self.topics_of.get(key.partition(" ")[0])
@@ -64,8 +64,8 @@ class MissedMessages:
                     found[key] = position, topics
                     for topic in topics:
                         wanted.setdefault(topic, set()).add(position)
-                pace.spend(LOOKS_A_SESSION)
-            if pace.is_over():
+                budget.spend(LOOKS_A_SESSION)
+            if budget.is_over():
                 yield
         counts: dict[str, dict[int, int]] = {}
         for topic, positions in wanted.items():

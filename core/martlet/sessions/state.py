@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias, final
 
 from martlet.records.layout import RecordView
 from martlet.runtime.checksum import crc32
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet.sessions.journal_codec import (
     BEGIN,
     ENDED,
@@ -37,8 +37,8 @@ FORMAT: Final = 1
 # Copying one dict of 100,000 sessions takes 3 ms. So a snapshot shares the shards, about 100 sessions each, and a shard
 # is copied before it changes.
 SHARDS: Final = 1024
-# How many sessions one slice of `roll` checks; noting one again costs as much as checking SKIPPED_A_NOTE of them.
-SKIPPED_A_SLICE: Final = 2000
+# A check of a session in `roll`; noting one again costs as much as checking SKIPPED_A_NOTE of them.
+SKIP_US: Final = 0.5
 SKIPPED_A_NOTE: Final = 40
 
 Held: TypeAlias = SessionState | bytes
@@ -236,12 +236,12 @@ class SessionTable:
         self._shards, self._shared = [{} for _ in range(SHARDS)], set()
         self._count, self.bytes, self._oldest = 0, 0, NOTHING
         self._counts.clear()
-        pace = Pace()
+        budget = Budget()
         for key, packed in unpack_rows(FORMAT, data):
             if packed_head(packed)[0] >= first_position:
                 self._oldest = first_position  # some may have a position before their last complete note
                 self._put(key, packed, None)
-            if pace.is_over():
+            if budget.is_over():
                 yield
 
     def forget(self, topic: str) -> None:
@@ -256,13 +256,13 @@ class SessionTable:
         The position only once: ``passed`` then has what is needed of the records before.
         """
         passed = (yield from self.find_passed(start, end)) if self.find_passed is not None else {}
-        pace = Pace(SKIPPED_A_SLICE)
+        budget = Budget(SKIP_US)
         for key in self:
             held = self._find(key)
             is_old = held is not None and (_since(held) < end or key in passed)
             if is_old and self.note_again is not None:
                 self.note_again(key, passed.get(key))
-            if pace.is_over(SKIPPED_A_NOTE if is_old else 1):
+            if budget.is_over(SKIPPED_A_NOTE if is_old else 1):
                 yield
         self._oldest = max(self._oldest, end)
 

@@ -18,7 +18,7 @@ import trio
 from martlet.records.codec import check_record
 from martlet.records.layout import BLANK_SIZE, ENTRY, HEAD_BYTES, Buffer, RecordView
 from martlet.runtime.checksum import crc32
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet.state.journal import PREFIX
 from martlet.store import Queue, Store
 from martlet.store.disk.page_cache import Page
@@ -31,8 +31,9 @@ AHEAD: Final = 65_536
 AHEAD_LEAST: Final = 16
 # Entries to merge at once, for several runs in a row, and the most queues they come from.
 MERGED: Final = 2048
-# For one slice of a pass over the queues: a look takes 0.3 us, and loading entries as long as so many looks.
-LOOKS_A_SLICE: Final = 4096
+# A look at a queue in a pass over the queues; loading entries takes as long as LOOKS_A_LOAD looks.
+LOOK_US: Final = 0.25
+ENTRIES_A_LOAD: Final = 4096
 LOOKS_A_LOAD: Final = 8
 # Limits of one run, in records and in bytes; it has at least one record. A projection applies it in 1 to 2 ms.
 RUN_RECORDS: Final = 256
@@ -215,7 +216,7 @@ class LogOrder:
         """Take the next entries of the only queue that may have records: most journals have a projection alone."""
         readable = self.store.readable
         (cursor,) = self.behind.values()
-        if not self._look_at(cursor, AHEAD, Pace(LOOKS_A_SLICE)):
+        if not self._look_at(cursor, AHEAD, Budget(LOOK_US)):
             return False
         entries = cursor.ahead[:MERGED]
         if entries and entries[-1][0] >= readable:
@@ -225,12 +226,12 @@ class LogOrder:
 
     def _look_at_all(self) -> Steps[bool]:
         """Update the ends of the queues and take the entries in memory; return whether all that are next were there."""
-        limit, is_loaded, pace = self._limit(), True, Pace(LOOKS_A_SLICE)
+        limit, is_loaded, budget = self._limit(), True, Budget(LOOK_US)
         readable = self.store.readable  # a queue may get later records once it was looked at
         for cursor in list(self.behind.values()):
             if cursor.number in self.behind:
-                is_loaded &= self._look_at(cursor, limit, pace)
-                if pace.is_over():
+                is_loaded &= self._look_at(cursor, limit, budget)
+                if budget.is_over():
                     yield
         if is_loaded:
             if len(self.behind) > MERGED:
@@ -238,7 +239,7 @@ class LogOrder:
             self._merge(readable)
         return is_loaded
 
-    def _look_at(self, cursor: QueueCursor, limit: int, pace: Pace) -> bool:
+    def _look_at(self, cursor: QueueCursor, limit: int, budget: Budget) -> bool:
         """Take up to *limit* entries of one queue; return False if the next one is only in a file."""
         queue = cursor.queue
         cursor.end = self.store.end_offset(queue)
@@ -250,10 +251,10 @@ class LogOrder:
                 return True
             if cursor.offset < min(queue.tail_offset, cursor.end):
                 return False
-        count = min(limit - len(cursor.ahead), cursor.end - cursor.loaded, LOOKS_A_SLICE)
+        count = min(limit - len(cursor.ahead), cursor.end - cursor.loaded, ENTRIES_A_LOAD)
         if count > 0 and cursor.loaded >= queue.tail_offset:  # in memory
             cursor.put(self.store.queues.load_entries(queue, cursor.loaded, count))
-            pace.spend(LOOKS_A_LOAD + count)
+            budget.spend(LOOKS_A_LOAD + count)
         return True
 
     def _merge(self, readable: int) -> None:

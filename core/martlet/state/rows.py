@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgpack  # type: ignore[import-untyped]
 
 from martlet.errors import StoreError
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 
 __all__ = ["pack_rows", "unpack_rows"]
 
@@ -20,13 +20,13 @@ BYTES_OF_A_STEP: Final = 256
 def pack_rows(version: int, rows: Iterable[object]) -> Steps[list[bytes]]:
     """Return the pieces of a snapshot of *rows* in format *version*; the first slice does not read *rows*."""
     yield
-    pace = Pace()
+    budget = Budget()
     lines: list[bytes] = [msgpack.packb(version)]
     pieces: list[bytes] = []
     for row in rows:
         line = msgpack.packb(row)
         lines.append(line)
-        if pace.is_over(1 + len(line) // BYTES_OF_A_STEP):
+        if budget.is_over(1 + len(line) // BYTES_OF_A_STEP):
             pieces.append(b"".join(lines))
             lines.clear()
             yield

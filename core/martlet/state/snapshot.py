@@ -14,7 +14,7 @@ import msgspec
 
 from martlet.errors import StoreError
 from martlet.runtime.checksum import crc32
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 
 __all__ = ["Mark", "Snapshot", "decode_snapshot", "encode_snapshot"]
 
@@ -22,7 +22,7 @@ MAGIC: Final = b"MARTSNAP"
 FORMAT: Final = 1
 HEAD: Final = Struct(">8sII")  # magic, CRC of everything after it, size of the header
 CRC_FROM: Final = 12
-BYTES_OF_A_SLICE: Final = 1 << 20
+BYTE_US: Final = 0.001  # of a CRC
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 def encode_snapshot(name: str, snapshot: Snapshot, pieces: Sequence[bytes]) -> Steps[list[bytes]]:
     """Return the file of projection *name* in pieces; *pieces* is the rendered state."""
-    pace = Pace(BYTES_OF_A_SLICE)
+    budget = Budget(BYTE_US)
     marks = [(mark.topic, mark.queue_id, mark.offset, mark.position) for mark in snapshot.marks]
     progress = [snapshot.topics, snapshot.position, snapshot.size, snapshot.crc, marks]
     header = msgpack.packb([FORMAT, name, *progress, snapshot.plugin, snapshot.held])
@@ -65,7 +65,7 @@ def encode_snapshot(name: str, snapshot: Snapshot, pieces: Sequence[bytes]) -> S
     crc = 0
     for piece in rest:
         crc = crc32(piece, crc)
-        if pace.is_over(len(piece)):
+        if budget.is_over(len(piece)):
             yield
     return [MAGIC, crc.to_bytes(4, "big"), *rest]
 

@@ -18,7 +18,7 @@ import orjson
 from martlet.errors import Refused, StoreError
 from martlet.runtime.checksum import crc32
 from martlet.runtime.clock import Clock
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet.tables.saved import NO_POSITION, POSITION_KEY
 
 __all__ = ["CRC_KEY", "DataVersion", "check_seal", "head_of", "parse", "reading", "render_in_steps", "seal", "table_in"]
@@ -29,7 +29,7 @@ _SEAL: Final = re.compile(rb'\{"martletCrc":(\d{1,10}),')
 # A string, which stays unchanged, or an unquoted map key.
 _TEXT_OR_BARE_KEY: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(\s*:)', re.DOTALL)
 ENTRY_OPTIONS: Final = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
-ENTRIES_AT_ONCE: Final = 128  # an entry takes 10 to 20 us
+ENTRY_US: Final = 10.0
 BYTES_OF_A_STEP: Final = 256  # the usual size of an entry; a longer one counts as several steps
 _QUOTED_KEY: Final = re.compile(rb'([{,]\s*)"(-?\d+)"(\s*:)')
 
@@ -146,7 +146,7 @@ def render_in_steps(
     The source of *table* may change in the meantime: each entry is rendered as it is when its slice runs.
     *bare_keys* omits the quotes around integer keys within an entry.
     """
-    pace = Pace(ENTRIES_AT_ONCE)
+    budget = Budget(ENTRY_US)
     head = b"".join(b"%b:%b,\n" % (orjson.dumps(key), orjson.dumps(value)) for key, value in fields.items())
     lines = [b"{%b%b:{\n" % (head, orjson.dumps(name))]
     pieces: list[bytes] = []
@@ -155,7 +155,7 @@ def render_in_steps(
         line = b"%b:%b" % (orjson.dumps(key), orjson.dumps(value, option=ENTRY_OPTIONS))
         lines += before, _QUOTED_KEY.sub(rb"\1\2\3", line) if bare_keys else line
         before = b",\n"
-        if pace.is_over(1 + len(line) // BYTES_OF_A_STEP):
+        if budget.is_over(1 + len(line) // BYTES_OF_A_STEP):
             pieces.append(b"".join(lines))
             lines.clear()
             yield

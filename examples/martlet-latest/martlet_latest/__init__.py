@@ -9,7 +9,7 @@ from martlet.contracts import RecordView
 from martlet.message import Message, Record
 from martlet.plugins.hooks import Hooks
 from martlet.records.codec import decode_record
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet.state import NOTHING, Pages, Projection, pack_rows, unpack_rows
 
 FORMAT: Final = 2
@@ -49,11 +49,11 @@ class Latest:
 
     def restore(self, data: bytes, first_position: int) -> Steps[None]:
         self._positions = {topic: Pages() for topic in self.topics}
-        pace = Pace()
+        budget = Budget()
         for topic, key, at in unpack_rows(FORMAT, data):
             if at >= first_position:
                 self._positions[topic][key] = at
-            if pace.is_over():
+            if budget.is_over():
                 yield
 
     def forget(self, topic: str) -> None:

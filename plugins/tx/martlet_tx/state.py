@@ -10,7 +10,7 @@ from typing import Final, final
 from martlet.broker import Broker
 from martlet.message import find_property
 from martlet.records.layout import RecordView
-from martlet.runtime.steps import Pace, Steps, WaitingSteps
+from martlet.runtime.steps import Budget, Steps, WaitingSteps
 from martlet.state import NOTHING, pack_rows, unpack_rows
 from martlet.state.journal import read_notes
 from martlet_tx.formats import CHECK_TIMES, HALF_TOPIC, NAME, OP_TOPIC, PREPARED_OFFSET, half_offsets, number_of
@@ -162,10 +162,10 @@ class HalfMessageState:
             self.halves.next, self._begin = following, begin
             self.ops.restore(blocks, next_op)
             self.resumed, self._copies = set(parked), dict(copies)
-        pace = Pace()
+        budget = Budget()
         for number, page in rows:
             self.halves.restore(number, *page)
-            if pace.is_over():
+            if budget.is_over():
                 yield
 
     def forget(self, topic: str) -> None:

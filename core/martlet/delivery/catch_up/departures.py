@@ -9,11 +9,12 @@ from typing import Final, final
 
 from martlet.delivery.cursor import Cursor
 from martlet.delivery.routing.route_cache import RouteCache
+from martlet.runtime.steps import per_slice
 
 __all__ = ["Departures"]
 
-# Filters to remove in one turn of the event loop; each takes 3 to 5 us.
-FILTERS_A_TURN: Final = 256
+# Filters to remove in one turn of the event loop.
+FILTERS_A_TURN: Final = per_slice(us=4)
 
 
 @final

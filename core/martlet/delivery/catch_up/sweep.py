@@ -15,9 +15,9 @@ from martlet.delivery.merge import POSITION_OF, merge
 from martlet.delivery.routing.division import STEPS_A_SLICE, Found, Grants, Route
 from martlet.delivery.routing.route_cache import RouteCache, in_pieces
 from martlet.delivery.runs import make_runs
-from martlet.delivery.tail_reader import RECEIVERS_A_SLICE, RECEIVERS_COUNTED, TailReader
+from martlet.delivery.tail_reader import RECEIVER_US, RECEIVERS_COUNTED, TailReader
 from martlet.records.codec import tags_code
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet.store import Queue, ReadResult, Store
 from martlet.store.queues.queues import BlockDamaged
 
@@ -212,12 +212,12 @@ class Sweep:
     def _give(self, found: list[Found], end: int) -> Steps[None]:
         """Route *found*, and then everything is routed that is before log position *end*."""
         self.viewed += len(found)
-        pace, at = Pace(RECEIVERS_A_SLICE), 0
+        budget, at = Budget(RECEIVER_US), 0
         while at < len(found):
-            at = yield from self._give_from(found, at, pace)
+            at = yield from self._give_from(found, at, budget)
         self.swept_to = max(self.swept_to, end)
 
-    def _give_from(self, found: list[Found], first: int, pace: Pace) -> Steps[int]:
+    def _give_from(self, found: list[Found], first: int, budget: Budget) -> Steps[int]:
         """Route the records from index *first* on; return where to continue, because the rules have changed."""
         rules = self._rules
         for grants, start, end in self._by_route(found, first):
@@ -230,7 +230,7 @@ class Sweep:
                 for count, receivers in in_pieces(grants, RECEIVERS_COUNTED):
                     for cursor, values in receivers:
                         cursor.swept(run, values, self)
-                    if pace.is_over(count):
+                    if budget.is_over(count):
                         yield
             if self._rules != rules:
                 return end

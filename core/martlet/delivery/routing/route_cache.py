@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar, final
 from martlet.delivery.routing.division import Grants, Route
 from martlet.delivery.routing.filter_tree import FilterTree, FilterWalk, Stored, Table
 from martlet.errors import Reason, Refused
-from martlet.runtime.steps import Steps, finish_now
+from martlet.runtime.steps import Steps, finish_now, per_slice
 
 __all__ = ["RouteCache", "in_pieces"]
 
@@ -33,8 +33,8 @@ Piece: TypeAlias = tuple[int, Collection[tuple[T, tuple[Hashable, ...]]]]
 COMBINED_MAX: Final = 1000
 # The tables of so many filters are left as they are; each costs a look-up for each subscriber of the others.
 TABLES_MAX: Final = 8
-# What finding a route does in one turn of the event loop, in steps of up to 1 us. A step adds so many values.
-STEPS_A_TURN: Final = 2048
+# What finding a route does in one turn of the event loop, in steps. A step adds so many values.
+STEPS_A_TURN: Final = per_slice(us=0.5)
 VALUES_A_STEP: Final = 32
 NAMES_MAX: Final = 200_000
 # Approximate memory limit of cached routes. Long names and routes to many subscribers take most of it.

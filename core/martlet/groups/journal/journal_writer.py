@@ -28,6 +28,7 @@ from martlet.groups.journal.journal_codec import (
     head,
 )
 from martlet.groups.journal.state import GroupQueueState, GroupState, whole
+from martlet.runtime.steps import per_slice
 from martlet.state.journal import Journal
 from martlet.store import Store
 
@@ -35,8 +36,8 @@ __all__ = ["GroupJournalWriter", "LiveQueue"]
 
 # Greater than every position and offset.
 NEVER: Final = 1 << 62
-# Queues that one turn of the event loop drops: 5 us each.
-DROPS_A_TURN: Final = 512
+# Queues that one turn of the event loop drops.
+DROPS_A_TURN: Final = per_slice(us=5)
 
 
 class LiveQueue(Protocol):

@@ -28,7 +28,7 @@ from martlet.groups.journal.journal_codec import (
     head,
 )
 from martlet.records.layout import RecordView
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet.state.journal import read_notes
 from martlet.state.projection import NOTHING
 from martlet.state.rows import pack_rows, unpack_rows
@@ -344,11 +344,11 @@ class GroupState:
         rows = unpack_rows(FORMAT, data)
         self._queues, self._numbers, self.leases, self.number_max = {}, {}, 0, next(rows, 0)
         self.known.clear()
-        pace = Pace()
+        budget = Budget()
         for since, note in rows:
             if since >= first_position:
                 self._apply_note(note, since)
-            if pace.is_over(1 + len(note) // NOTE_BYTES_OF_A_STEP):
+            if budget.is_over(1 + len(note) // NOTE_BYTES_OF_A_STEP):
                 yield
 
     def forget(self, topic: str) -> None:

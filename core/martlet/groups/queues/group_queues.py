@@ -16,13 +16,14 @@ from martlet.groups.leases.queue_leases import Leases
 from martlet.groups.queues.group_context import GroupContext
 from martlet.groups.queues.group_members import GroupMembers
 from martlet.groups.queues.group_queue import GroupQueue
+from martlet.runtime.steps import per_slice
 from martlet.store import Queue
 
 __all__ = ["RESTORED_A_TURN", "GroupQueues", "first_leases"]
 
-# Leases that are restored in a turn of the event loop, of 0.3 us each. The last queue of a turn is finished, so that a
+# Leases that are restored in a turn of the event loop, . The last queue of a turn is finished, so that a
 # turn may restore more.
-RESTORED_A_TURN: Final = 4096
+RESTORED_A_TURN: Final = per_slice(us=0.3)
 LAPSED_AT_START: Final = 512
 RESTORED: Final = "an earlier run"  # the holder of messages leased before the broker started
 

@@ -6,7 +6,7 @@ from typing import Final, final
 from martlet.errors import NotReady
 from martlet.records.codec import check_record
 from martlet.records.layout import FRONT_BYTES, MAGICS, RECORD_BYTES_MAX, RECORD_BYTES_MIN, RecordView
-from martlet.runtime.steps import Pace, Steps, off_loop
+from martlet.runtime.steps import Budget, Steps, off_loop
 from martlet.store.append.readable import ReadableEnd
 from martlet.store.disk.files import Disk
 from martlet.store.disk.page_cache import LogWriter, PageCache
@@ -30,8 +30,8 @@ SPARE_BYTES: Final = 128 << 10
 UNKNOWN_MS: Final = 1 << 62
 QUERY_PAUSE_BYTES: Final = 524_288  # per slice of a query; each read counts as QUERY_STEP_BYTES at least
 QUERY_STEP_BYTES: Final = 32_768
-# Messages per slice of a search by time. Each may cost two reads of 0.3 ms: a block of entries and the record.
-LOOKS_AT_ONCE: Final = 4
+# A message in a search by time may cost two reads of 0.3 ms: a block of entries and the record.
+LOOK_US: Final = 300.0
 
 
 @final
@@ -231,21 +231,21 @@ class Lookup:
         Raises:
           NotReady: as for `position_at`.
         """
-        low, high, pace = queue.first_offset, self._readers.end_offset(queue), Pace(LOOKS_AT_ONCE)
+        low, high, budget = queue.first_offset, self._readers.end_offset(queue), Budget(LOOK_US)
         while low < high:
             middle = (low + high) // 2
-            stored = yield from self._store_ms_near(queue, middle, high, pace)
+            stored = yield from self._store_ms_near(queue, middle, high, budget)
             if stored < timestamp_ms or (upper and stored == timestamp_ms):
                 low = middle + 1
             else:
                 high = middle
         return max(low - 1 if upper else low, queue.first_offset)
 
-    def _store_ms_near(self, queue: Queue, offset: int, end: int, pace: Pace) -> Steps[int]:
+    def _store_ms_near(self, queue: Queue, offset: int, end: int, budget: Budget) -> Steps[int]:
         """Return the store time of *offset* or of the next intact message; later than every time if there is none."""
         for at in range(offset, min(end, offset + 64)):
             stored = yield from self.store_ms_at(queue, at)
-            if pace.is_over():
+            if budget.is_over():
                 yield
             if stored >= 0:
                 return stored

@@ -20,6 +20,7 @@ import trio
 
 from martlet.errors import Refused
 from martlet.runtime.clock import Clock
+from martlet.runtime.steps import per_slice
 from martlet.store.append.admission import Admission
 from martlet.store.append.committer import Committer
 from martlet.store.append.flusher import Flusher
@@ -42,7 +43,7 @@ BATCH: Final = 10
 # Afterwards each queue needs its new first offset, about 70 us each. Queues to advance at once, and per turn of the
 # event loop.
 ADVANCED_AT_ONCE: Final = 256
-ADVANCED_A_TURN: Final = 32
+ADVANCED_A_TURN: Final = per_slice(us=70)
 # Queues to check per turn of the event loop for whether a removal empties them.
 NOTED_A_TURN: Final = 2000
 # Longer after expiry than one missed hour of `delete_when`, one missed day and daylight saving time explain.

@@ -20,14 +20,14 @@ import trio
 from martlet.errors import NotReady, Refused
 from martlet.records.layout import BLANK_SIZE, ENTRY_BYTES, POSITION_SIZE, RecordView
 from martlet.runtime.clock import Clock
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps, per_slice
 from martlet.store.append.flusher import Flusher
 from martlet.store.append.note_writer import NoteWriter
 from martlet.store.config import StoreConfig
 from martlet.store.disk.files import Disk
 from martlet.store.disk.page_cache import LogWriter
 from martlet.store.queues.queues import Queue, Queues
-from martlet.store.read.lookup import LOOKS_AT_ONCE, Lookup
+from martlet.store.read.lookup import LOOK_US, Lookup
 from martlet.store.read.readers import Readers
 from martlet.store.upkeep.retention import HOUR_MS, OVERDUE_HOURS, Retention, span
 
@@ -39,8 +39,8 @@ logger = logging.getLogger("martlet.store")
 SWEEP_S: Final = 60.0
 # Between log lines about one topic.
 SAID_S: Final = 3600.0
-# Queues to look at, to note or to advance in one turn of the event loop, up to 4 us each.
-QUEUES_A_TURN: Final = 500
+# Queues to look at, to note or to advance in one turn of the event loop.
+QUEUES_A_TURN: Final = per_slice(us=2)
 NOTHING_KNOWN: Final = (-1, 1)  # no offset, and the earliest time
 
 
@@ -275,12 +275,12 @@ class TopicRetention:
 
         A message whose time is not plausible is as old as a later one whose time is.
         """
-        low, high, pace = queue.first_offset, self._readers.end_offset(queue), Pace(LOOKS_AT_ONCE)
+        low, high, budget = queue.first_offset, self._readers.end_offset(queue), Budget(LOOK_US)
         _, since_ms = self._oldest.get(queue, NOTHING_KNOWN)
         while low < high:
             middle = (low + high) // 2
             stored_ms = yield from self._time_from(queue, middle, high, since_ms, now_ms)
-            if pace.is_over():
+            if budget.is_over():
                 yield
             if 0 <= stored_ms < cutoff_ms:
                 low, since_ms = middle + 1, stored_ms

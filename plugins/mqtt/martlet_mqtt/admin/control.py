@@ -23,7 +23,7 @@ from martlet.access import Gate
 from martlet.contracts import Peer
 from martlet.errors import Reason, Refused
 from martlet.groups.description import GroupOnTopic, describe, describe_all
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet.sessions.journal_codec import NEVER_MS, SessionState
 from martlet.state.journal import NEXT_COMMIT
 from martlet_mqtt.mapping.frames import publish_frame
@@ -80,14 +80,14 @@ def answer_request(
             send({"error": f"request {command!r} is unknown; send one of {', '.join(_COMMANDS)} with a JSON object"})
             return
         rows: list[Row] = []
-        pace = Pace()
+        budget = Budget()
         for row in work(context, request):
             if row:
                 rows.append(row)
             if len(rows) >= ROWS_A_MESSAGE:
                 send({"rows": rows, "done": False})
                 rows = []
-            if pace.is_over():
+            if budget.is_over():
                 yield
         if command == "forget":
             peer.hold_until(NEXT_COMMIT)

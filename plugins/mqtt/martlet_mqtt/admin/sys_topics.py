@@ -11,7 +11,7 @@ import trio
 from martlet.contracts import Traffic
 from martlet.delivery.routing.route_cache import RouteCache
 from martlet.runtime.malloc_trim import resident_bytes
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet.runtime.version import installed_version
 from martlet_mqtt.mapping.bridges import News
 from martlet_mqtt.mapping.frames import Grant
@@ -129,16 +129,16 @@ class SysTopics:
         """Send *values* to those who subscribe to them, in slices; they are published with RETAIN."""
         if not len(self._trie):
             return
-        pace = Pace()
+        budget = Budget()
         for name, value in values.items():
             for outgoing, found in list(self._trie.match(name).items()):
                 _send(outgoing, name, value, cast("tuple[Grant, ...]", found))
-                if pace.is_over():
+                if budget.is_over():
                     yield
 
     def _publish_news(self, news: Mapping[str, News]) -> Steps[None]:
         """Send states of bridges to those who had subscribed to them before, as `_publish`."""
-        pace = Pace()
+        budget = Budget()
         for name, each in news.items():
             for outgoing, found in list(self._trie.match(name).items()):
                 began, is_own = self._filters.get(outgoing, {}), each.publisher == outgoing.client_id
@@ -150,20 +150,20 @@ class SysTopics:
                 )
                 if grants:
                     _send(outgoing, name, each.payload, grants)
-                if pace.is_over():
+                if budget.is_over():
                     yield
 
     def _sum_up(self) -> Steps[None]:
         """Find the totals, in slices."""
         dropped = filters = shared = not_stored = 0
-        pace = Pace()
+        budget = Budget()
         for client in list(self._context.clients.values()):
             dropped += client.dropped
             not_stored += not client.is_stored
             for topic_filter in client.filters:
                 filters += 1
                 shared += is_shared(topic_filter)
-            if pace.is_over(1 + len(client.filters)):
+            if budget.is_over(1 + len(client.filters)):
                 yield
         self._totals = Totals(dropped, filters, shared, not_stored)
 

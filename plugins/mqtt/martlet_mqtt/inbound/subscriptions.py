@@ -7,7 +7,7 @@ from typing import Final, final
 from martlet.access import Gate
 from martlet.contracts import Peer
 from martlet.errors import Reason, Refused
-from martlet.runtime.steps import Pace, Steps, finish_now
+from martlet.runtime.steps import Budget, Steps, finish_now
 from martlet.sessions.session import Session
 from martlet_mqtt.admin.sys_topics import SysTopics, is_sys
 from martlet_mqtt.inbound.incoming import Incoming
@@ -23,10 +23,10 @@ from martlet_mqtt.wire.errors import MqttError, NotAccepted, reason_of
 from martlet_mqtt.wire.names import SharedFilter, check_filter, is_shared, split_shared
 from martlet_mqtt.wire.packets import FilterSubscription, Suback, Subscribe, Unsuback, Unsubscribe
 
-__all__ = ["FILTERS_A_SLICE", "ClientSubscriptions", "start_of"]
+__all__ = ["FILTER_US", "ClientSubscriptions", "start_of"]
 
-# Of SUBSCRIBE and UNSUBSCRIBE, about 2 ms.
-FILTERS_A_SLICE: Final = 64
+# A filter of SUBSCRIBE and UNSUBSCRIBE.
+FILTER_US: Final = 30.0
 # Steps that one shared subscription counts as: its group may have to be opened.
 STEPS_A_SHARE: Final = 8
 
@@ -78,11 +78,11 @@ class ClientSubscriptions:
 
     def resume(self) -> Steps[None]:
         """Go on with the subscriptions of the session; one that may not be read any more stays, and brings nothing."""
-        pace = Pace(FILTERS_A_SLICE)
+        budget = Budget(FILTER_US)
         for topic_filter, options in list(self._session.filters.items()):
             with suppress(Refused):
                 self._go_on(grant_of(topic_filter, options), rest_of(options))
-            if pace.is_over(_steps_of(topic_filter)):
+            if budget.is_over(_steps_of(topic_filter)):
                 yield
                 if self._is_ended:
                     return
@@ -90,7 +90,7 @@ class ClientSubscriptions:
     def takes_slices(self) -> bool:
         """Return whether `resume` takes so long that others must have their turn in between."""
         filters = self._session.filters
-        return len(filters) > FILTERS_A_SLICE or sum(map(_steps_of, filters)) > FILTERS_A_SLICE
+        return len(filters) > FILTER_US or sum(map(_steps_of, filters)) > FILTER_US
 
     def _go_on(self, grant: Grant, rest: Rest | None) -> None:
         """Go on with one subscription of the session, which has not brought *rest*. Raises `Refused`."""
@@ -114,7 +114,7 @@ class ClientSubscriptions:
 
     def _in_slices(self, steps: Steps[None], count: int) -> Awaitable[None] | None:
         """Do *steps*, which are worth *count* filters: now if these are few."""
-        if count > FILTERS_A_SLICE:
+        if count > FILTER_US:
             return self._context.broker.turns.finish(steps)
         finish_now(steps)
         return None
@@ -126,7 +126,7 @@ class ClientSubscriptions:
             await self._context.broker.turns.finish(self._subscribe(packet))
 
     def _subscribe(self, packet: Subscribe) -> Steps[None]:
-        pace = Pace(FILTERS_A_SLICE)
+        budget = Budget(FILTER_US)
         numbers = packet.properties.identifiers
         identifier = numbers[0] if numbers else 0
         codes: list[int] = []
@@ -144,7 +144,7 @@ class ClientSubscriptions:
                 codes.append(_reason_of(refused))
                 texts.append(str(refused))
                 self._incoming.complain("refused a subscription", str(refused))
-            if pace.is_over(_steps_of(each.topic_filter)) and not self._is_ended:
+            if budget.is_over(_steps_of(each.topic_filter)) and not self._is_ended:
                 yield
             if self._is_ended:
                 return
@@ -153,7 +153,7 @@ class ClientSubscriptions:
         self._send(Suback(packet.packet_id, tuple(codes)), texts[0] if texts else "")  # for the first that is refused
         for grant, is_new, rest in begun:
             self._send_retained(grant, is_new, rest)
-            if pace.is_over():
+            if budget.is_over():
                 yield
                 if self._is_ended:
                     return
@@ -272,7 +272,7 @@ class ClientSubscriptions:
         return self._in_slices(self._unsubscribe(packet), len(packet.filters))
 
     def _unsubscribe(self, packet: Unsubscribe) -> Steps[None]:
-        pace = Pace(FILTERS_A_SLICE)
+        budget = Budget(FILTER_US)
         codes: list[int] = []
         for topic_filter in packet.filters:
             is_known = topic_filter in self._session.filters
@@ -281,7 +281,7 @@ class ClientSubscriptions:
                 self.outgoing.unsubscribe(topic_filter)
                 self._sys.unsubscribe(self.outgoing, topic_filter)
             codes.append(ReasonCode.SUCCESS if is_known else ReasonCode.NO_SUBSCRIPTION_EXISTED)
-            if pace.is_over() and not self._is_ended:
+            if budget.is_over() and not self._is_ended:
                 yield
             if self._is_ended:
                 return

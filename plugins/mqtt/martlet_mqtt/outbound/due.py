@@ -17,7 +17,7 @@ from martlet.delivery.costly import property_cost
 from martlet.delivery.fanout import parts
 from martlet.delivery.routing.route_cache import RouteCache
 from martlet.errors import Reason, Refused
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet.sessions.session import Session
 from martlet_mqtt.mapping.frames import DUPLICATE, Grant, encode_alone, number_frames
 from martlet_mqtt.mapping.messages import to_deliver
@@ -34,7 +34,7 @@ __all__ = ["DueMessages"]
 # Records that are read at once for a client.
 READ_MESSAGES: Final = 64
 READ_BYTES: Final = 1 << 18
-FILTERS_A_SLICE: Final = 64
+FILTER_US: Final = 16.0
 PROPERTY_BYTES: Final = 64  # a property beyond the usual ones takes as long as so many bytes
 # The session has no room for the name up to which retained messages were sent; it may get some of them again.
 NO_ROOM: Final = frozenset((Reason.ILLEGAL, Reason.BUSY))
@@ -274,12 +274,12 @@ class DueMessages:
 
     def _index_filters(self) -> Steps[RouteCache[bool]]:
         """Return the filters of the session, by whether they are shared, in slices."""
-        found, pace = RouteCache[bool](), Pace(FILTERS_A_SLICE)
+        found, budget = RouteCache[bool](), Budget(FILTER_US)
         for topic_filter, options in list(self._session.filters.items()):
             shared = split_shared(topic_filter)
             inner = topic_filter if shared is None else shared.topic_filter
             found.add(inner, shared is not None, grant_of(topic_filter, options))
-            if pace.is_over():
+            if budget.is_over():
                 yield
         return found
 

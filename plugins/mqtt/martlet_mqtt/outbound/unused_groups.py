@@ -11,7 +11,7 @@ from typing import Final, final
 
 import trio
 
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet_mqtt.outbound.shares import POLICY, group_of
 from martlet_mqtt.shared.context import PROTOCOL, Context
 from martlet_mqtt.wire.names import split_shared
@@ -44,7 +44,7 @@ class UnusedGroupSearch:
         used, before = (yield from self._used()), self._since
         self._since = {}
         over: dict[str, None] = {}
-        pace = Pace()
+        budget = Budget()
         for group in context.broker.shared_groups.groups_of(PROTOCOL):
             # Those that somebody joined since the sweep began may have been missed.
             if group not in used and group not in context.shared_lately:
@@ -52,7 +52,7 @@ class UnusedGroupSearch:
                 # Two sweeps must see it: the session of a new member may not be known yet.
                 if group in before and now - since >= context.config.shared_expiry_s:
                     over[group] = None
-            if pace.is_over():
+            if budget.is_over():
                 yield
         yield from context.broker.shared_groups.forget_groups(POLICY, (each for each in over if self._is_unused(each)))
 
@@ -63,17 +63,17 @@ class UnusedGroupSearch:
 
     def _used(self) -> Steps[set[str]]:
         """Return the groups that a session has, connected or not."""
-        table, pace, used = self._context.broker.sessions.table, Pace(), set[str]()
+        table, budget, used = self._context.broker.sessions.table, Budget(), set[str]()
         prefix = f"{PROTOCOL} "
         for key in table:
             state = table.get(key) if key.startswith(prefix) else None
             if state is not None:
                 used.update(_groups_in(state.filters))
-            if pace.is_over(1 + len(state.filters) if state is not None else 1):
+            if budget.is_over(1 + len(state.filters) if state is not None else 1):
                 yield
         for client in list(self._context.clients.values()):
             used.update(_groups_in(client.filters))
-            if pace.is_over(1 + len(client.filters)):
+            if budget.is_over(1 + len(client.filters)):
                 yield
         return used
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from martlet.access import Gate
 from martlet.contracts import Identity
 from martlet.errors import Reason, Refused, StoreError
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet.sessions.journal_codec import SessionState
 from martlet.sessions.session import JointChanges, Session
 from martlet_mqtt.mapping.bridges import check_state, is_state, state_name
@@ -261,13 +261,13 @@ class Wills:
             await turns.finish(self._publish_all_due())
 
     def _publish_all_due(self) -> Steps[None]:
-        pace = Pace()
+        budget = Budget()
         while self._due and self._due[0][0] <= trio.current_time():
             at, client_id = heappop(self._due)
             if self._latest.get(client_id) == at:
                 del self._latest[client_id]
-                pace.spend(STEPS_A_WILL + self._publish_due(client_id) // WILL_BYTES_A_STEP)
-            if pace.is_over():
+                budget.spend(STEPS_A_WILL + self._publish_due(client_id) // WILL_BYTES_A_STEP)
+            if budget.is_over():
                 yield
 
     @property
@@ -278,11 +278,11 @@ class Wills:
         """Remove the times of clients that came back, in slices."""
         before, self._due = self._due, []
         kept: list[tuple[float, str]] = []
-        pace = Pace()
+        budget = Budget()
         for each in before:
             if self._latest.get(each[1]) == each[0]:
                 kept.append(each)
-            if pace.is_over():
+            if budget.is_over():
                 yield
         kept += self._due  # since then
         heapify(kept)
@@ -290,7 +290,7 @@ class Wills:
 
     def _find_all(self) -> Steps[None]:
         """Find the wills of clients that were connected when the broker ended, and those whose time had not come."""
-        table, pace, now = self._context.broker.sessions.table, Pace(), trio.current_time()
+        table, budget, now = self._context.broker.sessions.table, Budget(), trio.current_time()
         for key in table:
             protocol, _, client_id = key.partition(" ")
             if protocol == PROTOCOL and client_id not in self._latest and client_id not in self._context.clients:
@@ -298,7 +298,7 @@ class Wills:
                 if state is not None and state.data:
                     at = self._latest[client_id] = now + _delay_of(state)
                     self._due.append((at, client_id))
-            if pace.is_over(STEPS_A_LOOK):
+            if budget.is_over(STEPS_A_LOOK):
                 yield
         heapify(self._due)
 

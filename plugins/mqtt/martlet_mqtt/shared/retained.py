@@ -22,7 +22,7 @@ from martlet.errors import Reason, Refused
 from martlet.message import Message
 from martlet.records.codec import decode_record
 from martlet.runtime.clock import Clock
-from martlet.runtime.steps import Pace, Steps, WaitingSteps, off_loop
+from martlet.runtime.steps import Budget, Steps, WaitingSteps, off_loop
 from martlet.runtime.turns import Turns
 from martlet.state import NOTHING, Pages, pack_rows, unpack_rows
 from martlet.store import Store
@@ -41,7 +41,7 @@ ORIGIN_SHIFT: Final = SIZE_BITS + POSITION_BITS
 EXPIRY_SHIFT: Final = ORIGIN_SHIFT + POSITION_BITS
 # Seconds between two looks for messages that have expired.
 LOOK_S: Final = 60.0
-LOOKS_A_SLICE: Final = 2000
+LOOK_US: Final = 0.5
 DIGITS_MAX: Final = 19  # of a time in ms
 
 
@@ -223,12 +223,12 @@ class Retained:
     def find_origins(self, origins: Container[int]) -> Steps[dict[int, str]]:
         """Return the names of the messages that were published at one of *origins*, by that, in slices."""
         found: dict[int, str] = {}
-        pace = Pace(LOOKS_A_SLICE)
+        budget = Budget(LOOK_US)
         for name in list(self._entries):
             entry = self.get(name)
             if entry is not None and entry.origin in origins:
                 found[entry.origin] = name
-            if pace.is_over():
+            if budget.is_over():
                 yield
         return found
 
@@ -261,10 +261,10 @@ class Retained:
         """Remove the messages that have expired, in slices."""
         if not self._expiring:
             return
-        pace = Pace(LOOKS_A_SLICE)
+        budget = Budget(LOOK_US)
         for name in list(self._entries):
             self._drop_expired(name)
-            if pace.is_over():
+            if budget.is_over():
                 yield
 
     def _drop_expired(self, name: str) -> bool:
@@ -314,13 +314,13 @@ class Retained:
 
     def restore(self, data: bytes, first_position: int) -> Steps[None]:
         self._clear()
-        pace = Pace()
+        budget = Budget()
         for name, *values in unpack_rows(FORMAT, data):
             entry = Entry(*values)
             if entry.position >= first_position:
                 self._put(name, entry)
                 self._plan(name, 0)
-            if pace.is_over():
+            if budget.is_over():
                 yield
 
     def forget(self, topic: str) -> None:
@@ -337,9 +337,9 @@ class Retained:
         return NOTHING if first is None else self.position(first)
 
     def roll(self, start: int, end: int) -> WaitingSteps[None]:
-        pace = Pace(LOOKS_A_SLICE)
+        budget = Budget(LOOK_US)
         for name in list(self._entries):
-            if pace.is_over():
+            if budget.is_over():
                 yield None
             while start <= (at := self.position(name)) < end and not self._drop_expired(name):
                 data = yield from off_loop(partial(self._store.known_record, at))

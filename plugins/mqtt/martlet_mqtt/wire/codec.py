@@ -7,7 +7,7 @@ section 2.1). What is the same for all versions is decoded once; properties are 
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
-from martlet.runtime.steps import Pace, Steps, finish_now
+from martlet.runtime.steps import Budget, Steps, finish_now
 from martlet_mqtt.wire.codes import V3, V4, V5, PacketType, ReasonCode
 from martlet_mqtt.wire.errors import Malformed, MqttError
 from martlet_mqtt.wire.packets import (
@@ -203,7 +203,7 @@ def _decode_subscribe(first: int, data: bytes, version: int) -> Subscribe:
 
 
 def _subscribe_in_steps(data: bytes, version: int) -> Steps[Subscribe]:
-    pace = Pace()
+    budget = Budget()
     packet_id, at = _packet_id(data, 0)
     properties, at = _properties(data, at, version, PacketType.SUBSCRIBE)
     found: list[FilterSubscription] = []
@@ -214,7 +214,7 @@ def _subscribe_in_steps(data: bytes, version: int) -> Steps[Subscribe]:
         found.append(_subscription(topic_filter, data[at], version))
         at += 1
         _check_count(len(found))
-        if pace.is_over():
+        if budget.is_over():
             yield
     if not found:
         raise MqttError("SUBSCRIBE has no filter")
@@ -239,7 +239,7 @@ def _decode_unsubscribe(first: int, data: bytes, version: int) -> Unsubscribe:
 
 
 def _unsubscribe_in_steps(data: bytes, version: int) -> Steps[Unsubscribe]:
-    pace = Pace()
+    budget = Budget()
     packet_id, at = _packet_id(data, 0)
     properties, at = _properties(data, at, version, PacketType.UNSUBSCRIBE)
     found: list[str] = []
@@ -247,7 +247,7 @@ def _unsubscribe_in_steps(data: bytes, version: int) -> Steps[Unsubscribe]:
         topic_filter, at = decode_text(data, at)
         found.append(topic_filter)
         _check_count(len(found))
-        if pace.is_over():
+        if budget.is_over():
             yield
     if not found:
         raise MqttError("UNSUBSCRIBE has no filter")

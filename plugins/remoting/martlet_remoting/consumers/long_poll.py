@@ -28,6 +28,7 @@ from martlet.delivery.listeners import codes_between, unwatch, watch
 from martlet.delivery.routing.selection import Selection
 from martlet.errors import Reason, Refused
 from martlet.net.origins import origin_of
+from martlet.runtime.steps import per_slice
 from martlet.store import Queue, QueueReader, Store
 from martlet.tables.topics import Topics
 from martlet_remoting.consumers.timeouts import Timeouts
@@ -43,7 +44,7 @@ CHARS_OF_A_PULL: Final = 64
 # Every record wakes a pull with more tags than this: table entries for all its tags would take more memory than the
 # pull itself.
 TAGS_MATCHED: Final = 8
-RELEASED_A_TURN: Final = 1024  # pulls, 1 to 2 us each
+RELEASED_A_TURN: Final = per_slice(us=1)  # pulls
 
 
 @final

@@ -21,7 +21,7 @@ import trio
 from martlet.contracts import Peer
 from martlet.errors import Reason, Refused
 from martlet.net.complaints import Complaints
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet.tables.groups import Groups
 from martlet_remoting.consumers.subscriptions import GroupSubscription
 from martlet_remoting.wire.codes import RequestCode
@@ -43,10 +43,11 @@ BROADCASTING: Final = "BROADCASTING"
 CLUSTERING: Final = "CLUSTERING"
 # A notice takes 20 microseconds to encode and send (benchmarks/pauses.py).
 TOLD_AT_ONCE: Final = 64
-MEMBERS_AT_ONCE: Final = 4096
+MEMBER_US: Final = 0.25
 STEPS_OF_A_LEAVE: Final = 16
-LOCKS_AT_ONCE: Final = 4096
+LOCK_US: Final = 0.25
 QUEUES_AT_ONCE: Final = 256  # of one request to lock or unlock
+QUEUE_US: Final = 4.0
 LOGGED_CHARS_MAX: Final = 80
 LOCKS_MAX: Final = 200_000  # over all groups and connections: a thousand busy ordered groups
 
@@ -302,24 +303,24 @@ class Members:
 
     def expire(self, before: float) -> Steps[None]:
         """Remove members whose last heartbeat was before *before*."""
-        pace = Pace(MEMBERS_AT_ONCE)
+        budget = Budget(MEMBER_US)
         for group in list(self.consumers.values()):
             late = [member for member in group.members.values() if member.seen < before]
-            if pace.is_over(1 + len(group.members)):
+            if budget.is_over(1 + len(group.members)):
                 yield
             for member in late:
                 if group.members.get(member.connection) is member:
                     self.leave(member.connection, group.name)
-                if pace.is_over(STEPS_OF_A_LEAVE):
+                if budget.is_over(STEPS_OF_A_LEAVE):
                     yield
         for name, members in list(self.producers.items()):
             late = [member for member in members.values() if member.seen < before]
-            if pace.is_over(1 + len(members)):
+            if budget.is_over(1 + len(members)):
                 yield
             for member in late:
                 if members.get(member.connection) is member:
                     self.leave_producers(member.connection, name)
-                if pace.is_over(STEPS_OF_A_LEAVE):
+                if budget.is_over(STEPS_OF_A_LEAVE):
                     yield
 
     # notices
@@ -513,12 +514,12 @@ class QueueLocks:
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> Steps[None]:
         """Release those of *queues* that *client_id* holds."""
-        pace = Pace(QUEUES_AT_ONCE)
+        budget = Budget(QUEUE_US)
         for queue in queues:
             lock = self._table.get(group, {}).get((queue.topic, queue.queue_id))
             if lock is not None and lock.client_id == client_id:
                 self._forget(lock)
-            if pace.is_over():
+            if budget.is_over():
                 yield
 
     def drop(self, connection: ClientConnection) -> None:
@@ -533,12 +534,12 @@ class QueueLocks:
 
     def expire(self, now: float) -> Steps[None]:
         """Remove expired locks."""
-        pace = Pace(LOCKS_AT_ONCE)
+        budget = Budget(LOCK_US)
         for table in list(self._table.values()):
             for lock in list(table.values()):
                 if lock.until <= now and table.get(lock.key) is lock:
                     self._forget(lock)
-                if pace.is_over():
+                if budget.is_over():
                     yield
 
     def __len__(self) -> int:

@@ -11,10 +11,12 @@ from typing import Final, Protocol, final
 
 import trio
 
+from martlet.runtime.steps import per_slice
+
 __all__ = ["TICK_S", "Timed", "Timeouts"]
 
 TICK_S: Final = 0.25
-EXPIRED_A_TURN: Final = 1024  # a pull takes 1 to 2 us
+EXPIRED_A_TURN: Final = per_slice(us=1)  # pulls
 
 
 class Timed(Protocol):

@@ -17,7 +17,7 @@ from typing import Final
 from martlet.access import ConsumeGrant, Gate
 from martlet.errors import Reason, Refused
 from martlet.groups.group import SharedGroup
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet.state.journal import NEXT_COMMIT
 from martlet.store import Queue
 from martlet_remoting.handlers.bodies import integer, items, read_body, text
@@ -174,7 +174,7 @@ def batch_ack_message(context: RequestContext, command: Command) -> Steps[None]:
     acks = items(body, "acks")
     if not acks:
         raise Declined(ResponseCode.NO_MESSAGE, "batch has no acks; send at least one")
-    pace, settled = Pace(), False
+    budget, settled = Budget(), False
     for ack in acks:
         group = text(ack, "c")
         topic = real_topic(text(ack, "t"), group, text(ack, "r", "0"))
@@ -185,7 +185,7 @@ def batch_ack_message(context: RequestContext, command: Command) -> Steps[None]:
             if shared_group is not None and (done := shared_group.settlement.ack_all(queue_id, offsets, pop_ms)):
                 settled = True
                 context.state.rates.acked(topic, group, len(done))
-            if pace.is_over(len(offsets)):
+            if budget.is_over(len(offsets)):
                 yield
     if settled:
         context.peer.hold_until(NEXT_COMMIT)

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from martlet.access import ConsumeGrant
 from martlet.errors import Reason, Refused
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet.tables.topics import QUEUES_MAX, READ, RETRY_PREFIX
 from martlet_remoting.consumers.members import BROADCASTING, CLUSTERING, Members
 from martlet_remoting.consumers.pops import ANY_QUEUE
@@ -29,7 +29,7 @@ __all__ = ["TABLE"]
 
 # A client that pops the queues of all brokers.
 EVERY_BROKER: Final = (ANY_QUEUE,)
-IDS_A_SLICE: Final = 100_000
+ID_US: Final = 0.01
 SHARED_MAX: Final = 1_000_000
 MODELS: Final = (BROADCASTING, CLUSTERING)
 STRATEGIES: Final[Mapping[str, Average | AverageByCircle]] = {s.name: s for s in (Average(), AverageByCircle())}
@@ -110,11 +110,11 @@ def _answer(
     else:
         found = list(map(places.__getitem__, chosen))
     assignments: list[dict[str, object]] = []
-    pace = Pace()
+    budget = Budget()
     for broker, number in found:
         queue = {"brokerName": broker, "queueId": number, "topic": question.topic}
         assignments.append({"messageQueue": queue, "mode": mode.mode})
-        if pace.is_over():
+        if budget.is_over():
             yield
     return reply(command, body=orjson.dumps({"messageQueueAssignments": assignments}))
 
@@ -147,10 +147,10 @@ def _share(members: Members, mode: RequestMode, question: Question, total: int) 
     if len(ids) > total:
         return (number % total,)
     found: list[int] = []
-    pace = Pace(IDS_A_SLICE)
+    budget = Budget(ID_US)
     for more in range(mode.shared + 1):
         found += strategy.allocate(question.group, ids[(number + more) % len(ids)], range(total), ids)
-        if pace.is_over(len(ids)):
+        if budget.is_over(len(ids)):
             yield
     return found
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from martlet.errors import Reason, Refused, RemoteProtocolError
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet_remoting.handlers.context import Declined
 from martlet_remoting.wire import fastjson
 from martlet_remoting.wire.codes import ResponseCode
@@ -69,10 +69,10 @@ def enum_name(table: dict[object, object], name: str, names: Sequence[str], defa
 def queues(found: Iterable[dict[object, object]]) -> Steps[list[MessageQueue]]:
     """Return the queues in *found*, in slices; skip objects without a topic."""
     named: list[MessageQueue] = []
-    pace = Pace()
+    budget = Budget()
     for item in found:
         if topic := text(item, "topic"):
             named.append(MessageQueue(topic, text(item, "brokerName"), integer(item, "queueId", -1)))
-        if pace.is_over():
+        if budget.is_over():
             yield
     return named

@@ -12,7 +12,7 @@ from martlet.access import Gate, GroupGrant
 from martlet.broker import Broker
 from martlet.delivery.routing.selection import EXPRESSION_CHARS_MAX, TAG, Selection
 from martlet.errors import Reason, Refused
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet.tables.groups import Group
 from martlet_remoting.consumers.members import CLUSTERING, Members, RegisteredClient
 from martlet_remoting.consumers.subscriptions import GroupSubscription, select
@@ -39,7 +39,7 @@ SUBSCRIPTIONS_MAX: Final = 4096
 TOPIC_CHARS_MAX: Final = 255
 QUEUES_LOCKED_AT_ONCE_MAX: Final = 16_384
 CLIENT_ID_CHARS_MAX: Final = 1024
-# Costs in steps, of which one slice does `martlet.runtime.steps.STEPS_AT_ONCE`: creating a group with its retry topic,
+# Costs in steps, of the default size of `martlet.runtime.steps.Budget`: creating a group with its retry topic,
 # and one call of the authorizers. Compiling this many characters of an expression is one step.
 STEPS_OF_A_GROUP: Final = 64
 STEPS_OF_A_CHECK: Final = 8
@@ -59,9 +59,9 @@ def heartbeat(context: RequestContext, command: Command) -> Steps[bytes]:
     if len(consumers) > limit or len(producers) > limit:
         text_ = f"heartbeat names {len(consumers)} consumer and {len(producers)} producer groups"
         raise Refused(Reason.BUSY, f"{text_}; remoting.groups_peer_max is {limit}")
-    pace = Pace()
+    budget = Budget()
     gate = context.gate(command)
-    yield from _check_heartbeat(gate, consumers, pace)
+    yield from _check_heartbeat(gate, consumers, budget)
     language = command.language[:LANGUAGE_CHARS_MAX]
     context.client_id = context.client_id or client_id
     context.peer.introduce(client_id, language)
@@ -70,11 +70,11 @@ def heartbeat(context: RequestContext, command: Command) -> Steps[bytes]:
     without_subscriptions = boolean(body, "withoutSub")
     changed = fingerprint == 0
     for data in consumers:
-        subscriptions = None if without_subscriptions else (yield from _subscriptions(state.broker, data, pace))
+        subscriptions = None if without_subscriptions else (yield from _subscriptions(state.broker, data, budget))
         if text(data, "groupName"):
             grant = gate.query_group(text(data, "groupName"))
             changed = _consume(state.members, grant, member, data, fingerprint, subscriptions) or changed
-        if pace.is_over(STEPS_OF_A_GROUP):
+        if budget.is_over(STEPS_OF_A_GROUP):
             yield
     for data in producers:
         if name := text(data, "groupName"):
@@ -85,7 +85,7 @@ def heartbeat(context: RequestContext, command: Command) -> Steps[bytes]:
     return reply(command, {"IS_SUPPORT_HEART_BEAT_V2": True, "IS_SUB_CHANGE": changed})
 
 
-def _check_heartbeat(gate: Gate, consumers: list[dict[object, object]], pace: Pace) -> Steps[None]:
+def _check_heartbeat(gate: Gate, consumers: list[dict[object, object]], budget: Budget) -> Steps[None]:
     """Refuse the whole heartbeat if the client may not consume one of its topics; producers need no permission."""
     for data in consumers:
         if group := text(data, "groupName"):
@@ -93,7 +93,7 @@ def _check_heartbeat(gate: Gate, consumers: list[dict[object, object]], pace: Pa
             for item in items(data, "subscriptionDataSet"):
                 if topic := text(item, "topic"):
                     gate.consume(group, topic)
-                if pace.is_over(STEPS_OF_A_CHECK):
+                if budget.is_over(STEPS_OF_A_CHECK):
                     yield
 
 
@@ -148,7 +148,7 @@ def make_retry_topic(grant: GroupGrant, policy: Group, *, unit: bool = False) ->
         grant.make_retry_topic(policy.retry_queue_nums, HAS_UNIT_SUBSCRIPTION if unit else 0)
 
 
-def _subscriptions(broker: Broker, data: dict[object, object], pace: Pace) -> Steps[list[GroupSubscription]]:
+def _subscriptions(broker: Broker, data: dict[object, object], budget: Budget) -> Steps[list[GroupSubscription]]:
     named = items(data, "subscriptionDataSet")
     if len(named) > SUBSCRIPTIONS_MAX:
         text_ = f"heartbeat names {len(named)} topics for one group; at most {SUBSCRIPTIONS_MAX}"
@@ -157,7 +157,7 @@ def _subscriptions(broker: Broker, data: dict[object, object], pace: Pace) -> St
     for item in named:
         if text(item, "topic"):
             found.append(_subscription(broker, item))
-            if pace.is_over(1 + len(found[-1].expression) // CHARS_OF_A_STEP):
+            if budget.is_over(1 + len(found[-1].expression) // CHARS_OF_A_STEP):
                 yield
     return found
 
@@ -264,10 +264,10 @@ def _owner(gate: Gate, body: dict[object, object], wanted: Iterable[MessageQueue
         text_ = f"consumerGroup of {len(group)} or clientId of {len(client_id)} characters is too long"
         raise Refused(Reason.PARAMETER, f"{text_}; at most {TOPIC_CHARS_MAX} and {CLIENT_ID_CHARS_MAX}")
     gate.query_group(group)
-    pace = Pace()
+    budget = Budget()
     for topic in dict.fromkeys(queue.topic for queue in wanted):
         gate.query(topic)
-        if pace.is_over(STEPS_OF_A_CHECK):
+        if budget.is_over(STEPS_OF_A_CHECK):
             yield
     return group, client_id
 

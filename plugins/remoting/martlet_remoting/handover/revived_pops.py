@@ -24,7 +24,7 @@ from martlet.groups.handover import take_over
 from martlet.groups.journal.journal_codec import LeaseState
 from martlet.message import Record, find_property
 from martlet.records.codec import decode_records, tags_code
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet.store import Queue
 from martlet.tables.topics import REVIVE_PREFIX, TIMER_TOPIC
 from martlet_remoting.handlers.bodies import integer, text
@@ -252,13 +252,13 @@ class RevivedPops:
 
     def _lease(self, points: CheckPoints) -> Steps[int]:
         """Lease what was popped and not acknowledged; return the number of messages."""
-        pace, leased, shared_groups = Pace(), 0, self._broker.shared_groups
+        budget, leased, shared_groups = Budget(), 0, self._broker.shared_groups
         room = shared_groups.room
         for popped, pops in points.pops.items():
             leases = {
                 offset: LeaseState(pop_ms, invisible_ms, 1) for offset, (pop_ms, invisible_ms) in sorted(pops.items())
             }
             leased += take_over(shared_groups, popped.topic, popped.group, popped.queue_id, leases, room - leased)
-            if pace.is_over(1 + len(pops)):
+            if budget.is_over(1 + len(pops)):
                 yield
         return leased

@@ -5,7 +5,7 @@ from typing import Final, final
 
 from msgspec import Struct, field
 
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet_remoting.wire.register_broker import Registration
 from martlet_remoting.wire.routes import MASTER_ID, TopicQueues, TopicShape
 
@@ -13,7 +13,7 @@ __all__ = ["READ_WRITE", "WRITE", "Brokers", "TopicIndex"]
 
 WRITE: Final = 2
 READ_WRITE: Final = 6
-TOPICS_AT_ONCE: Final = 512  # a topic takes two microseconds
+TOPIC_US: Final = 2.0
 
 
 @final
@@ -70,25 +70,25 @@ class TopicIndex:
         read_only = new.broker_id != MASTER_ID and new.acting_master is True
         # Topics that others add during the slices do not count as missing.
         missing = dict.fromkeys(brokers.topics) if dropping else {}
-        left_out, pace = 0, Pace(TOPICS_AT_ONCE)
+        left_out, budget = 0, Budget(TOPIC_US)
         for shape in topics:
             missing.pop(shape.name, None)
             if changed or shape.name not in brokers.topics:
                 perm = shape.perm & ~WRITE if read_only else shape.perm
                 queues = TopicQueues(new.name, shape.read_queues, shape.write_queues, perm, shape.sys_flag)
                 left_out += not self.put(brokers, shape.name, queues, limit)
-            if pace.is_over():
+            if budget.is_over():
                 yield
                 if brokers.is_gone:  # it was unregistered meanwhile
                     return 0
         if changed:
             for topic, mapping in new.mappings.items():
                 self._put_mapping(brokers, topic, mapping, limit)
-                if pace.is_over():
+                if budget.is_over():
                     yield
         for topic in missing:
             self.remove(topic, new.name, brokers)
-            if pace.is_over():
+            if budget.is_over():
                 yield
         return left_out
 
@@ -132,7 +132,7 @@ class TopicIndex:
 
     def sweep(self) -> Steps[None]:
         """Remove the topics of discarded brokers from the index."""
-        pace = Pace(TOPICS_AT_ONCE)
+        budget = Budget(TOPIC_US)
         while self._gone:
             brokers, name = next(iter(self._gone.items()))
             # Use a list: finding the first key of a dict gets slower with each key that was removed before it.
@@ -140,19 +140,19 @@ class TopicIndex:
             topics = list(brokers.topics)
             while topics:
                 self.remove(topics.pop(), name, brokers)
-                if pace.is_over():
+                if budget.is_over():
                     yield
             self._gone.pop(brokers, None)
 
     def set_permissions(self, brokers: Brokers, change: Callable[[int], int]) -> Steps[int]:
         """Change the permissions of all topics of *brokers*; return how many there are."""
         brokers.read_only = False
-        pace, names = Pace(TOPICS_AT_ONCE), list(brokers.topics)
+        budget, names = Budget(TOPIC_US), list(brokers.topics)
         for topic in names:
             queues = brokers.topics.get(topic)
             if queues is not None:
                 brokers.topics[topic] = queues._replace(perm=change(queues.perm))
-            if pace.is_over():
+            if budget.is_over():
                 yield
         return len(names)
 
@@ -169,12 +169,12 @@ class TopicIndex:
     def select(self, is_wanted: Callable[[list[TopicQueues]], bool]) -> Steps[list[str]]:
         """Return the topics whose queues, of each broker, are wanted."""
         names: list[str] = []
-        pace = Pace(TOPICS_AT_ONCE)
+        budget = Budget(TOPIC_US)
         for topic in list(self._by_topic):
             found = [brokers.topics[topic] for brokers in self.brokers_of(topic).values()]
             if found and is_wanted(found):
                 names.append(topic)
-            if pace.is_over(1 + len(found)):
+            if budget.is_over(1 + len(found)):
                 yield
         return names
 

@@ -16,7 +16,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from martlet.errors import Reason, Refused, RemoteProtocolError
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet_remoting.wire.codes import VERSION_3_0_11, VERSION_5_0_0
 from martlet_remoting.wire.fastjson import (
     BODY_BYTES_MAX,
@@ -38,6 +38,7 @@ INFLATED_BYTES_MAX: Final = 64 * 1024 * 1024
 INFLATED_AT_ONCE: Final = 131_072
 FED_AT_ONCE: Final = 65_536
 CHECKED_AT_ONCE: Final = 1 << 20
+BYTE_US: Final = 0.001  # of a CRC
 # A topic's table has nine values; a broker with 100,000 topics takes about 100 MB while it is decoded.
 VALUES_OF_A_TOPIC: Final = 16
 BYTES_OF_A_STEP: Final = 256
@@ -118,10 +119,10 @@ def _checksum(body: bytes) -> Steps[int]:
 
 
 def _checksum_of_pieces(pieces: Iterable[bytes | memoryview]) -> Steps[int]:
-    crc, pace = 0, Pace(CHECKED_AT_ONCE)
+    crc, budget = 0, Budget(BYTE_US)
     for piece in pieces:
         crc = zlib.crc32(piece, crc)
-        if pace.is_over(len(piece)):
+        if budget.is_over(len(piece)):
             yield
     return crc & CRC_MASK
 
@@ -143,7 +144,7 @@ class _Table:
         self.filter_servers: tuple[str, ...] | None = None
         self._topics_max = topics_max
         self._mapped = 0
-        self._pace = Pace()
+        self._budget = Budget()
 
     def read(self, command: Command) -> Steps[None]:
         if not command.body:
@@ -173,12 +174,12 @@ class _Table:
             shape = fields if isinstance(fields, TopicShape) else TopicShape.from_json(name, fields)
             _short("topic", shape.name)
             self.topics.append(shape)
-            if self._pace.is_over():
+            if self._budget.is_over():
                 yield
         mappings = _mapping(wrapper.get("topicQueueMappingInfoMap"))
         for topic, fields in mappings.items():
             self._take_mapping(topic, _mapping(fields))
-            if self._pace.is_over():
+            if self._budget.is_over():
                 yield
 
     def _take_mapping(self, topic: str, fields: Mapping[str, object]) -> None:
@@ -201,7 +202,7 @@ class _Table:
         for _ in range(count):
             text = yield from texts.text(TOPIC_BYTES_MAX)
             self.topics.append(_shape_of_text(text.decode()))
-            if self._pace.is_over():
+            if self._budget.is_over():
                 yield
         self._take_filter_servers(orjson.loads((yield from texts.text(TOPIC_BYTES_MAX)) or b"null"))
         if version >= VERSION_5_0_0 and not (yield from texts.at_end()):
@@ -213,7 +214,7 @@ class _Table:
             data = yield from texts.text(BODY_BYTES_MAX)
             fields = yield from read_object(data)
             self._take_mapping(str(fields.get("topic")), fields)
-            if self._pace.is_over(1 + len(data) // BYTES_OF_A_STEP):
+            if self._budget.is_over(1 + len(data) // BYTES_OF_A_STEP):
                 yield
 
 

@@ -15,7 +15,7 @@ import orjson
 from martlet.access import Gate
 from martlet.contracts import Peer
 from martlet.groups.description import GroupOnTopic, describe, describe_all
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet.state.journal import NEXT_COMMIT
 from martlet_stomp.mapping.destinations import Kind, parse_destination
 from martlet_stomp.mapping.groups import destination_of_group, queue_group
@@ -49,13 +49,13 @@ def answer_request(context: Context, gate: Gate, peer: Peer, request: Subscribe,
         known = ", ".join((*_LISTS, f"{DELETE}/queue/NAME"))
         raise StompError(f"destination {shown(request.destination)} is unknown; there are {known}")
     rows: list[Row] = []
-    pace = Pace()
+    budget = Budget()
     for row in list_rows(context):
         rows.append(row)
         if len(rows) >= ROWS_A_MESSAGE:
             peer.send(_frame(request, rows, version))
             rows = []
-        if pace.is_over():
+        if budget.is_over():
             yield
     if rows:
         peer.send(_frame(request, rows, version))

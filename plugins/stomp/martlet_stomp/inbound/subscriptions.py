@@ -7,7 +7,7 @@ from martlet.access import Gate
 from martlet.contracts import Peer
 from martlet.delivery.subscriptions import from_earliest, from_tail
 from martlet.errors import Reason, Refused
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet_stomp.mapping.destinations import Destination, Kind, check_filter, parse_destinations
 from martlet_stomp.mapping.groups import Durable
 from martlet_stomp.outbound.patterns import Pattern
@@ -137,12 +137,12 @@ class ClientSubscriptions:
                 return  # the client is gone
 
     def _begin_parts(self, pattern: Pattern, topics: Iterator[str]) -> Steps[None]:
-        pace = Pace()
+        budget = Budget()
         for topic in topics:
             if pattern.wants(topic):
                 self._begin_part(pattern, topic, is_new=pattern.request.is_retroactive)
-                pace.spend(STEPS_A_PART)
-            if pace.is_over():
+                budget.spend(STEPS_A_PART)
+            if budget.is_over():
                 yield
                 if pattern.key not in self._patterns:
                     return  # the client is gone

@@ -7,12 +7,13 @@ import trio
 
 from martlet.contracts import Peer
 from martlet.runtime.alarms import Alarms
+from martlet.runtime.steps import per_slice
 
 __all__ = ["Beat", "Heartbeats"]
 
 # A heart-beat leaves a little before it is due, so that it is not late on a busy machine.
 EARLY: Final = 0.95
-BEATS_A_TURN: Final = 256  # 15 to 20 us each, most of it for the socket
+BEATS_A_TURN: Final = per_slice(us=16)  # most of it for the socket
 BEAT: Final = b"\n"
 
 

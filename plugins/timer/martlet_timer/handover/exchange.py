@@ -25,7 +25,7 @@ from martlet.message import find_property
 from martlet.records.codec import decode_records, tags_code
 from martlet.records.layout import I32, RECORD_BYTES_MAX
 from martlet.runtime.checksum import crc32
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet.tables.saved import Table
 from martlet.tables.topics import TIMER_TOPIC
 from martlet_timer.handover.wheel_files import CHECK, Unit, write_wheel
@@ -169,7 +169,7 @@ class TimerHandover:
         over: set[Timer] = set()
         newest: dict[tuple[int, int], int] = {}
         hour_of = -1
-        pace = Pace()
+        budget = Budget()
         for hour, due_ms, position, key in self._rows():
             if hour != hour_of:
                 hour_of, newest = hour, {}
@@ -180,7 +180,7 @@ class TimerHandover:
                 if before is not None:
                     over.add((due_ms, before))
                 newest[due_ms, key] = position
-            if pace.is_over():
+            if budget.is_over():
                 yield
         return over
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from struct import Struct
 from typing import Final
 
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet.store.disk.files import Disk
 from martlet_timer.timers.records import PRECISION_MS
 
@@ -126,7 +126,7 @@ def write_wheel(
     read_ms = write_ms
     slots: dict[int, tuple[int, int, int]] = {}  # first and last position, number
     log = _Log(disk, f"{directory}/timerlog")
-    pace = Pace()
+    budget = Budget()
     for due_ms, position, size in units:
         slot_ms, kind = _slot_of(due_ms, write_ms)
         read_ms = min(read_ms, slot_ms)
@@ -134,7 +134,7 @@ def write_wheel(
         unit = UNIT.pack(UNIT.size, before, kind, write_ms, slot_ms - write_ms, position, size, 0, 0)
         at = log.append(unit)
         slots[slot_ms] = (at if first < 0 else first), at, count + 1
-        if pace.is_over():
+        if budget.is_over():
             yield
     first, before, count = slots.get(read_ms, (-1, -1, 0))
     kind = USUAL | RECALL
@@ -146,7 +146,7 @@ def write_wheel(
 
 
 def _write_slots(disk: Disk, path: str, slots: dict[int, tuple[int, int, int]]) -> Steps[None]:
-    pace = Pace()
+    budget = Budget()
     with suppress(FileNotFoundError):
         disk.unlink(path)
     fd = disk.open(path, create=True)
@@ -155,7 +155,7 @@ def _write_slots(disk: Disk, path: str, slots: dict[int, tuple[int, int, int]]) 
         for slot_ms, (first, last, count) in sorted(slots.items()):
             number = slot_ms // PRECISION_MS
             disk.write(fd, SLOT.pack(number, first, last, count, 0), number % SLOTS * SLOT.size)
-            if pace.is_over():
+            if budget.is_over():
                 yield
         disk.sync(fd)
     finally:

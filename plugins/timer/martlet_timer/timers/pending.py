@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Final, TypeAlias, final
 
 from martlet.errors import StoreError
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 
 __all__ = ["HOUR_MS", "Frozen", "PendingTimers"]
 
@@ -33,8 +33,8 @@ DEAD: Final = 0xFFFFFFFF
 KEY_BYTES: Final = 4
 # Rows to look at in one slice of a list.
 LISTED_ROWS: Final = 1024
-# A chunk is searched for a key in 10 us.
-SEARCHED_AT_ONCE: Final = 64
+# A chunk is searched for a key.
+SEARCH_US: Final = 10.0
 
 Column: TypeAlias = "array[int]"
 # Timers of an hour as columns: the hour, milliseconds within it, positions, key hashes.
@@ -211,10 +211,10 @@ class PendingTimers:
         hour, due = divmod(due_ms, HOUR_MS)
         timers = self._hours.get(hour)
         found: list[int] = []
-        pace = Pace(SEARCHED_AT_ONCE)
+        budget = Budget(SEARCH_US)
         for chunk in list(timers.chunks) if timers is not None else ():
             found += chunk.with_key(due, key)
-            if pace.is_over():
+            if budget.is_over():
                 yield
         return found
 
@@ -256,7 +256,7 @@ class PendingTimers:
     def count_before(self, end_ms: int) -> Steps[int]:
         """Return the number of timers that are due before *end_ms*."""
         count, last_hour = 0, end_ms // HOUR_MS
-        pace = Pace()
+        budget = Budget()
         for hour in self._order[: bisect_right(self._order, last_hour)]:
             timers = self._hours.get(hour)
             for chunk in list(timers.chunks) if timers is not None else ():
@@ -264,7 +264,7 @@ class PendingTimers:
                     count += chunk.live
                 else:
                     count += sum(due < end_ms - hour * HOUR_MS for due in chunk.dues)
-                if pace.is_over(1 + len(chunk.dues) // 16 * (hour == last_hour)):
+                if budget.is_over(1 + len(chunk.dues) // 16 * (hour == last_hour)):
                     yield
         return count
 
@@ -280,17 +280,17 @@ class PendingTimers:
         Timers may be added and removed meanwhile: some of the yielded ones may be gone.
         """
         found: list[tuple[int, int]] = []
-        pace = Pace()
+        budget = Budget()
         for hour, timers in list(self._hours.items()):
             for chunk in timers.chunks[max(timers.index_of(start), 0) : timers.index_of(end) + 1]:
                 low, high = bisect_left(chunk.positions, start), bisect_left(chunk.positions, end)
                 for due, position in zip(chunk.dues[low:high], chunk.positions[low:high], strict=True):
                     if due != DEAD:
                         found.append((hour * HOUR_MS + due, position))
-                    if pace.is_over():
+                    if budget.is_over():
                         yield found
                         found = []
-            if pace.is_over():
+            if budget.is_over():
                 yield found
                 found = []
         yield found

@@ -13,7 +13,7 @@ from collections import deque
 from heapq import heappop, heappush
 from typing import Final, final
 
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet_timer.timers.pending import HOUR_MS, PendingTimers
 
 __all__ = ["Schedule"]
@@ -23,6 +23,7 @@ HOUR_AHEAD_MS: Final = 60_000
 SECOND_AHEAD_MS: Final = 1000
 # Timers to distribute in one slice, in less than a millisecond.
 ROWS_AT_ONCE: Final = 1024
+ROW_US: Final = 0.9
 # Timers to look at in one call of `take`: after many recalls most are gone.
 LOOKS: Final = 1024
 # If the clock goes back by more than this, the schedule starts again. Otherwise all new timers would go to the heap.
@@ -154,7 +155,7 @@ class Schedule:
         self._opened_ms = max(self._opened_ms, number * SECOND_MS)  # nothing else is pending before that
         moments: dict[int, _Moment] = {}
         base = number * SECOND_MS
-        pace = Pace(ROWS_AT_ONCE)
+        budget = Budget(ROW_US)
         while at < len(second.dues):
             due = second.dues[at]
             moment = moments.get(due)
@@ -162,7 +163,7 @@ class Schedule:
                 moment = moments[due] = _Moment(base + due)
             moment.positions.append(second.positions[at])
             at += 1
-            if pace.is_over():
+            if budget.is_over():
                 yield
                 if self._edition is not edition:
                     return

@@ -16,7 +16,7 @@ from typing import Final, final
 
 from martlet.errors import StoreError
 from martlet.records.layout import RecordView
-from martlet.runtime.steps import Pace, Steps, WaitingSteps
+from martlet.runtime.steps import Budget, Steps, WaitingSteps
 from martlet.state import NOTHING, pack_rows, unpack_rows
 from martlet.state.journal import read_notes
 from martlet.tables.topics import TIMER_TOPIC
@@ -32,7 +32,7 @@ __all__ = ["TimerState"]
 FORMAT: Final = 1
 # In a snapshot, in place of the hour of a row: the row has repeated messages.
 REPEATED: Final = -1
-RESTORED_AT_ONCE: Final = 4096
+RESTORE_US: Final = 0.25
 
 
 @final
@@ -109,14 +109,14 @@ class TimerState:
 
     def restore(self, data: bytes, first_position: int) -> Steps[None]:
         self._begin()
-        pace = Pace(RESTORED_AT_ONCE)
+        budget = Budget(RESTORE_US)
         for hour, dues, positions, keys in unpack_rows(FORMAT, data):
             if hour == REPEATED:
                 self.repeated.restore(keys, first_position)
                 continue
             columns = hour, _column("I", dues), _column("q", positions), _column("I", keys)
             self.pending.restore(columns, first_position)
-            if pace.is_over(16 + len(columns[1])):
+            if budget.is_over(16 + len(columns[1])):
                 yield
 
     def _begin(self) -> None:

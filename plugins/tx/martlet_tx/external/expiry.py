@@ -7,7 +7,7 @@ import trio
 
 from martlet.broker import Broker
 from martlet.errors import MartletError
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet_tx.config import TxConfig
 from martlet_tx.external.deliveries import Deliveries
 from martlet_tx.external.journal_codec import EventKind, Key, encode_event
@@ -24,7 +24,7 @@ HOUR_S: Final = 3600.0
 # How often to look for parts that nobody continues, at least and at most.
 LOOK_S: Final = (1.0, 60.0)
 # Parts and producers to look at in one slice.
-LOOKED_AT: Final = 500
+LOOK_US: Final = 2.0
 
 
 @final
@@ -73,7 +73,7 @@ class TransactionExpiry:
             log.warning(text, part_key[1], part_key[0], key[1], part.messages, self._config.staged_timeout_ms // 1000)
 
     def _find_late(self) -> Steps[list[tuple[Key, PartKey]]]:
-        now, timeout_s, pace = trio.current_time(), self._config.staged_timeout_ms / 1000, Pace(LOOKED_AT)
+        now, timeout_s, budget = trio.current_time(), self._config.staged_timeout_ms / 1000, Budget(LOOK_US)
         late: list[tuple[Key, PartKey]] = []
         seen, self._seen = self._seen, {}
         for name, part in self._state.parts.freeze():
@@ -82,7 +82,7 @@ class TransactionExpiry:
             is_late = chunks == part.chunks and now - since >= timeout_s and self._deliveries.get(name[0]) is None
             if is_late and not self._is_held(*name):
                 late.append(name)
-            if pace.is_over():
+            if budget.is_over():
                 yield
         return late
 
@@ -125,10 +125,10 @@ class TransactionExpiry:
         return unused and key not in self._state.of_producer and key not in self._state.deliveries
 
     def _find_unused(self) -> Steps[list[Key]]:
-        pace, found = Pace(LOOKED_AT), list[Key]()
+        budget, found = Budget(LOOK_US), list[Key]()
         for key, producer in self._state.producers.freeze():
             if self._is_unused(key, producer):
                 found.append(key)
-            if pace.is_over():
+            if budget.is_over():
                 yield
         return found

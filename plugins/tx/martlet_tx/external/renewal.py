@@ -4,7 +4,7 @@ import logging
 from typing import final
 
 from martlet.broker import Broker
-from martlet.runtime.steps import Pace, WaitingSteps
+from martlet.runtime.steps import Budget, WaitingSteps
 from martlet_tx.external.deliveries import Deliveries
 from martlet_tx.external.delivery import read_staged
 from martlet_tx.external.journal_codec import EventKind, Key, StagedChunk, encode_event
@@ -46,20 +46,20 @@ class StagedRenewal:
                 self._events.append(delivery.commit_event(delivery.place, is_copy=True))
         if self._state.hour_noted_at < end:
             self._events.append(encode_event(EventKind.HOUR, self._state.hour))
-        pace = Pace()
+        budget = Budget()
         for key, producer in self._state.producers.freeze():
             if producer.noted_at >= end:
                 break  # they are in log order
             if self._state.producers.get(key) == producer:
                 self._events.append(producer.event(key, producer.hour))
-            if pace.is_over(8):
+            if budget.is_over(8):
                 yield None
         for name, part in list(self._state.parts.freeze()):
             for number in range(part.chunks):
                 chunk = self._state.chunks.get((part.serial, number))
                 if chunk is not None and chunk.position < end and name in self._state.parts:
                     yield from self._move(name, part, number, chunk)
-                elif pace.is_over():
+                elif budget.is_over():
                     yield None
 
     def _move(self, name: tuple[Key, PartKey], part: StagedPart, number: int, chunk: StagedChunk) -> WaitingSteps[None]:

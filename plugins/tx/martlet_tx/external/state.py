@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, final
 import trio
 
 from martlet.records.layout import RecordView
-from martlet.runtime.steps import Pace, Steps, WaitingSteps
+from martlet.runtime.steps import Budget, Steps, WaitingSteps
 from martlet.state import NOTHING, Pages, pack_rows, unpack_rows
 from martlet_tx.external.journal_codec import (
     EVENTS_TOPIC,
@@ -453,10 +453,10 @@ class ExternalState:
     def restore(self, data: bytes, first_position: int) -> Steps[None]:
         self._clear()
         self.next = 0
-        pace, serials = Pace(), set[int]()
+        budget, serials = Budget(), set[int]()
         for kind, *items in unpack_rows(FORMAT, data):
             self._restore_row(kind, items, serials)
-            if pace.is_over():
+            if budget.is_over():
                 yield
 
     def _restore_row(self, kind: int, items: list[Any], serials: set[int]) -> None:

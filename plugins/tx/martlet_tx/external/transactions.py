@@ -22,7 +22,7 @@ from martlet.contracts import (
     StagedBatch,
 )
 from martlet.errors import Reason, Refused
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet_tx.config import TxConfig
 from martlet_tx.external.deliveries import Deliveries
 from martlet_tx.external.delivery import TransactionDelivery
@@ -43,7 +43,7 @@ BROKERS_CHARS_MAX: Final = 4096
 # Parts in one commit.
 PARTS_MAX: Final = 10_000
 # Chunks and producers to look at in one slice.
-LOOKED_AT: Final = 500
+LOOK_US: Final = 2.0
 # How far the clock of a run may be ahead of ours: for so long, later runs could not begin.
 AHEAD_MS_MAX: Final = 3_600_000
 # Parts that an event drops, in one turn of the event loop.
@@ -216,7 +216,7 @@ class StagedTransactions(ExternalTransactions):
         """Return the topics of *parts*; raise `Refused` unless all of them are complete."""
         state, key = self.state, (transaction.identity, transaction.producer)
         first = self._events.staged_queue.first_offset
-        topics, pace = set[str](), Pace(LOOKED_AT)
+        topics, budget = set[str](), Budget(LOOK_US)
         for name, chunks in parts:
             part = state.parts.get((key, (transaction.sequence, name)))
             there = part.chunks if part is not None else 0
@@ -229,7 +229,7 @@ class StagedTransactions(ExternalTransactions):
                 if found is None or found.records[0].offset < first:
                     text = f"chunk {number} of part {name!r} of transaction {transaction.sequence} was removed"
                     raise Refused(Reason.NOT_FOUND, f"{text} or is damaged; stage the part again under another name")
-                if pace.is_over():
+                if budget.is_over():
                     yield
             topics |= part.topics
         return topics
@@ -300,11 +300,11 @@ class StagedTransactions(ExternalTransactions):
     # ---- what operators see
 
     def producers(self, after: tuple[str, str], count: int) -> Steps[list[ExternalProducer]]:
-        state, pace = self.state, Pace(LOOKED_AT)
+        state, budget = self.state, Budget(LOOK_US)
         keys: set[Key] = set(state.of_producer)
         for key, _ in state.producers.freeze():
             keys.add(key)
-            if pace.is_over():
+            if budget.is_over():
                 yield
         found: list[ExternalProducer] = []
         for key in sorted(each for each in keys if each > after)[:count]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, final
 
 from martlet.errors import Refused
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet_remoting.consumers.members import RegisteredClient
 from martlet_remoting.handlers.context import Declined, Handle, RequestContext, refuse, reply, reply_in_pieces
 from martlet_remoting.handlers.sendback import found_record
@@ -17,7 +17,7 @@ __all__ = ["TABLE"]
 
 VERSION_3_0_7: Final = 28  # first version of clients that can reset offsets and report their status on request
 VERSION_3_1_8: Final = 62  # first version of clients that report their state
-CLIENTS_AT_ONCE: Final = 64  # a request takes 20 microseconds to encode and send
+REQUEST_US: Final = 20.0  # to encode and send
 GATHERED_BYTES_MAX: Final = 8 << 20  # of the answers of all members of a group; clients accept frames of up to 16 MiB
 MESSAGE_ID_CHARS: Final = (32, 56)  # of IPv4 and IPv6 brokers; the last 16 are the position
 
@@ -188,10 +188,10 @@ def consumer_status(context: RequestContext, command: Command) -> Steps[None]:
         context.answer(command, reply(command, body=dumps({"consumerTable": {}})))
         return
     gathering = _Gathering(len(members), done)
-    pace = Pace(CLIENTS_AT_ONCE)
+    budget = Budget(REQUEST_US)
     for member in members:
         _ask_status(member, {"group": name, "topic": topic}, gathering)
-        if pace.is_over():
+        if budget.is_over():
             yield
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from martlet.access import Gate, GroupAdminGrant
 from martlet.errors import Reason, Refused
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet.tables.groups import Group, check_group_name
 from martlet.tables.topics import check_name
 from martlet_remoting.handlers.admin.common import saved
@@ -22,7 +22,7 @@ from martlet_remoting.wire.routes import Version
 
 __all__ = ["TABLE"]
 
-GROUPS_AT_ONCE: Final = 32
+GROUP_US: Final = 30.0
 # RocketMQ SubscriptionGroupAttributes.
 ATTRIBUTES: Final[Mapping[str, Allowed]] = {"priority.factor": range(101)}
 
@@ -53,14 +53,14 @@ def update_group(context: RequestContext, command: Command) -> Steps[bytes]:
 def update_groups(context: RequestContext, command: Command) -> Steps[bytes]:
     """Create or change many groups: all, or none if one is invalid."""
     wanted: list[tuple[GroupAdminGrant, Group]] = []
-    pace = Pace(GROUPS_AT_ONCE)
+    budget = Budget(GROUP_US)
     for fields in items((yield from read_body(command)), "groupConfigList"):
         wanted.append(_group(context.gate(command), fields))
-        if pace.is_over():
+        if budget.is_over():
             yield
     for grant, group in wanted:
         grant.update(group)
-        if pace.is_over():
+        if budget.is_over():
             yield
     return reply(command)
 

@@ -5,11 +5,11 @@ from typing import Final
 from martlet.access import GroupGrant, TopicFigures, TopicGrant
 from martlet.broker import Broker
 from martlet.records.layout import BLANK_SIZE, ENTRY, ENTRY_BYTES
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet.tables.topics import Topic
 from martlet_remoting.consumers.members import Members
 from martlet_remoting.consumers.subscriptions import GroupSubscription
-from martlet_remoting.handlers.admin.common import QUEUES_AT_ONCE, existing_topic, message_queue
+from martlet_remoting.handlers.admin.common import QUEUE_US, existing_topic, message_queue
 from martlet_remoting.handlers.context import Declined, Handle, RequestContext, reply, reply_in_pieces
 from martlet_remoting.wire.codec import encode_response
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
@@ -34,7 +34,7 @@ def topic_stats(context: RequestContext, command: Command) -> Steps[Frame]:
     grant = context.gate(command).query(name)
     topic = existing_topic(grant)
     table: dict[MessageQueue, object] = {}
-    pace = Pace(QUEUES_AT_ONCE)
+    budget = Budget(QUEUE_US)
     for queue_id in topic.queue_ids():
         end = grant.end_offset(queue_id)
         table[message_queue(state.broker, topic.name, queue_id)] = {
@@ -42,7 +42,7 @@ def topic_stats(context: RequestContext, command: Command) -> Steps[Frame]:
             "maxOffset": end,
             "minOffset": grant.first_offset(queue_id),
         }
-        if pace.is_over():
+        if budget.is_over():
             yield
     tps = state.rates.tps("TOPIC_PUT_NUMS", topic.name)
     return reply_in_pieces(command, (yield from dumps_in_steps({"offsetTable": table, "topicPutTps": tps})))
@@ -63,7 +63,7 @@ def _topics_of(members: Members, grant: GroupGrant, wanted: list[str]) -> list[T
 
 
 def consume_stats(
-    broker: Broker, grant: GroupGrant, topic: Topic, queues: int, pace: Pace
+    broker: Broker, grant: GroupGrant, topic: Topic, queues: int, budget: Budget
 ) -> Steps[dict[MessageQueue, dict[str, int]]]:
     """Return how far the group is in the first *queues* queues of *topic* (OffsetWrapper)."""
     figures = grant.figures(topic.name)
@@ -77,7 +77,7 @@ def consume_stats(
             # Only clients know how far they have pulled; the committed offset is a lower bound.
             "pullOffset": committed,
         }
-        if pace.is_over():
+        if budget.is_over():
             yield
     return table
 
@@ -90,9 +90,9 @@ def group_stats(context: RequestContext, command: Command) -> Steps[Frame]:
     if topic := command.text("topic", ""):
         wanted = [topic]
     table: dict[MessageQueue, dict[str, int]] = {}
-    tps, pace = 0.0, Pace(QUEUES_AT_ONCE)
+    tps, budget = 0.0, Budget(QUEUE_US)
     for found in _topics_of(state.members, grant, wanted):
-        table |= yield from consume_stats(state.broker, grant, found, found.read_queues, pace)
+        table |= yield from consume_stats(state.broker, grant, found, found.read_queues, budget)
         tps += state.rates.tps("GROUP_GET_NUMS", f"{found.name}@{group}")
     return reply_in_pieces(command, (yield from dumps_in_steps({"consumeTps": tps, "offsetTable": table})))
 
@@ -102,20 +102,20 @@ def all_group_stats(context: RequestContext, command: Command) -> Steps[Frame]:
     state, ordered = context.state, command.boolean("isOrder")
     grant = context.gate(command).query_broker()
     found: list[object] = []
-    total, pace = 0, Pace(QUEUES_AT_ONCE)
+    total, budget = 0, Budget(QUEUE_US)
     for group in grant.groups():
         stats: list[object] = []
         of_group = grant.group(group)
         for topic in _topics_of(state.members, of_group, []):
             if ordered and not topic.order:
                 continue
-            table = yield from consume_stats(state.broker, of_group, topic, topic.read_queues, pace)
+            table = yield from consume_stats(state.broker, of_group, topic, topic.read_queues, budget)
             total += sum(entry["brokerOffset"] - entry["consumerOffset"] for entry in table.values())
             tps = state.rates.tps("GROUP_GET_NUMS", f"{topic.name}@{group}")
             stats.append({"consumeTps": tps, "offsetTable": table})
         # As text: to free the objects of 20,000 groups together would take 10 ms.
         found.append(b"".join((yield from dumps_in_steps({group: stats}))))
-        if pace.is_over():
+        if budget.is_over():
             yield
     address = state.registrar.address if state.registrar else ""
     body = {"brokerAddr": address, "consumeStatsList": found, "totalDiff": total, "totalInflightDiff": 0}
@@ -141,7 +141,7 @@ def time_span(context: RequestContext, command: Command) -> Steps[Frame]:
     grant = context.gate(command).query(name)
     topic = existing_topic(grant)
     spans: list[object] = []
-    pace = Pace(QUEUES_AT_ONCE)
+    budget = Budget(QUEUE_US)
     for queue_id in range(topic.read_queues):
         end = grant.end_offset(queue_id)
         first_ms = yield from grant.earliest_store_ms(queue_id)
@@ -157,7 +157,7 @@ def time_span(context: RequestContext, command: Command) -> Steps[Frame]:
                 "minTimeStamp": first_ms,
             }
         )
-        if pace.is_over():
+        if budget.is_over():
             yield
     return reply_in_pieces(command, (yield from dumps_in_steps({"consumeTimeSpanSet": spans})))
 
@@ -206,13 +206,13 @@ def correction_offsets(context: RequestContext, command: Command) -> Steps[bytes
     grant = context.gate(command).query(topic)
     left_out = {name for name in command.text("filterGroups", "").split(",") if name}
     slowest: dict[int, int] = {}
-    pace = Pace()
+    budget = Budget()
     for group in grant.groups():
         committed = grant.committed(group) if group not in left_out else {}
         for queue_id, offset in committed.items():
             if offset >= grant.first_offset(queue_id):
                 slowest[queue_id] = min(slowest.get(queue_id, offset), offset)
-        if pace.is_over(1 + len(committed)):
+        if budget.is_over(1 + len(committed)):
             yield
     compared = grant.committed(command.text("compareGroup"))
     for queue_id, offset in compared.items():

@@ -5,12 +5,12 @@ from typing import Final
 from martlet.access import GroupAdminGrant, TopicFigures
 from martlet.broker import Broker
 from martlet.errors import Reason, Refused
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet.tables.groups import check_group_name
 from martlet_remoting.consumers.long_poll import ParkedPulls
 from martlet_remoting.consumers.members import Members
 from martlet_remoting.handlers.admin.clients import VERSION_3_0_7
-from martlet_remoting.handlers.admin.common import QUEUES_AT_ONCE, message_queue
+from martlet_remoting.handlers.admin.common import QUEUE_US, message_queue
 from martlet_remoting.handlers.context import Declined, Handle, RequestContext, reply, reply_in_pieces
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 from martlet_remoting.wire.fastjson import dumps_in_steps
@@ -18,7 +18,7 @@ from martlet_remoting.wire.packets import Command, Frame, MessageQueue
 
 __all__ = ["TABLE"]
 
-CLIENTS_AT_ONCE: Final = 64
+REQUEST_US: Final = 20.0
 BYTES_OF_A_STEP: Final = 65_536  # of a request that is sent to each member
 
 
@@ -46,18 +46,18 @@ def _reset_here(broker: Broker, parked: ParkedPulls, grant: GroupAdminGrant, com
     queue_id, timestamp = command.integer("queueId", -1), command.integer("timestamp", -1)
     topic.check_queue(queue_id)
     offsets: dict[int, int] = {}
-    pace = Pace(QUEUES_AT_ONCE)
+    budget = Budget(QUEUE_US)
     if queue_id >= 0 and (offset := command.integer("offset", -1)) != -1:
         offsets[queue_id] = _checked(figures, queue_id, offset)
     else:
         for number in [queue_id] if queue_id >= 0 else range(topic.read_queues):
             offsets[number] = yield from _offset_at(figures, number, timestamp)
-            if pace.is_over():
+            if budget.is_over():
                 yield
     table: dict[MessageQueue, int] = {}
     for number, to in offsets.items():
         table[message_queue(broker, name, number)] = to
-        if pace.is_over():
+        if budget.is_over():
             yield
     if figures.get() is None:
         raise Refused(Reason.NO_TOPIC, f"Topic {name} was deleted meanwhile")
@@ -97,7 +97,7 @@ def _reset_clients(broker: Broker, members: Members, grant: GroupAdminGrant, com
         text = f"[reset-offset] reset offset failed, no topic in this broker. topic={name}"
         raise Declined(ResponseCode.SYSTEM_ERROR, text)
     table: dict[MessageQueue, int] = {}
-    pace = Pace(QUEUES_AT_ONCE)
+    budget = Budget(QUEUE_US)
     for number in range(topic.read_queues):
         committed = grant.offset(name, number)
         if committed < 0:
@@ -106,7 +106,7 @@ def _reset_clients(broker: Broker, members: Members, grant: GroupAdminGrant, com
             raise Declined(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{group}> not exist")
         target = yield from _offset_at(figures, number, timestamp)
         table[message_queue(broker, name, number)] = target if forced else min(target, committed)
-        if pace.is_over():
+        if budget.is_over():
             yield
     yield from _tell(members, command, group, name, table)
     return (yield from _answer(command, table))
@@ -124,7 +124,7 @@ def _tell(members: Members, command: Command, group: str, topic: str, table: dic
             text = f"the client does not support this feature. version={member.version}"
             raise Declined(ResponseCode.SYSTEM_ERROR, f"[reset-offset] {text}")
     bodies: dict[bool, bytes] = {}
-    pace = Pace(CLIENTS_AT_ONCE)
+    budget = Budget(REQUEST_US)
     for member in present:
         is_cpp = member.language == "CPP"
         if is_cpp not in bodies:
@@ -133,7 +133,7 @@ def _tell(members: Members, command: Command, group: str, topic: str, table: dic
         body = bodies[is_cpp]
         if member.connection in live.members:
             member.connection.tell(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)
-        if pace.is_over(1 + len(body) // BYTES_OF_A_STEP):
+        if budget.is_over(1 + len(body) // BYTES_OF_A_STEP):
             yield
 
 
@@ -154,12 +154,12 @@ def clone(context: RequestContext, command: Command) -> Steps[bytes]:
     check_group_name(target)
     live = state.members.group(source)
     subscribed = live.subscriptions if live is not None and not command.boolean("offline") else {}
-    pace = Pace()
+    budget = Budget()
     for name in [topic] if topic.strip() else original.topics():
         offsets = original.committed(name)
         if copy.figures(name).get() is not None and (not subscribed or name in subscribed):
             copy.commit(name, offsets)
-        if pace.is_over(1 + len(offsets)):
+        if budget.is_over(1 + len(offsets)):
             yield
     return reply(command)
 

@@ -9,7 +9,7 @@ from martlet.access import TopicAdminGrant
 from martlet.broker import Broker
 from martlet.contracts import Timers
 from martlet.errors import Reason, Refused
-from martlet.runtime.steps import Pace, Steps
+from martlet.runtime.steps import Budget, Steps
 from martlet.tables.topics import RESERVE_TIME, SYSTEM_PREFIX, SYSTEM_TOPICS, TIMER_TOPIC, Topic, check_name
 from martlet_remoting.cluster.registrar import standard_topics
 from martlet_remoting.handlers.admin.common import existing_topic, saved, version_of
@@ -28,7 +28,7 @@ DIGITS_MAX: Final = 20
 # Our own fields of a request to change a topic, and of its answer.
 FORCE: Final = "force"
 LOST: Final = "lostMessages"
-TOPICS_AT_ONCE: Final = 16  # few, because each change notifies name servers, shared groups and subscriptions
+TOPIC_US: Final = 60.0  # a change notifies name servers, shared groups and subscriptions
 
 # The values of an attribute: one of some words, or a number in a range.
 Allowed: TypeAlias = tuple[str, ...] | range
@@ -179,15 +179,15 @@ def _update(grant: TopicAdminGrant, command: Command, *, force: bool = False) ->
 def update_topics(context: RequestContext, command: Command) -> Steps[bytes]:
     """Create or change many topics: all, or none if one name is invalid."""
     wanted = items((yield from read_body(command)), "topicConfigList")
-    pace = Pace(TOPICS_AT_ONCE)
+    budget = Budget(TOPIC_US)
     grants: list[TopicAdminGrant] = []
     for fields in wanted:
         grants.append(_changeable(context, command, str(fields.get("topicName") or "")))
-        if pace.is_over():
+        if budget.is_over():
             yield
     for grant, fields in zip(grants, wanted, strict=True):
         _update_from_json(grant, fields)
-        if pace.is_over():
+        if budget.is_over():
             yield
     return reply(command)
 
