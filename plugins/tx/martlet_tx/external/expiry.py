@@ -23,7 +23,7 @@ BEGUN_HOURS: Final = 24
 HOUR_S: Final = 3600.0
 # How often to look for parts that nobody continues, at least and at most.
 LOOK_S: Final = (1.0, 60.0)
-# Parts and producers to look at in one slice.
+# A look at a part or a producer.
 LOOK_US: Final = 2.0
 
 
