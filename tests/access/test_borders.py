@@ -53,7 +53,9 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     # Creates its topic, and the feed that all gates follow, on behalf of the broker.
     "examples/martlet-topics/martlet_topics/plugin.py": frozenset(("cursors", "topics")),
     # Delivers messages on behalf of the broker, whose clients may not touch the schedule topic.
-    f"{TIMER}levels/delivery.py": frozenset(("publish_all", "store", "topics")),
+    f"{TIMER}levels/delivery.py": frozenset(("store",)),
+    f"{TIMER}levels/due.py": frozenset(("store", "topics")),
+    f"{TIMER}levels/rounds.py": frozenset(("publish_all", "store")),
     f"{TIMER}timers/delivery.py": frozenset(("publish_all", "store", "topics")),
     f"{TIMER}handover/exchange.py": frozenset(("store",)),
     f"{TIMER}timers/reader.py": frozenset(("Store",)),

@@ -10,7 +10,7 @@ Nothing in the file is ahead of the durable log: else a crash could lose a deliv
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, final
 
@@ -27,7 +27,6 @@ from martlet.tables.rocketmq_json import DataVersion, head_of, parse, reading, s
 from martlet.tables.saved import NO_POSITION, POSITION_KEY, Table
 from martlet_timer.levels.journal_codec import (
     Delivered,
-    Offsets,
     Ranges,
     apply_note,
     encode_note,
@@ -101,10 +100,6 @@ class LevelState:
     def by_level(self) -> dict[int, int]:
         """The offset of the first message that was not delivered, by level."""
         return {level: low_of(ranges) for level, ranges in self.delivered.items()}
-
-    def note(self, reached: Offsets, begun: Offsets, later: Mapping[int, Ranges]) -> bytes:
-        """Return the note of a round that brought the levels from *begun* to *reached*; see `encode_note`."""
-        return encode_note(reached, begun, later)
 
     def _up_to_end(self, level: int, ranges: Ranges) -> Ranges:
         """Return *ranges* up to the end of the queue: a later offset would skip messages that are yet to come."""

@@ -1,0 +1,185 @@
+"""Rounds of delivery: each is published as one atomic group with a note, and counts once it is stored.
+
+The note says where the round began and what the new offsets are. Some rounds may wait for the disk at once: what
+becomes due during an fdatasync is covered by the next one. If a commit fails, its rounds are repeated; if a power cut
+loses a round and keeps a later one, only the lost one is.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, final
+
+from martlet.errors import Refused
+from martlet.message import Message
+from martlet_timer.lateness import Lateness
+from martlet_timer.levels.delay_clock import DelayClock
+from martlet_timer.levels.journal_codec import Ranges, encode_note
+from martlet_timer.levels.state import LevelState
+
+if TYPE_CHECKING:
+    from martlet.broker import Broker
+
+__all__ = ["ROUND_MESSAGES", "PublishedRounds", "Round"]
+
+log = logging.getLogger("martlet.timer")
+
+# The limits of a round, which blocks the event loop for about 2 ms.
+ROUND_MESSAGES: Final = 128
+ROUND_BYTES: Final = 1024 * 1024
+# Rounds that may wait for the disk at the same time.
+ROUNDS_MAX: Final = 16
+
+
+@final
+class Round:
+    """What one round delivers: messages, and for each its level and the offset after it there.
+
+    Once it is published, ``offsets`` are those in its note, ``end`` is the log position after it, and ``noted`` the
+    number of records in the journal.
+    """
+
+    __slots__ = (
+        "bytes_left",
+        "dropped",
+        "due_ms",
+        "end",
+        "messages",
+        "moved",
+        "noted",
+        "offsets",
+        "places",
+        "postponed",
+    )
+
+    def __init__(self, bytes_left: int) -> None:
+        self.bytes_left = bytes_left
+        self.messages: list[Message] = []
+        self.places: list[tuple[int, int]] = []
+        self.due_ms: dict[int, float] = {}  # by the index of the message, for those that are delivered
+        self.moved = 0
+        self.postponed = 0
+        self.dropped = 0
+        self.offsets: dict[int, int] = {}
+        self.end = 0
+        self.noted = 0
+
+    @property
+    def has_room(self) -> bool:
+        return self.bytes_left > 0 and len(self.messages) < ROUND_MESSAGES
+
+
+@final
+class PublishedRounds:
+    """Rounds that are published, and what of them is stored.
+
+    Attributes:
+      stored, noted: the offsets by level in the newest note that is stored, and in the newest one at all.
+      settled_end: the log position after the newest round that is stored.
+      published_end: the same of the newest one at all.
+    """
+
+    def __init__(self, broker: "Broker", plugin: str, state: LevelState, clock: DelayClock) -> None:
+        self._broker = broker
+        self._store = broker.store
+        self._plugin = plugin
+        self._state = state
+        self._clock = clock
+        # Published rounds that are not stored yet, in order.
+        self._unsettled: deque[Round] = deque()
+        self.stored: dict[int, int] = {}
+        self.noted: dict[int, int] = {}
+        self.published_end = self.settled_end = 0
+        self._lateness = Lateness()
+        self._delivered = self._moved_to_timers = self._postponed = self._undeliverable = 0
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether rounds wait for the disk."""
+        return bool(self._unsettled)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another round may wait for the disk."""
+        return len(self._unsettled) < ROUNDS_MAX
+
+    def begin(self) -> Round:
+        """Return an empty round."""
+        config = self._store.config
+        return Round(min(ROUND_BYTES, config.group_room // 2, config.segment_bytes // 4))
+
+    def publish(self, made: Round, later: Mapping[int, Ranges]) -> None:
+        """Publish the messages of *made* and its offsets; *later* is as for `encode_note`.
+
+        Raises:
+          Refused: the store accepts no writes at the moment.
+        """
+        note = self._state.journal, encode_note(made.offsets, self.noted, later)
+        self._store.renew_clock()  # an older time would look like an early delivery
+        try:
+            self._broker.publish_all(made.messages, atomic=True, notes=[note], passed=self._plugin)
+        except Refused as refused:
+            if self._store.refusal or not made.messages:
+                raise
+            log.warning("delayed messages are delivered one by one, because one was refused; %s", refused)
+            self._publish_each(made, later)
+            self._broker.publish_all([], atomic=True, notes=[note])
+        made.end, made.noted = self._store.appended, self._journal_end()
+        self.published_end = made.end
+        self.noted = made.offsets
+        self._unsettled.append(made)
+
+    def _publish_each(self, made: Round, later: Mapping[int, Ranges]) -> None:
+        """Publish each message of *made* with a note of its own; drop those that are refused."""
+        offsets = dict(self.noted)
+        for place, (message, (level, offset)) in enumerate(zip(made.messages, made.places, strict=True)):
+            begun = dict(offsets)
+            offsets[level] = offset
+            note = self._state.journal, encode_note(offsets, begun, later)
+            try:
+                self._broker.publish_all([message], atomic=True, notes=[note], passed=self._plugin)
+            except Refused as refused:
+                if self._store.refusal:
+                    raise
+                made.dropped += 1
+                made.due_ms.pop(place, None)
+                key = message.property("UNIQ_KEY") or "none"
+                log.error("delayed message with key %s for topic %s is not delivered; %s", key, message.topic, refused)
+
+    def _journal_end(self) -> int:
+        return self._store.queue(self._state.journal.topic, 0).next_offset
+
+    def settle(self) -> bool:
+        """Count the rounds that are stored now; return False if rounds were undone, because a commit failed."""
+        store, unsettled = self._store, self._unsettled
+        if not unsettled:
+            return True
+        journal_end = self._journal_end()
+        while unsettled and unsettled[0].noted <= journal_end and unsettled[0].end <= store.readable:
+            made = unsettled.popleft()
+            self.stored, self.settled_end = made.offsets, made.end
+            self._count(made)
+        return not unsettled or unsettled[-1].noted <= journal_end
+
+    def forget(self) -> None:
+        """Forget the rounds that are not stored: they were undone."""
+        self._unsettled.clear()
+        self.noted, self.published_end = self.stored, self.settled_end
+
+    def _count(self, made: Round) -> None:
+        now = self._clock.now_ms()
+        for due_ms in made.due_ms.values():
+            self._lateness.add(now - due_ms)
+        self._delivered += len(made.due_ms)
+        self._moved_to_timers += made.moved
+        self._postponed += made.postponed
+        self._undeliverable += made.dropped
+
+    def statistics(self) -> dict[str, object]:
+        return {
+            "delivered": self._delivered,
+            "moved_to_timers": self._moved_to_timers,
+            "postponed": self._postponed,
+            "undeliverable": self._undeliverable,
+            **self._lateness.statistics(),
+        }
