@@ -3,9 +3,12 @@
 import asyncio
 import inspect
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
+import trio
 
 import martlet_client as client
 from martlet_client import (
@@ -21,8 +24,9 @@ from martlet_client import (
     blocking,
 )
 from martlet_remoting.wire.codes import RequestCode
+from martlet_remoting.wire.packets import Command
 
-from .fake import Cluster, ThreadCluster
+from .fake import Cluster, Reply, ThreadCluster
 from .test_request_reply import GONE, answer_with_pong, received
 
 PATIENCE_S = 120.0
@@ -212,6 +216,43 @@ def test_asyncio_error_of_the_body_comes_out_as_it_is() -> None:
 
     with pytest.raises(KeyError, match="mine"):
         asyncio.run(main())
+
+
+def test_asyncio_leaving_waits_for_the_client_however_often_it_is_cancelled() -> None:
+    leaving: Future[Callable[[], None]] = Future()  # its result lets the broker answer
+
+    def hold(command: Command) -> Reply:
+        if leaving.done():
+            return Reply()
+        answer, token = trio.Event(), trio.lowlevel.current_trio_token()
+        leaving.set_result(lambda: token.run_sync_soon(answer.set))
+        return Reply(hold=answer)
+
+    def prepare(cluster: Cluster) -> None:
+        cluster.broker.overrides[RequestCode.UNREGISTER_CLIENT] = hold
+
+    async def main() -> None:
+        sent = asyncio.Event()
+
+        async def block() -> None:
+            async with aio.Producer(ThreadCluster(prepare).settings(), "P", send_timeout_s=PATIENCE_S) as producer:
+                await producer.send(Message("T", b"x"))
+                sent.set()
+                await asyncio.sleep(PATIENCE_S)
+
+        task = asyncio.create_task(block())
+        await sent.wait()
+        task.cancel()
+        answer = await asyncio.wrap_future(leaving)
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0)
+            assert not task.done()
+        answer()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
 
 
 # The same methods

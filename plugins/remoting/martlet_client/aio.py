@@ -66,8 +66,20 @@ class _Held(Bridged[C]):
         task, self._task = self._task, None
         if self._is_interrupted and task is not None:
             task.uncancel()
-        # Closing is bounded, and must complete even if the caller is cancelled meanwhile.
-        await asyncio.shield(asyncio.wrap_future(self._portal.close()))
+        await self._close()
+
+    async def _close(self) -> None:
+        """Close the client, in a bounded time, and to the end however often the caller is cancelled meanwhile."""
+        closing = asyncio.wrap_future(self._portal.close())
+        cancelled: asyncio.CancelledError | None = None
+        while not closing.done():
+            try:
+                await asyncio.wait([closing])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        closing.result()
+        if cancelled is not None:
+            raise cancelled
 
     async def _call(self, function: Callable[[], Awaitable[T]]) -> T:
         return await asyncio.wrap_future(self._portal.call(function))
