@@ -5,7 +5,7 @@ import inspect
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, assert_type
 
 import pytest
 import trio
@@ -19,6 +19,7 @@ from martlet_client import (
     Outcome,
     ReceivedMessage,
     SendFailed,
+    SendResult,
     SendStatus,
     aio,
     blocking,
@@ -259,14 +260,34 @@ def test_asyncio_leaving_waits_for_the_client_however_often_it_is_cancelled() ->
 
 
 @pytest.mark.parametrize("facade", [aio, blocking], ids=["asyncio", "blocking"])
-@pytest.mark.parametrize("name", ["Admin", "PopConsumer", "Producer", "PullConsumer", "PushConsumer"])
+@pytest.mark.parametrize("name", aio.__all__)
 def test_a_facade_has_every_method_with_the_same_arguments(facade: Any, name: str) -> None:
     original, twin = getattr(client, name), getattr(facade, name)
     public = [member for member in vars(original) if not member.startswith("_")]
     assert [member for member in public if not hasattr(twin, member)] == []
     for member in public:
-        function = getattr(original, member)
+        function, same = getattr(original, member), getattr(twin, member)
         if inspect.isfunction(function):
             wanted = [str(p.replace(annotation=p.empty)) for p in inspect.signature(function).parameters.values()]
-            found = inspect.signature(getattr(twin, member)).parameters.values()
+            found = inspect.signature(same).parameters.values()
             assert [str(p.replace(annotation=p.empty)) for p in found] == wanted, member
+            waits = inspect.iscoroutinefunction(function) and facade is aio
+            assert inspect.iscoroutinefunction(same) is waits, member
+
+
+def test_type_checkers_see_the_signatures() -> None:
+    """mypy checks this test; its calls fail, because the clients are not open."""
+    producer = blocking.Producer(ThreadCluster().settings(), "P")
+    with pytest.raises(ClientClosed):
+        assert_type(producer.send(Message("T", b"x"), timeout_s=1), SendResult)
+    with pytest.raises(ClientClosed):
+        producer.send(b"x")  # type: ignore[arg-type]
+    with pytest.raises(ClientClosed):
+        producer.send(Message("T", b"x"), nonsense=1)  # type: ignore[call-arg]
+
+    async def main() -> None:
+        asynchronous = aio.Producer(ThreadCluster().settings(), "P")
+        with pytest.raises(ClientClosed):
+            assert_type(await asynchronous.send_batch([Message("T", b"x")]), SendResult)
+
+    asyncio.run(main())

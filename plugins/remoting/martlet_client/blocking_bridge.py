@@ -8,15 +8,17 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
-from typing import Generic, TypeVar, final
+from functools import wraps
+from typing import Concatenate, Generic, ParamSpec, TypeVar, final
 
 import trio
 
 from martlet_client.network import NetworkClient
 from martlet_remoting.wire.answers.errors import ClientClosed
 
-__all__ = ["Bridged", "Portal"]
+__all__ = ["Bridged", "Portal", "direct"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 C = TypeVar("C", bound=NetworkClient)
 
@@ -161,3 +163,13 @@ class Bridged(Generic[C]):
     def client_id(self) -> str:
         """How brokers list this client."""
         return self._client.client_id
+
+
+def direct(method: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[Bridged[C], P], T]:
+    """Return *method* of a trio client for its asyncio and blocking classes; it runs in the caller's thread."""
+
+    @wraps(method)
+    def call(self: Bridged[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return method(self._client, *args, **kwargs)
+
+    return call
