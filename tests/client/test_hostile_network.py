@@ -9,10 +9,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from martlet_client import ConsumeFrom, Message, Producer, ReceivedMessage, SendFailed, aio, consumption
+from martlet_client import ConsumeFrom, Message, Producer, ReceivedMessage, SendFailed, aio, pulling
 from martlet_client.consumption import CacheLimits, ConsumedQueue, Work
 from martlet_client.network import Network
-from martlet_client.pulling import Pulled, PullStatus, subscription_of
+from martlet_client.pulling import Pulled, PullStatus, QueuePulls, subscription_of
 from martlet_remoting.wire.packets import MessageQueue
 
 from .fake import Cluster, ThreadCluster
@@ -88,10 +88,9 @@ def consumed(cluster: Cluster, offsets: SlowOffsets) -> ConsumedQueue:
     async def begin(queue: MessageQueue) -> int:
         return 100
 
-    sink, _ = trio.open_memory_channel[Work](1000)
     network, subscription = Network(cluster.settings()), subscription_of("T", "*", 1)
-    limits = CacheLimits(32, 1000, 1 << 20)
-    return ConsumedQueue(network, "G", QUEUE, subscription, limits, offsets, begin, sink, is_clustering=True)
+    pulls = QueuePulls(network, "G", QUEUE, subscription, 32, is_clustering=True)
+    return ConsumedQueue(pulls, CacheLimits(32, 1000, 1 << 20), offsets, begin)
 
 
 async def test_no_commit_of_the_old_place_follows_a_move(
@@ -104,11 +103,11 @@ async def test_no_commit_of_the_old_place_follows_a_move(
             await trio.sleep_forever()
         return Pulled(answers.pop(), [], [], 0, 0, 100, 0)
 
-    monkeypatch.setattr(consumption, "pull", pull)
+    monkeypatch.setattr(pulling, "pull", pull)
     offsets = SlowOffsets()
     queue = consumed(cluster, offsets)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(queue.run)
+        nursery.start_soon(queue.run, trio.open_memory_channel[Work](1000)[0])
         await trio.sleep(0.5)
         assert offsets.written == [0]
         await queue.commit()  # as the loop of commits does, while the move is on its way
@@ -122,11 +121,11 @@ async def test_a_jump_is_committed_although_an_older_commit_came_after_it(
     async def pull(*arguments: object) -> Pulled:
         return await trio.sleep_forever()
 
-    monkeypatch.setattr(consumption, "pull", pull)
+    monkeypatch.setattr(pulling, "pull", pull)
     offsets = SlowOffsets()
     queue = consumed(cluster, offsets)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(queue.run)
+        nursery.start_soon(queue.run, trio.open_memory_channel[Work](1000)[0])
         await trio.sleep(0.1)
         await offsets.write(QUEUE, 7)
         await queue.commit()

@@ -14,10 +14,11 @@ from martlet_client.allocation import (
     ConsistentHash,
     MachineRoomNearby,
 )
-from martlet_client.consumer import ConsumeFrom, MessageModel, PushConsumer
+from martlet_client.consumer import MessageModel, PushConsumer
 from martlet_client.listening import Listener, Outcome
 from martlet_client.messages import Message, SendResult, SendStatus
 from martlet_client.network import ClientSettings
+from martlet_client.offsets import ConsumeFrom
 from martlet_client.popping import PopConsumer, PoppedMessage
 from martlet_client.producer import Producer, Selector, select_by_hash
 from martlet_client.puller import PullConsumer

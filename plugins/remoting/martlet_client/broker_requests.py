@@ -7,7 +7,8 @@ from martlet_client.consumption import ConsumedQueue
 from martlet_client.link import Answer
 from martlet_client.listening import Listening, Outcome
 from martlet_client.network import Network
-from martlet_client.pulling import TopicSelection, decode_messages
+from martlet_client.pulling import decode_messages
+from martlet_client.subscriptions import SubscribedTopics
 from martlet_remoting.wire.answers import bodies
 from martlet_remoting.wire.answers.messages import ReceivedMessage
 from martlet_remoting.wire.codes import VERSION, RequestCode, ResponseCode
@@ -24,7 +25,7 @@ class Consumer(Protocol):
     group: str
     network: Network
     queues: dict[MessageQueue, ConsumedQueue]
-    subscriptions: dict[str, TopicSelection]
+    subscriptions: SubscribedTopics
     listening: Listening
     orderly: bool
     started_ms: int
@@ -99,7 +100,7 @@ class ConsumerRequests:
                 "PROP_THREADPOOL_CORE_SIZE": str(consumer.statistics()["running"]),
             },
             "statusTable": {},
-            "subscriptionSet": [found.fields() for found in consumer.subscriptions.values()],
+            "subscriptionSet": consumer.subscriptions.fields(),
             "userConsumerInfo": {},
         }
 
@@ -115,7 +116,7 @@ class ConsumerRequests:
             "droped": backlog.dropped,
             "lastConsumeTimestamp": consumed.last_consume_ms,
             "lastLockTimestamp": 0,
-            "lastPullTimestamp": consumed.last_pull_ms,
+            "lastPullTimestamp": consumed.pulls.last_ms,
             "locked": consumed.is_locked,
             "transactionMsgCount": 0,
             "transactionMsgMaxOffset": 0,

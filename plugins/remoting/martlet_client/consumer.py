@@ -1,10 +1,7 @@
 """The push consumer: takes its share of a group's queues, pulls them, and calls a listener with each message."""
 
 import logging
-import math
-import random
-from collections.abc import Iterable, Mapping
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Mapping
 from enum import Enum, unique
 from pathlib import Path
 from typing import Final, TypedDict, final
@@ -12,25 +9,24 @@ from typing import Final, TypedDict, final
 import trio
 
 from martlet_client.allocation import Allocation, Average, check_allocation
-from martlet_client.arguments import I32_MAX, check_integer, check_seconds, check_time_ms, check_type
+from martlet_client.arguments import I32_MAX, check_integer, check_seconds, check_type
+from martlet_client.assigned_queues import AssignedQueues, QueueShare
 from martlet_client.broker_requests import ConsumerRequests
-from martlet_client.consumption import LOCK_RETRY_S, CacheLimits, Concurrent, ConsumedQueue, Offsets, Ordered, Work
+from martlet_client.consumption import CacheLimits, ConsumedQueue
 from martlet_client.listening import Listener, Listening
 from martlet_client.locks import Locks
-from martlet_client.messages import check_group, check_topic
+from martlet_client.messages import check_group
 from martlet_client.network import ClientSettings, NetworkClient, heartbeat_body
-from martlet_client.offsets import BrokerOffsets, LocalOffsets, max_offset, search_offset
-from martlet_client.outages import level_of
+from martlet_client.offsets import BrokerOffsets, ConsumeFrom, LocalOffsets, Offsets, StartingOffsets
 from martlet_client.producer import unregister
-from martlet_client.pulling import TAG, Expression, TopicSelection, subscription_of
+from martlet_client.pulling import Expression, QueuePulls
 from martlet_client.sendback import GiveBack
-from martlet_remoting.wire.answers import bodies
-from martlet_remoting.wire.answers.errors import BrokerError, ClientError, NameServerUnreachable, RouteNotFound
-from martlet_remoting.wire.answers.messages import RETRY_PREFIX, DamagedMessage, ReceivedMessage
-from martlet_remoting.wire.codes import RequestCode
+from martlet_client.subscriptions import SubscribedTopics
+from martlet_client.workers import ConcurrentWorkers, OrderedWorkers, Workers
+from martlet_remoting.wire.answers.messages import DamagedMessage, ReceivedMessage
 from martlet_remoting.wire.packets import MessageQueue
 
-__all__ = ["ConsumeFrom", "MessageModel", "PushConsumer", "PushConsumerOptions"]
+__all__ = ["MessageModel", "PushConsumer", "PushConsumerOptions"]
 
 log = logging.getLogger(__name__)
 
@@ -51,25 +47,6 @@ class MessageModel(Enum):
 
     CLUSTERING = "CLUSTERING"
     BROADCASTING = "BROADCASTING"
-
-
-@final
-@unique
-class ConsumeFrom(Enum):
-    """Where a group begins in a queue in which it has committed no offset; RocketMQ's rules.
-
-    ``FIRST``: with the oldest message. ``LAST``: with messages stored from now on. ``TIMESTAMP``: with messages
-    stored at ``consume_from_ms`` or later.
-
-    The broker overrules ``LAST`` and ``TIMESTAMP`` for a *young* queue, one that still has its first message in
-    memory: the group begins with that message. So a group never misses the first messages of a new topic, and a
-    new group also gets everything in a small existing topic (docs/client.md says how small). To be sure to skip
-    old messages, call `Admin.create_group` and `Admin.reset_offsets` before the first member starts.
-    """
-
-    LAST = "CONSUME_FROM_LAST_OFFSET"
-    FIRST = "CONSUME_FROM_FIRST_OFFSET"
-    TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
 
 
 class PushConsumerOptions(TypedDict, total=False):
@@ -156,43 +133,44 @@ class PushConsumer(NetworkClient):
         super().__init__(ClientSettings.of(name_server))
         check_type("model", model, MessageModel, "for example MessageModel.BROADCASTING")
         check_type("orderly", orderly, bool)
-        _check_start(consume_from, consume_from_ms)
         check_integer("max_reconsume_times", max_reconsume_times, -1, I32_MAX)
         check_integer("retry_delay_level", retry_delay_level, -1, I32_MAX)
         check_seconds("suspend_s", suspend_s)
         _check_folder(offsets_folder, model)
+        network, shares = self.network, model is MessageModel.CLUSTERING
+        times_max = max_reconsume_times if max_reconsume_times >= 0 else UNLIMITED if orderly else RETRIES_MAX
+        back = GiveBack(network, group, times_max, retry_delay_level)
+        offsets: Offsets = BrokerOffsets(network, group) if shares else LocalOffsets(offsets_folder)
         self.group = group
         self.model = model
         self.orderly = orderly
-        self.consume_from = consume_from
+        self.started_ms = network.clock.now_ms()
         self.listening = Listening(listener, concurrency, self._fail)
+        self.subscriptions = SubscribedTopics(network, group, subscriptions, shares, self._fail)
         self.queues: dict[MessageQueue, ConsumedQueue] = {}
-        self.started_ms = self.network.clock.now_ms()
-        self.subscriptions = self._subscribe(subscriptions)
-        self._consume_from_ms = consume_from_ms or self.started_ms - 30 * 60 * 1000
-        self._concurrency = concurrency
-        self._limits = CacheLimits(pull_messages, cached_messages_max, cached_bytes_max)
-        self._allocation = Average() if allocation is None else check_allocation(allocation)
-        times_max = max_reconsume_times if max_reconsume_times >= 0 else UNLIMITED if orderly else RETRIES_MAX
-        self._times_max = times_max
-        self._suspend_s = suspend_s
-        self._give_back = GiveBack(self.network, group, times_max, retry_delay_level)
-        clustering = self._is_clustering
-        self.offsets: Offsets = BrokerOffsets(self.network, group) if clustering else LocalOffsets(offsets_folder)
-        self._locks = Locks(self.network, group, self.queues)
-        self._leaving: dict[MessageQueue, ConsumedQueue] = {}
+        self._share = QueueShare(network, group, _allocation(allocation) if shares else None)
+        self._locks = Locks(network, group, self.queues) if orderly and shares else None
+        workers: Workers
+        if orderly:
+            give_up = back.send_to_retry_topic if shares else _let_go
+            workers = OrderedWorkers(self.listening, give_up, suspend_s, times_max, self._locks)
+        else:
+            workers = ConcurrentWorkers(self.listening, back.give_back if shares else _let_go, concurrency)
+        self._starting_offsets = StartingOffsets(network, offsets, consume_from, consume_from_ms)
+        self._assigned = AssignedQueues(
+            lambda queue, found: QueuePulls(network, group, queue, found, pull_messages, shares),
+            CacheLimits(pull_messages, cached_messages_max, cached_bytes_max),
+            offsets,
+            self._starting_offsets,
+            workers,
+            self.queues,
+            self._left,
+        )
         self._rebalance_wanted = trio.Event()
-        self._nursery: trio.Nursery | None = None
         self._loops = trio.CancelScope()
-        self._sink, self._source = trio.open_memory_channel[Work](math.inf)
-        self.network.heartbeat = self._heartbeat
-        self.network.routes_changed = self._rebalance_soon
-        ConsumerRequests(self, self._rebalance_soon, self._reset_offsets).register(self.network)
-
-    @property
-    def _is_clustering(self) -> bool:
-        """Whether the members share the messages, rather than each getting all."""
-        return self.model is MessageModel.CLUSTERING
+        network.heartbeat = self._heartbeat
+        network.routes_changed = self._rebalance_soon
+        ConsumerRequests(self, self._rebalance_soon, self._assigned.reset_offsets).register(network)
 
     @property
     def assigned(self) -> list[MessageQueue]:
@@ -216,297 +194,95 @@ class PushConsumer(NetworkClient):
           TypeError, ValueError, MessageRefused: the topic or the expression is wrong.
           BrokerError: a broker does not evaluate the expression.
         """
-        check_topic(topic)
-        subscription = subscription_of(topic, expression, self.network.clock.now_ms())
-        with suppress(RouteNotFound):
-            await self.network.fetch_route(topic)
-        await self._check_expression(subscription)
-        self.subscriptions[topic] = subscription
+        await self.subscriptions.add(topic, expression)
         await self.network.send_heartbeats()
-        self._leave_topic(topic)
+        self._assigned.leave_topic(topic)
         self._rebalance_soon()
 
     async def unsubscribe(self, topic: str) -> None:
         """Stop consuming *topic*; its offsets are committed."""
         check_type("topic", topic, str)
-        if self.subscriptions.pop(topic, None) is not None:
-            self._leave_topic(topic)
+        if self.subscriptions.by_topic.pop(topic, None) is not None:
+            self._assigned.leave_topic(topic)
             await self.network.send_heartbeats()
-
-    def _leave_topic(self, topic: str) -> None:
-        for queue in [queue for queue in self.queues if queue.topic == topic]:
-            self._leave(queue)
-
-    def _subscribe(self, subscriptions: Mapping[str, Expression]) -> dict[str, TopicSelection]:
-        check_type("subscriptions", subscriptions, Mapping, "for example {'Greetings': '*'}")
-        wanted = dict(subscriptions)
-        for topic in wanted:
-            check_topic(topic)
-        if self._is_clustering:
-            wanted[RETRY_PREFIX + self.group] = "*"
-        return {topic: subscription_of(topic, wish, self.started_ms) for topic, wish in wanted.items()}
 
     def _heartbeat(self) -> bytes:
         consumer: dict[str, object] = {
-            "consumeFromWhere": self.consume_from.value,
+            "consumeFromWhere": self._starting_offsets.consume_from.value,
             "consumeType": "CONSUME_PASSIVELY",
             "groupName": self.group,
             "messageModel": self.model.value,
-            "subscriptionDataSet": [found.fields() for found in self.subscriptions.values()],
+            "subscriptionDataSet": self.subscriptions.fields(),
             "unitMode": False,
         }
         return heartbeat_body(self.client_id, [], [consumer])
 
     async def _open(self, nursery: trio.Nursery) -> None:
-        self._nursery = nursery
-        for topic in self.subscriptions:
-            try:
-                await self.network.fetch_route(topic)
-            except RouteNotFound as error:
-                # The first heartbeat of a new group creates its retry topic.
-                log.log(logging.DEBUG if topic.startswith(RETRY_PREFIX) else logging.INFO, "%s", error)
-            except NameServerUnreachable:
-                break  # it may start later than this consumer; `_fetch_missing_routes` goes on
-        await self.network.send_heartbeats()
-        for subscription in self.subscriptions.values():
-            await self._check_expression(subscription)
-        if not self.orderly:
-            pool = Concurrent(self.listening, self._give_back.give_back if self._is_clustering else _let_go)
-            for _ in range(self._concurrency):
-                nursery.start_soon(pool.work, self._source.clone(), nursery, self._sink)
+        await self.subscriptions.introduce()
+        self._assigned.start(nursery)
         await self._rebalance()
         nursery.start_soon(self._run_loops)
-
-    async def _check_expression(self, subscription: TopicSelection) -> None:
-        """Ask a broker whether it evaluates our SQL92; raises BrokerError instead of consuming nothing for ever."""
-        route = self.network.routes.get(subscription.topic)
-        if route is None or subscription.expression_type == TAG:
-            return
-        fields = {"clientId": self.client_id, "group": self.group, "subscriptionData": subscription.fields()}
-        address = random.choice(route.addresses())
-        await self.network.ask(address, RequestCode.CHECK_CLIENT_CONFIG, {}, bodies.dump(fields))
 
     async def _run_loops(self) -> None:
         with self._loops:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._rebalance_loop)
                 nursery.start_soon(self._commit_loop)
-                if self._needs_lock:
+                if self._locks is not None:
                     nursery.start_soon(self._locks.renew)
-
-    @property
-    def _needs_lock(self) -> bool:
-        return self.orderly and self._is_clustering
 
     async def _close(self) -> None:
         # First stop rebalancing: nobody would release a queue that is taken from here on.
         self._loops.cancel()
-        for queue in self.queues.values():
-            queue.stop_pulling()
+        self._assigned.stop_pulling()
         with trio.move_on_after(self.network.settings.close_timeout_s * 0.6):
             await self.listening.wait_idle()
-        await self._commit_all()
-        if self._needs_lock:
-            await self._locks.let_go([*self.queues, *self._leaving])
+        await self._assigned.commit_all()
+        if self._locks is not None:
+            await self._locks.let_go([*self.queues, *self._assigned.leaving])
         await unregister(self.network, consumer_group=self.group)
-
-    # Rebalancing
 
     def _rebalance_soon(self) -> None:
         """Wake the rebalance loop instead of waiting for its next turn."""
         self._rebalance_wanted.set()
 
+    def _left(self, queue: MessageQueue) -> None:
+        if queue.topic in self.subscriptions.by_topic:
+            # It may be assigned to us again, with another expression.
+            self._rebalance_soon()
+
     async def _rebalance_loop(self) -> None:
         interval_s = ROUTELESS_INTERVAL_S / 2
         while True:
-            missing = any(topic not in self.network.routes for topic in self.subscriptions)
+            missing = self.subscriptions.is_route_missing
             interval_s = min(interval_s * 2, REBALANCE_INTERVAL_S) if missing else REBALANCE_INTERVAL_S
             with trio.move_on_after(interval_s):
                 await self._rebalance_wanted.wait()
             self._rebalance_wanted = trio.Event()
-            if missing and not await self._fetch_missing_routes():
+            if missing and not await self.subscriptions.fetch_missing_routes():
                 interval_s = min(interval_s, UNREACHABLE_MAX_S)
             await self._rebalance()
-
-    async def _fetch_missing_routes(self) -> bool:
-        """Look for topics that had no route; return whether a name server could be reached."""
-        is_reached = True
-        before = self.network.broker_addresses()
-        for topic, subscription in list(self.subscriptions.items()):
-            if topic not in self.network.routes:
-                try:
-                    await self.network.fetch_route(topic)
-                    await self._check_expression(subscription)
-                except BrokerError as error:
-                    self._fail(error)  # as when the consumer opens
-                except ClientError as error:
-                    is_reached = is_reached and not isinstance(error, NameServerUnreachable)
-                    log.debug("%s", error)
-        if self.network.broker_addresses() != before:
-            await self.network.send_heartbeats()
-        return is_reached
 
     async def _rebalance(self) -> None:
         """Take the queues that are assigned now, and release those that no longer are."""
         changed = False
-        for topic, subscription in list(self.subscriptions.items()):
-            share = await self._share(topic)
+        for topic, subscription in list(self.subscriptions.by_topic.items()):
+            share = await self._share.find(topic)
             # The subscription may have changed during the request.
-            if share is not None and self.subscriptions.get(topic) is subscription:
-                changed = self._take_and_leave(subscription, share) or changed
+            if share is not None and self.subscriptions.by_topic.get(topic) is subscription:
+                changed = self._assigned.update(subscription, share) or changed
         if changed:
             log.info("group %r: %s consumes %d queues", self.group, self.client_id, len(self.queues))
             await self.network.send_heartbeats()
 
-    async def _share(self, topic: str) -> list[MessageQueue] | None:
-        """Return our queues of *topic*; None if they cannot be determined at the moment."""
-        route = self.network.routes.get(topic)
-        if route is None:
-            return None
-        queues = route.read_queues(topic)
-        if not self._is_clustering or not queues:
-            return queues
-        try:
-            members = await self._members(topic)
-        except ClientError as error:
-            log.log(level_of(error), "members of group %r are unknown, keeping its queues: %s", self.group, error)
-            return None
-        return self._allocation.allocate(self.group, self.client_id, queues, members)
-
-    async def _members(self, topic: str) -> list[str]:
-        """Return the group's members from a broker of *topic*, sorted; send it a heartbeat if it does not know us."""
-        members = await self._ask_members(topic)
-        if self.client_id not in members:
-            await self.network.send_heartbeats()
-            members = await self._ask_members(topic)
-        return members
-
-    async def _ask_members(self, topic: str) -> list[str]:
-        route = await self.network.route(topic)
-        name = random.choice(sorted(route.brokers))
-        address = route.address(name)
-        if address is None:
-            raise RouteNotFound(topic, f"has no broker {name!r} at the moment")
-        ext = {"consumerGroup": self.group, "bname": name}
-        answer = await self.network.ask(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext)
-        return sorted(bodies.texts(bodies.load_object(answer.body), "consumerIdList"))
-
-    def _take_and_leave(self, subscription: TopicSelection, share: Iterable[MessageQueue]) -> bool:
-        wanted = set(share)
-        ours = {queue for queue in self.queues if queue.topic == subscription.topic}
-        for queue in ours - wanted:
-            self._leave(queue)
-        # A queue that is still being released is taken at the next turn.
-        new = wanted - ours - self._leaving.keys()
-        for queue in sorted(new):
-            self._take(queue, subscription)
-        return ours != wanted
-
-    def _take(self, queue: MessageQueue, subscription: TopicSelection) -> None:
-        assert self._nursery is not None
-        sink = self._sink
-        if self.orderly:
-            sink, source = trio.open_memory_channel[Work](math.inf)
-        consumed = ConsumedQueue(
-            self.network,
-            self.group,
-            queue,
-            subscription,
-            self._limits,
-            self.offsets,
-            self._first_offset,
-            sink,
-            self._is_clustering,
-        )
-        self.queues[queue] = consumed
-        if self.orderly:
-            give_up = self._give_back.send_to_retry_topic if self._is_clustering else _let_go
-            worker = Ordered(self.listening, give_up, self._suspend_s, self._times_max, self._needs_lock)
-            self._nursery.start_soon(self._run_ordered, consumed, worker, sink, source)
-        else:
-            self._nursery.start_soon(consumed.run)
-
-    async def _run_ordered(
-        self,
-        consumed: ConsumedQueue,
-        worker: Ordered,
-        sink: "trio.MemorySendChannel[Work]",
-        source: "trio.MemoryReceiveChannel[Work]",
-    ) -> None:
-        """Lock, then pull and consume; read the offset only under the lock, when nobody else commits any more."""
-        async with AsyncExitStack() as stack:
-            stack.callback(consumed.finished.set)
-            stack.callback(source.close)
-            while self._needs_lock and not consumed.is_locked:
-                if consumed.stopped:
-                    return
-                await self._locks.take([consumed.queue])
-                if not consumed.is_locked:
-                    await trio.sleep(LOCK_RETRY_S)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(worker.work, source)
-                with sink:
-                    await consumed.run()
-
-    def _leave(self, queue: MessageQueue) -> None:
-        assert self._nursery is not None
-        consumed = self.queues.pop(queue)
-        self._leaving[queue] = consumed
-        consumed.stop()
-        self._nursery.start_soon(self._farewell, consumed)
-
-    async def _farewell(self, consumed: ConsumedQueue) -> None:
-        """Commit the offset reached; for an ordered queue also release the lock once its listener is done."""
-        await consumed.commit()
-        if self.orderly:
-            await consumed.finished.wait()
-            await consumed.commit()
-        if self._needs_lock:
-            await self._locks.let_go([consumed.queue])
-        self._leaving.pop(consumed.queue, None)
-        if consumed.queue.topic in self.subscriptions:
-            # It may be assigned to us again, with another expression.
-            self._rebalance_soon()
-
-    async def _first_offset(self, queue: MessageQueue) -> int:
-        """Return where to begin: the committed offset, or else the one that RocketMQ's RebalancePushImpl computes."""
-        committed = await self.offsets.read(queue)
-        if committed is not None and committed >= 0:
-            return committed
-        is_retry = queue.topic.startswith(RETRY_PREFIX)
-        if self.consume_from is ConsumeFrom.FIRST or (is_retry and self.consume_from is ConsumeFrom.LAST):
-            return 0
-        if self.consume_from is ConsumeFrom.LAST or is_retry:
-            return await max_offset(self.network, queue)
-        return await search_offset(self.network, queue, self._consume_from_ms)
-
-    # Offsets
-
     async def _commit_loop(self) -> None:
         while True:
             await trio.sleep(COMMIT_INTERVAL_S)
-            await self._commit_all()
-
-    async def _commit_all(self) -> None:
-        async with trio.open_nursery() as nursery:
-            for queue in [*self.queues.values(), *self._leaving.values()]:
-                nursery.start_soon(queue.commit)
-        await self.offsets.flush()
-
-    async def _reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
-        """Continue at the given offsets, forward or back, in those queues that this member consumes."""
-        for queue, offset in table.items():
-            consumed = self.queues.get(queue)
-            if consumed is not None:
-                await self.offsets.write(queue, offset)
-                consumed.jump(offset)
+            await self._assigned.commit_all()
 
 
-def _check_start(consume_from: object, consume_from_ms: object) -> None:
-    check_type("consume_from", consume_from, ConsumeFrom, "for example ConsumeFrom.FIRST")
-    check_time_ms("consume_from_ms", consume_from_ms)
-    if consume_from_ms and consume_from is not ConsumeFrom.TIMESTAMP:
-        raise ValueError(f"consume_from_ms {consume_from_ms} has no effect; give consume_from=ConsumeFrom.TIMESTAMP")
+def _allocation(given: Allocation | None) -> Allocation:
+    return Average() if given is None else check_allocation(given)
 
 
 def _check_folder(folder: object, model: MessageModel) -> None:

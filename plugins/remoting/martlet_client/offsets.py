@@ -1,23 +1,63 @@
-"""Offsets of a group: read from and committed to brokers, or kept in a file by broadcasting consumers."""
+"""Offsets of a group: where it begins, and what it has committed, to brokers or to a broadcasting consumer's file."""
 
 import logging
 from collections.abc import Mapping
+from enum import Enum, unique
 from functools import partial
 from pathlib import Path
-from typing import Final, final
+from typing import Final, Protocol, final
 
 from martlet.store.disk.files import Disk, RealDisk
+from martlet_client.arguments import check_time_ms, check_type
 from martlet_client.network import Network
 from martlet_remoting.wire.answers import bodies
 from martlet_remoting.wire.answers.errors import BadAnswer, BrokerError
+from martlet_remoting.wire.answers.messages import RETRY_PREFIX
 from martlet_remoting.wire.codes import RequestCode, ResponseCode
 from martlet_remoting.wire.packets import MessageQueue
 
-__all__ = ["BrokerOffsets", "LocalOffsets", "max_offset", "min_offset", "search_offset"]
+__all__ = [
+    "BrokerOffsets",
+    "ConsumeFrom",
+    "LocalOffsets",
+    "Offsets",
+    "StartingOffsets",
+    "max_offset",
+    "min_offset",
+    "search_offset",
+]
 
 log = logging.getLogger(__name__)
 
 FILE_NAME: Final = "offsets.json"
+HALF_HOUR_MS: Final = 30 * 60 * 1000
+
+
+class Offsets(Protocol):
+    """Where a group's offsets are kept."""
+
+    async def read(self, queue: MessageQueue) -> int | None: ...
+    async def write(self, queue: MessageQueue, offset: int) -> None: ...
+    async def flush(self) -> None: ...
+
+
+@final
+@unique
+class ConsumeFrom(Enum):
+    """Where a group begins in a queue in which it has committed no offset; RocketMQ's rules.
+
+    ``FIRST``: with the oldest message. ``LAST``: with messages stored from now on. ``TIMESTAMP``: with messages
+    stored at ``consume_from_ms`` or later.
+
+    The broker overrules ``LAST`` and ``TIMESTAMP`` for a *young* queue, one that still has its first message in
+    memory: the group begins with that message. So a group never misses the first messages of a new topic, and a
+    new group also gets everything in a small existing topic (docs/client.md says how small). To be sure to skip
+    old messages, call `Admin.create_group` and `Admin.reset_offsets` before the first member starts.
+    """
+
+    LAST = "CONSUME_FROM_LAST_OFFSET"
+    FIRST = "CONSUME_FROM_FIRST_OFFSET"
+    TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
 
 
 async def _ask_offset(network: Network, code: int, queue: MessageQueue, ext: Mapping[str, object]) -> int:
@@ -144,3 +184,40 @@ def _read_table(data: bytes) -> dict[MessageQueue, int]:
         if not isinstance(offset, int):
             raise BadAnswer(f"offset {offset!r} of {queue} in {FILE_NAME} is not a number")
     return {queue: offset for queue, offset in table.items() if isinstance(offset, int)}
+
+
+@final
+class StartingOffsets:
+    """Where a group begins in a queue: at its committed offset, or else as RocketMQ's RebalancePushImpl decides.
+
+    *consume_from_ms* is the time for `ConsumeFrom.TIMESTAMP`, by default half an hour ago.
+
+    Raises:
+      TypeError, ValueError: an argument is wrong.
+    """
+
+    def __init__(self, network: Network, offsets: Offsets, consume_from: ConsumeFrom, consume_from_ms: int) -> None:
+        _check_start(consume_from, consume_from_ms)
+        self.consume_from = consume_from
+        self._network = network
+        self._offsets = offsets
+        self._consume_from_ms = consume_from_ms or network.clock.now_ms() - HALF_HOUR_MS
+
+    async def find(self, queue: MessageQueue) -> int:
+        """Return the offset at which to begin in *queue*."""
+        committed = await self._offsets.read(queue)
+        if committed is not None and committed >= 0:
+            return committed
+        is_retry = queue.topic.startswith(RETRY_PREFIX)
+        if self.consume_from is ConsumeFrom.FIRST or (is_retry and self.consume_from is ConsumeFrom.LAST):
+            return 0
+        if self.consume_from is ConsumeFrom.LAST or is_retry:
+            return await max_offset(self._network, queue)
+        return await search_offset(self._network, queue, self._consume_from_ms)
+
+
+def _check_start(consume_from: object, consume_from_ms: object) -> None:
+    check_type("consume_from", consume_from, ConsumeFrom, "for example ConsumeFrom.FIRST")
+    check_time_ms("consume_from_ms", consume_from_ms)
+    if consume_from_ms and consume_from is not ConsumeFrom.TIMESTAMP:
+        raise ValueError(f"consume_from_ms {consume_from_ms} has no effect; give consume_from=ConsumeFrom.TIMESTAMP")

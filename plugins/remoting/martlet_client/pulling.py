@@ -1,11 +1,13 @@
-"""One pull of a queue, and which messages a subscription selects."""
+"""Pulls of a queue, and which messages a subscription selects."""
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum, unique
 from typing import Final, TypeAlias, final
 
+import trio
 from msgspec import Struct
 
 from martlet.errors import CorruptRecord, Refused
@@ -13,15 +15,18 @@ from martlet.message import Record
 from martlet.records.codec import decode_records, tags_code
 from martlet_client.arguments import check_type, check_utf8
 from martlet_client.network import Network
+from martlet_client.outages import level_of
 from martlet_remoting.wire.answers import bodies
-from martlet_remoting.wire.answers.errors import BadAnswer, BrokerError, RouteNotFound
+from martlet_remoting.wire.answers.errors import BadAnswer, BrokerError, ClientError, RouteNotFound
 from martlet_remoting.wire.answers.messages import DamagedMessage, ReceivedMessage, received
-from martlet_remoting.wire.codes import ResponseCode
-from martlet_remoting.wire.headers import PullHeader
+from martlet_remoting.wire.codes import RequestCode, ResponseCode
+from martlet_remoting.wire.headers import PULL_COMMIT_OFFSET, PULL_SUSPEND, PullHeader
 from martlet_remoting.wire.inner_batches import is_inner_batch, unroll
 from martlet_remoting.wire.packets import Command, MessageQueue
 
-__all__ = ["PullStatus", "Pulled", "Sql", "TopicSelection", "pull", "subscription_of"]
+__all__ = ["PAUSE_S", "PullStatus", "Pulled", "QueuePulls", "Sql", "TopicSelection", "pull", "subscription_of"]
+
+log = logging.getLogger(__name__)
 
 # A tag may contain these characters, but hardly between spaces.
 COMPARISON: Final = re.compile(r"\s(?:=|<>|[<>]=?)\s")
@@ -29,8 +34,16 @@ TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 # RocketMQ's client asks for no more at once (pullBatchSize), and brokers return fewer.
 PULL_MESSAGES_MAX: Final = 1024
+# From Java's push consumer: how long a pull may wait, and the pause after a failure.
+SUSPEND_MS: Final = 15_000
+PAUSE_S: Final = 3.0
 # RocketMQ checks only every 5 s whether a waiting pull has timed out (PullRequestHoldService).
 ANSWER_MARGIN_S: Final = 10.0
+_UNKNOWN_TO_BROKER: Final = (
+    ResponseCode.SUBSCRIPTION_NOT_EXIST,
+    ResponseCode.SUBSCRIPTION_NOT_LATEST,
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+)
 
 
 @final
@@ -156,6 +169,64 @@ async def pull(network: Network, queue: MessageQueue, header: PullHeader, code: 
     if status is None:
         raise BrokerError(answer.code, answer.remark or "", address)
     return _pulled(answer, status, queue.broker_name, header.offset)
+
+
+@final
+class QueuePulls:
+    """Pulls of *queue* by a member of *group*; those of a group that shares its messages also commit its offset."""
+
+    def __init__(
+        self,
+        network: Network,
+        group: str,
+        queue: MessageQueue,
+        subscription: TopicSelection,
+        messages_max: int,
+        is_clustering: bool,
+    ) -> None:
+        self.network = network
+        self.group = group
+        self.queue = queue
+        self.subscription = subscription
+        self.last_ms = 0
+        self._messages_max = messages_max
+        self._is_clustering = is_clustering
+        self._broker_id = 0
+
+    async def pull(self, offset: int, commit_offset: int) -> Pulled:
+        """Return what the broker has from *offset* on; it waits for messages, and commits *commit_offset* if above 0.
+
+        Raises:
+          BrokerError, RouteNotFound, ConnectionLost, RequestTimeout: as `pull`; call `recover` before the next one.
+        """
+        sys_flag, commit = PULL_SUSPEND, 0
+        if self._is_clustering and commit_offset > 0:
+            sys_flag, commit = sys_flag | PULL_COMMIT_OFFSET, commit_offset
+        header = PullHeader(
+            self.group,
+            self.queue.topic,
+            self.queue.queue_id,
+            offset,
+            self._messages_max,
+            sys_flag,
+            commit,
+            SUSPEND_MS,
+            sub_version=self.subscription.version,
+            expression_type=self.subscription.expression_type,
+        )
+        self.last_ms = self.network.clock.now_ms()
+        pulled = await pull(self.network, self.queue, header, RequestCode.PULL_MESSAGE, self._broker_id)
+        if pulled.status is not PullStatus.OFFSET_MOVED:
+            self._broker_id = pulled.suggested_broker_id
+        return pulled
+
+    async def recover(self, error: ClientError) -> None:
+        """Pause after *error*, and tell brokers of this member again if they do not know it."""
+        log.log(level_of(error), "pull of %s for group %r failed: %s", self.queue, self.group, error)
+        self._broker_id = 0
+        if isinstance(error, BrokerError) and error.code in _UNKNOWN_TO_BROKER:
+            await self.network.send_heartbeats()
+        await trio.sleep(PAUSE_S)
 
 
 def _pulled(answer: Command, status: PullStatus, broker_name: str, first: int) -> Pulled:
