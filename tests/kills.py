@@ -3,8 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Final, Self
+from collections.abc import Callable, Mapping
+from typing import Final, Self, TypeVar
 
 ROUNDS: Final = int(os.environ.get("MARTLET_KILL_ROUNDS", "3"))
 
@@ -12,11 +12,13 @@ ROUNDS: Final = int(os.environ.get("MARTLET_KILL_ROUNDS", "3"))
 class Victim:
     """A process of a Python module, and the lines that it prints; it is killed at the end of ``with`` at the latest."""
 
-    def __init__(self, module: str, *words: object) -> None:
+    def __init__(self, module: str, *words: object, environment: Mapping[str, str] | None = None) -> None:
         command = [sys.executable, "-m", module, *map(str, words)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        given = {**os.environ, **(environment or {})}
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=given)
         assert self._process.stdout is not None
         self._lines = self._process.stdout
+        self.pid = self._process.pid
 
     def line(self) -> str:
         """Wait for the next line; empty if the process has ended."""
@@ -28,6 +30,12 @@ class Victim:
         rest, _ = self._process.communicate()
         return rest.splitlines()[: rest.count("\n")]
 
+    def stop(self) -> int:
+        """Ask for an orderly end, wait for it, and return the exit code."""
+        self._process.terminate()
+        self._process.communicate()
+        return self._process.returncode
+
     def __enter__(self) -> Self:
         return self
 
@@ -36,9 +44,10 @@ class Victim:
             self.kill()
 
 
-def survive_kills(
-    start: Callable[[], Victim], work: Callable[[Victim], object], finish: Callable[[Victim], object]
-) -> None:
+V = TypeVar("V", bound=Victim)
+
+
+def survive_kills(start: Callable[[], V], work: Callable[[V], object], finish: Callable[[V], object]) -> None:
     """Start a process that *work* kills, again and again; then start it once more, to *finish*."""
     for _ in range(ROUNDS):
         with start() as victim:

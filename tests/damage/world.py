@@ -14,13 +14,11 @@ from typing import Any, Final, final
 
 import orjson
 import trio
-from tests.mqtt.mqtt_talk import Running as Mqtt
-from tests.mqtt.mqtt_talk import Talk as MqttTalk
-from tests.mqtt.remoting_talk import RemotingTalk
 from tests.remoting.pop_talk import ack_ext, pop_ext, popped
-from tests.stomp.stomp_talk import Running as Stomp
-from tests.stomp.stomp_talk import Talk as StompTalk
 from tests.stored import records_of
+from tests.wire_clients.mqtt import MqttBroker, MqttClient
+from tests.wire_clients.remoting import RemotingClient
+from tests.wire_clients.stomp import StompBroker, StompClient
 
 from martlet.app import saving
 from martlet.broker import Broker
@@ -88,17 +86,17 @@ class Live:
         self._running = running
         self._made = made
         mqtt, stomp = made.protocols["mqtt"], made.protocols["stomp"]
-        self.mqtt = Mqtt(running, mqtt, made.mqtt)
-        self.stomp = Stomp(running, stomp, made.stomp)
+        self.mqtt = MqttBroker(running, mqtt, made.mqtt)
+        self.stomp = StompBroker(running, stomp, made.stomp)
         self.asked = made.asked
         kv = made.names.server
         assert kv is not None
         self.kv = kv.kv
 
-    def remoting(self) -> RemotingTalk:
-        return RemotingTalk(self._running, self._made.protocols["remoting"])
+    def remoting(self) -> RemotingClient:
+        return RemotingClient.of(self._running, self._made.protocols["remoting"])
 
-    async def device(self, name: str, received: int = 65535) -> MqttTalk:
+    async def device(self, name: str, received: int = 65535) -> MqttClient:
         """Return a connection of the durable session *name*, which takes *received* messages at a time."""
         talk = self.mqtt.open()
         properties = EXPIRY.having(Property.RECEIVE_MAXIMUM, received)
@@ -301,7 +299,7 @@ async def _fill_mqtt(live: Live, label: str) -> None:
     sender.wire.close()
 
 
-async def _durable(live: Live) -> StompTalk:
+async def _durable(live: Live) -> StompClient:
     talk = await live.stomp.connect(client_id="ann")
     await talk.subscribe("/topic/news", "client-individual", **{"activemq.subscriptionName": "news"})
     return talk
@@ -399,7 +397,7 @@ async def _see_behind(live: Live, seen: Seen) -> None:
     assert not any(topic in (f"r/{label}/0", f"r/{label}/1") for topic, *_ in seen["behind"] for label in LABELS)
 
 
-async def _drain(talk: MqttTalk) -> list[tuple[object, ...]]:
+async def _drain(talk: MqttClient) -> list[tuple[object, ...]]:
     """Take and acknowledge what comes until the end; leave out messages of QoS 0 that nobody asked for."""
     found: list[Publish] = []
     with trio.move_on_after(SEEN_S * 3 / 4):

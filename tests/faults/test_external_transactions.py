@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.faults.remote import Remote, pull, send_request
 from tests.faults.test_held_messages import derived_files, leave, put_back, remove, zero
 from tests.interop.martlet_process import Martlet
+from tests.wire_clients.remoting import BlockingRemotingClient, send_request
 
 from martlet.records.codec import decode_records
 from martlet_remoting.wire.batches import BatchMessage, encode_batch
@@ -24,7 +24,7 @@ class Sink:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.broker = Martlet(folder, {"store.segment_bytes": "4194304"})
-        self.remote = Remote(self.broker.address)
+        self.remote = BlockingRemotingClient(self.broker.address)
         self.sequence = 0
         self.epoch = 0
         self.expected: dict[str, list[bytes]] = {topic: [] for topic in TOPICS}
@@ -56,7 +56,7 @@ class Sink:
 
     def stored(self, topic: str) -> list[bytes]:
         found: list[bytes] = []
-        while (answer := pull(self.remote, topic, 0, len(found))).code == 0:
+        while (answer := self.remote.pull(topic, 0, len(found))).code == 0:
             found += [record.body for record in decode_records(answer.body)]
         return found
 
@@ -84,14 +84,14 @@ def test_a_commit_that_is_repeated_after_a_kill_delivers_each_message_once(
     sink.stage("b")
     sink.remote.send(sink.commit(["a", "b"]))
     wanted = len(sink.expected[TOPICS[0]]) - 2 * CHUNK
-    while pull(watcher := Remote(sink.broker.address), TOPICS[0], 0, wanted).code != 0:
-        watcher.close()  # until the first messages are readable
-    watcher.close()
+    with BlockingRemotingClient(sink.broker.address) as watcher:
+        while watcher.pull(TOPICS[0], 0, wanted).code != 0:
+            pass  # until the first messages are readable
     sink.broker.kill()
     sink.remote.close()
     damage(sink.broker.data, older)
     sink.broker.start()
-    sink.remote = Remote(sink.broker.address)
+    sink.remote = BlockingRemotingClient(sink.broker.address)
     sink.remote.send(sink.commit(["a", "b"]))
     assert sink.remote.receive().ext["committed"] == str(sink.sequence)
     sink.sequence += 1

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.faults.remote import Remote, pull, send_request
 from tests.interop.martlet_process import Martlet
 from tests.remoting.pop_talk import Popped, ack_ext, pop_ext, popped
+from tests.wire_clients.remoting import BlockingRemotingClient, send_request
 
 from martlet.message import Record, encode_properties
 from martlet.records.codec import decode_records
@@ -71,7 +71,7 @@ class Held:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.broker = Martlet(folder, {"timer.levels": "1s 2s", "store.segment_bytes": "4194304"})
-        self.remote = Remote(self.broker.address)
+        self.remote = BlockingRemotingClient(self.broker.address)
         self.due_ms: dict[str, int] = {}  # of what must arrive, by key
         self.rolled_back: set[str] = set()
         self.rounds = 0
@@ -133,7 +133,7 @@ class Held:
 
     def arrived(self) -> list[Record]:
         found: list[Record] = []
-        while (answer := pull(self.remote, TOPIC, 0, len(found))).code == 0:
+        while (answer := self.remote.pull(TOPIC, 0, len(found))).code == 0:
             found += decode_records(answer.body)
         return found
 
@@ -146,7 +146,7 @@ class Held:
             if came.keys() >= keys:
                 break
             assert time.monotonic() < ends_at, f"{sorted(keys - came.keys())} did not arrive"
-            pull(self.remote, TOPIC, 0, len(records), hold_ms=1000)
+            self.remote.pull(TOPIC, 0, len(records), hold_ms=1000)
         assert set(came.values()) == {1}, f"twice: {[key for key, count in came.items() if count > 1]}"
         assert not self.rolled_back & came.keys()
         early = [record.body for record in records if record.store_ms < self.due_ms[record.body.decode()]]
@@ -161,7 +161,7 @@ class Held:
         self.remote.close()
         damage(self.broker.data, older)
         self.broker.start()
-        self.remote = Remote(self.broker.address)
+        self.remote = BlockingRemotingClient(self.broker.address)
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.faults.remote import Remote, pull, send_request
 from tests.interop.martlet_process import Martlet
 from tests.kills import ROUNDS
+from tests.wire_clients.remoting import BlockingRemotingClient, send_request
 
 from martlet.records.codec import decode_records
 from martlet_remoting.wire.codes import RequestCode
@@ -31,7 +31,7 @@ class Journal:
         self.sent: dict[str, bytes] = {}
         self.acknowledged: dict[str, tuple[int, int]] = {}
 
-    def send(self, remote: Remote) -> Iterator[int]:
+    def send(self, remote: BlockingRemotingClient) -> Iterator[int]:
         """Keep a window of sends under way for ever; yields the number acknowledged after each answer."""
         under_way: dict[int, str] = {}
         number = 0
@@ -52,10 +52,10 @@ class Journal:
 def stored(address: str) -> dict[str, tuple[int, int, bytes]]:
     """Return all that a consumer can read: key -> (queue, offset, body)."""
     found: dict[str, tuple[int, int, bytes]] = {}
-    with Remote(address) as remote:
+    with BlockingRemotingClient(address) as remote:
         for queue_id in range(QUEUES):
             offset = 0
-            while (answer := pull(remote, TOPIC, queue_id, offset)).code == 0:
+            while (answer := remote.pull(TOPIC, queue_id, offset)).code == 0:
                 for record in decode_records(answer.body):
                     assert record.queue_offset == offset
                     found[record.property("UNIQ_KEY")] = (queue_id, record.queue_offset, record.body)
@@ -65,10 +65,10 @@ def stored(address: str) -> dict[str, tuple[int, int, bytes]]:
 
 def check_light_queues(address: str, found: dict[str, tuple[int, int, bytes]]) -> None:
     """Each light queue has exactly the messages that name it, in one order."""
-    with Remote(address) as remote:
+    with BlockingRemotingClient(address) as remote:
         for name in ("%LMQ%all", "%LMQ%third"):
             keys: list[str] = []
-            while (answer := pull(remote, name, 0, len(keys))).code == 0:
+            while (answer := remote.pull(name, 0, len(keys))).code == 0:
                 for record in decode_records(answer.body):
                     assert (record.queue_id, record.queue_offset) == (0, len(keys))
                     keys.append(record.property("UNIQ_KEY"))
@@ -82,7 +82,7 @@ def test_light_queues_agree_with_what_was_stored_after_kill_9(tmp_path: Path) ->
     journal = Journal(light=True)
     try:
         for number in range(ROUNDS):
-            with Remote(broker.address) as remote:
+            with BlockingRemotingClient(broker.address) as remote:
                 until = len(journal.acknowledged) + chance.randrange(1, 3000)
                 for acknowledged in journal.send(remote):
                     if acknowledged >= until:
@@ -107,7 +107,7 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path: Path, flush: str) -> No
     journal = Journal()
     try:
         for _ in range(ROUNDS):
-            with Remote(broker.address) as remote:
+            with BlockingRemotingClient(broker.address) as remote:
                 until = len(journal.acknowledged) + chance.randrange(1, 4000)
                 for acknowledged in journal.send(remote):
                     if acknowledged >= until:
@@ -129,14 +129,14 @@ def test_an_administrators_change_that_was_confirmed_survives_kill_9(tmp_path: P
     try:
         for number in range(ROUNDS):
             topic = {"topic": f"Made{number}", "readQueueNums": "3", "writeQueueNums": "3", "perm": "6"}
-            with Remote(broker.address) as remote:
+            with BlockingRemotingClient(broker.address) as remote:
                 made = remote.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic)
                 assert made.code == 0, made.remark
                 body = f'{{"groupName":"made{number}","retryMaxTimes":{number + 3}}}'.encode()
                 assert remote.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, body).code == 0
                 broker.kill()
             broker.start()
-            with Remote(broker.address) as remote:
+            with BlockingRemotingClient(broker.address) as remote:
                 topic_found = remote.ask(RequestCode.GET_TOPIC_CONFIG, {"topic": f"Made{number}"})
                 assert b'"readQueueNums":3' in topic_found.body
                 group_found = remote.ask(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": f"made{number}"})

@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import Talk
 from tests.mqtt.test_mqtt_crash import talking
+from tests.wire_clients.mqtt import MqttClient
 
 from martlet_mqtt.wire.codes import ReasonCode
 from martlet_mqtt.wire.packets import Connack, Connect
@@ -31,7 +31,7 @@ def target(target_kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @asynccontextmanager
-async def connected(target: Martlet) -> AsyncIterator[Talk]:
+async def connected(target: Martlet) -> AsyncIterator[MqttClient]:
     async with talking(target.settings["mqtt.listen"]) as talk:
         await talk.send(Connect("both"))
         assert (await talk.expect(Connack)).reason == 0
@@ -39,7 +39,7 @@ async def connected(target: Martlet) -> AsyncIterator[Talk]:
         yield talk
 
 
-async def check_answers(talk: Talk, topic: str) -> None:
+async def check_answers(talk: MqttClient, topic: str) -> None:
     """Ask a RocketMQ consumer of the tag *topic* with correlation data of all kinds."""
     for correlation in (b"one", b"\xff", None):
         values: dict[Property, object] = {Property.RESPONSE_TOPIC: f"answers/{topic}"}
@@ -52,7 +52,7 @@ async def check_answers(talk: Talk, topic: str) -> None:
         assert reply.properties.data(Property.CORRELATION_DATA) == correlation
 
 
-async def answer_one(talk: Talk) -> None:
+async def answer_one(talk: MqttClient) -> None:
     """Answer the request of a RocketMQ producer that comes next."""
     (request,) = await talk.messages(1)
     await talk.acknowledge(request)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import trio
 from msgspec.structs import replace
-from tests.mqtt.mqtt_talk import Talk
+from tests.wire_clients.mqtt import MqttClient
 
 from martlet_mqtt.wire.codes import PacketType
 from martlet_mqtt.wire.packets import Ack, Connack, Connect, Disconnect, FilterSubscription, Publish, Suback, Subscribe
@@ -32,7 +32,7 @@ class Sender:
     unsure: list[set[bytes]] = field(default_factory=list)
     _next_id: int = 0
 
-    async def connect(self, talk: Talk) -> None:
+    async def connect(self, talk: MqttClient) -> None:
         """Connect, and send again what was not completed, in its order."""
         await talk.send(Connect(self.name, clean_start=False, properties=EXPIRY))
         answer = await talk.expect(Connack)
@@ -45,7 +45,7 @@ class Sender:
             else:
                 await talk.send(replace(packet, is_duplicate=True))
 
-    async def run(self, talk: Talk, window: int = 20) -> None:
+    async def run(self, talk: MqttClient, window: int = 20) -> None:
         """Publish until the connection ends; at the limit, complete what is open, then wait."""
         while True:
             while len(self.open) > (window // 2 if self.number < self.limit else 0):
@@ -54,7 +54,7 @@ class Sender:
                 await trio.sleep_forever()
             await self.send_some(talk, window)
 
-    async def send_some(self, talk: Talk, window: int) -> None:
+    async def send_some(self, talk: MqttClient, window: int) -> None:
         packets: list[Publish] = []
         for _ in range(self.chance.randrange(1, window - len(self.open) + 1)):
             while self._next_id in self.open or not self._next_id:
@@ -74,7 +74,7 @@ class Sender:
         """Note that the broker has *packet*."""
         self.stored[packet.payload] = packet.qos
 
-    async def take(self, talk: Talk) -> None:
+    async def take(self, talk: MqttClient) -> None:
         """Take one answer."""
         answer = await talk.expect(Ack)
         packet, is_received = self.open[answer.packet_id]
@@ -94,7 +94,7 @@ class Sender:
         """Note that the power is cut now: the disk may keep any part of what is not acknowledged."""
         self.unsure.append({packet.payload for packet, is_received in self.open.values() if not is_received})
 
-    async def finish(self, talk: Talk) -> None:
+    async def finish(self, talk: MqttClient) -> None:
         """Complete everything that is open."""
         while self.open:
             await self.take(talk)
@@ -115,7 +115,7 @@ class Receiver:
     _ids: set[int] = field(default_factory=set)  # of QoS 2, without PUBREL
     _came: trio.Event = field(default_factory=trio.Event)  # a message; set once
 
-    async def connect(self, talk: Talk) -> None:
+    async def connect(self, talk: MqttClient) -> None:
         await talk.send(Connect(self.name, clean_start=False, properties=EXPIRY))
         answer = await talk.expect(Connack)
         assert answer.reason == 0, answer
@@ -123,7 +123,7 @@ class Receiver:
             self._ids.clear()
         await talk.send(Subscribe(1, tuple(FilterSubscription(each, 2) for each in self.filters)))
 
-    async def run(self, talk: Talk) -> None:
+    async def run(self, talk: MqttClient) -> None:
         """Take messages until the connection ends."""
         while True:
             await self.take(talk)
@@ -133,7 +133,7 @@ class Receiver:
         while len(self.received) < count:
             await self._came.wait()
 
-    async def take(self, talk: Talk) -> None:
+    async def take(self, talk: MqttClient) -> None:
         packet = await talk.receive()
         if isinstance(packet, Publish):
             await self._take_message(talk, packet)
@@ -148,7 +148,7 @@ class Receiver:
             assert isinstance(packet, Suback), packet
             self.subscribed.set()
 
-    async def _take_message(self, talk: Talk, packet: Publish) -> None:
+    async def _take_message(self, talk: MqttClient, packet: Publish) -> None:
         if not packet.qos:
             self.live.append(packet.payload)
             return

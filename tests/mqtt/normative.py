@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, final
 
 import pytest
-from tests.mqtt.mqtt_talk import Running, Talk, leave
+from tests.wire_clients.mqtt import MqttBroker, MqttClient, leave
 
 from martlet_mqtt.wire.codes import V4, V5, ReasonCode
 from martlet_mqtt.wire.packets import Connack, Disconnect, Packet
@@ -592,21 +592,21 @@ def publish_packet(version: int, name: bytes, payload: bytes = b"", flags: int =
     return packet(0x30 | flags, encode_data(name), number, found, payload)
 
 
-async def answer_to(mqtt: Running, data: bytes, version: int) -> Packet | None:
+async def answer_to(mqtt: MqttBroker, data: bytes, version: int) -> Packet | None:
     """Open a connection, send *data*, wait until the broker closes; return its last packet."""
     talk = mqtt.open(version)
     await talk.wire.send(data)
     return await talk.closed()
 
 
-async def after_connect(mqtt: Running, data: bytes, version: int, client_id: str = "bad") -> Packet | None:
+async def after_connect(mqtt: MqttBroker, data: bytes, version: int, client_id: str = "bad") -> Packet | None:
     """Send *data* on an accepted connection, wait until the broker closes; return its last packet."""
     talk = await mqtt.connect(client_id, version)
     await talk.wire.send(data)
     return await talk.closed()
 
 
-async def before_fence(talk: Talk, publisher: Talk, name: str = "fence") -> list[bytes]:
+async def before_fence(talk: MqttClient, publisher: MqttClient, name: str = "fence") -> list[bytes]:
     """Return the payloads that *talk* gets before a message that is published now; it must be subscribed to *name*."""
     await publisher.publish(name, b"the fence", 1, 65_000)
     found: list[bytes] = []
@@ -619,7 +619,7 @@ async def before_fence(talk: Talk, publisher: Talk, name: str = "fence") -> list
         found.append(one.payload)
 
 
-async def stay(mqtt: Running, client_id: str, version: int, **more: Any) -> Talk:
+async def stay(mqtt: MqttBroker, client_id: str, version: int, **more: Any) -> MqttClient:
     """Connect to a session that is kept for 100 s, or for a long time with MQTT 3.1.1."""
     return await mqtt.connect(client_id, version, clean=False, expiry_s=100, **more)
 

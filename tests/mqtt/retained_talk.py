@@ -4,7 +4,7 @@ from collections.abc import Generator
 from typing import Any
 
 import trio.testing
-from tests.mqtt.mqtt_talk import V5, Running, Talk
+from tests.wire_clients.mqtt import V5, MqttBroker, MqttClient
 
 from martlet.contracts import Identity, RecordView
 from martlet.testing.disk import FakeDisk
@@ -15,7 +15,7 @@ from martlet_mqtt.wire.properties import Properties, Property
 HOST = bytes(8)
 
 
-def append(mqtt: Running, name: str, payload: bytes, *, retain: bool = True, qos: int = 1) -> None:
+def append(mqtt: MqttBroker, name: str, payload: bytes, *, retain: bool = True, qos: int = 1) -> None:
     """Append a message as if a client had published it; nothing is committed."""
     context = mqtt.context
     packet = Publish(name, payload, qos, retain, packet_id=1)
@@ -29,18 +29,18 @@ def run_now(steps: Generator[Any, None, None]) -> None:
             work()
 
 
-def roll(mqtt: Running, end: int) -> None:
+def roll(mqtt: MqttBroker, end: int) -> None:
     """Append again what is retained before *end*, without a turn of the event loop."""
     run_now(mqtt.context.retained.roll(0, end))
 
 
-async def applied(mqtt: Running) -> None:
+async def applied(mqtt: MqttBroker) -> None:
     """Wait until all that was appended is applied."""
     await mqtt.settle()
     await mqtt.broker.projections.wait_applied(mqtt.context.retained)
 
 
-async def remove_old_segments(mqtt: Running, disk: FakeDisk) -> int:
+async def remove_old_segments(mqtt: MqttBroker, disk: FakeDisk) -> int:
     """Have retention remove all segments but the last; return where the log begins then."""
     store = mqtt.broker.store
     await mqtt.broker.projections.release(store.segments.items[-2].end)
@@ -53,7 +53,7 @@ async def remove_old_segments(mqtt: Running, disk: FakeDisk) -> int:
     return store.first_position
 
 
-async def kept(mqtt: Running, topic_filter: str = "#") -> dict[str, bytes]:
+async def kept(mqtt: MqttBroker, topic_filter: str = "#") -> dict[str, bytes]:
     """Return the retained messages that a new subscriber gets."""
     await applied(mqtt)
     talk, publisher = await mqtt.connect(), await mqtt.connect()
@@ -69,7 +69,7 @@ async def kept(mqtt: Running, topic_filter: str = "#") -> dict[str, bytes]:
         found[message.topic] = message.payload
 
 
-def held(mqtt: Running) -> dict[str, bytes]:
+def held(mqtt: MqttBroker) -> dict[str, bytes]:
     """Return the payload of the record of each retained message."""
     retained, found = mqtt.context.retained, dict[str, bytes]()
     for name in retained.matches("#"):
@@ -80,7 +80,7 @@ def held(mqtt: Running) -> dict[str, bytes]:
     return found
 
 
-async def come_back(mqtt: Running, *filters: str) -> list[tuple[bytes, bool]]:
+async def come_back(mqtt: MqttBroker, *filters: str) -> list[tuple[bytes, bool]]:
     """Return the payloads and RETAIN flags that client "c" gets when it connects and subscribes in one read."""
     talk = mqtt.open()
     await talk.send(
@@ -92,7 +92,7 @@ async def come_back(mqtt: Running, *filters: str) -> list[tuple[bytes, bool]]:
     return await came(talk)
 
 
-async def came(talk: Talk) -> list[tuple[bytes, bool]]:
+async def came(talk: MqttClient) -> list[tuple[bytes, bool]]:
     """Return the payloads and RETAIN flags of all that comes until there is nothing more, acknowledged."""
     found: list[tuple[bytes, bool]] = []
     while True:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mqtt.mqtt_talk import V4, V5, Running, Talk
 from tests.mqtt.users import Users, closed_broker
+from tests.wire_clients.mqtt import V4, V5, MqttBroker, MqttClient
 
 from martlet.contracts import Identity
 from martlet.sessions.session import Session
@@ -23,7 +23,7 @@ ALL = "publish mqtt/#; read mqtt/#; read $SYS/#; read $share*"
 class Room:
     """A broker with users; ``denied`` are the (user, name) that nothing may be read of, whatever the rules say."""
 
-    def __init__(self, mqtt: Running, users: Users) -> None:
+    def __init__(self, mqtt: MqttBroker, users: Users) -> None:
         self.mqtt = mqtt
         self.users = users
         self._denied: set[tuple[str, str]] = set()
@@ -36,7 +36,7 @@ class Room:
         self._denied = {(user, name) for name in names}
         self.mqtt.broker.rules.changed()
 
-    async def connect(self, user: str, client_id: str = "", version: int = V5, **more: Any) -> Talk:
+    async def connect(self, user: str, client_id: str = "", version: int = V5, **more: Any) -> MqttClient:
         return await self.mqtt.connect(
             client_id or f"of {user}", version, user_name=user, password=user.encode(), **more
         )
@@ -118,33 +118,33 @@ async def test_a_will_is_asked_about_again_when_it_is_published(room: Room) -> N
 # to publish
 
 
-async def single(talk: Talk, name: str) -> int:
+async def single(talk: MqttClient, name: str) -> int:
     return await talk.publish(name, b"x", 1, properties=Properties({Property.CONTENT_TYPE: "t"}))
 
 
-async def by_alias(talk: Talk, name: str) -> int:
+async def by_alias(talk: MqttClient, name: str) -> int:
     await talk.send(Publish(name, b"x", 0, properties=Properties({Property.TOPIC_ALIAS: 1})))
     return await talk.publish("", b"x", 1, properties=Properties({Property.TOPIC_ALIAS: 1}))
 
 
-async def in_a_run(talk: Talk, name: str) -> int:
+async def in_a_run(talk: MqttClient, name: str) -> int:
     await talk.send(*[Publish(each, b"x", 1, packet_id=7) for each in ("home/door/a", name, "home/door/b")])
     answers = [await talk.expect(Ack) for _ in range(3)]
     assert [answers[0].reason, answers[2].reason] == [0, 0]
     return answers[1].reason
 
 
-async def retained(talk: Talk, name: str) -> int:
+async def retained(talk: MqttClient, name: str) -> int:
     return await talk.publish(name, b"x", 1, retain=True)
 
 
-async def twice(talk: Talk, name: str) -> int:
+async def twice(talk: MqttClient, name: str) -> int:
     return await talk.publish(name, b"x", 2)
 
 
 @pytest.mark.parametrize("way", [single, by_alias, in_a_run, retained, twice])
 async def test_a_name_that_may_not_be_published_to_is_refused_on_every_path(
-    room: Room, way: Callable[[Talk, str], Any]
+    room: Room, way: Callable[[MqttClient, str], Any]
 ) -> None:
     watcher = await room.connect("ann")
     await watcher.subscribe("#")
@@ -309,7 +309,7 @@ async def test_what_waits_for_a_client_is_asked_about_by_the_new_rules(tmp_path:
 # shared subscriptions
 
 
-async def drain(talk: Talk, mqtt: Running) -> list[bytes]:
+async def drain(talk: MqttClient, mqtt: MqttBroker) -> list[bytes]:
     """Acknowledge what comes, until nothing more does; return the payloads."""
     found: list[bytes] = []
     while True:

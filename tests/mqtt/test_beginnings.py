@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.kills import Victim
-from tests.mqtt.mqtt_talk import ASYNC, Running, Talk, mqtt_broker
-from tests.mqtt.test_mqtt_crash import PROCESS, talking
+from tests.mqtt.test_mqtt_crash import talking
+from tests.wire_clients.mqtt import ASYNC, MqttBroker, MqttClient, mqtt_broker, mqtt_process
 
 from martlet.runtime.steps import finish_now
 from martlet.store import StoreConfig
@@ -28,7 +27,7 @@ from martlet_mqtt.wire.properties import Properties, Property
 SYNC = StoreConfig(flush="sync")
 
 
-async def until(talk: Talk, last: bytes) -> list[Publish]:
+async def until(talk: MqttClient, last: bytes) -> list[Publish]:
     """Return the messages that come before the one with the payload *last*; acknowledge them."""
     came: list[Publish] = []
     while True:
@@ -84,7 +83,7 @@ async def test_what_was_retained_before_comes_once_as_retained_or_not_at_all(
         assert [(each.payload, each.retain) for each in came] == [(b"kept", True)] * (handling < 2)
 
 
-async def behind(mqtt: Running, backlog: int, received: int) -> Talk:
+async def behind(mqtt: MqttBroker, backlog: int, received: int) -> MqttClient:
     """Return a client that returns to a session with filters of QoS 0 and 1, *backlog* messages behind."""
     me, other = await mqtt.connect("me", expiry_s=100), await mqtt.connect("other")
     await me.subscribe(FilterSubscription("kept", 1), FilterSubscription("live/#", 0))
@@ -127,54 +126,54 @@ async def test_a_filter_of_qos_0_that_is_new_to_a_session_behind_brings_what_is_
 # a session that leaves before it is where a new filter begins
 
 
-async def again(mqtt: Running, received: int = 1000) -> Talk:
+async def again(mqtt: MqttBroker, received: int = 1000) -> MqttClient:
     """Return the client "me", which continues its session."""
     values = {Property.RECEIVE_MAXIMUM: received}
     return await mqtt.connect("me", clean=False, expiry_s=100, present=True, values=values)
 
 
-async def the_rest(mqtt: Running, me: Talk) -> list[tuple[bytes, bool]]:
+async def the_rest(mqtt: MqttBroker, me: MqttClient) -> list[tuple[bytes, bool]]:
     """Return what comes before a message that is published now: payloads, and whether each is a retained message."""
     await (await mqtt.connect()).publish("kept", b"end", 1)
     return [(each.payload, each.retain) for each in await until(me, b"end") if not each.payload.isdigit()]
 
 
-async def leave(me: Talk) -> None:
+async def leave(me: MqttClient) -> None:
     """Disconnect, with messages under way."""
     await me.send(Disconnect())
     await me.closed()
 
 
 LIVE = [(b"after", False), (b"later", False)]
-Change = Callable[[Running, Talk, Talk], Awaitable[None]]
+Change = Callable[[MqttBroker, MqttClient, MqttClient], Awaitable[None]]
 
 
-async def nothing(mqtt: Running, me: Talk, other: Talk) -> None:
+async def nothing(mqtt: MqttBroker, me: MqttClient, other: MqttClient) -> None:
     pass
 
 
-async def upgrade(mqtt: Running, me: Talk, other: Talk) -> None:
+async def upgrade(mqtt: MqttBroker, me: MqttClient, other: MqttClient) -> None:
     await me.subscribe("new/#", qos=2)
 
 
-async def from_qos_0(mqtt: Running, me: Talk, other: Talk) -> None:
+async def from_qos_0(mqtt: MqttBroker, me: MqttClient, other: MqttClient) -> None:
     await me.subscribe("new/#", qos=0)
     await me.subscribe("new/#", qos=1)
 
 
-async def over_qos_0(mqtt: Running, me: Talk, other: Talk) -> None:
+async def over_qos_0(mqtt: MqttBroker, me: MqttClient, other: MqttClient) -> None:
     await me.subscribe("new/#", qos=1)
     await me.subscribe("new/#", qos=0)
     await me.subscribe("new/#", qos=1)
 
 
-async def anew(mqtt: Running, me: Talk, other: Talk) -> None:
+async def anew(mqtt: MqttBroker, me: MqttClient, other: MqttClient) -> None:
     await me.subscribe("new/#", qos=1)
     await me.unsubscribe("new/#")
     await other.publish("new/x", b"in between", 1)
 
 
-async def two(mqtt: Running, me: Talk, other: Talk) -> None:
+async def two(mqtt: MqttBroker, me: MqttClient, other: MqttClient) -> None:
     await me.subscribe("new/x", "$share/g/new/x", qos=1)
     await me.unsubscribe("$share/g/new/x")
 
@@ -316,5 +315,5 @@ def test_a_new_filter_of_a_session_behind_begins_where_it_did_after_kill_9(tmp_p
             assert came == [*(b"%d" % number for number in range(30)), b"after"]
 
     for part in (first, second):
-        with Victim(PROCESS, tmp_path, flush) as victim:
-            trio.run(part, victim.line())
+        with mqtt_process(tmp_path, flush) as process:
+            trio.run(part, process.addresses["mqtt"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import V5, Talk, mqtt_broker
+from tests.wire_clients.mqtt import V5, MqttClient, mqtt_broker
 
 from martlet.delivery.cursor import Cursor
 from martlet.delivery.routing.division import RECORDS_AT_ONCE, STEPS_A_SLICE
@@ -60,7 +60,7 @@ def publishes(qos: int) -> bytes:
     return b"".join([encode_packet(Publish(name, b"x", qos, packet_id=qos and 7), V5) for name in names])
 
 
-async def watch(talk: Talk, qos: int) -> None:
+async def watch(talk: MqttClient, qos: int) -> None:
     await talk.send(Subscribe(1, tuple(FilterSubscription(each, qos) for each in [*FILTERS, "last"])))
     assert len((await talk.expect(Suback)).codes) == len(FILTERS) + 1
 

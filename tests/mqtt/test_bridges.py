@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
 from tests.mqtt.users import closed_broker
+from tests.wire_clients.mqtt import MqttBroker, MqttClient, mqtt_broker
 
 from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.mapping.bridges import STATE_BYTES_MAX, STATES_MAX
@@ -19,7 +19,7 @@ STATE = "$SYS/broker/connection/far.bridge/state"
 STATES = "$SYS/broker/connection/#"
 
 
-async def bridge(mqtt: Running, version: int, client_id: str = "bridge", **more: object) -> Talk:
+async def bridge(mqtt: MqttBroker, version: int, client_id: str = "bridge", **more: object) -> MqttClient:
     options = {"is_bridge": version != V5, "will": Will(STATE, b"0", 1, retain=True), **more}
     return await mqtt.connect(client_id, version, clean=False, **options)  # type: ignore[arg-type]
 
@@ -87,7 +87,7 @@ async def test_mqtt_5_has_no_such_bit(tmp_path: Path) -> None:
 # states
 
 
-async def states(talk: Talk, count: int) -> list[tuple[str, bytes, bool]]:
+async def states(talk: MqttClient, count: int) -> list[tuple[str, bytes, bool]]:
     return [(each.topic, each.payload, each.retain) for each in await talk.messages(count)]
 
 

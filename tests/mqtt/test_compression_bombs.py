@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
+from tests.wire_clients.mqtt import MqttBroker, MqttClient, mqtt_broker
 from trio.testing import MockClock
 
 from martlet.message import Message
@@ -17,7 +17,7 @@ MESSAGES = 40
 MEMORY_BYTES_MAX = 20_000_000
 
 
-def publish(broker: Running, *bodies: bytes, is_compressed: bool = True) -> None:
+def publish(broker: MqttBroker, *bodies: bytes, is_compressed: bool = True) -> None:
     (topic,) = broker.context.rules.topics
     for body in bodies:
         content, flag = compress(body) if is_compressed else (body, 0)
@@ -28,7 +28,7 @@ def bodies_of(count: int) -> list[bytes]:
     return [b"%d" % number + bytes(EXPANDED_BYTES) for number in range(count)]
 
 
-async def take(talk: Talk, bodies: list[bytes]) -> None:
+async def take(talk: MqttClient, bodies: list[bytes]) -> None:
     """Receive messages with *bodies*, in this order."""
     for body in bodies:
         (found,) = await talk.messages(1)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import Running
 from tests.timer.timer_talk import install
+from tests.wire_clients.mqtt import MqttBroker
 from trio.testing import MockClock
 
 from martlet.broker import Broker
@@ -33,7 +33,7 @@ DELAYS = [
 
 
 @asynccontextmanager
-async def delaying_broker() -> AsyncIterator[Running]:
+async def delaying_broker() -> AsyncIterator[MqttBroker]:
     mqtt, timer = MqttPlugin(MqttConfig(listen="127.0.0.1:0")), TimerPlugin(TimerConfig())
 
     def projections(broker: Broker) -> Sequence[Projection]:
@@ -51,7 +51,7 @@ async def delaying_broker() -> AsyncIterator[Running]:
         services=services,
         dispatchers=timer.martlet_dispatchers(),
     ) as running:
-        yield Running(running, mqtt.protocol(running.broker), mqtt)
+        yield MqttBroker(running, mqtt.protocol(running.broker), mqtt)
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])

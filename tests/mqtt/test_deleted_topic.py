@@ -4,7 +4,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.mqtt.mqtt_talk import leave, mqtt_broker
+from tests.wire_clients.mqtt import leave, mqtt_broker
 
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import trio
 from tests.cli.conftest import Process
-from tests.mqtt.mqtt_talk import V4, V5, Talk, mqtt_broker
 from tests.mqtt.test_mqtt_crash import talking
+from tests.wire_clients.mqtt import V4, V5, MqttClient, mqtt_broker
 
 from martlet.config import fill
 from martlet.errors import ConfigError
@@ -25,7 +25,7 @@ def begin(folder: Path, *settings: str) -> Process:
     return Process(folder, *words, *(word for each in settings for word in ("--set", each)))
 
 
-async def connect(talk: Talk, connect: Connect) -> Connack:
+async def connect(talk: MqttClient, connect: Connect) -> Connack:
     talk.version = connect.version
     await talk.send(connect)
     answer = await talk.expect(Connack)
@@ -46,7 +46,7 @@ async def test_at_an_orderly_end_clients_are_sent_elsewhere_and_wills_published(
     clients = (leaving("five"), leaving("four", V4), leaving("late", delay_s=1), leaving("back", delay_s=900))
     ends: dict[str, object] = {}
 
-    async def end_of(name: str, talk: Talk) -> None:
+    async def end_of(name: str, talk: MqttClient) -> None:
         ends[name] = await talk.closed()
 
     try:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
+from tests.wire_clients.mqtt import MqttBroker, MqttClient, mqtt_broker
 
 from martlet.contracts import RecordView
 from martlet.message import Message
@@ -41,7 +41,7 @@ FILTERS = ["#", "+", "+/#", "a/+", "a/#", "$SYS/#", "$SYS", "$CONTROL/#", "$x", 
 MORE = [b"", b"MQTT_QOS\x012\x02", b"colour\x01red\x02"]
 
 
-def put(mqtt: Running, name: bytes, more: bytes, body: bytes = b"x", topic: str = "mqtt", sys_flag: int = 0) -> int:
+def put(mqtt: MqttBroker, name: bytes, more: bytes, body: bytes = b"x", topic: str = "mqtt", sys_flag: int = 0) -> int:
     """Store a record as a producer of RocketMQ does; return its position."""
     message = Message(topic, body, b"TAGS\x01%b\x02" % name + more, 0, 0, sys_flag)
     if topic == "mqtt":
@@ -60,7 +60,7 @@ class Tagged:
         return self._name or None
 
 
-async def names_until_end(talk: Talk) -> list[bytes]:
+async def names_until_end(talk: MqttClient) -> list[bytes]:
     """Return the names of the messages before that of the name ``a/end``, without metrics of the broker."""
     found: list[bytes] = []
     while True:
@@ -71,7 +71,7 @@ async def names_until_end(talk: Talk) -> list[bytes]:
             found.append(message.topic.encode())
 
 
-def session_of(mqtt: Running) -> Session:
+def session_of(mqtt: MqttBroker) -> Session:
     session = mqtt.client("c").session
     assert session is not None
     return session

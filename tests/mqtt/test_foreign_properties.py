@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.mqtt.mqtt_talk import Talk, mqtt_broker
+from tests.wire_clients.mqtt import MqttClient, mqtt_broker
 
 from martlet.message import Message
 from martlet_mqtt.mapping.messages import to_deliver
@@ -16,7 +16,7 @@ LONG = b"\xff" * 22_000  # three times as long once it is replaced by U+FFFD
 async def delivered(tmp_path: Path, properties: bytes) -> Publish:
     """Return the message with *properties* as a subscriber gets it, that is still served after that."""
     async with mqtt_broker(tmp_path) as mqtt:
-        talk: Talk = await mqtt.connect("c")
+        talk: MqttClient = await mqtt.connect("c")
         await talk.subscribe("a")
         mqtt.broker.publish(Message("mqtt", b"x", b"TAGS\x01a\x02" + properties, 0))
         (message,) = await talk.messages(1)

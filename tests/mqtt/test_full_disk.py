@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import trio
 from tests.mqtt.devices import Receiver
-from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
+from tests.wire_clients.mqtt import MqttBroker, MqttClient, mqtt_broker
 from trio.testing import MockClock
 
 from martlet.testing.clock import TrioClock
@@ -60,7 +60,7 @@ class FullDisk:
         patched: Any = self.disk
         patched.write, patched.open = self._try_write, self._try_open
 
-    def fill(self, mqtt: Running) -> None:
+    def fill(self, mqtt: MqttBroker) -> None:
         store = mqtt.broker.store
         if self._where == "journal":  # there is space for the messages, but not for the notes of sessions after them
             store.before_commit.insert(0, lambda: store.admission.refuse_full(FULL))
@@ -91,7 +91,7 @@ class Publisher:
 
     def __init__(self, version: int) -> None:
         self.version = version
-        self.talk: Talk | None = None
+        self.talk: MqttClient | None = None
         self.stored: dict[bytes, int] = {}
         self.open: dict[int, Publish] = {}  # without an answer
         self.released: dict[int, None] = {}  # with PUBREC, without PUBCOMP
@@ -107,7 +107,7 @@ class Publisher:
             found.append(Publish(name, b"%d %d" % (qos, number) + bytes(300), qos, packet_id=number if qos else 0))
         return found
 
-    async def connect(self, mqtt: Running) -> None:
+    async def connect(self, mqtt: MqttBroker) -> None:
         expiry = Properties({Property.SESSION_EXPIRY: 100_000}) if self.version == V5 else NO_PROPERTIES
         self.talk = mqtt.open(self.version)
         await self.talk.send(Connect("publisher", self.version, False, properties=expiry))
@@ -139,7 +139,7 @@ class Publisher:
             elif isinstance(packet, Ack):
                 await self._answered(talk, packet, release=release)
 
-    async def _answered(self, talk: Talk, packet: Ack, *, release: bool) -> None:
+    async def _answered(self, talk: MqttClient, packet: Ack, *, release: bool) -> None:
         packet_id = packet.packet_id
         if packet.kind is PacketType.PUBCOMP:
             assert packet.reason in (ReasonCode.SUCCESS, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND)
@@ -159,7 +159,7 @@ class Publisher:
             if release:
                 await talk.send(Ack(PacketType.PUBREL, packet_id))
 
-    async def finish(self, mqtt: Running) -> None:
+    async def finish(self, mqtt: MqttBroker) -> None:
         """Complete everything; a message that was refused is a new one."""
         while self.open or self.released or self.refused:
             if self.talk is None:
@@ -171,13 +171,13 @@ class Publisher:
 
 
 @asynccontextmanager
-async def broker(disk: FakeDisk) -> AsyncIterator[Running]:
+async def broker(disk: FakeDisk) -> AsyncIterator[MqttBroker]:
     store = small_config(flush="sync", segment_bytes=1 << 14, page_bytes=1 << 12, cache_bytes=1 << 14)
     async with mqtt_broker(DATA, store=store, disk=disk, clock=TrioClock()) as mqtt:
         yield mqtt
 
 
-async def receive_until(receiver: Receiver, mqtt: Running, is_enough: Callable[[], bool]) -> None:
+async def receive_until(receiver: Receiver, mqtt: MqttBroker, is_enough: Callable[[], bool]) -> None:
     """Take messages over as many connections as it takes."""
     while not is_enough():
         talk = mqtt.open()
@@ -190,12 +190,12 @@ async def receive_until(receiver: Receiver, mqtt: Running, is_enough: Callable[[
         talk.hang_up()
 
 
-async def refuse(mqtt: Running) -> None:
+async def refuse(mqtt: MqttBroker) -> None:
     while not mqtt.broker.store.admission.refusal:  # noqa: ASYNC110
         await trio.sleep(1)
 
 
-async def serve_again(mqtt: Running) -> None:
+async def serve_again(mqtt: MqttBroker) -> None:
     while mqtt.broker.store.admission.refusal:  # noqa: ASYNC110
         await trio.sleep(1)
 
@@ -236,7 +236,7 @@ async def test_what_is_acknowledged_while_the_disk_becomes_full_is_kept(
     assert {payload for payload in seen if not payload.startswith(b"0")} <= receiver.received.keys()
 
 
-async def finish(mqtt: Running, publisher: Publisher, receiver: Receiver) -> None:
+async def finish(mqtt: MqttBroker, publisher: Publisher, receiver: Receiver) -> None:
     """Complete all, and see that the receiver has it."""
     await publisher.finish(mqtt)
     other = await mqtt.connect("other")
@@ -336,7 +336,7 @@ async def test_a_message_of_a_group_that_could_not_be_handed_over_comes_again(
             await check_handed_over(mqtt, qos)
 
 
-async def check_handed_over(mqtt: Running, qos: int) -> None:
+async def check_handed_over(mqtt: MqttBroker, qos: int) -> None:
     """See that the member gets the message once."""
     member = await mqtt.connect("m", clean=False, expiry_s=1000, present=True)
     await trio.sleep(1)

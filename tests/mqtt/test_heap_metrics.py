@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.mqtt.mqtt_talk import mqtt_broker
+from tests.wire_clients.mqtt import mqtt_broker
 from trio.testing import MockClock
 
 from martlet_mqtt.admin import sys_topics

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.mqtt.mqtt_talk import V4, mqtt_broker
+from tests.wire_clients.mqtt import V4, mqtt_broker
 
 from martlet_mqtt.wire.codes import PacketType, ReasonCode
 from martlet_mqtt.wire.packets import Ack, Connect, Publish

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.kills import ROUNDS, Victim
+from tests.broker_process import BrokerProcess
+from tests.kills import ROUNDS
 from tests.mqtt.devices import EXPIRY, NAMES, Receiver, Sender
-from tests.mqtt.test_mqtt_crash import PROCESS, connected, talking
+from tests.mqtt.test_mqtt_crash import connected, talking
+from tests.wire_clients.mqtt import mqtt_process
 
 from martlet_mqtt.wire.packets import Connack, Connect, Publish
 from martlet_mqtt.wire.properties import Properties
@@ -22,10 +24,10 @@ FLUSHES = ("sync", "async")
 
 
 @contextmanager
-def broker(folder: Path, flush: str, hours: int = 0) -> Iterator[tuple[str, Victim]]:
+def broker(folder: Path, flush: str, hours: int = 0) -> Iterator[tuple[str, BrokerProcess]]:
     """Run a broker whose clock is *hours* ahead; its address, and its process."""
-    with Victim(PROCESS, folder, flush, hours) as victim:
-        yield victim.line(), victim
+    with mqtt_process(folder, flush, hours) as process:
+        yield process.addresses["mqtt"], process
 
 
 def reached(count: Callable[[], int], goal: int) -> bool:
@@ -38,7 +40,7 @@ async def until(done: Callable[[], bool]) -> None:
 
 
 async def run_until(
-    done: Callable[[], bool], devices: Sequence[Sender | Receiver], address: str, victim: Victim
+    done: Callable[[], bool], devices: Sequence[Sender | Receiver], address: str, victim: BrokerProcess
 ) -> None:
     """Let *devices* talk until *done*, then kill the broker. Receivers subscribe before others publish."""
     async with trio.open_nursery() as nursery:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mqtt.mqtt_talk import V4, V5, Running, Talk, mqtt_broker
+from tests.wire_clients.mqtt import V4, V5, MqttBroker, MqttClient, mqtt_broker
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.message import Message
@@ -21,7 +21,7 @@ MESSAGE_BYTES = 4_000_000
 MEMORY_BYTES_MAX = 40_000_000
 
 
-async def receive(talk: Talk, qos: int, payload: bytes) -> Publish:
+async def receive(talk: MqttClient, qos: int, payload: bytes) -> Publish:
     """Take a message, which must be *payload*, and nothing else."""
     (found,) = await talk.messages(1)
     assert (found.qos, found.payload) == (qos, payload)
@@ -143,7 +143,7 @@ async def test_subscribers_that_do_not_read_share_a_payload(
             assert found.payload == b"x" * MESSAGE_BYTES
 
 
-async def delivered(broker: Running) -> None:
+async def delivered(broker: MqttBroker) -> None:
     """Wait until the message is on its way to all."""
     while broker.context.counters.delivered < SUBSCRIBERS:
         await wait_all_tasks_blocked()

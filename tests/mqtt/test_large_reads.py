@@ -1,19 +1,16 @@
 """No client keeps the others waiting: what one turn of the event loop does is bounded. Counts, never times."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
+from tests.wire_clients.mqtt import MqttBroker, MqttClient, mqtt_broker, mqtt_port
 
 from martlet.net.reader import EVENTS_A_TURN
 from martlet.runtime.steps import per_slice
-from martlet.testing.peers import Serving, serving
-from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.inbound.subscriptions import FILTER_US
-from martlet_mqtt.plugin import MqttPlugin
 from martlet_mqtt.wire.codec import FILTERS_A_PACKET
 from martlet_mqtt.wire.codes import V4, V5, PacketType, ReasonCode
 from martlet_mqtt.wire.connection import ACK_ROOM, LONG_BYTES
@@ -58,12 +55,12 @@ async def most_a_turn(counted: Callable[[], int]) -> AsyncIterator[list[int]]:
         nursery.cancel_scope.cancel()
 
 
-def large(mqtt: Running, version: int = V5) -> Talk:
+def large(mqtt: MqttBroker, version: int = V5) -> MqttClient:
     """Return a connection on which a whole read of the server arrives at once."""
-    return Talk(mqtt.running.connect(mqtt._protocol, 1 << 20), version)
+    return MqttClient(mqtt.running.connect(mqtt._protocol, 1 << 20), version)
 
 
-async def accepted(talk: Talk, client_id: str = "c") -> Talk:
+async def accepted(talk: MqttClient, client_id: str = "c") -> MqttClient:
     await talk.send(Connect(client_id, talk.version))
     assert not (await talk.expect(Connack)).reason
     return talk
@@ -82,31 +79,16 @@ async def test_a_read_of_many_packets_is_handled_over_many_turns(tmp_path: Path)
         assert sum(changes) == count + 1
 
 
-@asynccontextmanager
-async def on_a_port(directory: Path) -> AsyncIterator[tuple[Serving, MqttPlugin, int]]:
-    """Serve MQTT on a real port."""
-    plugin, found = MqttPlugin(MqttConfig(listen="127.0.0.1:0")), list[str]()
-    async with serving(
-        directory,
-        ports=lambda broker: (plugin.protocol(broker, found.append),),
-        projections=plugin.martlet_projections,
-        services=plugin.martlet_services,
-    ) as running:
-        yield running, plugin, int(found[0].rpartition(":")[2])
-
-
 async def test_a_read_from_a_socket_is_handled_over_many_turns(tmp_path: Path) -> None:
     count = 20 * EVENTS_A_TURN
-    async with on_a_port(tmp_path) as (running, plugin, port):
-        counters = plugin.context(running.broker).counters
-        async with (
-            await trio.open_tcp_stream("127.0.0.1", port) as stream,
-            most_a_turn(lambda: counters.packets_received) as changes,
-        ):
-            await stream.send_all(b"\x10\x10\0\4MQTT\5\2\0\0\0\0\3abc" + b"\xc0\0" * count)
+    async with mqtt_port(tmp_path) as port:
+        counters = port.broker.context.counters
+        wire = await port.wire()
+        async with most_a_turn(lambda: counters.packets_received) as changes:
+            await wire.send(b"\x10\x10\0\4MQTT\5\2\0\0\0\0\3abc" + b"\xc0\0" * count)
             received = b""
             while received.count(b"\xd0\0") < count:
-                received += await stream.receive_some()
+                received += await wire.receive_some()
         assert max(changes) <= 2 * EVENTS_A_TURN
 
 
@@ -143,23 +125,15 @@ async def test_runs_of_messages_that_others_interrupt_are_handled_over_many_turn
 @pytest.mark.parametrize("has_socket", [True, False])
 async def test_large_reads_of_many_clients_are_handled_over_many_turns(tmp_path: Path, has_socket: bool) -> None:
     count, clients = 8 * RUN_PACKETS_MAX, 8
-    async with on_a_port(tmp_path) as (running, plugin, port):
-        counters = plugin.context(running.broker).counters
-        protocol = plugin.protocol(running.broker)
+    async with mqtt_port(tmp_path) as port:
+        counters = port.broker.context.counters
 
         async def publish(name: bytes) -> None:
             data = b"\x10\x0e\0\4MQTT\4\2\0\0\0\2c" + name + b"\x30\x04\0\1ax" * count
-            if has_socket:
-                stream = await stack.enter_async_context(await trio.open_tcp_stream("127.0.0.1", port))
-                await stream.send_all(data)
-            else:
-                await running.connect(protocol, 1 << 20).send(data)
+            wire = await port.wire() if has_socket else large(port.broker).wire
+            await wire.send(data)
 
-        async with (
-            AsyncExitStack() as stack,
-            most_a_turn(lambda: counters.packets_received) as changes,
-            trio.open_nursery() as nursery,
-        ):
+        async with most_a_turn(lambda: counters.packets_received) as changes, trio.open_nursery() as nursery:
             for number in range(clients):
                 nursery.start_soon(publish, b"%d" % number)
             while counters.packets_received < clients * (count + 1):

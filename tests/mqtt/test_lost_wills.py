@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
+from tests.wire_clients.mqtt import MqttBroker, MqttClient, mqtt_broker
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.errors import Refused
@@ -29,24 +29,24 @@ def will(delay_s: int = 0, payload: bytes = b"gone", *, retain: bool = False) ->
     return Will("will", payload, 1, retain, Properties({Property.WILL_DELAY: delay_s}))
 
 
-async def connect(mqtt: Running, expiry_s: int = LONG_S, delay_s: int = 0, *, retain: bool = False) -> Talk:
+async def connect(mqtt: MqttBroker, expiry_s: int = LONG_S, delay_s: int = 0, *, retain: bool = False) -> MqttClient:
     talk = await mqtt.connect("c", expiry_s=expiry_s, keep_alive_s=3600, will=will(delay_s, retain=retain))
     await mqtt.settle()
     return talk
 
 
-async def watching(mqtt: Running) -> Talk:
+async def watching(mqtt: MqttBroker) -> MqttClient:
     watcher = await mqtt.connect("watcher", V4, keep_alive_s=0)
     await watcher.subscribe(FilterSubscription("will/#", 0))
     await mqtt.settle()
     return watcher
 
 
-async def payloads(watcher: Talk) -> list[bytes]:
+async def payloads(watcher: MqttClient) -> list[bytes]:
     return [each.payload for each in await watcher.rest()]
 
 
-def fail_commits(mqtt: Running, disk: FakeDisk, count: int = 1) -> None:
+def fail_commits(mqtt: MqttBroker, disk: FakeDisk, count: int = 1) -> None:
     """Let the next commits fail, from the next one with something to write on."""
 
     def fail() -> None:
@@ -59,7 +59,7 @@ def fail_commits(mqtt: Running, disk: FakeDisk, count: int = 1) -> None:
     mqtt.broker.store.before_commit.append(fail)
 
 
-async def gone(mqtt: Running) -> None:
+async def gone(mqtt: MqttBroker) -> None:
     while "c" in mqtt.context.clients:
         await trio.lowlevel.checkpoint()
     await trio.sleep(1)
@@ -68,42 +68,42 @@ async def gone(mqtt: Running) -> None:
 # How a client goes: called when the next commit will fail.
 
 
-async def hang_up(mqtt: Running, disk: FakeDisk) -> None:
+async def hang_up(mqtt: MqttBroker, disk: FakeDisk) -> None:
     talk = await connect(mqtt)
     fail_commits(mqtt, disk)
     talk.hang_up()
     await gone(mqtt)
 
 
-async def hang_up_retained(mqtt: Running, disk: FakeDisk) -> None:
+async def hang_up_retained(mqtt: MqttBroker, disk: FakeDisk) -> None:
     talk = await connect(mqtt, retain=True)
     fail_commits(mqtt, disk)
     talk.hang_up()
     await gone(mqtt)
 
 
-async def hang_up_twice_in_vain(mqtt: Running, disk: FakeDisk) -> None:
+async def hang_up_twice_in_vain(mqtt: MqttBroker, disk: FakeDisk) -> None:
     talk = await connect(mqtt)
     fail_commits(mqtt, disk, 3)
     talk.hang_up()
     await gone(mqtt)
 
 
-async def end_with_the_session(mqtt: Running, disk: FakeDisk) -> None:
+async def end_with_the_session(mqtt: MqttBroker, disk: FakeDisk) -> None:
     talk = await connect(mqtt, expiry_s=0)
     fail_commits(mqtt, disk)
     talk.hang_up()
     await gone(mqtt)
 
 
-async def end_with_the_session_before_its_delay(mqtt: Running, disk: FakeDisk) -> None:
+async def end_with_the_session_before_its_delay(mqtt: MqttBroker, disk: FakeDisk) -> None:
     talk = await connect(mqtt, expiry_s=0, delay_s=1000)
     fail_commits(mqtt, disk)
     talk.hang_up()
     await gone(mqtt)
 
 
-async def be_kicked(mqtt: Running, disk: FakeDisk) -> None:
+async def be_kicked(mqtt: MqttBroker, disk: FakeDisk) -> None:
     talk = await connect(mqtt)
     fail_commits(mqtt, disk)
     mqtt.context.clients["c"].kick()
@@ -113,7 +113,7 @@ async def be_kicked(mqtt: Running, disk: FakeDisk) -> None:
     await gone(mqtt)
 
 
-async def say_so(mqtt: Running, disk: FakeDisk) -> None:
+async def say_so(mqtt: MqttBroker, disk: FakeDisk) -> None:
     talk = await connect(mqtt)
     fail_commits(mqtt, disk)
     await talk.send(Disconnect(ReasonCode.DISCONNECT_WITH_WILL))
@@ -121,7 +121,7 @@ async def say_so(mqtt: Running, disk: FakeDisk) -> None:
     await gone(mqtt)
 
 
-async def be_taken_over(mqtt: Running, disk: FakeDisk, *, clean: bool = False, expiry_s: int = LONG_S) -> None:
+async def be_taken_over(mqtt: MqttBroker, disk: FakeDisk, *, clean: bool = False, expiry_s: int = LONG_S) -> None:
     talk = await connect(mqtt, expiry_s=expiry_s)
     fail_commits(mqtt, disk)
     properties = Properties({Property.SESSION_EXPIRY: LONG_S})
@@ -133,15 +133,15 @@ async def be_taken_over(mqtt: Running, disk: FakeDisk, *, clean: bool = False, e
     assert last.reason == ReasonCode.SESSION_TAKEN_OVER
 
 
-async def be_taken_over_by_a_clean_start(mqtt: Running, disk: FakeDisk) -> None:
+async def be_taken_over_by_a_clean_start(mqtt: MqttBroker, disk: FakeDisk) -> None:
     await be_taken_over(mqtt, disk, clean=True)
 
 
-async def be_taken_over_and_end(mqtt: Running, disk: FakeDisk) -> None:
+async def be_taken_over_and_end(mqtt: MqttBroker, disk: FakeDisk) -> None:
     await be_taken_over(mqtt, disk, expiry_s=0)
 
 
-async def wait_for_the_delay(mqtt: Running, disk: FakeDisk) -> None:
+async def wait_for_the_delay(mqtt: MqttBroker, disk: FakeDisk) -> None:
     talk = await connect(mqtt, delay_s=500)
     talk.hang_up()
     await gone(mqtt)
@@ -150,7 +150,7 @@ async def wait_for_the_delay(mqtt: Running, disk: FakeDisk) -> None:
     await trio.sleep(6)
 
 
-async def wait_for_the_end_of_the_session(mqtt: Running, disk: FakeDisk) -> None:
+async def wait_for_the_end_of_the_session(mqtt: MqttBroker, disk: FakeDisk) -> None:
     talk = await connect(mqtt, expiry_s=500, delay_s=1000)
     talk.hang_up()
     await gone(mqtt)
@@ -173,7 +173,7 @@ WAYS = [
     wait_for_the_delay,
     wait_for_the_end_of_the_session,
 ]
-Way = Callable[[Running, FakeDisk], Awaitable[None]]
+Way = Callable[[MqttBroker, FakeDisk], Awaitable[None]]
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])

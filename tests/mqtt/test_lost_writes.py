@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
+from tests.wire_clients.mqtt import MqttBroker, MqttClient, mqtt_broker
 
 from martlet.records.layout import record_views
 from martlet.store.format.atomic import LAST, MARK_AT
@@ -56,7 +56,7 @@ def damaged(disk: FakeDisk, start: int) -> Iterator[FakeDisk]:
         yield found
 
 
-async def connected(mqtt: Running, name: str, *, present: bool = True, **more: Any) -> Talk:
+async def connected(mqtt: MqttBroker, name: str, *, present: bool = True, **more: Any) -> MqttClient:
     return await mqtt.connect(name, clean=False, expiry_s=1000, present=present, **more)
 
 
@@ -67,7 +67,7 @@ def packets(*, again: bool) -> list[Publish]:
     ]
 
 
-async def take_all(talk: Talk) -> Counter[bytes]:
+async def take_all(talk: MqttClient) -> Counter[bytes]:
     """Take and complete what comes, until nothing comes after a last message; return how often each payload came."""
     came: Counter[bytes] = Counter()
     last = b""
@@ -111,7 +111,7 @@ async def killed(disk: FakeDisk, *, is_delivered: bool) -> tuple[FakeDisk, int]:
         return disk.after_power_cut(Cut.KILLED, Random(0)), start
 
 
-async def publish_again(talk: Talk) -> None:
+async def publish_again(talk: MqttClient) -> None:
     await talk.send(*packets(again=True))
     for kind, answer in ((PacketType.PUBREC, PacketType.PUBREL), (PacketType.PUBCOMP, None)):
         for packet in packets(again=True):
@@ -132,7 +132,7 @@ async def test_qos_2_comes_once_whatever_writes_were_lost(*, is_delivered: bool)
                 assert came == dict.fromkeys(PAYLOADS, 1), (name, place, came)
 
 
-async def until_last(talk: Talk) -> Counter[bytes]:
+async def until_last(talk: MqttClient) -> Counter[bytes]:
     """Acknowledge what comes until the payload "last"; return how often each payload came."""
     came: Counter[bytes] = Counter()
     while b"last" not in came:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
+from tests.wire_clients.mqtt import MqttBroker, MqttClient, mqtt_broker
 from trio.testing import MockClock
 
 from martlet.runtime.steps import per_slice
@@ -35,7 +35,7 @@ def connect_of(version: int = V5, *, clean: bool = False, will: Will | None = WI
 @asynccontextmanager
 async def away(
     filters: Sequence[FilterSubscription], disk: FakeDisk | None = None, version: int = V5
-) -> AsyncIterator[Running]:
+) -> AsyncIterator[MqttBroker]:
     """A broker with a client that has *filters* and is away; messages came for the first and the last."""
     disk = disk or FakeDisk()
     async with mqtt_broker(Path("/data"), store=STORE, disk=disk, clock=TrioClock()) as mqtt:
@@ -58,14 +58,14 @@ def missed() -> list[bytes]:
     return [b"0", b"%d" % (COUNT - 1)]
 
 
-async def greeted(talk: Talk) -> Connack:
+async def greeted(talk: MqttClient) -> Connack:
     """Return the first packet of the broker."""
     packet = await talk.receive()
     assert isinstance(packet, Connack)
     return packet
 
 
-async def in_slices(mqtt: Running, talk: Talk, connect: Connect) -> Client:
+async def in_slices(mqtt: MqttBroker, talk: MqttClient, connect: Connect) -> Client:
     """Send *connect*, and return when a part of it is done."""
     before = mqtt.broker.turns.slices
     await talk.send(connect)
@@ -76,7 +76,7 @@ async def in_slices(mqtt: Running, talk: Talk, connect: Connect) -> Client:
     return client
 
 
-async def watching(mqtt: Running) -> Talk:
+async def watching(mqtt: MqttBroker) -> MqttClient:
     watcher = await mqtt.connect("watcher", V4, keep_alive_s=0)
     await watcher.subscribe("will")
     return watcher

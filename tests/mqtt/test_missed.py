@@ -8,9 +8,9 @@ from typing import Any
 
 import orjson
 import pytest
-from tests.mqtt.mqtt_talk import Running, Talk, leave, mqtt_broker
 from tests.mqtt.retained_talk import append, applied, remove_old_segments
 from tests.stored import records_of
+from tests.wire_clients.mqtt import MqttBroker, MqttClient, leave, mqtt_broker
 
 from martlet.store import Queue
 from martlet.store.queues.queues import BlockDamaged
@@ -27,31 +27,31 @@ DAY_S = 86_400
 
 
 @asynccontextmanager
-async def broker(disk: FakeDisk, config: MqttConfig | None = None) -> AsyncIterator[Running]:
+async def broker(disk: FakeDisk, config: MqttConfig | None = None) -> AsyncIterator[MqttBroker]:
     async with mqtt_broker(DATA, config, store=STORE, disk=disk) as mqtt:
         yield mqtt
 
 
-async def leave_session(mqtt: Running, client_id: str, *filters: str, qos: int = 1) -> None:
+async def leave_session(mqtt: MqttBroker, client_id: str, *filters: str, qos: int = 1) -> None:
     talk = await mqtt.connect(client_id, expiry_s=DAY_S)
     if filters:
         await talk.subscribe(*filters, qos=qos)
     await leave(mqtt, talk, client_id)
 
 
-async def fill(mqtt: Running, name: str = "filler", count: int = 12) -> None:
+async def fill(mqtt: MqttBroker, name: str = "filler", count: int = 12) -> None:
     """Append more than a segment; the names are in different queues."""
     for number in range(count):
         append(mqtt, f"{name}/{number}", bytes(3000), retain=False)
     await applied(mqtt)
 
 
-def stored(mqtt: Running, topic: str = "mqtt") -> list[int]:
+def stored(mqtt: MqttBroker, topic: str = "mqtt") -> list[int]:
     """The log positions of the messages that *topic* still has."""
     return [record.position for record in records_of(mqtt.broker.store, topic)]
 
 
-def position_of(mqtt: Running, client_id: str) -> int:
+def position_of(mqtt: MqttBroker, client_id: str) -> int:
     return mqtt.broker.sessions.table.position(f"mqtt {client_id}")[0]
 
 
@@ -59,13 +59,13 @@ def removed(positions: list[int], start: int, first: int) -> int:
     return sum(start <= each < first for each in positions)
 
 
-async def come_back(mqtt: Running, client_id: str) -> tuple[Talk, object]:
+async def come_back(mqtt: MqttBroker, client_id: str) -> tuple[MqttClient, object]:
     """Connect again; return also what the list of clients says that it missed."""
     talk = await mqtt.connect(client_id, clean=False, expiry_s=DAY_S, present=True)
     return talk, (await listed(mqtt))[client_id]["missed"]
 
 
-async def listed(mqtt: Running) -> dict[str, dict[str, Any]]:
+async def listed(mqtt: MqttBroker) -> dict[str, dict[str, Any]]:
     administrator = await mqtt.connect("administrator")
     await administrator.publish(f"{PREFIX}clients", b"", 1)
     (answer,) = await administrator.messages(1)
@@ -73,7 +73,7 @@ async def listed(mqtt: Running) -> dict[str, dict[str, Any]]:
     return {row["client"]: row for row in orjson.loads(answer.payload)["rows"]}
 
 
-def counted(mqtt: Running) -> tuple[int, int]:
+def counted(mqtt: MqttBroker) -> tuple[int, int]:
     counters = mqtt.context.counters
     return counters.missed, counters.missed_sessions
 

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.kills import ROUNDS, Victim, survive_kills
+from tests.broker_process import BrokerProcess
+from tests.kills import ROUNDS, survive_kills
 from tests.mqtt.devices import Receiver, Sender, check
-from tests.mqtt.mqtt_talk import Talk, mqtt_broker
-from tests.wire_clients.streams import StreamWire, dial
+from tests.wire_clients.mqtt import MqttClient, mqtt_broker, mqtt_process
+from tests.wire_clients.streams import Wire, dialed
 
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
@@ -24,14 +25,13 @@ from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.wire.packets import Packet
 
 SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "3")))
-PROCESS = "tests.mqtt.mqtt_process"
 GONE = (trio.BrokenResourceError, trio.ClosedResourceError, EOFError, OSError)
 
 
-class ShortTalk(Talk):
+class ShortClient(MqttClient):
     """A connection that the client drops after some packets."""
 
-    def __init__(self, wire: StreamWire, packets: float) -> None:
+    def __init__(self, wire: Wire, packets: float) -> None:
         super().__init__(wire)
         self._left = packets
 
@@ -43,14 +43,13 @@ class ShortTalk(Talk):
 
 
 @asynccontextmanager
-async def talking(address: str, packets: float = math.inf) -> AsyncIterator[Talk]:
-    wire = await dial(address)
-    async with wire.stream:
-        yield ShortTalk(wire, packets)
+async def talking(address: str, packets: float = math.inf) -> AsyncIterator[MqttClient]:
+    async with dialed(address) as wire:
+        yield ShortClient(wire, packets)
 
 
 async def connected(device: Sender | Receiver, address: str, chance: random.Random) -> None:
-    """Talk over several connections, one after the other, without end."""
+    """MqttClient over several connections, one after the other, without end."""
     while True:
         with suppress(*GONE):
             async with talking(address, chance.randrange(5, 150)) as talk:
@@ -59,9 +58,9 @@ async def connected(device: Sender | Receiver, address: str, chance: random.Rand
         await trio.lowlevel.checkpoint()
 
 
-async def traffic(sender: Sender, receiver: Receiver, victim: Victim) -> None:
+async def traffic(sender: Sender, receiver: Receiver, victim: BrokerProcess) -> None:
     """Let both talk until the broker is killed after some messages."""
-    address = victim.line()
+    address = victim.addresses["mqtt"]
     goal = len(receiver.received) + sender.chance.randrange(50, 300)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(connected, receiver, address, sender.chance)
@@ -87,13 +86,13 @@ def test_kill_9_loses_nothing_and_repeats_nothing_of_qos_2(tmp_path: Path, flush
     chance = random.Random(flush)
     sender, receiver = Sender(chance), Receiver(chance)
 
-    def work(victim: Victim) -> None:
+    def work(victim: BrokerProcess) -> None:
         trio.run(traffic, sender, receiver, victim)
 
-    def finish(victim: Victim) -> None:
-        trio.run(drained, sender, receiver, victim.line())
+    def finish(victim: BrokerProcess) -> None:
+        trio.run(drained, sender, receiver, victim.addresses["mqtt"])
 
-    survive_kills(partial(Victim, PROCESS, tmp_path, flush), work, finish)
+    survive_kills(partial(mqtt_process, tmp_path, flush), work, finish)
     check(sender, receiver)
     assert len(sender.stored) > 50 * ROUNDS
 
@@ -106,7 +105,7 @@ async def test_a_power_cut_loses_nothing_and_repeats_nothing_of_qos_2(cut: Cut, 
     store = small_config(flush="sync", segment_bytes=1 << 16, page_bytes=1 << 13, cache_bytes=1 << 16)
     config, directory = MqttConfig(in_flight_max=20), Path("/data")
 
-    async def connected(device: Sender | Receiver, talk: Talk) -> None:
+    async def connected(device: Sender | Receiver, talk: MqttClient) -> None:
         await device.connect(talk)
         await device.run(talk)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import V4, V5, Running, Talk, mqtt_broker
+from tests.wire_clients.mqtt import V4, V5, MqttBroker, MqttClient, mqtt_broker
 
 from martlet.contracts import Stage
 from martlet.errors import Reason, Refused
@@ -21,12 +21,12 @@ LIMIT = 2000
 BROKER = BrokerConfig(message_bytes_max=LIMIT)
 
 
-def counts(mqtt: Running) -> tuple[int, int, int]:
+def counts(mqtt: MqttBroker) -> tuple[int, int, int]:
     counters = mqtt.context.counters
     return counters.stored, counters.refused, counters.unretained
 
 
-async def others(mqtt: Running) -> Talk:
+async def others(mqtt: MqttBroker) -> MqttClient:
     talk = await mqtt.connect("reader")
     await talk.subscribe("#")
     return talk

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import Running, mqtt_broker
+from tests.wire_clients.mqtt import MqttBroker, mqtt_broker
 
 from martlet_mqtt.wire.codes import PacketType
 from martlet_mqtt.wire.packets import Ack, Connack, Connect, Publish, Will
@@ -14,7 +14,7 @@ from martlet_mqtt.wire.packets import Ack, Connack, Connect, Publish, Will
 TIMES = 20
 
 
-async def publisher(mqtt: Running) -> None:
+async def publisher(mqtt: MqttBroker) -> None:
     talk = await mqtt.connect("publisher")
     await talk.publish("a", b"0")
     await talk.publish("a", b"1", 1)
@@ -22,7 +22,7 @@ async def publisher(mqtt: Running) -> None:
     await talk.disconnect()
 
 
-async def session(mqtt: Running) -> None:
+async def session(mqtt: MqttBroker) -> None:
     """The session is not ended, and has two messages in flight."""
     talk = await mqtt.connect("session", clean=False, expiry_s=1000)
     await talk.subscribe("b/#", qos=2)
@@ -32,14 +32,14 @@ async def session(mqtt: Running) -> None:
     talk.hang_up()
 
 
-async def clean_session(mqtt: Running) -> None:
+async def clean_session(mqtt: MqttBroker) -> None:
     talk = await mqtt.connect("clean")
     await talk.subscribe("b/#", "$SYS/#", "c", qos=1)
     await talk.unsubscribe("c", "d")
     talk.hang_up()
 
 
-async def shared(mqtt: Running) -> None:
+async def shared(mqtt: MqttBroker) -> None:
     talk = await mqtt.connect("shared")
     await talk.subscribe("$share/g/s", qos=1)
     await talk.publish("s", b"1", 1)
@@ -48,12 +48,12 @@ async def shared(mqtt: Running) -> None:
     await talk.disconnect()
 
 
-async def will(mqtt: Running) -> None:
+async def will(mqtt: MqttBroker) -> None:
     talk = await mqtt.connect("will", will=Will("w", b"gone", 1))
     talk.hang_up()
 
 
-async def taken_over(mqtt: Running) -> None:
+async def taken_over(mqtt: MqttBroker) -> None:
     first = await mqtt.connect("twice", expiry_s=1000)
     await first.subscribe("t", qos=1)
     second = await mqtt.connect("twice", clean=False, expiry_s=1000, present=True)
@@ -61,20 +61,20 @@ async def taken_over(mqtt: Running) -> None:
     second.hang_up()
 
 
-async def refused(mqtt: Running) -> None:
+async def refused(mqtt: MqttBroker) -> None:
     _, answer = await mqtt.answer(Connect("\x01"))
     assert isinstance(answer, Connack)
     assert answer.reason
 
 
-async def wrong(mqtt: Running) -> None:
+async def wrong(mqtt: MqttBroker) -> None:
     talk = await mqtt.connect("wrong")
     await talk.subscribe("b/#", qos=1)
     await talk.send(Ack(PacketType.PUBREL, 7), Publish("+", b""))
     await talk.closed()
 
 
-VISITS: list[Callable[[Running], Awaitable[None]]] = [
+VISITS: list[Callable[[MqttBroker], Awaitable[None]]] = [
     publisher,
     session,
     clean_session,
@@ -86,7 +86,7 @@ VISITS: list[Callable[[Running], Awaitable[None]]] = [
 ]
 
 
-async def wait_alone(mqtt: Running) -> None:
+async def wait_alone(mqtt: MqttBroker) -> None:
     """Wait until every connection has ended, and what they did is known."""
     while mqtt.running.server.statistics()["connections"]:
         await trio.lowlevel.checkpoint()
@@ -95,7 +95,7 @@ async def wait_alone(mqtt: Running) -> None:
 
 @pytest.mark.parametrize("visit", VISITS, ids=lambda visit: visit.__name__)
 async def test_clients_leave_no_cycles(
-    visit: Callable[[Running], Awaitable[None]], tmp_path: Path, no_collection: None
+    visit: Callable[[MqttBroker], Awaitable[None]], tmp_path: Path, no_collection: None
 ) -> None:
     async with mqtt_broker(tmp_path) as mqtt:
         for _ in range(3):  # what is made once

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.mqtt.mqtt_talk import ASYNC, Talk, mqtt_broker
+from tests.wire_clients.mqtt import ASYNC, MqttClient, mqtt_broker
 
 from martlet.store import StoreConfig
 from martlet_mqtt.wire.packets import Ack, FilterSubscription, Publish, Suback, Subscribe, Will
@@ -11,7 +11,7 @@ from martlet_mqtt.wire.packets import Ack, FilterSubscription, Publish, Suback, 
 SYNC = StoreConfig(flush="sync")
 
 
-async def subscribed(talk: Talk) -> list[bytes]:
+async def subscribed(talk: MqttClient) -> list[bytes]:
     """Return the payloads that come before SUBACK."""
     came: list[bytes] = []
     while not isinstance(packet := await talk.receive(), Suback):
@@ -20,7 +20,7 @@ async def subscribed(talk: Talk) -> list[bytes]:
     return came
 
 
-async def collect(talk: Talk, last: bytes) -> list[bytes]:
+async def collect(talk: MqttClient, last: bytes) -> list[bytes]:
     """Return the payloads that come up to *last*, without it; other packets are passed over."""
     came: list[bytes] = []
     while True:

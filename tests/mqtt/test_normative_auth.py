@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mqtt.mqtt_talk import Running, Talk
 from tests.mqtt.normative import statement
 from tests.mqtt.users import ScramClient, Users, closed_broker
+from tests.wire_clients.mqtt import MqttBroker, MqttClient
 
 from martlet.contracts import Challenge, Exchange, Identity, Proved
 from martlet_mqtt.config import MqttConfig
@@ -31,7 +31,7 @@ from martlet_mqtt.wire.properties import Properties, Property
 SCRAM = "SCRAM-SHA-256"
 CONTINUE = ReasonCode.CONTINUE_AUTHENTICATION
 AGAIN = ReasonCode.RE_AUTHENTICATE
-Closed = tuple[Running, Users]
+Closed = tuple[MqttBroker, Users]
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def data_of(packet: Packet) -> bytes:
     return packet.properties.data(Property.AUTHENTICATION_DATA) or b""
 
 
-async def ask(talk: Talk, data: bytes, **more: Any) -> bytes:
+async def ask(talk: MqttClient, data: bytes, **more: Any) -> bytes:
     """Begin to connect, and return the broker's challenge."""
     await talk.send(Connect("c", V5, properties=said(data), **more))
     answer = await talk.expect(Auth)
@@ -62,7 +62,7 @@ async def ask(talk: Talk, data: bytes, **more: Any) -> bytes:
     return data_of(answer)
 
 
-async def log_in(mqtt: Running, user: str = "ann", **more: Any) -> Talk:
+async def log_in(mqtt: MqttBroker, user: str = "ann", **more: Any) -> MqttClient:
     """Return a connection of *user*."""
     talk, scram = mqtt.open(), ScramClient(user, user)
     challenge = await ask(talk, scram.first, **more)
@@ -184,7 +184,7 @@ async def test_the_time_to_connect_goes_on_during_the_exchange(tmp_path: Path, a
 # in an open connection
 
 
-async def prove_again(talk: Talk, user: str, password: str) -> None:
+async def prove_again(talk: MqttClient, user: str, password: str) -> None:
     scram = ScramClient(user, password)
     await talk.send(Auth(AGAIN, said(scram.first)))
     answer = await talk.expect(Auth)
@@ -228,7 +228,7 @@ async def test_who_fails_to_prove_it_again_is_disconnected_and_its_will_is_publi
     assert set(mqtt.context.clients) == {"watcher"}
 
 
-async def log_in_as(mqtt: Running, client_id: str, user: str) -> Talk:
+async def log_in_as(mqtt: MqttBroker, client_id: str, user: str) -> MqttClient:
     return await mqtt.connect(client_id, user_name=user, password=user.encode())
 
 

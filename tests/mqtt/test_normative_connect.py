@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import mqtt_broker
 from tests.mqtt.normative import (
     VERSIONS,
     after_connect,
@@ -20,6 +19,7 @@ from tests.mqtt.normative import (
     statement,
     stay,
 )
+from tests.wire_clients.mqtt import mqtt_broker
 from trio.testing import MockClock
 
 from martlet_mqtt.config import MqttConfig

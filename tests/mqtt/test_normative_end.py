@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from tests.mqtt.mqtt_talk import mqtt_broker
 from tests.mqtt.normative import (
     VERSIONS,
     after_connect,
@@ -14,6 +13,7 @@ from tests.mqtt.normative import (
     statement,
     stay,
 )
+from tests.wire_clients.mqtt import mqtt_broker
 
 from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.wire.codes import V4, V5, PacketType, ReasonCode

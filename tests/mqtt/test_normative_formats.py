@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from tests.mqtt.mqtt_talk import mqtt_broker
 from tests.mqtt.normative import (
     VERSIONS,
     after_connect,
@@ -18,6 +17,7 @@ from tests.mqtt.normative import (
     statement,
     stay,
 )
+from tests.wire_clients.mqtt import mqtt_broker
 
 from martlet.contracts import Stage
 from martlet.errors import Reason, Refused

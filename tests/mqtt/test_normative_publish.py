@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import Talk, mqtt_broker
 from tests.mqtt.normative import (
     VERSIONS,
     after_connect,
@@ -17,6 +16,7 @@ from tests.mqtt.normative import (
     statement,
     stay,
 )
+from tests.wire_clients.mqtt import MqttClient, mqtt_broker
 from trio.testing import MockClock
 
 from martlet.testing.clock import TrioClock
@@ -33,7 +33,7 @@ def expiring(seconds: int) -> Properties:
     return Properties({Property.MESSAGE_EXPIRY: seconds})
 
 
-async def raw_packet(talk: Talk) -> bytes:
+async def raw_packet(talk: MqttClient) -> bytes:
     """Return the next packet, which is a short one, as it came."""
     head = await talk.wire.receive_exactly(2)
     assert head[1] < 128

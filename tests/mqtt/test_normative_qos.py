@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import Talk, leave, mqtt_broker
 from tests.mqtt.normative import VERSIONS, before_fence, statement, stay
+from tests.wire_clients.mqtt import MqttClient, leave, mqtt_broker
 from trio.testing import MockClock
 
 from martlet.testing.clock import TrioClock
@@ -17,7 +17,7 @@ from martlet_mqtt.wire.properties import Properties, Property
 NOT_TEXT = Properties({Property.PAYLOAD_FORMAT: 1})
 
 
-async def ack(talk: Talk, kind: PacketType, packet_id: int, reason: int = 0) -> None:
+async def ack(talk: MqttClient, kind: PacketType, packet_id: int, reason: int = 0) -> None:
     await talk.send(Ack(kind, packet_id, reason))
 
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tests.mqtt.mqtt_talk import Running, leave, mqtt_broker
 from tests.mqtt.normative import VERSIONS, before_fence, statement, stay
+from tests.wire_clients.mqtt import MqttBroker, leave, mqtt_broker
 
 from martlet_mqtt.wire.codes import V4, V5
 from martlet_mqtt.wire.packets import Ack, FilterSubscription, Publish, Suback, Subscribe
@@ -13,7 +13,7 @@ from martlet_mqtt.wire.properties import Properties, Property
 QOS = pytest.mark.parametrize("qos", [0, 1, 2])
 
 
-async def retained(mqtt: Running, topic_filter: str, version: int) -> list[tuple[str, bytes, int, bool]]:
+async def retained(mqtt: MqttBroker, topic_filter: str, version: int) -> list[tuple[str, bytes, int, bool]]:
     """Return what a new subscriber to *topic_filter* gets."""
     await mqtt.settle()
     talk, publisher = await mqtt.connect("", version), await mqtt.connect("", version)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import Running, leave, mqtt_broker
 from tests.mqtt.normative import VERSIONS, before_fence, statement, stay
+from tests.wire_clients.mqtt import MqttBroker, leave, mqtt_broker
 from trio.testing import MockClock
 
 from martlet.testing.clock import TrioClock
@@ -15,7 +15,7 @@ from martlet_mqtt.wire.packets import Connect, Disconnect
 from martlet_mqtt.wire.properties import Properties, Property
 
 
-async def comes_back(mqtt: Running, expiry_s: int) -> bool:
+async def comes_back(mqtt: MqttBroker, expiry_s: int) -> bool:
     """Connect client ``me`` again; return whether the broker still has its session."""
     properties = Properties({Property.SESSION_EXPIRY: expiry_s})
     _, answer = await mqtt.answer(Connect("me", V5, clean_start=False, properties=properties))

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from tests.mqtt.mqtt_talk import Running, mqtt_broker
 from tests.mqtt.normative import (
     VERSIONS,
     before_fence,
@@ -12,6 +11,7 @@ from tests.mqtt.normative import (
     statement,
     stay,
 )
+from tests.wire_clients.mqtt import MqttBroker, mqtt_broker
 
 from martlet.message import Message
 from martlet_mqtt.wire.codes import V4, V5, PacketType, ReasonCode
@@ -19,7 +19,7 @@ from martlet_mqtt.wire.packets import Ack, Suback
 from martlet_mqtt.wire.properties import encode_text
 
 
-def publish_as_another_protocol(mqtt: Running, name: str) -> None:
+def publish_as_another_protocol(mqtt: MqttBroker, name: str) -> None:
     """Store a message to *name*, which clients of MQTT may not publish to if it begins with a dollar sign."""
     mqtt.broker.publish(Message("mqtt", name.encode(), b"TAGS\x01%b\x02" % name.encode(), 0))
 

@@ -4,70 +4,20 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import Talk, mqtt_broker
 from tests.mqtt.normative import VERSIONS, statement
-from wsproto import ConnectionType, WSConnection
-from wsproto.events import (
-    AcceptConnection,
-    BytesMessage,
-    CloseConnection,
-    Event,
-    RejectConnection,
-    Request,
-    TextMessage,
-)
+from tests.wire_clients.mqtt import MqttClient, mqtt_broker
+from tests.wire_clients.streams import WebSocketWire
+from wsproto.events import AcceptConnection, CloseConnection, Event, RejectConnection, TextMessage
 
-from martlet.testing.peers import MemoryPeer
 from martlet_mqtt.wire.codec import encode_packet
 from martlet_mqtt.wire.codes import V4, V5
 from martlet_mqtt.wire.packets import Connack, Connect, Pingreq, Pingresp
 
 
-class WebSocketWire:
-    """The client's end of a connection whose bytes are in binary frames."""
-
-    def __init__(self, peer: MemoryPeer) -> None:
-        self._peer = peer
-        self._state = WSConnection(ConnectionType.CLIENT)
-        self._rest = b""
-        self._events: list[Event] = []
-
-    async def tell(self, *events: Event) -> None:
-        await self._peer.send(b"".join(self._state.send(event) for event in events))
-
-    async def hear(self) -> Event:
-        """Return the next event. Raises `EOFError` when the broker has closed."""
-        while not self._events:
-            data = await self._peer.receive_some()
-            if not data:
-                raise EOFError("the broker closed")
-            self._state.receive_data(data)
-            self._events += self._state.events()
-        return self._events.pop(0)
-
-    async def send(self, data: bytes) -> None:
-        await self.tell(BytesMessage(data))
-
-    async def receive_exactly(self, size: int) -> bytes:
-        while len(self._rest) < size:
-            event = await self.hear()
-            if isinstance(event, CloseConnection):
-                raise EOFError("the broker closed")
-            assert isinstance(event, BytesMessage), event
-            self._rest += event.data
-        data, self._rest = self._rest[:size], self._rest[size:]
-        return data
-
-    def close(self) -> None:
-        self._peer.close()
-
-
-async def opened(talk: Talk, *subprotocols: str) -> tuple[WebSocketWire, Event]:
+async def opened(talk: MqttClient, *subprotocols: str) -> tuple[WebSocketWire, Event]:
     """Return a WebSocket on the connection of *talk*, and the answer of the broker to its handshake."""
-    assert isinstance(talk.wire, MemoryPeer)
     wire = WebSocketWire(talk.wire)
-    await wire.tell(Request(host="localhost", target="/mqtt", subprotocols=list(subprotocols)))
-    return wire, await wire.hear()
+    return wire, await wire.shake_hands(*subprotocols, target="/mqtt")
 
 
 @statement(V4, "MQTT-6.0.0-4")
@@ -98,7 +48,7 @@ async def test_a_client_that_does_not_offer_it_is_rejected(tmp_path: Path) -> No
 async def test_packets_may_begin_and_end_anywhere_in_binary_frames(tmp_path: Path, version: int, size: int) -> None:
     async with mqtt_broker(tmp_path) as mqtt:
         wire, _ = await opened(mqtt.open(), "mqtt")
-        talk = Talk(wire, version)
+        talk = MqttClient(wire, version)
         data = encode_packet(Connect("c", version), version) + encode_packet(Pingreq(), version) * 3
         for at in range(0, len(data), size):
             await wire.send(data[at : at + size])
@@ -118,7 +68,7 @@ async def test_a_text_frame_ends_the_connection(tmp_path: Path, version: int, co
     async with mqtt_broker(tmp_path) as mqtt:
         wire, _ = await opened(mqtt.open(), "mqtt")
         if connected:
-            talk = Talk(wire, version)
+            talk = MqttClient(wire, version)
             await talk.send(Connect("c", version))
             await talk.expect(Connack)
         await wire.tell(TextMessage("\x10\x00"))

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
 from tests.mqtt.normative import (
     VERSIONS,
     before_fence,
@@ -13,6 +12,7 @@ from tests.mqtt.normative import (
     statement,
     stay,
 )
+from tests.wire_clients.mqtt import MqttBroker, MqttClient, mqtt_broker
 from trio.testing import MockClock
 
 from martlet.testing.clock import TrioClock
@@ -25,7 +25,7 @@ def later(delay_s: int, payload: bytes = b"will") -> Will:
     return Will("will", payload, 1, properties=Properties({Property.WILL_DELAY: delay_s}))
 
 
-async def watching(mqtt: Running, version: int = V5) -> Talk:
+async def watching(mqtt: MqttBroker, version: int = V5) -> MqttClient:
     watcher = await mqtt.connect("watcher", version)
     await watcher.subscribe("will", "fence", qos=2)
     return watcher

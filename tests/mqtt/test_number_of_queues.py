@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.mqtt.mqtt_talk import Running, Talk, leave, mqtt_broker
+from tests.wire_clients.mqtt import MqttBroker, MqttClient, leave, mqtt_broker
 
 from martlet_mqtt.config import MqttConfig
 
@@ -11,18 +11,18 @@ CONFIG = MqttConfig(queues=8)
 NAMES = [f"n/{number}" for number in range(40)]
 
 
-def change_queues(mqtt: Running, queues: int) -> None:
+def change_queues(mqtt: MqttBroker, queues: int) -> None:
     mqtt.broker.topics.update("mqtt", queues, queues)
 
 
-async def publish(mqtt: Running, payload: bytes = b"x") -> None:
+async def publish(mqtt: MqttBroker, payload: bytes = b"x") -> None:
     talk = await mqtt.connect("publisher")
     for name in NAMES:
         assert await talk.publish(name, payload, 1) == 0
     await leave(mqtt, talk, "publisher")
 
 
-async def take(talk: Talk) -> list[str]:
+async def take(talk: MqttClient) -> list[str]:
     """Receive and acknowledge forty messages, and nothing else."""
     found: list[str] = []
     while len(found) < len(NAMES):  # fewer are in flight at once
@@ -51,7 +51,7 @@ async def test_a_durable_session_gets_what_was_published_while_it_was_away(
             await back(mqtt)
 
 
-async def back(mqtt: Running) -> None:
+async def back(mqtt: MqttBroker) -> None:
     used = mqtt.broker.topics.get("mqtt")
     assert used is not None
     assert (used.read_queues > 5, used.write_queues) == (True, 1)

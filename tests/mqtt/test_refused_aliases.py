@@ -4,7 +4,7 @@ from pathlib import Path
 
 import orjson
 import pytest
-from tests.mqtt.mqtt_talk import Talk, mqtt_broker
+from tests.wire_clients.mqtt import MqttClient, mqtt_broker
 
 from martlet_mqtt.wire.codes import ReasonCode
 from martlet_mqtt.wire.packets import Publish
@@ -14,7 +14,7 @@ ALIAS = Properties({Property.TOPIC_ALIAS: 1})
 REFUSED = ReasonCode.TOPIC_NAME_INVALID
 
 
-async def alias(talk: Talk, name: str, payload: bytes, qos: int = 1) -> int:
+async def alias(talk: MqttClient, name: str, payload: bytes, qos: int = 1) -> int:
     return await talk.publish(name, payload, qos, properties=ALIAS)
 
 

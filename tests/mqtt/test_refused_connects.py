@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import Running, mqtt_broker
+from tests.wire_clients.mqtt import MqttBroker, mqtt_broker
 from trio.testing import MockClock
 
 from martlet.settings import DeliveryConfig
@@ -39,7 +39,7 @@ def connect_of(version: int, will: Will | None, client_id: str = "c", *, clean: 
     return Connect(client_id, version, clean, will=will, properties=EXPIRY if version == V5 else NO_PROPERTIES)
 
 
-def holds(mqtt: Running) -> tuple[object, ...]:
+def holds(mqtt: MqttBroker) -> tuple[object, ...]:
     """What the broker holds for clients."""
     sessions, cursors = mqtt.broker.sessions.statistics(), mqtt.broker.cursors.statistics()
     return sessions["attached"], len(mqtt.context.clients), cursors["cursors"], len(mqtt.broker.sessions.live.by_key)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.mqtt.mqtt_talk import mqtt_broker
+from tests.wire_clients.mqtt import mqtt_broker
 
 from martlet_mqtt.admin.control import PREFIX, REQUEST_BYTES_MAX
 from martlet_mqtt.wire.codes import PacketType, ReasonCode

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mqtt.mqtt_talk import V4, V5, Running, Talk, mqtt_broker
-from tests.mqtt.remoting_talk import REPLY_TOPIC, RemotingTalk, properties_of, remoting_of
+from tests.wire_clients.mqtt import V4, V5, MqttBroker, MqttClient, mqtt_broker
+from tests.wire_clients.remoting import REPLY_TOPIC, RemotingClient, remoting_of
 
 from martlet.contracts import Identity
-from martlet.message import Record
+from martlet.message import Record, decode_properties
 from martlet.records.codec import decode_record
 from martlet_mqtt.wire.codes import ReasonCode
 from martlet_mqtt.wire.packets import Publish
@@ -23,12 +23,12 @@ QOS = pytest.mark.parametrize("qos", [0, 1, 2])
 class Both:
     """A broker with MQTT and remoting."""
 
-    def __init__(self, mqtt: Running) -> None:
+    def __init__(self, mqtt: MqttBroker) -> None:
         self.mqtt = mqtt
         self._port = remoting_of(mqtt.broker)
 
-    def remoting(self) -> RemotingTalk:
-        return RemotingTalk(self.mqtt.running, self._port)
+    def remoting(self) -> RemotingClient:
+        return RemotingClient.of(self.mqtt.running, self._port)
 
     async def records(self, topic: str) -> list[Record]:
         """Return the records of *topic*, which everybody has."""
@@ -58,7 +58,7 @@ def request(payload: bytes, response: str, correlation: bytes | None, qos: int =
     return Publish("ask", payload, qos, packet_id=7 if qos else 0, properties=Properties(values, users))
 
 
-async def ask(talk: Talk, *words: Any) -> None:
+async def ask(talk: MqttClient, *words: Any) -> None:
     packet = request(*words)
     assert await talk.publish("ask", packet.payload, packet.qos, 7, properties=packet.properties) == 0
     await talk.rest()
@@ -75,7 +75,7 @@ async def test_a_rocketmq_client_answers_a_request_of_an_mqtt_client(
         await ask(asker, b"what?", "answers/asker", correlation, qos)
         (record,) = await brokers.records("mqtt")
         replier = brokers.remoting()
-        answer = await replier.reply(properties_of(record), b"that", colour="red", UNIQ_KEY="U1")
+        answer = await replier.reply(decode_properties(record.properties), b"that", colour="red", UNIQ_KEY="U1")
         assert answer.code == ResponseCode.SUCCESS
         (reply,) = await asker.messages(1)
         assert (reply.topic, reply.payload, reply.qos) == ("answers/asker", b"that", min(qos, 1))
@@ -104,7 +104,7 @@ async def test_an_mqtt_client_answers_a_request_of_a_rocketmq_client(tmp_path: P
         await replier.subscribe("ask")
         await asker.introduce("10.0.0.1@77#é/x@y")
         wanted = {"CORRELATION_ID": "c9", "REPLY_TO_CLIENT": "10.0.0.1@77#é/x@y", "TTL": "3000", "TAGS": "ask"}
-        assert (await asker.send("mqtt", b"what?", {**wanted, "colour": "blue"})).code == 0
+        assert (await asker.publish("mqtt", b"what?", {**wanted, "colour": "blue"})).code == 0
         (got,) = await replier.messages(1)
         await replier.acknowledge(got)
         assert got.payload == b"what?"
@@ -191,12 +191,12 @@ async def test_who_replies_needs_the_permission_to_publish_where_the_reply_goes(
         broker = brokers.mqtt.broker
         reply = Properties({Property.CORRELATION_DATA: b"c"})
         broker.authorizers = (only({("publish", REPLY_TOPIC)}),)
-        answer = await replier.reply(properties_of(record), b"forged")
+        answer = await replier.reply(decode_properties(record.properties), b"forged")
         assert answer.code == ResponseCode.NO_PERMISSION
         assert await asker.publish("$REPLY/other", b"x", 1, properties=reply) == 0
         await other.pushed()
         broker.authorizers = (only({("publish", REPLY_TOPIC), ("publish", "mqtt/answers"), ("publish", "mqtt")}),)
-        assert (await replier.reply(properties_of(record), b"right")).code == ResponseCode.SUCCESS
+        assert (await replier.reply(decode_properties(record.properties), b"right")).code == ResponseCode.SUCCESS
         assert await asker.payloads(1) == [b"right"]
         broker.authorizers = (only({("publish", "mqtt"), ("publish", "mqtt/answers")}),)
         assert await asker.publish("$REPLY/other", b"x", 1, properties=reply) == ReasonCode.NOT_AUTHORIZED

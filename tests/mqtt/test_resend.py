@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.mqtt.mqtt_talk import Running, mqtt_broker
+from tests.wire_clients.mqtt import MqttBroker, mqtt_broker
 
 from martlet.runtime.steps import per_slice
 from martlet.store import Store
@@ -14,7 +14,7 @@ from martlet_mqtt.wire.packets import Ack
 from martlet_mqtt.wire.properties import Property
 
 
-def flight_of(mqtt: Running) -> Flight:
+def flight_of(mqtt: MqttBroker) -> Flight:
     outgoing = mqtt.client("c").outgoing
     assert outgoing is not None
     return outgoing.flight

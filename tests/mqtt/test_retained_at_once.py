@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
-from tests.mqtt.mqtt_talk import mqtt_broker
+from tests.wire_clients.mqtt import mqtt_broker
 
 from martlet.store import StoreConfig
 from martlet_mqtt.wire.packets import Ack, Publish

@@ -7,8 +7,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.mqtt.mqtt_talk import Running, mqtt_broker
 from tests.mqtt.retained_talk import append, applied, come_back, kept, roll
+from tests.wire_clients.mqtt import MqttBroker, mqtt_broker
 
 from martlet.errors import Refused
 from martlet.testing.disk import Cut, FakeDisk
@@ -20,7 +20,7 @@ AFTER = ("in the same run", "after a restart", "after a replay", "after kill -9"
 
 
 @asynccontextmanager
-async def broker(disk: FakeDisk, flush: str = "sync") -> AsyncIterator[Running]:
+async def broker(disk: FakeDisk, flush: str = "sync") -> AsyncIterator[MqttBroker]:
     store = small_config(flush=flush, segment_bytes=1 << 15, page_bytes=1 << 12, cache_bytes=1 << 16)
     async with mqtt_broker(DATA, store=store, disk=disk) as mqtt:
         yield mqtt
@@ -85,7 +85,7 @@ async def test_a_copy_is_no_new_message_for_a_session_that_is_older(after: str) 
             assert await come_back(mqtt) == [(b"kept", True)]
 
 
-async def copied(mqtt: Running) -> None:
+async def copied(mqtt: MqttBroker) -> None:
     """Have retention append all retained messages again, twice."""
     for _ in range(2):
         before = mqtt.context.retained.floor()

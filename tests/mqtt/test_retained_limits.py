@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import V4, V5, Running, Talk, mqtt_broker
+from tests.wire_clients.mqtt import V4, V5, MqttBroker, MqttClient, mqtt_broker
 from trio.testing import MockClock
 
 from martlet.runtime.steps import finish_now, per_slice
@@ -24,7 +24,7 @@ from martlet_mqtt.wire.properties import Properties, Property
 QUOTA = ReasonCode.QUOTA_EXCEEDED
 
 
-async def retain(talk: Talk, name: str, payload: bytes) -> int:
+async def retain(talk: MqttClient, name: str, payload: bytes) -> int:
     return await talk.publish(name, payload, 1, retain=True)
 
 
@@ -32,7 +32,7 @@ def properties_bytes(name: str) -> int:
     return len(f"TAGS\x01{name}\x02MQTT_RETAIN\x011\x02MQTT_CLIENT\x01p\x02")
 
 
-def counted(mqtt: Running) -> tuple[int, int]:
+def counted(mqtt: MqttBroker) -> tuple[int, int]:
     return len(mqtt.context.retained), mqtt.context.retained.bytes
 
 

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.mqtt.mqtt_talk import mqtt_broker
+from tests.wire_clients.mqtt import mqtt_broker
 
 from martlet.delivery.routing.route_cache import RouteCache
 from martlet.store import Store

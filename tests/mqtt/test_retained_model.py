@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import Running, mqtt_broker
 from tests.mqtt.retained_talk import append, applied, held, roll, run_now
+from tests.wire_clients.mqtt import MqttBroker, mqtt_broker
 
 from martlet.errors import Refused
 from martlet.testing.disk import Cut, FakeDisk
@@ -44,7 +44,7 @@ class Model:
     failed: int = 0
     removed: int = 0
 
-    def settle(self, mqtt: Running) -> None:
+    def settle(self, mqtt: MqttBroker) -> None:
         """Take what was committed, by a segment that ended, by retention or by the server."""
         while self.pending and self.pending[0][0] <= mqtt.broker.store.written:
             _, name, payload = self.pending.pop(0)
@@ -52,7 +52,7 @@ class Model:
             if payload:
                 self.stored[name] = payload
 
-    def append(self, mqtt: Running) -> None:
+    def append(self, mqtt: MqttBroker) -> None:
         self.number += 1
         name = self.chance.choice(NAMES)
         # Of few sizes, so that messages of one name often have the same.
@@ -60,7 +60,7 @@ class Model:
         append(mqtt, name, payload)
         self.pending.append((mqtt.broker.store.appended, name, payload))
 
-    def fail(self, mqtt: Running, disk: FakeDisk) -> None:
+    def fail(self, mqtt: MqttBroker, disk: FakeDisk) -> None:
         """Meet a full disk, and then space again."""
         self.settle(mqtt)
         if not self.pending:
@@ -72,7 +72,7 @@ class Model:
         self.failed += 1
         mqtt.broker.store.retention.look()
 
-    async def retire(self, mqtt: Running, disk: FakeDisk) -> None:
+    async def retire(self, mqtt: MqttBroker, disk: FakeDisk) -> None:
         """Do what retention does, while messages are appended."""
         store = mqtt.broker.store
         before = store.first_position
@@ -90,7 +90,7 @@ class Model:
         disk.used_ratio = 0.1
         self.removed += store.first_position > before
 
-    async def step(self, mqtt: Running, disk: FakeDisk) -> None:
+    async def step(self, mqtt: MqttBroker, disk: FakeDisk) -> None:
         kind = self.chance.choice(
             ("append",) * 8 + ("fill", "fill", "write", "write", "fail", "apply", "roll", "retire")
         )
@@ -124,7 +124,7 @@ def after(disk: FakeDisk, end: str) -> FakeDisk:
     return disk
 
 
-def check_limits(mqtt: Running) -> None:
+def check_limits(mqtt: MqttBroker) -> None:
     """What is retained is counted exactly, also after messages were appended whose commit failed."""
     retained = mqtt.context.retained
     count, size = len(retained), retained.bytes

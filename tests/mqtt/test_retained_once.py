@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.mqtt.mqtt_talk import Talk, mqtt_broker
+from tests.wire_clients.mqtt import MqttClient, mqtt_broker
 
 from martlet_mqtt.wire.packets import FilterSubscription, Publish, Subscribe
 from martlet_mqtt.wire.properties import Property
@@ -11,7 +11,7 @@ COUNT = 200
 ONE_AT_A_TIME = {Property.RECEIVE_MAXIMUM: 1}
 
 
-async def until(talk: Talk, last: bytes) -> list[tuple[str, bytes, bool]]:
+async def until(talk: MqttClient, last: bytes) -> list[tuple[str, bytes, bool]]:
     """Return the names, payloads and RETAIN flags of what comes up to *last*, acknowledged."""
     came: list[tuple[str, bytes, bool]] = []
     while True:

@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import Running, mqtt_broker
 from tests.mqtt.retained_talk import append, applied, came, come_back, remove_old_segments
+from tests.wire_clients.mqtt import MqttBroker, mqtt_broker
 
 from martlet.store import StoreConfig
 from martlet.testing.disk import Cut, FakeDisk
@@ -25,7 +25,7 @@ SEGMENT = 1 << 14
 
 
 @asynccontextmanager
-async def broker(disk: FakeDisk, config: MqttConfig | None = None, segment: int = SEGMENT) -> AsyncIterator[Running]:
+async def broker(disk: FakeDisk, config: MqttConfig | None = None, segment: int = SEGMENT) -> AsyncIterator[MqttBroker]:
     store = small_config(
         flush="async", segment_bytes=segment, page_bytes=1 << 12, cache_bytes=1 << 16, disk_clean_ratio=0.9
     )
@@ -33,7 +33,7 @@ async def broker(disk: FakeDisk, config: MqttConfig | None = None, segment: int 
         yield mqtt
 
 
-async def leave_session(mqtt: Running, *filters: str) -> None:
+async def leave_session(mqtt: MqttBroker, *filters: str) -> None:
     """Let client "c" subscribe, and go; its session stays."""
     talk = await mqtt.connect("c", expiry_s=1000)
     await talk.subscribe(*filters, qos=1)
@@ -41,7 +41,7 @@ async def leave_session(mqtt: Running, *filters: str) -> None:
     await talk.disconnect()
 
 
-async def retire(mqtt: Running, disk: FakeDisk, segment: int = SEGMENT) -> None:
+async def retire(mqtt: MqttBroker, disk: FakeDisk, segment: int = SEGMENT) -> None:
     """Fill the log, and have retention remove all segments but the last."""
     for _ in range(2 * segment // 3000):
         append(mqtt, "filler", bytes(3000), retain=False)

@@ -8,8 +8,8 @@ import trio
 import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.mqtt.mqtt_talk import V5, Running, Talk, mqtt_broker
 from tests.mqtt.retained_talk import append, applied
+from tests.wire_clients.mqtt import V5, MqttBroker, MqttClient, mqtt_broker
 
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
@@ -37,17 +37,17 @@ def test_a_session_stores_subscriptions_with_what_is_due(grant: Grant, rest: Res
     assert (grant_of("f", stored), rest_of(stored)) == (grant, rest)
 
 
-async def retain_many(mqtt: Running, qos: int = 1) -> None:
+async def retain_many(mqtt: MqttBroker, qos: int = 1) -> None:
     for number in range(COUNT):
         append(mqtt, f"a/{number:03}", b"%d" % number, qos=qos)
     await applied(mqtt)
 
 
-async def come_back(mqtt: Running) -> Talk:
+async def come_back(mqtt: MqttBroker) -> MqttClient:
     return await mqtt.connect("c", clean=False, expiry_s=1000, values=FEW, present=True)
 
 
-async def take(talk: Talk, count: int) -> list[Publish]:
+async def take(talk: MqttClient, count: int) -> list[Publish]:
     """Acknowledge *count* messages, and return these and all others that come."""
     found: list[Publish] = []
     while len(found) < count:
@@ -57,7 +57,7 @@ async def take(talk: Talk, count: int) -> list[Publish]:
     return found + await talk.rest()
 
 
-async def drain(talk: Talk) -> list[Publish]:
+async def drain(talk: MqttClient) -> list[Publish]:
     """Return all that comes until there is nothing more, acknowledged."""
     found: list[Publish] = []
     while messages := await take(talk, 0):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.mqtt.mqtt_talk import Running, leave, mqtt_broker
+from tests.wire_clients.mqtt import MqttBroker, leave, mqtt_broker
 
 from martlet.errors import ConfigError
 from martlet.testing.disk import FakeDisk
@@ -21,7 +21,7 @@ DAY_S = 86_400
 STORE = small_config(flush="async", segment_bytes=1 << 20, page_bytes=1 << 16, delete_when="04")
 
 
-async def pass_hours(mqtt: Running, clock: ManualClock, hours: float) -> None:
+async def pass_hours(mqtt: MqttBroker, clock: ManualClock, hours: float) -> None:
     await mqtt.settle()
     clock.ms += int(hours * HOUR_MS)
     await mqtt.broker.store.topic_retention.sweep()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
 from tests.mqtt.users import closed_broker
+from tests.wire_clients.mqtt import MqttBroker, MqttClient, mqtt_broker
 
 from martlet.delivery.routing.route_cache import RouteCache
 from martlet.errors import ConfigError, Reason, Refused
@@ -41,10 +41,10 @@ class Follower:
         self.repeated: list[bytes] = []
         self._ids: set[int] = set()  # of QoS 2, without PUBREL
 
-    async def connect(self, mqtt: Running, *, present: bool = True) -> Talk:
+    async def connect(self, mqtt: MqttBroker, *, present: bool = True) -> MqttClient:
         return await mqtt.connect("me", clean=not present, expiry_s=1000, present=present, values=self.values)
 
-    async def take(self, talk: Talk, last: bytes, new_max: int) -> None:
+    async def take(self, talk: MqttClient, last: bytes, new_max: int) -> None:
         """Take messages until *last* or the *new_max*-th new one, which is not acknowledged."""
         while True:
             packet = await talk.receive()
@@ -66,7 +66,7 @@ class Follower:
             await talk.send(Ack(PacketType.PUBACK if self.qos == 1 else PacketType.PUBREC, packet.packet_id))
 
 
-async def publish_all(mqtt: Running, qos: int) -> list[bytes]:
+async def publish_all(mqtt: MqttBroker, qos: int) -> list[bytes]:
     """Publish messages with names of all topics in one write, and return their payloads."""
     talk = await mqtt.connect("publisher")
     packets = [Publish(f"{name}/x", b"%d" % at, qos, packet_id=at + 1) for at, name in enumerate(ORDER)]
@@ -108,7 +108,7 @@ async def test_an_interrupted_session_gets_all_topics_in_log_order_and_loses_not
         assert follower.repeated == []
 
 
-def log_order(mqtt: Running) -> list[bytes]:
+def log_order(mqtt: MqttBroker) -> list[bytes]:
     """Return the bodies of all messages by their position in the log."""
     store, found = mqtt.broker.store, list[tuple[int, bytes]]()
     for topic in mqtt.context.feed.topics:

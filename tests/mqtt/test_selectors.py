@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from tests.mqtt.mqtt_talk import V4, Running, Talk, mqtt_broker
-from tests.mqtt.remoting_talk import RemotingTalk, remoting_of
+from tests.wire_clients.mqtt import V4, MqttBroker, MqttClient, mqtt_broker
+from tests.wire_clients.remoting import RemotingClient, remoting_of
 
 from martlet_filter_sql92.plugin import Sql92Config, Sql92Plugin
 from martlet_mqtt.config import MqttConfig
@@ -21,7 +21,7 @@ NO = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
 
 
 @asynccontextmanager
-async def selecting(directory: Path, config: MqttConfig = ON, *, with_plugin: bool = True) -> AsyncIterator[Running]:
+async def selecting(directory: Path, config: MqttConfig = ON, *, with_plugin: bool = True) -> AsyncIterator[MqttBroker]:
     async with mqtt_broker(directory, config) as mqtt:
         if with_plugin:
             mqtt.broker.filters = dict(Sql92Plugin(Sql92Config()).martlet_filters(mqtt.broker))
@@ -29,7 +29,7 @@ async def selecting(directory: Path, config: MqttConfig = ON, *, with_plugin: bo
 
 
 async def subscribe(
-    talk: Talk, selector: str | None, *filters: str | FilterSubscription, qos: int = 1, identifier: int = 0
+    talk: MqttClient, selector: str | None, *filters: str | FilterSubscription, qos: int = 1, identifier: int = 0
 ) -> Suback:
     users = (("selector", selector), ("other", "x")) if selector is not None else ()
     wanted = tuple(each if isinstance(each, FilterSubscription) else FilterSubscription(each, qos) for each in filters)
@@ -37,12 +37,12 @@ async def subscribe(
     return await talk.expect(Suback)
 
 
-async def publish(talk: Talk, name: str, payload: bytes, colour: str = "", **more: bool) -> None:
+async def publish(talk: MqttClient, name: str, payload: bytes, colour: str = "", **more: bool) -> None:
     properties = Properties({}, (("colour", colour),) if colour else ())
     assert await talk.publish(name, payload, 1, properties=properties, **more) == 0
 
 
-async def payloads(talk: Talk) -> list[bytes]:
+async def payloads(talk: MqttClient) -> list[bytes]:
     """What came until now, acknowledged."""
     found = await talk.rest()
     for each in found:
@@ -192,10 +192,10 @@ async def test_without_the_plugin_a_selector_is_refused_and_a_session_waits_for_
 
 async def test_messages_of_rocketmq_producers_are_selected(tmp_path: Path) -> None:
     async with selecting(tmp_path) as mqtt:
-        talk, producer = await mqtt.connect("s"), RemotingTalk(mqtt.running, remoting_of(mqtt.broker))
+        talk, producer = await mqtt.connect("s"), RemotingClient.of(mqtt.running, remoting_of(mqtt.broker))
         await subscribe(talk, "level > 3 AND TAGS = 'a'", "+")
         for level in ("2", "5"):
-            assert (await producer.send("mqtt", level.encode(), {"TAGS": "a", "level": level})).code == 0
+            assert (await producer.publish("mqtt", level.encode(), {"TAGS": "a", "level": level})).code == 0
         assert await talk.payloads(1) == [b"5"]
 
 

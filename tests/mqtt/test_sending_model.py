@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 from msgspec.structs import replace
-from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
+from tests.wire_clients.mqtt import MqttBroker, MqttClient, mqtt_broker
 
 from martlet.delivery.cursor import CursorPlace
 from martlet.store import Store
@@ -43,8 +43,8 @@ class Client:
     """A subscriber that checks what it gets."""
 
     chance: random.Random
-    mqtt: Running
-    talk: Talk
+    mqtt: MqttBroker
+    talk: MqttClient
     limit: int
     held: dict[int, Held] = field(default_factory=dict)  # in the order of the first PUBLISH, by identifier
     aliases: dict[int, str] = field(default_factory=dict)
@@ -165,7 +165,7 @@ class Client:
             await self.take()
 
 
-async def connected(mqtt: Running, limit: int, chance: random.Random, *, present: bool) -> Talk:
+async def connected(mqtt: MqttBroker, limit: int, chance: random.Random, *, present: bool) -> MqttClient:
     values = {
         Property.SESSION_EXPIRY: 1000,
         Property.RECEIVE_MAXIMUM: limit,

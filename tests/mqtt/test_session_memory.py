@@ -4,8 +4,8 @@ import gc
 import tracemalloc
 from pathlib import Path
 
-from tests.mqtt.mqtt_talk import V4, Running, mqtt_broker
 from tests.mqtt.test_no_garbage import wait_alone
+from tests.wire_clients.mqtt import V4, MqttBroker, mqtt_broker
 
 from martlet.store import StoreConfig
 from martlet_mqtt.wire.packets import Connack, Connect, FilterSubscription, Suback, Subscribe
@@ -16,7 +16,7 @@ BYTES_MAX = 700  # 460 were measured; a reference cycle of a connection takes 3,
 STORE = StoreConfig(flush="async", page_bytes=1 << 14, cache_bytes=1 << 14)
 
 
-async def make_sessions(mqtt: Running, first: int, count: int) -> None:
+async def make_sessions(mqtt: MqttBroker, first: int, count: int) -> None:
     """Let clients connect, subscribe to a filter of their own, and go."""
     for number in range(first, first + count):
         talk = mqtt.open(V4)

@@ -13,7 +13,7 @@ from random import Random
 import pytest
 import trio
 import trio.lowlevel
-from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
+from tests.wire_clients.mqtt import MqttBroker, MqttClient, mqtt_broker
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.testing.clock import TrioClock
@@ -40,7 +40,7 @@ class Client:
     """A client and what it knows of its session."""
 
     name: str
-    talk: Talk | None = None
+    talk: MqttClient | None = None
     is_kept: bool = False  # its session outlives the connection
     filters: dict[str, int] = field(default_factory=dict)  # with the QoS granted
     # What it has to acknowledge, by packet identifier: filter, payload and QoS.
@@ -67,7 +67,7 @@ class Story:
         self.published = self.delivered = 0
 
     @asynccontextmanager
-    async def life(self) -> AsyncIterator[Running]:
+    async def life(self) -> AsyncIterator[MqttBroker]:
         store = small_config(flush="sync", segment_bytes=1 << 20, page_bytes=1 << 16)
         config = MqttConfig(queues=3, rules=self.rules)
         async with mqtt_broker(Path("/data"), config, store=store, disk=self.disk, clock=self.clock) as mqtt:
@@ -87,7 +87,7 @@ class Story:
         for client in self.clients:
             self.is_gone(client)
 
-    async def settle(self, mqtt: Running) -> None:
+    async def settle(self, mqtt: MqttBroker) -> None:
         """Wait until everybody has got what there is."""
         before = -1
         while self.delivered > before:
@@ -98,7 +98,7 @@ class Story:
                 if client.talk is not None:
                     await self.look(client)
 
-    async def look_at_rest(self, mqtt: Running, client: Client) -> None:
+    async def look_at_rest(self, mqtt: MqttBroker, client: Client) -> None:
         """Take what came for *client*, once the broker sends nothing more.
 
         What it sends to a connection that ends, nobody sees, and of QoS 2 it belongs to the session all the same.
@@ -110,7 +110,7 @@ class Story:
             await wait_all_tasks_blocked()
             await self.look(client)
 
-    async def act(self, mqtt: Running, publisher: Talk, action: str, client: Client) -> None:
+    async def act(self, mqtt: MqttBroker, publisher: MqttClient, action: str, client: Client) -> None:
         if action == "publish":
             await self.publish(publisher)
         elif action == "come" and client.talk is None:
@@ -122,7 +122,7 @@ class Story:
         elif client.talk is not None:
             await self.use(mqtt, client, client.talk, action)
 
-    async def publish(self, publisher: Talk) -> None:
+    async def publish(self, publisher: MqttClient) -> None:
         for _ in range(self.random.randrange(1, 4)):
             self.published += 1
             name, payload = self.random.choice(NAMES), b"%d" % self.published
@@ -131,14 +131,14 @@ class Story:
                     group[payload] = OPEN
             await publisher.publish(name, payload, self.random.choice((1, 2)))
 
-    async def come(self, mqtt: Running, client: Client, window: int = 0) -> None:
+    async def come(self, mqtt: MqttBroker, client: Client, window: int = 0) -> None:
         client.is_kept = client.is_kept or self.random.random() < 0.6
         values = {Property.RECEIVE_MAXIMUM: window or self.random.choice((1, 2, 100))}
         expiry_s = 100_000 if client.is_kept else 0
         client.talk = await mqtt.connect(client.name, clean=False, expiry_s=expiry_s, values=values)
         await self.look(client)
 
-    async def use(self, mqtt: Running, client: Client, talk: Talk, action: str) -> None:
+    async def use(self, mqtt: MqttBroker, client: Client, talk: MqttClient, action: str) -> None:
         topic_filter = self.random.choice(list(FILTERS))
         if action == "look":
             await self.look(client)
@@ -159,7 +159,7 @@ class Story:
             self.is_gone(client)
             await trio.lowlevel.checkpoint()
 
-    async def subscribe(self, client: Client, talk: Talk, topic_filter: str, qos: int) -> None:
+    async def subscribe(self, client: Client, talk: MqttClient, topic_filter: str, qos: int) -> None:
         assert await talk.subscribe(FilterSubscription(topic_filter, qos), identifier=IDS[topic_filter]) == (qos,)
         self.groups.setdefault(topic_filter, {})
         await self.look(client, {*client.filters.items(), (topic_filter, qos)})
@@ -199,7 +199,7 @@ class Story:
         client.held[packet.packet_id] = topic_filter, payload, packet.qos
         self.groups[topic_filter][payload] = client.name
 
-    async def acknowledge(self, client: Client, talk: Talk, packet_id: int) -> None:
+    async def acknowledge(self, client: Client, talk: MqttClient, packet_id: int) -> None:
         topic_filter, payload, qos = client.held.pop(packet_id)
         reason = self.random.choice((0, 0, ReasonCode.UNSPECIFIED_ERROR, ReasonCode.QUOTA_EXCEEDED))
         await talk.send(Ack(PacketType.PUBACK if qos == 1 else PacketType.PUBREC, packet_id, reason))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trio
 from tests.broker.calls import Calls
-from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
+from tests.wire_clients.mqtt import MqttBroker, MqttClient, mqtt_broker
 from trio.testing import MockClock
 
 from martlet.groups.leaving import LEAVES_A_SLICE
@@ -24,7 +24,7 @@ def counted_calls() -> Calls:
     return Calls(lambda code: code.co_name in ("hand_out", "collect", "room"))
 
 
-def sent_in_turns(mqtt: Running, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def sent_in_turns(mqtt: MqttBroker, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list to which each turn of a client adds how many messages it was sent."""
     sent: list[int] = []
     collect: Callable[[Outgoing, int], None] = Outgoing.collect
@@ -98,7 +98,7 @@ async def test_a_turn_reads_for_a_limited_number_of_groups_when_their_client_ret
         assert await member.rest() == []
 
 
-async def fill(member: Talk, publisher: Talk, count: int) -> None:
+async def fill(member: MqttClient, publisher: MqttClient, count: int) -> None:
     """Let *member* hold *count* messages."""
     for number in range(count):
         await publisher.publish("a", b"%d" % number, 1)

@@ -5,7 +5,7 @@ from pathlib import Path
 import orjson
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
+from tests.wire_clients.mqtt import MqttBroker, MqttClient, mqtt_broker
 from trio.testing import MockClock
 
 from martlet_mqtt.admin.control import PREFIX
@@ -27,7 +27,7 @@ from martlet_mqtt.wire.properties import Property
 OFTEN = MqttConfig(sys_interval_s=1)
 
 
-async def small(mqtt: Running, size: int) -> Talk:
+async def small(mqtt: MqttBroker, size: int) -> MqttClient:
     return await mqtt.connect("small", values={Property.MAXIMUM_PACKET_SIZE: size}, keep_alive_s=3600)
 
 
@@ -57,7 +57,7 @@ async def test_a_client_that_reads_slowly_gets_the_newest_figures_alone(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     async with mqtt_broker(tmp_path, OFTEN) as mqtt:
-        talk = Talk(mqtt.running.connect(mqtt._protocol, 256))
+        talk = MqttClient(mqtt.running.connect(mqtt._protocol, 256))
         await talk.send(Connect("slow", V5, keep_alive_s=3600))
         await talk.expect(Connack)
         await talk.send(Subscribe(1, (FilterSubscription("$SYS/broker/uptime", 0),)))

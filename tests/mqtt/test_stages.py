@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tests.mqtt.mqtt_talk import mqtt_broker
 from tests.mqtt.retained_talk import kept
+from tests.wire_clients.mqtt import mqtt_broker
 
 from martlet.contracts import Stage
 from martlet.errors import Reason, Refused

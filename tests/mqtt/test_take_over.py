@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
+from tests.wire_clients.mqtt import MqttBroker, MqttClient, mqtt_broker
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from martlet.contracts import Challenge, Credentials, Exchange, Identity, Password, Proved
@@ -26,7 +26,7 @@ def prove(data: bytes) -> Challenge | Proved:
 
 
 @asynccontextmanager
-async def asking(directory: Path) -> AsyncIterator[tuple[Running, dict[bytes, trio.Event]]]:
+async def asking(directory: Path) -> AsyncIterator[tuple[MqttBroker, dict[bytes, trio.Event]]]:
     """A broker that accepts a password when its event is set."""
     checked: dict[bytes, trio.Event] = {}
 
@@ -55,7 +55,7 @@ def connect_of(password: bytes | None = None, *, version: int = V5, clean: bool 
     return Connect("c", version, clean, will=will, properties=properties, user_name=user, password=password)
 
 
-async def watching(mqtt: Running) -> Talk:
+async def watching(mqtt: MqttBroker) -> MqttClient:
     checked: Any = mqtt.broker.authentication
     before, checked.authenticators = checked.authenticators, ()
     watcher = await mqtt.connect("watcher", V4, keep_alive_s=0)
@@ -64,11 +64,11 @@ async def watching(mqtt: Running) -> Talk:
     return watcher
 
 
-async def payloads(watcher: Talk) -> list[bytes]:
+async def payloads(watcher: MqttClient) -> list[bytes]:
     return [each.payload for each in await watcher.rest()]
 
 
-def left_of(mqtt: Running) -> tuple[object, ...]:
+def left_of(mqtt: MqttBroker) -> tuple[object, ...]:
     """What is left of clients other than the watcher."""
     attached, cursors = mqtt.broker.sessions.statistics()["attached"], mqtt.broker.cursors.statistics()["cursors"]
     return attached, cursors, sorted(mqtt.context.clients), dict(mqtt.broker.sessions.live.by_key)
@@ -123,25 +123,25 @@ async def test_a_session_of_another_user_is_not_taken_over(tmp_path: Path, autoj
         assert left_of(mqtt) == NOTHING
 
 
-async def say_nothing(mqtt: Running, talk: Talk) -> None:
+async def say_nothing(mqtt: MqttBroker, talk: MqttClient) -> None:
     pass
 
 
-async def say_half_of_connect(mqtt: Running, talk: Talk) -> None:
+async def say_half_of_connect(mqtt: MqttBroker, talk: MqttClient) -> None:
     await talk.wire.send(encode_packet(connect_of(), V5)[:9])
 
 
-async def wait_for_the_password(mqtt: Running, talk: Talk) -> None:
+async def wait_for_the_password(mqtt: MqttBroker, talk: MqttClient) -> None:
     await talk.send(connect_of(b"never"))
 
 
-async def be_challenged(mqtt: Running, talk: Talk) -> None:
+async def be_challenged(mqtt: MqttBroker, talk: MqttClient) -> None:
     found = Properties({Property.AUTHENTICATION_METHOD: "ask", Property.SESSION_EXPIRY: 1000})
     await talk.send(Connect("c", V5, will=Will("will", b"gone", 1), properties=found))
     assert isinstance(await talk.receive(), Auth)
 
 
-async def be_refused(mqtt: Running, talk: Talk) -> None:
+async def be_refused(mqtt: MqttBroker, talk: MqttClient) -> None:
     await talk.send(Connect("c\x01", V5, will=Will("will", b"gone", 1), properties=EXPIRY))
     assert (await talk.expect(Connack)).reason == ReasonCode.CLIENT_IDENTIFIER_NOT_VALID
 

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import mqtt_broker
+from tests.wire_clients.mqtt import mqtt_broker
 from trio.testing import MockClock
 
 from martlet.message import Message

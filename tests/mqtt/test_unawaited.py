@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import trio
 from tests.mqtt.devices import NAMES, Receiver, Sender, check
-from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
-from tests.mqtt.remoting_talk import RemotingTalk, remoting_of
+from tests.remoting.conftest import pull_ext
+from tests.wire_clients.mqtt import MqttBroker, MqttClient, mqtt_broker
+from tests.wire_clients.remoting import RemotingClient, remoting_of
 from trio.testing import MockClock
 
 from martlet.records.codec import decode_records
@@ -40,7 +41,7 @@ def config(**more: Any) -> StoreConfig:
 
 
 @asynccontextmanager
-async def broker(disk: FakeDisk, **more: Any) -> AsyncIterator[Running]:
+async def broker(disk: FakeDisk, **more: Any) -> AsyncIterator[MqttBroker]:
     async with mqtt_broker(DATA, store=config(**more), disk=disk, clock=TrioClock()) as mqtt:
         yield mqtt
 
@@ -201,7 +202,7 @@ class Reader:
             assert record.body == body, (queue_id, offset)
 
 
-async def chatter(talk: Talk, sent: list[bytes], chance: Random) -> None:
+async def chatter(talk: MqttClient, sent: list[bytes], chance: Random) -> None:
     """Publish with QoS 0 without end, sometimes many at once."""
     await talk.send(Connect("chatter", V4))
     await talk.expect(Connack)
@@ -212,7 +213,7 @@ async def chatter(talk: Talk, sent: list[bytes], chance: Random) -> None:
         await trio.sleep(chance.choice((0, 0, 0.001, 0.02)))
 
 
-async def listen(talk: Talk, came: list[bytes], ready: trio.Event) -> None:
+async def listen(talk: MqttClient, came: list[bytes], ready: trio.Event) -> None:
     """Subscribe with QoS 0."""
     await talk.send(Connect("listener", V4), Subscribe(1, (FilterSubscription("#", 0),)))
     await talk.expect(Connack)
@@ -250,11 +251,11 @@ async def test_a_power_cut_costs_messages_of_qos_0_alone_and_no_offset_gets_anot
     chance = Random(seed)
     sender, receiver, reader, disk = Sender(chance), Receiver(chance), Reader(), FakeDisk()
 
-    async def connected(device: Sender | Receiver, talk: Talk) -> None:
+    async def connected(device: Sender | Receiver, talk: MqttClient) -> None:
         await device.connect(talk)
         await device.run(talk)
 
-    async def send_slowly(talk: Talk) -> None:
+    async def send_slowly(talk: MqttClient) -> None:
         await sender.connect(talk)
         while True:
             await sender.send_some(talk, 5)
@@ -301,7 +302,7 @@ async def test_a_power_cut_costs_messages_of_qos_0_alone_and_no_offset_gets_anot
 async def test_a_consumer_that_waits_has_messages_of_qos_0_flushed_at_once(autojump_clock: MockClock) -> None:
     """A long poll of RocketMQ's protocol waits at the end of the topic, before or after messages came."""
     async with broker(FakeDisk()) as mqtt:
-        talk = RemotingTalk(mqtt.running, remoting_of(mqtt.broker))
+        talk = RemotingClient.of(mqtt.running, remoting_of(mqtt.broker))
         subscriber, publisher = await mqtt.connect("s", V4), await mqtt.connect("p", V4)
         await subscriber.subscribe("a", qos=0)
         place = mqtt.context.names.find("a").place % 8
@@ -321,26 +322,14 @@ async def test_a_consumer_that_waits_has_messages_of_qos_0_flushed_at_once(autoj
         assert trio.current_time() < began + 1
 
 
-async def publish_later(publisher: Talk, payload: bytes) -> None:
+async def publish_later(publisher: MqttClient, payload: bytes) -> None:
     await trio.sleep(0.01)
     await publisher.publish("a", payload)
 
 
-async def pull(talk: RemotingTalk, queue_id: int, offset: int) -> Command:
+async def pull(talk: RemotingClient, queue_id: int, offset: int) -> Command:
     """Wait for messages as a consumer does."""
-    ext: dict[str, object] = {
-        "consumerGroup": "g",
-        "topic": "mqtt",
-        "queueId": queue_id,
-        "queueOffset": offset,
-        "maxMsgNums": 32,
-        "sysFlag": 2 | 4,  # it may be held, and brings its subscription
-        "commitOffset": 0,
-        "suspendTimeoutMillis": 20_000,
-        "subscription": "*",
-        "subVersion": 0,
-        "expressionType": "TAG",
-    }
+    ext = pull_ext("mqtt", offset, queue_id, sysFlag=6, suspendTimeoutMillis=20_000)
     return await talk.ask(RequestCode.PULL_MESSAGE, ext)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import Running, mqtt_broker
+from tests.wire_clients.mqtt import MqttBroker, mqtt_broker
 from trio.testing import MockClock
 
 from martlet.state.log_order import LogOrder
@@ -21,11 +21,11 @@ WHOLE_SWEEPS_S = 130
 SMALL = small_config(flush="async", segment_bytes=1 << 20, page_bytes=1 << 16)
 
 
-def groups(mqtt: Running) -> set[str]:
+def groups(mqtt: MqttBroker) -> set[str]:
     return set(mqtt.broker.shared_groups.groups_of("mqtt"))
 
 
-async def publish(mqtt: Running, payload: bytes) -> None:
+async def publish(mqtt: MqttBroker, payload: bytes) -> None:
     publisher = await mqtt.connect("publisher")
     assert await publisher.publish("a/b", payload, 1) == 0
     await publisher.disconnect()

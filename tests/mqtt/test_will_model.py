@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import Running, Talk, mqtt_broker
 from tests.stored import records_of
+from tests.wire_clients.mqtt import MqttBroker, MqttClient, mqtt_broker
 from trio.testing import MockClock
 
 from martlet.store import StoreConfig
@@ -41,7 +41,7 @@ class Life:
     payload: bytes
     delay_s: int
     expiry_s: int
-    talk: Talk
+    talk: MqttClient
     ended_at: float = NEVER
     # When its will is due: at the earliest and, after failures, at the latest.
     due_first: float = NEVER
@@ -122,14 +122,14 @@ class World:
             life.least = 1
 
 
-async def closed(talk: Talk) -> Packet | None:
+async def closed(talk: MqttClient) -> Packet | None:
     try:
         return await talk.closed()
     except trio.BrokenResourceError:
         return None
 
 
-async def connect(world: World, mqtt: Running) -> None:
+async def connect(world: World, mqtt: MqttBroker) -> None:
     """Connect a client, perhaps in place of itself."""
     random, client_id = world.random, world.random.choice(("c", "d"))
     clean, expiry_s, delay_s = random.random() < 0.3, random.choice(EXPIRIES_S), random.choice(DELAYS_S)
@@ -155,7 +155,7 @@ async def connect(world: World, mqtt: Running) -> None:
     world.lives.append(life)
 
 
-async def leave(world: World, mqtt: Running) -> None:
+async def leave(world: World, mqtt: MqttBroker) -> None:
     """Let a connected client go, in one of several ways."""
     if not world.connected:
         return
@@ -182,7 +182,7 @@ async def leave(world: World, mqtt: Running) -> None:
     world.ends(life, is_wanted=way != "bye")
 
 
-def published(mqtt: Running) -> list[bytes]:
+def published(mqtt: MqttBroker) -> list[bytes]:
     """All wills in the log."""
     return [record.body for record in records_of(mqtt.broker.store, "mqtt")]
 
@@ -203,7 +203,7 @@ async def play(world: World, steps: int, *, kills: bool) -> list[Life]:
         world.is_killed()
 
 
-async def step(world: World, mqtt: Running) -> None:
+async def step(world: World, mqtt: MqttBroker) -> None:
     random = world.random
     if random.random() < 0.3:
         world.failed_at = trio.current_time()
@@ -212,12 +212,12 @@ async def step(world: World, mqtt: Running) -> None:
     await trio.sleep(random.choice(PAUSES_S))
 
 
-async def wait_for_space(mqtt: Running) -> None:
+async def wait_for_space(mqtt: MqttBroker) -> None:
     while mqtt.broker.store.admission.refusal:  # noqa: ASYNC110
         await trio.sleep(1)
 
 
-async def find_wrong(world: World, mqtt: Running) -> list[Life]:
+async def find_wrong(world: World, mqtt: MqttBroker) -> list[Life]:
     """Let all sessions end, of which nothing is left; return the lives whose wills in the log contradict the model."""
     for life in list(world.connected.values()):
         life.talk.hang_up()

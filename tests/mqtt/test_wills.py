@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import Running, Talk, leave, mqtt_broker
+from tests.wire_clients.mqtt import MqttBroker, MqttClient, leave, mqtt_broker
 from trio.testing import MockClock
 
 from martlet.runtime.steps import finish_now
@@ -27,13 +27,13 @@ def later(delay_s: int) -> Will:
     return Will("will", b"gone", 1, properties=Properties({Property.WILL_DELAY: delay_s}))
 
 
-async def watching(mqtt: Running, *, clean: bool = True) -> Talk:
+async def watching(mqtt: MqttBroker, *, clean: bool = True) -> MqttClient:
     watcher = await mqtt.connect("watcher", clean=clean, expiry_s=100_000, keep_alive_s=3600)
     await watcher.subscribe(FilterSubscription("will/#", 0))
     return watcher
 
 
-async def payloads(watcher: Talk) -> list[bytes]:
+async def payloads(watcher: MqttClient) -> list[bytes]:
     return [each.payload for each in await watcher.rest()]
 
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.mqtt.mqtt_talk import Running, mqtt_broker
+from tests.wire_clients.mqtt import MqttBroker, mqtt_broker
 
 from martlet.broker import Broker
 
@@ -43,11 +43,7 @@ class Users:
             self._plugin.martlet_reload()
             self._broker.rules.changed()
 
-    def install(self, running: Running) -> None:
-        """Have *running* ask the plugin."""
-        self.install_in(running.broker)
-
-    def install_in(self, broker: Broker) -> None:
+    def install(self, broker: Broker) -> None:
         """Have *broker* ask the plugin."""
         from martlet_users import UsersConfig, UsersPlugin
 
@@ -59,12 +55,14 @@ class Users:
 
 
 @asynccontextmanager
-async def closed_broker(directory: Path, *, options: Any = None, **users: str) -> AsyncIterator[tuple[Running, Users]]:
+async def closed_broker(
+    directory: Path, *, options: Any = None, **users: str
+) -> AsyncIterator[tuple[MqttBroker, Users]]:
     """A broker on which *users* have these rules, separated by semicolons."""
     found = Users(directory)
     found.write(**users)
     async with mqtt_broker(directory / "data", **(options or {})) as running:
-        found.install(running)
+        found.install(running.broker)
         yield running, found
 
 

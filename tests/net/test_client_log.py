@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.mqtt.mqtt_talk import V4, V5, mqtt_broker
-from tests.stomp.stomp_talk import V1_2, stomp_broker
+from tests.wire_clients.mqtt import V4, V5, mqtt_broker
+from tests.wire_clients.stomp import V1_2, stomp_broker
 from trio.testing import MockClock
 
 from martlet.net.complaints import EVERY_S, PER_SECOND, Complaints, Refusals

@@ -5,11 +5,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.mqtt.mqtt_talk import Running as Mqtt
-from tests.mqtt.remoting_talk import RemotingTalk, remoting_of
-from tests.stomp.stomp_talk import ASYNC
-from tests.stomp.stomp_talk import Running as Stomp
 from tests.timer.timer_talk import install
+from tests.wire_clients.mqtt import MqttBroker
+from tests.wire_clients.remoting import RemotingClient, remoting_of
+from tests.wire_clients.stomp import ASYNC, StompBroker
 
 from martlet.broker import Broker
 from martlet.contracts import Service
@@ -33,13 +32,13 @@ class Protocols:
 
     def __init__(self, running: Serving, stomp: StompPlugin, mqtt: MqttPlugin) -> None:
         self.broker = running.broker
-        self.stomp = Stomp(running, stomp.protocol(running.broker), stomp)
-        self.mqtt = Mqtt(running, mqtt.protocol(running.broker), mqtt)
+        self.stomp = StompBroker(running, stomp.protocol(running.broker), stomp)
+        self.mqtt = MqttBroker(running, mqtt.protocol(running.broker), mqtt)
         self._running = running
         self._remoting = remoting_of(running.broker)
 
-    def remoting(self) -> RemotingTalk:
-        return RemotingTalk(self._running, self._remoting)
+    def remoting(self) -> RemotingClient:
+        return RemotingClient.of(self._running, self._remoting)
 
 
 @asynccontextmanager

@@ -4,13 +4,13 @@ import random
 from dataclasses import dataclass, field
 
 import trio
-from tests.stomp.stomp_talk import Frame, Talk, frame
+from tests.wire_clients.stomp import Frame, StompClient, frame
 
 IN, OUT = "/queue/in", "/queue/out"
 ABORTED = b"aborted "
 
 
-async def connect(talk: Talk) -> None:
+async def connect(talk: StompClient) -> None:
     await talk.send(frame("CONNECT", accept_version="1.2", host="h"))
     assert (await talk.receive()).command == "CONNECTED"
 
@@ -23,7 +23,7 @@ class Producer:
     stored: set[bytes] = field(default_factory=set)
     number: int = 0
 
-    async def run(self, talk: Talk) -> None:
+    async def run(self, talk: StompClient) -> None:
         """Send until the connection ends."""
         await connect(talk)
         open_ = list[bytes]()
@@ -48,13 +48,13 @@ class Worker:
     number: int = 0
     came: trio.Event = field(default_factory=trio.Event)
 
-    async def run(self, talk: Talk) -> None:
+    async def run(self, talk: StompClient) -> None:
         await connect(talk)
         await talk.subscribe(IN, "client-individual", prefetch_count="30")
         while True:
             await self._turn(talk, await talk.some(self.chance.randint(1, 12)))
 
-    async def _turn(self, talk: Talk, messages: list[Frame]) -> None:
+    async def _turn(self, talk: StompClient, messages: list[Frame]) -> None:
         """Do the work for *messages* in one transaction; sometimes, abort one first."""
         if self.chance.random() < 0.3:
             await self._transact(talk, messages, ABORTED, "ABORT")
@@ -65,7 +65,7 @@ class Worker:
         self.came.set()
         self.came = trio.Event()
 
-    async def _transact(self, talk: Talk, messages: list[Frame], mark: bytes, end: str) -> None:
+    async def _transact(self, talk: StompClient, messages: list[Frame], mark: bytes, end: str) -> None:
         self.number += 1
         name = f"t{self.number}"
         frames = [frame("BEGIN", transaction=name)]
@@ -90,13 +90,13 @@ class Consumer:
     settled: set[bytes] = field(default_factory=set)
     came: trio.Event = field(default_factory=trio.Event)
 
-    async def run(self, talk: Talk) -> None:
+    async def run(self, talk: StompClient) -> None:
         await connect(talk)
         await talk.subscribe(OUT, "client", prefetch_count="50")
         while True:
             await self._turn(talk, await talk.some(self.chance.randint(1, 20)))
 
-    async def _turn(self, talk: Talk, messages: list[Frame]) -> None:
+    async def _turn(self, talk: StompClient, messages: list[Frame]) -> None:
         for message in messages:
             assert message.body not in self.settled, "a message came again after it was acknowledged"
             self.received.append(message.body)
@@ -107,7 +107,9 @@ class Consumer:
         self.came = trio.Event()
 
 
-async def drain(producer: Producer, worker: Worker, consumer: Consumer, working: Talk, consuming: Talk) -> None:
+async def drain(
+    producer: Producer, worker: Worker, consumer: Consumer, working: StompClient, consuming: StompClient
+) -> None:
     """Do what is left, until the consumer has a result of each message that has a receipt."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(worker.run, working)

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
-from tests.stomp.stomp_talk import Running, Talk, stomp_broker
+from tests.wire_clients.stomp import StompBroker, StompClient, stomp_broker
 
 from martlet.contracts import Identity
 
@@ -18,7 +18,7 @@ GROUPS = "* read $share/stomp/*"
 class Room:
     """A broker with rights such as ``ann publish orders``, in which ``*`` stands for anything."""
 
-    def __init__(self, stomp: Running) -> None:
+    def __init__(self, stomp: StompBroker) -> None:
         self.stomp = stomp
         self._rights: tuple[str, ...] = ALWAYS
         for topic in ("orders", "mqtt", "probe"):
@@ -47,7 +47,7 @@ async def room_of(directory: Path) -> AsyncIterator[Room]:
         yield Room(stomp)
 
 
-async def refused(talk: Talk, *frames: bytes, receipt: str = "r") -> str:
+async def refused(talk: StompClient, *frames: bytes, receipt: str = "r") -> str:
     """Send *frames*, and return the message of the ERROR for the one with *receipt*."""
     await talk.send(*frames)
     while (error := await talk.receive()).command == "RECEIPT":
@@ -60,16 +60,16 @@ async def refused(talk: Talk, *frames: bytes, receipt: str = "r") -> str:
 # to send
 
 
-async def one(talk: Talk, destination: str) -> str:
+async def one(talk: StompClient, destination: str) -> str:
     return await refused(talk, talk.frame("SEND", b"x", destination=destination, receipt="r"))
 
 
-async def in_a_run(talk: Talk, destination: str) -> str:
+async def in_a_run(talk: StompClient, destination: str) -> str:
     frames = [talk.frame("SEND", b"x", destination=destination) for _ in range(3)]
     return await refused(talk, talk.frame("SEND", b"x", destination=destination, receipt="r"), *frames)
 
 
-async def in_a_transaction(talk: Talk, destination: str) -> str:
+async def in_a_transaction(talk: StompClient, destination: str) -> str:
     return await refused(
         talk,
         talk.frame("BEGIN", transaction="t"),
@@ -82,7 +82,7 @@ async def in_a_transaction(talk: Talk, destination: str) -> str:
 @pytest.mark.parametrize("way", [one, in_a_run, in_a_transaction])
 @pytest.mark.parametrize("destination", ["/queue/orders", "/topic/orders", "/topic/mqtt/garden", "/queue/new"])
 async def test_a_message_that_may_not_be_sent_is_an_error_and_not_stored(
-    room: Room, way: Callable[[Talk, str], str], destination: str
+    room: Room, way: Callable[[StompClient, str], str], destination: str
 ) -> None:
     room.allow("ann publish mqtt/home/*", "ann publish allowed")
     ann = await room.stomp.connect_as("ann")

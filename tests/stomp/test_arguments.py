@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.stomp.stomp_talk import V1_0, V1_2, stomp_broker
+from tests.wire_clients.stomp import V1_0, V1_2, stomp_broker
 
 from martlet_stomp.wire.arguments import check_send_arguments, check_subscribe_arguments
 from martlet_stomp.wire.codec import Head

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tests.stomp.stomp_talk import Talk, stomp_broker
 from tests.stomp.test_selectors import selecting
+from tests.wire_clients.stomp import StompClient, stomp_broker
 from trio.testing import wait_all_tasks_blocked
 
 from martlet.message import Message
@@ -14,7 +14,7 @@ QUEUE = "/queue/orders"
 BODIES = [b"%d" % number for number in range(6)]
 
 
-async def browse(talk: Talk, destination: str = QUEUE, **headers: str) -> list[bytes]:
+async def browse(talk: StompClient, destination: str = QUEUE, **headers: str) -> list[bytes]:
     """Return the bodies of what a browser is shown."""
     await talk.subscribe(destination, name="look", browser="true", **headers)
     found: list[bytes] = []

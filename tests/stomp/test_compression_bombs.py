@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.stomp.stomp_talk import V1_2, stomp_broker
+from tests.wire_clients.stomp import V1_2, stomp_broker
 from trio.testing import MockClock
 
 from martlet.message import Message

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.stomp.stomp_talk import V1_0, V1_2, frame, stomp_broker
+from tests.wire_clients.stomp import V1_0, V1_2, frame, stomp_broker
 
 from martlet_stomp.config import StompConfig
 from martlet_stomp.wire.packets import Version

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.stomp.stomp_talk import Talk, stomp_broker
+from tests.wire_clients.stomp import StompClient, stomp_broker
 
 from martlet.contracts import Identity
 from martlet_stomp.admin.control import ROWS_A_MESSAGE
 from martlet_stomp.wire.packets import Version
 
 
-async def ask(talk: Talk, what: str) -> list[dict[str, Any]]:
+async def ask(talk: StompClient, what: str) -> list[dict[str, Any]]:
     """Return the rows of the answer."""
     await talk.send(talk.frame("SUBSCRIBE", id="c", destination=f"/control/{what}", receipt="r"))
     rows = list[dict[str, Any]]()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 from tests.stomp.all_protocols import Protocols, all_protocols, properties_of, timer_plugin
-from tests.stomp.stomp_talk import Talk
+from tests.wire_clients.stomp import StompClient
 from trio.testing import MockClock
 
 from martlet.testing.clock import START_MS, TrioClock
@@ -38,11 +38,11 @@ async def delaying() -> AsyncIterator[Protocols]:
 
 
 def keyword(header: str) -> str:
-    """Return *header* as `stomp_talk.frame` wants it."""
+    """Return *header* as `tests.wire_clients.stomp.frame` takes it."""
     return header.replace("-", "_") if header.islower() else header
 
 
-async def publish(talk: Talk, destination: str, header: str, value: int, **more: str) -> None:
+async def publish(talk: StompClient, destination: str, header: str, value: int, **more: str) -> None:
     await talk.publish(destination, b"later", **{keyword(header): str(value)}, **more)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.stomp.stomp_talk import V1_0, V1_2, Running, Talk, stomp_broker
+from tests.wire_clients.stomp import V1_0, V1_2, StompBroker, StompClient, stomp_broker
 
 from martlet_stomp.wire.packets import Version
 
@@ -14,14 +14,18 @@ BODIES = [b"%d" % number for number in range(6)]
 every_version = pytest.mark.parametrize("version", Version)
 
 
-async def activemq(stomp: Running, version: Version = V1_2, ack: str = "client-individual", **more: Any) -> Talk:
+async def activemq(
+    stomp: StompBroker, version: Version = V1_2, ack: str = "client-individual", **more: Any
+) -> StompClient:
     """Return a client with a durable subscription as with ActiveMQ."""
     talk = await stomp.connect(version, client_id="ann")
     await talk.subscribe(TOPIC, ack, **{"activemq.subscriptionName": "news", **more})
     return talk
 
 
-async def rabbitmq(stomp: Running, version: Version = V1_2, ack: str = "client-individual", **more: Any) -> Talk:
+async def rabbitmq(
+    stomp: StompBroker, version: Version = V1_2, ack: str = "client-individual", **more: Any
+) -> StompClient:
     """Return a client with a durable subscription as with RabbitMQ."""
     talk = await stomp.connect(version)
     await talk.subscribe(TOPIC, ack, "own name", durable="true", auto_delete="false", **more)

@@ -1,6 +1,6 @@
 """MESSAGE frames: the head of a subscription, and the rest of each message."""
 
-from tests.stomp.stomp_talk import V1_0, V1_1, V1_2
+from tests.wire_clients.stomp import V1_0, V1_1, V1_2
 
 from martlet.message import Message
 from martlet.records.codec import encode_record

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.stomp.stomp_talk import V1_0, stomp_broker
+from tests.wire_clients.stomp import V1_0, stomp_broker
 
 from martlet_stomp.mapping.destinations import Kind, parse_destination
 from martlet_stomp.wire.errors import StompError

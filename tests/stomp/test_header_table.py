@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.stomp.all_protocols import Protocols, all_protocols, properties_of, values_of
-from tests.stomp.stomp_talk import Frame, Talk
+from tests.wire_clients.stomp import Frame, StompClient
 
 from martlet.message import encode_properties
 from martlet.testing.stores import ManualClock
@@ -102,7 +102,7 @@ def headers_of(message: Frame) -> dict[str, str]:
     return {name: value for name, value in message.headers.items() if name not in FRAME}
 
 
-async def stomp_client(protocols: Protocols) -> Talk:
+async def stomp_client(protocols: Protocols) -> StompClient:
     talk = await protocols.stomp.connect()
     await talk.subscribe(NAMED)
     return talk
@@ -136,7 +136,9 @@ async def test_from_a_record_of_rocketmq_to_stomp(tmp_path: Path, row: Row) -> N
     async with all_protocols(tmp_path, clock=CLOCK) as protocols:
         stomp, rocketmq = await stomp_client(protocols), protocols.remoting()
         await stomp.publish("/topic/mqtt/other", b"")
-        assert (await rocketmq.send("mqtt", b"open", {"TAGS": "home/door", **row.properties, "WAIT": "true"})).code == 0
+        assert (
+            await rocketmq.publish("mqtt", b"open", {"TAGS": "home/door", **row.properties, "WAIT": "true"})
+        ).code == 0
         (message,) = await stomp.messages(1)
         assert (message["destination"], message.body) == (NAMED, b"open")
         assert headers_of(message) == row.comes_out
@@ -168,7 +170,7 @@ async def test_tags_are_those_of_rocketmq_and_in_a_topic_with_names_a_header(tmp
         (published,) = await mqtt.messages(1)
         assert isinstance(published, Publish)
         assert (published.topic, published.properties.user) == ("home/door", ())
-        assert (await protocols.remoting().send("orders", b"y", {"TAGS": "sent"})).code == 0
+        assert (await protocols.remoting().publish("orders", b"y", {"TAGS": "sent"})).code == 0
         assert (await talk.messages(1))[0]["TAGS"] == "sent"
 
 
@@ -196,7 +198,7 @@ async def test_a_message_says_when_it_was_sent_unless_its_sender_does(tmp_path: 
         await talk.publish("/queue/orders", b"x")
         await talk.publish("/queue/orders", b"x", expires=EXPIRES)
         await talk.publish("/queue/orders", b"x", timestamp="1700000000")
-        assert (await rocketmq.send("orders", b"x", {})).code == 0
+        assert (await rocketmq.publish("orders", b"x", {})).code == 0
         await protocols.stomp.publish("orders", b"x", born_ms=77)
         came = [message["timestamp"] for message in await talk.messages(5)]
         assert came[:3] == [str(CLOCK.ms), str(CLOCK.ms), "1700000000"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.stomp.stomp_talk import V1_0, V1_1, V1_2, Talk, stomp_broker
+from tests.wire_clients.stomp import V1_0, V1_1, V1_2, StompClient, stomp_broker
 from trio.testing import MockClock
 
 from martlet.testing.peers import RecordingPeer
@@ -13,7 +13,7 @@ from martlet_stomp.shared.heartbeats import BEATS_A_TURN, Heartbeats
 from martlet_stomp.wire.packets import Version
 
 
-async def beats_within(talk: Talk, seconds: float) -> list[float]:
+async def beats_within(talk: StompClient, seconds: float) -> list[float]:
     """Return when heart-beats came, in seconds from now."""
     began, found = trio.current_time(), list[float]()
     with trio.move_on_after(seconds):

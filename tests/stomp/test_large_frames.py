@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.stomp.stomp_talk import stomp_broker
+from tests.wire_clients.stomp import stomp_broker
 
 from martlet.settings import BrokerConfig
 from martlet.store import StoreConfig

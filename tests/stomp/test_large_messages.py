@@ -4,7 +4,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from tests.stomp.stomp_talk import V1_1, V1_2, stomp_broker
+from tests.wire_clients.stomp import V1_1, V1_2, stomp_broker
 from trio.testing import MockClock
 
 from martlet_stomp.wire.packets import Version

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.last_frames import MORE, read_after_writing
-from tests.stomp.port_talk import Port, port_of
+from tests.wire_clients.stomp import StompPort, stomp_port
 
 from martlet.store.disk.files import Files
 
@@ -15,7 +15,7 @@ SEND = b"SEND\ndestination:/queue/a\nreceipt:%d\n\n%b\0"
 ENFORCING = {"tls": "enforcing", "tls_cert": "server"}
 
 
-async def answer(port: Port, data: bytes, *, secured: bool = False) -> bytes:
+async def answer(port: StompPort, data: bytes, *, secured: bool = False) -> bytes:
     wire = await (port.tls_wire() if secured else port.wire())
     return await read_after_writing(wire.stream, CONNECT + data)
 
@@ -30,13 +30,13 @@ async def answer(port: Port, data: bytes, *, secured: bool = False) -> bytes:
     ],
 )
 async def test_error_arrives(tmp_path: Path, data: bytes, reason: bytes, secured: bool) -> None:
-    async with port_of(tmp_path, ENFORCING if secured else {}) as port:
+    async with stomp_port(tmp_path, ENFORCING if secured else {}) as port:
         received = await answer(port, data, secured=secured)
         connected, _, error = received.partition(b"\0")
         assert connected.startswith(b"CONNECTED\n")
         assert error.lstrip(b"\n").startswith(b"ERROR\n")
         assert reason in error
-        assert not port.context.clients
+        assert not port.broker.context.clients
 
 
 def full(write: Callable[..., None]) -> Callable[..., None]:
@@ -49,7 +49,7 @@ def full(write: Callable[..., None]) -> Callable[..., None]:
 
 
 async def test_error_arrives_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with port_of(tmp_path) as port:
+    async with stomp_port(tmp_path) as port:
         frames = b"".join(SEND % (number, b"x" * 10_000) for number in range(1500))
         with monkeypatch.context() as patch:
             patch.setattr(Files, "write", full(Files.write))

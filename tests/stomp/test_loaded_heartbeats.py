@@ -11,8 +11,7 @@ from typing import cast
 import pytest
 import trio
 from tests.net.test_event_pump import send
-from tests.stomp.port_talk import Port, port_of
-from tests.stomp.stomp_talk import frame
+from tests.wire_clients.stomp import StompPort, frame, stomp_port
 from trio.testing import MockClock
 
 from martlet.contracts import Peer
@@ -28,7 +27,7 @@ RUNS = 3000
 
 
 @contextmanager
-def clients_of(port: Port, count: int, **headers: str) -> Iterator[list[socket.socket]]:
+def clients_of(port: StompPort, count: int, **headers: str) -> Iterator[list[socket.socket]]:
     """Connections that have sent CONNECT."""
     host, _, number = port.address.rpartition(":")
     with ExitStack() as stack:
@@ -101,8 +100,8 @@ def work_clock(monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock) -> MockCl
     return mock_clock
 
 
-async def wait_clients(port: Port, count: int) -> None:
-    while len(port.context.clients) < count:
+async def wait_clients(port: StompPort, count: int) -> None:
+    while len(port.broker.context.clients) < count:
         await trio.lowlevel.checkpoint()
 
 
@@ -120,10 +119,10 @@ async def test_heart_beats_are_on_time_however_busy_the_broker_is(
         return answer
 
     monkeypatch.setattr(StompHandler, "handle", counted)
-    async with port_of(tmp_path) as port:
+    async with stomp_port(tmp_path) as port:
         with clients_of(port, IDLE, heart_beat="1000,1000") as idle, clients_of(port, BUSY) as busy:
             await wait_clients(port, IDLE + BUSY)
-            recorders = [Recorder(beat) for beat in port.context.heartbeats._alarms._times]
+            recorders = [Recorder(beat) for beat in port.broker.context.heartbeats._alarms._times]
             load = Load(work_clock, busy, idle)
             load.begin()
             await load.done.wait()
@@ -135,4 +134,4 @@ async def test_heart_beats_are_on_time_however_busy_the_broker_is(
                 send(client, b"\n")
             work_clock.jump(100 * INTERVAL_S)
             await trio.testing.wait_all_tasks_blocked()
-            assert len(port.context.clients) == IDLE + BUSY
+            assert len(port.broker.context.clients) == IDLE + BUSY

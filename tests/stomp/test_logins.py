@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.mqtt.users import Users
-from tests.stomp.stomp_talk import Running, frame, stomp_broker
+from tests.wire_clients.stomp import StompBroker, frame, stomp_broker
 
 from martlet_stomp.wire.packets import Version
 
@@ -17,16 +17,16 @@ every_version = pytest.mark.parametrize("version", Version)
 
 
 @asynccontextmanager
-async def closed_broker(directory: Path, **users: str) -> AsyncIterator[tuple[Running, Users]]:
+async def closed_broker(directory: Path, **users: str) -> AsyncIterator[tuple[StompBroker, Users]]:
     """A broker on which *users*, whose passcodes are their names, have these rules, separated by semicolons."""
     found = Users(directory)
     found.write(**users)
     async with stomp_broker(directory / "data") as stomp:
-        found.install_in(stomp.broker)
+        found.install(stomp.broker)
         yield stomp, found
 
 
-def users_of(stomp: Running) -> list[object]:
+def users_of(stomp: StompBroker) -> list[object]:
     return [client.described()["user"] for client in stomp.context.clients]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.stomp.stomp_talk import Frame, Running, Talk, stomp_broker
+from tests.wire_clients.stomp import Frame, StompBroker, StompClient, stomp_broker
 from trio.testing import MockClock
 
 from martlet.groups.member import KEPT_MAX, Member
@@ -17,14 +17,16 @@ QUEUE = "/queue/orders"
 GROUPS = [f"group {number}" for number in range(20)]
 
 
-async def consumers(stomp: Running, count: int, ack: str = "client-individual", **headers: str) -> list[Talk]:
+async def consumers(
+    stomp: StompBroker, count: int, ack: str = "client-individual", **headers: str
+) -> list[StompClient]:
     talks = [await stomp.connect() for _ in range(count)]
     for talk in talks:
         await talk.subscribe(QUEUE, ack, **headers)
     return talks
 
 
-async def publish(talk: Talk, numbers: Sequence[int], groups: Sequence[str] = GROUPS, **headers: str) -> None:
+async def publish(talk: StompClient, numbers: Sequence[int], groups: Sequence[str] = GROUPS, **headers: str) -> None:
     for number in numbers:
         for group in groups:
             await talk.send(

@@ -6,8 +6,8 @@ from zlib import crc32
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.stomp.stomp_talk import V1_0, Talk, stomp_broker
 from tests.stomp.test_selectors import selecting
+from tests.wire_clients.stomp import V1_0, StompClient, stomp_broker
 
 from martlet.contracts import Identity
 from martlet.delivery.routing.route_cache import RouteCache
@@ -22,7 +22,7 @@ every_version = pytest.mark.parametrize("version", Version)
 NAMES = ["home/door", "home/window", "garden", "home", "home/door/lock", "$SYS/load"]
 
 
-async def names_of(talk: Talk, prefix: str = "/topic/mqtt/") -> list[str]:
+async def names_of(talk: StompClient, prefix: str = "/topic/mqtt/") -> list[str]:
     """Return the names of the messages that came, without order."""
     return sorted(message["destination"].removeprefix(prefix) for message in await talk.rest())
 

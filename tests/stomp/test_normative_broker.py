@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trio
 from tests.stomp.normative import statement
-from tests.stomp.stomp_talk import V1_0, V1_1, V1_2, Frame, Running, Talk, frame, stomp_broker
+from tests.wire_clients.stomp import V1_0, V1_1, V1_2, Frame, StompBroker, StompClient, frame, stomp_broker
 from trio.testing import MockClock
 
 from martlet_stomp.wire.packets import Version
@@ -16,7 +16,7 @@ ALL = pytest.mark.parametrize("version", list(Version))
 QUEUE = "/queue/a"
 
 
-async def held(stomp: Running, version: Version, ack: str, count: int) -> tuple[Talk, list[Frame]]:
+async def held(stomp: StompBroker, version: Version, ack: str, count: int) -> tuple[StompClient, list[Frame]]:
     """Return a client that holds *count* messages of `QUEUE`, whose bodies are their numbers."""
     sender, talk = await stomp.connect(version), await stomp.connect(version)
     await sender.publish(QUEUE, *[b"%d" % each for each in range(count)])
@@ -24,7 +24,7 @@ async def held(stomp: Running, version: Version, ack: str, count: int) -> tuple[
     return talk, await talk.messages(count)
 
 
-async def left(stomp: Running) -> list[tuple[bytes, bool]]:
+async def left(stomp: StompBroker) -> list[tuple[bytes, bool]]:
     """Return what another client gets of `QUEUE`, and whether it is marked as redelivered."""
     talk = await stomp.connect()
     await talk.subscribe(QUEUE, "client-individual", prefetch_count="100")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.stomp.stomp_talk import Running, Talk, stomp_broker
+from tests.wire_clients.stomp import StompBroker, StompClient, stomp_broker
 
 from martlet_stomp.config import StompConfig
 
@@ -11,14 +11,14 @@ CONFIG = StompConfig(queues=8)
 BODIES = [b"%d" % number for number in range(40)]
 
 
-async def subscribe(stomp: Running, kind: str) -> Talk:
+async def subscribe(stomp: StompBroker, kind: str) -> StompClient:
     talk = await stomp.connect(client_id="ann")
     more = {"activemq.subscriptionName": "news"} if kind == "topic" else {}
     await talk.subscribe(f"/{kind}/news", "client-individual", **more)
     return talk
 
 
-async def take(talk: Talk) -> list[bytes]:
+async def take(talk: StompClient) -> list[bytes]:
     """Receive and acknowledge all messages."""
     found = await talk.messages(len(BODIES))
     await talk.ack(*found)
@@ -42,7 +42,7 @@ async def test_waiting_messages_come(tmp_path: Path, kind: str, restart: bool) -
             await back(stomp, kind)
 
 
-async def back(stomp: Running, kind: str) -> None:
+async def back(stomp: StompBroker, kind: str) -> None:
     topic = stomp.broker.topics.get("news")
     assert topic is not None
     assert (topic.read_queues > 5, topic.write_queues) == (True, 1)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.stomp.stomp_talk import V1_0, Running, Talk, stomp_broker
+from tests.wire_clients.stomp import V1_0, StompBroker, StompClient, stomp_broker
 
 from martlet_filter_sql92.plugin import Sql92Config, Sql92Plugin
 from martlet_stomp.config import StompConfig
@@ -43,7 +43,7 @@ def test_a_pattern_that_cannot_be_understood_is_an_error(pattern: str) -> None:
         compile_pattern(pattern)
 
 
-async def settled(stomp: Running, talk: Talk) -> list[tuple[str, bytes]]:
+async def settled(stomp: StompBroker, talk: StompClient) -> list[tuple[str, bytes]]:
     """Return what has come, in the order of destinations."""
     await stomp.idle()
     return sorted((message["destination"], message.body) for message in await talk.rest())

@@ -6,8 +6,16 @@ from pathlib import Path
 import pytest
 import trio
 from tests.mqtt.users import Users
-from tests.stomp.port_talk import Port, WebSocketWire, connected, port_of, websocket
-from tests.stomp.stomp_talk import V1_2, Talk, stomp_broker
+from tests.wire_clients.stomp import (
+    V1_2,
+    StompClient,
+    StompPort,
+    connected,
+    stomp_broker,
+    stomp_port,
+    websocket,
+)
+from tests.wire_clients.streams import WebSocketWire
 from wsproto.events import AcceptConnection, RejectConnection
 
 from martlet.errors import ConfigError
@@ -20,7 +28,7 @@ CERTIFICATES = {**ENFORCING, "tls_client_ca": "ca"}
 ALL = "publish *; read *"
 
 
-async def exchange(talk: Talk, body: bytes = b"x" * 70_000) -> None:
+async def exchange(talk: StompClient, body: bytes = b"x" * 70_000) -> None:
     """Send a message and receive it."""
     await talk.subscribe("/queue/a", "client")
     await talk.publish("/queue/a", body, content_length=str(len(body)))
@@ -34,14 +42,14 @@ async def exchange(talk: Talk, body: bytes = b"x" * 70_000) -> None:
 
 
 async def test_a_plain_connection(tmp_path: Path) -> None:
-    async with port_of(tmp_path) as port:
+    async with stomp_port(tmp_path) as port:
         talk, answer = await connected(await port.wire())
         assert answer.command == "CONNECTED"
         await exchange(talk)
 
 
 async def test_a_permissive_port_has_clients_with_and_without_tls(tmp_path: Path) -> None:
-    async with port_of(tmp_path, TLS) as port:
+    async with stomp_port(tmp_path, TLS) as port:
         for wire in (await port.wire(), await port.tls_wire()):
             talk, answer = await connected(wire)
             assert answer.command == "CONNECTED"
@@ -49,14 +57,14 @@ async def test_a_permissive_port_has_clients_with_and_without_tls(tmp_path: Path
 
 
 async def test_an_enforcing_port_refuses_plain_text(tmp_path: Path) -> None:
-    async with port_of(tmp_path, ENFORCING) as port:
+    async with stomp_port(tmp_path, ENFORCING) as port:
         talk, _ = await connected(await port.tls_wire())
         await exchange(talk)
-        plain = Talk(await port.wire(), V1_2)
+        plain = StompClient(await port.wire(), V1_2)
         await plain.send(b"CONNECT\naccept-version:1.2\nhost:h\n\n\0")
         while data := await plain.wire.receive_some():
             assert b"CONNECTED" not in data
-        assert not port.context.clients
+        assert not port.broker.context.clients
 
 
 async def test_a_port_that_enforces_tls_needs_a_certificate(tmp_path: Path) -> None:
@@ -69,10 +77,10 @@ async def test_a_port_that_enforces_tls_needs_a_certificate(tmp_path: Path) -> N
 # client certificates
 
 
-async def with_certificates(port: Port, directory: Path) -> None:
+async def with_certificates(port: StompPort, directory: Path) -> None:
     users = Users(directory)
     users.write(ann=ALL, bob=ALL)
-    users.install_in(port.broker)
+    users.install(port.broker.broker)
 
 
 @pytest.mark.parametrize(
@@ -88,11 +96,11 @@ async def with_certificates(port: Port, directory: Path) -> None:
 async def test_a_certificate_counts_if_there_is_no_passcode(
     tmp_path: Path, certificate: str, headers: dict[str, str], expected: str
 ) -> None:
-    async with port_of(tmp_path, CERTIFICATES) as port:
+    async with stomp_port(tmp_path, CERTIFICATES) as port:
         await with_certificates(port, tmp_path)
         _, answer = await connected(await port.tls_wire(certificate), **headers)
         assert answer.command == "CONNECTED"
-        (client,) = port.context.clients
+        (client,) = port.broker.context.clients
         assert client.described()["user"] == expected
 
 
@@ -108,20 +116,20 @@ async def test_a_certificate_counts_if_there_is_no_passcode(
 async def test_a_wrong_login_is_refused_whatever_the_certificate_says(
     tmp_path: Path, certificate: str, headers: dict[str, str]
 ) -> None:
-    async with port_of(tmp_path, CERTIFICATES) as port:
+    async with stomp_port(tmp_path, CERTIFICATES) as port:
         await with_certificates(port, tmp_path)
         _, answer = await connected(await port.tls_wire(certificate), **headers)
         assert answer.command == "ERROR"
         assert "password is wrong" in answer["message"]
-        assert not port.context.clients
+        assert not port.broker.context.clients
 
 
 async def test_a_client_without_a_certificate_does_not_get_in(tmp_path: Path) -> None:
-    async with port_of(tmp_path, CERTIFICATES) as port:
+    async with stomp_port(tmp_path, CERTIFICATES) as port:
         wire = await port.tls_wire()
         with pytest.raises((trio.BrokenResourceError, ssl.SSLError, EOFError)):
             await connected(wire)
-        assert not port.context.clients
+        assert not port.broker.context.clients
 
 
 # WebSocket
@@ -130,7 +138,7 @@ async def test_a_client_without_a_certificate_does_not_get_in(tmp_path: Path) ->
 @pytest.mark.parametrize("tls", [False, True])
 @pytest.mark.parametrize("text", [False, True])
 async def test_websocket_frames_may_be_text_or_binary(tmp_path: Path, text: bool, tls: bool) -> None:
-    async with port_of(tmp_path, TLS) as port:
+    async with stomp_port(tmp_path, TLS) as port:
         wire = await websocket(await (port.tls_wire() if tls else port.wire()), text=text)
         talk, answer = await connected(wire)
         assert answer.command == "CONNECTED"
@@ -139,9 +147,9 @@ async def test_websocket_frames_may_be_text_or_binary(tmp_path: Path, text: bool
 
 @pytest.mark.parametrize("size", [1, 7])
 async def test_stomp_frames_may_begin_and_end_anywhere_in_websocket_frames(tmp_path: Path, size: int) -> None:
-    async with port_of(tmp_path) as port:
+    async with stomp_port(tmp_path) as port:
         wire = await websocket(await port.wire(), text=True)
-        talk = Talk(wire, V1_2)
+        talk = StompClient(wire, V1_2)
         data = b"CONNECT\naccept-version:1.2\nhost:h\n\n\0\n" + talk.frame("DISCONNECT", receipt="bye")
         at = data.index(b"DISCONNECT")
         for part in (data[:at], data[at:]):
@@ -162,8 +170,8 @@ async def test_stomp_frames_may_begin_and_end_anywhere_in_websocket_frames(tmp_p
     ],
 )
 async def test_a_subprotocol_of_stomp_is_chosen(tmp_path: Path, offered: list[str], chosen: str | None) -> None:
-    async with port_of(tmp_path) as port:
-        answer = await WebSocketWire(await port.wire(), text=True).shake_hands(offered)
+    async with stomp_port(tmp_path) as port:
+        answer = await WebSocketWire(await port.wire(), text=True).shake_hands(*offered)
         if offered == ["mqtt"]:
             assert isinstance(answer, RejectConnection)
         else:
@@ -184,14 +192,14 @@ async def test_a_subprotocol_of_stomp_is_chosen(tmp_path: Path, offered: list[st
     ],
 )
 async def test_web_pages_of_others_may_not_connect(tmp_path: Path, origin: str, allowed: bool) -> None:
-    async with port_of(tmp_path, config=StompConfig(origins=["https://example.org"])) as port:
-        answer = await WebSocketWire(await port.wire(), text=True).shake_hands(["v12.stomp"], origin)
+    async with stomp_port(tmp_path, config=StompConfig(origins=["https://example.org"])) as port:
+        answer = await WebSocketWire(await port.wire(), text=True).shake_hands("v12.stomp", origin=origin)
         assert isinstance(answer, AcceptConnection if allowed else RejectConnection)
         assert getattr(answer, "status_code", None) == (None if allowed else 403)
 
 
 async def test_an_error_comes_before_the_end_of_a_websocket(tmp_path: Path) -> None:
-    async with port_of(tmp_path) as port:
+    async with stomp_port(tmp_path) as port:
         talk, _ = await connected(await websocket(await port.wire(), text=True))
         await talk.send(talk.frame("SEND", b"x", receipt="r"))
         assert (await talk.error())["receipt-id"] == "r"

@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.mqtt.remoting_talk import RemotingTalk
+from tests.remoting.conftest import pull_ext
 from tests.stomp.all_protocols import all_protocols, properties_of
-from tests.stomp.stomp_talk import Talk
+from tests.wire_clients.remoting import RemotingClient
+from tests.wire_clients.stomp import StompClient
 
 from martlet.message import Record, encode_properties
 from martlet.records.codec import decode_records
@@ -21,22 +22,9 @@ LONG_USERS = tuple(LONG.items())
 BODIES = [b"", b"text", b"\0\n\0", bytes(range(256)), b"x" * 70_000]
 
 
-async def pull(talk: RemotingTalk, topic: str) -> list[Record]:
+async def pull(talk: RemotingClient, topic: str) -> list[Record]:
     """Return the messages of *topic* as a RocketMQ consumer gets them."""
-    fields: dict[str, object] = {
-        "consumerGroup": "G",
-        "topic": topic,
-        "queueId": "0",
-        "queueOffset": "0",
-        "maxMsgNums": "32",
-        "sysFlag": "4",
-        "commitOffset": "0",
-        "suspendTimeoutMillis": "0",
-        "subscription": "*",
-        "subVersion": "0",
-        "expressionType": "TAG",
-    }
-    answer = await talk.ask(RequestCode.PULL_MESSAGE, fields)
+    answer = await talk.ask(RequestCode.PULL_MESSAGE, pull_ext(topic, 0))
     assert answer.code == 0, answer.remark
     return list(decode_records(answer.body))
 
@@ -49,7 +37,7 @@ async def test_bodies_come_as_they_were_sent(tmp_path: Path, body: bytes) -> Non
         await mqtt.subscribe("#", qos=1)
         await stomp.publish("/topic/mqtt/a", body, content_length=str(len(body)))
         await mqtt.publish("a", body, 1)
-        assert (await rocketmq.send("mqtt", body or b"-", {"TAGS": "a"})).code == 0
+        assert (await rocketmq.publish("mqtt", body or b"-", {"TAGS": "a"})).code == 0
         expected = [body, body, body or b"-"]
         assert await stomp.bodies(3) == expected
         assert await mqtt.payloads(3) == expected
@@ -191,7 +179,7 @@ async def test_a_transaction_reaches_mqtt_clients_when_it_is_committed(tmp_path:
         assert await mqtt.rest() == []
 
 
-async def transact(talk: Talk, end: str, *bodies: bytes) -> None:
+async def transact(talk: StompClient, end: str, *bodies: bytes) -> None:
     await talk.send(
         talk.frame("BEGIN", transaction="t"),
         *(talk.frame("SEND", body, destination=NAMED, transaction="t") for body in bodies),
@@ -207,5 +195,5 @@ async def test_a_consumer_of_stomp_and_one_of_rocketmq_each_get_every_message(tm
         await stomp.publish("/queue/orders", b"1", b"2")
         await stomp.ack(*(await stomp.messages(2)))
         assert [record.body for record in await pull(rocketmq, "orders")] == [b"1", b"2"]
-        assert (await rocketmq.send("orders", b"3", {"TAGS": "t"})).code == 0
+        assert (await rocketmq.publish("orders", b"3", {"TAGS": "t"})).code == 0
         assert await stomp.bodies(1) == [b"3"]

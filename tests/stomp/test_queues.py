@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.stomp.stomp_talk import V1_0, V1_2, Frame, Talk, stomp_broker
+from tests.wire_clients.stomp import V1_0, V1_2, Frame, StompClient, stomp_broker
 
 from martlet_stomp.config import StompConfig
 from martlet_stomp.wire.packets import Version
@@ -305,7 +305,7 @@ async def test_without_acknowledgements_prefetch_is_no_bound(tmp_path: Path) -> 
         assert await talk.bodies(6) == BODIES
 
 
-async def unknown(talk: Talk, text: str) -> Frame:
+async def unknown(talk: StompClient, text: str) -> Frame:
     name = "id" if talk.version is V1_2 else "message_id"
     more = {} if talk.version is V1_2 else {"subscription": "0"}
     await talk.send(talk.frame("ACK", receipt="r", **{name: text}, **more))

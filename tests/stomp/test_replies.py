@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.stomp.stomp_talk import Running, stomp_broker
+from tests.wire_clients.stomp import StompBroker, stomp_broker
 
 from martlet.access import Gate
 from martlet.contracts import Identity
@@ -18,7 +18,7 @@ ADDRESS = "192.0.2.1@7#8:9%"
 class Requesters:
     """Clients of another protocol; those with `ADDRESS` wait for replies."""
 
-    def __init__(self, stomp: Running) -> None:
+    def __init__(self, stomp: StompBroker) -> None:
         self.replies: list[Message] = []
         stomp.broker.replies.add("", self._take)
 
@@ -29,7 +29,7 @@ class Requesters:
         return Placed(0, 0, 0, 0, 0)
 
 
-async def ask(stomp: Running, **more: str) -> None:
+async def ask(stomp: StompBroker, **more: str) -> None:
     """Send a request of another protocol."""
     properties = {"CORRELATION_ID": "c 1", "REPLY_TO_CLIENT": ADDRESS, "CLUSTER": "x", "TTL": "3000", **more}
     await stomp.publish("work", b"question", encode_properties(properties))
@@ -98,7 +98,7 @@ async def test_the_address_can_be_passed_on(tmp_path: Path) -> None:
 # the other way
 
 
-def reply_to(stomp: Running, topic: str, body: bytes = b"answer", sys_flag: int = 0, **properties: str) -> None:
+def reply_to(stomp: StompBroker, topic: str, body: bytes = b"answer", sys_flag: int = 0, **properties: str) -> None:
     """Answer the last message of *topic* as clients of RocketMQ do, and store that."""
     request = decode_properties(stomp.records(topic)[-1].properties)
     address, correlation = request["REPLY_TO_CLIENT"], request["CORRELATION_ID"]

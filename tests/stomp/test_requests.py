@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from tests.mqtt.mqtt_talk import Talk as MqttTalk
-from tests.mqtt.remoting_talk import REPLY_TOPIC
 from tests.stomp.all_protocols import all_protocols, properties_of, values_of
+from tests.wire_clients.mqtt import MqttClient as MqttTalk
+from tests.wire_clients.remoting import REPLY_TOPIC
 
 from martlet_mqtt.wire.codes import ReasonCode
 from martlet_mqtt.wire.packets import Publish
@@ -113,7 +113,7 @@ async def test_a_stomp_client_answers_one_of_rocketmq(tmp_path: Path, mine: str 
         await asker.introduce("10.0.0.1@77#é/x@y")
         wanted = {"CORRELATION_ID": "c9", "REPLY_TO_CLIENT": "10.0.0.1@77#é/x@y", "TTL": "3000", "TAGS": "t"}
         protocols.broker.topics.ensure("work", 1)
-        assert (await asker.send("work", b"what?", {**wanted, "colour": "blue", "KEYS": "k1"})).code == 0
+        assert (await asker.publish("work", b"what?", {**wanted, "colour": "blue", "KEYS": "k1"})).code == 0
         (request,) = await replier.messages(1)
         assert (request.body, request["colour"], request["KEYS"], request["TAGS"]) == (b"what?", "blue", "k1", "t")
         more = {"reply_to": mine} if mine is not None else {}

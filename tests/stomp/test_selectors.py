@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.stomp.stomp_talk import Running, Talk, stomp_broker
+from tests.wire_clients.stomp import StompBroker, StompClient, stomp_broker
 
 from martlet_filter_sql92.plugin import Sql92Config, Sql92Plugin
 from martlet_stomp.mapping.selectors import select, translated
@@ -16,13 +16,13 @@ MANY = 4000
 
 
 @asynccontextmanager
-async def selecting(directory: Path) -> AsyncIterator[Running]:
+async def selecting(directory: Path) -> AsyncIterator[StompBroker]:
     async with stomp_broker(directory) as stomp:
         stomp.broker.filters = dict(Sql92Plugin(Sql92Config()).martlet_filters(stomp.broker))
         yield stomp
 
 
-async def publish(talk: Talk, destination: str, *colours: str) -> None:
+async def publish(talk: StompClient, destination: str, *colours: str) -> None:
     for number, colour in enumerate(colours):
         await talk.publish(destination, colour.encode(), colour=colour, number=str(number))
 
@@ -126,7 +126,7 @@ async def test_a_durable_subscription_with_another_selector_continues_where_it_w
     """What does not match when it is read is skipped for good, also what was sent and not acknowledged."""
     async with selecting(tmp_path) as stomp:
 
-        async def come_back(**selector: str) -> tuple[Talk, list[bytes]]:
+        async def come_back(**selector: str) -> tuple[StompClient, list[bytes]]:
             talk = await stomp.connect(client_id="ann")
             await talk.subscribe(TOPIC, "client-individual", **{"activemq.subscriptionName": "s", **selector})
             return talk, [message.body for message in await talk.rest()]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import trio
-from tests.stomp.stomp_talk import V1_0, V1_1, V1_2, stomp_broker
+from tests.wire_clients.stomp import V1_0, V1_1, V1_2, stomp_broker
 
 from martlet.contracts import Stage
 from martlet.message import Message, decode_properties

@@ -5,7 +5,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from tests.stomp.stomp_talk import Running, stomp_broker
+from tests.wire_clients.stomp import StompBroker, stomp_broker
 
 from martlet.testing.stores import small_config
 
@@ -15,7 +15,7 @@ FIRST, MORE, BODY_BYTES = 5000, 15_000, 1000
 STORE = small_config(flush="async", segment_bytes=1 << 22, page_bytes=1 << 16, cache_bytes=1 << 20, open_files_max=64)
 
 
-async def publish(stomp: Running, destination: str, count: int) -> None:
+async def publish(stomp: StompBroker, destination: str, count: int) -> None:
     talk = await stomp.connect()
     for _ in range(count // 500):
         await talk.publish(destination, *[b"x" * BODY_BYTES] * 500)

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.kills import ROUNDS, Victim, survive_kills
+from tests.broker_process import BrokerProcess, small_store
+from tests.kills import ROUNDS, survive_kills
 from tests.stomp.devices import Consumer, Producer, Worker, check, drain
-from tests.stomp.stomp_talk import Talk, stomp_broker
-from tests.wire_clients.streams import dial
+from tests.wire_clients.stomp import StompClient, stomp_broker
+from tests.wire_clients.streams import dialed
 
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
@@ -24,15 +25,14 @@ SEEDS = range(int(os.environ.get("MARTLET_CRASH_SEEDS", "3")))
 GONE = (trio.BrokenResourceError, trio.ClosedResourceError, EOFError, OSError)
 
 
-Open = Callable[[], AbstractAsyncContextManager[Talk]]
+Open = Callable[[], AbstractAsyncContextManager[StompClient]]
 
 
 def talking(address: str) -> Open:
     @asynccontextmanager
-    async def opened() -> AsyncIterator[Talk]:
-        wire = await dial(address)
-        async with wire.stream:
-            yield Talk(wire)
+    async def opened() -> AsyncIterator[StompClient]:
+        async with dialed(address) as wire:
+            yield StompClient(wire)
 
     return opened
 
@@ -65,13 +65,14 @@ def test_kill_9_breaks_no_receipt_and_no_transaction(tmp_path: Path, flush: str)
     chance = random.Random(flush)
     devices = Producer(chance), Worker(chance), Consumer(chance)
 
-    def work(victim: Victim) -> None:
-        trio.run(traffic, devices, talking(victim.line()), victim.kill)
+    def work(victim: BrokerProcess) -> None:
+        trio.run(traffic, devices, talking(victim.addresses["stomp"]), victim.kill)
 
-    def end(victim: Victim) -> None:
-        trio.run(finish, devices, talking(victim.line()))
+    def end(victim: BrokerProcess) -> None:
+        trio.run(finish, devices, talking(victim.addresses["stomp"]))
 
-    survive_kills(partial(Victim, "tests.stomp.stomp_process", tmp_path, flush), work, end)
+    settings = {"plugins.enabled": '["stomp"]', **small_store(flush=flush, flush_interval_ms=20)}
+    survive_kills(partial(BrokerProcess, tmp_path, settings), work, end)
     trio.run(compare, devices, tmp_path)
     assert len(devices[0].stored) > 20 * ROUNDS
 
@@ -92,7 +93,7 @@ async def test_a_power_cut_breaks_no_receipt_and_no_transaction(cut: Cut, seed: 
         async with stomp_broker(directory, store=store, disk=disk) as stomp:
 
             @asynccontextmanager
-            async def opened() -> AsyncIterator[Talk]:
+            async def opened() -> AsyncIterator[StompClient]:
                 yield stomp.open()
 
             def end() -> None:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.stomp.stomp_talk import V1_0, V1_2, stomp_broker
 from tests.stomp.test_selectors import selecting
+from tests.wire_clients.stomp import V1_0, V1_2, stomp_broker
 
 from martlet.access import Gate
 from martlet.contracts import Identity

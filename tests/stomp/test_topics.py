@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.stomp.stomp_talk import V1_0, stomp_broker
+from tests.wire_clients.stomp import V1_0, stomp_broker
 
 from martlet.message import put_property
 from martlet.store import StoreConfig

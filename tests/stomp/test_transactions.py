@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import trio
-from tests.stomp.stomp_talk import Running, Talk, stomp_broker
+from tests.wire_clients.stomp import StompBroker, StompClient, stomp_broker
 from trio.testing import wait_all_tasks_blocked
 
 from martlet.store import StoreConfig
@@ -24,17 +24,17 @@ TX = {"transaction": "t"}
 every_version = pytest.mark.parametrize("version", Version)
 
 
-async def say(talk: Talk, command: str, name: str = "t") -> None:
+async def say(talk: StompClient, command: str, name: str = "t") -> None:
     """Send BEGIN, COMMIT or ABORT, and wait until it is done."""
     await talk.send(talk.frame(command, transaction=name, receipt=f"{command} {name}"))
     await talk.receipt(f"{command} {name}")
 
 
-async def send(talk: Talk, body: bytes, name: str = "t", destination: str = QUEUE) -> None:
+async def send(talk: StompClient, body: bytes, name: str = "t", destination: str = QUEUE) -> None:
     await talk.send(talk.frame("SEND", body, destination=destination, transaction=name))
 
 
-def stored(stomp: Running, topic: str = "orders") -> list[bytes]:
+def stored(stomp: StompBroker, topic: str = "orders") -> list[bytes]:
     return [record.body for record in stomp.records(topic)]
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import trio
 import trio.testing
-from tests.stomp.stomp_talk import Running, stomp_broker
+from tests.wire_clients.stomp import StompBroker, stomp_broker
 
 from martlet.testing.peers import RecordingPeer
 from martlet_filter_sql92.plugin import Sql92Config, Sql92Plugin
@@ -50,7 +50,7 @@ async def test_others_have_their_turn_after_many_messages_with_new_headers(tmp_p
 class AcksATurn(trio.abc.Instrument):
     """How many acknowledgements were taken, in all and at most between two switches of tasks."""
 
-    def __init__(self, stomp: Running) -> None:
+    def __init__(self, stomp: StompBroker) -> None:
         self._counters = stomp.context.counters
         self._before = self._counters.acknowledged
         self.all = self.most = 0

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.stomp.stomp_talk import Running, Talk, stomp_broker
 from tests.stomp.test_control import ask
+from tests.wire_clients.stomp import StompBroker, StompClient, stomp_broker
 from trio.testing import MockClock
 
 from martlet.contracts import Identity
@@ -19,13 +19,13 @@ EXPIRY_S = 50
 CONFIG = StompConfig(queue_expiry_s=EXPIRY_S)
 
 
-async def pass_time(stomp: Running) -> None:
+async def pass_time(stomp: StompBroker) -> None:
     await stomp.idle()
     await trio.sleep(EXPIRY_S + 1)
     await stomp.idle()
 
 
-def topics(stomp: Running) -> list[str]:
+def topics(stomp: StompBroker) -> list[str]:
     return [topic.name for topic in stomp.broker.topics if topic.name.startswith("my")]
 
 
@@ -125,7 +125,7 @@ async def test_a_refused_subscription_leaves_no_topic(tmp_path: Path) -> None:
         assert topics(stomp) == ["my"]
 
 
-async def fill(talk: Talk, first: int, count: int) -> None:
+async def fill(talk: StompClient, first: int, count: int) -> None:
     frames = [talk.frame("SUBSCRIBE", id=str(n), destination=f"/queue/my{n}") for n in range(first, first + count)]
     await talk.send(*frames, talk.frame("SEND", destination="/queue/probe", receipt="r"))
 

@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.mqtt.mqtt_talk import Talk
 from tests.mqtt.users import Users
 from tests.stomp.all_protocols import Protocols, all_protocols
+from tests.wire_clients.mqtt import MqttClient
 
 from martlet_mqtt.wire.codes import V5, ReasonCode
 from martlet_mqtt.wire.packets import Connect
@@ -21,13 +21,13 @@ async def house(directory: Path) -> AsyncIterator[Protocols]:
     users = Users(directory)
     users.write(door=DOOR, dashboard=DASHBOARD)
     async with all_protocols(directory / "data") as protocols:
-        users.install_in(protocols.broker)
+        users.install(protocols.broker)
         for topic in ("mqtt", "work"):
             protocols.broker.topics.ensure(topic, 1)
         yield protocols
 
 
-async def mqtt(protocols: Protocols, user: str) -> Talk:
+async def mqtt(protocols: Protocols, user: str) -> MqttClient:
     return await protocols.mqtt.connect(f"of {user}", user_name=user, password=user.encode())
 
 

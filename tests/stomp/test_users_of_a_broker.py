@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 from tests.interop.martlet_process import Martlet
-from tests.mqtt.mqtt_talk import Talk as MqttTalk
-from tests.stomp.port_talk import connected
 from tests.users_plugin import users_plugin
-from tests.wire_clients.streams import StreamWire, dial
+from tests.wire_clients.mqtt import MqttClient
+from tests.wire_clients.stomp import connected
+from tests.wire_clients.streams import dialed
 
 from martlet_mqtt.wire.codes import V5, ReasonCode
 from martlet_mqtt.wire.packets import Connack, Connect
@@ -49,16 +49,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Martlet]:
 
 
 @asynccontextmanager
-async def dialed(address: str) -> AsyncIterator[StreamWire]:
-    wire = await dial(address)
-    yield wire
-    wire.close()
-
-
-@asynccontextmanager
-async def mqtt_client(broker: Martlet, password: str) -> AsyncIterator[tuple[MqttTalk, Connack]]:
+async def mqtt_client(broker: Martlet, password: str) -> AsyncIterator[tuple[MqttClient, Connack]]:
     async with dialed(broker.mqtt) as wire:
-        talk = MqttTalk(wire, V5)
+        talk = MqttClient(wire, V5)
         await talk.send(Connect("of door", V5, user_name="door", password=password.encode()))
         yield talk, await talk.expect(Connack)
 

@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.stomp.stomp_talk import ASYNC, Running, Talk, stomp_broker
+from tests.wire_clients.stomp import ASYNC, StompBroker, StompClient, stomp_broker
 
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import small_config
@@ -15,7 +15,7 @@ TOPIC = "/topic/VirtualTopic.orders"
 BILLING, STOCK = "/queue/Consumer.billing.VirtualTopic.orders", "/queue/Consumer.stock.VirtualTopic.orders"
 
 
-async def consumer(stomp: Running, queue: str, ack: str = "client-individual") -> Talk:
+async def consumer(stomp: StompBroker, queue: str, ack: str = "client-individual") -> StompClient:
     talk = await stomp.connect()
     await talk.subscribe(queue, ack)
     return talk

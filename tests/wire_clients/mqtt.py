@@ -1,15 +1,18 @@
-"""A scripted client for the tests, and brokers in memory that serve it."""
+"""A client of MQTT that sends what a test says, and brokers in this process that serve it."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import trio
 from msgspec.structs import replace
+from tests.broker_process import BrokerProcess, small_store
+from tests.wire_clients.ports import NO_TLS, Port
+from tests.wire_clients.streams import Wire
 
 from martlet.broker import Broker
-from martlet.contracts import Protocol as Served
+from martlet.contracts import Protocol
 from martlet.store import StoreConfig
 from martlet.testing.peers import Serving, serving
 from martlet_mqtt.config import MqttConfig
@@ -34,21 +37,14 @@ from martlet_mqtt.wire.packets import (
 )
 from martlet_mqtt.wire.properties import NO_PROPERTIES, Properties, Property
 
+__all__ = ["ASYNC", "V4", "V5", "MqttBroker", "MqttClient", "MqttPort", "leave"]
+__all__ += ["mqtt_broker", "mqtt_port", "mqtt_process"]
+
 ASYNC = StoreConfig(flush="async")
 P = TypeVar("P")
 
 
-class Wire(Protocol):
-    """The client's end of a connection."""
-
-    async def send(self, data: bytes) -> None: ...
-
-    async def receive_exactly(self, size: int) -> bytes: ...
-
-    def close(self) -> None: ...
-
-
-class Talk:
+class MqttClient:
     """One connection; keeps PUBLISH packets until they are asked for."""
 
     def __init__(self, wire: Wire, version: int = V5) -> None:
@@ -149,21 +145,21 @@ class Talk:
         self.wire.close()
 
 
-class Running:
+class MqttBroker:
     """A broker that serves MQTT in memory."""
 
-    def __init__(self, running: Serving, protocol: Served, plugin: MqttPlugin) -> None:
+    def __init__(self, running: Serving, protocol: Protocol, plugin: MqttPlugin) -> None:
         self.running = running
         self.broker: Broker = running.broker
         self.context = plugin.context(running.broker)
         self.wills = plugin._wills_of(running.broker)
         self._protocol = protocol
 
-    def open(self, version: int = V5) -> Talk:
+    def open(self, version: int = V5) -> MqttClient:
         """Return a connection on which nothing was said."""
-        return Talk(self.running.connect(self._protocol), version)
+        return MqttClient(self.running.connect(self._protocol), version)
 
-    async def answer(self, connect: Connect) -> tuple[Talk, Connack]:
+    async def answer(self, connect: Connect) -> tuple[MqttClient, Connack]:
         talk = self.open(connect.version)
         await talk.send(connect)
         return talk, await talk.expect(Connack)
@@ -178,7 +174,7 @@ class Running:
         present: bool | None = None,
         values: dict[Property, Any] | None = None,
         **more: Any,
-    ) -> Talk:
+    ) -> MqttClient:
         """Return a connection that the broker has accepted."""
         found = dict(values or {})
         if expiry_s and version == V5:
@@ -202,7 +198,7 @@ class Running:
         await self.broker.store.wait_flushed(self.broker.store.appended)
 
 
-async def leave(mqtt: Running, talk: Talk, client_id: str) -> None:
+async def leave(mqtt: MqttBroker, talk: MqttClient, client_id: str) -> None:
     """Break the connection of *talk*, and wait until the broker has noticed."""
     talk.hang_up()
     while client_id in mqtt.context.clients:
@@ -211,14 +207,41 @@ async def leave(mqtt: Running, talk: Talk, client_id: str) -> None:
 
 @asynccontextmanager
 async def mqtt_broker(
-    directory: Path, config: MqttConfig | None = None, *, store: StoreConfig = ASYNC, **options: Any
-) -> AsyncIterator[Running]:
+    directory: Path,
+    config: MqttConfig | None = None,
+    *,
+    store: StoreConfig = ASYNC,
+    port: Port | None = None,
+    **options: Any,
+) -> AsyncIterator[MqttBroker]:
+    """Run a broker in memory, on *port* as well if it is given."""
     plugin = MqttPlugin(replace(config or MqttConfig(), listen="127.0.0.1:0"))
+    if port is not None:
+        options["ports"] = lambda broker: (plugin.protocol(broker, port.bound),)
     services: Callable[[Broker], Any] = plugin.martlet_services
     async with serving(
         directory, store=store, projections=plugin.martlet_projections, services=services, **options
     ) as running:
-        yield Running(running, plugin.protocol(running.broker), plugin)
+        yield MqttBroker(running, plugin.protocol(running.broker), plugin)
 
 
-__all__ = ["ASYNC", "V4", "V5", "Running", "Talk", "leave", "mqtt_broker"]
+class MqttPort(Port):
+    """The MQTT port of a broker."""
+
+    broker: MqttBroker
+
+
+@asynccontextmanager
+async def mqtt_port(directory: Path, tls: Mapping[str, str] = NO_TLS) -> AsyncIterator[MqttPort]:
+    """Run a broker with a port; *tls* are the keys of its certificates, as `Port.settings` takes them."""
+    port = MqttPort(directory)
+    config = replace(MqttConfig(), **port.settings(tls))
+    async with mqtt_broker(directory / "data", config, port=port) as port.broker:
+        yield port
+        port.close()
+
+
+def mqtt_process(folder: Path, flush: str, hours: int = 0) -> BrokerProcess:
+    """Start a broker with timers in a process of its own, which a test kills; its clock is *hours* ahead."""
+    settings = {"plugins.enabled": '["mqtt", "timer"]', "mqtt.in_flight_max": 20}
+    return BrokerProcess(folder, {**settings, **small_store(flush=flush, flush_interval_ms=20)}, hours=hours)

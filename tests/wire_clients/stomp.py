@@ -1,19 +1,21 @@
-"""A scripted client for the tests, and brokers in memory that serve it."""
+"""A client of STOMP that sends what a test says, and brokers in this process that serve it."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 from msgspec.structs import replace
 from tests.stored import records_of
+from tests.wire_clients.ports import NO_TLS, Port
+from tests.wire_clients.streams import WebSocketWire, Wire
 from trio.testing import active_thread_count, wait_all_tasks_blocked, wait_all_threads_completed
+from wsproto.events import AcceptConnection
 
 from martlet.broker import Broker
-from martlet.contracts import Credentials, Identity, Password
-from martlet.contracts import Protocol as Served
+from martlet.contracts import Credentials, Identity, Password, Protocol
 from martlet.errors import Reason, Refused
 from martlet.message import Message, Record
 from martlet.store import StoreConfig
@@ -43,23 +45,13 @@ class Frame:
 Idle = Callable[[], Awaitable[None]]
 
 
-class Wire(Protocol):
-    """The client's end of a connection."""
-
-    async def send(self, data: bytes) -> None: ...
-
-    async def receive_some(self) -> bytes: ...
-
-    def close(self) -> None: ...
-
-
 def frame(command: str, body: bytes = b"", version: Version = V1_2, /, **headers: str) -> bytes:
     """Return a frame; in lower case names of *headers*, ``_`` stands for ``-``."""
     pairs = [(name.replace("_", "-") if name.islower() else name, value) for name, value in headers.items()]
     return encode_frame(command, pairs, body, version)
 
 
-class Talk:
+class StompClient:
     """One connection; keeps MESSAGE frames in ``came`` until they are asked for."""
 
     def __init__(self, wire: Wire, version: Version = V1_2, idle: Idle = trio.lowlevel.checkpoint) -> None:
@@ -195,21 +187,21 @@ class Talk:
         self.wire.close()
 
 
-class Running:
+class StompBroker:
     """A broker that serves STOMP in memory."""
 
-    def __init__(self, running: Serving, protocol: Served, plugin: StompPlugin) -> None:
+    def __init__(self, running: Serving, protocol: Protocol, plugin: StompPlugin) -> None:
         self.running = running
         self.broker: Broker = running.broker
         self.context = plugin.context(running.broker)
         self.protocol = protocol
         self.plugin = plugin
 
-    def open(self, version: Version = V1_2) -> Talk:
+    def open(self, version: Version = V1_2) -> StompClient:
         """Return a connection on which nothing was said."""
-        return Talk(self.running.connect(self.protocol), version, self.idle)
+        return StompClient(self.running.connect(self.protocol), version, self.idle)
 
-    async def answer(self, version: Version = V1_2, **headers: str) -> tuple[Talk, Frame]:
+    async def answer(self, version: Version = V1_2, **headers: str) -> tuple[StompClient, Frame]:
         """Return a connection, and the answer to CONNECT."""
         talk = self.open(version)
         if version is not V1_0:
@@ -217,13 +209,13 @@ class Running:
         await talk.send(frame("CONNECT", **headers))
         return talk, await talk.receive()
 
-    async def connect(self, version: Version = V1_2, **headers: str) -> Talk:
+    async def connect(self, version: Version = V1_2, **headers: str) -> StompClient:
         """Return a connection that the broker has accepted."""
         talk, answer = await self.answer(version, **headers)
         assert (answer.command, answer["version"]) == ("CONNECTED", version.text), answer
         return talk
 
-    async def connect_as(self, user: str) -> Talk:
+    async def connect_as(self, user: str) -> StompClient:
         """Return a connection of *user*, who has the own name as passcode; the broker then knows all such users."""
         self.broker.authentication.authenticators = (_believe,)
         return await self.connect(login=user, passcode=user)
@@ -262,11 +254,52 @@ def _believe(credentials: Credentials) -> Identity:
     return Identity(credentials.user)
 
 
+async def connected(wire: Wire, **headers: str) -> tuple[StompClient, Frame]:
+    """Send CONNECT, and return the answer."""
+    talk = StompClient(wire, V1_2)
+    await talk.send(frame("CONNECT", accept_version="1.2", host="h", **headers))
+    return talk, await talk.receive()
+
+
+async def websocket(wire: Wire, *, text: bool) -> WebSocketWire:
+    """Return an open WebSocket over *wire*."""
+    found = WebSocketWire(wire, text=text)
+    answer = await found.shake_hands("v10.stomp", "v11.stomp", "v12.stomp")
+    assert isinstance(answer, AcceptConnection), answer
+    return found
+
+
 @asynccontextmanager
 async def stomp_broker(
-    directory: Path, config: StompConfig | None = None, *, store: StoreConfig = ASYNC, **options: Any
-) -> AsyncIterator[Running]:
+    directory: Path,
+    config: StompConfig | None = None,
+    *,
+    store: StoreConfig = ASYNC,
+    port: Port | None = None,
+    **options: Any,
+) -> AsyncIterator[StompBroker]:
+    """Run a broker in memory, on *port* as well if it is given."""
     plugin = StompPlugin(replace(config or StompConfig(), listen="127.0.0.1:0"))
     options.setdefault("services", plugin.martlet_services)
+    if port is not None:
+        options["ports"] = lambda broker: (plugin.protocol(broker, port.bound),)
     async with serving(directory, store=store, **options) as running:
-        yield Running(running, plugin.protocol(running.broker), plugin)
+        yield StompBroker(running, plugin.protocol(running.broker), plugin)
+
+
+class StompPort(Port):
+    """The STOMP port of a broker."""
+
+    broker: StompBroker
+
+
+@asynccontextmanager
+async def stomp_port(
+    directory: Path, tls: Mapping[str, str] = NO_TLS, config: StompConfig | None = None
+) -> AsyncIterator[StompPort]:
+    """Run a broker with a port; *tls* are the keys of its certificates, as `Port.settings` takes them."""
+    port = StompPort(directory)
+    config = replace(config or StompConfig(), **port.settings(tls))
+    async with stomp_broker(directory / "data", config, port=port) as port.broker:
+        yield port
+        port.close()
