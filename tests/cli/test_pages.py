@@ -68,7 +68,11 @@ def test_every_public_name_of_the_client_is_on_its_page() -> None:
 
 def test_the_example_plugins_use_only_what_the_page_for_plugins_lists() -> None:
     said = {entry.partition(":")[0].removesuffix("()") for chapter in PLUGIN_CHAPTERS for entry in chapter.names}
-    modules = [path for path in sorted((ROOT / "examples").glob("*/martlet_*/**/*.py")) if "tests" not in path.parts]
+    modules = [
+        path
+        for path in sorted((ROOT / "examples").glob("*/martlet_*/**/*.py"))
+        if "tests" not in path.relative_to(ROOT).parts
+    ]
     imports = [node for path in modules for node in ast.walk(ast.parse(path.read_text()))]
     used = {
         name.name
