@@ -107,7 +107,7 @@ Anything that is not on this page may change without notice.
 | work that takes longer than 10 ms | [`Turns`](#turns) with [`Steps`](#steps); [`off_loop`](#off_loop) for a thread |
 | a task beside the clients | [`Service`](#service) |
 | a subcommand of `martlet` | [`Subcommand`](#subcommand) |
-| figures in `martlet stats` | `broker.stats.add` |
+| metrics in `martlet stats` | `broker.stats.add` |
 | an identifier that nobody can guess | `broker.ids.unique` |
 | tests without sockets | [`serving`](#serving) |
 
@@ -242,15 +242,15 @@ PLUGIN_CHAPTERS: Final = (
             "transactions external",
             "TransactionGate: end end_together force resume",
             "ExternalGate: begin stage prepare commit abort abort_prepared",
-            "TopicFigures: get has_used first_offset end_offset store_ms_at earliest_store_ms offset_by_time "
+            "TopicOffsets: get has_used first_offset end_offset store_ms_at earliest_store_ms offset_by_time "
             "position_at readable bytes_since",
             "TopicGrant: entries groups committed",
             "TopicAdminGrant: update delete",
-            "GroupGrant: get ensure topics committed offset is_forbidden figures make_retry_topic "
+            "GroupGrant: get ensure topics committed offset is_forbidden topic_offsets make_retry_topic "
             "make_dead_letter_topic",
             "GroupAdminGrant: update delete set_forbidden commit reset",
-            "ConsumeGrant: get_topic open_topic get_group group_policy ensure_group is_forbidden figures end_offset "
-            "read offset commit pending_reset take_reset",
+            "ConsumeGrant: get_topic open_topic get_group group_policy ensure_group is_forbidden topic_offsets "
+            "end_offset read offset commit pending_reset take_reset",
             "PublishGrant: get auto_create retry_group",
             "BrokerGrant: topics groups group forbidden offsets_in_steps statistics disk_usage earliest_store_ms",
             "BrokerAdminGrant: set_config set_auto_create clean delete_unused_topics",

@@ -17,8 +17,8 @@ from martlet.access import (
     GroupGrant,
     PublishGrant,
     TopicAdminGrant,
-    TopicFigures,
     TopicGrant,
+    TopicOffsets,
 )
 from martlet.broker import Broker
 from martlet.contracts import Identity
@@ -35,7 +35,7 @@ from martlet.tables.topics import BROKER_TOPICS, EVENT_TOPIC, Topics
 GRANTS: dict[type, Callable[[Gate], object]] = {
     TopicGrant: lambda gate: gate.query("T"),
     TopicAdminGrant: lambda gate: gate.manage("T"),
-    TopicFigures: lambda gate: gate.query_group("G").figures("T"),
+    TopicOffsets: lambda gate: gate.query_group("G").topic_offsets("T"),
     GroupGrant: lambda gate: gate.query_group("G"),
     GroupAdminGrant: lambda gate: gate.manage_group("G"),
     ConsumeGrant: lambda gate: gate.consume("G", "T"),
@@ -45,7 +45,7 @@ GRANTS: dict[type, Callable[[Gate], object]] = {
 }
 CASES = [pytest.param(kind, make, id=kind.__name__) for kind, make in GRANTS.items()]
 # The topic argument of a group's grant names which of the group's offsets are meant.
-OF_GROUP = {"committed", "offset", "is_forbidden", "figures", "set_forbidden", "commit", "reset"}
+OF_GROUP = {"committed", "offset", "is_forbidden", "topic_offsets", "set_forbidden", "commit", "reset"}
 
 
 def public(kind: type) -> list[str]:
@@ -63,7 +63,7 @@ async def test_a_grant_shows_neither_the_store_nor_a_table(kind: type, make: Cal
 
 
 @pytest.mark.parametrize(
-    "kind", [TopicGrant, TopicAdminGrant, TopicFigures, ConsumeGrant, PublishGrant, GroupAdminGrant]
+    "kind", [TopicGrant, TopicAdminGrant, TopicOffsets, ConsumeGrant, PublishGrant, GroupAdminGrant]
 )
 def test_no_method_of_a_bound_grant_takes_the_name_of_another(kind: type) -> None:
     for name in public(kind):
@@ -224,14 +224,14 @@ async def test_the_event_loop_does_not_wait_for_an_entry_on_the_disk() -> None:
         broker.store.commit()
         await broker.store.checkpoint()
     async with broker_in_memory(fake) as broker:
-        figures = broker.gate(ANONYMOUS).query("T")
+        topic_offsets = broker.gate(ANONYMOUS).query("T")
         disk.on_loop = disk.off = 0
         turns = Turns(disk.off_loop)
-        assert await turns.finish(figures.position_at(0, 5)) == placed[5].position
+        assert await turns.finish(topic_offsets.position_at(0, 5)) == placed[5].position
         assert (disk.on_loop, disk.off) == (0, 1)
-        assert await turns.finish(figures.position_at(0, 40)) == -1
-        assert await turns.finish(figures.position_at(1, 0)) == -1
-        assert figures.readable == placed[-1].end
+        assert await turns.finish(topic_offsets.position_at(0, 40)) == -1
+        assert await turns.finish(topic_offsets.position_at(1, 0)) == -1
+        assert topic_offsets.readable == placed[-1].end
 
 
 @pytest.mark.parametrize("topic", sorted({*BROKER_TOPICS, f"{OWN_PREFIX}journal.mqtt"} - {EVENT_TOPIC}))

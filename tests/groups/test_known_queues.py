@@ -1,4 +1,4 @@
-"""The lanes of shared groups are found by group and by topic, as a set of keys would find them."""
+"""The queues of shared groups are found by group and by topic, as a set of keys would find them."""
 
 from hypothesis import given
 from hypothesis import strategies as st

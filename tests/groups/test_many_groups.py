@@ -30,7 +30,7 @@ def counted_calls() -> Calls:
 
 
 def noted(broker: Broker) -> int:
-    """How many lanes have something to note with the next commit."""
+    """How many queues have something to note with the next commit."""
     return len(broker.shared_groups.notes._pending)
 
 

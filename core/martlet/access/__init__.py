@@ -10,8 +10,8 @@ from martlet.access.grant import (
     GroupGrant,
     PublishGrant,
     TopicAdminGrant,
-    TopicFigures,
     TopicGrant,
+    TopicOffsets,
 )
 from martlet.access.replies import NO_CORRELATION, Replies, is_uncorrelated
 from martlet.access.rules import Rules
@@ -32,8 +32,8 @@ __all__ = [
     "Replies",
     "Rules",
     "TopicAdminGrant",
-    "TopicFigures",
     "TopicGrant",
+    "TopicOffsets",
     "TransactionGate",
     "is_uncorrelated",
 ]

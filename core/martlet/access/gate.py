@@ -22,8 +22,8 @@ from martlet.access.grant import (
     GroupGrant,
     PublishGrant,
     TopicAdminGrant,
-    TopicFigures,
     TopicGrant,
+    TopicOffsets,
     check_not_closed,
     is_closed,
 )
@@ -392,11 +392,11 @@ class Gate:
             self._decisions.remember_consumable(grant)
         return grant
 
-    def read(self, topic: str) -> TopicFigures:
+    def read(self, topic: str) -> TopicOffsets:
         """Return the grant to read *topic* without a group; requires ``read``, so call it before each answer."""
         self._check_open(topic)
         self.check("read", topic)
-        return TopicFigures(*self._tables, topic)
+        return TopicOffsets(*self._tables, topic)
 
     def _check_open(self, topic: str) -> None:
         if is_closed(topic) and topic != EVENT_TOPIC:

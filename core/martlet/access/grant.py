@@ -23,8 +23,8 @@ __all__ = [
     "GroupGrant",
     "PublishGrant",
     "TopicAdminGrant",
-    "TopicFigures",
     "TopicGrant",
+    "TopicOffsets",
     "check_not_closed",
     "is_closed",
 ]
@@ -54,7 +54,7 @@ class _Grant:
         self.name: Final = name
 
 
-class TopicFigures(_Grant):
+class TopicOffsets(_Grant):
     """One topic's configuration, and the offsets and times of its queues, but no messages."""
 
     __slots__ = ()
@@ -122,7 +122,7 @@ class TopicFigures(_Grant):
 
 
 @final
-class TopicGrant(TopicFigures):
+class TopicGrant(TopicOffsets):
     """One topic, for queries; returned by `Gate.query`."""
 
     __slots__ = ()
@@ -145,7 +145,7 @@ class TopicGrant(TopicFigures):
 
 
 @final
-class TopicAdminGrant(TopicFigures):
+class TopicAdminGrant(TopicOffsets):
     """One topic, for changes; returned by `Gate.manage`."""
 
     __slots__ = ()
@@ -216,9 +216,9 @@ class GroupGrant(_Grant):
         """Return whether an administrator has forbidden the group to read *topic*."""
         return self._groups.is_forbidden(self.name, topic)
 
-    def figures(self, topic: str) -> TopicFigures:
+    def topic_offsets(self, topic: str) -> TopicOffsets:
         """Return the offsets of *topic*, to compare the group's committed offsets with."""
-        return TopicFigures(self._store, self._topics, self._groups, topic)
+        return TopicOffsets(self._store, self._topics, self._groups, topic)
 
     def make_retry_topic(self, queues: int, sys_flag: int = 0) -> Topic:
         """Return the group's retry topic; create it with *queues* queues if there is none. Raises `Refused`."""
@@ -303,9 +303,9 @@ class ConsumeGrant:
         """Return whether an administrator has forbidden the group to read the topic."""
         return self._groups.is_forbidden(self.group, self.topic)
 
-    def figures(self) -> TopicFigures:
+    def topic_offsets(self) -> TopicOffsets:
         """Return the offsets of the topic."""
-        return TopicFigures(self._store, self._topics, self._groups, self.topic)
+        return TopicOffsets(self._store, self._topics, self._groups, self.topic)
 
     def end_offset(self, queue_id: int) -> int:
         """Return the offset after the newest readable message; 0 for a queue that was never used."""

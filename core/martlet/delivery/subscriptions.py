@@ -125,7 +125,7 @@ class Delivery:
 
 
 @final
-class _Lane:
+class _QueueReading:
     """One queue of one subscription."""
 
     __slots__ = ("cursor", "due", "queue", "tail")
@@ -149,10 +149,10 @@ class TopicSubscription:
     __slots__ = (
         "_due",
         "_failure",
-        "_lanes",
         "_owner",
         "_permit",
         "_reader",
+        "_readings",
         "_start",
         "_tail",
         "closed",
@@ -185,16 +185,16 @@ class TopicSubscription:
         self.credit = credit
         self.gone = False
         self.closed = False
-        self._lanes: dict[int, _Lane] = {}
-        self._due: deque[_Lane] = deque()
+        self._readings: dict[int, _QueueReading] = {}
+        self._due: deque[_QueueReading] = deque()
         self._tail = owner.tails.of(topic)
         self._reader = QueueReader(owner.store, self._was_read, 1)
         self._failure: Refused | None = None
 
     def cursor(self, queue_id: int) -> int:
         """Return the offset of the next message from that queue, -1 if there is no such queue."""
-        lane = self._lanes.get(queue_id)
-        return lane.cursor if lane is not None else -1
+        reading = self._readings.get(queue_id)
+        return reading.cursor if reading is not None else -1
 
     def add_credit(self, count: int) -> None:
         """Allow *count* more messages, and wake the peer if some are waiting."""
@@ -218,17 +218,17 @@ class TopicSubscription:
         due = self._due
         fruitless, messages_left = 0, MESSAGES_A_COLLECT
         while fruitless < len(due) and self.credit > 0 and budget_bytes > 0 and messages_left > 0:
-            lane = due.popleft()
+            reading = due.popleft()
             try:
-                delivery = self._take(lane, budget_bytes)
+                delivery = self._take(reading, budget_bytes)
             except Refused as refused:
                 self._failure = refused
                 if not found:
                     raise
                 self.peer.wake()
                 return found
-            if lane.due:
-                due.append(lane)
+            if reading.due:
+                due.append(reading)
                 fruitless += 1
             if delivery is not None:
                 found.append(delivery)
@@ -245,14 +245,14 @@ class TopicSubscription:
 
     def arrived_at(self, queue: Queue) -> None:
         """Handle that *queue* has new readable records that may be selected."""
-        lane = self._lanes.get(queue.queue_id)
-        if lane is not None and lane.queue is queue:
-            self._make_due(lane)
+        reading = self._readings.get(queue.queue_id)
+        if reading is not None and reading.queue is queue:
+            self._make_due(reading)
 
-    def _make_due(self, lane: _Lane) -> None:
-        if not lane.due:
-            lane.due = True
-            self._due.append(lane)
+    def _make_due(self, reading: _QueueReading) -> None:
+        if not reading.due:
+            reading.due = True
+            self._due.append(reading)
         if self.credit > 0:
             self.peer.wake()
 
@@ -263,9 +263,9 @@ class TopicSubscription:
             self._reader.close()
             self._owner.forget(self)
             self._tail.leave(self)
-            for lane in self._lanes.values():
-                self._owner.encodings.leave(lane.tail)
-            self._lanes.clear()
+            for reading in self._readings.values():
+                self._owner.encodings.leave(reading.tail)
+            self._readings.clear()
             self._due.clear()
 
     def listen(self) -> None:
@@ -276,51 +276,51 @@ class TopicSubscription:
         """Read all queues that *topic* has now; new ones are read from their beginning."""
         self.topic = topic
         for queue_id in range(topic.read_queues):
-            if queue_id not in self._lanes:
+            if queue_id not in self._readings:
                 queue = topic.queue(queue_id)
                 self._add(queue, self._start(queue) if new else topic.beginning_of(queue))
 
     def _add(self, queue: Queue, cursor: int) -> None:
         tail = self._owner.encodings.join(queue, self.encoding, self.selection)
-        lane = self._lanes[queue.queue_id] = _Lane(queue, cursor, tail)
+        reading = self._readings[queue.queue_id] = _QueueReading(queue, cursor, tail)
         if cursor < queue.next_offset:
-            self._make_due(lane)
+            self._make_due(reading)
 
-    def _take(self, lane: _Lane, budget_bytes: int) -> Delivery | None:
-        """Advance the cursor of *lane* over the messages that fit; ``lane.due`` tells whether there may be more."""
-        lane.cursor = max(lane.cursor, lane.queue.first_offset)  # a batch in memory may have expired
-        batch = lane.tail.find(lane.cursor)
+    def _take(self, reading: _QueueReading, budget_bytes: int) -> Delivery | None:
+        """Advance the cursor of *reading* over the messages that fit; ``due`` tells whether there may be more."""
+        reading.cursor = max(reading.cursor, reading.queue.first_offset)  # a batch in memory may have expired
+        batch = reading.tail.find(reading.cursor)
         if batch is None:
-            batch = self._read(lane, budget_bytes)
+            batch = self._read(reading, budget_bytes)
             if batch is None:
                 return None
         else:
-            self._reader.forget(lane)
-        first = lane.cursor
-        count, lane.cursor = batch.span(first, self.credit, budget_bytes)
-        lane.due = lane.cursor < lane.queue.next_offset
-        return Delivery(lane.queue.queue_id, first, lane.cursor, count, batch) if count else None
+            self._reader.forget(reading)
+        first = reading.cursor
+        count, reading.cursor = batch.span(first, self.credit, budget_bytes)
+        reading.due = reading.cursor < reading.queue.next_offset
+        return Delivery(reading.queue.queue_id, first, reading.cursor, count, batch) if count else None
 
-    def _read(self, lane: _Lane, budget_bytes: int) -> Batch | None:
-        selection, queue = self.selection, lane.queue
+    def _read(self, reading: _QueueReading, budget_bytes: int) -> Batch | None:
+        selection, queue = self.selection, reading.queue
         count = min(self.credit, MESSAGES_A_COLLECT)
         result = self._reader.read(
-            self.peer.start, lane, queue, lane.cursor, count, budget_bytes, selection.codes, selection.predicate
+            self.peer.start, reading, queue, reading.cursor, count, budget_bytes, selection.codes, selection.predicate
         )
         if result is None:
             return None
-        if result.next_offset <= lane.cursor:
+        if result.next_offset <= reading.cursor:
             # At the end of the readable records; for more, `arrived_at` is called. The cursor is only beyond the end if
             # the queue was recreated.
-            lane.cursor = min(lane.cursor, queue.next_offset)
-            lane.due = False
+            reading.cursor = min(reading.cursor, queue.next_offset)
+            reading.due = False
             return None
         if not result.count:
-            lane.cursor = result.next_offset
-            lane.due = lane.cursor < queue.next_offset
+            reading.cursor = result.next_offset
+            reading.due = reading.cursor < queue.next_offset
             return None
         cut_after_costly(result)
-        return lane.tail.encode(result, lane.cursor)
+        return reading.tail.encode(result, reading.cursor)
 
 
 def is_readable(topic: Topic) -> bool:

@@ -4,7 +4,7 @@ from typing import final
 
 import msgpack  # type: ignore[import-untyped]
 
-from martlet.access import TopicFigures
+from martlet.access import TopicOffsets
 from martlet.delivery.subscriptions import Start
 from martlet.runtime.steps import Steps
 from martlet.store import Queue
@@ -27,7 +27,7 @@ class Cursors:
         for queue_id, offset, readable in msgpack.unpackb(packed) if packed else ():
             self._next[queue_id] = offset, readable
 
-    def check(self, figures: TopicFigures) -> Steps[None]:
+    def check(self, figures: TopicOffsets) -> Steps[None]:
         """Move the cursors of queues that were created again to the beginning. Raises `NotReady`."""
         for queue_id, (offset, readable) in list(self._next.items()):
             first = figures.first_offset(queue_id)
@@ -37,7 +37,7 @@ class Cursors:
             if not 0 <= position < readable:
                 self._next[queue_id] = first, figures.readable
 
-    def start(self, otherwise: Start, figures: TopicFigures) -> Start:
+    def start(self, otherwise: Start, figures: TopicOffsets) -> Start:
         """Return where to begin in a queue: at its cursor, or *otherwise* if it has none."""
 
         def begin(queue: Queue) -> int:

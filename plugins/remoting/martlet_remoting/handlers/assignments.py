@@ -164,7 +164,7 @@ def set_request_mode(context: RequestContext, command: Command) -> Steps[bytes]:
     grant = context.gate(command).manage_group(group)
     if topic.startswith(RETRY_PREFIX):
         raise Refused(Reason.NO_PERMISSION, "retry topic is not allowed to set mode")
-    if grant.figures(topic).get() is None:
+    if grant.topic_offsets(topic).get() is None:
         raise Refused(Reason.NO_TOPIC, f"topic[{topic}] not exist")
     if grant.ensure() is None:
         raise Refused(Reason.NO_GROUP, f"subscription group [{group}] does not exist")

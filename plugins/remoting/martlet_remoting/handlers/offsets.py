@@ -57,8 +57,10 @@ def _first_offset(command: Command, grant: ConsumeGrant, queue_id: int) -> Steps
 
 def begins_near(grant: ConsumeGrant, queue_id: int) -> Steps[bool]:
     """Return whether offset 0 of the queue still exists and little was written since."""
-    figures = grant.figures()
-    return figures.first_offset(queue_id) == 0 and (yield from figures.bytes_since(queue_id, 0)) <= NEAR_BYTES
+    topic_offsets = grant.topic_offsets()
+    return (
+        topic_offsets.first_offset(queue_id) == 0 and (yield from topic_offsets.bytes_since(queue_id, 0)) <= NEAR_BYTES
+    )
 
 
 def update_consumer_offset(context: RequestContext, command: Command) -> bytes:

@@ -42,7 +42,7 @@ RUNS_MAX: Final = 64
 BROKERS_CHARS_MAX: Final = 4096
 # Parts in one commit.
 PARTS_MAX: Final = 10_000
-# Chunks and producers to look at in one slice.
+# A look at a chunk or a producer.
 LOOK_US: Final = 2.0
 # How far the clock of a run may be ahead of ours: for so long, later runs could not begin.
 AHEAD_MS_MAX: Final = 3_600_000

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from martlet.access import TopicFigures
+from martlet.access import TopicOffsets
 from martlet.broker import Broker
 from martlet.errors import Reason, Refused, RemoteProtocolError
 from martlet.runtime.steps import Steps
@@ -27,7 +27,7 @@ QUEUE_US: Final = 125.0
 VERSION_CHARS_MAX: Final = 1024  # of three numbers and their names
 
 
-def existing_topic(grant: TopicFigures) -> Topic:
+def existing_topic(grant: TopicOffsets) -> Topic:
     """Return the topic of *grant*. Raises `Refused` (NO_TOPIC) when there is none."""
     topic = grant.get()
     if topic is None:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from martlet.access import GroupGrant, TopicFigures, TopicGrant
+from martlet.access import GroupGrant, TopicGrant, TopicOffsets
 from martlet.broker import Broker
 from martlet.records.layout import BLANK_SIZE, ENTRY, ENTRY_BYTES
 from martlet.runtime.steps import Budget, Steps
@@ -48,9 +48,9 @@ def topic_stats(context: RequestContext, command: Command) -> Steps[Frame]:
     return reply_in_pieces(command, (yield from dumps_in_steps({"offsetTable": table, "topicPutTps": tps})))
 
 
-def _stored_ms(figures: TopicFigures, queue_id: int, offset: int) -> Steps[int]:
+def _stored_ms(topic_offsets: TopicOffsets, queue_id: int, offset: int) -> Steps[int]:
     """Return when the message at *offset* was stored, in ms; 0 if there is none."""
-    return max((yield from figures.store_ms_at(queue_id, offset)), 0)
+    return max((yield from topic_offsets.store_ms_at(queue_id, offset)), 0)
 
 
 def _topics_of(members: Members, grant: GroupGrant, wanted: list[str]) -> list[Topic]:
@@ -58,7 +58,7 @@ def _topics_of(members: Members, grant: GroupGrant, wanted: list[str]) -> list[T
     live = members.group(grant.name)
     subscribed = live.subscriptions if live is not None else {}
     names = wanted or grant.topics()
-    found = (grant.figures(name).get() for name in names)
+    found = (grant.topic_offsets(name).get() for name in names)
     return [topic for topic in found if topic is not None and (not subscribed or topic.name in subscribed)]
 
 
@@ -66,14 +66,14 @@ def consume_stats(
     broker: Broker, grant: GroupGrant, topic: Topic, queues: int, budget: Budget
 ) -> Steps[dict[MessageQueue, dict[str, int]]]:
     """Return how far the group is in the first *queues* queues of *topic* (OffsetWrapper)."""
-    figures = grant.figures(topic.name)
+    topic_offsets = grant.topic_offsets(topic.name)
     table: dict[MessageQueue, dict[str, int]] = {}
     for queue_id in range(queues):
         committed = max(grant.offset(topic.name, queue_id), 0)
         table[message_queue(broker, topic.name, queue_id)] = {
-            "brokerOffset": figures.end_offset(queue_id),
+            "brokerOffset": topic_offsets.end_offset(queue_id),
             "consumerOffset": committed,
-            "lastTimestamp": (yield from _stored_ms(figures, queue_id, committed - 1)),
+            "lastTimestamp": (yield from _stored_ms(topic_offsets, queue_id, committed - 1)),
             # Only clients know how far they have pulled; the committed offset is a lower bound.
             "pullOffset": committed,
         }

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from martlet.access import GroupAdminGrant, TopicFigures
+from martlet.access import GroupAdminGrant, TopicOffsets
 from martlet.broker import Broker
 from martlet.errors import Reason, Refused
 from martlet.runtime.steps import Budget, Steps
@@ -37,8 +37,8 @@ def reset(context: RequestContext, command: Command) -> Steps[Frame]:
 
 def _reset_here(broker: Broker, parked: ParkedPulls, grant: GroupAdminGrant, command: Command) -> Steps[Frame]:
     name, group = command.text("topic"), command.text("group")
-    figures = grant.figures(name)
-    topic = figures.get()
+    topic_offsets = grant.topic_offsets(name)
+    topic = topic_offsets.get()
     if topic is None:
         raise Refused(Reason.NO_TOPIC, f"Topic {name} does not exist")
     if grant.get() is None:
@@ -48,10 +48,10 @@ def _reset_here(broker: Broker, parked: ParkedPulls, grant: GroupAdminGrant, com
     offsets: dict[int, int] = {}
     budget = Budget(QUEUE_US)
     if queue_id >= 0 and (offset := command.integer("offset", -1)) != -1:
-        offsets[queue_id] = _checked(figures, queue_id, offset)
+        offsets[queue_id] = _checked(topic_offsets, queue_id, offset)
     else:
         for number in [queue_id] if queue_id >= 0 else range(topic.read_queues):
-            offsets[number] = yield from _offset_at(figures, number, timestamp)
+            offsets[number] = yield from _offset_at(topic_offsets, number, timestamp)
             if budget.is_over():
                 yield
     table: dict[MessageQueue, int] = {}
@@ -59,7 +59,7 @@ def _reset_here(broker: Broker, parked: ParkedPulls, grant: GroupAdminGrant, com
         table[message_queue(broker, name, number)] = to
         if budget.is_over():
             yield
-    if figures.get() is None:
+    if topic_offsets.get() is None:
         raise Refused(Reason.NO_TOPIC, f"Topic {name} was deleted meanwhile")
     if not offsets:
         raise Declined(ResponseCode.SYSTEM_ERROR, f"No queues to reset.; topic[{name}] has none to read")
@@ -68,19 +68,19 @@ def _reset_here(broker: Broker, parked: ParkedPulls, grant: GroupAdminGrant, com
     return (yield from _answer(command, table))
 
 
-def _checked(figures: TopicFigures, queue_id: int, offset: int) -> int:
-    first, end = figures.first_offset(queue_id), figures.end_offset(queue_id)
+def _checked(topic_offsets: TopicOffsets, queue_id: int, offset: int) -> int:
+    first, end = topic_offsets.first_offset(queue_id), topic_offsets.end_offset(queue_id)
     if not first <= offset <= end:
         text = f"Target offset {offset} not in consume queue range [{first}-{end}]"
         raise Declined(ResponseCode.SYSTEM_ERROR, text)
     return offset
 
 
-def _offset_at(figures: TopicFigures, queue_id: int, timestamp: int) -> Steps[int]:
+def _offset_at(topic_offsets: TopicOffsets, queue_id: int, timestamp: int) -> Steps[int]:
     """Return the first offset stored at or after *timestamp*; the end for a negative one."""
     if timestamp < 0:
-        return figures.end_offset(queue_id)
-    return (yield from figures.offset_by_time(queue_id, timestamp))
+        return topic_offsets.end_offset(queue_id)
+    return (yield from topic_offsets.offset_by_time(queue_id, timestamp))
 
 
 def _answer(command: Command, table: dict[MessageQueue, int]) -> Steps[Frame]:
@@ -91,8 +91,8 @@ def _reset_clients(broker: Broker, members: Members, grant: GroupAdminGrant, com
     """Send the new offsets to every live member; unless forced, only those that go back."""
     name, group = command.text("topic"), command.text("group")
     timestamp, forced = command.integer("timestamp", -1), command.boolean("isForce")
-    figures = grant.figures(name)
-    topic = figures.get()
+    topic_offsets = grant.topic_offsets(name)
+    topic = topic_offsets.get()
     if topic is None:
         text = f"[reset-offset] reset offset failed, no topic in this broker. topic={name}"
         raise Declined(ResponseCode.SYSTEM_ERROR, text)
@@ -104,7 +104,7 @@ def _reset_clients(broker: Broker, members: Members, grant: GroupAdminGrant, com
             if number >= topic.write_queues:
                 continue
             raise Declined(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{group}> not exist")
-        target = yield from _offset_at(figures, number, timestamp)
+        target = yield from _offset_at(topic_offsets, number, timestamp)
         table[message_queue(broker, name, number)] = target if forced else min(target, committed)
         if budget.is_over():
             yield
@@ -157,7 +157,7 @@ def clone(context: RequestContext, command: Command) -> Steps[bytes]:
     budget = Budget()
     for name in [topic] if topic.strip() else original.topics():
         offsets = original.committed(name)
-        if copy.figures(name).get() is not None and (not subscribed or name in subscribed):
+        if copy.topic_offsets(name).get() is not None and (not subscribed or name in subscribed):
             copy.commit(name, offsets)
         if budget.is_over(1 + len(offsets)):
             yield
