@@ -41,7 +41,7 @@ def made_messages() -> list[Message]:
 def forms(store: Store) -> dict[str, Callable[[], object]]:
     """Return functions that append 40 messages, by name."""
     messages = made_messages()
-    append = store.append
+    append = store.writer.append
 
     def one_by_one() -> None:
         for number, message in enumerate(messages):
@@ -49,9 +49,11 @@ def forms(store: Store) -> dict[str, Callable[[], object]]:
 
     found: dict[str, Callable[[], object]] = {
         "append": one_by_one,
-        "append_all, atomic": lambda: store.append_all([store.item(each, 0) for each in messages], atomic=True),
+        "append_all, atomic": lambda: store.writer.append_all(
+            [store.writer.item(each, 0) for each in messages], atomic=True
+        ),
     }
-    item, append_all = store.item, store.append_all
+    item, append_all = store.writer.item, store.writer.append_all
     found["append_all, constructing items"] = lambda: append_all([item(each, n & 3) for n, each in enumerate(messages)])
     items = [item(each, number & 3) for number, each in enumerate(messages)]
     found["append_all of prepared items"] = lambda: append_all(items)
@@ -66,7 +68,7 @@ def measured(store: Store, work: Callable[[], object]) -> float:
         began = clock()
         work()
         spent += clock() - began
-        store.commit()
+        store.committer.commit()
     return spent * 1e6 / (COMMITS * AT_ONCE)
 
 
@@ -74,7 +76,7 @@ async def one_round() -> None:
     with tempfile.TemporaryDirectory(prefix="martlet-bench-") as directory:
         config = StoreConfig(flush="async", disk_full_ratio=1.0, keys_index=False)
         store = await Store.open(Path(directory), config, SystemClock())
-        store.store_host = bytes((127, 0, 0, 1, 0, 0, 0x2A, 0x9F))
+        store.writer.store_host = bytes((127, 0, 0, 1, 0, 0, 0x2A, 0x9F))
         for name, work in forms(store).items():
             print(f"{name}\t{measured(store, work)}\t{measured(store, work)}")
         await store.close()

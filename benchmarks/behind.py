@@ -118,7 +118,7 @@ async def fill(broker: Broker, count: int, names: int) -> list[int]:
     positions: list[int] = []
     for start in range(0, count, A_READ):
         positions += [publish(broker, number, names) for number in range(start, min(start + A_READ, count))]
-        broker.store.commit()
+        broker.store.committer.commit()
         await trio.lowlevel.checkpoint()
     await trio.sleep(SETTLE_S)  # lets the key index catch up
     return positions
@@ -133,7 +133,7 @@ async def keep_publishing(broker: Broker, rate: int, names: int) -> None:
             for _ in range(min(A_READ, due - number)):
                 publish(broker, number, names)
                 number += 1
-            broker.store.commit()
+            broker.store.committer.commit()
         await trio.sleep(0.002)
 
 

@@ -133,9 +133,9 @@ async def fill(folder: Path, body: int, queues: int, rows: int) -> None:
         for number in range(rows):
             broker.publish(Message("T", os.urandom(8) * (body // 8), properties, number % queues))
             if number % 256 == 255:
-                broker.store.commit()
+                broker.store.committer.commit()
                 await trio.lowlevel.checkpoint()
-        broker.store.commit()
+        broker.store.committer.commit()
 
 
 @contextlib.contextmanager

@@ -51,7 +51,7 @@ class Talk:
         work: Awaitable[None] | None = self.handler.handle(Command(code, ext, body))
         if work is not None:
             await work
-        self.broker.store.commit()
+        self.broker.store.committer.commit()
         assert self.handler.context.state.counters.refusals == {}, self.handler.context.state.counters.refusals
 
 

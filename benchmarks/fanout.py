@@ -60,9 +60,9 @@ async def send(broker: Broker, topic: str, names: list[str], messages: int, betw
             at = number * 7919 % len(names)
             broker.publish(Message(topic, body, properties[at], at % queues))
             if number % MESSAGES_A_READ == MESSAGES_A_READ - 1:
-                broker.store.commit()
+                broker.store.committer.commit()
                 between()
-        broker.store.commit()
+        broker.store.committer.commit()
         least = min(least, (time.process_time() - began) * 1e6 / messages)
         await trio.sleep(0.1)
     return least
@@ -111,8 +111,8 @@ async def come_back(messages: int) -> None:
                 properties = f"TAGS\x01device/{device}/state\x02".encode()
                 broker.publish(Message("bench", b"x" * 256, properties, device % 8))
                 if number % MESSAGES_A_READ == MESSAGES_A_READ - 1:
-                    broker.store.commit()
-            broker.store.commit()
+                    broker.store.committer.commit()
+            broker.store.committer.commit()
             await trio.sleep(1)  # lets the key index catch up
             joined = [feed.open(lambda: None, {f"device/{client}/#": 0}, 0) for client in range(CLIENTS)]
             pauses: list[float] = []

@@ -192,10 +192,10 @@ def fill(broker: Broker, clock: ManualClock, groups: int) -> None:
     for number in range(MESSAGES):
         broker.publish(Message("T", b"x", properties, queue_id=0))
         if number % 1000 == 0:
-            broker.store.commit()
+            broker.store.committer.commit()
     for number in range(WIDE):
         broker.publish(Message("Used", b"x", b"", queue_id=number))
-    broker.store.commit()
+    broker.store.committer.commit()
 
 
 @dataclass
@@ -326,7 +326,7 @@ async def bench(names: list[str], limit_ms: float, groups: int) -> int:
             for name, protocol in (("remoting", remoting.addresses), ("nameserver", {})):
                 addresses[name] = protocol.get(name, "") or str(nameserver.server and nameserver.server.address)
             await saving._try_to_save(running.broker, offsets=True)
-            await running.broker.store.checkpoint()
+            await running.broker.store.upkeep.checkpointer.checkpoint()
             OldObjects().start()  # as `martlet run` does at its start
             print(f"{'request':34}  longest   second  garbage     real   answer   memory")
             found = {name: await measure(name, addresses) for name in names if name != SAVE}

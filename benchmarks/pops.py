@@ -71,7 +71,7 @@ class Client:
         self.connection.receive_data(frames, 0.0)
         for event in self.connection.events():
             self.handler.handle(event)
-        self.store.commit()
+        self.store.committer.commit()
         if self.peer.wakes:
             self.peer.wakes = 0
             self.handler.collect(1 << 20)
@@ -130,7 +130,7 @@ async def run(rounds: int, queues: int, *, batch: bool) -> None:
             for _ in range(rounds):
                 for number in range(MESSAGES):
                     broker.publish(Message("T", b"x" * 256, b"TAGS\x01TagA\x02", number % queues))
-                broker.store.commit()
+                broker.store.committer.commit()
                 client.spent = 0.0
                 noted += consume(client, batch=batch)
                 costs.append(client.spent * 1e6 / MESSAGES)
@@ -179,8 +179,8 @@ async def expire(count: int, queues: int) -> None:
             broker.topics.update("T", read_queues=queues, write_queues=queues)
             for number in range(count):
                 broker.publish(Message("T", b"x" * 256, b"TAGS\x01TagA\x02", number % queues))
-            broker.store.commit()
-            await broker.store.wait_flushed(broker.store.written)
+            broker.store.committer.commit()
+            await broker.store.flusher.wait_flushed(broker.store.written)
             await pop_all(Client(served))
             end = trio.current_time() + invisible_s
             gc.collect()

@@ -83,8 +83,8 @@ async def run(options: argparse.Namespace) -> None:
             for _ in range(BACKLOG):
                 for queue_id in range(options.queues):
                     broker.publish(Message("T", b"x" * options.body, properties, queue_id))
-                broker.store.commit()
-            await broker.store.checkpoint()
+                broker.store.committer.commit()
+            await broker.store.upkeep.checkpointer.checkpoint()
             handler_of = STATE(broker, RemotingConfig())
             for tags in ("*", "TagA"):
                 measure(handler_of, reads(options.queues, tags), tags, options.rounds)

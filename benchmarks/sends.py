@@ -120,7 +120,7 @@ async def run(rounds: int, body_bytes: int, make: Callable[[int, int, int], byte
                     connection.receive_data(part, 0.0)
                     for command in connection.events():
                         handler.handle(command)
-                    served.broker.store.commit()
+                    served.broker.store.committer.commit()
                 costs.append((time.process_time() - began) * 1e6 / (reads * messages))
                 await trio.sleep(0.02)
             assert sink.sent

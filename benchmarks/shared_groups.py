@@ -43,13 +43,13 @@ async def run(rounds: int) -> None:
                 for _ in range(ARRIVALS):
                     for number in range(AT_ONCE):
                         broker.publish(Message("T", b"x" * 256, properties, number % QUEUES))
-                    broker.store.commit()
+                    broker.store.committer.commit()
                     began = clock()
                     for member in members:
                         for delivery in member.collect(1 << 20):
                             for offset in range(delivery.first, delivery.first + delivery.count):
                                 taken += member.ack(delivery.queue_id, offset)
-                    broker.store.commit()
+                    broker.store.committer.commit()
                     spent += clock() - began
                 costs.append(spent * 1e6 / (ARRIVALS * AT_ONCE))
                 await trio.sleep(0.02)

@@ -78,8 +78,8 @@ def fill(broker: Broker, options: argparse.Namespace) -> None:
         properties = {"UNIQ_KEY": f"7F00000100002A139B47{number:012X}", "a": f"{number // 16 % 100}", "colour": colour}
         broker.publish(Message("T", b"x" * options.body, encode_properties(properties), number % options.queues))
         if number % COMMIT_MESSAGES == 0:
-            broker.store.commit()
-    broker.store.commit()
+            broker.store.committer.commit()
+    broker.store.committer.commit()
 
 
 def warm(folder: Path) -> None:
@@ -121,7 +121,7 @@ async def run(options: argparse.Namespace) -> None:
             broker = served.broker
             broker.filters = dict(Sql92Plugin(Sql92Config()).martlet_filters(broker))
             fill(broker, options)
-            await broker.store.checkpoint()
+            await broker.store.upkeep.checkpointer.checkpoint()
             state = RemotingState(broker, RemotingConfig())
             for expression in options.expression or EXPRESSIONS:
                 rounds = []

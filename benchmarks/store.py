@@ -44,7 +44,7 @@ def messages_for(body_bytes: int) -> list[Message]:
 
 
 def append_all(store: Store, messages: list[Message], count: int, queues: int, batch: int) -> None:
-    append, commit = store.append, store.commit
+    append, commit = store.writer.append, store.committer.commit
     for number in range(count):
         append(messages[number & 4095], number % queues)
         if number % batch == batch - 1:
@@ -55,8 +55,8 @@ def append_all(store: Store, messages: list[Message], count: int, queues: int, b
 def append_runs(store: Store, messages: list[Message], count: int, queues: int, batch: int) -> None:
     for start in range(0, count, batch):
         numbers = range(start, min(start + batch, count))
-        store.append_all([store.item(messages[number & 4095], number % queues) for number in numbers])
-        store.commit()
+        store.writer.append_all([store.writer.item(messages[number & 4095], number % queues) for number in numbers])
+        store.committer.commit()
 
 
 def read_all(store: Store, queues: int, pull: int) -> int:
@@ -64,9 +64,9 @@ def read_all(store: Store, queues: int, pull: int) -> int:
     for queue_id in range(queues):
         queue = store.queue("BenchmarkTest", queue_id)
         offset = 0
-        end = store.end_offset(queue)
+        end = store.readers.end_offset(queue)
         while offset < end:
-            result = store.read(queue, offset, pull, 262_144)
+            result = store.readers.read(queue, offset, pull, 262_144)
             count += result.count
             offset = result.next_offset
     return count
@@ -79,10 +79,10 @@ def read_interleaved(store: Store, queues: int, pull: int) -> int:
     while offsets:
         for queue_id in list(offsets):
             queue = store.queue("BenchmarkTest", queue_id)
-            result = store.read(queue, offsets[queue_id], pull, 262_144)
+            result = store.readers.read(queue, offsets[queue_id], pull, 262_144)
             count += result.count
             offsets[queue_id] = result.next_offset
-            if result.next_offset >= store.end_offset(queue):
+            if result.next_offset >= store.readers.end_offset(queue):
                 del offsets[queue_id]
     return count
 
@@ -92,8 +92,8 @@ def scan_all(store: Store, queues: int) -> None:
     for queue_id in range(queues):
         queue = store.queue("BenchmarkTest", queue_id)
         offset = 0
-        while offset < store.end_offset(queue):
-            offset = store.read(queue, offset, 32, 262_144, codes).next_offset
+        while offset < store.readers.end_offset(queue):
+            offset = store.readers.read(queue, offset, 32, 262_144, codes).next_offset
 
 
 async def index_all(store: Store) -> None:
@@ -106,7 +106,7 @@ async def follow(store: Store, total: int) -> None:
     """Let the store complete its key index, with nothing else to do."""
     began = time.perf_counter()
     async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+        await nursery.start(store.upkeep.run)
         while store.statistics().unindexed_bytes:  # noqa: ASYNC110 - the store tells nobody when it is done
             await trio.sleep(0.01)
         report("  the key index, in the background", total, time.perf_counter() - began)
@@ -115,7 +115,7 @@ async def follow(store: Store, total: int) -> None:
 
 async def open_store(directory: Path, config: StoreConfig) -> Store:
     store = await Store.open(directory, config, SystemClock())
-    store.store_host = bytes((127, 0, 0, 1, 0, 0, 0x2A, 0x9F))
+    store.writer.store_host = bytes((127, 0, 0, 1, 0, 0, 0x2A, 0x9F))
     return store
 
 
@@ -152,7 +152,7 @@ async def main(arguments: argparse.Namespace) -> None:
             await index_all(store)
         total = count // 3 * 4
         timed("fdatasync of all that", total, store.flusher.flush_now)
-        await store.checkpoint()
+        await store.upkeep.checkpointer.checkpoint()
         for pull in (1, 32):
             read = partial(check_read, store, queues, pull, total)
             timed(f"read, one queue after the other, {pull} a read", total, read)

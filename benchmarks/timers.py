@@ -143,8 +143,8 @@ async def append(broker: Broker, count: int, first_ms: int, last_ms: int) -> Non
 
 
 async def flushed(broker: Broker) -> None:
-    broker.store.commit()
-    await broker.store.wait_flushed(broker.store.appended)
+    broker.store.committer.commit()
+    await broker.store.flusher.wait_flushed(broker.store.appended)
 
 
 async def until_applied(plugin: TimerPlugin, count: int) -> None:
@@ -230,8 +230,8 @@ async def checked(folder: str, count: int, flush: str) -> None:
         await flushed(broker)
         for queue in broker.store.queues.topics["T"].values():
             offset = queue.first_offset
-            while offset < broker.store.end_offset(queue):
-                result = await broker.store.read_far(queue, offset, 1000, 1 << 20)
+            while offset < broker.store.readers.end_offset(queue):
+                result = await broker.store.readers.read_far(queue, offset, 1000, 1 << 20)
                 for record in decode_records(b"".join(result.pieces)):
                     came[find_property(record.properties, b"UNIQ_KEY")] += 1
                     early += record.store_ms < int(find_property(record.properties, b"TIMER_DELIVER_MS"))

@@ -90,14 +90,14 @@ class Client:
 def end_round(served: Serving) -> tuple[float, float]:
     """Commit, let some woken clients collect, and commit what they note; return the time of each in seconds."""
     began = time.process_time()
-    served.broker.store.commit()
+    served.broker.store.committer.commit()
     committed = time.process_time()
     woken = WOKEN[:COLLECTS_A_ROUND]
     del WOKEN[:COLLECTS_A_ROUND]
     for client in woken:
         client.is_woken = False
         client.handler.collect(COLLECT_BYTES)
-    served.broker.store.commit()
+    served.broker.store.committer.commit()
     return committed - began, time.process_time() - committed
 
 
@@ -290,7 +290,7 @@ async def stay_away() -> None:
                 await pauses.take()
                 clock.ahead_ms = (plugin.config.session_expiry_s + 600) * 1000
                 await served.broker.turns.finish(sessions.expiry.sweep())
-                served.broker.store.commit()
+                served.broker.store.committer.commit()
                 await applied(served)
                 assert not len(sessions)
                 print(f"offline  expired; {await pauses.take()}")

@@ -132,7 +132,7 @@ async def commits(rounds: int, in_flight: int) -> None:
                 connection.receive_data(data, 0.0)
                 for command in connection.events():
                     handler.handle(command)
-                broker.store.commit()
+                broker.store.committer.commit()
                 return time.process_time() - began
 
             costs, answers = [], list[Command]()
@@ -200,7 +200,7 @@ async def checks() -> None:
                     rest = handler.handle(command)
                     if rest is not None:
                         await rest
-                broker.store.commit()
+                broker.store.committer.commit()
                 list(peer.frames.commands())
                 await trio.lowlevel.checkpoint()
             held = broker.capability(Transactions)
@@ -229,7 +229,7 @@ async def fill(folder: str, count: int) -> None:
                 rest = handler.handle(command)
                 if rest is not None:
                     await rest
-            broker.store.commit()
+            broker.store.committer.commit()
             answers = list(peer.frames.commands())
             await trio.lowlevel.checkpoint()
             behind = max(behind, held.op_queue.next_offset - held.state.ops.next)

@@ -10,8 +10,8 @@ from martlet.store import Queue, Store
 def records_in(store: Store, queue: Queue, count: int = 100) -> Iterator[Record]:
     """Yield the readable records of *queue*, read by *count*; each read moves on."""
     offset = queue.first_offset
-    while offset < store.end_offset(queue):
-        result = store.read(queue, offset, count, 1 << 20)
+    while offset < store.readers.end_offset(queue):
+        result = store.readers.read(queue, offset, count, 1 << 20)
         assert result.next_offset > offset, f"read of {queue} at {offset} did not move on: {result}"
         yield from decode_records(b"".join(result.pieces))
         offset = result.next_offset

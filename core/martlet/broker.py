@@ -204,7 +204,7 @@ class Broker:
                     raise
                 refused[place] = error
         records = [*own_records, *self._records_of(notes)] if atomic else []
-        appended += [self.store.item(record, 0) for record in records]
+        appended += [self.store.writer.item(record, 0) for record in records]
         result = self.store.writer.append_all(appended, atomic=atomic)
         if records:
             result.forget_last(len(records))
@@ -243,7 +243,7 @@ class Broker:
     def reserve(self, message: Message) -> Message:
         """Return *message* as `publish` would store it: after the stages, with its queue. It is not stored.
 
-        A plugin stores it later with `Store.append_all`.
+        A plugin stores it later with `Writer.append_all`.
 
         Raises:
           Refused: as for `publish`.

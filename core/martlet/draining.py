@@ -108,7 +108,7 @@ class Draining:
                 continue
             for queue_id in added:
                 if groups.get(group) is not None and groups.offset(group, name, queue_id) < 0:
-                    queue = self._store.find_queue(name, queue_id)
+                    queue = self._store.queues.find(name, queue_id)
                     groups.commit(group, name, queue_id, topic.beginning_of(queue) if queue is not None else 0)
                 yield
 
@@ -171,8 +171,8 @@ class Draining:
                 yield
         last = -1
         for queue in used:
-            offset = self._store.end_offset(queue) - 1
-            at = yield from self._store.position_at(queue, offset)
+            offset = self._store.readers.end_offset(queue) - 1
+            at = yield from self._store.lookup.position_at(queue, offset)
             last = max(last, at if at >= 0 else self._store.readable)
         name, position = yield from self._position_before(topic, last)
         if position >= 0:
@@ -190,7 +190,7 @@ class Draining:
         """Let all messages expire that are in queues beyond those of *topic*. Raises `NotReady` and `Refused`."""
         queues, kept = self._store.queues.topics.get(topic.name, {}), topic.read_queues
         gone = [each for key, each in queues.items() if key >= kept and each.first_offset < each.next_offset]
-        yield from self._store.topic_retention.expire_whole(gone)
+        yield from self._store.upkeep.topic_retention.expire_whole(gone)
 
     def _groups_at(self, topic: Topic, queues: Sequence[Queue]) -> Iterator[tuple[str, dict[Queue, int]]]:
         """Yield each group that reads *topic* by its queues, with its next offset in each of *queues*."""

@@ -194,7 +194,7 @@ def test_what_is_allowed_is_used() -> None:
         ("broker.rules.authorizers = ()", "rules"),
         ("getattr(broker, 'store')", "getattr"),
         ("context.gate(command)._tables[0].delete_topic('t')", "_tables"),
-        ("grant._store.record_at(0)", "_store"),
+        ("grant._store.lookup.record_at(0)", "_store"),
         ("self._gate._behind.publish(message)", "_behind"),
         ("shared.feed.open(wake, {'#': 0})", "open"),
         ("shared.feed._tail.add('#', self)", "_tail"),
@@ -206,7 +206,8 @@ def test_a_planted_reach_around_the_gate_is_found(planted: str, what: str) -> No
 
 
 @pytest.mark.parametrize(
-    "fine", ["broker.gate(peer.identity).publish(message)", "broker.clock.now_ms()", "grant.store.end_offset(queue)"]
+    "fine",
+    ["broker.gate(peer.identity).publish(message)", "broker.clock.now_ms()", "grant.store.readers.end_offset(queue)"],
 )
 def test_what_goes_through_the_gate_is_not(fine: str) -> None:
     assert list(reaches(fine)) == []

@@ -145,12 +145,12 @@ async def test_whoever_names_light_topics_must_be_allowed_to_publish_to_them() -
         assert [isinstance(each, Refused) for each in outcomes] == [True, False]
         assert broker.store.queues.light == 0
         gate.publish(Message("t", b"x", named.replace(b"mine", b"ours")))
-        broker.store.commit()
+        broker.store.committer.commit()
         assert drain(broker.store, broker.store.queue("%LMQ%ours", 0)) == [b"x"]
         broker.topics.ensure("%DLQ%G", 1)
         broker.groups.ensure("G")
         gate.give_back("G", Message("%DLQ%G", b"x", named))
-        broker.store.commit()
+        broker.store.committer.commit()
         assert broker.store.queues.light == 2
 
 
@@ -161,7 +161,7 @@ async def test_a_record_is_shown_to_whoever_may_read_a_queue_that_has_it(denied:
         broker.topics.ensure("t", 1)
         placed = broker.publish(Message("t", b"x", b"INNER_MULTI_DISPATCH\x01%LMQ%a\x02"))
         plain = broker.publish(Message("t", b"plain"))
-        broker.store.commit()
+        broker.store.committer.commit()
         gate, _ = guarded(broker, *(("read", name) for name in denied))
         if shown:
             assert await gate.record_at(placed.position) is not None
@@ -304,8 +304,8 @@ async def test_a_record_is_shown_to_those_who_may_read_its_topic() -> None:
     async with broker_in_memory() as broker:
         gate, ledger = guarded(broker)
         placed = gate.publish(Message("t", b"x"))
-        broker.store.commit()
-        await broker.store.wait_flushed(placed.end)
+        broker.store.committer.commit()
+        await broker.store.flusher.wait_flushed(placed.end)
         assert await gate.record_at(placed.position) is not None
         assert await gate.record_at(-1) is None
         assert await gate.record_at(placed.position + 1) is None

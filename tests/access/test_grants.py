@@ -140,8 +140,8 @@ def forged(position: int, topic: str, properties: bytes = b"") -> bytes:
 async def position_of_body(broker: Broker, body: bytes) -> int:
     """Where *body* lies in the log once it is stored."""
     placed = broker.publish(Message("T", body, b"", 0))
-    broker.store.commit()
-    data = broker.store.record_at(placed.position)
+    broker.store.committer.commit()
+    data = broker.store.lookup.record_at(placed.position)
     assert data is not None
     return placed.position + data.index(body)
 
@@ -154,7 +154,7 @@ async def test_bytes_in_a_body_that_look_like_a_record_are_none() -> None:
         real = broker.store.appended
         position = real + body_at
         assert await position_of_body(broker, forged(position, "T")) == position
-        assert broker.store.record_at(position) is not None
+        assert broker.store.lookup.record_at(position) is not None
         assert await gate.record_at(position) is None
         found = await gate.record_at(real)
         assert found is not None
@@ -170,7 +170,7 @@ async def test_a_forged_record_does_not_show_the_messages_after_it() -> None:
         whole = forged(broker.store.appended + body_at, "T", b"p" * 300)
         position = await position_of_body(broker, whole[:-300])
         publish(broker, "secret", 0, b"the secret" * 40)
-        data = broker.store.record_at(position)
+        data = broker.store.lookup.record_at(position)
         assert data is not None
         assert b"the secret" in data  # that is what the store alone takes for a record
         assert await broker.gate(ANONYMOUS).record_at(position) is None
@@ -181,7 +181,7 @@ async def test_records_of_internal_topics_are_shown_to_administrators_only(topic
     async with broker_in_memory() as broker:
         broker.topics.ensure(topic, 1)
         placed = broker.publish(Message(topic, b"half", b"KEYS\x01k\x02", 0))
-        broker.store.commit()
+        broker.store.committer.commit()
         gate = broker.gate(ANONYMOUS)
         assert await gate.record_at(placed.position) is not None
         broker.authorizers = (lambda identity, action, name: action == "read",)
@@ -195,7 +195,7 @@ async def test_a_record_of_a_deleted_topic_is_shown_no_more() -> None:
     async with broker_in_memory() as broker:
         broker.topics.ensure("T", 1)
         placed = broker.publish(Message("T", b"x", b"", 0))
-        broker.store.commit()
+        broker.store.committer.commit()
         gate = broker.gate(ANONYMOUS)
         assert await gate.record_at(placed.position) is not None
         broker.topics.delete("T")
@@ -207,7 +207,7 @@ async def test_the_event_loop_does_not_wait_for_a_record_on_the_disk() -> None:
     async with broker_in_memory(fake) as broker:
         broker.topics.ensure("T", 1)
         placed = [broker.publish(Message("T", bytes(1000), b"", 0)) for _ in range(40)]
-        broker.store.commit()
+        broker.store.committer.commit()
         gate = broker.gate(ANONYMOUS)
         disk.on_loop = disk.off = 0
         assert await gate.record_at(placed[0].position) is not None
@@ -221,8 +221,8 @@ async def test_the_event_loop_does_not_wait_for_an_entry_on_the_disk() -> None:
     async with broker_in_memory(fake) as broker:
         broker.topics.ensure("T", 1)
         placed = [broker.publish(Message("T", b"", b"", 0)) for _ in range(40)]
-        broker.store.commit()
-        await broker.store.checkpoint()
+        broker.store.committer.commit()
+        await broker.store.upkeep.checkpointer.checkpoint()
     async with broker_in_memory(fake) as broker:
         topic_offsets = broker.gate(ANONYMOUS).query("T")
         disk.on_loop = disk.off = 0

@@ -33,8 +33,8 @@ def feed_of(broker: Broker) -> Feed:
 
 
 async def settle(broker: Broker) -> None:
-    broker.store.commit()
-    await broker.store.wait_flushed(broker.store.appended)
+    broker.store.committer.commit()
+    await broker.store.flusher.wait_flushed(broker.store.appended)
     await trio.testing.wait_all_tasks_blocked()
 
 

@@ -229,7 +229,7 @@ async def served(directory: Path) -> AsyncIterator[Served]:
         }
         broker.publish(Message("t", b"secret", b"", 0))
         broker.publish(Message("named", b"secret", b"TAGS\x01x\x02", 0))
-        broker.store.commit()
+        broker.store.committer.commit()
         yield Served(running, protocols)
 
 

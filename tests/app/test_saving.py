@@ -49,7 +49,7 @@ def commit(broker: Broker, offset: int) -> None:
 
 
 def offsets_on_disk(broker: Broker) -> str:
-    text = next(broker.store.read_generations("config/consumerOffset.json")).decode()
+    text = next(broker.store.data_directory.read_generations("config/consumerOffset.json")).decode()
     return text.replace(" ", "").replace("\n", "")
 
 
@@ -99,7 +99,7 @@ async def test_a_table_that_cannot_be_written_at_the_end_keeps_no_other_from_it(
 
 
 def topics_on_disk(broker: Broker) -> str:
-    return next(broker.store.read_generations("config/topics.json")).decode()
+    return next(broker.store.data_directory.read_generations("config/topics.json")).decode()
 
 
 async def test_a_waiter_is_called_once_its_change_is_on_disk(autojump_clock: MockClock) -> None:
@@ -172,7 +172,7 @@ async def test_a_deletion_that_was_confirmed_survives_a_kill(autojump_clock: Moc
         nursery.start_soon(saving.run, broker)
         topic = broker.topics.ensure("t", 1)
         broker.publish(Message("t", b"x", queue_id=0))
-        broker.store.commit()
+        broker.store.committer.commit()
         await trio.sleep(20)
         assert broker.topics.delete(topic.name)
         broker.call_when_saved(confirmed.append)
@@ -199,8 +199,8 @@ async def test_a_topic_whose_only_message_waits_elsewhere_survives_a_crash(cut: 
         assert broker.queue_for_later(Message("T", b"x", queue_id=2)) == 2
         assert broker.store.appended == notes, "a topic that the log names already is not named again"
         broker.topics.delete("Gone")
-        await broker.store.wait_flushed(end)
-        await broker.store.wait_deleted()
+        await broker.store.flusher.wait_flushed(end)
+        await broker.store.deletions.wait_durable()
         disk = disk.after_power_cut(cut, random.Random(1))
     async with broker_in_memory(disk, flush="sync") as broker:
         saving.load(broker)
@@ -215,7 +215,7 @@ async def test_a_topic_whose_only_message_waits_elsewhere_outlives_its_table(cut
     async with broker_in_memory(disk, flush="sync") as broker:
         broker.topics.ensure("T", 4)
         assert broker.queue_for_later(Message("T", b"x", queue_id=3)) == 3
-        await broker.store.checkpoint()
+        await broker.store.upkeep.checkpointer.checkpoint()
         if cut is not None:
             disk = disk.after_power_cut(cut, random.Random(1))
     for _ in range(2):
@@ -243,12 +243,12 @@ async def test_a_topic_stays_in_its_file_until_the_log_says_that_it_was_deleted(
         nursery.start_soon(saving.run, broker)
         broker.topics.ensure("t", 3)
         broker.publish(Message("t", b"x", queue_id=0))
-        broker.store.commit()
+        broker.store.committer.commit()
         await trio.sleep(20)
         monkeypatch.setattr(disk, "off_loop", off_loop)
         broker.topics.delete("t")
         await trio.sleep(0.5)
-        assert broker.store.durable < broker.store.deleted_to
+        assert broker.store.durable < broker.store.deletions.end
         assert '"t"' in topics_on_disk(broker)
         await trio.sleep(6)
         assert '"t"' not in topics_on_disk(broker)
@@ -317,7 +317,7 @@ async def test_a_table_contains_the_position_up_to_which_it_is_complete() -> Non
     async with broker_in_memory(disk, flush="async", flush_interval_ms=60_000) as broker:
         commit(broker, 1)
         broker.publish(Message("t", b"x", b""))
-        broker.store.commit()
+        broker.store.committer.commit()
         assert broker.store.durable == 0 < broker.store.readable
         await saving._try_to_save(broker, offsets=True)
         assert '"martletPosition":0' in offsets_on_disk(broker), "never ahead of what is durable"
@@ -383,8 +383,8 @@ async def test_a_topic_that_may_have_been_deleted_is_closed_unless_the_table_has
     async with broker_in_memory() as broker:
         broker.topics.ensure("Listed", 1)
         for name in ("T", "Listed", "New"):
-            broker.store.append(Message(name, b"x"), 0)
-        broker.store.commit()
+            broker.store.writer.append(Message(name, b"x"), 0)
+        broker.store.committer.commit()
         saving._make_topics_of_records(broker, closed={"T", "Listed"})
         perms = {name: topic.perm for name in ("T", "Listed", "New") if (topic := broker.topics.get(name))}
         assert perms == {"T": 0, "Listed": 6, "New": 6}

@@ -126,9 +126,9 @@ async def test_stages_see_every_message_and_may_refuse_or_fail(broker_on: Broker
         assert failed.value.reason is Reason.UNAVAILABLE
         assert broker.statistics()["refused_by_stages"] == 2
         assert broker.store.appended == placed.end
-        broker.store.commit()
-        await broker.store.wait_flushed(placed.end)
-        data = broker.store.record_at(placed.position)
+        broker.store.committer.commit()
+        await broker.store.flusher.wait_flushed(placed.end)
+        data = broker.store.lookup.record_at(placed.position)
         assert data is not None
         assert b"good!" in data
 
@@ -275,7 +275,7 @@ async def test_a_topic_that_rocketmq_deleted_is_closed_and_keeps_its_messages_un
     assert caplog.text.count("topic T has records but neither queues nor an entry in config/topics.json") == 1
     async with broker_on() as broker:
         opened = broker.topics.update("T", 1, 1)
-        assert broker.store.end_offset(opened.queue(0)) == 1
+        assert broker.store.readers.end_offset(opened.queue(0)) == 1
         assert broker.publish(to("T")).queue_offset == 1
 
 
@@ -293,7 +293,7 @@ async def test_an_old_table_of_topics_hides_no_message_for_good(broker_on: Broke
     for path in [path for path in disk.files if path.startswith((f"{DATA}/consumequeue/", f"{DATA}/queues."))]:
         disk.unlink(path)
     async with broker_on() as broker:
-        assert broker.store.end_offset(broker.topics.update("T", 1, 1).queue(0)) == 1
+        assert broker.store.readers.end_offset(broker.topics.update("T", 1, 1).queue(0)) == 1
 
 
 def perms(broker: Broker, *names: str) -> list[int]:
@@ -311,4 +311,4 @@ async def test_a_topic_with_records_and_no_entry_is_made_again(broker_on: Broker
         topic = broker.topics.get("T")
         assert topic is not None
         assert topic.read_queues == topic.write_queues == 16
-        assert broker.store.end_offset(topic.queue(15)) == 1
+        assert broker.store.readers.end_offset(topic.queue(15)) == 1

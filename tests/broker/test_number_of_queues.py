@@ -238,7 +238,7 @@ async def test_by_force_the_messages_are_gone_also_after_a_restart() -> None:
         forced = broker.topics.update("t", 1, 1, force=True)
         finish_now(broker.draining.drop(forced))
         assert numbers(broker) == (1, 1)
-        assert broker.store.topic_retention.removed_to("t") > 0, "sessions count them as missed"
+        assert broker.store.upkeep.topic_retention.removed_to("t") > 0, "sessions count them as missed"
         late.subscription.add_credit(100)
         assert await late.drain() == ["0:0:0"]
         await settle(broker)

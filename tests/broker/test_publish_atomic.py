@@ -71,24 +71,24 @@ async def test_a_run_is_stored_with_notes_and_records_of_a_plugin(broker: Broker
     def own(message: Message) -> Message:
         return Message("martlet.toy", b"own of " + message.body, b"TAGS\x01a\x02")
 
-    run: list[Message | AppendItem] = [to("A", b"one", 1), broker.store.item(to("A", b"two", 2), 2)]
+    run: list[Message | AppendItem] = [to("A", b"one", 1), broker.store.writer.item(to("A", b"two", 2), 2)]
     result = broker.publish_all(run, atomic=True, notes=[(journal, b"note")], own=own)
     assert [body_at(broker, position) for position in result.positions] == [b"one", b"two"]
     assert (result.offsets, result.refused, len(result.ends)) == ([0, 0], {}, 2)
     assert result.end > result.ends[1]
-    broker.store.commit()
-    await broker.store.wait_flushed(broker.store.appended)
+    broker.store.committer.commit()
+    await broker.store.flusher.wait_flushed(broker.store.appended)
     assert body_at(broker, result.ends[1]) == b"own of one"
-    noted = broker.store.find_queue(journal.topic, 0)
+    noted = broker.store.queues.find(journal.topic, 0)
     assert noted is not None
     assert noted.next_offset == 1
-    for read in broker.store.known_record, broker.store.record_at:
+    for read in broker.store.lookup.known_record, broker.store.lookup.record_at:
         data = read(result.ends[1])
-        assert (data is not None) == (read == broker.store.known_record), "others get no internal records"
-    far = await broker.store.known_record_far(result.ends[1])
+        assert (data is not None) == (read == broker.store.lookup.known_record), "others get no internal records"
+    far = await broker.store.lookup.known_record_far(result.ends[1])
     assert far is not None
     assert decode_record(far).topic == "martlet.toy"
-    assert await broker.store.known_record_far(result.ends[1] + 1) is None
+    assert await broker.store.lookup.known_record_far(result.ends[1] + 1) is None
 
 
 @pytest.mark.parametrize("bad", [to("Nowhere"), to("A", b"x" * 101)])
@@ -97,7 +97,7 @@ async def test_a_run_that_is_refused_stores_no_notes_either(broker: Broker, bad:
     with pytest.raises(Refused):
         broker.publish_all([to("A"), bad], atomic=True, notes=[(journal, b"note")])
     assert broker.store.appended == before
-    assert broker.store.find_queue(journal.topic, 0) is None
+    assert broker.store.queues.find(journal.topic, 0) is None
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,8 @@ class ToyStore:
         self.commits = 0
         self._error: MartletError | None = None
         self.on_commit_wanted: Callable[[], None] | None = None
-        self.on_flushed: list[Callable[[], None]] = []
+        self.on_moved: list[Callable[[], None]] = []
+        self.committer = self.flusher = self.readable_end = self  # as far as the server needs these parts
 
     def append(self) -> None:
         if self.on_commit_wanted is not None:
@@ -48,7 +49,7 @@ class ToyStore:
 
     def flush_to(self, position: int) -> None:
         self.readable = position
-        for tell in self.on_flushed:
+        for tell in self.on_moved:
             tell()
 
 

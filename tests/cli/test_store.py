@@ -48,19 +48,19 @@ def written(directory: Path, *, orderly: bool = True, body: bytes = b"") -> list
     async def work() -> list[Placed]:
         store = await Store.open(directory, config(), SystemClock())
         async with trio.open_nursery() as nursery:
-            await nursery.start(store.run)
+            await nursery.start(store.upkeep.run)
             placed = [
-                store.append(Message(f"Topic{number % 2}", body or b"body %d " % number * 20), number % 3)
+                store.writer.append(Message(f"Topic{number % 2}", body or b"body %d " % number * 20), number % 3)
                 for number in range(RECORDS)
             ]
-            store.commit()
-            await store.wait_flushed(placed[-1].end)
+            store.committer.commit()
+            await store.flusher.wait_flushed(placed[-1].end)
             nursery.cancel_scope.cancel()
         save_topics(store)
         if orderly:
             await store.close()
         else:
-            await store.checkpoint()
+            await store.upkeep.checkpointer.checkpoint()
             store.crash()
         return placed
 
@@ -229,11 +229,11 @@ def test_a_topic_that_was_deleted_and_created_again_is_sound(martlet: Run, tmp_p
         store = await Store.open(tmp_path, config(), SystemClock())
         for count in (10, 3):
             for number in range(count):
-                store.append(Message("Again", b"%d" % number, b"UNIQ_KEY\x01%d\x02" % number), 0)
-            store.commit()
+                store.writer.append(Message("Again", b"%d" % number, b"UNIQ_KEY\x01%d\x02" % number), 0)
+            store.committer.commit()
             store.flusher.flush_now()
             if count == 10:
-                store.delete_topic("Again")
+                store.deletions.delete_topic("Again")
         save_topics(store)
         await store.close()
 

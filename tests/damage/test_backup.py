@@ -99,11 +99,11 @@ class Busy:
                 broker.publish(Message("busy", sent[-1], b"", number % 3))
                 broker.publish(Message("brief", b"x" * self.random.randrange(300), b"", 0))
             broker.groups.commit("readers-first", "busy", 0, max(store.queue("busy", 0).next_offset - 1, 0))
-            store.commit()
-            await store.wait_flushed(store.written)
+            store.committer.commit()
+            await store.flusher.wait_flushed(store.written)
             self.acknowledged += sent
             if not self.random.randrange(8):
-                await store.checkpoint()
+                await store.upkeep.checkpointer.checkpoint()
             if not self.random.randrange(20):
                 broker.topics.delete("brief")
                 broker.topics.ensure("brief", 3)

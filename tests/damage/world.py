@@ -111,8 +111,8 @@ class Live:
     async def settle(self) -> None:
         """Wait until everything appended is readable and applied."""
         store = self.broker.store
-        store.commit()
-        await store.wait_flushed(store.appended)
+        store.committer.commit()
+        await store.flusher.wait_flushed(store.appended)
         await trio.sleep(0.1)
 
 
@@ -370,7 +370,7 @@ def _tables(live: Live) -> dict[str, object]:
 
 def _by_key(live: Live) -> list[bytes] | None:
     try:
-        found = finish_now(live.broker.store.query_keys("plain", b"key", 64, 0, 2**62)).records
+        found = finish_now(live.broker.store.lookup.query_keys("plain", b"key", 64, 0, 2**62)).records
     except NotReady:
         return None  # the index is being rebuilt; a client gets an answer that asks it to retry
     return sorted(bytes(record.body) for data in found for record in decode_records(data))

@@ -45,7 +45,7 @@ def publish(broker: Broker, topic: str, queue_id: int, *bodies: bytes, propertie
     """Append and commit."""
     for body in bodies:
         broker.publish(Message(topic, body, properties, queue_id))
-    broker.store.commit()
+    broker.store.committer.commit()
 
 
 def told(deliveries: list[Delivery]) -> list[str]:

@@ -74,8 +74,8 @@ def send(broker: Broker, name: str, body: str, queue_id: int = 0, topic: str = "
 
 async def settle(broker: Broker) -> None:
     """Commit, flush, and run sweeps until they have nothing left to do."""
-    broker.store.commit()
-    await broker.store.wait_flushed(broker.store.appended)
+    broker.store.committer.commit()
+    await broker.store.flusher.wait_flushed(broker.store.appended)
     await trio.testing.wait_all_tasks_blocked()
 
 
@@ -250,8 +250,8 @@ async def test_a_filter_that_is_dropped_while_its_cursor_is_away_brings_nothing(
         client = Client(feed, "a", "b", "c", pending_bytes_max=500)
         for number in range(9):
             send(broker, "a", f"{number:0100d}")
-            broker.store.commit()
-            await broker.store.wait_flushed(broker.store.appended)
+            broker.store.committer.commit()
+            await broker.store.flusher.wait_flushed(broker.store.appended)
             if place(client) is CursorPlace.FULL:
                 break
         assert place(client) is CursorPlace.FULL
@@ -498,7 +498,7 @@ def test_every_cursor_gets_what_it_wants_once_and_in_order_whatever_happens(
                     place_of = (0, topics[number]) if several_topics else (number, "t")
                     sent.append((send(broker, text, str(len(sent)), *place_of), text))
                 elif what == "commit":
-                    broker.store.commit()
+                    broker.store.committer.commit()
                 elif what == "open":
                     position = sent[min(number, len(sent) - 1)][0] if sent else 0
                     client = Client(feed, text, *others, position=position, pending_bytes_max=400)
@@ -680,7 +680,7 @@ async def test_a_message_for_very_many_cursors_takes_several_turns() -> None:
         feed = feed_of(broker)
         clients = [Client(feed, "#") for _ in range(3 * RECEIVERS_A_SLICE)]
         first = send(broker, "a", "one")
-        broker.store.commit()
+        broker.store.committer.commit()
         assert having(clients, "one") == RECEIVERS_A_SLICE
         early, late = clients[0], clients[-1]
         assert early.cursor.position > first >= late.cursor.position
@@ -725,7 +725,7 @@ async def test_permissions_of_very_many_cursors_are_checked_in_several_turns(pla
         if place_of is CursorPlace.TAIL:
             send(broker, "secret", "hidden")
             send(broker, "a", "one")
-            broker.store.commit()
+            broker.store.committer.commit()
         most = before = permit.asked
         while permit.asked < 2 * len(clients):
             await trio.lowlevel.checkpoint()
@@ -745,7 +745,7 @@ async def test_what_is_being_delivered_when_the_rules_change_continues_by_the_ne
         few = Client(feed, "b", permit=permit)
         send(broker, "a", "one")
         send(broker, "b", "two")
-        broker.store.commit()
+        broker.store.committer.commit()
         assert having(clients, "one") == RECEIVERS_A_SLICE
         permit.denied = "a"
         broker.cursors.forget_routes()
@@ -825,7 +825,7 @@ async def test_a_cursor_that_was_full_gets_new_messages_after_those_that_it_miss
                 break
         assert place(client) is CursorPlace.SWEPT
         send(broker, "a", f"{30:0100d}")
-        broker.store.commit()
+        broker.store.committer.commit()
         broker.store.flusher.flush_now()
         for _ in range(40):
             client.take()
@@ -914,7 +914,7 @@ async def test_a_filter_begins_where_the_log_goes_on_after_a_failed_commit() -> 
             each.cursor.add_filter("a")
         disk.fail_next("write", ENOSPC)
         with pytest.raises(Refused):
-            broker.store.commit()
+            broker.store.committer.commit()
         broker.store.admission.refusal = ""
         send(broker, "a", "kept")
         await settle(broker)

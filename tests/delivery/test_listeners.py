@@ -63,7 +63,7 @@ async def test_a_flush_of_many_queues_wakes_no_more_at_once_than_that_of_one() -
         _, woken = crowd(broker, 1000, 5)
         for queue_id in range(5):
             broker.publish(Message("t", b"x", b"", queue_id))
-        broker.store.commit()
+        broker.store.committer.commit()
         assert len(woken) == WAKES_A_TURN // 1000 * 1000
         counts = turns(broker, woken)
         assert max(counts) <= WAKES_A_TURN

@@ -38,7 +38,7 @@ async def test_nothing_is_collected_before_it_is_durable() -> None:
         publish(broker, "t", 0, b"a")
         assert collector.peer.wakes == 0
         assert collector.subscription.collect(1000) == []
-        await broker.store.wait_flushed(broker.store.appended)
+        await broker.store.flusher.wait_flushed(broker.store.appended)
         assert await collector.drain() == ["0:0:a"]
 
 
@@ -48,7 +48,7 @@ async def test_a_subscriber_from_the_tail_gets_no_earlier_messages() -> None:
         publish(broker, "t", 0, b"before")
         collector = subscribe(broker, "t")
         publish(broker, "t", 0, b"after")
-        await broker.store.wait_flushed(broker.store.appended)
+        await broker.store.flusher.wait_flushed(broker.store.appended)
         assert await collector.drain() == ["0:1:after"]
 
 
@@ -353,9 +353,9 @@ class Model:
                     credit = self.collectors[which].subscription.credit
                     assert len(await self.collectors[which].turn(number)) <= credit
                 elif name == "flush":
-                    await broker.store.wait_flushed(broker.store.appended)
+                    await broker.store.flusher.wait_flushed(broker.store.appended)
                 self.check()
-            await broker.store.wait_flushed(broker.store.appended)
+            await broker.store.flusher.wait_flushed(broker.store.appended)
             for collector in self.collectors.values():
                 collector.subscription.add_credit(10_000)
                 await collector.drain(500)

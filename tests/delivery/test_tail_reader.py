@@ -22,7 +22,8 @@ from martlet.errors import Refused
 from martlet.message import Message
 from martlet.records import layout
 from martlet.settings import DeliveryConfig
-from martlet.store import Queue, Store
+from martlet.store import Queue
+from martlet.store.read.readers import Readers
 from martlet.testing.disk import FakeDisk
 
 BODIES = Encoding("bodies", lambda piece: [body for _, _, _, body, _ in parts(piece)])
@@ -94,7 +95,7 @@ async def test_each_record_is_read_once_however_many_follow() -> None:
             routes.add("#", each)
         for number in range(20):
             broker.publish(Message("t", b"%d" % number, tag(f"name/{number}"), 0))
-        broker.store.commit()
+        broker.store.committer.commit()
         assert (reader.reads, reader.viewed) == (1, 20)
         assert [each.bodies for each in crowd[:20]] == [[str(number)] for number in range(20)]
         assert not any(each.runs for each in crowd[20:])
@@ -124,7 +125,7 @@ async def test_a_commit_of_many_entries_wakes_every_tag_rather_than_look_at_each
         collector = subscribe(broker, "t", selection=select_tags(("B",)))
         for _ in range(listeners.CODES_MAX + 1):
             broker.publish(Message("t", b"x", tag("A"), 0))
-        broker.store.commit()
+        broker.store.committer.commit()
         assert collector.peer.wakes == 1
         assert await collector.drain() == []
 
@@ -145,7 +146,7 @@ async def test_messages_of_one_route_are_one_run_and_encoded_once() -> None:
         routes.add("b", other)
         for name, body in (("a/1", b"x"), ("a/2", b"yy"), ("b", b"-"), ("a/1", b"zzz")):
             broker.publish(Message("t", body, tag(name), 0))
-        broker.store.commit()
+        broker.store.committer.commit()
         assert [run.count for run in one.runs] == [3]
         counting = Encoding("counting", encode)
         frames = [run.frames(counting) for each in (one, two) for run in each.runs]
@@ -170,10 +171,10 @@ def test_receivers_get_everything_in_log_order_over_all_queues(sent: list[tuple[
             for number, (queue_id, name, commits) in enumerate(sent):
                 broker.publish(Message("t", b"%d" % number, tag(name), queue_id))
                 if commits:
-                    broker.store.commit()
-                    await broker.store.wait_flushed(broker.store.appended)
-            broker.store.commit()
-            await broker.store.wait_flushed(broker.store.appended)
+                    broker.store.committer.commit()
+                    await broker.store.flusher.wait_flushed(broker.store.appended)
+            broker.store.committer.commit()
+            await broker.store.flusher.wait_flushed(broker.store.appended)
             await trio.testing.wait_all_tasks_blocked()
             assert receiver.bodies == [str(n) for n, (_, name, _) in enumerate(sent) if name != "c"]
             assert receiver.positions == sorted(receiver.positions)
@@ -192,13 +193,13 @@ async def test_what_exceeds_a_slice_or_the_memory_is_routed_in_order_by_the_task
         routes.add("#", receiver)
         for number in range(100):
             broker.publish(Message("t", b"%d" % number, tag("n") + b"x\x01" + b"y" * 200, number * number % 3))
-        broker.store.commit()
-        await broker.store.wait_flushed(broker.store.appended)
+        broker.store.committer.commit()
+        await broker.store.flusher.wait_flushed(broker.store.appended)
         await trio.testing.wait_all_tasks_blocked()
         assert receiver.bodies == [str(number) for number in range(100)]
         assert not reader.is_behind
         publish(broker, "t", 1, b"more", properties=tag("n"))
-        await broker.store.wait_flushed(broker.store.appended)
+        await broker.store.flusher.wait_flushed(broker.store.appended)
         assert receiver.bodies[100:] == ["more"]
 
 
@@ -215,14 +216,14 @@ async def test_messages_that_arrive_during_a_read_are_routed_in_log_order(
 
     async with broker_in_memory() as broker:
         monkeypatch.setattr(FakeDisk, "off_loop", off_loop)
-        monkeypatch.setattr(Store, "read_near", lambda *arguments: None)
+        monkeypatch.setattr(Readers, "read_near", lambda *arguments: None)
         _, routes = follow(broker, 3)
         receiver = Listening()
         routes.add("a", receiver)
         gate = gates[0]
         for queue_id in (0, 1):
             broker.publish(Message("t", b"%d" % queue_id, tag("a"), queue_id))
-        broker.store.commit()
+        broker.store.committer.commit()
         await trio.testing.wait_all_tasks_blocked()
         for queue_id, body in ((2, b"2"), (1, b"3")):
             publish(broker, "t", queue_id, body, properties=tag("a"))
@@ -243,11 +244,11 @@ async def test_a_read_for_an_interest_that_left_is_not_routed_to_the_next_one(
 
     async with broker_in_memory() as broker:
         monkeypatch.setattr(FakeDisk, "off_loop", off_loop)
-        monkeypatch.setattr(Store, "read_near", lambda *arguments: None)
+        monkeypatch.setattr(Readers, "read_near", lambda *arguments: None)
         reader, first = follow(broker, 2)
         for queue_id in (0, 1):
             broker.publish(Message("t", b"before", tag("a"), queue_id))
-        broker.store.commit()
+        broker.store.committer.commit()
         await trio.testing.wait_all_tasks_blocked()
         routes: RouteCache[Listening] = RouteCache()
         receiver = Listening()
@@ -288,8 +289,8 @@ async def test_a_slice_reads_the_first_messages_in_log_order_and_hardly_any_twic
         routes.add("#", receiver)
         for number in range(100):
             broker.publish(Message("t", b"%d" % number, tag("n"), number // burst % 4))
-        broker.store.commit()
-        await broker.store.wait_flushed(broker.store.appended)
+        broker.store.committer.commit()
+        await broker.store.flusher.wait_flushed(broker.store.appended)
         await trio.testing.wait_all_tasks_blocked()
         assert receiver.bodies == [str(number) for number in range(100)]
         assert reader.viewed == 100
@@ -307,7 +308,7 @@ async def test_frames_that_a_publisher_hands_on_leave_as_they_came() -> None:
         data = b"frame 0frame 1frame 2"
         placed = [broker.publish(Message("t", b"", tag("a"), queue_id)) for queue_id in (0, 1, 0)]
         reader.hand_on("mqtt 3.1.1", [each.position for each in placed], data, [7, 14, 21])
-        broker.store.commit()
+        broker.store.committer.commit()
         frames = receiver.runs[0].frames(Encoding("mqtt 3.1.1", never))
         assert (frames.data, list(frames.ends)) == (data, [7, 14, 21])
         assert frames.data is data
@@ -325,10 +326,10 @@ async def test_frames_of_messages_that_were_not_stored_after_all_are_not_used_fo
         reader.hand_on("bodies", [lost], b"lost", [4])
         disk.fail_next("write", ENOSPC)
         with pytest.raises(Refused):
-            broker.store.commit()
+            broker.store.committer.commit()
         broker.store.admission.refusal = ""
         assert broker.publish(Message("t", b"kept", tag("a"), 0)).position == lost
-        broker.store.commit()
+        broker.store.committer.commit()
         assert receiver.runs[0].frames(BODIES).data == b"kept"
 
 
@@ -340,7 +341,7 @@ async def test_frames_may_begin_anywhere_in_what_the_publisher_sent() -> None:
         positions = [broker.publish(Message("t", b"", tag("a"), 0)).position for _ in range(2)]
         reader.hand_on("e", positions, b"other onetwo rest", [9, 12], 6)
         reader.hand_on("none", [], b"other", [])
-        broker.store.commit()
+        broker.store.committer.commit()
         (run,) = receiver.runs
         assert run.frames(Encoding("e", lambda piece: [b"new" for _ in parts(piece)])).data == b"onetwo"
         assert run.positions() == positions
@@ -355,7 +356,7 @@ async def test_frames_tell_whether_the_encoding_left_out_messages(left_out: tupl
         routes.add("a", receiver)
         for _ in range(3):
             broker.publish(Message("t", b"", tag("a"), 0))
-        broker.store.commit()
+        broker.store.committer.commit()
         (run,) = receiver.runs
         encoding = Encoding("e", lambda piece: [b"" if each[1] in left_out else b"x" for each in parts(piece)])
         frames = run.frames(encoding)
@@ -373,7 +374,7 @@ async def test_frames_of_several_publishers_leave_together(publishers: int) -> N
         for data in sent:
             placed = [broker.publish(Message("t", b"", tag("a"), 0)) for _ in range(2)]
             reader.hand_on("e", [each.position for each in placed], data, [data.index(b",") + 1, len(data)])
-        broker.store.commit()
+        broker.store.committer.commit()
         (run,) = receiver.runs
         assert run.frames(Encoding("e", lambda piece: [b"new" for _ in parts(piece)])).data == b"".join(sent)
 
@@ -386,10 +387,10 @@ async def test_a_run_with_other_messages_between_is_joined_or_encoded() -> None:
         names = ["a", "a", "b", "a"]
         placed = [broker.publish(Message("t", name.encode(), tag(name), 0)) for name in names]
         reader.hand_on("e", [each.position for each in placed], b"AABA", [1, 2, 3, 4])
-        broker.store.commit()
+        broker.store.committer.commit()
         positions = [broker.publish(Message("t", b"a", tag("a"), 0)).position for _ in range(2)]
         reader.hand_on("e", positions[:1], b"A", [1])  # the other one is of somebody else
-        broker.store.commit()
+        broker.store.committer.commit()
         encoding = Encoding("e", lambda piece: [b"new" for _ in parts(piece)])
         assert [run.frames(encoding).data for run in receiver.runs] == [b"AAA", b"newnew"]
 
@@ -403,8 +404,8 @@ async def test_frames_that_wait_are_bounded_and_forgotten() -> None:
         for frame in (b"12345", b"67890", b"x"):
             reader.hand_on("e", [broker.publish(Message("t", b"", tag("a"), 0)).position], frame, [len(frame)])
         assert reader._handed.size == 10
-        broker.store.commit()
-        await broker.store.wait_flushed(broker.store.appended)
+        broker.store.committer.commit()
+        await broker.store.flusher.wait_flushed(broker.store.appended)
         assert (reader._handed.size, bool(reader._handed)) == (0, False)
         assert receiver.runs[0].frames(encoding).data == b"newnewnew"  # one of the run is missing
 
@@ -424,8 +425,8 @@ async def test_a_reader_that_is_behind_forgets_the_frames_that_it_has_routed(mon
         routes.add("a", receiver)
         positions = [broker.publish(Message("t", b"", tag("a"), 0)).position for _ in range(20)]
         reader.hand_on("e", positions, b"x" * 20, range(1, 21))
-        broker.store.commit()
-        await broker.store.wait_flushed(broker.store.appended)
+        broker.store.committer.commit()
+        await broker.store.flusher.wait_flushed(broker.store.appended)
         await trio.testing.wait_all_tasks_blocked()
         assert handed == [20, 20, 20]  # they came together
         assert (reader._handed.size, bool(reader._handed)) == (0, False)
@@ -437,15 +438,15 @@ async def test_nothing_before_an_interest_was_attached_is_routed_and_nothing_aft
     async with broker_in_memory(flush="sync") as broker:
         broker.topics.ensure("t", 1)
         publish(broker, "t", 0, b"before", properties=tag("a"))
-        await broker.store.wait_flushed(broker.store.appended)
+        await broker.store.flusher.wait_flushed(broker.store.appended)
         reader, routes = follow(broker)
         receiver = Listening()
         routes.add("a", receiver)
         publish(broker, "t", 0, b"during", properties=tag("a"))
-        await broker.store.wait_flushed(broker.store.appended)
+        await broker.store.flusher.wait_flushed(broker.store.appended)
         reader.detach(routes)
         publish(broker, "t", 0, b"after", properties=tag("a"))
-        await broker.store.wait_flushed(broker.store.appended)
+        await broker.store.flusher.wait_flushed(broker.store.appended)
         assert receiver.bodies == ["during"]
         assert broker.store.queue("t", 0).watchers is None
         assert broker.tails.statistics() == {"followed": 0, "reads": 0, "viewed": 0}
@@ -477,9 +478,9 @@ async def test_other_topics_are_followed_when_one_of_them_is_deleted() -> None:
         both, routes, receiver = broker.tails.of_all(("t", "other")), RouteCache[Listening](), Listening()
         both.attach(routes)
         routes.add("#", receiver)
-        broker.store.append(Message("t", b"before", tag("a")), 0)
+        broker.store.writer.append(Message("t", b"before", tag("a")), 0)
         broker.topics.delete("t")
-        broker.store.commit()
+        broker.store.committer.commit()
         assert broker.tails.statistics()["followed"] == 1, "a topic without interests is forgotten"
         publish(broker, "other", 0, b"of the other", properties=tag("a"))
         assert (receiver.bodies, both.is_behind) == (["before", "of the other"], False)
@@ -495,8 +496,8 @@ async def test_several_topics_are_routed_in_log_order() -> None:
         routes.add("#", receiver)
         sent = ["a", "c", "b", "b", "a", "c", "a", "b"]
         for number, topic in enumerate(sent):
-            broker.store.append(Message(topic, b"%d" % number, tag(topic)), number % 2)
-        broker.store.commit()
+            broker.store.writer.append(Message(topic, b"%d" % number, tag(topic)), number % 2)
+        broker.store.committer.commit()
         assert receiver.bodies == [str(number) for number in range(len(sent))]
         assert receiver.positions == sorted(receiver.positions)
 
@@ -506,8 +507,8 @@ async def test_what_a_new_queue_has_already_is_routed_without_another_commit() -
         _, routes = follow(broker, 1)
         receiver = Listening()
         routes.add("a", receiver)
-        broker.store.append(Message("t", b"before it was followed", tag("a")), 1)
-        broker.store.commit()
+        broker.store.writer.append(Message("t", b"before it was followed", tag("a")), 1)
+        broker.store.committer.commit()
         broker.topics.update("t", read_queues=2, write_queues=2)
         await trio.testing.wait_all_tasks_blocked()
         assert receiver.bodies == ["before it was followed"]
@@ -537,7 +538,7 @@ def test_frames_of_a_delivery_have_offsets_positions_and_ends() -> None:
             broker.topics.ensure("t", 1)
             collector = subscribe(broker, "t", selection=select_tags(("A",)), credit=2)
             placed = [broker.publish(Message("t", b"x" * n, tag("AB"[n % 2]), 0)) for n in range(7)]
-            broker.store.commit()
+            broker.store.committer.commit()
             (first,) = collector.subscription.collect(1 << 20)
             assert list(first.offsets) == [0, 2]
             collector.subscription.add_credit(9)

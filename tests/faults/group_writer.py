@@ -27,16 +27,16 @@ async def write(directory: Path, number: int) -> None:
     store = await Store.open(directory, CONFIG, SystemClock())
     store.writer.store_host = HOST
     async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+        await nursery.start(store.upkeep.run)
         while True:
             for _ in range(1 + number % 3):
                 number += 1
                 sizes = sizes_of(number)
-                store.append(message(b"plain %d" % number), 0)
+                store.writer.append(message(b"plain %d" % number), 0)
                 members = [message(b"%d:%d:" % (number, i) + bytes(size), "UV"[i % 2]) for i, size in enumerate(sizes)]
                 append_group(store, members, [0] * len(members))
-            store.commit()
-            await store.wait_flushed(store.appended)
+            store.committer.commit()
+            await store.flusher.wait_flushed(store.appended)
             print(number, flush=True)
 
 

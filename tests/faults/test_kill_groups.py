@@ -38,11 +38,11 @@ async def stored(directory: Path) -> Groups:
     bodies: list[bytes] = []
     for topic in "UV":
         queue, offset = store.queue(topic, 0), 0
-        while offset < store.end_offset(queue):
-            result = await store.read_far(queue, offset, 1000, 1 << 20)
+        while offset < store.readers.end_offset(queue):
+            result = await store.readers.read_far(queue, offset, 1000, 1 << 20)
             bodies += [record.body for record in decode_records(b"".join(result.pieces))]
             offset = result.next_offset
-    assert store.damaged_records == 0
+    assert store.readers.damaged_records == 0
     store.crash()
     return count(bodies)
 

@@ -44,7 +44,7 @@ def join(broker: Broker, *colours: str, credit: int = 100, lease_s: float = math
 def publish(broker: Broker, *colours: str) -> None:
     for colour in colours:
         broker.publish(Message("t", colour.encode(), b"colour\x01%b\x02" % colour.encode(), 0))
-    broker.store.commit()
+    broker.store.committer.commit()
 
 
 def take(member: Member) -> list[str]:
@@ -82,7 +82,7 @@ async def test_what_nobody_takes_waits_for_a_member_that_does() -> None:
         assert take(red) == ["0:6:red"]
         everything = join(broker)
         assert take(everything) == ["0:2:blue", "0:3:blue", "0:5:yellow"]
-        broker.store.commit()
+        broker.store.committer.commit()
         assert broker.shared_groups.unsettled == 7
 
 
@@ -131,7 +131,7 @@ async def test_a_member_that_need_not_acknowledge_chooses_as_well() -> None:
         publish(broker, "red", "blue", "red")
         assert take(red) == ["0:0:red", "0:2:red"]
         assert take(blue) == ["0:1:blue"]
-        broker.store.commit()
+        broker.store.committer.commit()
         assert (broker.shared_groups.unsettled, red.credit, blue.credit) == (0, 100, 100)
 
 
@@ -158,7 +158,7 @@ async def test_a_message_that_retention_removed_is_settled() -> None:
         broker.store.queue("t", 0).first_offset = 1
         again = join(broker, "red", credit=5)
         assert take(again) == ["0:2:red"]
-        broker.store.commit()
+        broker.store.committer.commit()
         assert (broker.shared_groups.unsettled, again.credit) == (2, 4)
 
 

@@ -19,7 +19,7 @@ async def test_a_dead_letter_that_meets_a_full_disk_fails_the_commit_of_its_roun
         broker, store = made.broker, made.broker.store
         broker.topics.ensure("T", 1)
         dead = broker.publish(Message("T", b"dead", b"", 0))
-        store.commit()
+        store.committer.commit()
         record = decode_record(store.pages.read(dead.position, dead.end - dead.position))
         put_dead_letter(broker.store, broker.topics, "G", record)
         broker.publish(Message("T", b"of another peer", b"", 0))
@@ -27,5 +27,5 @@ async def test_a_dead_letter_that_meets_a_full_disk_fails_the_commit_of_its_roun
         with pytest.raises(Refused):
             put_dead_letter(broker.store, broker.topics, "G", record)
         with pytest.raises(Refused):
-            store.commit()
-        store.commit()
+            store.committer.commit()
+        store.committer.commit()

@@ -45,7 +45,7 @@ async def test_a_group_leaves_nothing_once_its_members_have_left(
         await trio.sleep(1)
         assert told(member.collect(1 << 20)) == ["0:1:b"]
         assert member.ack(0, 1)
-        broker.store.commit()
+        broker.store.committer.commit()
         assert len(left()) > before
         member.leave()
         del member

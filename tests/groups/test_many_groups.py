@@ -52,7 +52,7 @@ async def test_very_many_groups_go_in_turns_and_come_back_with_new_messages_at_o
             member.collect(1 << 20)
             assert member.ack(7, 0)
             member.leave()
-        broker.store.commit()
+        broker.store.committer.commit()
         assert len(broker.shared_groups.state) == groups * 8
         if how == "restart":
             broker.topics.delete("t")
@@ -70,7 +70,7 @@ async def test_very_many_groups_go_in_turns_and_come_back_with_new_messages_at_o
         came = told(member.collect(1 << 20))
         assert came == (["7:0:old", "7:1:older", "7:2:new"] if how == "forgotten" else ["7:0:new"])
         await wait_all_tasks_blocked()
-        broker.store.commit()
+        broker.store.committer.commit()
         assert len(broker.shared_groups.state) == 8
         assert not broker.shared_groups.notes.has_undropped
 
@@ -197,10 +197,10 @@ async def test_a_group_without_members_makes_room_for_another_one() -> None:
         with pytest.raises(Refused, match="2 shared groups are in use"):
             Competitor(broker, group="three")
         one.member.leave()
-        broker.store.commit()
+        broker.store.committer.commit()
         assert Competitor(broker, group="three").turn() == ["0:0:a", "0:1:b"]
         two.member.leave()
-        broker.store.commit()
+        broker.store.committer.commit()
         assert Competitor(broker, group="one").turn() == ["0:0:a", "0:1:b"]
 
 

@@ -26,7 +26,7 @@ async def calls_of_a_delivery(queues: int) -> int:
         while came := one.turn():
             for message in came:
                 assert one.member.ack(int(message.split(":")[0]), 0)
-        broker.store.commit()
+        broker.store.committer.commit()
         publish(broker, "t", 3, b"new")
         calls = 0
 
@@ -103,7 +103,7 @@ async def test_a_reset_of_a_queue_that_was_read_to_its_end_is_noticed() -> None:
         one = Competitor(broker)
         assert one.turn() == ["1:0:a"]
         assert one.member.ack(1, 0)
-        broker.store.commit()
+        broker.store.committer.commit()
         broker.groups.reset("G", "t", {1: 0})
         assert one.turn() == ["1:0:a"]
 
@@ -121,7 +121,7 @@ async def test_stored_leases_of_many_queues_are_restored_in_turns(autojump_clock
             pass
         assert broker.shared_groups.unsettled == 4 * each
         generation = one.member.group.renew(3, 7, clock.now_ms(), 100)
-        broker.store.commit()
+        broker.store.committer.commit()
     async with broker_in_memory(disk, clock=clock) as broker:
         for queue_id in range(4):
             publish(broker, "t", queue_id, b"new")
@@ -160,5 +160,5 @@ async def test_a_deleted_topic_takes_leases_with_it_that_were_not_restored_yet(a
         Competitor(broker)
         assert broker.shared_groups.unsettled == RESTORED_A_TURN
         broker.topics.delete("t")
-        broker.store.commit()
+        broker.store.committer.commit()
         assert len(broker.shared_groups.state) == broker.shared_groups.unsettled == 0

@@ -52,7 +52,7 @@ class Reader:
 def publish(broker: Broker, *names: str) -> None:
     for name in names:
         broker.publish(Message("t", name.encode(), b"TAGS\x01%b\x02" % name.encode(), 0))
-    broker.store.commit()
+    broker.store.committer.commit()
 
 
 def all_settled(broker: Broker) -> bool:
@@ -73,7 +73,7 @@ async def test_what_one_member_reads_is_kept_for_those_that_may_have_it() -> Non
         assert broker.shared_groups.statistics()["withheld"] == 1
         for reader, offsets in ((one, (0, 5)), (two, (3, 4))):
             assert all(reader.member.ack(0, offset) for offset in offsets)
-        broker.store.commit()
+        broker.store.committer.commit()
         assert all_settled(broker)
         assert broker.groups.offset("G", "t", 0) == 6
 
@@ -89,7 +89,7 @@ async def test_what_is_kept_for_a_member_that_leaves_goes_to_another_or_to_nobod
         assert broker.shared_groups.statistics()["withheld"] == 1
         assert one.member.ack(0, 1)
         assert three.member.credit == 5
-        broker.store.commit()
+        broker.store.committer.commit()
         assert all_settled(broker)
 
 

@@ -113,7 +113,7 @@ async def test_a_message_that_stays_leased_does_not_stop_its_queue() -> None:
         assert committed(broker) == 0
         assert broker.shared_groups.unsettled < 200
         assert member.group.ack(0, 0, stuck.generation)
-        broker.store.commit()
+        broker.store.committer.commit()
         assert (committed(broker), broker.shared_groups.unsettled) == (1001, 0)
 
 

@@ -66,7 +66,7 @@ async def test_a_run_is_acknowledged_at_once_and_gives_its_credit_back() -> None
         assert take(one) == ["0:8:8", "0:9:9"]
         assert list(one.ack_all(0, [9, 0, 8])) == [9, 0, 8]
         assert list(two.ack_all(0, range(4, 8))) == [4, 5, 6, 7]
-        broker.store.commit()
+        broker.store.committer.commit()
         assert broker.shared_groups.unsettled == 0
 
 
@@ -84,7 +84,7 @@ async def test_a_run_of_failed_messages_comes_again_and_then_is_dead(autojump_cl
         assert take(two) == ["0:1:1", "0:2:2"]
         assert two.nack_all(0, [2]) == [2]
         broker.shared_groups.upkeep.tick(broker.shared_groups.now())
-        broker.store.commit()
+        broker.store.committer.commit()
         assert broker.store.queue("dead", 0).next_offset == 1
 
 
@@ -99,7 +99,7 @@ async def test_messages_that_are_given_up_are_dead_at_once() -> None:
         assert not one.ack(0, 2)
         assert one.credit == 2
         broker.shared_groups.upkeep.tick(broker.shared_groups.now())
-        broker.store.commit()
+        broker.store.committer.commit()
         assert broker.store.queue("dead", 0).next_offset == 2
         assert take(one) == ["0:3:3", "0:4:4"]
 
@@ -147,9 +147,9 @@ async def test_a_member_that_need_not_acknowledge_settles_what_it_collects() -> 
         assert found[0].delivery == 2
         assert (member.credit, unsettled(member.group)) == (1, 1)
         assert take(member) == ["0:1:1"]
-        broker.store.commit()
+        broker.store.committer.commit()
         assert broker.shared_groups.unsettled == 0
-        await broker.store.wait_flushed(broker.store.appended)
+        await broker.store.flusher.wait_flushed(broker.store.appended)
     async with broker_in_memory(disk) as broker:
         again = join(broker)
         publish(broker, "t", 0, b"new")
@@ -162,7 +162,7 @@ async def test_a_member_that_need_not_acknowledge_settles_what_another_one_read(
         one, two = join(broker, lease_s=0, names="a"), join(broker, lease_s=0, names="b")
         for name in (b"a", b"b", b"a"):
             broker.publish(Message("t", name, b"TAGS\x01%b\x02" % name, 0))
-        broker.store.commit()
+        broker.store.committer.commit()
         assert take(one) == ["0:0:a", "0:2:a"]
         assert (unsettled(one.group), one.credit) == (1, 100)
         assert take(two) == ["0:1:b"]
@@ -189,9 +189,9 @@ async def test_held_messages_are_acknowledged_in_an_atomic_group() -> None:
         notes = member.acknowledgements(0, [0, 1, 4])
         assert list(member.ack_all(0, range(3))) == [2]
         broker.publish_all([Message("out", b"result", queue_id=0)], atomic=True, notes=notes)
-        broker.store.commit()
+        broker.store.committer.commit()
         assert (unsettled(member.group), member.credit) == (3, 4)
-        await broker.store.wait_flushed(broker.store.appended)
+        await broker.store.flusher.wait_flushed(broker.store.appended)
     async with broker_in_memory(disk) as broker:
         assert take(join(broker)) == ["0:3:3", "0:5:5", "0:6:6", "0:7:7", "0:8:8", "0:9:9"]
 
@@ -203,17 +203,17 @@ async def test_many_acknowledgements_of_an_atomic_group_are_several_notes() -> N
         member = join(broker, credit=count)
         for _ in range(count):
             broker.publish(Message("t", b"", b"", 0))
-        broker.store.commit()
+        broker.store.committer.commit()
         taken = sum(delivery.count for _ in range(count) for delivery in member.collect(1 << 20))
         assert taken == count
         offsets = range(0, count, 2)
         notes = member.acknowledgements(0, offsets)
-        broker.store.commit()
+        broker.store.committer.commit()
         limit = broker.shared_groups.notes.journal.note_bytes_max
         assert len(notes) > 1
         assert all(len(note) <= limit for _, note in notes)
         broker.publish_all([], atomic=True, notes=notes)
-        broker.store.commit()
+        broker.store.committer.commit()
         assert (unsettled(member.group), member.credit) == (count // 2, count // 2)
 
 

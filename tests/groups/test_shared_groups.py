@@ -28,7 +28,8 @@ from martlet.groups.strategy.redelivery import LONGEST_MS, pause_ms
 from martlet.message import PROPERTIES_BYTES_MAX, Message, Record, decode_properties, encode_properties
 from martlet.records.codec import decode_records, tags_code
 from martlet.settings import DeliveryConfig
-from martlet.store import Queue, ReadResult, Store
+from martlet.store import Queue, ReadResult
+from martlet.store.read.readers import Readers
 from martlet.tables.groups import Group
 from martlet.testing.disk import FakeDisk
 from martlet.testing.peers import RecordingPeer
@@ -97,10 +98,10 @@ async def test_members_share_and_the_committed_offset_follows_acknowledgements()
         assert sorted(came) == ["0:0:a", "0:1:b", "0:2:c", "0:3:d"]
         assert committed(broker) == 0
         assert one.member.ack(0, 1)
-        broker.store.commit()
+        broker.store.committer.commit()
         assert committed(broker) == 0
         assert one.member.ack(0, 0)
-        broker.store.commit()
+        broker.store.committer.commit()
         assert committed(broker) == 2
         assert one.turn() == ["0:4:e"]
         assert not two.member.ack(0, 4)
@@ -111,7 +112,7 @@ async def test_a_group_whose_last_member_leaves_is_the_same_for_one_that_joins_b
     async with broker_in_memory(flush="sync") as broker:
         broker.topics.ensure("t", 1)
         publish(broker, "t", 0, b"a", b"b", b"c")
-        await broker.store.wait_flushed(broker.store.appended)
+        await broker.store.flusher.wait_flushed(broker.store.appended)
         one = Competitor(broker, credit=2)
         assert one.turn() == ["0:0:a", "0:1:b"]
         assert one.member.ack(0, 0)
@@ -122,8 +123,8 @@ async def test_a_group_whose_last_member_leaves_is_the_same_for_one_that_joins_b
         assert two.member.ack(0, 2)
         two.member.leave()
         assert broker.shared_groups.statistics()["shares"] == 1, "what it has is not stored yet"
-        broker.store.commit()
-        await broker.store.wait_flushed(broker.store.appended)
+        broker.store.committer.commit()
+        await broker.store.flusher.wait_flushed(broker.store.appended)
         assert Competitor(broker).turn() == []
 
 
@@ -134,7 +135,7 @@ async def test_a_group_that_cannot_be_stored_stays_in_memory_until_it_can(autoju
         publish(broker, "t", 0, b"a", b"b")
         one = Competitor(broker)
         assert one.turn() == ["0:0:a", "0:1:b"]
-        broker.store.commit()
+        broker.store.committer.commit()
         disk.free_bytes = 0
         disk.fail_next("write", errno.ENOSPC)
         assert one.member.ack(0, 0)
@@ -236,7 +237,7 @@ async def test_every_member_that_has_credit_hears_of_room_in_the_window() -> Non
         assert [*one.turn(), *two.turn(), *one.turn()] == ["0:0:a"]
         assert two.peer.wakes == 0
         one.member.ack(0, 0)
-        broker.store.commit()
+        broker.store.committer.commit()
         assert two.turn() == ["0:1:b"]
 
 
@@ -246,14 +247,14 @@ async def test_a_full_disk_stops_no_group() -> None:
         one, wanted = Competitor(broker), [0]
         publish(broker, "t", 0, b"a", b"b", b"c")
         assert one.turn() == ["0:0:a"]
-        broker.store.commit()
+        broker.store.committer.commit()
         broker.store.admission.refusal = "the disk is full"
-        broker.store.on_commit_wanted = lambda: wanted.append(1)
+        broker.store.committer.on_commit_wanted = lambda: wanted.append(1)
         for offset, following in enumerate(("0:1:b", "0:2:c")):
             wanted.clear()
             assert one.member.ack(0, offset)
             assert wanted
-            broker.store.commit()
+            broker.store.committer.commit()
             assert committed(broker) == offset + 1
             assert one.turn() == [following]
 
@@ -299,7 +300,7 @@ async def test_the_bound_over_all_groups_holds_and_wakes_the_others() -> None:
         assert broker.shared_groups.unsettled == 3
         assert two.turn() == []
         assert one.member.ack(0, 0)
-        broker.store.commit()
+        broker.store.committer.commit()
         assert two.turn() == ["0:1:b"]
         assert broker.shared_groups.unsettled == 3
 
@@ -309,7 +310,7 @@ async def test_a_dead_message_is_settled_only_when_its_copy_is_durable() -> None
         broker.topics.ensure("t", 1)
         broker.groups.update(Group("G", retry_max_times=0))
         publish(broker, "t", 0, b"poison", properties=b"k\x01v\x02")
-        await broker.store.wait_flushed(broker.store.appended)
+        await broker.store.flusher.wait_flushed(broker.store.appended)
         one = Competitor(broker)
         assert one.turn() == ["0:0:poison"]
         before = broker.store.appended
@@ -324,7 +325,7 @@ async def test_a_dead_message_is_settled_only_when_its_copy_is_durable() -> None
             assert committed(broker) <= 0 or broker.store.readable >= letter_end
         assert broker.shared_groups.unsettled == 0
         queue = broker.store.queue("%DLQ%G", 0)
-        (letter,) = decode_records(b"".join(broker.store.read(queue, 0, 9, 9999).pieces))
+        (letter,) = decode_records(b"".join(broker.store.readers.read(queue, 0, 9, 9999).pieces))
         assert letter.body == b"poison"
         properties = decode_properties(letter.properties)
         assert properties.pop("DLQ_ORIGIN_MESSAGE_ID")
@@ -429,7 +430,7 @@ async def test_a_dead_message_that_was_tried_as_often_as_a_record_can_say_become
         broker.groups.update(Group("G", retry_max_times=0))
         one = Competitor(broker)
         broker.publish(Message("t", b"a", queue_id=0, reconsume_times=(1 << 31) - 1))
-        broker.store.commit()
+        broker.store.committer.commit()
         one.turn()
         one.member.nack(0, 0)
         await trio.sleep(1)
@@ -439,7 +440,7 @@ async def test_a_dead_message_that_was_tried_as_often_as_a_record_can_say_become
 
 def dead_letters(broker: Broker) -> list[Record]:
     queue = broker.store.queue("%DLQ%G", 0)
-    pieces = [broker.store.read(queue, offset, 1, 1).pieces for offset in range(queue.next_offset)]
+    pieces = [broker.store.readers.read(queue, offset, 1, 1).pieces for offset in range(queue.next_offset)]
     return list(decode_records(b"".join(piece for found in pieces for piece in found)))
 
 
@@ -486,7 +487,7 @@ async def test_a_full_disk_delays_a_dead_letter_and_neither_loses_nor_doubles_it
         assert committed(broker) == 1
         assert [letter.body for letter in dead_letters(broker)] == [b"a"]
         assert one.member.ack(0, 1)
-        broker.store.commit()
+        broker.store.committer.commit()
         assert committed(broker) == 2
 
 
@@ -523,13 +524,13 @@ async def test_a_flush_looks_only_at_queues_whose_dead_letters_wait_for_it() -> 
         broker.topics.ensure("t", 1)
         broker.groups.update(Group("G", retry_max_times=0))
         publish(broker, "t", 0, b"a")
-        await broker.store.wait_flushed(broker.store.appended)
+        await broker.store.flusher.wait_flushed(broker.store.appended)
         one, _ = Competitor(broker), Competitor(broker, group="H")
         shared_groups = broker.shared_groups
         watched: Any = Unwalked(shared_groups.in_memory.by_place)  # type: ignore[arg-type]
         shared_groups.in_memory.by_place = watched
         publish(broker, "t", 0, b"b")
-        await broker.store.wait_flushed(broker.store.appended)
+        await broker.store.flusher.wait_flushed(broker.store.appended)
         await wait_all_tasks_blocked()
         assert watched.walks == 0
         one.turn()
@@ -570,7 +571,7 @@ async def test_messages_that_retention_removed_are_not_waited_for() -> None:
         broker.store.queue("t", 0).first_offset = 1
         one.member.leave()
         assert two.turn() == ["0:1:b"]
-        broker.store.commit()
+        broker.store.committer.commit()
         assert committed(broker) == 1
 
 
@@ -590,13 +591,13 @@ async def broker_with_far_messages(count: int, monkeypatch: pytest.MonkeyPatch) 
     async with broker_in_memory(FakeDisk(), cache_bytes=0) as broker:
         broker.topics.ensure("t", 1)
         publish(broker, "t", 0, *(b"%0200d" % n for n in range(count)))
-        read = Store.read
+        read = Readers.read
 
-        def checked(store: Store, queue: Queue, offset: int, *more: Any) -> ReadResult:
-            assert store.read_near(queue, offset, 1, 1) is not None, f"offset {offset} is read on the event loop"
-            return read(store, queue, offset, *more)
+        def checked(readers: Readers, queue: Queue, offset: int, *more: Any) -> ReadResult:
+            assert readers.read_near(queue, offset, 1, 1) is not None, f"offset {offset} is read on the event loop"
+            return read(readers, queue, offset, *more)
 
-        monkeypatch.setattr(Store, "read", checked)
+        monkeypatch.setattr(Readers, "read", checked)
         yield broker
 
 
@@ -669,7 +670,7 @@ async def test_a_reset_group_continues_at_the_new_offset() -> None:
         broker.groups.reset("G", "t", {0: 1})
         assert one.turn() == ["0:1:b", "0:2:c"]
         assert one.member.ack(0, 1)
-        broker.store.commit()
+        broker.store.committer.commit()
         assert committed(broker) == 2
 
 
@@ -712,7 +713,7 @@ async def test_a_group_selects_the_same_for_all_its_members() -> None:
             Competitor(broker)
         one.member.ack(0, 2000)
         one.member.leave()
-        broker.store.commit()
+        broker.store.committer.commit()
         assert committed(broker) == 2001
         Competitor(broker)
 
@@ -847,7 +848,7 @@ class Model:
                 del self.held[int(queue_id), int(offset)]
                 self.acked.add((int(queue_id), int(offset)))
                 assert last.member.ack(int(queue_id), int(offset))
-        broker.store.commit()
+        broker.store.committer.commit()
         assert self.acked == {(q, n) for q, count in enumerate(self.published) for n in range(count)}
         assert [committed(broker, queue_id) for queue_id in range(2)] == self.published
         assert broker.shared_groups.unsettled == 0
@@ -866,8 +867,8 @@ async def test_published_messages_of_other_protocols_are_shared_as_well() -> Non
     async with broker_in_memory() as broker:
         broker.topics.ensure("t", 1)
         one = Competitor(broker)
-        broker.store.append(Message("t", b"by hand"), 0)
-        broker.store.commit()
+        broker.store.writer.append(Message("t", b"by hand"), 0)
+        broker.store.committer.commit()
         assert one.turn() == ["0:0:by hand"]
 
 
@@ -877,9 +878,9 @@ async def test_redelivered_messages_of_a_selection_are_delivered_again(autojump_
         broker.topics.ensure("t", 1)
         one = Competitor(broker, selection=Selection("A", frozenset((tags_code("A"),))))
         for tag in ("A", "C", "A", "C"):
-            broker.store.append(message(tag, "t", tag), 0)
-        broker.store.commit()
-        await broker.store.wait_flushed(broker.store.appended)
+            broker.store.writer.append(message(tag, "t", tag), 0)
+        broker.store.committer.commit()
+        await broker.store.flusher.wait_flushed(broker.store.appended)
         first = await one.drain()
         assert len(first) == 2
         for offset in (0, 2):
@@ -929,8 +930,8 @@ def consume(broker: Broker, topic: str, group: str, policy: GroupPolicy | None, 
 
 async def known(broker: Broker, *groups: tuple[str, str, GroupPolicy | None]) -> list[bool]:
     """Whether the broker knows how far each of *groups* (topic, group, policy) has consumed."""
-    broker.store.commit()
-    await broker.store.wait_flushed(broker.store.appended)
+    broker.store.committer.commit()
+    await broker.store.flusher.wait_flushed(broker.store.appended)
     await wait_all_tasks_blocked()
     return [broker.shared_groups.find(*group) is not None for group in groups]
 

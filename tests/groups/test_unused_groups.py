@@ -82,7 +82,7 @@ def join(
 async def settle(broker: Broker) -> None:
     """Commit, and wait until nothing is left to do."""
     for _ in range(3):
-        broker.store.commit()
+        broker.store.committer.commit()
         await wait_all_tasks_blocked()
 
 

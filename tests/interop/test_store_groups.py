@@ -46,12 +46,12 @@ async def write_groups(data: Path, bytes_max: int) -> None:
     store = await Store.open(data, StoreConfig(segment_bytes=64 << 20), SystemClock())
     [note] = Journal(store, "interop").records_of([b"note"])
     append_group(store, [*group_messages("whole"), note], [0, 1, 2, 3, 0])
-    store.commit()
+    store.committer.commit()
     append_group(store, group_messages("half"), range(4))
     with pytest.MonkeyPatch.context() as patch:
         end_in_write(patch, bytes_max)
         with pytest.raises(Killed):
-            store.commit()
+            store.committer.commit()
     store.crash()
 
 

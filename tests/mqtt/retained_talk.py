@@ -44,10 +44,10 @@ async def remove_old_segments(mqtt: MqttBroker, disk: FakeDisk) -> int:
     """Have retention remove all segments but the last; return where the log begins then."""
     store = mqtt.broker.store
     await mqtt.broker.projections.release(store.segments.items[-2].end)
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     disk.used_ratio = 0.95
     for _ in range(5):  # ten segments each
-        store.retention.look()
+        store.upkeep.retention.look()
     disk.used_ratio = 0.1
     await applied(mqtt)
     return store.first_position
@@ -74,7 +74,7 @@ def held(mqtt: MqttBroker) -> dict[str, bytes]:
     retained, found = mqtt.context.retained, dict[str, bytes]()
     for name in retained.matches("#"):
         if name:
-            record = mqtt.broker.store.known_record(retained.position(name))
+            record = mqtt.broker.store.lookup.known_record(retained.position(name))
             assert record is not None, name
             found[name] = bytes(RecordView(record).body)
     return found

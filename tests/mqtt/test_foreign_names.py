@@ -46,7 +46,7 @@ def put(mqtt: MqttBroker, name: bytes, more: bytes, body: bytes = b"x", topic: s
     message = Message(topic, body, b"TAGS\x01%b\x02" % name + more, 0, 0, sys_flag)
     if topic == "mqtt":
         return mqtt.broker.publish(message).position
-    return mqtt.broker.store.append(message, 0).position
+    return mqtt.broker.store.writer.append(message, 0).position
 
 
 class Tagged:

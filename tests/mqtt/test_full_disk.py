@@ -63,7 +63,7 @@ class FullDisk:
     def fill(self, mqtt: MqttBroker) -> None:
         store = mqtt.broker.store
         if self._where == "journal":  # there is space for the messages, but not for the notes of sessions after them
-            store.before_commit.insert(0, lambda: store.admission.refuse_full(FULL))
+            store.committer.before_commit.insert(0, lambda: store.admission.refuse_full(FULL))
         self._is_full = True
 
     def free(self) -> None:

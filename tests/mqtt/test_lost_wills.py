@@ -54,9 +54,9 @@ def fail_commits(mqtt: MqttBroker, disk: FakeDisk, count: int = 1) -> None:
         disk.fail_next("write", ENOSPC)
         count -= 1
         if count:
-            mqtt.broker.store.before_commit.append(fail)
+            mqtt.broker.store.committer.before_commit.append(fail)
 
-    mqtt.broker.store.before_commit.append(fail)
+    mqtt.broker.store.committer.before_commit.append(fail)
 
 
 async def gone(mqtt: MqttBroker) -> None:
@@ -223,7 +223,7 @@ async def test_a_will_that_is_overdue_is_published_when_its_client_comes_back(au
     async with mqtt_broker(DATA, store=ASYNC, disk=disk, clock=TrioClock()) as mqtt:
         watcher = await watching(mqtt)
         await wait_for_the_delay(mqtt, disk)
-        mqtt.broker.store.retention.look()
+        mqtt.broker.store.upkeep.retention.look()
         talk = await mqtt.connect("c", clean=False, expiry_s=LONG_S, present=True)
         assert await payloads(watcher) == [b"gone"]
         await talk.disconnect()
@@ -269,12 +269,12 @@ async def test_a_client_waits_while_it_is_not_known_what_a_failed_commit_left_of
         monkey: Any = store.flusher.files.disk
         monkey.off_loop = hold
         session.subscribe("written", b"\1")
-        store.commit()
+        store.committer.commit()
         session.subscribe("lost", b"\1")
         disk.fail_next("write", ENOSPC)
         with pytest.raises(Refused):
-            store.commit()
-        store.retention.look()
+            store.committer.commit()
+        store.upkeep.retention.look()
         mqtt.broker.sessions.writer.find_lost()
         assert isinstance(await talk.closed(), Disconnect)
         again = mqtt.open()

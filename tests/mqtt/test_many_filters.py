@@ -214,12 +214,12 @@ async def test_a_client_whose_commit_fails_meanwhile_is_refused(
     async with away(own(), disk, version) as mqtt:
         watcher, talk, store = await watching(mqtt), mqtt.open(version), mqtt.broker.store
         if is_own:
-            store.before_commit.append(lambda: disk.fail_next("write", ENOSPC))
+            store.committer.before_commit.append(lambda: disk.fail_next("write", ENOSPC))
         client = await in_slices(mqtt, talk, connect_of(version))
         if not is_own:
             assert client.session is not None
             client.session.expire_after(20_000)
-            store.before_commit.append(lambda: disk.fail_next("write", ENOSPC))
+            store.committer.before_commit.append(lambda: disk.fail_next("write", ENOSPC))
         answer = await greeted(talk)
         assert answer.reason == (ReasonCode.QUOTA_EXCEEDED if version == V5 else 3)
         assert await talk.closed() is None

@@ -122,7 +122,7 @@ async def test_if_the_commit_of_connect_fails_the_answer_is_connack(
     disk = FakeDisk()
     async with mqtt_broker(DATA, store=SMALL, disk=disk, clock=TrioClock()) as mqtt:
         talk = mqtt.open(version)
-        mqtt.broker.store.before_commit.append(lambda: disk.fail_next("write", ENOSPC))
+        mqtt.broker.store.committer.before_commit.append(lambda: disk.fail_next("write", ENOSPC))
         connect = connect_of(version, None, clean=not is_stored)
         if not is_stored:
             connect = Connect("c", version, True)

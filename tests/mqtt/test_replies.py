@@ -39,7 +39,7 @@ class Both:
         for queue in map(found.queue, range(found.read_queues)):
             entries = store.queues.entries(queue, 0, queue.next_offset)
             for at in range(0, len(entries), 20):
-                data = store.known_record(int.from_bytes(entries[at : at + 8]))
+                data = store.lookup.known_record(int.from_bytes(entries[at : at + 8]))
                 assert data is not None
                 records.append(decode_record(data))
         return records

@@ -6,7 +6,7 @@ import pytest
 from tests.wire_clients.mqtt import MqttBroker, mqtt_broker
 
 from martlet.runtime.steps import per_slice
-from martlet.store import Store
+from martlet.store.read.lookup import Lookup
 from martlet_mqtt.outbound.due import FILTER_US
 from martlet_mqtt.outbound.flight import Flight
 from martlet_mqtt.wire.codes import V4, V5, PacketType
@@ -37,11 +37,11 @@ async def test_an_identifier_of_qos_2_is_released_before_it_means_another_messag
         (gone,) = await talk.messages(1)
         talk.hang_up()
 
-        async def read_nothing(store: Store, position: int) -> bytes | None:
+        async def read_nothing(lookup: Lookup, position: int) -> bytes | None:
             return None  # retention has removed it
 
         with monkeypatch.context() as patch:
-            patch.setattr(Store, "known_record_far", read_nothing)
+            patch.setattr(Lookup, "known_record_far", read_nothing)
             talk = await mqtt.connect("c", version, clean=False, expiry_s=100, present=True)
             released = await talk.expect(Ack)
         assert (released.kind, released.packet_id) == (PacketType.PUBREL, gone.packet_id)

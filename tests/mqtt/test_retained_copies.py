@@ -47,7 +47,7 @@ async def test_a_copy_does_not_replace_a_newer_message_that_is_not_applied(
         (driven,) = [each for each in projections._driven if each.projection is mqtt.context.retained]
         append(mqtt, "a", newer)
         if state != "appended":
-            store.commit()
+            store.committer.commit()
         if state == "readable":
             driven.order.busy = True  # as while it reads from disk
             await mqtt.settle()
@@ -106,11 +106,11 @@ async def test_a_message_whose_newer_one_is_not_stored_is_copied(fails: str, new
         append(mqtt, "a", newer)
         disk.fail_next("write", ENOSPC)
         with pytest.raises(Refused):
-            store.commit() if fails == "before" else roll(mqtt, end)
+            store.committer.commit() if fails == "before" else roll(mqtt, end)
         if fails == "during":
             with pytest.raises(Refused):  # the client must not get its answer
-                store.commit()
-        store.retention.look()
+                store.committer.commit()
+        store.upkeep.retention.look()
         roll(mqtt, end)
         await applied(mqtt)
         assert retained.position("a") > before

@@ -212,6 +212,7 @@ class Unread:
     """A store whose records are gone."""
 
     def __init__(self) -> None:
+        self.lookup = self
         self.read: list[int] = []
 
     def known_record(self, position: int) -> None:

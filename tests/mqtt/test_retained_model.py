@@ -67,10 +67,10 @@ class Model:
             return
         disk.fail_next("write", ENOSPC)
         with pytest.raises(Refused):
-            mqtt.broker.store.commit()
+            mqtt.broker.store.committer.commit()
         self.pending.clear()
         self.failed += 1
-        mqtt.broker.store.retention.look()
+        mqtt.broker.store.upkeep.retention.look()
 
     async def retire(self, mqtt: MqttBroker, disk: FakeDisk) -> None:
         """Do what retention does, while messages are appended."""
@@ -84,9 +84,9 @@ class Model:
             for _ in range(self.chance.randrange(4)):
                 await trio.lowlevel.checkpoint()
                 self.append(mqtt)
-        await store.checkpoint()
+        await store.upkeep.checkpointer.checkpoint()
         disk.used_ratio = 0.95
-        store.retention.look()
+        store.upkeep.retention.look()
         disk.used_ratio = 0.1
         self.removed += store.first_position > before
 
@@ -99,7 +99,7 @@ class Model:
         elif kind == "fill":
             append(mqtt, "filler", bytes(3000), retain=False)
         elif kind == "write":
-            mqtt.broker.store.commit()
+            mqtt.broker.store.committer.commit()
         elif kind == "fail":
             self.fail(mqtt, disk)
         elif kind == "apply":

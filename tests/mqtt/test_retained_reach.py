@@ -141,7 +141,7 @@ async def test_a_subscription_while_new_messages_are_routed_misses_none(tmp_path
         for _ in range(1500):
             append(mqtt, "a/b", b"x", retain=False)
         append(mqtt, "b", b"kept too")
-        mqtt.broker.store.commit()
+        mqtt.broker.store.committer.commit()
         (reader,) = mqtt.broker.tails._readers.values()
         assert reader.is_behind
         subscribe = Subscribe(5, (FilterSubscription("a", 0), FilterSubscription("b", 0)))

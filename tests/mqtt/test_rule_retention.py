@@ -24,7 +24,7 @@ STORE = small_config(flush="async", segment_bytes=1 << 20, page_bytes=1 << 16, d
 async def pass_hours(mqtt: MqttBroker, clock: ManualClock, hours: float) -> None:
     await mqtt.settle()
     clock.ms += int(hours * HOUR_MS)
-    await mqtt.broker.store.topic_retention.sweep()
+    await mqtt.broker.store.upkeep.topic_retention.sweep()
 
 
 async def test_a_session_skips_what_has_expired_and_counts_as_one_that_missed_messages() -> None:
@@ -47,7 +47,7 @@ async def test_a_session_skips_what_has_expired_and_counts_as_one_that_missed_me
     expected = {"all": [b"a/1", b"a/2", b"b/2"], "bees": [b"b/2"], "others": [b"a/1", b"a/2"], "early": [b"b/2"]}
     for missed in (2, 0):
         async with mqtt_broker(DATA, CONFIG, clock=clock, disk=disk, store=STORE) as mqtt:
-            await mqtt.broker.store.topic_retention.sweep()
+            await mqtt.broker.store.upkeep.topic_retention.sweep()
             for client_id, payloads in expected.items():
                 talk = await mqtt.connect(client_id, clean=False, expiry_s=10 * DAY_S, present=True)
                 for payload in payloads if missed else ():
@@ -136,7 +136,7 @@ async def test_a_connected_subscriber_gets_everything_in_time() -> None:
 async def test_a_rule_says_the_retention_of_a_topic_that_it_creates_also_again() -> None:
     config = MqttConfig(rules=["b/#=bees:3:24", "c/#=cats", "d/#=dogs::5", "e/#=elks"], queues=4)
     async with mqtt_broker(DATA, config, disk=FakeDisk(), store=STORE) as mqtt:
-        topics, hours = mqtt.broker.topics, mqtt.broker.store.topic_retention.topics
+        topics, hours = mqtt.broker.topics, mqtt.broker.store.upkeep.topic_retention.topics
         assert dict(hours) == {"bees": 24, "dogs": 5}
         counts = {name: topic.write_queues for name in ("bees", "cats", "dogs") if (topic := topics.get(name))}
         assert counts == {"bees": 3, "cats": 4, "dogs": 4}
@@ -152,12 +152,12 @@ async def test_a_rule_changes_nothing_of_a_topic_that_exists() -> None:
         async with mqtt_broker(DATA, MqttConfig(rules=[rule], queues=1), disk=disk, store=STORE) as mqtt:
             topic = mqtt.broker.topics.get("bees")
             assert topic is not None
-            assert (topic.write_queues, dict(mqtt.broker.store.topic_retention.topics)) == (1, {"bees": 5})
+            assert (topic.write_queues, dict(mqtt.broker.store.upkeep.topic_retention.topics)) == (1, {"bees": 5})
 
 
 async def test_a_rule_with_more_hours_than_the_log_has_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     async with mqtt_broker(DATA, MqttConfig(rules=["b/#=bees::100"]), disk=FakeDisk(), store=STORE) as mqtt:
-        assert dict(mqtt.broker.store.topic_retention.topics) == {}
+        assert dict(mqtt.broker.store.upkeep.topic_retention.topics) == {}
         topic = mqtt.broker.topics.get("bees")
         assert topic is not None
         assert topic.attributes == {}

@@ -113,7 +113,7 @@ def log_order(mqtt: MqttBroker) -> list[bytes]:
     store, found = mqtt.broker.store, list[tuple[int, bytes]]()
     for topic in mqtt.context.feed.topics:
         for queue in mqtt.broker.topics.ensure(topic, 1).queues.values():
-            result = store.read_near(queue, 0, 1000, 1 << 20)
+            result = store.readers.read_near(queue, 0, 1000, 1 << 20)
             assert result is not None
             for piece in result.pieces:
                 found += [(record.position, bytes(record.body)) for record in record_views(bytes(piece))]

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from tests.wire_clients.mqtt import MqttBroker, MqttClient, mqtt_broker
 
 from martlet.delivery.cursor import CursorPlace
-from martlet.store import Store
+from martlet.store.read.lookup import Lookup
 from martlet_mqtt.config import MqttConfig
 from martlet_mqtt.wire.codes import PacketType, ReasonCode
 from martlet_mqtt.wire.packets import Ack, Connack, Connect, FilterSubscription, Pingreq, Pingresp, Publish
@@ -240,13 +240,13 @@ async def test_new_messages_wait_for_those_that_are_sent_again(tmp_path: Path, m
             await publisher.publish("a", b"%d" % number, 1)
         await talk.messages(3)
         talk.hang_up()
-        may_read, read = trio.Event(), Store.known_record_far
+        may_read, read = trio.Event(), Lookup.known_record_far
 
-        async def read_late(store: Store, position: int) -> bytes | None:
+        async def read_late(lookup: Lookup, position: int) -> bytes | None:
             await may_read.wait()
-            return await read(store, position)
+            return await read(lookup, position)
 
-        monkeypatch.setattr(Store, "known_record_far", read_late)
+        monkeypatch.setattr(Lookup, "known_record_far", read_late)
         talk = await mqtt.connect("c", clean=False, expiry_s=100)
         for name in ("a", "b"):
             await publisher.publish(name, b"new", 1)

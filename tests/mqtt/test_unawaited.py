@@ -190,7 +190,7 @@ class Reader:
     def read(self, store: Store) -> None:
         for queue in store.queues.topics.get("mqtt", {}).values():
             key = queue.queue_id
-            result = store.read(queue, self._next.get(key, 0), 1000, 1 << 20)
+            result = store.readers.read(queue, self._next.get(key, 0), 1000, 1 << 20)
             self._next[key] = result.next_offset
             for record in decode_records(b"".join(result.pieces)):
                 self.seen[key, record.queue_offset] = record.body
@@ -198,7 +198,9 @@ class Reader:
     def check(self, store: Store) -> None:
         """Assert that the log still has everything that was ever read, at the same offset."""
         for (queue_id, offset), body in self.seen.items():
-            (record,) = decode_records(b"".join(store.read(store.queue("mqtt", queue_id), offset, 1, 1 << 20).pieces))
+            (record,) = decode_records(
+                b"".join(store.readers.read(store.queue("mqtt", queue_id), offset, 1, 1 << 20).pieces)
+            )
             assert record.body == body, (queue_id, offset)
 
 

@@ -207,7 +207,7 @@ async def step(world: World, mqtt: MqttBroker) -> None:
     random = world.random
     if random.random() < 0.3:
         world.failed_at = trio.current_time()
-        mqtt.broker.store.before_commit.append(lambda: world.disk.fail_next("write", ENOSPC))
+        mqtt.broker.store.committer.before_commit.append(lambda: world.disk.fail_next("write", ENOSPC))
     await (connect if random.random() < 0.5 else leave)(world, mqtt)
     await trio.sleep(random.choice(PAUSES_S))
 

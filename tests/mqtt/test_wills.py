@@ -131,7 +131,7 @@ async def test_disconnect_drops_the_will_even_if_its_commit_fails(
         watcher = await watching(mqtt)
         store = mqtt.broker.store
         talk = await mqtt.connect("c", expiry_s=100, will=Will("will", b"gone", 1))
-        store.before_commit.insert(0, lambda: store.admission.close(NO_SPACE))
+        store.committer.before_commit.insert(0, lambda: store.admission.close(NO_SPACE))
         await talk.send(Disconnect())
         assert await talk.closed() is None
         await trio.sleep(500)

@@ -108,9 +108,9 @@ async def test_a_message_becomes_readable_wherever_it_is_published(
         await trio.testing.wait_all_tasks_blocked()
         await WHERE[where](running, peer, handlers[0])
         await arrived.wait()
-        while not broker.store.end_offset(queue):
+        while not broker.store.readers.end_offset(queue):
             await trio.lowlevel.checkpoint()
-        [record] = broker.store.read(queue, 0, 10, 1 << 20).pieces
+        [record] = broker.store.readers.read(queue, 0, 10, 1 << 20).pieces
         assert where.encode() in bytes(record)
 
 

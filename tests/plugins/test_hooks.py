@@ -53,8 +53,8 @@ class Running:
         """Publish a message and return its record."""
         self.broker.topics.ensure(topic, 1)
         placed = self.broker.publish(Message(topic, body))
-        self.broker.store.commit()
-        record = self.broker.store.record_at(placed.position)
+        self.broker.store.committer.commit()
+        record = self.broker.store.lookup.record_at(placed.position)
         assert record is not None
         return record
 
@@ -125,8 +125,8 @@ async def test_martlet_routers_name_further_queues_that_index_a_message(monkeypa
             made.stored(b"bad", "routed")
         named = Message("t", b"x", b"INNER_MULTI_DISPATCH\x01%LMQ%a\x02", queue_id=0)
         placed = made.broker.publish(named)
-        made.broker.store.commit()
-        data = made.broker.store.record_at(placed.position)
+        made.broker.store.committer.commit()
+        data = made.broker.store.lookup.record_at(placed.position)
         assert data is not None
         assert decode_record(data).property("INNER_MULTI_DISPATCH") == "", "what no router says does not count"
     for path in [path for path in disk.files if "/consumequeue/" in path]:
@@ -255,7 +255,7 @@ async def test_all_projections_of_a_plugin_stop_together(
         if when == "record":
             made.stored(b"bad")
         else:
-            made.broker.store.delete_topic("t")
+            made.broker.store.deletions.delete_topic("t")
         found = made.broker.projections.statistics()
         assert [found[name]["failed"] for name in ("bodies", "counted")] == [True, True]  # type: ignore[index]
         assert decode_record(made.stored(b"x")).body == b"x"
@@ -266,7 +266,7 @@ async def test_a_broker_stops_whose_own_state_cannot_be_computed(monkeypatch: py
     async def fail() -> None:
         async with running(monkeypatch, "late") as made:
             made.broker.sessions.journal.note(b"no note about a session")
-            made.broker.store.commit()
+            made.broker.store.committer.commit()
             await trio.sleep_forever()
 
     with pytest.raises(ExceptionGroup) as caught:
@@ -309,7 +309,7 @@ async def test_martlet_dispatchers_supply_the_codes_of_entries(
             made.broker.topics.ensure(topic, 1)
             for properties in (b"TAGS\x01a\x02", b"x\x01yy\x02"):
                 made.broker.publish(Message(topic, b"x", properties, queue_id=0))
-        made.broker.store.commit()
+        made.broker.store.committer.commit()
         assert codes(made.broker, "lengths") == [7, 5]
         assert codes(made.broker, "t") == codes(made.broker, "broken") == [ord("a"), 0]
         assert caplog.text.count("plugin 'full' failed to dispatch messages of topic broken") == 1

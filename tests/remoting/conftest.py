@@ -220,8 +220,8 @@ class Harness:
     async def step(self) -> None:
         """What the server does after a socket read: commit, flush, collect, let answers leave."""
         for _ in range(3):
-            self.store.commit()
-            await self.store.wait_flushed(self.store.written)
+            self.store.committer.commit()
+            await self.store.flusher.wait_flushed(self.store.written)
             await trio.testing.wait_all_tasks_blocked()
             while self.broker.turns.off_loop:  # a thread reads for a request
                 await trio.lowlevel.checkpoint()
@@ -343,7 +343,7 @@ async def open_harness(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[O
         configs = fill(BrokerConfig, broker, "broker"), fill(StoreConfig, store, "store")
         made = await _broker(tmp_path, clock, *configs, disk)
         stores.append(made.store)
-        await nursery.start(made.store.run)
+        await nursery.start(made.store.upkeep.run)
         return Harness(made, config, clock, nursery)
 
     yield make
@@ -356,7 +356,7 @@ async def _broker(directory: Path, clock: Clock, config: BrokerConfig, store_con
     import random
 
     opened = await Store.open(directory / "data", store_config, clock, disk)
-    opened.store_host = bytes((127, 0, 0, 1)) + (10911).to_bytes(4, "big")
+    opened.writer.store_host = bytes((127, 0, 0, 1)) + (10911).to_bytes(4, "big")
     topics = Topics(opened, clock, auto_create=config.auto_create_topics, auto_create_queues=config.auto_create_queues)
     topics.ensure("TBW102", 8, 7)
     groups = Groups(clock, auto_create=config.auto_create_groups, offsets_max=config.offsets_max)

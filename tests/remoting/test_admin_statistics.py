@@ -177,7 +177,7 @@ async def test_entries_of_a_consume_queue(harness: Harness) -> None:
     assert isinstance(shown, dict)
     assert (shown["minQueueIndex"], shown["maxQueueIndex"], len(shown["queueData"])) == (0, 3, 2)
     entry = shown["queueData"][0]
-    record = harness.store.record_at(entry["physicOffset"], entry["physicSize"])
+    record = harness.store.lookup.record_at(entry["physicOffset"], entry["physicSize"])
     assert record is not None
     assert decode_record(record).queue_offset == 1
     assert (entry["tagsCode"], entry["eval"]) == (65, False)
@@ -266,7 +266,7 @@ async def test_message_is_consumed_directly(harness: Harness) -> None:
     client.send(RequestCode.CONSUME_MESSAGE_DIRECTLY, ext)
     asked = await take_request(harness, consumer, RequestCode.CONSUME_MESSAGE_DIRECTLY)
     assert asked.ext == {**ext, "brokerName": "martlet"}
-    assert asked.body == harness.store.record_at(0)
+    assert asked.body == harness.store.lookup.record_at(0)
     for wrong in ("7F", "z" * 32, harness.state.templates.message_id(1)):
         answer = await client.ask(RequestCode.CONSUME_MESSAGE_DIRECTLY, ext | {"msgId": wrong})
         assert answer.code == ResponseCode.SYSTEM_ERROR

@@ -120,10 +120,10 @@ async def test_messages_of_a_topic_expire_after_its_reserve_time(harness: Harnes
     for _ in range(2):
         for name in "TU":
             broker.publish(Message(name, b"x", queue_id=0))
-        harness.store.commit()
+        harness.store.committer.commit()
         await harness.store.flusher.flush()
         harness.clock.ms += 3 * 3_600_000
-        await harness.store.topic_retention.sweep()
+        await harness.store.upkeep.topic_retention.sweep()
     assert (queue_of["T"].first_offset, queue_of["U"].first_offset) == (2, 0)
     answer = await client.ask(RequestCode.PULL_MESSAGE, pull_ext("T", 0))
     assert answer.code == ResponseCode.PULL_OFFSET_MOVED
@@ -140,7 +140,7 @@ async def test_a_reserve_time_beyond_the_retention_of_the_log_is_refused(harness
     assert harness.broker.topics.get("T") is None
     assert (await client.ask(CREATE, topic_ext("T", attributes="+reserve.time=72"))).code == 0
     assert (await client.ask(CREATE, topic_ext("T", attributes="-reserve.time"))).code == 0
-    assert dict(harness.store.topic_retention.topics) == {}
+    assert dict(harness.store.upkeep.topic_retention.topics) == {}
 
 
 def test_attributes_are_set_and_removed_by_sign() -> None:
@@ -185,7 +185,7 @@ async def test_deleted_topic_takes_messages_and_offsets_along(harness: Harness) 
     assert (await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})).code == 0
     assert harness.broker.topics.get("T") is None
     assert harness.broker.groups.offset("G", "T", 0) == -1
-    assert harness.store.find_queue("T", 0) is None
+    assert harness.store.queues.find("T", 0) is None
     assert (await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})).code == 0
     for name in ("", "TBW102", "SCHEDULE_TOPIC_XXXX"):
         await refused(client, RequestCode.DELETE_TOPIC_IN_BROKER, ResponseCode.INVALID_PARAMETER, topic=name)
@@ -198,8 +198,8 @@ async def test_unused_topics_are_cleaned_from_the_store(harness: Harness) -> Non
         await client.ask(RequestCode.SEND_MESSAGE_V2, send_ext(name), b"body")
     del harness.broker.topics._table["U"]
     assert (await client.ask(RequestCode.CLEAN_UNUSED_TOPIC)).code == 0
-    assert harness.store.find_queue("U", 0) is None
-    assert harness.store.find_queue("T", 0) is not None
+    assert harness.store.queues.find("U", 0) is None
+    assert harness.store.queues.find("T", 0) is not None
 
 
 async def test_all_topics_come_whole_or_in_pages(harness: Harness) -> None:

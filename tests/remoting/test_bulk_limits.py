@@ -94,7 +94,7 @@ async def test_a_topic_that_changes_ends_only_reads_that_it_no_longer_allows(
 def damage(harness: Harness, topic: str, offset: int) -> None:
     """Change a byte of the body of a message on the disk, and let the store forget that it wrote the log itself."""
     store = harness.store
-    (piece,) = store.read(store.queue(topic, 0), offset, 1, 1).pieces
+    (piece,) = store.readers.read(store.queue(topic, 0), offset, 1, 1).pieces
     position = RecordView(piece).position
     segment = store.segments.find(position)
     assert segment is not None
@@ -136,14 +136,14 @@ async def test_records_that_retention_removes_meanwhile_end_the_read(open_harnes
     for _ in range(10):
         await fill(harness, topic, *["A"] * 20, body=bytes(1000))
     await harness.store.flusher.flush()
-    await harness.store.checkpoint()
+    await harness.store.upkeep.checkpointer.checkpoint()
     client = harness.client()
     opaque = client.send(BULK, ext(topic, 0))
     client.handler.collect(1)
     (first,) = frames(client)
     assert first.boolean("more")
     harness.store.segments.remove_first()
-    harness.store.retention._after_removal()
+    harness.store.upkeep.retention._after_removal()
     client.handler.collect(1 << 20)
     *rest, last = frames(client)
     assert (last.opaque, last.code, last.boolean("more"), rest) == (opaque, MOVED, False, [])
@@ -160,10 +160,10 @@ async def test_a_read_continues_from_the_cold_tier_to_the_log_without_a_gap(open
         await fill(harness, topic, *["A"] * 20, body=bytes(1000))
     store, queue = harness.store, harness.store.queue(topic, 0)
     await store.flusher.flush()
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     kept = Kept(store, queue)
     store.segments.remove_first()
-    store.retention._after_removal()
+    store.upkeep.retention._after_removal()
     assert 4 < queue.first_offset < 190
     store.readers.cold = kept
     assert offsets(await read(harness, ext(topic, 0))) == list(range(200))

@@ -122,7 +122,7 @@ async def parked(harness: Harness) -> tuple[FakeClient, int]:
 
 async def came(harness: Harness, client: FakeClient, opaque: int) -> tuple[int, bytes]:
     """The answer to a held pull when a message arrives."""
-    harness.store.append(Message("T", b"secret", b"", 1), 1)
+    harness.store.writer.append(Message("T", b"secret", b"", 1), 1)
     await harness.step()
     answer = client.answers.pop(opaque)
     return answer.code, answer.body

@@ -112,7 +112,7 @@ async def test_a_message_given_back_keeps_to_its_retry_topic(light: Harness) -> 
     (retry,) = drain(light.store, light.store.queue("%RETRY%G", 0))
     assert retry == b"x"
     assert len(await pulled(client, "a")) == 1
-    data = light.store.read(light.store.queue("%RETRY%G", 0), 0, 1, 10**6).pieces[0]
+    data = light.store.readers.read(light.store.queue("%RETRY%G", 0), 0, 1, 10**6).pieces[0]
     (given_back,) = decode_records(data)
     assert given_back.property("INNER_MULTI_QUEUE_OFFSET") == ""
 

@@ -97,7 +97,7 @@ async def test_texts_outlive_the_broker_and_a_broken_file(harness: Harness, capl
 
     await start().kv.put("n", "k", "v")
     assert start().kv.get("n", "k") == "v"
-    harness.store.write_file(KV_FILE, b"torn")
+    harness.store.data_directory.write_file(KV_FILE, b"torn")
     with caplog.at_level(logging.WARNING):
         assert start().kv.get("n", "k") == "v"
     assert "trying its previous generation" in caplog.text

@@ -155,11 +155,11 @@ async def test_what_a_damaged_block_says_is_answered_once_it_is_repaired(harness
     store = harness.store
     queue = store.queue("T", 0)
     await store.flusher.flush()
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     store.queues.save(queue, store.durable)  # what was saved before leaves the memory
     assert queue.tail_offset > 100
     path = store.queues.files.path_of(queue, 0)
-    store.files.write(path, b"\x77", 5 * 20 + 7)
+    store.segments.files.write(path, b"\x77", 5 * 20 + 7)
     store.queues.forget_blocks(queue)
     code, ext, name, expected = {
         "by time": (RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, {"timestamp": str(begin + 500)}, "offset", "5"),

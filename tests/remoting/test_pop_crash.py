@@ -93,11 +93,11 @@ class Workload(power_cuts.Workload):
             for _ in range(self.random.randrange(1, 6)):
                 broker.publish(Message("t", b"x", queue_id=0))
                 self.published += 1
-            broker.store.commit()
+            broker.store.committer.commit()
         elif action == "pop":
             await self.pop(client)
         elif action in ("commit", "flush", "save"):
-            broker.store.commit()
+            broker.store.committer.commit()
             if action != "commit":
                 await self.make_durable(broker)
             if action == "save":

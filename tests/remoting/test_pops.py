@@ -207,8 +207,8 @@ async def test_messages_of_other_tags_wake_nobody_and_are_passed_over(harness: H
     await harness.step()
     client.peer.woken = False
     harness.broker.publish(Message(topic, b"c", b"TAGS\x01C\x02", 0))
-    harness.store.commit()
-    await harness.store.wait_flushed(harness.store.written)
+    harness.store.committer.commit()
+    await harness.store.flusher.wait_flushed(harness.store.written)
     assert not client.peer.woken
     await fill(harness, topic, b"b", tag="B")
     assert bodies(popped(client.answers.pop(opaque))) == [b"b"]
@@ -285,8 +285,8 @@ async def test_a_client_that_pops_all_the_time_takes_nothing_from_one_that_waits
     await harness.step()
     for body in b"a", b"b":
         harness.broker.publish(Message(topic, body, queue_id=0))
-    harness.store.commit()
-    await harness.store.wait_flushed(harness.store.written)
+    harness.store.committer.commit()
+    await harness.store.flusher.wait_flushed(harness.store.written)
     sent = [busy.send(POP, waiting_ext(topic, maxMsgNums="1", pollTime=poll_ms)) for _ in range(2)]
     assert not busy.answers
     await harness.step()
@@ -340,8 +340,8 @@ async def test_a_message_for_a_connection_that_closes_goes_to_another(harness: H
     opaque = other.send(POP, waiting_ext(topic))
     await harness.step()
     harness.broker.publish(Message(topic, b"a", queue_id=0))
-    harness.store.commit()
-    await harness.store.wait_flushed(harness.store.written)
+    harness.store.committer.commit()
+    await harness.store.flusher.wait_flushed(harness.store.written)
     assert client.peer.woken
     client.close()
     await harness.step()
@@ -783,7 +783,7 @@ async def test_a_hundred_thousand_handles_of_killed_consumers_come_again_in_time
     topic = harness.topic("T", 8)
     every = {(queue_id, offset) for queue_id in range(8) for offset in range(12_500)}
     for queue_id, _ in sorted(every):
-        harness.store.append(Message(topic, b"x"), queue_id)
+        harness.store.writer.append(Message(topic, b"x"), queue_id)
     await harness.step()
     killed, client = harness.client(), harness.client()
     held: set[tuple[int, int]] = set()

@@ -40,9 +40,9 @@ async def half_of(made: Broker) -> Record:
     made.publish(Message(HALF, b"another", b"", 0))
     host = bytes((10, 0, 0, 1)) + (4000).to_bytes(4, "big")
     placed = made.publish(Message(HALF, b"body", PROPERTIES, 0, 7, 0, 1_700_000_000_123, host))
-    made.store.commit()
-    await made.store.wait_flushed(placed.end)
-    data = made.store.record_at(placed.position)
+    made.store.committer.commit()
+    await made.store.flusher.wait_flushed(placed.end)
+    data = made.store.lookup.record_at(placed.position)
     assert data is not None
     return decode_record(data, 0, placed.position)
 
@@ -162,7 +162,7 @@ async def test_the_capability_goes_with_its_plugin(tmp_path: Path, monkeypatch: 
         assert (await client.receive()).code == CHECK
         made.topics.ensure("break", 1)
         made.publish(Message("break", b"x"))
-        made.store.commit()
+        made.store.committer.commit()
         with trio.fail_after(PATIENCE_S):
             assert await client.stream.receive_some() == b""  # the plugin's connections were closed
         assert made.capability(Producers) is None

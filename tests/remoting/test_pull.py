@@ -12,8 +12,9 @@ from martlet.errors import Reason, Refused, StoreError
 from martlet.message import Message, encode_properties
 from martlet.plugins.loader import guarded_filter
 from martlet.records.codec import decode_records
-from martlet.store import Care, ReadResult, ReadStatus, Store
+from martlet.store import Care, ReadResult, ReadStatus
 from martlet.store.queue_reader import QueueRead
+from martlet.store.read.readers import Readers
 from martlet.tables.groups import Group
 from martlet_remoting.consumers.long_poll import RELEASED_A_TURN, TAGS_MATCHED, Pull
 from martlet_remoting.handlers.pull import ANSWER_BYTES, finish
@@ -129,7 +130,7 @@ async def test_filtered_messages_move_the_offset(harness: Harness) -> None:
 async def test_a_long_way_without_a_wanted_tag_is_passed_over_in_few_pulls(harness: Harness) -> None:
     topic = harness.topic("T")
     for number in range(20_000):
-        harness.store.append(Message(topic, b"x", b"TAGS\x01%b\x02" % (b"B" if number == 17_000 else b"A")), 0)
+        harness.store.writer.append(Message(topic, b"x", b"TAGS\x01%b\x02" % (b"B" if number == 17_000 else b"A")), 0)
     await harness.step()
     client = harness.client()
     offset, answers = 0, []
@@ -312,7 +313,7 @@ async def test_a_oneway_pull_is_not_answered(harness: Harness) -> None:
 async def test_old_messages_are_read_in_a_thread(open_harness: OpenHarness) -> None:
     harness, topic = await with_backlog(open_harness, 40)
     queue = harness.store.queue(topic, 0)
-    assert harness.store.read_near(queue, 0, 1, 1) is None
+    assert harness.store.readers.read_near(queue, 0, 1, 1) is None
     client = harness.client()
     numbers = [client.send(PULL, pull_ext(topic, offset, maxMsgNums="4")) for offset in (0, 4, 8)]
     assert client.peer.sent == []
@@ -349,7 +350,7 @@ async def test_a_far_read_that_fails_keeps_nothing_alive(
         raise StoreError("the log is damaged")
 
     harness, topic = await with_backlog(open_harness, 40)
-    monkeypatch.setattr(Store, "read_far", damaged)
+    monkeypatch.setattr(Readers, "read_far", damaged)
     client = harness.client()
     gc.collect()
     gc.disable()
@@ -395,7 +396,7 @@ async def test_a_filter_that_raises_is_named_and_ends_no_connection(harness: Har
 
 
 async def test_a_filter_that_raises_in_a_thread_is_answered(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Store, "read_near", lambda *arguments: None)
+    monkeypatch.setattr(Readers, "read_near", lambda *arguments: None)
     harness.broker.filters["LIKE"] = guarded_filter("toys", "LIKE", compile_raising)
     topic = harness.topic("T")
     await fill(harness, topic, "", "A")
@@ -512,7 +513,7 @@ async def test_a_message_wakes_only_the_pulls_that_may_want_it(waiting: Harness)
     await waiting.step()
     sender = waiting.client()
     sender.send(RequestCode.SEND_MESSAGE_V2, send_ext(topic, 0, "TAGS\x01A\x02"), b"x")
-    waiting.store.commit()
+    waiting.store.committer.commit()
     woken = {expression: [client.peer.woken for client in group] for expression, group in clients.items()}
     assert woken == {expression: [wanted] * 20 for expression, wanted in expressions.items()}
     await waiting.step()
@@ -542,7 +543,7 @@ async def test_many_new_messages_at_once_wake_every_pull(waiting: Harness) -> No
     for tag in ["A"] * (CODES_MAX - 1) + ["B", "A"]:
         properties = encode_properties({"TAGS": tag})
         waiting.broker.publish(Message(topic, b"x", properties, queue_id=0))
-    waiting.store.commit()
+    waiting.store.committer.commit()
     assert (client.peer.woken, other.peer.woken) == (True, True)
     await waiting.step()
     answer = client.answers.pop(numbers[0])
@@ -574,7 +575,7 @@ async def test_nobody_is_woken_before_the_record_may_be_read(open_harness: OpenH
     client, sender = harness.client(), harness.client()
     number = client.send(PULL, wait_ext(topic, 0))
     sender.send(RequestCode.SEND_MESSAGE_V2, send_ext(topic), b"x")
-    harness.store.commit()
+    harness.store.committer.commit()
     assert not client.peer.woken
     await harness.step()
     assert client.answers[number].code == FOUND
@@ -846,7 +847,7 @@ async def test_at_the_end_a_pull_that_was_just_woken_is_answered_and_not_held_ag
     number = client.send(PULL, wait_ext(topic, 0, subscription=TOO_MANY_TAGS))
     assert parked(client) == 1
     waiting.broker.publish(Message(topic, b"x", b"TAGS\x01A\x02", 0))
-    waiting.store.commit()
+    waiting.store.committer.commit()
     assert (parked(client), len(client.handler.context.pulls.ready)) == (0, 1)
     stop(waiting, client)
     answer = client.answers.pop(number)
@@ -883,7 +884,7 @@ async def test_at_the_end_a_damaged_log_leaves_no_pull_unanswered(
     def damaged(*arguments: object) -> ReadResult:
         raise StoreError("the log is damaged")
 
-    monkeypatch.setattr(Store, "read_near", damaged)
+    monkeypatch.setattr(Readers, "read_near", damaged)
     stop(waiting, client)
     assert [client.answers.pop(number).code for number in numbers] == [ResponseCode.SYSTEM_ERROR] * 2
 
@@ -895,7 +896,7 @@ async def test_a_small_budget_answers_the_rest_later(waiting: Harness) -> None:
         client.send(PULL, wait_ext(topic, 0))
     sender = waiting.client()
     sender.send(RequestCode.SEND_MESSAGE_V2, send_ext(topic), bytes(5000))
-    waiting.store.commit()
+    waiting.store.committer.commit()
     client.peer.woken = False
     client.handler.collect(8000)
     assert (len(client.peer.sent), client.peer.woken) == (2, True)

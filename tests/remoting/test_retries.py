@@ -236,7 +236,7 @@ async def test_retries_far_behind_the_end_of_the_log_wait_as_well(
     for _ in range(40):
         await publish(harness, bytes(1000))
     queue = harness.store.queue(RETRY, 0)
-    assert harness.store.read_near(queue, 0, 1, 1) is None
+    assert harness.store.readers.read_near(queue, 0, 1, 1) is None
     (record,) = await pull(harness, harness.client(), 0)
     assert (record.body, harness.clock.now_ms() - record.store_ms >= pause_ms(3)) == (b"a", True)
 

@@ -144,7 +144,7 @@ class Moved:
             broker.groups.commit("G", "T", 0, committed)
             if revived >= 0:
                 broker.groups.commit(REVIVE_GROUP, REVIVE, 0, revived)
-            broker.store.commit()
+            broker.store.committer.commit()
         path = "/data/config/consumerOffset.json"
         table = parse(bytes(self.disk.files[path].data), path)
         self.disk.files[path].data[:] = json.dumps({"offsetTable": table["offsetTable"]}).encode()
@@ -159,7 +159,7 @@ class Moved:
 
 def put(broker: Broker, *messages: Message) -> None:
     for each in messages:
-        broker.store.append(each, 0)
+        broker.store.writer.append(each, 0)
 
 
 def fill_topic(broker: Broker, count: int) -> None:
@@ -210,7 +210,7 @@ async def test_check_points_that_are_not_delivered_yet_are_read_from_the_timer_t
         # Something else is to be delivered, too; and 3 is acknowledged.
         put(broker, message(points[5], TIMER_TOPIC, TAGS="mine", TIMER_OUT_MS=now_ms + 1, REAL_TOPIC="U"))
         put(broker, message(acked(points[3], 3), TIMER_TOPIC, TIMER_OUT_MS=now_ms + 51_000, REAL_TOPIC=REVIVE))
-        broker.store.write_file("config/timercheck", CHECK.pack(now_ms - 7000, 0, 4, 4, 0, 0, 0))
+        broker.store.data_directory.write_file("config/timercheck", CHECK.pack(now_ms - 7000, 0, 4, 4, 0, 0, 0))
     async with moved.as_martlet() as harness:
         assert list(leases(harness.broker)) == [1, 2, 4]
 
@@ -223,7 +223,7 @@ async def test_a_time_that_is_newer_than_the_log_is_not_believed(autojump_clock:
         fill_topic(broker, 1)
         point = popped(moved.clock, 0, [0])
         put(broker, message(point, TIMER_TOPIC, TIMER_OUT_MS=now_ms + 50_000, REAL_TOPIC=REVIVE))
-        broker.store.write_file("config/timercheck", CHECK.pack(now_ms + (1 << 40), 0, 1, 1, 0, 0, 0))
+        broker.store.data_directory.write_file("config/timercheck", CHECK.pack(now_ms + (1 << 40), 0, 1, 1, 0, 0, 0))
     async with moved.as_martlet() as harness:
         assert list(leases(harness.broker)) == [0]
 

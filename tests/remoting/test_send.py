@@ -565,7 +565,7 @@ async def test_the_quick_way_stores_and_answers_as_the_long_one(harness: Harness
 
 
 def _stored(harness: Harness, answer: Command) -> tuple[object, ...]:
-    data = harness.store.record_at(int(str(answer.ext["msgId"])[16:], 16))
+    data = harness.store.lookup.record_at(int(str(answer.ext["msgId"])[16:], 16))
     assert data is not None
     record = decode_record(data)
     assert (str(record.queue_id), str(record.queue_offset)) == (answer.ext["queueId"], answer.ext["queueOffset"])

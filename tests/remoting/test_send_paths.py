@@ -63,7 +63,7 @@ class Paths:
             record
             for queue in store.queues.all()
             if queue.next_offset > queue.first_offset
-            for record in decode_records(b"".join(store.read(queue, queue.next_offset - 1, 1, 1).pieces))
+            for record in decode_records(b"".join(store.readers.read(queue, queue.next_offset - 1, 1, 1).pieces))
         ]
         return max(found, key=lambda record: record.position)
 

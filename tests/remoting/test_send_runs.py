@@ -154,7 +154,7 @@ async def test_messages_of_a_run_are_stored_whole(harness: Harness, taken: list[
     await harness.step()
     for number, answer in enumerate(found, 1):
         position = int(str(answer.ext["msgId"])[16:], 16)
-        data = harness.store.record_at(position)
+        data = harness.store.lookup.record_at(position)
         assert data is not None
         record = decode_record(data, 0, position)
         assert record.body == b"body %d" % number
@@ -213,7 +213,7 @@ async def test_each_message_passes_the_stages(harness: Harness) -> None:
     found = answers(client)
     assert [each.code for each in found] == [0, ResponseCode.MESSAGE_ILLEGAL, 0, 0, 0]
     await harness.step()
-    record = harness.store.record_at(int(str(found[2].ext["msgId"])[16:], 16))
+    record = harness.store.lookup.record_at(int(str(found[2].ext["msgId"])[16:], 16))
     assert record is not None
     assert b"stamped\x01yes" in record
 

@@ -22,7 +22,7 @@ async def sent(
     harness.topic("T")
     client = harness.client()
     answer = await client.ask(RequestCode.SEND_MESSAGE_V2, send_ext("T", 1, properties, **more), b"body")
-    data = harness.store.record_at(int(str(answer.ext["msgId"])[16:], 16))
+    data = harness.store.lookup.record_at(int(str(answer.ext["msgId"])[16:], 16))
     assert data is not None
     return decode_record(data)
 
@@ -67,7 +67,7 @@ async def waited(client: FakeClient, code: int, **ext: object) -> Command:
     opaque = client.send(code, ext)
     while opaque not in client.answers:
         await trio.lowlevel.checkpoint()
-        client.harness.store.commit()
+        client.harness.store.committer.commit()
         client.receive()
     return client.answers.pop(opaque)
 
@@ -84,7 +84,7 @@ async def test_a_message_is_given_back_and_found_however_large_it_may_be(open_ha
     position = int(str(answer.ext["msgId"])[16:], 16)
     assert (await waited(client, BACK, offset=position, group="G", delayLevel=0)).code == 0
     (queue,) = harness.store.queues.topics["%RETRY%G"].values()
-    (copy,) = decode_records(b"".join(harness.store.read(queue, 0, 1, 1).pieces))
+    (copy,) = decode_records(b"".join(harness.store.readers.read(queue, 0, 1, 1).pieces))
     assert copy.body == bytes(largest)
     viewed = await waited(client, RequestCode.VIEW_MESSAGE_BY_ID, topic="T", offset=position)
     query = {"topic": "T", "key": "k", "maxNum": 1, "beginTimestamp": 0, "endTimestamp": 1 << 60}

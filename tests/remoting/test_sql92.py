@@ -178,7 +178,9 @@ async def test_records_far_behind_the_tail_are_selected_in_a_thread(open_harness
     topic = harness.topic("T")
     await fill_prices(harness, topic, *range(40), body_bytes=1000)
     wanted = harness.broker.selection("SQL92", "price BETWEEN 10 AND 12", exact=False)
-    assert harness.store.read_near(harness.store.queue(topic, 0), 0, 32, 1 << 20, None, wanted.predicate) is None
+    assert (
+        harness.store.readers.read_near(harness.store.queue(topic, 0), 0, 32, 1 << 20, None, wanted.predicate) is None
+    )
     client = harness.client()
     opaque = client.send(PULL, by_sql(topic, "price BETWEEN 10 AND 12"))
     with trio.fail_after(PATIENCE_S):

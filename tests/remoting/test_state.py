@@ -24,6 +24,6 @@ async def test_a_new_address_is_in_new_records_message_ids_and_answers(harness: 
     host = bytes([192, 0, 2, 7]) + (10911).to_bytes(4, "big")
     harness.state.set_store_host(host)
     templates = harness.state.templates
-    assert harness.store.store_host == templates.store_host == host
+    assert harness.store.writer.store_host == templates.store_host == host
     assert templates.message_id(255) == "C000020700002A9F00000000000000FF"
     assert b"C000020700002A9F" in templates.sent_usual

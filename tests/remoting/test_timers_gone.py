@@ -87,7 +87,7 @@ async def test_a_delayed_message_is_refused_once_the_plugin_that_holds_them_was_
         assert (await client.ask(SEND, send_ext("T", 0, DELAYED), b"first")).code == 0
         assert (stored(made, HELD), stored(made, "T")) == (1, 0)
         made.publish(Message("break", b"x"))
-        made.store.commit()
+        made.store.committer.commit()
         with trio.fail_after(PATIENCE_S):
             await timer.service_ended.wait()
         answer = await client.ask(SEND, send_ext("T", 0, DELAYED), b"second")

@@ -46,7 +46,7 @@ def said(state: SessionState | Session | None) -> dict[str, Any]:
 
 async def durable(broker: Broker) -> None:
     """Commit, and wait until everything is durable and applied."""
-    broker.store.commit()
+    broker.store.committer.commit()
     await broker.store.flusher.flush()
     while not all(driven.order.at_end for driven in broker.projections._driven):
         await trio.lowlevel.checkpoint()

@@ -26,12 +26,12 @@ async def test_messages_before_any_position_are_counted(is_saved: bool) -> None:
         for number in range(COUNT):
             if number == COUNT - 200:
                 await settle(broker)
-                await broker.store.checkpoint()
+                await broker.store.upkeep.checkpointer.checkpoint()
             sent.append(send(broker, "n", "", random.choice((0, 0, 0, 0, 1)), "t"))
             send(broker, "n", "", 0, "other")
         if is_saved:
             await settle(broker)
-            await broker.store.checkpoint()
+            await broker.store.upkeep.checkpointer.checkpoint()
         missed = broker.sessions.missed
         for positions in (
             [0],

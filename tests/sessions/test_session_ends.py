@@ -38,15 +38,15 @@ async def telling(disk: FakeDisk, clock: ManualClock, delivery: DeliveryConfig |
 
 def count(broker: Broker) -> int:
     """How many messages were published."""
-    queue = broker.store.find_queue("t", 0)
+    queue = broker.store.queues.find("t", 0)
     return queue.next_offset if queue is not None else 0
 
 
 def lose_commit(broker: Broker, disk: FakeDisk) -> None:
     disk.fail_next("write", ENOSPC)
     with pytest.raises(Refused):
-        broker.store.commit()
-    broker.store.retention.look()  # there is room again
+        broker.store.committer.commit()
+    broker.store.upkeep.retention.look()  # there is room again
 
 
 async def away(broker: Broker, clock: ManualClock) -> Client:
@@ -147,7 +147,7 @@ async def test_a_client_that_left_when_nothing_could_be_stored_is_noted_later(ex
         await sweep(broker)
         assert broker.sessions.table.ends_ms("toy client ä/1") == 0
         assert broker.sessions.find("toy", client.name)[1] is False
-        broker.store.retention.look()
+        broker.store.upkeep.retention.look()
         await sweep(broker)
         if expiry_s:
             stored = client.stored()
@@ -172,7 +172,7 @@ async def test_a_session_that_expires_at_once_is_not_found_after_its_connection(
         else:
             broker.store.admission.refuse_full(FULL)
             session.leave()
-            broker.store.retention.look()
+            broker.store.upkeep.retention.look()
             session, existed = client.attach()
             assert (existed, count(broker), dict(session.filters)) == (False, 1, {})
     if is_killed:
@@ -198,8 +198,8 @@ async def test_changes_lost_with_a_segment_that_could_not_begin_are_noticed() ->
         results = broker.publish_all([Message("t", bytes(1000), queue_id=0)] * 10).outcomes()
         assert isinstance(results[-1], Refused), "another segment could not begin"
         with pytest.raises(Refused):
-            broker.store.commit()
-        broker.store.retention.look()
+            broker.store.committer.commit()
+        broker.store.upkeep.retention.look()
         broker.sessions.writer.find_lost()
         state, _ = broker.sessions.find("toy", client.name)
         assert state is not None
@@ -215,7 +215,7 @@ async def test_a_session_is_not_opened_before_it_is_known_what_a_failed_commit_l
         session = client.open()
         await durable(broker)
         session.keep(b"written")
-        broker.store.commit()
+        broker.store.committer.commit()
         session.keep(b"lost")
         lose_commit(broker, disk)
         assert not broker.sessions.is_settled("toy", client.name)

@@ -111,7 +111,7 @@ async def test_a_session_without_a_name_ends_with_its_connection() -> None:
         session.end()
         await durable(broker)
         assert len(broker.sessions) == 0
-        assert broker.store.find_queue(broker.sessions.journal.topic, 0) is None
+        assert broker.store.queues.find(broker.sessions.journal.topic, 0) is None
 
 
 async def test_a_client_with_the_name_of_an_attached_one_takes_over() -> None:
@@ -352,8 +352,8 @@ async def test_a_failed_commit_takes_the_session_from_its_client_at_once() -> No
         new.open()
         disk.fail_next("write", ENOSPC)
         with pytest.raises(Refused):
-            broker.store.commit()
-        broker.store.retention.look()  # there is room again
+            broker.store.committer.commit()
+        broker.store.upkeep.retention.look()  # there is room again
         assert client.lost == new.lost == []
         others.subscribe("b")  # whoever notes something first finds that out
         assert client.lost == new.lost == ["a disk failure lost its last changes; connect again"]
@@ -471,7 +471,7 @@ async def test_a_full_disk_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         client, session = await subscribed(broker)
         before = said(session)
         disk.used_ratio = 0.95
-        broker.store.retention.look()
+        broker.store.upkeep.retention.look()
         for change in (
             lambda: session.subscribe("b"),
             lambda: session.unsubscribe("a"),
@@ -486,7 +486,7 @@ async def test_a_full_disk_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
             assert said(session) == before
         session.leave()  # the client is gone, whatever the disk says
         disk.used_ratio = 0.1
-        broker.store.retention.look()
+        broker.store.upkeep.retention.look()
         await sweep(broker)
         assert said(client.stored()) == before
         assert broker.sessions.table.ends_ms("toy client ä/1") == clock.ms + 100_000
@@ -561,8 +561,8 @@ async def test_a_session_is_lost_with_an_acknowledgement_whose_messages_were_not
         changes.apply()
         disk.fail_next("write", ENOSPC)
         with pytest.raises(Refused):
-            broker.store.commit()
-        broker.store.retention.look()  # there is room again
+            broker.store.committer.commit()
+        broker.store.upkeep.retention.look()  # there is room again
         with pytest.raises(Refused):
             session.changes()
         assert client.lost == ["a disk failure lost its last changes; connect again"]
@@ -816,7 +816,7 @@ async def test_session_state_is_noted_again_before_retention_removes_it() -> Non
         # What comes after a start that knows nothing of the records before.
         fresh = SessionTable(broker.sessions.journal.topic)
         queue = broker.store.queue(broker.sessions.journal.topic, 0)
-        result = broker.store.read(queue, 0, 1000, 1 << 20)
+        result = broker.store.readers.read(queue, 0, 1000, 1 << 20)
         records = [each for each in record_views(b"".join(result.pieces)) if each.position >= end]
         fresh.apply(records)
         assert [said(fresh.get(f"toy {client.name}")) for client in (away, late, here)] == [*before, said(session)]
@@ -1020,7 +1020,7 @@ async def test_an_offline_session_takes_100_bytes_on_the_disk_and_a_kibibyte_of_
             session.subscribe(f"site/{number}/temperature/#", b"\x01")
             session.leave()
             if number % 100 == 0:
-                broker.store.commit()
+                broker.store.committer.commit()
         del session
         await durable(broker)
         gc.collect()

@@ -458,7 +458,7 @@ class Checker:
         now = trio.current_time()
         store = life.store
         assert store is not None
-        if store.failed is not None or store.refusal:
+        if store.flusher.failed is not None or store.admission.refusal:
             self.disturbed_until = now + PATIENCE_S
         for tap in life.taps:
             if tap.end.closed or tap.end.broken:
@@ -474,16 +474,16 @@ class Checker:
         if request.code == RequestCode.POP_MESSAGE:
             late = now > asked.since + request.integer("pollTime") / 1000 + PATIENCE_S
         if request.code == RequestCode.PULL_MESSAGE:
-            queue = store.find_queue(request.text("topic"), request.integer("queueId"))
+            queue = store.queues.find(request.text("topic"), request.integer("queueId"))
             offset = request.integer("queueOffset")
             if request.text("subscription") == EVERYTHING:
-                more = queue is not None and store.end_offset(queue) > offset
+                more = queue is not None and store.readers.end_offset(queue) > offset
             else:
                 more = bool(self._wanted(request, offset, self.ends[request.text("topic"), request.integer("queueId")]))
             suspend_s = request.integer("suspendTimeoutMillis") / 1000
             late = more or now > asked.since + suspend_s + PATIENCE_S
             late_after = WAKE_S
-        if not late or tap.blocked or life.stalled(tap.name) or store.failed is not None or life.stop.is_set():
+        if not late or tap.blocked or life.stalled(tap.name) or store.flusher.failed is not None or life.stop.is_set():
             asked.late_since = -1.0
         elif asked.late_since < 0:
             asked.late_since = now
@@ -522,8 +522,8 @@ class Checker:
         self.compare(found, "after a start")
         self.check_keys(store)
         for (topic, queue_id), end in list(self.ends.items()):
-            queue = store.find_queue(topic, queue_id)
-            if end and (queue is None or store.end_offset(queue) < end):
+            queue = store.queues.find(topic, queue_id)
+            if end and (queue is None or store.readers.end_offset(queue) < end):
                 self.fail(f"{topic}/{queue_id} ended at {end} and ends at {queue} after a start")
         self._check_copies(found)
         self.popped.start(lossless=lossless, ended_at=ended_at)
@@ -546,7 +546,7 @@ class Checker:
             if stored[1] >= self.first_position and not is_light(topic)
         ]
         for topic, (body, position) in known[:: max(1, len(known) // KEYS_TRIED)]:
-            found = finish_now(store.query_keys(topic, key_of(body).encode(), 64, 0, 2**62))
+            found = finish_now(store.lookup.query_keys(topic, key_of(body).encode(), 64, 0, 2**62))
             if position not in [decode_record(record).position for record in found.records]:
                 self.fail(f"{key_of(body)} of {topic} is stored at {position} and is not found by its key")
 
@@ -559,8 +559,8 @@ class Checker:
             for queue_id, queue in queues.items():
                 table = found[topic, queue_id] = {}
                 offset = queue.first_offset
-                while offset < store.end_offset(queue):
-                    result = store.read(queue, offset, 32, 65536)
+                while offset < store.readers.end_offset(queue):
+                    result = store.readers.read(queue, offset, 32, 65536)
                     try:
                         records = decode_records(b"".join(result.pieces))
                     except CorruptRecord as error:
@@ -592,8 +592,8 @@ class Checker:
         sure_until = ended_at - self._offsets_persist_s - 1.0
         for (group, place), history in self.committed.items():
             offset = life.broker.groups.offset(group, *place)
-            queue = store.find_queue(*place)
-            if self.sync and offset > (store.end_offset(queue) if queue else 0):
+            queue = store.queues.find(*place)
+            if self.sync and offset > (store.readers.end_offset(queue) if queue else 0):
                 self.fail(f"{group} has committed {offset} of {place}, which ends before")
             sure = [entry for entry in history if entry[0] <= sure_until]
             if sure and ended_at > self.disturbed_until:

@@ -49,8 +49,8 @@ def rows_in(store: Store, topics: frozenset[str], journal: str) -> dict[int, Row
     for topic in sorted(topics):
         for queue in store.queues.topics.get(topic, {}).values():
             offset = queue.first_offset
-            while offset < store.end_offset(queue):
-                result = store.read(queue, offset, 32, 65536)
+            while offset < store.readers.end_offset(queue):
+                result = store.readers.read(queue, offset, 32, 65536)
                 for record in record_views(b"".join(result.pieces)):  # a record may go on in the next piece
                     found[record.position] = row_of(record, journal)
                 if result.next_offset <= offset:
@@ -117,7 +117,7 @@ async def move(world: "World", life: "Life", chance: random.Random) -> None:
             notes = [(journal, str(number).encode())]
             placed = placed_of(broker.publish_all(messages, atomic=True, notes=notes))
             end = store.appended
-            store.commit()
+            store.committer.commit()
             if world.checker.sync:
                 await store.flusher.wait_durable(end)
         except (Refused, StoreFailed):

@@ -105,7 +105,7 @@ class PoppedMessages:
         While the disk is full an acknowledgement is only in memory.
         """
         message, store = _message_of(request), tap.life.store
-        if answer.remark or store is None or store.refusal or store.failed is not None:
+        if answer.remark or store is None or store.admission.refusal or store.flusher.failed is not None:
             return
         self.settled += 1
         if request.code == RequestCode.ACK_MESSAGE:

@@ -20,20 +20,20 @@ async def test_records_lost_when_a_full_disk_stops_a_new_segment_are_not_committ
     """Their appends have returned: only the commit can say that they are not stored (seed 216)."""
     disk = FakeDisk()
     store = await Store.open(Path("/data"), small_config(), ManualClock(), disk)
-    stored = store.append(message("stored"), 0)
-    store.commit()
+    stored = store.writer.append(message("stored"), 0)
+    store.committer.commit()
     for _ in range(6):
-        store.append(message("x" * 500), 0)
+        store.writer.append(message("x" * 500), 0)
     disk.fail_next("write", errno.ENOSPC)
     with pytest.raises(Refused, match="is full"):
-        store.append(message("x" * 500), 0)
+        store.writer.append(message("x" * 500), 0)
     with pytest.raises(Refused, match="is full"):
-        store.commit()
-    store.commit()
+        store.committer.commit()
+    store.committer.commit()
     store.flusher.flush_now()
     assert store.readable == stored.end
     queue = store.queue("T", 0)
-    assert (queue.next_offset, bodies(store.read(queue, 0, 32, 65536).pieces)) == (1, [b"stored"])
+    assert (queue.next_offset, bodies(store.readers.read(queue, 0, 32, 65536).pieces)) == (1, [b"stored"])
     store.crash()
 
 
@@ -46,13 +46,13 @@ async def test_a_stop_amid_a_checkpoint_loses_no_entry_of_a_queue() -> None:
     # The second part ends where a file of the queue does, so that what follows does not touch that file again.
     for first, end in ((0, 5), (5, config.queue_file_entries), (config.queue_file_entries, 20)):
         for body in sent[first:end]:
-            store.append(message(body), 0)
-        store.commit()
+            store.writer.append(message(body), 0)
+        store.committer.commit()
         store.flusher.flush_now()
         with trio.CancelScope() as stop:
             if first == 5:
                 stop.cancel()
-            await store.checkpoint()
+            await store.upkeep.checkpointer.checkpoint()
     await store.close()
     found = await Store.open(Path("/data"), config, ManualClock(), disk.after_power_cut(Cut.LOST, random.Random(0)))
     assert drain(found, found.queue("T", 0)) == sent
@@ -66,22 +66,22 @@ async def test_a_read_that_retention_overtakes_passes_nothing_over(autojump_cloc
     store = await Store.open(Path("/data"), small_config(disk_clean_ratio=0.85), ManualClock(), slow)
     queue = store.queue("T", 0)
     for _ in range(40):
-        store.append(message(bytes(300)), 0)
-    store.commit()
+        store.writer.append(message(bytes(300)), 0)
+    store.committer.commit()
     store.flusher.flush_now()
     for _ in range(2):  # the second lets the entries leave the memory
-        await store.checkpoint()
+        await store.upkeep.checkpointer.checkpoint()
     assert queue.tail_offset == 40
     async with trio.open_nursery() as nursery:
 
         @nursery.start_soon
         async def read() -> None:
-            result = await store.read_far(queue, 4, 40, 1 << 20)
+            result = await store.readers.read_far(queue, 4, 40, 1 << 20)
             assert (result.status, result.next_offset) == (ReadStatus.REMOVED, queue.first_offset)
 
         await trio.testing.wait_all_tasks_blocked()
         disk.used_ratio = 0.9
-        store.retention.look()
+        store.upkeep.retention.look()
         assert 16 < queue.first_offset < 40
     store.crash()
 
@@ -91,12 +91,12 @@ async def test_the_end_of_what_is_readable_is_near_even_if_what_is_behind_has_le
     store = await Store.open(Path("/data"), small_config(cache_bytes=0), ManualClock(), FakeDisk())
     queue = store.queue("T", 0)
     for _ in range(8):
-        store.append(message(bytes(300)), 0)
-    store.commit()
-    assert store.end_offset(queue) == 0
-    assert store.read_near(queue, 0, 1, 1) is not None
+        store.writer.append(message(bytes(300)), 0)
+    store.committer.commit()
+    assert store.readers.end_offset(queue) == 0
+    assert store.readers.read_near(queue, 0, 1, 1) is not None
     store.flusher.flush_now()
-    assert store.read_near(queue, 0, 1, 1) is None
+    assert store.readers.read_near(queue, 0, 1, 1) is None
     store.crash()
 
 
@@ -106,21 +106,21 @@ async def test_a_queue_of_which_nothing_is_left_goes_on_where_it_ended_whenever_
     config = small_config(disk_clean_ratio=0.85)
     store = await Store.open(Path("/data"), config, ManualClock(), disk)
     for _ in range(40):
-        store.append(message(bytes(300)), 0)
-    store.append(message(bytes(3000), topic="U"), 0)
-    store.append(message(bytes(3000), topic="U"), 0)
-    store.commit()
+        store.writer.append(message(bytes(300)), 0)
+    store.writer.append(message(bytes(3000), topic="U"), 0)
+    store.writer.append(message(bytes(3000), topic="U"), 0)
+    store.committer.commit()
     store.flusher.flush_now()
     disk.used_ratio = 0.9
     for covered in (False, True):
         if covered:
-            await store.checkpoint()
-        store.retention.look()
+            await store.upkeep.checkpointer.checkpoint()
+        store.upkeep.retention.look()
         assert (store.first_position > 0) is covered
         left = disk.after_power_cut(Cut.LOST, random.Random(0))
         found = await Store.open(Path("/data"), config, ManualClock(), left)
         queue = found.queue("T", 0)
-        assert (queue.first_offset, found.end_offset(queue)) == ((40 if covered else 0), 40)
+        assert (queue.first_offset, found.readers.end_offset(queue)) == ((40 if covered else 0), 40)
         found.crash()
     store.crash()
 
@@ -131,8 +131,8 @@ async def test_a_thread_reads_nothing_of_a_segment_that_goes_at_that_moment(monk
     slow = SlowDisk(FakeDisk(), random.Random(0), 0.0, lambda path: found.append(store.segments.find(0)))
     store = await Store.open(Path("/data"), small_config(), ManualClock(), slow)
     for _ in range(40):
-        store.append(message(bytes(300)), 0)
-    store.commit()
+        store.writer.append(message(bytes(300)), 0)
+    store.committer.commit()
     segments = store.segments
     second = segments.items[1]
     read = Files.read

@@ -267,7 +267,7 @@ class World:
         self.checker.on_start(life, lossless=self.lossless, ended_at=self.ended_at)
         self.checker.note(f"start {self.starts}: log up to {store.readable}, {store.recovered.records} recovered")
         async with trio.open_nursery() as nursery:
-            await nursery.start(store.run)
+            await nursery.start(store.upkeep.run)
             await life.broker.projections.replay()
             self.checker.check_ledger(life, "after a start")
             problem = saving.save(life.broker)

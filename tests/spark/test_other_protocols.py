@@ -21,7 +21,7 @@ def rows(live: Live, topic: str) -> Iterator[dict[str, Any]]:
     """Yield the messages of *topic* as rows with all columns."""
     store, decoder = live.broker.store, Decoder(tuple(COLUMNS))
     for queue in store.queues.topics[topic].values():
-        found = store.read(queue, queue.first_offset, 100, 1 << 20)
+        found = store.readers.read(queue, queue.first_offset, 100, 1 << 20)
         yield from decoder.decode(Records(bytearray(b"").join(found.pieces)), "broker-a").to_pylist()
 
 

@@ -153,7 +153,7 @@ async def opened(
     *install* adds a plugin before its projections are replayed.
     """
     store = await Store.open(Path("/data/store"), small_config(flush=flush, **sizes), clock, disk)
-    store.store_host = HOST
+    store.writer.store_host = HOST
     topics = Topics(store, clock, auto_create=True, auto_create_queues=1)
     groups = Groups(clock, auto_create=True)
     broker = Broker(BrokerConfig(), store, topics, groups, clock, Ids(Random(1)), Stats(), DeliveryConfig())

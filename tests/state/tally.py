@@ -101,8 +101,8 @@ def totals_in(store: Store, topics: Iterable[str] = TOPICS) -> Totals:
 def send(store: Store, topic: str, *bodies: str, queue_id: int = 0, keys: str = "") -> None:
     """Append and commit; the unique key is the body."""
     for body in bodies:
-        store.append(message(body, topic, "t", keys, body), queue_id)
-    store.commit()
+        store.writer.append(message(body, topic, "t", keys, body), queue_id)
+    store.committer.commit()
 
 
 class Running:
@@ -129,7 +129,7 @@ async def start(
 ) -> Running:
     """Open the store on *disk* and replay, for *others* as well; nothing runs in the background."""
     store = await Store.open(ROOT, config or small_config(**changes), clock or ManualClock(), disk)
-    store.store_host = HOST
+    store.writer.store_host = HOST
     tally = tally or Tally()
     tally._append = tally._append or (lambda one: _append(store, one))
     projections = Projections(store, Turns(), snapshot_bytes=snapshot_bytes)
@@ -140,7 +140,7 @@ async def start(
 
 
 def _append(store: Store, one: Message) -> None:
-    store.append(one, 0)
+    store.writer.append(one, 0)
 
 
 async def retire(running: Running, disk: FakeDisk) -> None:
@@ -152,9 +152,9 @@ async def retire(running: Running, disk: FakeDisk) -> None:
         nursery.start_soon(running.projections.release, store.segments.items[-2].end)
         await wait_all_tasks_blocked()
         await store.flusher.flush()
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     disk.used_ratio = 0.99
-    store.retention.look()
+    store.upkeep.retention.look()
     disk.used_ratio = 0.1
 
 
@@ -169,7 +169,7 @@ async def started(disk: FakeDisk, *tallies: Tally, **options: Any) -> AsyncItera
     """As `start`, with the tasks of the store and of the projections; stops in order."""
     running = await start(disk, *tallies, **options)
     async with trio.open_nursery() as nursery:
-        await nursery.start(running.store.run)
+        await nursery.start(running.store.upkeep.run)
         nursery.start_soon(running.projections.run)
         yield running
         nursery.cancel_scope.cancel()

@@ -51,7 +51,7 @@ class Workload(power_cuts.Workload):
         if roll < 0.55:
             self._send(running)
         elif roll < 0.75:
-            store.commit()
+            store.committer.commit()
             await store.flusher.flush()
             for key, topic, position, live in self._pending:
                 self.acknowledged[key] = topic, position
@@ -59,16 +59,16 @@ class Workload(power_cuts.Workload):
                     self.live.add(key)
             self._pending.clear()
         elif roll < 0.85:
-            await store.checkpoint()
+            await store.upkeep.checkpointer.checkpoint()
         elif roll < 0.95:
-            store.commit()
+            store.committer.commit()
             await store.flusher.flush()
             await running.projections._save(running.projections._driven[0])
         elif roll < 0.99 and len(store.segments.items) > 2:
             await retire(running, self.disk)
         elif self.sent > 20 and not self.deleting:
             self.deleting = True
-            store.delete_topic("B")
+            store.deletions.delete_topic("B")
 
     def _send(self, running: Running) -> None:
         for _ in range(self.random.choice((1, 1, 4))):
@@ -76,7 +76,7 @@ class Workload(power_cuts.Workload):
             key, live = f"k{self.sent}", self.random.random() < 0.1
             self.sent += 1
             body = self.random.randbytes(self.random.randrange(120))
-            placed = running.store.append(message(body, topic, "t", "live" if live else "", key), self.sent % 2)
+            placed = running.store.writer.append(message(body, topic, "t", "live" if live else "", key), self.sent % 2)
             self._pending.append((key, topic, placed.position, live))
 
     async def check(self, disk: FakeDisk, kind: Cut) -> None:

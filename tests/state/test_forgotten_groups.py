@@ -41,7 +41,7 @@ def join(broker: Broker) -> Member:
 
 async def store(broker: Broker, gap: int = FLUSHED) -> None:
     if gap != SAME:
-        broker.store.commit()
+        broker.store.committer.commit()
     if gap == FLUSHED:
         await broker.store.flusher.flush()
 
@@ -208,7 +208,7 @@ async def test_a_group_stays_forgotten_although_the_commit_that_says_so_fails(
         disk.free_bytes = 0
         disk.fail_next("write", errno.ENOSPC)
         with pytest.raises(Refused):
-            broker.store.commit()
+            broker.store.committer.commit()
         assert not list(broker.shared_groups.groups_of("tested"))
         if joins == "before it works again":
             join(broker)

@@ -118,7 +118,7 @@ class Workload(power_cuts.Workload):
         elif action == "reach" and self.member is not None:
             broker.shared_groups.notes.note_reached()
             self.member.group.source.reach()
-        broker.store.commit()
+        broker.store.committer.commit()
         if action in ("flush", "save"):
             await broker.store.flusher.flush()
             self.durable_settled |= self.settled

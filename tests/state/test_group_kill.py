@@ -33,16 +33,16 @@ async def work(directory: Path, flush: str) -> None:
         while True:
             for _ in range(20):
                 broker.publish(Message("t", b"x", queue_id=0))
-            broker.store.commit()
-            await broker.store.wait_flushed(broker.store.appended)
+            broker.store.committer.commit()
+            await broker.store.flusher.wait_flushed(broker.store.appended)
             held |= handles((await drain(member))[1])
             settled = chance.sample(sorted(held), min(15, len(held)))
             for offset in settled:
                 assert member.group.ack(0, offset, held.pop(offset))
             for offset in chance.sample(sorted(held), min(3, len(held))):
                 assert member.group.nack(0, offset, held.pop(offset), 3600)
-            broker.store.commit()
-            await broker.store.wait_flushed(broker.store.appended)
+            broker.store.committer.commit()
+            await broker.store.flusher.wait_flushed(broker.store.appended)
             await trio.lowlevel.checkpoint()
             print(*settled, flush=True)
 

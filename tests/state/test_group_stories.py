@@ -122,7 +122,7 @@ class Story:
             group.wanted = dict.fromkeys(wanted) if wanted is not None else None
 
     async def settle(self, broker: Broker) -> None:
-        broker.store.commit()
+        broker.store.committer.commit()
         self.unwritten.clear()
         self.written = {
             topic_filter: set(group.wanted) if group.wanted is not None else None
@@ -137,7 +137,7 @@ class Story:
         self.disk.free_bytes = 0
         self.disk.fail_next("write", ENOSPC)
         with pytest.raises(Refused):
-            broker.store.commit()
+            broker.store.committer.commit()
         for group in self.groups.values():
             if group.wanted is not None:
                 group.wanted = {body: held for body, held in group.wanted.items() if body not in self.unwritten}

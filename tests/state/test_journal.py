@@ -29,7 +29,7 @@ CONFIG = small_config(segment_bytes=2048, page_bytes=512)
 
 async def open_on(disk: FakeDisk) -> Store:
     store = await Store.open(ROOT, CONFIG, ManualClock(), disk)
-    store.store_host = HOST
+    store.writer.store_host = HOST
     return store
 
 
@@ -42,7 +42,7 @@ def notes_of(store: Store, journal: Journal) -> list[bytes]:
 
 
 def flush(store: Store) -> None:
-    store.commit()
+    store.committer.commit()
     store.flusher.flush_now()
 
 
@@ -51,9 +51,9 @@ async def test_notes_of_a_commit_are_one_record_after_its_messages() -> None:
     journal, other = Journal(store, "a"), Journal(store, "b")
     assert journal.note(b"1") == NEXT_COMMIT
     other.note(b"x")
-    placed = store.append(message("m"), 0)
+    placed = store.writer.append(message("m"), 0)
     journal.note(b"2")
-    store.commit()
+    store.committer.commit()
     journal.note(b"3")
     flush(store)
     assert [read_notes(body) for body in bodies_of(store, journal.topic)] == [[b"1", b"2"], [b"3"]]
@@ -68,11 +68,11 @@ async def test_notes_of_a_commit_are_one_record_after_its_messages() -> None:
 async def test_notes_alone_want_one_commit_and_no_other() -> None:
     store = await open_on(FakeDisk())
     wanted: list[int] = []
-    store.on_commit_wanted = lambda: wanted.append(1)
+    store.committer.on_commit_wanted = lambda: wanted.append(1)
     Journal(store, "a").note(b"1")
     assert wanted
     wanted.clear()
-    store.commit()
+    store.committer.commit()
     assert wanted == []
     Journal(store, "a").note(b"2")
     assert wanted
@@ -82,11 +82,11 @@ async def test_notes_alone_want_one_commit_and_no_other() -> None:
 async def test_a_commit_without_notes_writes_none() -> None:
     store = await open_on(FakeDisk())
     journal = Journal(store, "a")
-    store.append(message("m"), 0)
+    store.writer.append(message("m"), 0)
     flush(store)
     journal.write()
     flush(store)
-    assert store.find_queue(journal.topic, 0) is None
+    assert store.queues.find(journal.topic, 0) is None
     store.crash()
 
 
@@ -156,16 +156,16 @@ async def test_a_commit_that_fails_stores_neither_its_messages_nor_its_notes() -
     disk = FakeDisk()
     store = await open_on(disk)
     journal = Journal(store, "a")
-    store.append(message("kept"), 0)
+    store.writer.append(message("kept"), 0)
     journal.note(b"kept")
     flush(store)
     disk.fail_next("write", 28)
-    store.append(message("lost"), 0)
+    store.writer.append(message("lost"), 0)
     journal.note(b"lost")
     with pytest.raises(Refused):
-        store.commit()
+        store.committer.commit()
     store.admission.refusal = ""
-    store.commit()
+    store.committer.commit()
     journal.note(b"later")
     flush(store)
     assert notes_of(store, journal) == [b"kept", b"later"]
@@ -178,15 +178,15 @@ async def test_notes_that_find_no_room_fail_their_commit() -> None:
     disk = FakeDisk()
     store = await open_on(disk)
     journal = Journal(store, "a")
-    store.append(message(bytes(1700)), 0)
+    store.writer.append(message(bytes(1700)), 0)
     flush(store)
-    store.append(message(b"fits"), 0)
+    store.writer.append(message(b"fits"), 0)
     journal.note(bytes(400))
     disk.fail_next("truncate", 28)
     with pytest.raises(Refused):
-        store.commit()
+        store.committer.commit()
     store.admission.refusal = ""
-    store.append(message(b"later"), 0)
+    store.writer.append(message(b"later"), 0)
     flush(store)
     assert notes_of(store, journal) == []
     assert bodies_of(store, "T")[-1] == b"later"
@@ -197,16 +197,16 @@ async def test_notes_that_find_no_room_before_the_commit_fail_it_too() -> None:
     disk = FakeDisk()
     store = await open_on(disk)
     journal = Journal(store, "a")
-    store.append(message(bytes(1600)), 0)
+    store.writer.append(message(bytes(1600)), 0)
     flush(store)
     journal.note(bytes(300))
     disk.fail_next("truncate", 28)
     with pytest.raises(Refused):
         journal.note(bytes(300))
     with pytest.raises(Refused):
-        store.commit()
+        store.committer.commit()
     store.admission.refusal = ""
-    store.commit()
+    store.committer.commit()
     journal.note(b"later")
     flush(store)
     assert notes_of(store, journal) == [b"later"]
@@ -259,7 +259,7 @@ async def test_clients_have_no_access_to_a_journal() -> None:
             broker.topics.ensure(journal.topic, 1)
         assert broker.topics.auto_create(journal.topic, "TBW102", 1) is None or pytest.fail("made")
         assert store.topics_on_disk() == []
-        assert store.record_at(0) is None
+        assert store.lookup.record_at(0) is None
 
 
 async def test_a_journal_survives_a_restart_of_the_broker() -> None:
@@ -291,7 +291,7 @@ class Work:
         self.journal.note(self.notes[-1])
 
     def send(self) -> None:
-        self.store.append(message(self._unique("message")), 0)
+        self.store.writer.append(message(self._unique("message")), 0)
 
     def send_group(self) -> None:
         note = self._unique("grouped")
@@ -313,12 +313,12 @@ class Work:
         elif roll < 0.7:
             self.send_group()
         elif roll < 0.8:
-            self.store.commit()
+            self.store.committer.commit()
         elif roll < 0.95:
             flush(self.store)
             self.acknowledged = len(self.notes)
         else:
-            await self.store.checkpoint()
+            await self.store.upkeep.checkpointer.checkpoint()
 
 
 @pytest.mark.parametrize("seed", SEEDS)

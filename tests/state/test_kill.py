@@ -20,7 +20,7 @@ async def opened(directory: Path, flush: str) -> tuple[Store, Tally, Projections
     sizes = {"segment_bytes": 1 << 20, "page_bytes": 1 << 16, "cache_bytes": 1 << 20}
     config = small_config(flush=flush, flush_interval_ms=20, **sizes)
     store = await Store.open(directory, config, SystemClock())
-    store.store_host = HOST
+    store.writer.store_host = HOST
     tally, projections = Tally(), Projections(store, Turns(), snapshot_bytes=10_000)
     projections.add("toy", tally)
     await projections.replay()
@@ -32,15 +32,17 @@ async def work(directory: Path, flush: str) -> None:
     store, _, projections = await opened(directory, flush)
     first = sum(count for count, _ in totals_in(store).values())
     async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+        await nursery.start(store.upkeep.run)
         nursery.start_soon(projections.run)
         number = first
         while True:
             for _ in range(20):
                 number += 1
-                placed = store.append(message(b"x" * (number % 200), "AB"[number % 2], unique=f"k{number}"), number % 3)
-            store.commit()
-            await store.wait_flushed(placed.end)
+                placed = store.writer.append(
+                    message(b"x" * (number % 200), "AB"[number % 2], unique=f"k{number}"), number % 3
+                )
+            store.committer.commit()
+            await store.flusher.wait_flushed(placed.end)
             await trio.lowlevel.checkpoint()
             print(number, flush=True)
 

@@ -77,7 +77,7 @@ async def test_lost_messages_of_a_queue_are_passed_over_and_are_no_damage() -> N
     run = order._read_far(taken)
     order._advance(taken, run)
     assert bodies(run) == ["a1", "a2", *(f"b{number}" for number in range(20))]
-    assert (store.damaged_records, order.at_end) == (0, True)
+    assert (store.readers.damaged_records, order.at_end) == (0, True)
     store.crash()
 
 
@@ -92,7 +92,7 @@ async def test_records_before_the_start_of_the_log_are_not_read() -> None:
     store.segments.remove_first()
     run = order._read_far(taken)
     assert [record.position for record in run] == [position for position, _, _ in taken if position >= start]
-    assert store.damaged_records == 0
+    assert store.readers.damaged_records == 0
     store.crash()
 
 
@@ -117,7 +117,7 @@ async def test_records_after_a_segment_whose_file_is_short_are_read() -> None:
     order = follow(store, "A")
     assert order.next_run_nowait() is None
     assert bodies(await order.next_run()) == ["a1", "a2", *sent]
-    assert store.damaged_records == 0
+    assert store.readers.damaged_records == 0
     store.crash()
 
 

@@ -91,8 +91,8 @@ async def test_a_record_that_two_followed_queues_index_comes_once(
             names = [name for name, each in (("%LMQ%x", 3), ("%LMQ%y", 5)) if number % each == 0]
             if names:
                 made.properties += f"INNER_MULTI_DISPATCH\x01{','.join(names)}\x02".encode()
-            running.store.append(made, 0)
-            running.store.commit()
+            running.store.writer.append(made, 0)
+            running.store.committer.commit()
             if names or number % 2 == 0:
                 expected.add(f"m{number}")
         await wait_all_tasks_blocked()
@@ -114,8 +114,8 @@ async def test_what_is_read_while_its_topic_is_deleted_comes_through_a_light_que
     for number in range(30):
         made = message(f"m{number}", "AB"[number % 2], unique=f"m{number}")
         made.properties += b"INNER_MULTI_DISPATCH\x01%LMQ%x\x02" if number % 3 == 0 else b""
-        store.append(made, 0)
-    store.commit()
+        store.writer.append(made, 0)
+    store.committer.commit()
     for topic in ("A", "B", "%LMQ%x"):
         order.add(store.queue(topic, 0))
     taken = order._look() and order._take()
@@ -190,7 +190,7 @@ async def test_a_topic_that_is_deleted_is_forgotten(disk: FakeDisk) -> None:
     running = await start(disk, flush="async")
     send(running.store, "A", "a1")
     send(running.store, "B", "b1")
-    running.store.delete_topic("A")
+    running.store.deletions.delete_topic("A")
     assert running.tally.totals() == {"B": (1, {"b1"})}
     send(running.store, "A", "a2")
     running.check()
@@ -204,7 +204,7 @@ async def test_a_topic_deleted_after_the_snapshot_is_forgotten_at_the_start(disk
     send(running.store, "B", "b1")
     await stop(running)
     running = await start(disk, flush="async")
-    running.store.delete_topic("A")
+    running.store.deletions.delete_topic("A")
     send(running.store, "A", *(f"new{number}" for number in range(after)))
     running.store.flusher.flush_now()
     running.store.crash()
@@ -223,7 +223,7 @@ async def test_a_queue_without_records_may_be_missing_at_the_start(disk: FakeDis
     running.store.flusher.flush_now()
     await stop(running)
     again = await start(disk)
-    assert again.store.find_queue("A", 1) is None
+    assert again.store.queues.find("A", 1) is None
     assert again.tally.restored == 2
     again.check()
     again.store.crash()
@@ -466,8 +466,8 @@ async def test_a_projection_that_follows_very_many_queues_is_up_to_date_after_so
     tally = Counting()
     async with started(disk, tally, **SIZES) as running:
         for number in range(1000):
-            running.store.append(message(f"m{number}", "A", "t", "", f"m{number}"), number)
-        running.store.commit()
+            running.store.writer.append(message(f"m{number}", "A", "t", "", f"m{number}"), number)
+        running.store.committer.commit()
         running.store.flusher.flush_now()
         assert tally.calls == []
         await wait_all_tasks_blocked()
@@ -498,8 +498,8 @@ async def test_records_are_applied_after_the_disk_failed_to_read(
 ) -> None:
     async with started(disk, Tally(), flush="async", cache_bytes=0, page_bytes=256) as running:
         for number in range(3000):
-            running.store.append(message(f"m{number}", "A", unique=f"m{number}"), 0)
-        running.store.commit()
+            running.store.writer.append(message(f"m{number}", "A", unique=f"m{number}"), 0)
+        running.store.committer.commit()
         disk.fail_next("read", EIO)
         await trio.sleep(30)
         assert running.tally.applied == 3000
@@ -570,8 +570,8 @@ async def test_a_log_that_cannot_be_read_at_shutdown_only_makes_the_next_start_s
     config: dict[str, Any] = {"cache_bytes": 0, "page_bytes": 256, "flush": "async"}
     running = await start(disk, Tally(), Counting(name="other"), **config)
     for number in range(3000):
-        running.store.append(message(f"m{number}", "A", unique=f"m{number}"), 0)
-    running.store.commit()
+        running.store.writer.append(message(f"m{number}", "A", unique=f"m{number}"), 0)
+    running.store.committer.commit()
     assert running.tally.applied < 3000
     disk.fail_next("read", EIO)
     await stop(running)
@@ -598,7 +598,7 @@ async def test_notes_of_a_journal_come_in_short_runs(disk: FakeDisk) -> None:
         journal = Journal(running.store, "j")
         for number in range(20_000):
             journal.note(b"note %d" % number)
-        running.store.commit()
+        running.store.committer.commit()
         running.store.flusher.flush_now()
         assert tally.calls == [1] * 2, "a record is as long as a run may be"
         await wait_all_tasks_blocked()

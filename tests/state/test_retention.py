@@ -30,7 +30,7 @@ async def full(disk: FakeDisk, tally: Tally) -> AsyncIterator[Running]:
         for number in range(80):
             send(running.store, "A", f"m{number}" * 20)
         await running.store.flusher.wait_durable(running.store.written)
-        await running.store.checkpoint()
+        await running.store.upkeep.checkpointer.checkpoint()
         disk.used_ratio = 0.95
         yield running
 
@@ -64,7 +64,7 @@ async def test_nothing_is_removed_before_the_replay(autojump_clock: MockClock) -
     tally = Tally(append=lambda one: _append(store, one))
     projections.add("toy", tally)
     async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+        await nursery.start(store.upkeep.run)
         await trio.sleep(5)
         assert store.first_position == 0
         await projections.replay()
@@ -126,13 +126,13 @@ async def test_what_a_failed_commit_undid_is_appended_again_before_its_segment_g
 
     def append(one: Message) -> None:
         nonlocal failures
-        running.store.append(one, 0)
+        running.store.writer.append(one, 0)
         made.append(one.body)
         if failures:
             failures -= 1
             disk.fail_next("write", ENOSPC)
             with pytest.raises(Refused):
-                running.store.commit()
+                running.store.committer.commit()
 
     made: list[bytes] = []
     disk, tally = FakeDisk(), Tally(append=append)
@@ -147,13 +147,13 @@ async def test_a_failed_commit_of_retention_fails_that_of_the_round_as_well(auto
     """What others appended in the round was not stored either, and their answers must not be sent."""
 
     def append(one: Message) -> None:
-        running.store.append(one, 0)
+        running.store.writer.append(one, 0)
         if not refused:
             disk.fail_next("write", ENOSPC)
 
     def commit() -> None:
         try:
-            running.store.commit()
+            running.store.committer.commit()
         except Refused as error:
             refused.append(str(error))
 
@@ -207,7 +207,7 @@ async def test_of_what_was_held_back_one_segment_is_given_up(autojump_clock: Moc
             for number in range(80):
                 send(running.store, "A", f"n{number}" * 20)
         await running.store.flusher.wait_durable(running.store.written)
-        await running.store.checkpoint()
+        await running.store.upkeep.checkpointer.checkpoint()
         await trio.sleep(14)
         assert running.store.first_position > 0
         assert made == [b"later", b"later"]

@@ -128,7 +128,7 @@ class Workload(power_cuts.Workload):
             finish_now(broker.sessions.expiry.sweep())
         elif action == "roll":
             finish_now(broker.sessions.table.roll(0, broker.store.appended))
-        broker.store.commit()
+        broker.store.committer.commit()
         if action in ("commit", "roll", "sweep"):
             return
         await broker.store.flusher.flush()
@@ -146,12 +146,12 @@ class Workload(power_cuts.Workload):
             await broker.projections._catch_up(driven)
         end = store.segments.items[-2].end
         finish_now(broker.sessions.table.roll(0, end))
-        store.commit()
+        store.committer.commit()
         await store.flusher.flush()
         broker.projections.released = end
-        await store.checkpoint()
+        await store.upkeep.checkpointer.checkpoint()
         self.disk.used_ratio = 0.99
-        store.retention.look()
+        store.upkeep.retention.look()
         self.disk.used_ratio = 0.1
         self.retired = store.first_position > 0
 
@@ -176,7 +176,7 @@ class Workload(power_cuts.Workload):
     def check_groups(self, broker: Broker) -> None:
         """No message of an atomic group is there without its acknowledgement."""
         queue = broker.store.queue("out", 0)
-        result = broker.store.read(queue, queue.first_offset, 1000, 1 << 20)
+        result = broker.store.readers.read(queue, queue.first_offset, 1000, 1 << 20)
         bodies = b"".join(map(bytes, result.pieces))
         for body, (name, number, position) in self.atomic.items():
             state = broker.sessions.table.get(f"toy {name}")

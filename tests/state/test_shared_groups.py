@@ -119,7 +119,7 @@ async def again(disk: FakeDisk, clock: ManualClock, **options: Any) -> AsyncIter
 
 
 async def durable(broker: Broker) -> None:
-    broker.store.commit()
+    broker.store.committer.commit()
     await broker.store.flusher.flush()
 
 
@@ -234,7 +234,7 @@ async def test_messages_and_acknowledgements_are_stored_together() -> None:
         assert refused.value.reason is Reason.NOT_FOUND
         broker.publish_all([Message("out", b"result", queue_id=0)], atomic=True, notes=[note])
         assert member.group.queues.by_queue[0].leases.table.unsettled == 2
-        broker.store.commit()
+        broker.store.committer.commit()
         assert member.group.queues.by_queue[0].leases.table.unsettled == 1
         assert member.credit == 1
         await durable(broker)
@@ -266,7 +266,7 @@ async def test_a_full_disk_does_not_stop_acknowledgements_and_they_are_noted_whe
         await durable(broker)
         broker.store.admission.refusal = "the disk is full"
         assert member.ack(0, 1)
-        broker.store.commit()
+        broker.store.committer.commit()
         broker.store.admission.refusal = ""
         await durable(broker)
         assert known(broker.shared_groups.state)[1].keys() == {0, 2}
@@ -288,7 +288,7 @@ async def test_a_commit_that_fails_is_noted_again(monkeypatch: pytest.MonkeyPatc
 
         monkeypatch.setattr(type(tail), "write_out", full)
         with pytest.raises(Refused):
-            broker.store.commit()
+            broker.store.committer.commit()
         monkeypatch.setattr(type(tail), "write_out", write_out)
         assert known(broker.shared_groups.state)[1].keys() == {0, 1, 2}
         broker.store.admission.refusal, broker.store.admission.disk_full = "", False
@@ -318,12 +318,12 @@ async def test_a_clock_that_is_set_changes_no_lease_that_is_noted_again(
             finish_now(broker.shared_groups.state.roll(0, broker.store.readable))
         elif how == "full disk":
             admission.refusal = "the disk is full"
-            broker.store.commit()
+            broker.store.committer.commit()
         else:
             with monkeypatch.context() as patch:
                 patch.setattr(type(tail), "write_out", _refuse_to_write)
                 with pytest.raises(Refused):
-                    broker.store.commit()
+                    broker.store.committer.commit()
         admission.refusal, admission.disk_full = "", False
         assert member.ack(0, 4)
         await durable(broker)
@@ -350,13 +350,13 @@ async def test_a_deleted_topic_a_deleted_group_and_a_forgotten_one_leave_nothing
         collect(member)
         other = join(broker, group="other")
         collect(other)
-        broker.store.commit()
+        broker.store.committer.commit()
         assert len(broker.shared_groups.state) == 2
         broker.shared_groups.forget("t", "other", POLICY)
-        broker.store.commit()
+        broker.store.committer.commit()
         assert len(broker.shared_groups.state) == 1
         broker.topics.delete("t")
-        broker.store.commit()
+        broker.store.committer.commit()
         assert len(broker.shared_groups.state) == 0
         assert broker.shared_groups.state.leases == 0
 
@@ -371,7 +371,7 @@ async def test_a_consumer_group_that_is_deleted_begins_anew() -> None:
         one.member.ack(0, 0)
         one.member.leave()
         broker.groups.delete("G", clean_offsets=True)
-        broker.store.commit()
+        broker.store.committer.commit()
         assert len(broker.shared_groups.state) == 0
         assert Competitor(broker).turn() == ["0:0:a"]
 
@@ -437,7 +437,7 @@ async def test_a_refused_message_is_dead_after_a_restart_too(
         member = joined(broker)
         assert collect(member)[0] == ["a", "b", "c"]
         assert member.give_up_all(0, [0, 2]) == [0, 2] if gives_up else member.nack_all(0, [0, 2]) == [0, 2]
-        broker.store.commit()
+        broker.store.committer.commit()
         killed = disk.after_power_cut(Cut.KILLED, Random(1))
         assert broker.store.queue("dead", 0).next_offset == 0
     async with again(disk if orderly else killed, clock) as broker:

@@ -76,7 +76,7 @@ class History:
         await self._keep("killed after a snapshot", disk)
         self.stopped["power cut"] = disk.after_power_cut(Cut.TORN, Random(1))
         self.totals["power cut"] = self.totals["killed after a snapshot"]
-        store.delete_topic("A")
+        store.deletions.delete_topic("A")
         self._fill(running, "new", 30)
         await self._keep("killed before a snapshot", disk)
         again = copy_of(disk)

@@ -37,7 +37,7 @@ async def test_a_receipt_comes_after_the_message_is_durable(tmp_path: Path) -> N
     disk = FakeDisk()
     async with stomp_broker(Path("/data"), disk=disk, store=StoreConfig(flush="sync")) as stomp:
         talk, synced = await stomp.connect(), list[int]()
-        stomp.broker.store.on_flushed.insert(0, lambda: synced.append(talk_waiting()))
+        stomp.broker.store.readable_end.on_moved.insert(0, lambda: synced.append(talk_waiting()))
 
         def talk_waiting() -> int:
             wire = talk.wire

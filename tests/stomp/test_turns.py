@@ -42,7 +42,7 @@ async def test_others_have_their_turn_after_many_messages_with_new_headers(tmp_p
         found = await handle(b"".join(long % (headers, each) for each in range(256)))
         assert len(found) > 4
         assert any(found)
-        stomp.broker.store.commit()
+        stomp.broker.store.committer.commit()
         await trio.testing.wait_all_tasks_blocked()
         assert len(stomp.records("a")) == 2 * HEADS_A_TURN + 1 + 500 + 1024 + 2 * MESSAGES_A_TURN + 256
 

@@ -23,7 +23,7 @@ async def open_store(tmp_path: Path, clock: ManualClock) -> AsyncIterator[OpenSt
 
     async def open_one(config: StoreConfig | None = None, disk: Disk | None = None) -> Store:
         store = await Store.open(tmp_path / "store", config or small_config(), clock, disk)
-        store.store_host = HOST
+        store.writer.store_host = HOST
         opened.append(store)
         return store
 

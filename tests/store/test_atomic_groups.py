@@ -35,7 +35,7 @@ SECTOR = 512
 
 async def open_on(disk: FakeDisk, config: StoreConfig = CONFIG) -> Store:
     store = await Store.open(ROOT, config, ManualClock(), disk)
-    store.store_host = HOST
+    store.writer.store_host = HOST
     return store
 
 
@@ -63,7 +63,7 @@ def label(body: bytes) -> str:
 
 
 def flush(store: Store) -> None:
-    store.commit()
+    store.committer.commit()
     store.flusher.flush_now()
 
 
@@ -107,7 +107,7 @@ async def test_a_group_goes_to_several_queues_side_by_side(open_store: OpenStore
 
 async def test_offsets_of_a_group_follow_one_another_in_each_queue(open_store: OpenStore) -> None:
     store = await open_store()
-    store.append(message("before"), 0)
+    store.writer.append(message("before"), 0)
     placed = append_group(store, [message("1"), message("2", "U"), message("3")], [0, 0, 0])
     assert [each.queue_offset for each in placed] == [1, 0, 2]
     flush(store)
@@ -158,7 +158,7 @@ async def test_these_bits_of_a_client_are_not_stored(open_store: OpenStore, sys_
     store = await open_store()
     said = [Message("T", b"m" * size, b"", sys_flag=sys_flag, born_host=HOST) for size in (10, 2000)]
     wide = Message("T", b"m", b"", sys_flag=sys_flag, born_host=bytes(20))
-    placed = [store.append(each, 0) for each in (*said, wide)] + append_batch(store, said[:1], 0)
+    placed = [store.writer.append(each, 0) for each in (*said, wide)] + append_batch(store, said[:1], 0)
     batch = append_batch(store, [*said[:1], said[0]], 0)
     group = append_group(store, said, [0, 0])
     flush(store)
@@ -207,26 +207,26 @@ async def test_one_bad_member_refuses_all(open_store: OpenStore) -> None:
     for size in (1, 900):  # within the page, and beyond its end
         with pytest.raises(Exception, match="format"):
             append_group(store, [message(bytes(size)), too_large_for_its_field], [0, 0])
-    store.append(message("after"), 0)
+    store.writer.append(message("after"), 0)
     flush(store)
     assert drain(store, store.queue("T", 0)) == [b"after"]
 
 
 async def test_an_atomic_run_is_a_group_and_stored_whole_or_not_at_all(open_store: OpenStore) -> None:
     store = await open_store(small_config(message_bytes_max=1000))
-    good = [store.item(message(f"good {number}"), number % 2) for number in range(3)]
-    bad = store.item(message(bytes(1001)), 0)
+    good = [store.writer.item(message(f"good {number}"), number % 2) for number in range(3)]
+    bad = store.writer.item(message(bytes(1001)), 0)
     with pytest.raises(Refused, match="the maximum is 1000"):
-        store.append_all([good[0], bad, good[1]], atomic=True)
+        store.writer.append_all([good[0], bad, good[1]], atomic=True)
     assert store.appended == 0
-    result = store.append_all(good, atomic=True)
+    result = store.writer.append_all(good, atomic=True)
     assert (result.offsets, result.refused) == ([0, 0, 1], {})
-    assert store.append_all([], atomic=True).positions == []
+    assert store.writer.append_all([], atomic=True).positions == []
     flush(store)
-    marks = [(store.record_at(position) or b"")[MARK_AT] & LAST for position in result.positions]
+    marks = [(store.lookup.record_at(position) or b"")[MARK_AT] & LAST for position in result.positions]
     assert marks == [FIRST, INNER, LAST]
     assert drain(store, store.queue("T", 0)) == [b"good 0", b"good 2"]
-    loose = store.append_all([good[0], bad, good[1]])
+    loose = store.writer.append_all([good[0], bad, good[1]])
     assert list(loose.refused) == [1]
 
 
@@ -238,7 +238,7 @@ async def test_a_full_disk_takes_a_group_back_and_gives_it_room_later() -> None:
     disk.free_bytes = 0
     put(store, "lost", 3000, 3000)
     with pytest.raises(Refused):
-        store.commit()
+        store.committer.commit()
     disk.free_bytes = None
     assert labels(store) == ["kept:0", "kept:1"]
     store.admission.refusal = ""
@@ -262,8 +262,8 @@ async def test_readers_see_all_of_a_group_or_none_however_full_a_segment_is(flus
     for filled in range(100, 4000, 97):
         store = await open_on(FakeDisk(), config)
         seen: list[list[str]] = []
-        store.on_flushed.append(partial(note_labels, store, seen))
-        store.append(message(b"first:0:" + bytes(filled - 100)), 0)
+        store.readable_end.on_moved.append(partial(note_labels, store, seen))
+        store.writer.append(message(b"first:0:" + bytes(filled - 100)), 0)
         put(store, "g", 300, 300, 300)
         append_batch(store, [message(f"b:{number}:" + "x" * 200) for number in range(4)], 0)
         put(store, "h", 10, 10)
@@ -294,9 +294,9 @@ async def three_groups(record_crcs: bool) -> tuple[FakeDisk, list[Placed], list[
     store = await open_on(disk, small_config(segment_bytes=16384, record_crcs=record_crcs))
     put(store, "old", 10, 10)
     flush(store)
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     put(store, "first", 0, 40, 3)
-    store.append(message("plain:0:"), 0)
+    store.writer.append(message("plain:0:"), 0)
     append_batch(store, [message(f"batch:{number}:", "B") for number in range(3)], 0)
     before = 10
     placed = put(store, "last", 0, 600, 7, 60)
@@ -328,13 +328,13 @@ async def test_no_half_group_is_there_whichever_sectors_are_lost() -> None:
     store = await open_on(disk)
     put(store, "old", 10, 10)
     flush(store)
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     start = store.appended
     random = Random(5)
     for number in range(12):
         put(store, str(number), *(random.choice((0, 5, 200, 480, 700)) for _ in range(random.choice((2, 3, 5)))))
         if number % 3 == 0:
-            store.append(message(f"plain{number}:0:"), 0)
+            store.writer.append(message(f"plain{number}:0:"), 0)
     flush(store)
     every = labels(store)
     end = store.appended
@@ -392,10 +392,10 @@ async def test_a_killed_process_leaves_no_half_group_even_for_rocketmq() -> None
     cuts: list[FakeDisk] = []
     disk.on_change = lambda name: cuts.append(disk.after_power_cut(Cut.KILLED, Random(0)))
     for number in range(8):
-        store.append(message(f"plain{number}:0:"), 0)
+        store.writer.append(message(f"plain{number}:0:"), 0)
         put(store, f"g{number}", 10, 300, 700, 3)
         append_batch(store, [message(f"b{number}:{index}:") for index in range(3)], 0)
-        store.commit()
+        store.committer.commit()
     disk.on_change = None
     store.flusher.flush_now()
     every = seen_by_rocketmq(disk)
@@ -411,7 +411,7 @@ async def test_a_killed_process_leaves_no_half_group_even_for_rocketmq() -> None
         assert kept == every[: len(kept)]
         assert len(kept) >= len(there)
         assert_no_half(every, kept)
-        assert ours.damaged_records == 0
+        assert ours.readers.damaged_records == 0
         completed += len(kept) > len(there)
         ours.crash()
     assert completed
@@ -431,7 +431,7 @@ async def test_a_group_longer_than_a_block_is_taken_whole(monkeypatch: pytest.Mo
     disk = image(store, disk)
     store = await open_on(disk.after_power_cut(Cut.KILLED, Random(0)))
     assert labels(store) == every
-    assert store.damaged_records == 0
+    assert store.readers.damaged_records == 0
     store.crash()
     (path,) = log_of(disk)
     broken = bytearray(log_of(disk)[path])
@@ -449,8 +449,8 @@ async def test_damage_below_the_checkpoint_costs_one_member_only() -> None:
     store = await open_on(disk)
     placed = put(store, "g", 30, 30, 30)
     flush(store)
-    await store.checkpoint()
-    store.append(message("after:0:"), 0)
+    await store.upkeep.checkpointer.checkpoint()
+    store.writer.append(message("after:0:"), 0)
     flush(store)
     disk = image(store, disk)
     (path,) = log_of(disk)
@@ -467,7 +467,7 @@ async def test_a_mark_on_a_record_of_no_group_costs_nothing(mark: int, at: int) 
     """As RocketMQ's late deliveries have it, or a bit that flipped; unless it is the first of a group at the end."""
     disk = FakeDisk()
     store = await open_on(disk)
-    placed = [store.append(message(f"m:{number}:"), 0) for number in range(3)]
+    placed = [store.writer.append(message(f"m:{number}:"), 0) for number in range(3)]
     flush(store)
     disk = image(store, disk)
     (path,) = log_of(disk)
@@ -482,7 +482,7 @@ async def test_a_mark_on_a_record_of_no_group_costs_nothing(mark: int, at: int) 
 async def test_a_log_that_rocketmq_had_since_the_checkpoint_is_not_judged() -> None:
     disk = FakeDisk()
     store = await open_on(disk)
-    placed = [store.append(message(f"m:{number}:"), 0) for number in range(3)]
+    placed = [store.writer.append(message(f"m:{number}:"), 0) for number in range(3)]
     flush(store)
     disk = image(store, disk)
     (path,) = log_of(disk)

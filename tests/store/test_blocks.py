@@ -27,7 +27,7 @@ async def filled() -> FakeDisk:
     disk = FakeDisk()
     store = await open_on(disk)
     for number in range(COUNT):
-        store.append(message(b"%d" % number, "T", f"tag{number % 2}"), 0)
+        store.writer.append(message(b"%d" % number, "T", f"tag{number % 2}"), 0)
         send(store, "Other", f"{number}")
     await store.close()
     return disk
@@ -53,11 +53,11 @@ async def test_every_flipped_byte_of_an_entry_is_repaired_and_is_no_damaged_reco
         queue = store.queue("T", 0)
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            assert not all(store.read_near(queue, offset, 1, 1) is not None for offset in range(COUNT))
+            assert not all(store.readers.read_near(queue, offset, 1, 1) is not None for offset in range(COUNT))
             assert drain(store, queue) == WANTED
         assert caplog.text.count("rebuilding its messages") == 1
-        assert store.damaged_records == 0
-        odd = store.read(queue, 0, COUNT, 10**6, frozenset((tags_code("tag1"),)))
+        assert store.readers.damaged_records == 0
+        odd = store.readers.read(queue, 0, COUNT, 10**6, frozenset((tags_code("tag1"),)))
         assert bodies(odd.pieces) == WANTED[1::2]
         store.crash()
         store = await open_on(disk)
@@ -70,17 +70,17 @@ async def test_a_record_is_found_by_its_position_though_its_entry_is_in_a_damage
 ) -> None:
     disk = await filled()
     store = await open_on(disk)
-    positions = [finish_now(store.position_at(store.queue("T", 0), offset)) for offset in range(COUNT)]
+    positions = [finish_now(store.lookup.position_at(store.queue("T", 0), offset)) for offset in range(COUNT)]
     store.crash()
     damage(disk, 3)
     store = await open_on(disk)
     async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+        await nursery.start(store.upkeep.run)
         for position, body in zip(positions, WANTED, strict=True):
-            data = await store.record_far(position)
+            data = await store.lookup.record_far(position)
             assert data is not None
             assert bodies([data]) == [body]
-        assert await store.record_far(positions[0] + 1) is None
+        assert await store.lookup.record_far(positions[0] + 1) is None
         nursery.cancel_scope.cancel()
     store.crash()
 
@@ -94,19 +94,19 @@ async def test_a_far_read_has_a_damaged_block_repaired(autojump_clock: MockClock
     results = []
 
     async def read() -> None:
-        results.append(await store.read_far(queue, 0, COUNT, 10**6))
+        results.append(await store.readers.read_far(queue, 0, COUNT, 10**6))
 
     async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+        await nursery.start(store.upkeep.run)
         async with trio.open_nursery() as readers:
             for _ in range(3):
                 readers.start_soon(read)
         # The first block alone: the next is another read's.
         assert all(bodies(result.pieces) == WANTED[: result.count] and result.count for result in results)
         with pytest.raises(NotReady, match="consume queue 'Other/0' is damaged and being rebuilt") as refused:
-            finish_now(store.store_ms_at(store.queue("Other", 0), 0))
+            finish_now(store.lookup.store_ms_at(store.queue("Other", 0), 0))
         await refused.value.wait()
-        assert finish_now(store.store_ms_at(store.queue("Other", 0), 0)) >= 0
+        assert finish_now(store.lookup.store_ms_at(store.queue("Other", 0), 0)) >= 0
         nursery.cancel_scope.cancel()
     store.crash()
 
@@ -130,14 +130,14 @@ async def test_a_lookup_by_time_is_right_once_a_damaged_block_is_repaired(run: b
     async def look(at: int) -> int:
         for _ in range(4):
             try:
-                return finish_now(store.offset_by_time(queue, at))
+                return finish_now(store.lookup.offset_by_time(queue, at))
             except NotReady as error:
                 await error.wait()
         raise AssertionError("the queue is damaged again after each repair")
 
     async with trio.open_nursery() as nursery:
         if run:
-            await nursery.start(store.run)
+            await nursery.start(store.upkeep.run)
         assert {at: await look(at) for at in wanted} == wanted
         nursery.cancel_scope.cancel()
     store.crash()
@@ -149,13 +149,13 @@ async def test_repairs_run_concurrently_with_sends_and_saves(autojump_clock: Moc
     store = await open_on(disk)
     queue = store.queue("T", 0)
     async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+        await nursery.start(store.upkeep.run)
         for number in range(60):
             send(store, "T", f"more {number}")
             if not number % 7:
                 await trio.sleep(1.5)
-                store.repairs.want(queue)
-        result = await store.read_far(queue, COUNT - 1, 1, 10**6)
+                store.upkeep.repairs.want(queue)
+        result = await store.readers.read_far(queue, COUNT - 1, 1, 10**6)
         assert bodies(result.pieces) == WANTED[-1:]
         await trio.sleep(5)
         nursery.cancel_scope.cancel()
@@ -163,7 +163,7 @@ async def test_repairs_run_concurrently_with_sends_and_saves(autojump_clock: Moc
     await store.close()
     store = await open_on(disk)
     assert drain(store, store.queue("T", 0)) == WANTED + [b"more %d" % number for number in range(60)]
-    assert store.damaged_records == 0
+    assert store.readers.damaged_records == 0
     store.crash()
 
 
@@ -202,7 +202,7 @@ async def test_stray_names_among_the_queues_stop_no_start(name: str, killed: boo
             disk.unlink(path)
     store = await open_on(disk)
     assert drain(store, store.queue("T", 0)) == WANTED
-    assert store.find_queue("T", 123) is None
+    assert store.queues.find("T", 123) is None
     send(store, "T", "next")
     await store.close()
 
@@ -222,7 +222,7 @@ async def test_no_state_of_blocks_that_retention_removed_is_kept() -> None:
     store = await open_on(FakeDisk())
     send(store, "T", *(f"{number}" for number in range(200)))
     store.flusher.flush_now()
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     queue = store.queue("T", 0)
     before = len(queue.blocks[1])
     assert before > 4

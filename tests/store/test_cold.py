@@ -19,7 +19,7 @@ class Kept:
         self.store = store
         self.records: dict[int, bytes] = {}
         self.first = 0
-        for piece in store.read(queue, 0, 1000, 1 << 20).pieces:
+        for piece in store.readers.read(queue, 0, 1000, 1 << 20).pieces:
             for view in record_views(bytes(piece)):
                 self.records[view.queue_offset] = bytes(view.buffer[view.start : view.start + view.size])
 
@@ -36,7 +36,7 @@ class Kept:
         predicate: Predicate | None,
     ) -> ReadResult:
         stop = min(offset + max_messages, queue.first_offset)
-        result = ReadResult(ReadStatus.FOUND, stop, self.first, self.store.end_offset(queue))
+        result = ReadResult(ReadStatus.FOUND, stop, self.first, self.store.readers.end_offset(queue))
         wanted = [self.records[at] for at in range(offset, stop)]
         result.pieces = [data for data in wanted if predicate is None or predicate(RecordView(data))]
         result.count, result.size = len(result.pieces), sum(map(len, result.pieces))
@@ -46,14 +46,14 @@ class Kept:
 async def with_removed(open_store: OpenStore) -> tuple[Store, Queue, Kept]:
     store = await open_store(small_config())
     for number in range(40):
-        store.append(message(b"%02d" % number * 100), number % 40 // 39)  # the last one into another queue
-        store.commit()
+        store.writer.append(message(b"%02d" % number * 100), number % 40 // 39)  # the last one into another queue
+        store.committer.commit()
     store.flusher.flush_now()
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     queue = store.queue("T", 0)
     kept = Kept(store, queue)
     store.segments.remove_first()
-    store.retention._after_removal()
+    store.upkeep.retention._after_removal()
     assert queue.first_offset > 2
     return store, queue, kept
 
@@ -61,19 +61,19 @@ async def with_removed(open_store: OpenStore) -> tuple[Store, Queue, Kept]:
 async def test_what_is_before_the_first_offset_is_read_from_the_cold_reader(open_store: OpenStore) -> None:
     store, queue, kept = await with_removed(open_store)
     first = queue.first_offset
-    before = await store.read_far(queue, 1, 2, 1 << 20)
+    before = await store.readers.read_far(queue, 1, 2, 1 << 20)
     assert (before.status, before.next_offset) == (ReadStatus.TOO_SMALL, first)
     store.readers.cold = kept
     assert store.readers.first_offset(queue) == 0
     found: list[bytes] = []
     offset = 0
-    while offset < store.end_offset(queue):
-        result = await store.read_far(queue, offset, 7, 1 << 20)
+    while offset < store.readers.end_offset(queue):
+        result = await store.readers.read_far(queue, offset, 7, 1 << 20)
         assert result.next_offset > offset
         found += bodies(result.pieces)
         offset = result.next_offset
     assert found == [b"%02d" % number * 100 for number in range(39)]
-    odd = await store.read_far(queue, 0, 2, 1 << 20, predicate=lambda record: record.queue_offset % 2 == 1)
+    odd = await store.readers.read_far(queue, 0, 2, 1 << 20, predicate=lambda record: record.queue_offset % 2 == 1)
     assert bodies(odd.pieces) == [b"01" * 100]
 
 
@@ -81,10 +81,10 @@ async def test_an_offset_that_the_cold_reader_lacks_is_too_old(open_store: OpenS
     store, queue, kept = await with_removed(open_store)
     store.readers.cold = kept
     kept.first = 2
-    result = await store.read_far(queue, 1, 2, 1 << 20)
+    result = await store.readers.read_far(queue, 1, 2, 1 << 20)
     assert (result.status, result.next_offset) == (ReadStatus.TOO_SMALL, queue.first_offset)
-    assert store.read_near(queue, 1, 2, 1 << 20) is not None
-    assert store.read_near(queue, 2, 2, 1 << 20) is None  # `read_far` has it
+    assert store.readers.read_near(queue, 1, 2, 1 << 20) is not None
+    assert store.readers.read_near(queue, 2, 2, 1 << 20) is None  # `read_far` has it
     other = store.queue("T", 1)
     assert store.readers.first_offset(other) == other.first_offset
 
@@ -94,7 +94,7 @@ async def test_a_consumer_comes_to_cold_records_through_its_queue_reader(open_st
     store.readers.cold = kept
     started: list[Callable[[], Awaitable[None]]] = []
     told: list[object] = []
-    reader = QueueReader(store, told.append)
+    reader = QueueReader(store.readers, told.append)
     assert reader.read(started.append, "place", queue, 0, 2, 1 << 20) is None
     await started.pop()()
     assert told == ["place"]

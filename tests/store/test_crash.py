@@ -62,8 +62,8 @@ def contents(store: Store) -> dict[Place, bytes]:
     found: dict[Place, bytes] = {}
     for queue in store.queues.all():
         offset = queue.first_offset
-        while offset < store.end_offset(queue):
-            result = store.read(queue, offset, 100, 10**6)
+        while offset < store.readers.end_offset(queue):
+            result = store.readers.read(queue, offset, 100, 10**6)
             assert result.next_offset > offset
             for record in decode_records(b"".join(result.pieces)):
                 place = (queue.topic, record.queue_id, record.queue_offset)
@@ -141,7 +141,7 @@ class Workload:
         self.send_group()
 
     async def flush(self) -> None:
-        self.store.commit()
+        self.store.committer.commit()
         await self.store.flusher.flush()
         for place, body, position in self.ledger.pending:
             self.ledger.acknowledged[place] = (body, position)
@@ -153,13 +153,13 @@ class Workload:
 
     def retire(self) -> None:
         self.store.disk.used_ratio = 0.99  # type: ignore[attr-defined]
-        self.store.retention.look()
+        self.store.upkeep.retention.look()
         self.store.disk.used_ratio = 0.1  # type: ignore[attr-defined]
 
     def delete(self) -> None:
         for topic in ("C", "%LMQ%y"):
             self.ledger.deleting.add(topic)
-            self.store.delete_topic(topic)
+            self.store.deletions.delete_topic(topic)
 
     async def step(self, number: int) -> None:
         roll = self.random.random()
@@ -169,19 +169,19 @@ class Workload:
         elif roll < 0.5:
             self.send_group()
         elif roll < 0.65:
-            self.store.commit()
+            self.store.committer.commit()
             self.consume()
         elif roll < 0.8:
             await self.flush()
         elif roll < 0.97:
-            await self.store.checkpoint()
+            await self.store.upkeep.checkpointer.checkpoint()
         elif number > 30:
             self.retire() if roll < 0.99 else self.delete()
 
 
 async def open_on(disk: FakeDisk, clock: ManualClock) -> Store:
     store = await Store.open(DIRECTORY, CONFIG, clock, disk)
-    store.store_host = HOST
+    store.writer.store_host = HOST
     store.writer.light_queues = True
     return store
 
@@ -233,8 +233,8 @@ async def check_after(
     if again and chance.random() < 0.3:
         await check_second_cut(found, store, ledger, promised, clock, chance)
     else:
-        placed = store.append(message("after", "A"), 0)
-        store.commit()
+        placed = store.writer.append(message("after", "A"), 0)
+        store.committer.commit()
         store.flusher.flush_now()
         await store.close()
         store = await open_on(found, clock)
@@ -258,7 +258,8 @@ async def check_second_cut(
     work = Workload(store, later, chance, clock)
     work.consume()
     for step in chance.choices(
-        (work.send_now, work.send_group_now, work.flush, work.store.checkpoint), k=chance.randrange(6)
+        (work.send_now, work.send_group_now, work.flush, work.store.upkeep.checkpointer.checkpoint),
+        k=chance.randrange(6),
     ):
         await step()
     disk = found.after_power_cut(chance.choice(list(Cut)), chance)

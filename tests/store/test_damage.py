@@ -34,7 +34,7 @@ ITS_PLACE = (*range(QUEUE_ID_AT, QUEUE_ID_AT + 4), *range(QUEUE_OFFSET_AT, QUEUE
 
 async def open_on(disk: FakeDisk, config: StoreConfig = CONFIG) -> Store:
     store = await Store.open(Path(ROOT), config, ManualClock(), disk)
-    store.store_host = HOST
+    store.writer.store_host = HOST
     return store
 
 
@@ -54,7 +54,7 @@ def contents(store: Store) -> dict[Place, Record]:
 def keyed(store: Store, found: dict[Place, Record]) -> None:
     """Every message of *found* is also found by its key."""
     for (topic, _, _), record in found.items():
-        records = finish_now(store.query_keys(topic, record.property("UNIQ_KEY").encode(), 64, 0, 2**62)).records
+        records = finish_now(store.lookup.query_keys(topic, record.property("UNIQ_KEY").encode(), 64, 0, 2**62)).records
         assert any(r.position == record.position for data in records for r in decode_records(data))
 
 
@@ -67,8 +67,8 @@ async def filled() -> FakeDisk:
     for number in range(COUNT):
         for topic, queue_id in QUEUES:
             body = random.randbytes(random.randrange(1, 120))
-            store.append(message(body, topic, "tag", "key", f"{topic}{queue_id}-{number}"), queue_id)
-        store.commit()
+            store.writer.append(message(body, topic, "tag", "key", f"{topic}{queue_id}-{number}"), queue_id)
+        store.committer.commit()
     await store.close()
     return disk
 
@@ -131,7 +131,7 @@ async def test_whatever_index_is_removed_nothing_changes(
     found = contents(store)
     assert same(found, wanted)
     keyed(store, found)
-    assert store.damaged_records == 0
+    assert store.readers.damaged_records == 0
     await store.close()
     store = await open_on(filled)
     assert same(contents(store), wanted)
@@ -165,8 +165,8 @@ async def test_a_log_cut_at_every_byte_loses_only_what_was_cut(filled: FakeDisk,
         found = contents(store)
         whole = {p: r for p, r in wanted.items() if r.position + r.size <= start + length}
         assert same(found, whole)
-        store.append(message("more", "A"), 0)
-        store.commit()
+        store.writer.append(message("more", "A"), 0)
+        store.committer.commit()
         store.flusher.flush_now()
         assert len(contents(store)) == len(whole) + 1
         store.crash()
@@ -203,13 +203,13 @@ async def test_damage_in_the_middle_costs_that_record_alone(filled: FakeDisk, wa
         store = await open_on(disk)
         assert same(contents(store), rest)
         assert same(contents(store), rest)
-        assert store.damaged_records == 1
-        assert store.record_at(record.position) is None
+        assert store.readers.damaged_records == 1
+        assert store.lookup.record_at(record.position) is None
         await store.close()
         remove(disk, "consumequeue")
         store = await open_on(disk)
         assert same(contents(store), rest)
-        assert store.damaged_records >= 1
+        assert store.readers.damaged_records >= 1
         assert store.appended == max(r.position + r.size for r in wanted.values())
         store.crash()
 
@@ -238,8 +238,8 @@ async def test_a_record_without_the_end_of_its_properties_is_damaged(
         found = contents(store)
         assert same(found, rest)
         keyed(store, found)
-        assert store.damaged_records == 1
-        assert store.record_at(record.position) is None
+        assert store.readers.damaged_records == 1
+        assert store.lookup.record_at(record.position) is None
         store.crash()
 
 
@@ -253,7 +253,7 @@ async def test_a_missing_segment_in_the_middle_costs_only_its_records(
             remove(disk, "consumequeue")
         store = await open_on(disk)
         assert same(contents(store), {p: r for p, r in wanted.items() if not 4096 <= r.position < 8192})
-        assert store.damaged_records
+        assert store.readers.damaged_records
         store.crash()
 
 
@@ -268,8 +268,8 @@ async def test_a_segment_of_zeros_after_the_last_is_used(filled: FakeDisk, wante
         store = await open_on(disk)
         assert same(contents(store), wanted)
         for _ in range(60):
-            store.append(message(b"x" * 100, "A"), 0)
-        store.commit()
+            store.writer.append(message(b"x" * 100, "A"), 0)
+        store.committer.commit()
         await store.close()
         store = await open_on(disk)
         assert len(contents(store)) == len(wanted) + 60
@@ -327,7 +327,7 @@ async def test_a_flipped_bit_in_the_log_costs_at_most_its_record(
             told = (1, False)
         else:
             told = (0, True)  # the last record, which a write may have torn
-        assert (store.damaged_records, store.recovered.cut_bytes > 0) == told
+        assert (store.readers.damaged_records, store.recovered.cut_bytes > 0) == told
         assert all(r.body in bodies for r in found.values())
         store.crash()
 
@@ -343,7 +343,7 @@ async def test_a_record_with_a_damaged_topic_is_not_served(filled: FakeDisk, wan
         store = await open_on(disk)
         found = contents(store)
         assert same(found, {place: record for place, record in wanted.items() if record is not hit})
-        assert store.damaged_records == 1
+        assert store.readers.damaged_records == 1
         store.crash()
 
 
@@ -392,7 +392,7 @@ async def test_a_flipped_bit_in_an_index_serves_nothing_wrong(
         assert all(found[p].body == wanted[p].body for p in found)
         lost = wanted.keys() - found.keys()
         assert len(lost) <= (1 if kind == "consumequeue/" else 0)
-        assert not lost or store.damaged_records
+        assert not lost or store.readers.damaged_records
         store.crash()
 
 
@@ -406,7 +406,7 @@ async def test_a_filler_that_is_damaged_loses_no_record(filled: FakeDisk, wanted
     remove(disk, "consumequeue")
     store = await open_on(disk)
     assert same(contents(store), wanted)
-    assert store.damaged_records == 1
+    assert store.readers.damaged_records == 1
     store.crash()
 
 
@@ -414,8 +414,8 @@ async def test_a_record_between_two_damaged_places_is_kept_when_the_queues_are_r
     """Neither its own offset nor the next record's follows what was there before (seeds 896 and 1958)."""
     disk = FakeDisk()
     store = await open_on(disk)
-    placed = [store.append(message(b"m%d" % number, "A"), 0) for number in range(12)]
-    store.commit()
+    placed = [store.writer.append(message(b"m%d" % number, "A"), 0) for number in range(12)]
+    store.committer.commit()
     await store.close()
     (path,) = (path for path in disk.files if "/commitlog/" in path)
     data = bytearray(disk.files[path].data)
@@ -433,8 +433,8 @@ async def test_a_record_between_two_damaged_places_is_kept_when_the_queues_are_r
 async def test_a_damaged_last_record_is_not_cut_off_after_an_orderly_shutdown() -> None:
     disk = FakeDisk()
     store = await open_on(disk)
-    placed = [store.append(message(f"m{number}", unique=f"u{number}"), 0) for number in range(3)]
-    store.commit()
+    placed = [store.writer.append(message(f"m{number}", unique=f"u{number}"), 0) for number in range(3)]
+    store.committer.commit()
     await store.close()
     last = placed[-1]
     fd = disk.open(f"{ROOT}/commitlog/00000000000000000000")
@@ -445,8 +445,8 @@ async def test_a_damaged_last_record_is_not_cut_off_after_an_orderly_shutdown() 
     assert (store.statistics().damaged_records, store.appended) == (1, last.end)
     assert disk.read(fd, last.end - last.position, last.position) == kept
     assert drain(store, store.queue("T", 0)) == [b"m0", b"m1"]
-    store.append(message("m3"), 0)
-    store.commit()
+    store.writer.append(message("m3"), 0)
+    store.committer.commit()
     store.flusher.flush_now()
     assert drain(store, store.queue("T", 0)) == [b"m0", b"m1", b"m3"]
     disk.close(fd)

@@ -38,10 +38,10 @@ async def test_a_rebuild_without_plugins_gives_the_entries_the_time_at_which_the
             for path in [path for path in disk.files if "/consumequeue/" in path]:
                 disk.unlink(path)
         store = await Store.open(Path("/data/store"), small_config(), clock, disk)
-        store.store_host = HOST
+        store.writer.store_host = HOST
         if not rebuilt:
-            store.append(Message(SCHEDULE_TOPIC, b"x", properties), 2)
-            store.commit()
+            store.writer.append(Message(SCHEDULE_TOPIC, b"x", properties), 2)
+            store.committer.commit()
         entries = store.queues.load_entries(store.queue(SCHEDULE_TOPIC, 2), 0, 1)
         assert ENTRY.unpack(entries)[2] == clock.ms + 10_000
         await store.close()

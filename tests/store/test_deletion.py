@@ -23,14 +23,14 @@ CONFIG = small_config(flush="async", segment_bytes=65536)
 
 async def open_on(disk: FakeDisk) -> Store:
     store = await Store.open(ROOT, CONFIG, ManualClock(), disk)
-    store.store_host = HOST
+    store.writer.store_host = HOST
     return store
 
 
 def send(store: Store, topic: str, *texts: str, queue_id: int = 0) -> None:
     for text in texts:
-        store.append(message(text, topic, unique=f"{topic}-{text}"), queue_id)
-    store.commit()
+        store.writer.append(message(text, topic, unique=f"{topic}-{text}"), queue_id)
+    store.committer.commit()
 
 
 def numbers(count: int, label: str = "") -> list[str]:
@@ -45,17 +45,17 @@ async def test_a_deletion_that_is_durable_survives_a_kill_and_any_rebuild(gone: 
         send(store, f"T{number}", "x", "y", queue_id=number)
     send(store, "Kept", *numbers(5))
     store.flusher.flush_now()
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     for number in range(10):
-        store.delete_topic(f"T{number}")
+        store.deletions.delete_topic(f"T{number}")
     store.flusher.flush_now()
     store.crash()
     for path in [path for path in disk.files if path.startswith(tuple(f"/data/{name}" for name in gone))]:
         disk.unlink(path)
     store = await open_on(disk)
     assert store.topics_on_disk() == ["Kept"]
-    assert finish_now(store.query_keys("T1", b"T1-x", 9, 0, 2**62)).records == []
-    assert len(finish_now(store.query_keys("Kept", b"Kept-1", 9, 0, 2**62)).records) == 1
+    assert finish_now(store.lookup.query_keys("T1", b"T1-x", 9, 0, 2**62)).records == []
+    assert len(finish_now(store.lookup.query_keys("Kept", b"Kept-1", 9, 0, 2**62)).records) == 1
     assert disk.names("/data/consumequeue") == ["Kept"]
     store.crash()
 
@@ -65,9 +65,9 @@ async def test_a_deletion_that_was_not_durable_is_undone_by_a_power_cut() -> Non
     store = await open_on(disk)
     send(store, "T", *numbers(20))
     store.flusher.flush_now()
-    await store.checkpoint()
-    store.delete_topic("T")
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
+    store.deletions.delete_topic("T")
+    await store.upkeep.checkpointer.checkpoint()
     for cut in (Cut.LOST, Cut.TORN):
         found = await open_on(disk.after_power_cut(cut, Random(0)))
         whole = [text.encode() for text in numbers(20)]
@@ -83,11 +83,13 @@ async def test_a_start_after_a_deletion_and_a_kill_reads_the_log_from_the_checkp
     send(store, "Kept", *numbers(100))
     send(store, "T", *numbers(10))
     store.flusher.flush_now()
-    await store.checkpoint()
-    store.delete_topic("T")
+    await store.upkeep.checkpointer.checkpoint()
+    store.deletions.delete_topic("T")
     store.flusher.flush_now()
-    store.checkpointer._take_doomed(0)
-    await store.checkpoint()  # its files are gone, and the next kill comes before the checkpoint page
+    store.upkeep.checkpointer._take_doomed(0)
+    await (
+        store.upkeep.checkpointer.checkpoint()
+    )  # its files are gone, and the next kill comes before the checkpoint page
     killed = disk.after_power_cut(Cut.KILLED, Random(0))
     store = await open_on(killed)
     assert store.topics_on_disk() == ["Kept"]
@@ -99,12 +101,12 @@ async def test_a_topic_made_again_has_only_its_new_messages() -> None:
     disk = FakeDisk()
     store = await open_on(disk)
     send(store, "T", *numbers(40, "old"))
-    store.delete_topic("T")
+    store.deletions.delete_topic("T")
     send(store, "T", *numbers(17, "new"))
     wanted = [text.encode() for text in numbers(17, "new")]
     assert drain(store, store.queue("T", 0)) == wanted
     store.flusher.flush_now()
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     store.crash()
     for gone in ("consumequeue", "checkpoint"):
         found = disk.after_power_cut(Cut.KILLED, Random(0))
@@ -112,7 +114,7 @@ async def test_a_topic_made_again_has_only_its_new_messages() -> None:
             found.unlink(path)
         store = await open_on(found)
         assert drain(store, store.queue("T", 0)) == wanted
-        assert finish_now(store.query_keys("T", b"T-old3", 9, 0, 2**62)).records == []
+        assert finish_now(store.lookup.query_keys("T", b"T-old3", 9, 0, 2**62)).records == []
         store.crash()
 
 
@@ -121,8 +123,8 @@ async def test_a_topic_made_again_after_the_checkpoint_has_only_its_new_messages
     store = await open_on(disk)
     send(store, "T", *numbers(40, "old"))
     store.flusher.flush_now()
-    await store.checkpoint()
-    store.delete_topic("T")
+    await store.upkeep.checkpointer.checkpoint()
+    store.deletions.delete_topic("T")
     send(store, "T", *numbers(17, "new"))
     store.flusher.flush_now()
     store.crash()
@@ -140,7 +142,7 @@ async def test_no_single_damaged_record_brings_a_topic_back() -> None:
     store = await open_on(disk)
     send(store, "T", *numbers(3))
     start = store.written
-    store.delete_topic("T")
+    store.deletions.delete_topic("T")
     end = store.written
     await store.close()
     for at in range(start, end):
@@ -161,7 +163,7 @@ async def test_files_of_a_deleted_topic_are_not_written_again(
     monkeypatch.setattr("martlet.store.upkeep.checkpointer.SAVE_BATCH", 1)
     store = await open_store(small_config(flush="async", persist_interval_ms=10, checkpoint_interval_ms=50))
     async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+        await nursery.start(store.upkeep.run)
         for number in range(100):
             for topic in ("T", "U", "V"):
                 send(store, topic, f"{number}")
@@ -169,14 +171,14 @@ async def test_files_of_a_deleted_topic_are_not_written_again(
             with trio.move_on_after(1):
                 for _ in range(number % 4):
                     await trio.lowlevel.checkpoint()
-                store.delete_topic("V")
+                store.deletions.delete_topic("V")
             send(store, "V", f"again {number}")
             assert drain(store, store.queue("V", 0)) == [b"again %d" % number]
             await trio.sleep(0.1)
             assert drain(store, store.queue("V", 0)) == [b"again %d" % number]
-            store.delete_topic("V")
+            store.deletions.delete_topic("V")
             await trio.sleep(2)
-            assert "V" not in store.disk.names(f"{store.directory}/consumequeue")
+            assert "V" not in store.disk.names(f"{store.data_directory.path}/consumequeue")
         nursery.cancel_scope.cancel()
 
 
@@ -190,7 +192,7 @@ async def test_a_directory_of_a_deleted_topic_that_is_put_back_does_not_surface(
     queues = tmp_path / "store" / "consumequeue"
     shutil.copytree(queues / "T", tmp_path / "copy")
     store = await open_store()
-    store.delete_topic("T")
+    store.deletions.delete_topic("T")
     await store.close()
     shutil.copytree(tmp_path / "copy", queues / "T")
     store = await open_store()
@@ -199,7 +201,7 @@ async def test_a_directory_of_a_deleted_topic_that_is_put_back_does_not_surface(
     shutil.copytree(tmp_path / "copy", queues / "T")
     store = await open_store()
     send(store, "T", "new")
-    assert bodies(store.read(store.queue("T", 0), 0, 9, 9999).pieces) == []
+    assert bodies(store.readers.read(store.queue("T", 0), 0, 9, 9999).pieces) == []
     store.flusher.flush_now()
     assert drain(store, store.queue("T", 0)) == [b"new"]
     await store.close()
@@ -210,10 +212,10 @@ async def test_nobody_can_read_the_stores_own_records(open_store: OpenStore) -> 
     store = await open_store()
     send(store, "T", "x")
     position = store.written
-    store.delete_topic("T")
+    store.deletions.delete_topic("T")
     store.flusher.flush_now()
-    assert store.record_at(position) is None
-    assert store.find_queue(NOTES_TOPIC, 0) is None
+    assert store.lookup.record_at(position) is None
+    assert store.queues.find(NOTES_TOPIC, 0) is None
     assert store.topics_on_disk() == []
     await store.close()
     store = await open_store()
@@ -228,12 +230,12 @@ async def test_a_directory_that_cannot_be_removed_is_named_and_tried_again(
     send(store, "T", "x")
     store.flusher.flush_now()
     async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
-        await store.checkpoint()
-        store.delete_topic("T")
+        await nursery.start(store.upkeep.run)
+        await store.upkeep.checkpointer.checkpoint()
+        store.deletions.delete_topic("T")
         disk.fail_next("remove_directory", errno.EACCES)
         await trio.sleep(2)
-        await store.checkpoint()
+        await store.upkeep.checkpointer.checkpoint()
         assert disk.names("/data/consumequeue") == []
         nursery.cancel_scope.cancel()
     warned = [record.getMessage() for record in caplog.records if "cannot be removed" in record.getMessage()]
@@ -251,12 +253,12 @@ async def test_a_deletion_in_a_lost_segment_is_known_or_in_doubt(also: str, clea
     store = await Store.open(ROOT, config, ManualClock(), disk)
     send(store, "T", *numbers(20))
     send(store, "Kept", *numbers(20))
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     position = store.appended
-    store.delete_topic("T")
+    store.deletions.delete_topic("T")
     store.flusher.flush_now()
     send(store, "Kept", *numbers(40, "later"))
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     segment = store.segments.find(position)
     assert segment is not None
     assert store.segments.items[0] is not segment

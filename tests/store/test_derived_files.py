@@ -54,7 +54,7 @@ Content = tuple[frozenset[tuple[str, bytes]], frozenset[str]]
 
 async def open_on(disk: FakeDisk) -> Store:
     store = await Store.open(Path(ROOT), CONFIG, ManualClock(), disk)
-    store.store_host = HOST
+    store.writer.store_host = HOST
     store.writer.light_queues = True
     return store
 
@@ -82,8 +82,8 @@ def send(store: Store, topic: str, count: int, queue_id: int = 0, *, label: str 
         made = message(name, topic, f"tag{number % 3}", f"key{number % 5}", name)
         if number % 2:
             made.properties += f"INNER_MULTI_DISPATCH\x01{','.join(light_topics_of(number))}\x02".encode()
-        store.append(made, queue_id)
-    store.commit()
+        store.writer.append(made, queue_id)
+    store.committer.commit()
     store.flusher.flush_now()
 
 
@@ -107,7 +107,9 @@ def look_at(store: Store) -> Seen:
 
 
 def by_key(store: Store, record: Record) -> list[Record]:
-    found = finish_now(store.query_keys(record.topic, record.property("UNIQ_KEY").encode(), 64, 0, 2**62)).records
+    found = finish_now(
+        store.lookup.query_keys(record.topic, record.property("UNIQ_KEY").encode(), 64, 0, 2**62)
+    ).records
     return [each for data in found for each in decode_records(data)]
 
 
@@ -140,23 +142,23 @@ class History:
         for _ in range(3):
             send(store, "A", 20)
             send(store, "B", 12)
-        await store.checkpoint()
+        await store.upkeep.checkpointer.checkpoint()
         disk.used_ratio = 0.95
-        store.retention.look()
+        store.upkeep.retention.look()
         disk.used_ratio = 0.1
         assert store.first_position > 0
         for queue_id in (0, 1, 0, 1):
             send(store, "A", 20, queue_id)
             send(store, "B", 12)
-        store.delete_topic("D")
-        store.delete_topic("R")
+        store.deletions.delete_topic("D")
+        store.deletions.delete_topic("R")
         send(store, "R", 9)
-        await store.checkpoint()
+        await store.upkeep.checkpointer.checkpoint()
         await self._keep("killed after a checkpoint", disk)
         self.stopped["power cut"] = disk.after_power_cut(Cut.TORN, Random(1))
         self.seen["power cut"] = self.seen["killed after a checkpoint"]
         send(store, "A", 11)
-        store.delete_topic("B")
+        store.deletions.delete_topic("B")
         send(store, "C", 4)
         store.flusher.flush_now()
         await self._keep("killed before a checkpoint", disk)
@@ -228,7 +230,7 @@ def put_back(disk: FakeDisk, older: FakeDisk, full: str) -> None:
 def check_keys(store: Store, seen: Seen, *, complete: bool) -> None:
     for (topic, queue_id, offset), body in seen.records.items():
         position = store.queues.position_at(store.queue(topic, queue_id), offset)
-        data = store.record_at(position)
+        data = store.lookup.record_at(position)
         assert data is not None
         (record,) = decode_records(data)
         if is_light(topic):
@@ -246,7 +248,7 @@ def check_keys(store: Store, seen: Seen, *, complete: bool) -> None:
 async def check(disk: FakeDisk, seen: Seen, *, flipped_index: bool = False) -> None:
     """Open *disk*: everything is as it was, and stays so through an orderly stop."""
     store = await open_on(disk)
-    assert store.damaged_records == 0
+    assert store.readers.damaged_records == 0
     found = look_at(store)
     assert found.records == seen.records
     assert found.bounds == seen.bounds
@@ -254,7 +256,9 @@ async def check(disk: FakeDisk, seen: Seen, *, flipped_index: bool = False) -> N
     check_keys(store, seen, complete=not flipped_index)
     for topic, label in (("D", ""), ("R", "old")):
         with suppress(NotReady) if flipped_index else nullcontext():
-            assert finish_now(store.query_keys(topic, f"{topic}{label}-0-1".encode(), 64, 0, 2**62)).records == []
+            assert (
+                finish_now(store.lookup.query_keys(topic, f"{topic}{label}-0-1".encode(), 64, 0, 2**62)).records == []
+            )
     send(store, "A", 1)
     await store.close()
     store = await open_on(disk)

@@ -25,15 +25,15 @@ DIRECTORY = Path("/data/store")
 
 async def open_on(disk: FakeDisk, config: StoreConfig | None = None) -> Store:
     store = await Store.open(DIRECTORY, config or small_config(), ManualClock(), disk)
-    store.store_host = HOST
+    store.writer.store_host = HOST
     return store
 
 
 def send(store: Store, body: bytes) -> bool:
     """Whether one message was stored, as a broker finds out: by an append, a commit and a flush."""
     try:
-        store.append(message(body, keys=body.decode()), 0)
-        store.commit()
+        store.writer.append(message(body, keys=body.decode()), 0)
+        store.committer.commit()
     except Refused as refused:
         return refused.reason is not Reason.UNAVAILABLE
     store.flusher.flush_now()
@@ -57,18 +57,18 @@ async def test_a_full_disk_refuses_and_heals_wherever_it_fills_up(free_blocks: i
         store.queues.save(store.queue("T", 0), store.durable) if attempts % 7 == 0 and disk.free_bytes > 8192 else None
     assert attempts < 400, "the disk was large enough for all"
     with pytest.raises(Refused, match=r"is full.*file_reserved_hours"):
-        store.append(message(b"still full"), 0)
+        store.writer.append(message(b"still full"), 0)
     assert drain(store, store.queue("T", 0)) == kept
     store.flusher.flush_now()
     disk.free_bytes = 10**9
-    store.retention.look()
+    store.upkeep.retention.look()
     assert send(store, b"again")
     kept.append(b"again")
     assert drain(store, store.queue("T", 0)) == kept
     await store.close()
     store = await open_on(disk)
     assert drain(store, store.queue("T", 0)) == kept
-    assert (store.damaged_records, store.recovered.cut_bytes) == (0, 0)
+    assert (store.readers.damaged_records, store.recovered.cut_bytes) == (0, 0)
     store.crash()
 
 
@@ -78,9 +78,9 @@ async def test_nothing_of_a_refused_batch_is_found_after_a_kill() -> None:
     assert send(store, b"kept")
     disk.free_bytes = 8192
     for number in range(100):
-        store.append(message(b"%d" % number + b"y" * 300), 0)
+        store.writer.append(message(b"%d" % number + b"y" * 300), 0)
     with pytest.raises(Refused, match="is full"):
-        store.commit()
+        store.committer.commit()
     assert store.queue("T", 0).next_offset == 1
     store.crash()
     disk.free_bytes = None
@@ -96,13 +96,13 @@ async def test_all_that_was_written_is_readable_if_a_full_disk_stops_a_new_segme
     """An answer may wait for the end of the segment before, and nothing else is written while the disk is full."""
     disk = FakeDisk()
     store = await open_on(disk, small_config(flush=flush))
-    store.append(message(b"x" * 3000), 0)
-    store.commit()
+    store.writer.append(message(b"x" * 3000), 0)
+    store.committer.commit()
     disk.fail_next(call, errno.ENOSPC, after=int(call == "write"))  # the first write is that of the segment's end
     with contextlib.suppress(Refused):
-        store.append(message(b"x" * 3000), 0)
-        store.commit()
-    assert "is full" in store.refusal
+        store.writer.append(message(b"x" * 3000), 0)
+        store.committer.commit()
+    assert "is full" in store.admission.refusal
     store.flusher.flush_now()
     assert store.written == store.segments.items[0].end
     assert store.readable == store.written
@@ -114,12 +114,12 @@ async def test_appends_are_refused_above_the_limit_and_accepted_again_well_below
     store = await open_on(disk, small_config(disk_full_ratio=0.9))
     for ratio, accepted in [(0.89, True), (0.91, False), (0.89, False), (0.87, True), (0.89, True)]:
         disk.used_ratio = ratio
-        store.retention.look()
+        store.upkeep.retention.look()
         assert send(store, b"x") is accepted
     disk.used_ratio = 0.95
-    store.retention.look()
+    store.upkeep.retention.look()
     with pytest.raises(Refused, match=r"95% full, above the limit of 90% \(store.disk_full_ratio\)"):
-        store.append(message(), 0)
+        store.writer.append(message(), 0)
     assert store.statistics().refused
     store.crash()
 
@@ -128,7 +128,7 @@ async def test_a_full_disk_heals_while_the_store_runs(autojump_clock: trio.testi
     disk = FakeDisk()
     store = await open_on(disk)
     async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+        await nursery.start(store.upkeep.run)
         disk.free_bytes = 0
         assert not send(store, b"x")
         await trio.sleep(30)
@@ -152,9 +152,9 @@ async def test_a_failed_fsync_stops_the_store_for_good(number: int) -> None:
         for n in range(40):
             body = b"%d" % n
             try:
-                placed = store.append(message(body), 0)
-                store.commit()
-                await store.wait_flushed(placed.end)
+                placed = store.writer.append(message(body), 0)
+                store.committer.commit()
+                await store.flusher.wait_flushed(placed.end)
             except (StoreFailed, Refused):
                 refused.append(body)
             else:
@@ -162,14 +162,14 @@ async def test_a_failed_fsync_stops_the_store_for_good(number: int) -> None:
 
     with pytest.RaisesGroup(StoreFailed):
         async with trio.open_nursery() as nursery:
-            await nursery.start(store.run)
+            await nursery.start(store.upkeep.run)
             await publish()
     assert len(acknowledged) == number
     assert len(refused) == 40 - number
     assert drain(store, store.queue("T", 0)) == acknowledged
     with pytest.raises(StoreFailed, match="Input/output error"):
-        store.append(message(), 0)
-    assert store.failed is not None
+        store.writer.append(message(), 0)
+    assert store.flusher.failed is not None
     await store.close()
     store = await open_on(disk)
     assert drain(store, store.queue("T", 0))[:number] == acknowledged
@@ -182,11 +182,11 @@ async def test_a_failed_write_stops_the_store_for_good() -> None:
     store = await open_on(disk)
     assert send(store, b"first")
     disk.fail_next("write", errno.EIO)
-    store.append(message(b"second"), 0)
+    store.writer.append(message(b"second"), 0)
     with pytest.raises(StoreFailed):
-        store.commit()
+        store.committer.commit()
     with pytest.raises(StoreFailed):
-        store.append(message(b"third"), 0)
+        store.writer.append(message(b"third"), 0)
     assert drain(store, store.queue("T", 0)) == [b"first"]
     await store.close()
     store = await open_on(disk)
@@ -199,11 +199,11 @@ async def test_a_failing_index_write_is_a_failure_too(autojump_clock: trio.testi
     store = await open_on(disk)
     with pytest.RaisesGroup(StoreFailed):
         async with trio.open_nursery() as nursery:
-            await nursery.start(store.run)
+            await nursery.start(store.upkeep.run)
             assert send(store, b"x")
             disk.fail_next("write", errno.EIO)
             await trio.sleep(60)
-    assert store.failed is not None
+    assert store.flusher.failed is not None
     store.crash()
 
 
@@ -216,14 +216,14 @@ async def test_a_checkpoint_that_found_no_space_is_made_up_for(number: int, monk
     kept = [b"%d" % n for n in range(20) if send(store, b"%d" % n)]
     disk.fail_next("write", errno.ENOSPC, after=number)
     with contextlib.suppress(OSError):
-        await store.checkpoint()
+        await store.upkeep.checkpointer.checkpoint()
     disk.failures.clear()
     kept += [b"later"] * send(store, b"later")
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     found = await open_on(disk.after_power_cut(Cut.LOST, random.Random(0)), config)
     assert drain(found, found.queue("T", 0)) == kept
     for body in kept:
-        assert len(finish_now(found.query_keys("T", body, 10, 0, 2**62)).records) == 1
+        assert len(finish_now(found.lookup.query_keys("T", body, 10, 0, 2**62)).records) == 1
     found.crash()
     store.crash()
 
@@ -239,7 +239,7 @@ async def test_a_checkpoint_whose_sync_failed_for_want_of_space_is_the_last(
     with pytest.RaisesGroup(StoreFailed):
         async with trio.open_nursery() as nursery:
             disk.fail_next("sync", errno.ENOSPC, after=number)
-            await nursery.start(store.run)
+            await nursery.start(store.upkeep.run)
             await trio.sleep(60)
             nursery.cancel_scope.cancel()
     await store.close()
@@ -250,7 +250,7 @@ async def test_a_checkpoint_whose_sync_failed_for_want_of_space_is_the_last(
 
 def refuses(store: Store) -> bool:
     with pytest.raises(Refused, match=r"is full.*file_reserved_hours"):
-        store.append(message(b"no"), 0)
+        store.writer.append(message(b"no"), 0)
     return bool(store.statistics().refused)
 
 
@@ -261,7 +261,7 @@ async def test_a_broker_that_died_on_a_full_disk_starts_and_is_read(stop: str, f
     store = await open_on(disk)
     kept = [b"%d" % n for n in range(100) if send(store, b"%d" % n)]
     if stop != "killed before a checkpoint":
-        await store.checkpoint()
+        await store.upkeep.checkpointer.checkpoint()
     if stop == "killed at the start":
         disk.files["/data/store/abort"].data.clear()
     if stop == "orderly":
@@ -272,9 +272,9 @@ async def test_a_broker_that_died_on_a_full_disk_starts_and_is_read(stop: str, f
     for _ in range(3):  # a second and third death there change nothing
         store = await open_on(disk)
         assert drain(store, store.queue("T", 0)) == kept
-        assert len(finish_now(store.query_keys("T", b"7", 10, 0, 2**62)).records) == 1
+        assert len(finish_now(store.lookup.query_keys("T", b"7", 10, 0, 2**62)).records) == 1
         if store.statistics().refused:
-            store.retention.look()
+            store.upkeep.retention.look()
             assert refuses(store)
         store.crash()
     disk.free_bytes = 10**9
@@ -301,7 +301,7 @@ async def test_a_start_on_a_full_disk_heals_without_a_loss(
     disk.free_bytes = 0
     store = await open_on(disk)
     async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+        await nursery.start(store.upkeep.run)
         await trio.sleep(30)
         assert refuses(store)
         assert drain(store, store.queue("T", 0)) == kept
@@ -341,8 +341,8 @@ async def test_a_checkpoint_that_is_cancelled_hides_nothing_from_the_next(
     disk = FakeDisk()
     store = await open_on(disk)
     for number in range(40):
-        store.append(message(b"%d" % number), number % 8)
-    store.commit()
+        store.writer.append(message(b"%d" % number), number % 8)
+    store.committer.commit()
     store.flusher.flush_now()
 
     async with trio.open_nursery() as nursery:
@@ -353,7 +353,7 @@ async def test_a_checkpoint_that_is_cancelled_hides_nothing_from_the_next(
                 await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
 
-        await store.checkpoint()
+        await store.upkeep.checkpointer.checkpoint()
     await store.close()
     store = await open_on(disk)
     assert [len(drain(store, store.queue("T", queue_id))) for queue_id in range(8)] == [5] * 8
@@ -365,13 +365,13 @@ async def used(disk: FakeDisk) -> None:
     store = await open_on(disk)
     try:
         for number in range(40):
-            store.append(message(b"%d" % number * 100, keys=str(number)), number % 3)
-            store.commit()
+            store.writer.append(message(b"%d" % number * 100, keys=str(number)), number % 3)
+            store.committer.commit()
         store.flusher.flush_now()
-        await store.checkpoint()
-        store.write_file("config/topics.json", b"{}")
-        store.delete_topic("T")
-        store.retention.look()
+        await store.upkeep.checkpointer.checkpoint()
+        store.data_directory.write_file("config/topics.json", b"{}")
+        store.deletions.delete_topic("T")
+        store.upkeep.retention.look()
         await store.close()
     finally:
         store.crash()
@@ -412,12 +412,12 @@ async def test_a_stop_on_a_full_disk_is_recorded_as_not_orderly() -> None:
 async def test_a_stop_after_a_failed_write_is_recorded_as_not_orderly() -> None:
     disk = FakeDisk()
     store = await open_on(disk, small_config(flush="async"))
-    store.append(message("written, and not durable"), 0)
-    store.commit()
+    store.writer.append(message("written, and not durable"), 0)
+    store.committer.commit()
     disk.fail_next("write", errno.EIO)
-    store.append(message("lost"), 0)
+    store.writer.append(message("lost"), 0)
     with pytest.raises(StoreFailed):
-        store.commit()
+        store.committer.commit()
     assert not await store.close()
 
 
@@ -490,10 +490,10 @@ async def test_a_full_disk_is_logged_once(caplog: pytest.LogCaptureFixture) -> N
     store = await open_on(disk, small_config(disk_full_ratio=0.9))
     for ratio in (0.91, 0.95):
         disk.used_ratio = ratio
-        store.retention.look()
+        store.upkeep.retention.look()
     assert caplog.text.count("writes are refused: the disk of ") == 1
     disk.used_ratio = 0.5
-    store.retention.look()
+    store.upkeep.retention.look()
     disk.free_bytes = 0
     for _ in range(2):
         assert not send(store, b"x")
@@ -504,14 +504,14 @@ async def test_a_full_disk_is_logged_once(caplog: pytest.LogCaptureFixture) -> N
 async def test_what_is_written_during_a_flush_is_not_durable_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FakeDisk()
     store = await open_on(disk)
-    first = store.append(message(b"first"), 0)
-    store.commit()
+    first = store.writer.append(message(b"first"), 0)
+    store.committer.commit()
     sync = Files.sync
 
     def write_meanwhile(files: Files, path: str) -> None:
         sync(files, path)
-        store.append(message(b"second"), 0)
-        store.commit()
+        store.writer.append(message(b"second"), 0)
+        store.committer.commit()
 
     with monkeypatch.context() as patch:
         patch.setattr(Files, "sync", write_meanwhile)

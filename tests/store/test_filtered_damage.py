@@ -49,8 +49,8 @@ def fill(store: Store) -> None:
     for number in range(COUNT):
         colour = "violet" if number // QUEUES % MATCHING == 0 else "red"
         properties = f"colour\x01{colour}\x02TAGS\x01{colour}\x02".encode()
-        store.append(Message("T", b"%d " % number + b"." * (number % 90), properties), number % QUEUES)
-    store.commit()
+        store.writer.append(Message("T", b"%d " % number + b"." * (number % 90), properties), number % QUEUES)
+    store.committer.commit()
 
 
 def header(record: bytearray) -> None:
@@ -123,12 +123,12 @@ async def read_all(store: Store, queue: Queue, name: str, care: Care) -> tuple[l
     found: list[int] = []
     lost: set[int] = set()
     offset = 0
-    while offset < store.end_offset(queue):
+    while offset < store.readers.end_offset(queue):
         for each in (care, Care.TELL):
             limits = 50, 1 << 16
-            result = store.read_near(queue, offset, *limits, codes, predicate, each)
+            result = store.readers.read_near(queue, offset, *limits, codes, predicate, each)
             if result is None:
-                result = await store.read_far(queue, offset, *limits, codes, predicate, each)
+                result = await store.readers.read_far(queue, offset, *limits, codes, predicate, each)
             assert result.next_offset > offset
             try:
                 records = [*decode_records(b"".join(result.pieces))]
@@ -178,10 +178,10 @@ async def test_an_intact_log_has_no_losses(name: str, open_store: OpenStore, tmp
     for number in range(100):
         properties = (b"", b"a\x01" + b"z" * 900 + b"\x02", b"colour\x01violet\x02")[number % 3]
         host = bytes(16) + (9).to_bytes(4, "big") if number % 5 == 0 else HOST
-        store.append(Message("T", b"", properties, born_host=host), 0)
-    store.commit()
+        store.writer.append(Message("T", b"", properties, born_host=host), 0)
+    store.committer.commit()
     await store.close()
     store = await open_store(config)
-    result = store.read_near(store.queue("T", 0), 0, 100, 1 << 20, *FILTERS[name], Care.TELL)
+    result = store.readers.read_near(store.queue("T", 0), 0, 100, 1 << 20, *FILTERS[name], Care.TELL)
     assert result is not None
     assert result.lost == []

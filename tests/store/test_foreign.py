@@ -36,7 +36,7 @@ STOPS = ("orderly", "killed", "orderly after retention", "killed after retention
 
 async def open_on(disk: FakeDisk) -> Store:
     store = await Store.open(Path("/data"), CONFIG, ManualClock(), disk)
-    store.store_host = HOST
+    store.writer.store_host = HOST
     return store
 
 
@@ -67,7 +67,7 @@ class History:
     async def _live(self, *, retention: bool) -> FakeDisk:
         disk, clock = FakeDisk(), ManualClock()
         store = await Store.open(Path("/data"), CONFIG, clock, disk)
-        store.store_host = HOST
+        store.writer.store_host = HOST
         for number in range(100):
             clock.ms += 1000
             places = [("A", 0), *[("A", 1)] * (number % 3 == 0), *[("B", 0)] * (number % 7 == 0)]
@@ -75,11 +75,11 @@ class History:
                 places.append(("One", 0))
             for topic, queue_id in places:
                 name = f"{topic}-{queue_id}-{number}"
-                store.append(message(name, topic, f"tag{number % 3}", f"key{number % 5}", name), queue_id)
-            store.commit()
+                store.writer.append(message(name, topic, f"tag{number % 3}", f"key{number % 5}", name), queue_id)
+            store.committer.commit()
         store.flusher.flush_now()
         if retention:
-            await store.checkpoint()
+            await store.upkeep.checkpointer.checkpoint()
             store.segments.remove_first()
             store.segments.remove_first()
             for queue in store.queues.all():
@@ -144,7 +144,7 @@ def spoil(disk: FakeDisk, target: str, damage: str, random: Random) -> None:
 async def check(disk: FakeDisk, seen: Seen, *, keys: bool = True) -> None:
     store = await open_on(disk)
     found = look_at(store)
-    assert store.damaged_records == 0
+    assert store.readers.damaged_records == 0
     assert found.records == seen.records
     assert found.bounds == seen.bounds
     check_keys(store, seen, complete=keys)
@@ -191,16 +191,16 @@ async def indexed() -> FakeDisk:
     """A store with several files of the key index; keyless messages lie where one ends and the next begins."""
     disk, clock = FakeDisk(), ManualClock()
     store = await Store.open(Path("/data"), INDEX, clock, disk)
-    store.store_host = HOST
+    store.writer.store_host = HOST
     keys = store.keys
     assert keys is not None
     for number in range(250):
         clock.ms += 1000
         if keys.active is not None and keys.active.count == INDEX.index_entries:
-            store.append(message("without a key", "A"), 0)
-        store.append(message(f"{number}", "A", unique=f"U{number}"), 0)
-        store.commit()
-        store.indexer.drain_now()
+            store.writer.append(message("without a key", "A"), 0)
+        store.writer.append(message(f"{number}", "A", unique=f"U{number}"), 0)
+        store.committer.commit()
+        store.upkeep.indexer.drain_now()
     await store.close()
     forget_martlet(disk, killed=False)
     return disk
@@ -211,7 +211,7 @@ async def by_unique_key(disk: FakeDisk) -> list[bytes]:
     bodies = [
         bytes(RecordView(data).body)
         for number in range(250)
-        for data in finish_now(store.query_keys("A", b"U%d" % number, 1, 0, 2**62)).records
+        for data in finish_now(store.lookup.query_keys("A", b"U%d" % number, 1, 0, 2**62)).records
     ]
     store.crash()
     return bodies

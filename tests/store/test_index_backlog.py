@@ -18,13 +18,13 @@ from martlet.testing.stores import ManualClock, message
 async def test_no_commit_pays_for_the_whole_backlog(tmp_path: Path) -> None:
     """Nothing runs in the background here, so only commits index."""
     store = await Store.open(tmp_path, StoreConfig(segment_bytes=1 << 24), ManualClock())
-    keys = store.indexer.keys
+    keys = store.upkeep.indexer.keys
     assert keys is not None
 
     def commit(count: int) -> None:
         for number in range(count):
-            store.append(message(b"x", unique=f"K{number}"), 0)
-        store.commit()
+            store.writer.append(message(b"x", unique=f"K{number}"), 0)
+        store.committer.commit()
 
     commit(UNINDEXED_MAX)
     assert len(keys.pending) == UNINDEXED_MAX
@@ -40,15 +40,15 @@ async def test_no_commit_pays_for_the_whole_backlog(tmp_path: Path) -> None:
 async def test_a_new_file_does_not_clear_its_slots_at_once(tmp_path: Path) -> None:
     """5 million slots, as RocketMQ has: clearing them keeps the event loop for 10 ms."""
     store = await Store.open(tmp_path, StoreConfig(segment_bytes=1 << 20), ManualClock())
-    store.append(message(b"x", unique="K"), 0)
-    store.commit()
+    store.writer.append(message(b"x", unique="K"), 0)
+    store.committer.commit()
     tracemalloc.start()
     try:
-        store.indexer.drain_now()
+        store.upkeep.indexer.drain_now()
         _, most_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    keys = store.indexer.keys
+    keys = store.upkeep.indexer.keys
     assert keys is not None
     assert keys.slots == 5_000_000
     assert keys.active is not None
@@ -58,14 +58,14 @@ async def test_a_new_file_does_not_clear_its_slots_at_once(tmp_path: Path) -> No
 
 async def test_messages_without_keys_wait_for_the_index_only_behind_others(tmp_path: Path) -> None:
     store = await Store.open(tmp_path, StoreConfig(segment_bytes=1 << 20), ManualClock())
-    keys = store.indexer.keys
+    keys = store.upkeep.indexer.keys
     assert keys is not None
     for unique, waiting in (("", 0), ("K1", 1), ("", 2)):
-        store.append(message(b"x", unique=unique), 0)
-        store.commit()
+        store.writer.append(message(b"x", unique=unique), 0)
+        store.committer.commit()
         assert len(keys.pending) == waiting
         assert waiting or keys.position == store.written
-    store.indexer.drain_now()
+    store.upkeep.indexer.drain_now()
     assert keys.position == store.written
     await store.close()
 
@@ -81,21 +81,21 @@ def with_keys(number: int, count: int = MANY) -> bytes:
 
 
 def put(store: Store, number: int, count: int = MANY) -> None:
-    store.append(Message("T", b"x", with_keys(number, count)), 0)
+    store.writer.append(Message("T", b"x", with_keys(number, count)), 0)
 
 
 def positions(store: Store, key: str) -> list[bytes]:
-    return finish_now(store.query_keys("T", key.encode(), 10, 0, 1 << 62)).records
+    return finish_now(store.lookup.query_keys("T", key.encode(), 10, 0, 1 << 62)).records
 
 
 @pytest.mark.parametrize("count", [10, 300, MANY])
 async def test_a_slice_counts_keys_and_not_messages(tmp_path: Path, count: int) -> None:
     store = await Store.open(tmp_path, StoreConfig(segment_bytes=1 << 24), ManualClock())
-    keys = store.indexer.keys
+    keys = store.upkeep.indexer.keys
     assert keys is not None
     for number in range(20):
         put(store, number, count)
-    store.commit()
+    store.committer.commit()
     steps, before = [0], keys.total()
     while keys.drain(INDEX_BATCH):
         steps.append(keys.total() - before)
@@ -103,7 +103,7 @@ async def test_a_slice_counts_keys_and_not_messages(tmp_path: Path, count: int) 
     assert max(steps) <= INDEX_BATCH + SHORT_BYTES // 2
     assert keys.total() == 20 * (count + 2)
     assert (keys.pending_keys, keys.pending_bytes, keys.position) == (0, 0, store.written)
-    store.commit()
+    store.committer.commit()
     await store.flusher.flush()
     assert len(positions(store, "own7")) == len(positions(store, "u7")) == 1
     await store.close()
@@ -111,12 +111,12 @@ async def test_a_slice_counts_keys_and_not_messages(tmp_path: Path, count: int) 
 
 async def test_a_commit_indexes_no_more_keys_than_a_turn_allows(tmp_path: Path) -> None:
     store = await Store.open(tmp_path, StoreConfig(segment_bytes=1 << 24), ManualClock())
-    keys = store.indexer.keys
+    keys = store.upkeep.indexer.keys
     assert keys is not None
     for number in range(40):
         put(store, number)
         before = keys.total()
-        store.commit()
+        store.committer.commit()
         assert keys.total() - before <= INDEX_HELP_MAX + SHORT_BYTES // 2
     await store.close()
 
@@ -126,33 +126,33 @@ async def test_with_too_many_keys_the_index_follows_the_log_a_little_at_a_time(
 ) -> None:
     monkeypatch.setattr("martlet.store.recovery.indexer.WAITING_BYTES_MAX", 1 << 19)
     store = await Store.open(tmp_path, StoreConfig(segment_bytes=1 << 24), ManualClock())
-    keys = store.indexer.keys
+    keys = store.upkeep.indexer.keys
     assert keys is not None
     for number in range(30):
         put(store, number)
-        store.commit()
-    assert store.indexer.is_complete is False
+        store.committer.commit()
+    assert store.upkeep.indexer.is_complete is False
     assert "have more keys than can be indexed at once" in caplog.text
     assert keys.pending_bytes == 0, "memory is limited"
     with pytest.raises(NotReady):
         positions(store, "u3")
     most = 0
     async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+        await nursery.start(store.upkeep.run)
         before = keys.total()
         while keys.position < store.written:
             await trio.lowlevel.checkpoint()
             most, before = max(most, keys.total() - before), keys.total()
-        await store.indexer.wait_complete()
+        await store.upkeep.indexer.wait_complete()
         nursery.cancel_scope.cancel()
     assert most <= INDEX_BATCH + SHORT_BYTES // 2
     assert [len(positions(store, f"own{number}")) for number in range(30)] == [1] * 30
     put(store, 30)
-    store.commit()
-    store.indexer.drain_now()
+    store.committer.commit()
+    store.upkeep.indexer.drain_now()
     total = keys.total()
     await store.close()
     again = await Store.open(tmp_path, StoreConfig(segment_bytes=1 << 24), ManualClock())
-    assert again.indexer.keys is not None
-    assert again.indexer.keys.total() == total >= 31 * (MANY + 2)
+    assert again.upkeep.indexer.keys is not None
+    assert again.upkeep.indexer.keys.total() == total >= 31 * (MANY + 2)
     await again.close()

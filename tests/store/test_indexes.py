@@ -29,13 +29,13 @@ OpenStore = Callable[..., Awaitable[Store]]
 
 def put(store: Store, *messages: Message, queue_id: int = 0) -> None:
     for one in messages:
-        store.append(one, queue_id)
-    store.commit()
+        store.writer.append(one, queue_id)
+    store.committer.commit()
     store.flusher.flush_now()
 
 
 def found(store: Store, key: str, topic: str = "T", count: int = 64, begin: int = 0, end: int = 2**62) -> list[bytes]:
-    records = finish_now(store.query_keys(topic, key.encode(), count, begin, end)).records
+    records = finish_now(store.lookup.query_keys(topic, key.encode(), count, begin, end)).records
     return [decode_record(data).body for data in records]
 
 
@@ -60,14 +60,14 @@ async def test_messages_are_found_by_every_key_newest_first(open_store: OpenStor
 async def test_a_query_returns_how_far_the_index_reaches(open_store: OpenStore, clock: ManualClock) -> None:
     store = await open_store()
     put(store, message("1", keys="a"))
-    answer = finish_now(store.query_keys("T", b"a", 1, 0, 2**62))
+    answer = finish_now(store.lookup.query_keys("T", b"a", 1, 0, 2**62))
     assert (answer.index_ms, answer.index_position) == (clock.ms, store.written)
 
 
 async def test_what_is_not_durable_is_not_found(open_store: OpenStore) -> None:
     store = await open_store()
-    store.append(message("1", keys="a"), 0)
-    store.commit()
+    store.writer.append(message("1", keys="a"), 0)
+    store.committer.commit()
     assert found(store, "a") == []
     store.flusher.flush_now()
     assert found(store, "a") == [b"1"]
@@ -89,7 +89,7 @@ async def test_a_long_chain_of_one_key_is_walked_in_slices(open_store: OpenStore
     put(store, message("first", keys="k"))
     clock.ms += 60_000
     put(store, *(message(str(number), keys="k") for number in range(1500)))
-    steps = store.query_keys("T", b"k", 64, 0, start + 1000)
+    steps = store.lookup.query_keys("T", b"k", 64, 0, start + 1000)
     assert sum(1 for _ in steps) >= 10, "half of them while the messages are indexed, half on the way to the first"
     assert found(store, "k", end=start + 1000) == [b"first"]
 
@@ -104,7 +104,7 @@ async def test_an_index_file_may_go_while_a_query_walks_it(open_store: OpenStore
     assert isinstance(keys, KeyIndex)
     while keys.drain(1000):
         pass
-    steps = store.query_keys("T", b"k", 64, 0, start + 500)
+    steps = store.lookup.query_keys("T", b"k", 64, 0, start + 500)
     next(steps)
     keys.clear()
     assert finish_now(steps).records == []
@@ -113,10 +113,10 @@ async def test_an_index_file_may_go_while_a_query_walks_it(open_store: OpenStore
 async def test_a_query_takes_no_more_bytes_than_it_may_but_one_record_at_least(open_store: OpenStore) -> None:
     store = await open_store()
     put(store, *(message("x" * 1000, keys="k") for _ in range(10)))
-    records = finish_now(store.query_keys("T", b"k", 64, 0, 2**62, 3500)).records
+    records = finish_now(store.lookup.query_keys("T", b"k", 64, 0, 2**62, 3500)).records
     assert 2 <= len(records) <= 3
     assert sum(map(len, records)) <= 3500
-    assert len(finish_now(store.query_keys("T", b"k", 64, 0, 2**62, 1)).records) == 1
+    assert len(finish_now(store.lookup.query_keys("T", b"k", 64, 0, 2**62, 1)).records) == 1
 
 
 async def test_keys_continue_in_another_file_when_one_is_full(open_store: OpenStore) -> None:
@@ -124,7 +124,7 @@ async def test_keys_continue_in_another_file_when_one_is_full(open_store: OpenSt
     for number in range(300):
         put(store, message(str(number), keys=f"k{number % 7}", unique=f"U{number}"))
     assert [found(store, f"U{n}") for n in range(300)] == [[b"%d" % n] for n in range(300)]
-    assert len(store.disk.names(f"{store.directory}/index")) > 3
+    assert len(store.disk.names(f"{store.data_directory.path}/index")) > 3
     assert found(store, "k3", count=100) == [b"%d" % n for n in range(299, -1, -1) if n % 7 == 3]
     await store.close()
     store = await open_store(small_config(segment_bytes=65536))
@@ -146,18 +146,21 @@ async def test_the_fast_hash_is_the_hash(open_store: OpenStore, key: str) -> Non
 async def test_offsets_are_found_by_time(open_store: OpenStore, clock: ManualClock) -> None:
     store = await open_store()
     queue = store.queue("T", 0)
-    assert (finish_now(store.earliest_store_ms(queue)), finish_now(store.offset_by_time(queue, 0))) == (-1, 0)
+    assert (finish_now(store.lookup.earliest_store_ms(queue)), finish_now(store.lookup.offset_by_time(queue, 0))) == (
+        -1,
+        0,
+    )
     times = [100, 200, 200, 200, 300, 500]
     for at in times:
         clock.ms = at
         put(store, message("x" * 200))
-    assert finish_now(store.earliest_store_ms(queue)) == 100
-    assert finish_now(store.earliest_store_ms()) == 100
+    assert finish_now(store.lookup.earliest_store_ms(queue)) == 100
+    assert finish_now(store.lookup.earliest_store_ms()) == 100
     for at in range(50, 600, 25):
         lower = next((i for i, t in enumerate(times) if t >= at), len(times))
         upper = max((i for i, t in enumerate(times) if t <= at), default=0)
-        assert finish_now(store.offset_by_time(queue, at)) == lower
-        assert finish_now(store.offset_by_time(queue, at, upper=True)) == upper
+        assert finish_now(store.lookup.offset_by_time(queue, at)) == lower
+        assert finish_now(store.lookup.offset_by_time(queue, at, upper=True)) == upper
 
 
 async def test_a_search_by_time_reads_a_little_in_each_slice(clock: ManualClock) -> None:
@@ -173,7 +176,7 @@ async def test_a_search_by_time_reads_a_little_in_each_slice(clock: ManualClock)
         found: list[int] = []
 
         def search(at: int = at, found: list[int] = found) -> Steps[None]:
-            found.append((yield from store.offset_by_time(store.queue("T", 0), 1000 + at)))
+            found.append((yield from store.lookup.offset_by_time(store.queue("T", 0), 1000 + at)))
 
         slices, reads = 0, disk.calls["read"]
         for blocking in search():
@@ -194,11 +197,11 @@ async def test_a_search_by_time_leaves_the_pages_that_consumers_read(open_store:
     for at in times:
         clock.ms = at
         put(store, message(bytes(187)))  # 279 bytes a record: some heads go on in the next page
-    assert len(store.read(queue, 39, 1, 1000).pieces) == 1
-    store.read(queue, 0, 1, 1000)
+    assert len(store.readers.read(queue, 39, 1, 1000).pieces) == 1
+    store.readers.read(queue, 0, 1, 1000)
     held = list(store.pages._held)
-    assert [finish_now(store.store_ms_at(queue, offset)) for offset in range(40)] == list(times)
-    assert [finish_now(store.offset_by_time(queue, at)) for at in times] == list(range(40))
+    assert [finish_now(store.lookup.store_ms_at(queue, offset)) for offset in range(40)] == list(times)
+    assert [finish_now(store.lookup.offset_by_time(queue, at)) for at in times] == list(range(40))
     assert list(store.pages._held) == held
 
 
@@ -210,20 +213,20 @@ async def test_old_segments_go_at_their_hour_and_take_their_indexes_along(
     for number in range(100):
         put(store, message(b"%d" % number + b"x" * 100, unique=f"U{number}"))
     queue = store.queue("T", 0)
-    store.retention.look()
+    store.upkeep.retention.look()
     assert queue.first_offset == 0
     clock.ms += 73 * 3_600_000
     put(store, message(b"new", unique="new"))
-    store.retention.look()
+    store.upkeep.retention.look()
     assert store.first_position == 0  # no checkpoint covers them
-    await store.checkpoint()
-    store.retention.look()
+    await store.upkeep.checkpointer.checkpoint()
+    store.upkeep.retention.look()
     start = store.first_position
     assert start == store.segments.items[-1].start > 0
     assert drain(store, queue)[-1] == b"new"
     assert queue.first_offset > 80
     assert found(store, "U3") == []
-    assert finish_now(store.earliest_store_ms(queue)) >= 0
+    assert finish_now(store.lookup.earliest_store_ms(queue)) >= 0
     await store.close()
     store = await open_store(config)
     assert (store.first_position, store.queue("T", 0).first_offset) == (start, queue.first_offset)
@@ -242,9 +245,9 @@ async def test_a_full_disk_hastens_retention(
         put(store, message("x" * 100))
     clock.ms += age_h * 3_600_000
     put(store, message("now"))
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     disk.used_ratio = ratio
-    store.retention.look()
+    store.upkeep.retention.look()
     assert (store.first_position > 0) is gone
     assert len(store.segments.items) >= 1
 
@@ -256,14 +259,14 @@ async def test_the_key_index_is_rebuilt_while_other_work_continues(
     for number in range(150):
         put(store, message(str(number), keys="k", unique=f"U{number}"))
     await store.close()
-    for path in (name for name in store.disk.names(f"{store.directory}/index")):
-        store.disk.unlink(f"{store.directory}/index/{path}")
+    for path in (name for name in store.disk.names(f"{store.data_directory.path}/index")):
+        store.disk.unlink(f"{store.data_directory.path}/index/{path}")
     monkeypatch.setattr("martlet.store.recovery.indexer.FOLLOW_AT_ONCE_BYTES", 0)
     monkeypatch.setattr("martlet.store.recovery.indexer.FOLLOW_BYTES", 500)
     store = await open_store()
     with pytest.raises(NotReady, match="the key index is being checked or rebuilt; try again") as refused:
         found(store, "U1")
-    await nursery.start(store.run)
+    await nursery.start(store.upkeep.run)
     put(store, message("late", unique="late"))
     await refused.value.wait()
     put(store, message("later", unique="later"))
@@ -306,7 +309,7 @@ async def test_a_query_that_meets_damage_waits_for_the_rebuild(
         with pytest.raises(NotReady, match="the key index is being checked or rebuilt; try again") as refused:
             found(store, key)
     async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+        await nursery.start(store.upkeep.run)
         await refused.value.wait()
         assert found(store, "k") == [b"%d" % number for number in range(19, -1, -1)]
         nursery.cancel_scope.cancel()
@@ -333,7 +336,7 @@ async def test_an_entry_with_a_wrong_time_hides_no_message(
     with pytest.raises(NotReady, match="the key index is being checked or rebuilt; try again") as refused:
         found(store, "U3", begin=begin, end=end)
     async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+        await nursery.start(store.upkeep.run)
         await refused.value.wait()
         assert found(store, "U3", begin=begin, end=end) == [b"3"]
         nursery.cancel_scope.cancel()
@@ -359,7 +362,7 @@ async def test_a_damaged_record_has_the_key_index_left_alone() -> None:
     position = store.queues.position_at(store.queue("T", 0), 2)
     disk.files[store.segments.items[0].path].data[position + HEAD_BYTES] ^= 1
     assert found(store, "k") == [b"%d" % number for number in range(49, -1, -1) if number != 2]
-    assert store.indexer.is_complete
+    assert store.upkeep.indexer.is_complete
     store.crash()
 
 
@@ -370,10 +373,10 @@ async def test_a_full_index_file_that_is_gone_is_rebuilt(open_store: OpenStore, 
     await store.close()
     store = await open_store(small_config(segment_bytes=65536))
     assert store.keys is not None
-    store.files.unlink(store.keys.items[0].path)
+    store.segments.files.unlink(store.keys.items[0].path)
     with pytest.raises(NotReady) as refused:
         [found(store, f"U{n}") for n in range(300)]
-    await nursery.start(store.run)
+    await nursery.start(store.upkeep.run)
     await refused.value.wait()
     assert [found(store, f"U{n}") for n in range(300)] == [[b"%d" % n] for n in range(300)]
     nursery.cancel_scope.cancel()
@@ -382,10 +385,10 @@ async def test_a_full_index_file_that_is_gone_is_rebuilt(open_store: OpenStore, 
 async def test_thousands_of_queues_share_a_few_files(open_store: OpenStore) -> None:
     store = await open_store(small_config(segment_bytes=2**22, page_bytes=2**16, keys_index=False, open_files_max=8))
     for number in range(2000):
-        store.append(message("x", topic=f"T{number}"), 0)
-    store.commit()
+        store.writer.append(message("x", topic=f"T{number}"), 0)
+    store.committer.commit()
     store.flusher.flush_now()
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     assert store.statistics().open_files <= 8
     assert store.statistics().queues == 2000
     store.crash()
@@ -409,7 +412,7 @@ async def test_index_files_that_a_kill_left_after_the_checkpoint_are_made_again(
     for number in range(10):  # the index of the newest checkpoint is that of the start
         clock.ms += 1000
         put(store, *(message(f"{number}.{each}", keys=f"k{number}") for each in range(20)))
-    store.indexer.drain_now()
+    store.upkeep.indexer.drain_now()
     store.crash()
     for _ in range(2):
         store = await open_store(config)
@@ -426,12 +429,12 @@ async def test_index_files_that_a_kill_left_after_the_checkpoint_are_made_again(
 async def test_a_checkpoint_claims_no_keys_of_records_that_are_not_durable(open_store: OpenStore) -> None:
     store = await open_store()
     put(store, *(message(b"%d" % number, keys="k") for number in range(5)))
-    store.append(message("written", keys="k"), 0)
-    store.commit()
-    store.indexer.drain_now()
+    store.writer.append(message("written", keys="k"), 0)
+    store.committer.commit()
+    store.upkeep.indexer.drain_now()
     assert store.durable < store.written
-    store.checkpointer.write_checkpoint()
-    made = read_checkpoint(store.files, f"{store.directory}/checkpoint")
+    store.upkeep.checkpointer.write_checkpoint()
+    made = read_checkpoint(store.segments.files, f"{store.data_directory.path}/checkpoint")
     assert made is not None
     assert made.position == made.index_position == store.durable
 
@@ -460,7 +463,7 @@ async def test_a_power_cut_while_an_index_file_is_finished_loses_no_key(
     store = await Store.open(Path("/data"), small_config(), ManualClock(), disk)
     put(store, *(message(str(number), keys=f"k{number}") for number in range(30)))
     await trio.sleep(3600)
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     cuts: list[FakeDisk] = []
     sync = Files.sync
 
@@ -484,15 +487,15 @@ async def test_very_many_changed_queues_are_saved_when_time_brings_a_checkpoint(
 ) -> None:
     config = small_config(flush="async", persist_interval_ms=1000, checkpoint_interval_ms=10_000)
     store = await Store.open(Path("/data"), replace(config, checkpoint_bytes=1), ManualClock(), FakeDisk())
-    nursery.start_soon(store.run)
+    nursery.start_soon(store.upkeep.run)
     for number in range(queues):
-        store.append(message("x", f"T{number}"), 0)
-    store.commit()
+        store.writer.append(message("x", f"T{number}"), 0)
+    store.committer.commit()
     await trio.sleep(3.5)
     assert (store.queue("T0", 0).saved == 1) is early
-    assert (store.checkpointer.checkpointed > 0) is early
+    assert (store.upkeep.checkpointer.checkpointed > 0) is early
     await trio.sleep(20)
     assert store.queue("T0", 0).saved == 1
-    assert store.checkpointer.checkpointed == store.durable
+    assert store.upkeep.checkpointer.checkpointed == store.durable
     nursery.cancel_scope.cancel()
     store.crash()

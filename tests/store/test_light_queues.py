@@ -26,7 +26,7 @@ CONFIG = small_config(segment_bytes=8192)
 
 async def open_on(disk: FakeDisk, **changes: object) -> Store:
     store = await Store.open(Path("/data"), small_config(**{"segment_bytes": 8192, **changes}), ManualClock(), disk)
-    store.store_host = HOST
+    store.writer.store_host = HOST
     store.writer.light_queues = True
     return store
 
@@ -44,17 +44,17 @@ def light(store: Store, name: str) -> list[bytes]:
 
 
 def stored(store: Store, position: int) -> bytes:
-    data = store.record_at(position)
+    data = store.lookup.record_at(position)
     assert data is not None
     return data
 
 
 async def test_one_record_has_entries_in_every_light_queue_that_it_names() -> None:
     store = await open_on(FakeDisk())
-    first = store.append(routed("1", "a", "b"), 0)
-    store.append(message("2", "P"), 0)
-    store.append(routed("3", "b", topic="Q"), 3)
-    store.commit()
+    first = store.writer.append(routed("1", "a", "b"), 0)
+    store.writer.append(message("2", "P"), 0)
+    store.writer.append(routed("3", "b", topic="Q"), 3)
+    store.committer.commit()
     store.flusher.flush_now()
     assert store.appended == store.readable
     assert (light(store, "a"), light(store, "b")) == ([b"1"], [b"1", b"3"])
@@ -66,9 +66,9 @@ async def test_one_record_has_entries_in_every_light_queue_that_it_names() -> No
 
 async def test_the_record_contains_its_offset_in_each_light_queue() -> None:
     store = await open_on(FakeDisk())
-    store.append(routed("1", "a"), 0)
-    placed = store.append(routed("2", "b", "a"), 0)
-    store.commit()
+    store.writer.append(routed("1", "a"), 0)
+    placed = store.writer.append(routed("2", "b", "a"), 0)
+    store.committer.commit()
     store.flusher.flush_now()
     (record,) = decode_records(stored(store, placed.position))
     assert record.property("INNER_MULTI_DISPATCH") == "%LMQ%b,%LMQ%a"
@@ -86,8 +86,8 @@ async def test_a_record_read_through_a_light_queue_has_its_offset_there(again: b
         names = ["a"] * (number % 3 == 0) + ["b"] * (number % 2)
         made = routed(f"{number}", *names) if names else message(f"{number}", "P")
         made.flag = 7
-        store.append(made, number % 2)
-    store.commit()
+        store.writer.append(made, number % 2)
+    store.committer.commit()
     store.flusher.flush_now()
     if again:
         await store.close()
@@ -95,18 +95,18 @@ async def test_a_record_read_through_a_light_queue_has_its_offset_there(again: b
     queue = store.queue("%LMQ%a", 0)
     records: list[Record] = []
     while (offset := 4 + len(records)) < queue.next_offset:
-        result = store.read(queue, offset, 3, 10**6)
+        result = store.readers.read(queue, offset, 3, 10**6)
         records += decode_records(b"".join(result.pieces))
     assert [record.queue_offset for record in records] == list(range(4, 14))
     assert {(record.topic, record.queue_id, record.flag) for record in records} == {("P", 0, 7)}
     assert [record.body for record in records] == [b"%d" % (3 * n) for n in range(4, 14)]
-    result = await store.read_far(queue, 4, 100, 10**6)
+    result = await store.readers.read_far(queue, 4, 100, 10**6)
     assert result.next_offset > 7
     result.cut(3)
     assert (result.next_offset, len(bodies(result.pieces))) == (7, 3)
     (plain,) = decode_records(stored(store, records[0].position))
     assert (plain.queue_offset, plain.queue_id) == (6, 0), "the log has it as it was stored"
-    assert store.damaged_records == 0
+    assert store.readers.damaged_records == 0
     store.crash()
 
 
@@ -120,12 +120,12 @@ async def filled(disk: FakeDisk) -> dict[str, list[bytes]]:
     store = await open_on(disk)
     for number in range(60):
         names = [name for name, each in (("a", 1), ("b", 3), ("c", 7)) if number % each == 0]
-        store.append(routed(f"{number}", *names, topic="PQ"[number % 2], tags=f"t{number % 3}"), 0)
-        store.append(message(f"plain {number}", "P", f"t{number % 2}"), 0)
-        store.commit()
+        store.writer.append(routed(f"{number}", *names, topic="PQ"[number % 2], tags=f"t{number % 3}"), 0)
+        store.writer.append(message(f"plain {number}", "P", f"t{number % 2}"), 0)
+        store.committer.commit()
         if number == 30:
             store.flusher.flush_now()
-            await store.checkpoint()
+            await store.upkeep.checkpointer.checkpoint()
     store.flusher.flush_now()
     found = all_of(store)
     assert found["%LMQ%b/0"] == [b"%d" % number for number in range(0, 60, 3)]
@@ -155,11 +155,11 @@ async def test_light_queues_are_rebuilt_from_the_log_alone(gone: str, enabled: b
         store = await Store.open(Path("/data"), CONFIG, ManualClock(), disk)
         store.writer.light_queues = enabled
         assert all_of(store) == expected, f"{gone}, {ending}"
-        assert store.damaged_records == 0
+        assert store.readers.damaged_records == 0
         codes = frozenset([tags_code("t1")])
-        assert store.read(store.queue("%LMQ%a", 0), 1, 1, 10**6, codes).count == 1
-        assert store.read(store.queue("%LMQ%a", 0), 2, 1, 10**6, codes).count == 0
-        await (store.close() if ending == "stopped" else store.checkpoint())
+        assert store.readers.read(store.queue("%LMQ%a", 0), 1, 1, 10**6, codes).count == 1
+        assert store.readers.read(store.queue("%LMQ%a", 0), 2, 1, 10**6, codes).count == 0
+        await (store.close() if ending == "stopped" else store.upkeep.checkpointer.checkpoint())
         store.crash()
 
 
@@ -170,30 +170,30 @@ async def test_light_queues_are_rebuilt_from_the_log_alone(gone: str, enabled: b
 async def test_a_write_that_fails_leaves_no_entry_in_any_queue(how: str) -> None:
     disk = FakeDisk()
     store = await open_on(disk)
-    store.append(routed("kept", "a"), 0)
-    store.commit()
+    store.writer.append(routed("kept", "a"), 0)
+    store.committer.commit()
     disk.fail_next("write", errno.ENOSPC)
     made = [routed(f"lost {n}", "a", "b") for n in range(3)]
     if how == "one":
-        store.append(made[0], 0)
+        store.writer.append(made[0], 0)
     elif how == "run":
-        store.append_all([store.item(each, 0) for each in made])
+        store.writer.append_all([store.writer.item(each, 0) for each in made])
     elif how == "batch":
         append_batch(store, made, 0)
     else:
         append_group(store, made, [0, 1, 2])
     with pytest.raises(Refused):
-        store.commit()
-    store.retention.look()
-    placed = store.append(routed("next", "b", "a"), 0)
-    store.commit()
+        store.committer.commit()
+    store.upkeep.retention.look()
+    placed = store.writer.append(routed("next", "b", "a"), 0)
+    store.committer.commit()
     store.flusher.flush_now()
     assert all_of(store) == {"P/0": [b"kept", b"next"], "%LMQ%a/0": [b"kept", b"next"], "%LMQ%b/0": [b"next"]}
     assert light_places(b"P", RecordView(stored(store, placed.position)).properties) == [(b"%LMQ%b", 0), (b"%LMQ%a", 1)]
     store.crash()
     store = await open_on(disk)
     assert all_of(store)["%LMQ%a/0"] == [b"kept", b"next"]
-    assert store.damaged_records == 0
+    assert store.readers.damaged_records == 0
     store.crash()
 
 
@@ -202,18 +202,18 @@ async def test_a_group_is_in_its_light_queues_as_a_whole(before: int) -> None:
     disk = FakeDisk()
     store = await open_on(disk, segment_bytes=1 << 15)
     for number in range(before):
-        store.append(routed(f"{number}", "a"), 0)
-    store.commit()
+        store.writer.append(routed(f"{number}", "a"), 0)
+    store.committer.commit()
     group = [routed("1", "a", topic="P"), message("2", "Q"), routed("3", "b", "a", topic="Q")]
     as_sent = sum(record_size(each, each.topic.encode(), HOST) for each in group)
     # Room for the group with an offset of one digit in each light queue.
     offsets = len(b"INNER_MULTI_QUEUE_OFFSET\x010\x02") + len(b"INNER_MULTI_QUEUE_OFFSET\x010,0\x02")
     room = as_sent + offsets if before else as_sent
     left = (1 << 15) - store.appended - 8 - room
-    store.append(message("x" * (left - 92), "F"), 0)
+    store.writer.append(message("x" * (left - 92), "F"), 0)
     assert (1 << 15) - store.appended - 8 == room
     placed = append_group(store, group, [0, 0, 0])
-    store.commit()
+    store.committer.commit()
     store.flusher.flush_now()
     assert placed[0].position == 1 << 15, "with the offsets they would not all have had room in the first segment"
     assert (light(store, "a")[before:], light(store, "b")) == ([b"1", b"3"], [b"3"])
@@ -246,19 +246,19 @@ async def test_light_topics_that_cannot_be_are_refused(names: str, text: str) ->
     bad.properties = f"INNER_MULTI_DISPATCH\x01{names}\x02".encode()
     good = routed("good", "1", "2")
     for attempt in (
-        lambda: store.append(bad, 0),
+        lambda: store.writer.append(bad, 0),
         lambda: append_batch(store, [good, bad], 0),
         lambda: append_group(store, [good, bad], [0, 0]),
     ):
         with pytest.raises(Refused, match=text):
             attempt()
         assert store.queues.light == 0
-    result = store.append_all([store.item(each, 0) for each in (bad, good, bad)])
+    result = store.writer.append_all([store.writer.item(each, 0) for each in (bad, good, bad)])
     assert sorted(result.refused) == [0, 2]
-    store.commit()
+    store.committer.commit()
     store.flusher.flush_now()
     assert all_of(store) == {"P/0": [b"good"], "%LMQ%1/0": [b"good"], "%LMQ%2/0": [b"good"]}
-    store.append(routed("known", "1", "2"), 0)
+    store.writer.append(routed("known", "1", "2"), 0)
     store.queue("%LMQ%read", 0)
     with pytest.raises(Refused, match=r"there are 3 light queues and 1 more are needed"):
         store.queue("%LMQ%read too", 0)
@@ -271,7 +271,7 @@ async def test_the_messages_of_a_batch_or_group_share_the_limit_of_names() -> No
     for append in (partial(append_batch, store, three, 0), partial(append_group, store, three, [0] * 4)):
         with pytest.raises(Refused, match=r"5 or more light topics are named together; the maximum is 4"):
             append()
-    assert store.append_all([store.item(each, 0) for each in three]).refused == {}
+    assert store.writer.append_all([store.writer.item(each, 0) for each in three]).refused == {}
     assert len(append_batch(store, three[:3], 0)) == 3
     store.crash()
 
@@ -282,7 +282,7 @@ async def test_properties_that_offsets_make_too_long_are_refused() -> None:
     made.properties += b"k\x01" + b"v" * (32767 - len(made.properties) - 3) + b"\x02"
     assert len(made.properties) == 32767
     with pytest.raises(Refused, match="the properties have 32794 bytes"):
-        store.append(made, 0)
+        store.writer.append(made, 0)
     with pytest.raises(Refused, match="the properties have"):
         append_batch(store, [made, made], 0)
     assert store.queues.light == 0
@@ -305,9 +305,9 @@ async def test_only_the_store_decides_where_a_record_is_indexed(topic: str, prop
     store.writer.light_queues = enabled
     made = message("x", topic)
     made.properties = properties
-    placed = [store.append(made, 1), *append_batch(store, [made, made], 1)]
-    placed.append(store.append_all([store.item(made, 1)]).placed(0))
-    store.commit()
+    placed = [store.writer.append(made, 1), *append_batch(store, [made, made], 1)]
+    placed.append(store.writer.append_all([store.writer.item(made, 1)]).placed(0))
+    store.committer.commit()
     store.flusher.flush_now()
     indexed = enabled and topic == "P"
     for number, each in enumerate(placed):
@@ -321,7 +321,7 @@ async def test_only_the_store_decides_where_a_record_is_indexed(topic: str, prop
         disk.unlink(path)
     store = await open_on(disk)
     assert all_of(store) == expected
-    assert store.damaged_records == 0
+    assert store.readers.damaged_records == 0
     store.crash()
 
 
@@ -331,9 +331,9 @@ async def test_half_messages_and_rollbacks_are_in_no_light_queue() -> None:
     for sys_flag in (0x4, 0xC):
         made = routed("half", "a")
         made.sys_flag = sys_flag
-        store.append(made, 0)
-    store.append(routed("whole", "a"), 0)
-    store.commit()
+        store.writer.append(made, 0)
+    store.writer.append(routed("whole", "a"), 0)
+    store.committer.commit()
     store.flusher.flush_now()
     assert light(store, "a") == [b"whole"]
     store.crash()
@@ -384,13 +384,13 @@ async def test_a_deletion_voids_the_queues_of_that_topic_alone(gone: str) -> Non
     disk = FakeDisk()
     store = await open_on(disk)
     for body in ("1", "2", "3"):
-        store.append(routed(body, "a", "b"), 0)
-    store.delete_topic("%LMQ%a")
+        store.writer.append(routed(body, "a", "b"), 0)
+    store.deletions.delete_topic("%LMQ%a")
     assert store.queues.light == 1
-    store.append(routed("4", "a", "b"), 0)
-    store.delete_topic("P")
-    placed = store.append(routed("5", "a", "b"), 0)
-    store.commit()
+    store.writer.append(routed("4", "a", "b"), 0)
+    store.deletions.delete_topic("P")
+    placed = store.writer.append(routed("5", "a", "b"), 0)
+    store.committer.commit()
     store.flusher.flush_now()
     expected = {
         "P/0": [b"5"],
@@ -399,12 +399,12 @@ async def test_a_deletion_voids_the_queues_of_that_topic_alone(gone: str) -> Non
     }
     assert all_of(store) == expected
     assert light_places(b"P", RecordView(stored(store, placed.position)).properties) == [(b"%LMQ%a", 1), (b"%LMQ%b", 4)]
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     store.crash()
     remove_derived(disk, gone)
     store = await open_on(disk)
     assert all_of(store) == expected
-    assert store.damaged_records == 0
+    assert store.readers.damaged_records == 0
     await store.close()
 
 
@@ -413,14 +413,14 @@ async def test_offsets_of_a_light_queue_continue_after_its_last_record_was_remov
     disk = FakeDisk()
     store = await open_on(disk, disk_clean_ratio=0.9)
     for number in range(30):
-        store.append(routed(f"{number}", "old", *["both"] * (number % 2)), 0)
+        store.writer.append(routed(f"{number}", "old", *["both"] * (number % 2)), 0)
     for number in range(400):
-        store.append(routed(f"new {number}", "both", topic="Q"), 0)
-        store.commit()
+        store.writer.append(routed(f"new {number}", "both", topic="Q"), 0)
+        store.committer.commit()
     store.flusher.flush_now()
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     disk.used_ratio = 0.95
-    store.retention.look()
+    store.upkeep.retention.look()
     disk.used_ratio = 0.1
     both, old = store.queue("%LMQ%both", 0), store.queue("%LMQ%old", 0)
     assert (old.first_offset, old.next_offset) == (30, 30)
@@ -432,11 +432,11 @@ async def test_offsets_of_a_light_queue_continue_after_its_last_record_was_remov
     store = await open_on(disk)
     assert all_of(store) == expected
     assert store.queue("%LMQ%both", 0).first_offset == both.first_offset
-    placed = store.append(routed("next", "old"), 0)
+    placed = store.writer.append(routed("next", "old"), 0)
     assert light_places(b"P", RecordView(store.tail.data, placed.position - store.tail.page_base).properties) == [
         (b"%LMQ%old", 30)
     ]
-    assert store.damaged_records == 0
+    assert store.readers.damaged_records == 0
     await store.close()
 
 
@@ -447,19 +447,19 @@ async def rocketmqs(retention: bool, killed: bool) -> tuple[FakeDisk, dict[str, 
     """A store with light queues as RocketMQ leaves one, and what it holds."""
     disk, clock = FakeDisk(), ManualClock()
     store = await Store.open(Path("/data"), CONFIG, clock, disk)
-    store.store_host = HOST
+    store.writer.store_host = HOST
     store.writer.light_queues = True
     for number in range(150):
         clock.ms += 1000
         names = [name for name, each in (("a", 1), ("b", 3), ("c", 7)) if number % each == 0]
-        store.append(routed(f"{number}", *names, topic="PQ"[number % 2], tags=f"t{number % 3}"), number % 3)
-        store.append(message(f"plain {number}", "P"), 0)
-        store.commit()
+        store.writer.append(routed(f"{number}", *names, topic="PQ"[number % 2], tags=f"t{number % 3}"), number % 3)
+        store.writer.append(message(f"plain {number}", "P"), 0)
+        store.committer.commit()
     store.flusher.flush_now()
     if retention:
-        await store.checkpoint()
+        await store.upkeep.checkpointer.checkpoint()
         store.segments.remove_first()
-        store.retention._after_removal()
+        store.upkeep.retention._after_removal()
         assert store.queue("%LMQ%a", 0).first_offset > 20
     expected = all_of(store)
     await store.close()
@@ -507,7 +507,7 @@ async def test_light_queues_of_a_store_that_rocketmq_wrote_are_read_from_the_log
     for _ in range(2):
         store = await open_on(disk)
         assert all_of(store) == expected
-        assert store.damaged_records == 0
+        assert store.readers.damaged_records == 0
         await store.close()
     assert store.statistics().recovered_records == 0
 
@@ -528,7 +528,7 @@ async def test_what_rocketmq_appends_goes_into_the_light_queues_that_it_names(
     disk = FakeDisk()
     store = await open_on(disk)
     for number in range(4):
-        store.append(routed(f"{number}", "a"), 0)
+        store.writer.append(routed(f"{number}", "a"), 0)
     await store.close()
     checkpoint = bytes(disk.files["/data/checkpoint"].data)
     # As RocketMQ: properties in any order; the second came while its light queues were off.
@@ -544,7 +544,7 @@ async def test_what_rocketmq_appends_goes_into_the_light_queues_that_it_names(
     ):
         made = message(f"theirs {number}", "P")
         made.properties = properties
-        store.append(made, 0)
+        store.writer.append(made, 0)
     await store.close()
     monkeypatch.undo()
     set_content(disk, "/data/checkpoint", bytes(OURS_AT * [9]) + checkpoint[OURS_AT:])
@@ -552,9 +552,9 @@ async def test_what_rocketmq_appends_goes_into_the_light_queues_that_it_names(
     store = await open_on(disk)
     assert light(store, "a") == [b"0", b"1", b"2", b"3", b"theirs 0", b"theirs 2"]
     assert light(store, "b") == [b"theirs 0", b"theirs 2"]
-    assert store.damaged_records == 0
-    store.append(routed("ours", "b", "a"), 0)
-    store.commit()
+    assert store.readers.damaged_records == 0
+    store.writer.append(routed("ours", "b", "a"), 0)
+    store.committer.commit()
     store.flusher.flush_now()
     assert (light(store, "a")[6:], light(store, "b")[2:]) == ([b"ours"], [b"ours"])
     store.crash()
@@ -591,14 +591,14 @@ async def test_a_damaged_property_costs_that_record_its_places_at_most(number: i
     store = await open_on(disk)
     position = 0
     for each in range(60):
-        placed = store.append(routed(f"{each}", "a"), 0)
-        store.append(routed(f"other {each}", "b"), 0)
+        placed = store.writer.append(routed(f"{each}", "a"), 0)
+        store.writer.append(routed(f"other {each}", "b"), 0)
         position = placed.position if each == number else position
         if each == 30:
-            store.commit()
+            store.committer.commit()
             store.flusher.flush_now()
-            await store.checkpoint()
-    store.commit()
+            await store.upkeep.checkpointer.checkpoint()
+    store.committer.commit()
     store.flusher.flush_now()
     store.crash()
     old, new, more = DAMAGED_PLACES[damage]
@@ -619,8 +619,8 @@ async def test_a_damaged_property_costs_that_record_its_places_at_most(number: i
 async def test_a_record_that_does_not_name_the_light_queue_is_not_served_through_it() -> None:
     disk = FakeDisk()
     store = await open_on(disk)
-    positions = [store.append(routed(f"{n}", "ab"[n % 2]), 0).position for n in range(6)]
-    direct = store.append(message("direct", "%LMQ%a"), 0).position
+    positions = [store.writer.append(routed(f"{n}", "ab"[n % 2]), 0).position for n in range(6)]
+    direct = store.writer.append(message("direct", "%LMQ%a"), 0).position
     await store.close()
     store = await open_on(disk)
     queue = store.queue("%LMQ%a", 0)
@@ -633,5 +633,5 @@ async def test_a_record_that_does_not_name_the_light_queue_is_not_served_through
         disk.files[path].data[ENTRY_BYTES : 2 * ENTRY_BYTES] = entry
         store.queues.forget_blocks(queue)
         assert light(store, "a") == [b"0", b"4", b"direct"], text
-        assert store.damaged_records == number + 1
+        assert store.readers.damaged_records == number + 1
     store.crash()

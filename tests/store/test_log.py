@@ -21,8 +21,8 @@ def fill(store: Store, count: int, topic: str = "T", queue_id: int = 0, size: in
     """Append *count* different messages and make them readable."""
     sent = [b"%d/" % i + b"x" * size for i in range(count)]
     for body in sent:
-        store.append(message(body, topic), queue_id)
-    store.commit()
+        store.writer.append(message(body, topic), queue_id)
+    store.committer.commit()
     store.flusher.flush_now()
     return sent
 
@@ -35,13 +35,13 @@ async def test_what_was_appended_is_read_back_in_order(open_store: OpenStore) ->
 
 async def test_placed_says_where_the_record_is(open_store: OpenStore, clock: ManualClock) -> None:
     store = await open_store()
-    first = store.append(message("a"), 3)
-    second = store.append(message("bb"), 3)
-    store.commit()
+    first = store.writer.append(message("a"), 3)
+    second = store.writer.append(message("bb"), 3)
+    store.committer.commit()
     store.flusher.flush_now()
     assert (first.queue_id, first.queue_offset, first.position, first.store_ms) == (3, 0, 0, clock.ms)
     assert (second.queue_offset, second.position) == (1, first.end)
-    data = store.record_at(second.position)
+    data = store.lookup.record_at(second.position)
     assert data is not None
     record = decode_record(data, 0, second.position)
     assert (record.topic, record.queue_id, record.queue_offset, record.body) == ("T", 3, 1, b"bb")
@@ -51,43 +51,43 @@ async def test_placed_says_where_the_record_is(open_store: OpenStore, clock: Man
 async def test_nothing_is_readable_before_it_is_durable(open_store: OpenStore) -> None:
     store = await open_store()
     queue = store.queue("T", 0)
-    store.append(message(), 0)
-    assert store.read(queue, 0, 1, 1000).status is ReadStatus.EMPTY
-    store.commit()
+    store.writer.append(message(), 0)
+    assert store.readers.read(queue, 0, 1, 1000).status is ReadStatus.EMPTY
+    store.committer.commit()
     assert (store.written, store.durable) == (store.appended, 0)
-    assert store.read(queue, 0, 1, 1000).status is ReadStatus.EMPTY
-    assert store.record_at(0) is None
+    assert store.readers.read(queue, 0, 1, 1000).status is ReadStatus.EMPTY
+    assert store.lookup.record_at(0) is None
     store.flusher.flush_now()
-    assert store.read(queue, 0, 1, 1000).status is ReadStatus.FOUND
+    assert store.readers.read(queue, 0, 1, 1000).status is ReadStatus.FOUND
 
 
 async def test_async_flush_makes_readable_what_is_written(open_store: OpenStore) -> None:
     store = await open_store(small_config(flush="async"))
     queue = store.queue("T", 0)
-    placed = store.append(message(), 0)
-    assert store.read(queue, 0, 1, 1000).status is ReadStatus.EMPTY
-    store.commit()
-    await store.wait_flushed(placed.end)
-    assert bodies(store.read(queue, 0, 1, 1000).pieces) == [b"hello"]
+    placed = store.writer.append(message(), 0)
+    assert store.readers.read(queue, 0, 1, 1000).status is ReadStatus.EMPTY
+    store.committer.commit()
+    await store.flusher.wait_flushed(placed.end)
+    assert bodies(store.readers.read(queue, 0, 1, 1000).pieces) == [b"hello"]
     assert store.durable == 0
 
 
 async def test_waiting_for_what_was_not_committed_is_an_error_with_async_flush(open_store: OpenStore) -> None:
     store = await open_store(small_config(flush="async"))
-    placed = store.append(message(), 0)
+    placed = store.writer.append(message(), 0)
     with pytest.raises(RuntimeError, match="call commit"):
-        await store.wait_flushed(placed.end)
+        await store.flusher.wait_flushed(placed.end)
 
 
 async def test_many_waiters_share_flushes(open_store: OpenStore, nursery: trio.Nursery) -> None:
     store = await open_store()
-    await nursery.start(store.run)
+    await nursery.start(store.upkeep.run)
     flushed: list[int] = []
 
     async def send(number: int) -> None:
-        placed = store.append(message(b"%d" % number), 0)
-        store.commit()
-        await store.wait_flushed(placed.end)
+        placed = store.writer.append(message(b"%d" % number), 0)
+        store.committer.commit()
+        await store.flusher.wait_flushed(placed.end)
         assert store.durable >= placed.end
         flushed.append(number)
 
@@ -104,11 +104,11 @@ async def test_watchers_are_called_when_records_become_readable(open_store: Open
     store = await open_store(small_config(flush=flush))
     queue = store.queue("T", 0)
     seen: list[tuple[Queue, int]] = []
-    queue.watchers = [lambda q: seen.append((q, store.end_offset(q)))]
-    store.append(message(), 0)
-    store.append(message(), 0)
+    queue.watchers = [lambda q: seen.append((q, store.readers.end_offset(q)))]
+    store.writer.append(message(), 0)
+    store.writer.append(message(), 0)
     assert not seen
-    store.commit()
+    store.committer.commit()
     store.flusher.flush_now()
     assert seen == [(queue, 2)]
 
@@ -116,10 +116,10 @@ async def test_watchers_are_called_when_records_become_readable(open_store: Open
 async def test_a_watcher_that_comes_between_commit_and_flush_is_called(open_store: OpenStore) -> None:
     store = await open_store(small_config(flush="sync"))
     queue = store.queue("T", 0)
-    store.append(message(), 0)
-    store.commit()
+    store.writer.append(message(), 0)
+    store.committer.commit()
     seen: list[int] = []
-    queue.watchers = [lambda q: seen.append(store.end_offset(q))]
+    queue.watchers = [lambda q: seen.append(store.readers.end_offset(q))]
     store.flusher.flush_now()
     assert seen == [1]
 
@@ -130,15 +130,15 @@ async def test_a_watcher_is_called_again_until_its_newest_record_is_readable(ope
     confirmed = [0]
     store.readable_end.confirmed.append(lambda: confirmed[0])
     seen: list[int] = []
-    queue.watchers = [lambda q: seen.append(store.end_offset(q))]
-    first, second = store.append(message(), 0), store.append(message(), 0)
-    store.commit()
+    queue.watchers = [lambda q: seen.append(store.readers.end_offset(q))]
+    first, second = store.writer.append(message(), 0), store.writer.append(message(), 0)
+    store.committer.commit()
     store.flusher.flush_now()
     for confirmed[0] in (first.end, second.end):
         store.readable_end.update()
     assert seen[-2:] == [1, 2]
-    store.append(message(), other.queue_id)
-    store.commit()
+    store.writer.append(message(), other.queue_id)
+    store.committer.commit()
     store.flusher.flush_now()
     store.readable_end.update()
     assert seen[-1] == 2
@@ -149,15 +149,15 @@ async def test_a_commit_tells_when_its_newest_record_was_stored(open_store: Open
     store = await open_store()
     for _ in range(2):
         clock.ms += 1234
-        store.append(message(), 0)
-        store.commit()
+        store.writer.append(message(), 0)
+        store.committer.commit()
         assert store.committer.last_store_ms == clock.ms
 
 
 async def test_callbacks_run_after_readable_moved(open_store: OpenStore) -> None:
     store = await open_store()
     seen: list[int] = []
-    store.on_flushed.append(lambda: seen.append(store.readable))
+    store.readable_end.on_moved.append(lambda: seen.append(store.readable))
     fill(store, 1)
     assert seen == [store.written]
 
@@ -166,13 +166,13 @@ async def test_only_watched_queues_report_new_records_and_then_once_after_all_wa
     store = await open_store(small_config(flush="async"))
     seen: list[object] = []
     store.readable_end.on_watched.append(lambda: seen.append(store.readable))
-    store.append(message(), 0)
-    store.commit()
+    store.writer.append(message(), 0)
+    store.committer.commit()
     assert seen == []
     for queue_id in (0, 1):
         store.queue("T", queue_id).watchers = [lambda queue: seen.append(queue.queue_id)]
-        store.append(message(), queue_id)
-    store.commit()
+        store.writer.append(message(), queue_id)
+    store.committer.commit()
     assert seen == [0, 1, store.written]
 
 
@@ -180,11 +180,11 @@ async def test_a_read_keeps_to_its_limits_but_the_first_message_always_comes(ope
     store = await open_store()
     fill(store, 20)
     queue = store.queue("T", 0)
-    size = store.read(queue, 0, 1, 0).size
-    assert store.read(queue, 0, 1, 0).count == 1
-    assert store.read(queue, 0, 7, 10**6).count == 7
-    assert store.read(queue, 0, 100, 2 * size).count == 2
-    result = store.read(queue, 18, 100, 10**6)
+    size = store.readers.read(queue, 0, 1, 0).size
+    assert store.readers.read(queue, 0, 1, 0).count == 1
+    assert store.readers.read(queue, 0, 7, 10**6).count == 7
+    assert store.readers.read(queue, 0, 100, 2 * size).count == 2
+    result = store.readers.read(queue, 18, 100, 10**6)
     assert (result.count, result.next_offset, result.first_offset, result.end_offset) == (2, 20, 0, 20)
     assert result.size == sum(len(piece) for piece in result.pieces)
 
@@ -192,18 +192,18 @@ async def test_a_read_keeps_to_its_limits_but_the_first_message_always_comes(ope
 async def test_records_side_by_side_come_as_one_piece(open_store: OpenStore) -> None:
     store = await open_store(small_config(segment_bytes=65536, page_bytes=65536, cache_bytes=10**6))
     fill(store, 20)
-    assert len(store.read(store.queue("T", 0), 0, 20, 10**6).pieces) == 1
+    assert len(store.readers.read(store.queue("T", 0), 0, 20, 10**6).pieces) == 1
 
 
 async def test_the_status_of_an_empty_read_gives_the_reason(open_store: OpenStore) -> None:
     store = await open_store()
     queue = store.queue("T", 0)
-    assert store.read(queue, 0, 1, 1).status is ReadStatus.EMPTY
-    assert store.read(queue, 7, 1, 1).next_offset == 0
+    assert store.readers.read(queue, 0, 1, 1).status is ReadStatus.EMPTY
+    assert store.readers.read(queue, 7, 1, 1).next_offset == 0
     fill(store, 3)
     queue.first_offset = 1
     for offset, status, goes_on in [(0, "TOO_SMALL", 1), (3, "AT_END", 3), (9, "BEYOND_END", 3)]:
-        result = store.read(queue, offset, 1, 1000)
+        result = store.readers.read(queue, offset, 1, 1000)
         assert (result.status.name, result.next_offset) == (status, goes_on)
         assert (result.first_offset, result.end_offset, result.pieces) == (1, 3, [])
 
@@ -212,19 +212,19 @@ async def test_only_wanted_tags_come(open_store: OpenStore) -> None:
     store = await open_store()
     queue = store.queue("T", 0)
     for number in range(30):
-        store.append(message(b"%d" % number, tags="ABC"[number % 3]), 0)
-    store.commit()
+        store.writer.append(message(b"%d" % number, tags="ABC"[number % 3]), 0)
+    store.committer.commit()
     store.flusher.flush_now()
     codes = frozenset((tags_code("A"), tags_code("C")))
-    result = store.read(queue, 0, 6, 10**6, codes)
+    result = store.readers.read(queue, 0, 6, 10**6, codes)
     assert bodies(result.pieces) == [b"0", b"2", b"3", b"5", b"6", b"8"]
     assert result.next_offset == 9
-    rest = store.read(queue, 9, 100, 10**6, codes)
+    rest = store.readers.read(queue, 9, 100, 10**6, codes)
     assert bodies(rest.pieces) == [b"%d" % n for n in range(9, 30) if n % 3 != 1]
-    nothing = store.read(queue, 0, 6, 10**6, frozenset((tags_code("Z"),)))
+    nothing = store.readers.read(queue, 0, 6, 10**6, frozenset((tags_code("Z"),)))
     assert (nothing.status, nothing.next_offset) == (ReadStatus.NO_MATCH, 30)
     many = frozenset(range(1000, 1020)) | codes
-    assert store.read(queue, 0, 6, 10**6, many).count == 6
+    assert store.readers.read(queue, 0, 6, 10**6, many).count == 6
 
 
 async def test_a_search_without_result_moves_on_by_a_bounded_number_of_entries(open_store: OpenStore) -> None:
@@ -237,12 +237,12 @@ async def test_a_search_without_result_moves_on_by_a_bounded_number_of_entries(o
         tested += 1
         return False
 
-    result = store.read(queue, 0, 32, 10**6, frozenset((99,)))
+    result = store.readers.read(queue, 0, 32, 10**6, frozenset((99,)))
     assert (result.status, result.next_offset) == (ReadStatus.NO_MATCH, 8000)
-    result = store.read(queue, 0, 32, 10**6, None, nothing)
+    result = store.readers.read(queue, 0, 32, 10**6, None, nothing)
     assert (result.status, result.next_offset, tested) == (ReadStatus.NO_MATCH, 800, 800)
     codes = frozenset((tags_code("A"), tags_code("B"), tags_code("C"), 0))
-    result = store.read(queue, 0, 32, 10**6, codes, nothing)
+    result = store.readers.read(queue, 0, 32, 10**6, codes, nothing)
     assert (result.status, result.next_offset, tested) == (ReadStatus.NO_MATCH, 800, 1600)
 
 
@@ -253,7 +253,7 @@ async def test_a_predicate_sees_a_view_of_each_record(open_store: OpenStore) -> 
     def even(record: RecordView) -> bool:
         return record.queue_offset % 2 == 0 and record.property("N") is None
 
-    result = store.read(store.queue("T", 0), 0, 5, 10**6, None, even)
+    result = store.readers.read(store.queue("T", 0), 0, 5, 10**6, None, even)
     assert [int(body.split(b"/")[0]) for body in bodies(result.pieces)] == [0, 2, 4, 6, 8]
     assert result.next_offset == 9
 
@@ -266,12 +266,12 @@ async def test_a_near_read_ends_where_the_disk_would_have_to_be_waited_for() -> 
     disk.cached = True
     store = await Store.open(Path("/data"), small_config(flush="async", page_bytes=1024), ManualClock(), disk)
     queue = store.queue("T", 0)
-    assert store.read_near(queue, 0, 1, 1) is not None
+    assert store.readers.read_near(queue, 0, 1, 1) is not None
     disk.cached = False
-    some = store.read(queue, 0, 40, 10**6)
+    some = store.readers.read(queue, 0, 40, 10**6)
     assert 0 < some.count < 10
-    assert store.read_near(queue, some.next_offset, 1, 1) is None
-    rest = await store.read_far(queue, some.next_offset, 40, 10**6)
+    assert store.readers.read_near(queue, some.next_offset, 1, 1) is None
+    rest = await store.readers.read_far(queue, some.next_offset, 40, 10**6)
     assert bodies(some.pieces) + bodies(rest.pieces) == sent
     store.crash()
 
@@ -294,7 +294,7 @@ async def test_what_the_page_cache_holds_is_near(open_store: OpenStore) -> None:
     store = await open_store(small_config(page_bytes=1024, cache_bytes=1024))
     sent = fill(store, 200)
     queue = store.queue("T", 0)
-    assert all(store.read_near(queue, offset, 1, 1) is not None for offset in range(200))
+    assert all(store.readers.read_near(queue, offset, 1, 1) is not None for offset in range(200))
     assert drain(store, queue) == sent
 
 
@@ -306,10 +306,10 @@ async def test_far_reads_are_the_same_as_near_ones(open_store: OpenStore) -> Non
     store.queues.save(queue, store.durable)
     offset, found, far = 0, [], 0
     while offset < 200:
-        if store.read_near(queue, offset, 1, 1) is not None:
-            result = store.read(queue, offset, 7, 10**6)
+        if store.readers.read_near(queue, offset, 1, 1) is not None:
+            result = store.readers.read(queue, offset, 7, 10**6)
         else:
-            result = await store.read_far(queue, offset, 7, 10**6)
+            result = await store.readers.read_far(queue, offset, 7, 10**6)
             far += 1
         assert result.end_offset == 200
         found += bodies(result.pieces)
@@ -350,7 +350,7 @@ async def test_a_batch_is_in_one_segment_or_refused(open_store: OpenStore) -> No
 async def test_what_cannot_be_stored_is_refused_with_the_limit(open_store: OpenStore, bad: Message, text: str) -> None:
     store = await open_store(small_config(message_bytes_max=100))
     with pytest.raises(Refused, match=text) as caught:
-        store.append(bad, 0)
+        store.writer.append(bad, 0)
     assert caught.value.reason is Reason.ILLEGAL
     assert store.appended == 0
 
@@ -359,11 +359,11 @@ async def test_every_kind_of_record_passes_through(open_store: OpenStore) -> Non
     store = await open_store()
     v6 = Message("T", b"6", born_host=bytes(16) + b"\x00\x00\x00\x01", sys_flag=0x20)
     long_topic = Message("%RETRY%" + "g" * 140, b"long")
-    store.append(v6, 0)
-    store.append(long_topic, 0)
-    store.store_host = bytes(20)
-    store.append(message("host6"), 0)
-    store.commit()
+    store.writer.append(v6, 0)
+    store.writer.append(long_topic, 0)
+    store.writer.store_host = bytes(20)
+    store.writer.append(message("host6"), 0)
+    store.committer.commit()
     store.flusher.flush_now()
     assert drain(store, store.queue("T", 0)) == [b"6", b"host6"]
     assert drain(store, store.queue(long_topic.topic, 0)) == [b"long"]
@@ -371,12 +371,12 @@ async def test_every_kind_of_record_passes_through(open_store: OpenStore) -> Non
 
 async def test_prepared_and_rolled_back_records_are_in_no_queue(open_store: OpenStore) -> None:
     store = await open_store()
-    placed = [store.append(Message("T", b"%d" % kind, sys_flag=kind), 0) for kind in (4, 8, 12, 0)]
-    store.commit()
+    placed = [store.writer.append(Message("T", b"%d" % kind, sys_flag=kind), 0) for kind in (4, 8, 12, 0)]
+    store.committer.commit()
     store.flusher.flush_now()
     assert [p.queue_offset for p in placed] == [0, 0, 0, 1]
     assert drain(store, store.queue("T", 0)) == [b"8", b"0"]
-    assert store.record_at(placed[0].position) is not None
+    assert store.lookup.record_at(placed[0].position) is not None
 
 
 async def test_an_orderly_stop_loses_nothing_and_reads_nothing_again(open_store: OpenStore) -> None:
@@ -386,24 +386,24 @@ async def test_an_orderly_stop_loses_nothing_and_reads_nothing_again(open_store:
     store = await open_store()
     assert store.statistics().recovered_records == 0
     for (topic, queue_id), wanted in sent.items():
-        queue = store.find_queue(topic, queue_id)
+        queue = store.queues.find(topic, queue_id)
         assert queue is not None
         assert drain(store, queue) == wanted
     more = fill(store, 60, "A", 1)
     await store.close()
     store = await open_store()
     assert drain(store, store.queue("A", 1)) == sent["A", 1] + more
-    assert store.damaged_records == 0
+    assert store.readers.damaged_records == 0
 
 
 async def test_what_was_appended_is_counted(open_store: OpenStore) -> None:
     store = await open_store()
-    placed = [store.append(message(bytes(300)), 0) for _ in range(30)]  # over three segments
-    store.commit()
+    placed = [store.writer.append(message(bytes(300)), 0) for _ in range(30)]  # over three segments
+    store.committer.commit()
     placed += append_batch(store, [message(b"a"), message(b"bc")], 0)
     counted = store.statistics()
     assert (counted.appended_messages, counted.commits) == (30, 3)
-    store.commit()
+    store.committer.commit()
     counted = store.statistics()
     assert counted.appended_messages == 32
     assert counted.appended_bytes == sum(each.end - each.position for each in placed)
@@ -411,7 +411,7 @@ async def test_what_was_appended_is_counted(open_store: OpenStore) -> None:
 
 async def test_closing_writes_what_nobody_waited_for(open_store: OpenStore) -> None:
     store = await open_store()
-    store.append(message("late"), 0)
+    store.writer.append(message("late"), 0)
     await store.close()
     await store.close()
     store = await open_store()
@@ -430,7 +430,7 @@ async def test_saving_in_the_background_keeps_little_in_memory(
     open_store: OpenStore, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     store = await open_store(small_config(queue_file_entries=300))
-    await nursery.start(store.run)
+    await nursery.start(store.upkeep.run)
     sent = fill(store, 500)
     queue = store.queue("T", 0)
     while queue.dirty:  # noqa: ASYNC110 - the clock does not wait for the thread that writes
@@ -445,8 +445,8 @@ async def test_a_deleted_topic_stays_deleted_and_starts_empty_when_created_again
     store = await open_store()
     fill(store, 30, "A")
     kept = fill(store, 30, "B")
-    store.delete_topic("A")
-    assert store.find_queue("A", 0) is None
+    store.deletions.delete_topic("A")
+    assert store.queues.find("A", 0) is None
     assert store.topics_on_disk() == ["B"]
     again = fill(store, 5, "A")
     assert drain(store, store.queue("A", 0)) == again
@@ -462,14 +462,14 @@ async def test_none_of_several_tags_is_skipped(open_store: OpenStore, count_max:
     store = await open_store(small_config(flush="async"))
     tags = [*"A" * 100, "B", *"AC" * 20, "B"]
     for tag in tags:
-        store.append(message(b"x", "T", tag), 0)
-    store.commit()
+        store.writer.append(message(b"x", "T", tag), 0)
+    store.committer.commit()
     queue = store.queue("T", 0)
     codes = frozenset((tags_code("A"), tags_code("B")))
     found: list[int] = []
     offset = 0
     while offset < len(tags):
-        result = store.read(queue, offset, count_max, 10**6, codes)
+        result = store.readers.read(queue, offset, count_max, 10**6, codes)
         assert result.count <= count_max
         assert result.next_offset > offset
         found += [record.queue_offset for piece in result.pieces for record in decode_records(piece)]
@@ -480,9 +480,9 @@ async def test_none_of_several_tags_is_skipped(open_store: OpenStore, count_max:
 async def test_a_read_of_one_message_ends_after_it(open_store: OpenStore) -> None:
     store = await open_store(small_config(flush="async"))
     for tag in "ACCA":
-        store.append(message(b"x", "T", tag), 0)
-    store.commit()
-    result = store.read(store.queue("T", 0), 0, 1, 1000, frozenset((tags_code("A"),)))
+        store.writer.append(message(b"x", "T", tag), 0)
+    store.committer.commit()
+    result = store.readers.read(store.queue("T", 0), 0, 1, 1000, frozenset((tags_code("A"),)))
     assert (result.count, result.next_offset) == (1, 1)
 
 
@@ -496,15 +496,15 @@ async def test_senders_learn_of_messages_that_a_failed_delete_takes_back() -> No
     disk = FakeDisk()
     store = await Store.open(Path("/data"), small_config(flush="async", segment_bytes=65536), ManualClock(), disk)
     for topic in "UV":
-        store.append(message(b"x", topic), 0)
-    store.commit()
-    store.append(message(b"y" * 6000, "T"), 0)
+        store.writer.append(message(b"x", topic), 0)
+    store.committer.commit()
+    store.writer.append(message(b"y" * 6000, "T"), 0)
     fill_up(disk)
     with pytest.raises(Refused):
-        store.delete_topic("V")
+        store.deletions.delete_topic("V")
     with pytest.raises(Refused):
-        store.commit()
-    store.commit()
+        store.committer.commit()
+    store.committer.commit()
     assert store.queue("T", 0).next_offset == 0
     store.crash()
 
@@ -513,19 +513,19 @@ async def test_a_topic_that_could_not_be_deleted_stays_whole_for_good() -> None:
     disk = FakeDisk()
     store = await Store.open(Path("/data"), small_config(flush="async"), ManualClock(), disk)
     for topic in "TTTV":
-        store.append(message(b"x", topic), 0)
-    store.append(message(b"x" * 3400, "V"), 0)  # no room in the segment for the record of a deletion
-    store.commit()
+        store.writer.append(message(b"x", topic), 0)
+    store.writer.append(message(b"x" * 3400, "V"), 0)  # no room in the segment for the record of a deletion
+    store.committer.commit()
     store.flusher.flush_now()
     fill_up(disk)
     with pytest.raises(Refused):
-        store.delete_topic("T")
+        store.deletions.delete_topic("T")
     disk.free_bytes = None
-    store.retention.look()
-    store.append(message(b"x", "T"), 0)
-    store.commit()
+    store.upkeep.retention.look()
+    store.writer.append(message(b"x", "T"), 0)
+    store.committer.commit()
     store.flusher.flush_now()
-    store.delete_topic("V")
+    store.deletions.delete_topic("V")
     store.crash()
     store = await Store.open(Path("/data"), small_config(flush="async"), ManualClock(), disk)
     assert len(drain(store, store.queue("T", 0))) == 4
@@ -538,13 +538,13 @@ async def test_a_read_of_records_that_lie_far_apart_copies_few_pages(open_store:
     store = await open_store(small_config(flush="async", page_bytes=1 << 20, cache_bytes=0, segment_bytes=32 << 20))
     queue = store.queue("T", 0)
     for number in range(20):
-        store.append(message(b"%d" % number), 0)
-        store.append(message(bytes((1 << 20) - 1000)), 1)
-    store.commit()
+        store.writer.append(message(b"%d" % number), 0)
+        store.writer.append(message(bytes((1 << 20) - 1000)), 1)
+    store.committer.commit()
     store.flusher.flush_now()
     counts: list[int] = []
     while sum(counts) < 20:
-        result = store.read_near(queue, sum(counts), 100, 100 << 20)
+        result = store.readers.read_near(queue, sum(counts), 100, 100 << 20)
         assert result is not None
         assert bodies(result.pieces) == [b"%d" % n for n in range(sum(counts), result.next_offset)]
         counts.append(result.count)

@@ -25,12 +25,12 @@ async def filled(open_store: OpenStore) -> Store:
     store = await open_store(small_config(flush="async"))
     for number in range(3):
         for queue_id in range(QUEUES):
-            store.append(message(b"%d" % number + b"x" * 100), queue_id)
-    store.commit()
+            store.writer.append(message(b"%d" % number + b"x" * 100), queue_id)
+    store.committer.commit()
     store.flusher.flush_now()
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     store.segments.remove_first()
-    store.retention._after_removal()
+    store.upkeep.retention._after_removal()
     return store
 
 
@@ -43,10 +43,11 @@ async def test_queues_follow_a_few_at_a_time(open_store: OpenStore, autojump_clo
     store = await filled(open_store)
     before = behind(store)
     assert before > 8
-    assert store.first_offsets.advance(8)
-    assert len(store.first_offsets._behind) == QUEUES - 8
+    first_offsets = store.upkeep.retention._first_offsets
+    assert first_offsets.advance(8)
+    assert len(first_offsets._behind) == QUEUES - 8
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(store.retention.run)
+        nursery.start_soon(store.upkeep.retention.run)
         await trio.sleep(1)
         assert behind(store) == 0
         nursery.cancel_scope.cancel()
@@ -56,10 +57,10 @@ async def test_a_read_of_removed_messages_returns_where_to_continue(open_store: 
     store = await filled(open_store)
     queue = store.queue("T", 0)
     assert queue.first_offset == 0
-    result = store.read(queue, 0, 1, 1000)
+    result = store.readers.read(queue, 0, 1, 1000)
     assert result.status in (ReadStatus.REMOVED, ReadStatus.TOO_SMALL)
     assert result.next_offset > 0
-    assert [body[:1] for body in bodies(store.read(queue, 1, 9, 9000).pieces)] == [b"1", b"2"]
+    assert [body[:1] for body in bodies(store.readers.read(queue, 1, 9, 9000).pieces)] == [b"1", b"2"]
 
 
 async def test_a_stop_right_after_it_leaves_nothing_to_rebuild(

@@ -24,21 +24,21 @@ Seen = dict[tuple[str, int], tuple[int, int, list[bytes]]]
 async def open_on(disk: FakeDisk, segment_bytes: int = 2048) -> Store:
     config = small_config(segment_bytes=segment_bytes, disk_clean_ratio=0.9)
     store = await Store.open(Path("/data"), config, ManualClock(), disk)
-    store.store_host = HOST
+    store.writer.store_host = HOST
     return store
 
 
 def send(store: Store, topic: str, count: int) -> None:
     first = store.queue(topic, 0).next_offset
     for number in range(first, first + count):
-        store.append(message(f"{topic}-{number}", topic), 0)
-    store.commit()
+        store.writer.append(message(f"{topic}-{number}", topic), 0)
+    store.committer.commit()
     store.flusher.flush_now()
 
 
 def remove_all_but_the_last(store: Store, disk: FakeDisk) -> None:
     disk.used_ratio = 0.95
-    store.retention.look()
+    store.upkeep.retention.look()
     disk.used_ratio = 0.1
     assert len(store.segments.items) == 1
 
@@ -64,7 +64,7 @@ async def test_messages_after_the_checkpoint_that_a_start_saved_early_are_kept(
     disk = FakeDisk()
     store = await open_on(disk)
     send(store, "A", 5)
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     send(store, "A", 2)  # in the same block of entries
     send(store, "B", 20)
     send(store, "C", 20)
@@ -83,7 +83,7 @@ async def test_queues_begin_where_they_did_after_a_removal_that_no_checkpoint_kn
         send(store, "A", 9)
         send(store, "B", 3)
     send(store, "One", 1)
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     remove_all_but_the_last(store, disk)
     send(store, "A", after)
     wanted = seen(store)
@@ -100,9 +100,9 @@ async def test_an_emptied_queue_continues_without_its_file(caplog: pytest.LogCap
     store = await open_on(disk)
     send(store, "E", 3)
     send(store, "A", 80)
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     remove_all_but_the_last(store, disk)
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     disk = without(disk, f"{QUEUES}/E")
     store = await open_on(disk)
     send(store, "E", 2)
@@ -118,12 +118,12 @@ async def test_a_far_read_of_a_deleted_topic_finds_no_queue() -> None:
     disk = FakeDisk()
     store = await open_on(disk)
     send(store, "A", 100)
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     queue = store.queue("A", 0)
-    store.delete_topic("A")
+    store.deletions.delete_topic("A")
     store.flusher.flush_now()
-    await store.checkpoint()
-    result = await store.read_far(queue, 0, 5, 1000)
+    await store.upkeep.checkpointer.checkpoint()
+    result = await store.readers.read_far(queue, 0, 5, 1000)
     assert (result.status, result.count, result.next_offset) == (ReadStatus.NO_QUEUE, 0, 0)
     store.crash()
 
@@ -136,7 +136,7 @@ async def without_a_file(disk: FakeDisk) -> Store:
     store = await open_on(disk, segment_bytes=65536)
     path = f"{QUEUES}/A/0/{0:020d}"
     disk.unlink(path)
-    store.files.forget(path)
+    store.segments.files.forget(path)
     disk.free_bytes = 0
     return store
 
@@ -149,11 +149,11 @@ async def test_a_read_that_needs_more_memory_than_allowed_is_refused_while_the_d
     store = await without_a_file(disk)
     queue = store.queue("A", 0)
     with pytest.raises(Refused, match="is full"):
-        await store.read_far(queue, 0, 2, 1000)
+        await store.readers.read_far(queue, 0, 2, 1000)
     with pytest.raises(Refused, match="is full"):
-        store.read(queue, 0, 2, 1000)
+        store.readers.read(queue, 0, 2, 1000)
     disk.free_bytes = None
-    assert bodies((await store.read_far(queue, 0, 2, 1000)).pieces) == [b"A-0", b"A-1"]
+    assert bodies((await store.readers.read_far(queue, 0, 2, 1000)).pieces) == [b"A-0", b"A-1"]
     store.crash()
 
 
@@ -165,9 +165,9 @@ async def test_what_is_rebuilt_on_a_full_disk_is_read_and_written_once_there_is_
     store = await without_a_file(disk)
     queue, wanted = store.queue("A", 0), [b"A-%d" % number for number in range(30)]
     async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+        await nursery.start(store.upkeep.run)
         for _ in range(2):
-            first = await store.read_far(queue, 3, 2, 1000) if far else store.read(queue, 3, 2, 1000)
+            first = await store.readers.read_far(queue, 3, 2, 1000) if far else store.readers.read(queue, 3, 2, 1000)
             assert bodies(first.pieces) == [b"A-3", b"A-4"]
             assert drain(store, queue) == wanted
             await trio.sleep(30)
@@ -182,7 +182,7 @@ async def test_what_is_rebuilt_on_a_full_disk_is_read_and_written_once_there_is_
         nursery.cancel_scope.cancel()
     store.queues.forget_blocks(queue)
     assert drain(store, queue) == [*wanted, b"A-30"]
-    assert store.damaged_records == 0
+    assert store.readers.damaged_records == 0
     store.crash()
 
 
@@ -191,16 +191,16 @@ async def test_a_journal_without_disk_space_leaves_no_file() -> None:
     store = await open_on(disk)
     for number in range(150):
         send(store, f"T{number}", 1)
-    await store.checkpoint()
-    store.checkpointer.journal.abandon()
+    await store.upkeep.checkpointer.checkpoint()
+    store.upkeep.checkpointer.journal.abandon()
     before = disk.names("/data")
     disk.free_bytes = 4096
     for _ in range(3):
         with pytest.raises(OSError, match="No space"):
-            await store.checkpoint()
+            await store.upkeep.checkpointer.checkpoint()
     assert disk.names("/data") == before
     disk.free_bytes = None
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     wanted = seen(store)
     found = await open_on(without(disk, "/nothing"))
     assert seen(found) == wanted
@@ -212,8 +212,8 @@ async def test_a_directory_with_the_name_of_a_journal_stops_nothing(caplog: pyte
     disk.make_directory("/data/queues.0000000009")
     store = await open_on(disk)
     send(store, "A", 3)
-    store.checkpointer.journal.abandon()
-    await store.checkpoint()
+    store.upkeep.checkpointer.journal.abandon()
+    await store.upkeep.checkpointer.checkpoint()
     assert "queues.0000000009 is no longer used and cannot be removed" in caplog.text
     await store.close()
     store = await open_on(disk)
@@ -225,15 +225,15 @@ async def test_a_repair_leaves_alone_what_is_being_written(caplog: pytest.LogCap
     disk = FakeDisk()
     store = await open_on(disk)
     send(store, "A", 3)
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     queue, path = store.queue("A", 0), f"{QUEUES}/A/0/{0:020d}"
     for _ in range(2):
-        store.append(message("half written", "B"), 0)
-    store.commit()
+        store.writer.append(message("half written", "B"), 0)
+    store.committer.commit()
     log = disk.files[store.segments.items[0].path].data
     log[log.index(b"half")] = 0
     disk.files[path].data[:60] = bytes(60)
-    await store.repairs.repair(queue)
+    await store.upkeep.repairs.repair(queue)
     assert "rebuilding its messages 0 to 2" in caplog.text
     assert "holds no record" not in caplog.text
     store.crash()
@@ -246,7 +246,7 @@ async def test_a_block_that_is_damaged_after_each_rebuild_is_refused(monkeypatch
     await store.close()
     store = await open_on(disk)
     queue, path = store.queue("A", 0), f"{QUEUES}/A/0/{0:020d}"
-    rebuild = store.repairs.repair
+    rebuild = store.upkeep.repairs.repair
 
     async def rebuild_in_vain(queue: Queue) -> None:
         await rebuild(queue)
@@ -256,6 +256,6 @@ async def test_a_block_that_is_damaged_after_each_rebuild_is_refused(monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(Repairs, "repair", lambda self, queue: rebuild_in_vain(queue))
         with pytest.raises(Refused, match=r"'A/0' is damaged again.*check the disk"):
-            await store.read_far(queue, 0, 2, 1000)
-    assert (await store.read_far(queue, 0, 2, 1000)).count == 2
+            await store.readers.read_far(queue, 0, 2, 1000)
+    assert (await store.readers.read_far(queue, 0, 2, 1000)).count == 2
     store.crash()

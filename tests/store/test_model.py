@@ -38,13 +38,13 @@ class StoreMachine(RuleBasedStateMachine):
             return await Store.open(Path("/data"), CONFIG, self.clock, self.disk)
 
         self.store = trio.run(opened)
-        self.store.store_host = HOST
+        self.store.writer.store_host = HOST
 
     @rule(topic=topics, queue_id=queue_ids, body=bodies, tag=tags)
     def append(self, topic: str, queue_id: int, body: bytes, tag: str) -> None:
         self.clock.ms += 1
         one = message(body, topic, tag, f"key{len(self.waiting)}")
-        placed = self.store.append(one, queue_id)
+        placed = self.store.writer.append(one, queue_id)
         place = (topic, queue_id)
         before = len(self.stored.get(place, [])) + sum(p == place for p, _ in self.waiting)
         assert placed.queue_offset == before
@@ -59,7 +59,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
-        self.store.commit()
+        self.store.committer.commit()
         self.store.flusher.flush_now()
         for place, one in self.waiting:
             self.stored.setdefault(place, []).append(one)
@@ -68,7 +68,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def save(self) -> None:
         self.flush()
-        trio.run(self.store.checkpoint)
+        trio.run(self.store.upkeep.checkpointer.checkpoint)
 
     @rule()
     def stop_and_start(self) -> None:
@@ -93,7 +93,7 @@ class StoreMachine(RuleBasedStateMachine):
     )
     def read(self, topic: str, queue_id: int, offset: int, count: int, budget: int) -> None:
         wanted = self.stored.get((topic, queue_id), [])
-        result = self.store.read(self.store.queue(topic, queue_id), offset, count, budget)
+        result = self.store.readers.read(self.store.queue(topic, queue_id), offset, count, budget)
         if 0 <= offset < len(wanted):
             records = decode_records(b"".join(result.pieces))
             assert result.status is ReadStatus.FOUND
@@ -111,8 +111,8 @@ class StoreMachine(RuleBasedStateMachine):
         queue = self.store.queue(topic, queue_id)
         found: list[bytes] = []
         offset = 0
-        while offset < self.store.end_offset(queue):
-            result = self.store.read(queue, offset, 10_000, 10**9, codes)
+        while offset < self.store.readers.end_offset(queue):
+            result = self.store.readers.read(queue, offset, 10_000, 10**9, codes)
             assert result.next_offset > offset
             found += [r.body for r in decode_records(b"".join(result.pieces))]
             offset = result.next_offset
@@ -125,7 +125,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "store"):
-            assert self.store.damaged_records == 0
+            assert self.store.readers.damaged_records == 0
 
 
 StoreMachine.TestCase.settings = settings(

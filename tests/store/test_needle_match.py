@@ -51,12 +51,12 @@ def fill(store: Store, count: int, share: int, seed: int = 1, body: int = 60) ->
         # The needle is in other records as well: in a body, and in a longer name.
         text = b"%d " % number + (b"a\x01x " if source.randrange(7) == 0 else b"") + b"." * source.randrange(body)
         properties = b"a\x01x\x02" if selected else b"aa\x01x\x02" if source.randrange(9) == 0 else b"b\x01x\x02"
-        store.append(Message("T", text, properties), queue)
+        store.writer.append(Message("T", text, properties), queue)
         if selected:
             wanted[queue].append(text)
         if source.randrange(10) == 0:
-            store.commit()
-    store.commit()
+            store.committer.commit()
+    store.committer.commit()
     return wanted
 
 
@@ -64,8 +64,8 @@ def read_all(store: Store, queue_id: int, predicate: Predicate, messages: int, b
     queue = store.queue("T", queue_id)
     found: list[bytes] = []
     offset = 0
-    while offset < store.end_offset(queue):
-        result: ReadResult = store.read(queue, offset, messages, budget, predicate=predicate)
+    while offset < store.readers.end_offset(queue):
+        result: ReadResult = store.readers.read(queue, offset, messages, budget, predicate=predicate)
         assert result.next_offset > offset
         assert (result.status is ReadStatus.FOUND) == (result.count > 0)
         assert result.count <= messages
@@ -134,9 +134,9 @@ async def test_a_read_tests_fewer_records_with_a_condition_that_costs_more(open_
     queue = store.queue("T", 0)
     for cost, calls in ((1, TESTED_MAX), (8, TESTED_MAX // 8), (10**6, 1)):
         counting = Counting()
-        result = store.read(queue, 0, 32, 1 << 20, predicate=Condition(counting, cost))
+        result = store.readers.read(queue, 0, 32, 1 << 20, predicate=Condition(counting, cost))
         assert result.next_offset == counting.calls <= calls
-        assert counting.calls == min(calls, store.end_offset(queue))
+        assert counting.calls == min(calls, store.readers.end_offset(queue))
 
 
 async def test_a_read_ends_after_a_number_of_steps(open_store: OpenStore) -> None:
@@ -151,7 +151,7 @@ async def test_a_read_ends_after_a_number_of_steps(open_store: OpenStore) -> Non
     condition = Condition(slowly, steps=steps)
     queue = store.queue("T", 0)
     for offset in (0, 4, 8):
-        assert store.read(queue, offset, 1000, 1 << 20, predicate=condition).next_offset == offset + 4
+        assert store.readers.read(queue, offset, 1000, 1 << 20, predicate=condition).next_offset == offset + 4
     assert read_all(store, 0, condition, 1000, 1 << 20) == wanted[0]
 
 
@@ -234,11 +234,11 @@ async def test_a_read_of_many_blocks_of_entries_searches_a_bounded_part_of_the_l
         small_config(flush="async", page_bytes=1 << 18, segment_bytes=1 << 24, cache_bytes=1 << 20)
     )
     for number in range(5000):
-        store.append(Message("T", b"x" * 2500, b"a\x01%d" % number), 0)
+        store.writer.append(Message("T", b"x" * 2500, b"a\x01%d" % number), 0)
         if number % 100 == 0:
-            store.commit()
-    store.commit()
-    await store.checkpoint()
+            store.committer.commit()
+    store.committer.commit()
+    await store.upkeep.checkpointer.checkpoint()
     searched = 0
 
     def find(data: bytes | bytearray, begin: int, end: int) -> list[int]:
@@ -247,7 +247,7 @@ async def test_a_read_of_many_blocks_of_entries_searches_a_bounded_part_of_the_l
         return []
 
     condition = Condition(lambda record: False, find=find)
-    result = store.read(store.queue("T", 0), 0, 32, 1 << 20, predicate=condition)
+    result = store.readers.read(store.queue("T", 0), 0, 32, 1 << 20, predicate=condition)
     assert result.status is ReadStatus.NO_MATCH
     assert SEARCHED_BYTES_MAX // 2 < searched <= SEARCHED_BYTES_MAX
 

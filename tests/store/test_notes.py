@@ -19,22 +19,22 @@ CONFIG = small_config(flush="async", disk_clean_ratio=0.9, retention_interval_ms
 
 async def open_on(disk: FakeDisk) -> Store:
     store = await Store.open(Path("/data"), CONFIG, ManualClock(), disk)
-    store.store_host = HOST
+    store.writer.store_host = HOST
     return store
 
 
 def send(store: Store, topic: str, count: int, size: int = 100) -> None:
     for _ in range(count):
-        store.append(message(b"x" * size, topic), 0)
-        store.commit()
+        store.writer.append(message(b"x" * size, topic), 0)
+        store.committer.commit()
 
 
 async def remove_all_but_the_last(store: Store, disk: FakeDisk) -> None:
     await store.flusher.flush()
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     disk.used_ratio = 0.95
     for _ in range(10):
-        store.retention.look()
+        store.upkeep.retention.look()
     disk.used_ratio = 0.1
     assert len(store.segments.items) == 1
 
@@ -62,8 +62,8 @@ async def test_an_empty_queue_continues_at_its_offset(rounds: int, gone: tuple[s
     idle = store.queue("Idle", 0)
     assert (idle.first_offset, idle.next_offset) == (7, 7)
     assert store.queue("Busy", 0).next_offset == busy
-    placed = store.append(message(b"next", "Idle"), 0)
-    store.commit()
+    placed = store.writer.append(message(b"next", "Idle"), 0)
+    store.committer.commit()
     assert placed.queue_offset == 7
     store.crash()
 
@@ -95,10 +95,10 @@ async def test_a_note_after_lost_records_keeps_the_messages_before_them() -> Non
     store = await open_on(disk)
     send(store, "T", 5)
     await store.flusher.flush()
-    await store.checkpoint()
-    lost = [store.append(message(b"lost", "T"), 0) for _ in range(2)]
+    await store.upkeep.checkpointer.checkpoint()
+    lost = [store.writer.append(message(b"lost", "T"), 0) for _ in range(2)]
     store.notes.note_offsets([store.queue("T", 0)])
-    store.commit()
+    store.committer.commit()
     await store.flusher.flush()
     store.crash()
     fd = disk.open("/data/commitlog/00000000000000000000")
@@ -117,12 +117,12 @@ async def test_notes_are_durable_before_records_go(autojump_clock: MockClock) ->
     send(store, "Idle", 7)
     send(store, "Busy", 120)
     await store.flusher.flush()
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     cuts: list[FakeDisk] = []
     disk.on_change = lambda name: cuts.append(disk.after_power_cut(Cut.LOST, Random(0)))
     disk.used_ratio = 0.95
     async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+        await nursery.start(store.upkeep.run)
         await trio.sleep(2)
         nursery.cancel_scope.cancel()
     disk.on_change = None
@@ -141,16 +141,16 @@ async def test_a_full_disk_is_cleaned_though_no_note_finds_space() -> None:
     send(store, "Idle", 7)
     send(store, "Busy", 120)
     await store.flusher.flush()
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     disk.total_bytes = 100_000
     disk.free_bytes = 0
     store.admission.refusal = "full"
     for _ in range(5):
-        store.retention.look()
+        store.upkeep.retention.look()
     assert disk.free_bytes > 0
     disk.free_bytes = 90_000
-    store.retention.look()
-    store.retention.look()
+    store.upkeep.retention.look()
+    store.upkeep.retention.look()
     await store.flusher.flush()
     store.crash()
     store = await open_on(without(disk, "queues.", "consumequeue"))
@@ -174,12 +174,12 @@ async def test_a_note_that_meets_a_full_disk_fails_the_commit_of_its_round() -> 
     disk = FakeDisk()
     store = await open_on(disk)
     send(store, "Idle", 1)
-    store.append(message(b"of a client", "Busy"), 0)
+    store.writer.append(message(b"of a client", "Busy"), 0)
     disk.fail_next("write", ENOSPC)
     with pytest.raises(Refused):
         store.notes.note_offsets([store.queue("Idle", 0)])
     with pytest.raises(Refused):
-        store.commit()
-    store.commit()
+        store.committer.commit()
+    store.committer.commit()
     assert store.queue("Busy", 0).next_offset == 0
     store.crash()

@@ -50,11 +50,11 @@ async def test_files_of_new_queues_are_made_by_a_thread(open_store: OpenStore) -
     disk = WatchedDisk()
     store = await open_store(small_config(flush="async", segment_bytes=1 << 20), cast(Disk, disk))
     for number in range(QUEUES):
-        store.append(message(b"%d" % number), number)
-    store.commit()
+        store.writer.append(message(b"%d" % number), number)
+    store.committer.commit()
     store.flusher.flush_now()
     disk.calls.clear()
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     loop = threading.get_ident()
     made = [path for name, path, *_ in disk.calls if name == "make_directory"]
     assert len([path for path in made if str(path).rpartition("/")[2].isdecimal()]) == QUEUES
@@ -70,12 +70,12 @@ async def test_a_flush_during_another_includes_the_newest_writes(
     disk = WatchedDisk()
     store = await open_store(small_config(flush="async"), cast(Disk, disk))
     disk.may_go_on = trio.Event()
-    store.append(message(b"first"), 0)
-    store.commit()
+    store.writer.append(message(b"first"), 0)
+    store.committer.commit()
     nursery.start_soon(store.flusher.flush)
     await trio.testing.wait_all_tasks_blocked()
-    store.append(message(b"second"), 0)
-    store.commit()
+    store.writer.append(message(b"second"), 0)
+    store.committer.commit()
     ended = trio.Event()
 
     async def flush() -> None:
@@ -100,20 +100,20 @@ async def test_a_new_generation_of_the_journal_is_written_in_pieces(
     disk = WatchedDisk()
     store = await open_store(small_config(flush="async", segment_bytes=1 << 20), cast(Disk, disk))
     for number in range(QUEUES):
-        store.append(message(b"%d" % number), number)
-    store.commit()
+        store.writer.append(message(b"%d" % number), number)
+    store.committer.commit()
     store.flusher.flush_now()
-    store.checkpointer.journal.abandon()
+    store.upkeep.checkpointer.journal.abandon()
     written: list[int] = []
-    real = store.files.write
+    real = store.segments.files.write
 
     def write(path: str, data: memoryview, at: int) -> None:
         if "/queues." in path:
             written.append(len(data))
         real(path, data, at)
 
-    monkeypatch.setattr(type(store.files), "write", lambda self, path, data, at: write(path, data, at))
-    await store.checkpoint()
+    monkeypatch.setattr(type(store.segments.files), "write", lambda self, path, data, at: write(path, data, at))
+    await store.upkeep.checkpointer.checkpoint()
     assert len(written) == QUEUES // 8
     assert max(written) < 8 * 100
     await store.close()
@@ -126,8 +126,8 @@ async def test_a_store_that_closes_waits_for_the_thread_that_writes(open_store: 
     config = small_config(flush="async", segment_bytes=1 << 20)
     store = await open_store(config, cast(Disk, disk))
     for number in range(40):
-        store.append(message(b"%d" % number), number % 8)
-    store.commit()
+        store.writer.append(message(b"%d" % number), number % 8)
+    store.committer.commit()
     store.flusher.flush_now()
     disk.may_go_on = trio.Event()
 
@@ -135,7 +135,7 @@ async def test_a_store_that_closes_waits_for_the_thread_that_writes(open_store: 
         closed.append(await store.close())
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(store.checkpoint)
+        nursery.start_soon(store.upkeep.checkpointer.checkpoint)
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(close)
         await trio.testing.wait_all_tasks_blocked()
@@ -143,7 +143,7 @@ async def test_a_store_that_closes_waits_for_the_thread_that_writes(open_store: 
         disk.may_go_on.set()
     assert (early, closed) == ([], [True])
     assert [queue.saved for queue in store.queues.all()] == [5] * 8
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     store = await open_store(config)
     assert [len(drain(store, store.queue("T", number))) for number in range(8)] == [5] * 8
 
@@ -153,23 +153,23 @@ async def test_reads_and_lookups_wait_for_the_disk_off_the_event_loop(autojump_c
     config = small_config(flush="async", segment_bytes=1 << 20, cache_bytes=0, queue_file_entries=10_000)
     store = await Store.open(Path("/data"), config, clock, disk)
     for number in range(2500):
-        store.append(message(b"%d" % number, keys=f"K{number}", unique=f"U{number}"), 0)
+        store.writer.append(message(b"%d" % number, keys=f"K{number}", unique=f"U{number}"), 0)
         clock.ms += 10
-        store.commit()
+        store.committer.commit()
     await store.close()
     store = await Store.open(Path("/data"), config, clock, disk)
     queue, turns = store.queue("T", 0), Turns(cold.off_loop)
     cold.on_loop = cold.off = 0
-    assert store.read_near(queue, 1200, 1, 1000) is None
-    assert (await store.read_far(queue, 1200, 1, 1000)).count == 1
-    position = await turns.finish(store.position_at(queue, 5))
-    assert await turns.finish(store.store_ms_at(queue, 2499)) == clock.ms - 10
-    earliest_ms = await turns.finish(store.earliest_store_ms())
-    assert await turns.finish(store.earliest_store_ms(queue)) == earliest_ms
-    assert await turns.finish(store.offset_by_time(queue, earliest_ms + 7000)) == 700
+    assert store.readers.read_near(queue, 1200, 1, 1000) is None
+    assert (await store.readers.read_far(queue, 1200, 1, 1000)).count == 1
+    position = await turns.finish(store.lookup.position_at(queue, 5))
+    assert await turns.finish(store.lookup.store_ms_at(queue, 2499)) == clock.ms - 10
+    earliest_ms = await turns.finish(store.lookup.earliest_store_ms())
+    assert await turns.finish(store.lookup.earliest_store_ms(queue)) == earliest_ms
+    assert await turns.finish(store.lookup.offset_by_time(queue, earliest_ms + 7000)) == 700
     assert len(await turns.finish(store.lookup.entries(queue, 1900, 10))) == 10 * ENTRY_BYTES
-    assert len((await turns.finish(store.query_keys("T", b"K3", 1, 0, 1 << 62))).records) == 1
-    assert await store.record_far(position) is not None
+    assert len((await turns.finish(store.lookup.query_keys("T", b"K3", 1, 0, 1 << 62))).records) == 1
+    assert await store.lookup.record_far(position) is not None
     assert cold.on_loop == 0, "the event loop waited for the disk"
     assert cold.off > 15
     store.crash()

@@ -22,11 +22,11 @@ async def filled() -> tuple[FakeDisk, list[Placed]]:
     store = await open_on(disk)
     placed: list[Placed] = []
     for number in range(COUNT):
-        placed.append(store.append(message(f"{number}", "T"), 0))
+        placed.append(store.writer.append(message(f"{number}", "T"), 0))
         send(store, "Other", f"{number}")
         if number == COUNT // 2:
             store.flusher.flush_now()
-            await store.checkpoint()
+            await store.upkeep.checkpointer.checkpoint()
     store.flusher.flush_now()
     store.crash()
     return disk, placed
@@ -96,9 +96,9 @@ async def test_a_start_that_retention_has_shortened_believes_no_single_record() 
     store = await open_on(disk)
     send(store, "T", *("x" * 1000 for _ in range(80)))
     store.flusher.flush_now()
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     store.segments.remove_first()
-    store.retention._after_removal()
+    store.upkeep.retention._after_removal()
     queue = store.queue("T", 0)
     first, end = queue.first_offset, queue.next_offset
     assert COUNT < first < end - 3

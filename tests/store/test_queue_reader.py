@@ -10,6 +10,7 @@ import trio.testing
 
 from martlet.errors import Reason, Refused, StoreError
 from martlet.store import Queue, QueueReader, ReadResult, Store
+from martlet.store.read.readers import Readers
 from martlet.testing.disk import FakeDisk
 from martlet.testing.stores import ManualClock, bodies, message, small_config
 
@@ -25,7 +26,7 @@ class Consumer:
         self.ready: list[Hashable] = []
         self.tasks: list[Callable[[], Awaitable[None]]] = []
         self.busy = False
-        self.reader = QueueReader(store, self.ready.append, ahead_max)
+        self.reader = QueueReader(store.readers, self.ready.append, ahead_max)
 
     def start(self, work: Callable[[], Awaitable[None]]) -> None:
         if self.busy:
@@ -47,8 +48,8 @@ async def far_store(disk: FakeDisk | None = None) -> Store:
     config = small_config(flush="async", page_bytes=1024, cache_bytes=0)
     store = await Store.open(Path("/data"), config, ManualClock(), disk or FakeDisk())
     for number in range(COUNT):
-        store.append(message(b"%0200d" % number), 0)
-    store.commit()
+        store.writer.append(message(b"%0200d" % number), 0)
+    store.committer.commit()
     return store
 
 
@@ -151,14 +152,14 @@ async def test_an_error_of_the_disk_before_the_thread_reads_is_no_error_yet(afte
 
 async def test_a_failed_read_raises_once_and_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     consumer = Consumer(await far_store())
-    read_far = Store.read_far
+    read_far = Readers.read_far
 
-    async def fail_first(store: Store, queue: Queue, offset: int, *more: object) -> ReadResult:
+    async def fail_first(readers: Readers, queue: Queue, offset: int, *more: object) -> ReadResult:
         if not offset:
             raise StoreError("the log is damaged")
-        return await read_far(store, queue, offset, *more)  # type: ignore[arg-type]
+        return await read_far(readers, queue, offset, *more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Store, "read_far", fail_first)
+    monkeypatch.setattr(Readers, "read_far", fail_first)
     assert consumer.read("a", 0) is None
     assert consumer.read("b", 1) is None
     await consumer.work()

@@ -84,8 +84,8 @@ async def put(store: Store, messages: list[Message], several: bool) -> None:
         append_batch(store, messages, 0)
     else:
         for each in messages:
-            store.append(each, 0)
-    store.commit()
+            store.writer.append(each, 0)
+    store.committer.commit()
     await store.close()
 
 
@@ -132,10 +132,10 @@ async def test_internal_records_have_a_record_crc() -> None:
 async def test_properties_that_leave_no_room_for_the_seal_are_refused() -> None:
     store = await open_on(FakeDisk(), small_config(record_crcs=True, segment_bytes=1 << 20))
     filling = b"k\x01" + b"x" * (PROPERTIES_BYTES_MAX - 2 - 21)
-    store.append(Message("T", b"body", filling, born_host=HOST), 0)
+    store.writer.append(Message("T", b"body", filling, born_host=HOST), 0)
     with pytest.raises(Refused, match="properties have 32768 bytes"):
-        store.append(Message("T", b"body", filling + b"x", born_host=HOST), 0)
-    store.commit()
+        store.writer.append(Message("T", b"body", filling + b"x", born_host=HOST), 0)
+    store.committer.commit()
     await store.close()
 
 
@@ -157,7 +157,7 @@ async def test_a_seal_of_another_record_is_not_taken_for_this_ones(properties: b
     await put(store, messages, several)
     store = await open_on(disk.after_power_cut(Cut.KILLED, Random(0)))
     assert len(contents(store)) == 2
-    assert not store.damaged_records
+    assert not store.readers.damaged_records
     for data in records_of(disk):
         assert not has_record_crc(data, len(data))
     store.crash()
@@ -172,8 +172,8 @@ async def filled(config_of_old: bool = False) -> tuple[FakeDisk, dict[tuple[str,
         for number in range(30):
             for topic in ("A", "B"):
                 body = random.randbytes(random.randrange(1, 90))
-                store.append(message(body, topic, "tag", "key", f"{topic}-{number}"), 0)
-            store.commit()
+                store.writer.append(message(body, topic, "tag", "key", f"{topic}-{number}"), 0)
+            store.committer.commit()
         await store.close()
     store = await open_on(copy_of(disk), WITH_CRCS)
     found = contents(store)
@@ -206,7 +206,7 @@ async def test_a_flipped_bit_anywhere_costs_its_record_alone_and_is_reported(cle
         }
         # After a kill the last record may be one whose write was torn.
         torn = not clean and hit.position == max(record.position for record in wanted.values())
-        assert (store.damaged_records, store.recovered.cut_bytes > 0) == ((0, True) if torn else (1, False))
+        assert (store.readers.damaged_records, store.recovered.cut_bytes > 0) == ((0, True) if torn else (1, False))
         store.crash()
 
 
@@ -220,7 +220,7 @@ async def test_records_with_and_without_a_crc_share_a_log() -> None:
     remove(disk, "index")
     store = await open_on(disk, replace(WITH_CRCS, verify_reads=True))
     assert {p: fields_of(r) for p, r in contents(store).items()} == {p: fields_of(r) for p, r in wanted.items()}
-    assert not store.damaged_records
+    assert not store.readers.damaged_records
     store.crash()
 
 

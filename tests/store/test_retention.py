@@ -20,16 +20,16 @@ def fill(store: Store, segments: int) -> None:
     """Append until the log has this many segments more."""
     wanted = len(store.segments.items) + segments
     while len(store.segments.items) < wanted:
-        store.append(message(b"x" * 500), 0)
-        store.commit()
+        store.writer.append(message(b"x" * 500), 0)
+        store.committer.commit()
     store.flusher.flush_now()
 
 
 async def look(store: Store, times: int = 1) -> int:
     """Let retention do its work *times* times; return how many segments are left."""
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     for _ in range(times):
-        store.retention.look()
+        store.upkeep.retention.look()
     return len(store.segments.items)
 
 
@@ -59,8 +59,8 @@ async def test_a_clock_that_jumped_ahead_at_a_restart_removes_nothing_at_once(
         said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
         assert len(said) == 1
         assert "397.0 days past store.file_reserved_hours" in said[0]
-        store.append(message(b"y"), 0)
-        store.commit()
+        store.writer.append(message(b"y"), 0)
+        store.committer.commit()
         await store.close()
     clock.ms = right_ms + HOUR_MS
     store = await open_store(CONFIG)

@@ -64,16 +64,16 @@ async def test_a_run_is_stored_as_if_each_message_were_appended_alone(config: di
         for disk in disks
     ]
     one, run = stores
-    one.store_host = run.store_host = host
-    placed = [one.append(each, queue_id) for each, queue_id in all_kinds()]
-    result = run.append_all([item(run, each, queue_id) for each, queue_id in all_kinds()])
+    one.writer.store_host = run.writer.store_host = host
+    placed = [one.writer.append(each, queue_id) for each, queue_id in all_kinds()]
+    result = run.writer.append_all([item(run, each, queue_id) for each, queue_id in all_kinds()])
     assert result.refused == {}
     assert result.positions == [each.position for each in placed]
     assert result.offsets == [each.queue_offset for each in placed]
     assert result.ends == [each.end for each in placed]
     assert result.end == placed[-1].end
     for store in stores:
-        store.commit()
+        store.committer.commit()
         store.flusher.flush_now()
     assert len(one.segments.items) > 5
     for segment in one.segments.items:
@@ -97,7 +97,7 @@ async def test_a_message_that_is_refused_does_not_stop_the_others_of_its_run(ope
         Message("T", b"long", b"A\x01" + b"x" * 40000, born_host=HOST),
         message("c"),
     ]
-    result = store.append_all([item(store, each, 0) for each in messages])
+    result = store.writer.append_all([item(store, each, 0) for each in messages])
     assert result.offsets == [0, -1, -1, 1, -1, 2]
     assert [position >= 0 for position in result.positions] == [True, False, False, True, False, True]
     assert [end >= 0 for end in result.ends] == [True, False, False, True, False, True]
@@ -107,7 +107,7 @@ async def test_a_message_that_is_refused_does_not_stop_the_others_of_its_run(ope
         4: "the properties have 40002 bytes; the maximum is 32767",
     }
     assert all(refused.reason is Reason.ILLEGAL for refused in result.refused.values())
-    store.commit()
+    store.committer.commit()
     store.flusher.flush_now()
     assert drain(store, store.queue("T", 0)) == [b"a", b"b", b"c"]
 
@@ -115,10 +115,10 @@ async def test_a_message_that_is_refused_does_not_stop_the_others_of_its_run(ope
 async def test_a_run_for_a_deleted_topic_begins_its_queue_again(open_store: OpenStore) -> None:
     store = await open_store()
     old = item(store, message("old"), 0)
-    store.append_all([old])
-    store.delete_topic("T")
-    result = store.append_all([old])
-    store.commit()
+    store.writer.append_all([old])
+    store.deletions.delete_topic("T")
+    result = store.writer.append_all([old])
+    store.committer.commit()
     store.flusher.flush_now()
     assert result.offsets == [0]
     queue = store.queue("T", 0)
@@ -129,25 +129,25 @@ async def test_a_run_for_a_deleted_topic_begins_its_queue_again(open_store: Open
 async def test_what_a_full_disk_took_back_of_a_run_is_refused_by_the_next_commit() -> None:
     disk = FakeDisk()
     store = await Store.open(Path("/data"), small_config(), ManualClock(), disk)
-    store.store_host = HOST
-    store.append_all([item(store, message("kept"), 0)])
-    store.commit()
+    store.writer.store_host = HOST
+    store.writer.append_all([item(store, message("kept"), 0)])
+    store.committer.commit()
     disk.free_bytes = 0
-    result = store.append_all([item(store, message(b"%02d" % number * 250), 0) for number in range(20)])
+    result = store.writer.append_all([item(store, message(b"%02d" % number * 250), 0) for number in range(20)])
     first = min(result.refused)
     assert "is full" in str(result.refused[first])
     assert sorted(result.refused) == list(range(first, 20))
     assert result.offsets[first:] == result.positions[first:] == [-1] * (20 - first)
     with pytest.raises(Refused, match="is full"):
-        store.commit()
+        store.committer.commit()
     assert store.appended == store.written
     stored = [b"%02d" % number * 250 for number in range(first) if result.positions[number] < store.written]
     assert 0 < len(stored) < first
     disk.free_bytes = None
-    store.retention.look()
-    placed = store.append(message("after"), 0)
+    store.upkeep.retention.look()
+    placed = store.writer.append(message("after"), 0)
     assert placed.queue_offset == 1 + len(stored)
-    store.commit()
+    store.committer.commit()
     store.flusher.flush_now()
     assert drain(store, store.queue("T", 0)) == [b"kept", *stored, b"after"]
     await store.close()
@@ -157,31 +157,31 @@ async def test_a_value_that_does_not_fit_its_field_leaves_the_messages_before_it
     store = await open_store()
     good, bad = item(store, message("good"), 0), item(store, message("bad"), 0)
     with pytest.raises((struct.error, OverflowError)):
-        store.append_all([good, (*bad[:6], 1 << 70, *bad[7:])])
-    placed = store.append(message("next"), 0)
+        store.writer.append_all([good, (*bad[:6], 1 << 70, *bad[7:])])
+    placed = store.writer.append(message("next"), 0)
     assert placed.queue_offset == 1
-    store.commit()
+    store.committer.commit()
     store.flusher.flush_now()
     assert drain(store, store.queue("T", 0)) == [b"good", b"next"]
 
 
 async def test_readable_is_no_further_than_everyone_has_confirmed(open_store: OpenStore) -> None:
     store = await open_store()
-    first: Placed = store.append(message("a"), 0)
-    store.commit()
+    first: Placed = store.writer.append(message("a"), 0)
+    store.committer.commit()
     store.flusher.flush_now()
     confirmed, moved = [first.end], [0]
     store.readable_end.confirmed.append(lambda: confirmed[0])
-    store.on_flushed.append(lambda: moved.append(store.readable))
+    store.readable_end.on_moved.append(lambda: moved.append(store.readable))
     queue = store.queue("T", 0)
     woken: list[int] = []
-    queue.watchers = [lambda queue: woken.append(store.end_offset(queue))]
-    second = store.append(message("b"), 0)
-    store.commit()
+    queue.watchers = [lambda queue: woken.append(store.readers.end_offset(queue))]
+    second = store.writer.append(message("b"), 0)
+    store.committer.commit()
     store.flusher.flush_now()
     assert (store.durable, store.readable) == (second.end, first.end)
     assert drain(store, queue) == [b"a"]
-    assert store.record_at(second.position) is None
+    assert store.lookup.record_at(second.position) is None
     confirmed[0] = second.end
     store.readable_end.update()
     assert (store.readable, moved[-1], woken[-1]) == (second.end, second.end, 2)
@@ -197,8 +197,8 @@ async def test_a_segment_is_reported_once_when_it_is_complete_and_durable(open_s
     sealed: list[tuple[Segment, bytes]] = []
     store.committer.on_sealed.append(lambda each: sealed.append((each, store.segments.read(each.start, 4096))))
     for number in range(9):
-        store.append(message(b"%d" % number * 900), 0)
-        store.commit()
+        store.writer.append(message(b"%d" % number * 900), 0)
+        store.committer.commit()
     assert sealed == []
     store.flusher.flush_now()
     assert [each.start for each, _ in sealed] == [segment.start for segment in store.segments.items[:-1]] == [0, 4096]
@@ -211,8 +211,8 @@ async def test_a_segment_is_reported_once_when_it_is_complete_and_durable(open_s
 
 async def test_invariants_of_the_ends_are_checked(open_store: OpenStore) -> None:
     store = await open_store()
-    store.append(message("a"), 0)
-    store.commit()
+    store.writer.append(message("a"), 0)
+    store.committer.commit()
     with pytest.raises(AssertionError, match="out of order"):
         store.flusher._done(store.written + 1, 0.0)
     store.readable_end.allow(store.written)

@@ -20,8 +20,8 @@ NAME = "{:020d}".format
 def fill(store: Store, count: int = 30) -> list[bytes]:
     sent = [b"%d-" % number + bytes(300) for number in range(count)]
     for body in sent:
-        store.append(message(body), 0)
-        store.commit()
+        store.writer.append(message(body), 0)
+        store.committer.commit()
     store.flusher.flush_now()
     return sent
 
@@ -62,7 +62,7 @@ async def test_a_stray_name_neither_stops_a_start_nor_hides_a_record(
         assert drain(store, store.queue("T", 0)) == sent
         sent += fill(store)
         assert drain(store, store.queue("T", 0)) == sent
-        assert store.damaged_records == 0
+        assert store.readers.damaged_records == 0
         await store.close()
     if content is not None:
         assert path.read_bytes() == content
@@ -147,7 +147,7 @@ async def test_a_first_segment_that_a_crash_left_short_hides_none_after_it(
 
 
 def put_one(store: Store, size: int) -> None:
-    store.append(message(b"x" * size), 0)
+    store.writer.append(message(b"x" * size), 0)
 
 
 def put_two(store: Store, size: int) -> None:
@@ -159,14 +159,14 @@ def put_two(store: Store, size: int) -> None:
 
 
 def put_run(store: Store, size: int) -> None:
-    store.append_all([store.item(message(b"x" * size), 0)])
+    store.writer.append_all([store.writer.item(message(b"x" * size), 0)])
 
 
 def put_odd(store: Store, size: int) -> None:
     """Not by the short way, which only takes what is usual."""
     one = message(b"x" * size)
     one.sys_flag = PREPARED
-    store.append(one, 0)
+    store.writer.append(one, 0)
 
 
 def put_note(store: Store, size: int) -> None:
@@ -189,8 +189,8 @@ async def test_a_segment_always_has_room_for_its_filler(
     first = store.segments.items[0]
     overhead = store.queue("T", 0).overhead
     put(store, first.end - left - store.appended - overhead)
-    store.append(message(b"in the next segment"), 0)
-    store.commit()
+    store.writer.append(message(b"in the next segment"), 0)
+    store.committer.commit()
     store.flusher.flush_now()
     end = 0
     while (head := FILLER.unpack(store.segments.read(end, FILLER_BYTES)))[1] != BLANK_MAGIC:
@@ -200,12 +200,12 @@ async def test_a_segment_always_has_room_for_its_filler(
     expected = store.appended
     store.crash()
     again = await open_store()
-    assert (again.appended, again.recovered.cut_bytes, again.damaged_records) == (expected, 0, 0)
+    assert (again.appended, again.recovered.cut_bytes, again.readers.damaged_records) == (expected, 0, 0)
 
 
 async def test_a_record_that_would_fill_a_segment_without_its_filler_is_refused(open_store: OpenStore) -> None:
     store = await open_store()
     overhead = store.queue("T", 0).overhead
-    store.append(message(b"x" * (4096 - FILLER_BYTES - overhead)), 0)
+    store.writer.append(message(b"x" * (4096 - FILLER_BYTES - overhead)), 0)
     with pytest.raises(Refused, match="4096"):
-        store.append(message(b"x" * (4096 - FILLER_BYTES - overhead + 1)), 0)
+        store.writer.append(message(b"x" * (4096 - FILLER_BYTES - overhead + 1)), 0)

@@ -29,14 +29,14 @@ MADE = {
 
 async def open_on(disk: FakeDisk, config: StoreConfig) -> Store:
     store = await Store.open(Path(ROOT), config, ManualClock(), disk)
-    store.store_host = HOST
+    store.writer.store_host = HOST
     return store
 
 
 def send(store: Store, first: int, count: int) -> None:
     for number in range(first, first + count):
-        store.append(message(f"{number}", "T", keys=f"key{number}"), number % 3)
-    store.commit()
+        store.writer.append(message(f"{number}", "T", keys=f"key{number}"), number % 3)
+    store.committer.commit()
     store.flusher.flush_now()
 
 
@@ -48,7 +48,7 @@ def check(store: Store, count: int) -> None:
     found = [body for queue in store.queues.topics["T"].values() for body in drain(store, queue)]
     assert sorted(found, key=int) == [b"%d" % number for number in range(count)]
     for number in (0, count // 2, count - 1):
-        assert len(finish_now(store.query_keys("T", b"key%d" % number, 64, 0, 2**62)).records) == 1
+        assert len(finish_now(store.lookup.query_keys("T", b"key%d" % number, 64, 0, 2**62)).records) == 1
 
 
 @pytest.mark.parametrize("rocketmqs", [True, False], ids=["written by RocketMQ", "written by Martlet"])

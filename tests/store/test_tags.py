@@ -61,6 +61,6 @@ def test_long_names_take_no_memory() -> None:
 async def test_without_a_dispatcher_no_topic_is_special(open_store: OpenStore) -> None:
     store = await open_store()
     one = message(b"x", "SCHEDULE_TOPIC_XXXX", "tag")
-    store.append(one, 0)
+    store.writer.append(one, 0)
     entry = store.queues.entries(store.queue("SCHEDULE_TOPIC_XXXX", 0), 0, 1)
     assert ENTRY.unpack(entry)[2] == tags_code(b"tag")

@@ -42,8 +42,8 @@ QUEUES = (0, 1)
 async def opened(disk: FakeDisk, clock: ManualClock, hours: int = 2) -> Store:
     """Open the store of *disk*, in which topic T keeps messages for *hours*."""
     store = await Store.open(Path(ROOT), CONFIG, clock, disk)
-    store.store_host = HOST
-    store.topic_retention.set_hours("T", hours, loaded=True)
+    store.writer.store_host = HOST
+    store.upkeep.topic_retention.set_hours("T", hours, loaded=True)
     return store
 
 
@@ -51,7 +51,7 @@ async def sweep(store: Store) -> None:
     """Let messages expire, while the flusher runs."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(store.flusher.run, 0.0)
-        await store.topic_retention.sweep()
+        await store.upkeep.topic_retention.sweep()
         nursery.cancel_scope.cancel()
 
 
@@ -60,8 +60,8 @@ def send(store: Store, clock: ManualClock, *names: str, hours: float = 0, topics
     for topic in topics:
         for queue_id in QUEUES:
             for name in names:
-                store.append(message(name, topic, "tag", f"key-{name}", f"{topic}{queue_id}{name}"), queue_id)
-    store.commit()
+                store.writer.append(message(name, topic, "tag", f"key-{name}", f"{topic}{queue_id}{name}"), queue_id)
+    store.committer.commit()
     store.flusher.flush_now()
     clock.ms += int(hours * HOUR_MS)
 
@@ -76,7 +76,7 @@ def by_reading(store: Store, queue: Queue) -> set[str]:
 def by_offset(store: Store, queue: Queue) -> set[str]:
     found: set[str] = set()
     for offset in range(queue.next_offset):
-        result = store.read(queue, offset, 1, 1 << 20)
+        result = store.readers.read(queue, offset, 1, 1 << 20)
         if result.next_offset == offset + 1 and result.status is ReadStatus.FOUND:
             found |= {body.decode() for body in bodies(result.pieces)}
         else:
@@ -85,13 +85,13 @@ def by_offset(store: Store, queue: Queue) -> set[str]:
 
 
 def by_time(store: Store, queue: Queue) -> set[str]:
-    store.repairs.repair_now(queue)  # it waits for damaged blocks
-    first = finish_now(store.offset_by_time(queue, 0))
-    assert finish_now(store.earliest_store_ms(queue)) == finish_now(store.store_ms_at(queue, first)) > 0
-    assert first == 0 or finish_now(store.store_ms_at(queue, first - 1)) == -1
+    store.upkeep.repairs.repair_now(queue)  # it waits for damaged blocks
+    first = finish_now(store.lookup.offset_by_time(queue, 0))
+    assert finish_now(store.lookup.earliest_store_ms(queue)) == finish_now(store.lookup.store_ms_at(queue, first)) > 0
+    assert first == 0 or finish_now(store.lookup.store_ms_at(queue, first - 1)) == -1
     found: set[str] = set()
     while first < queue.next_offset:
-        result = store.read(queue, first, 100, 1 << 20)
+        result = store.readers.read(queue, first, 100, 1 << 20)
         found |= {body.decode() for body in bodies(result.pieces)}
         first = result.next_offset
     return found
@@ -101,8 +101,8 @@ def by_key(store: Store, queue: Queue) -> set[str]:
     assert store.keys is not None
     while store.keys.drain(1000):
         pass
-    found = finish_now(store.query_keys(queue.topic, b"key-new", 64, 0, 2**62)).records
-    found += finish_now(store.query_keys(queue.topic, b"key-old", 64, 0, 2**62)).records
+    found = finish_now(store.lookup.query_keys(queue.topic, b"key-new", 64, 0, 2**62)).records
+    found += finish_now(store.lookup.query_keys(queue.topic, b"key-old", 64, 0, 2**62)).records
     return {record.body.decode() for data in found for record in decode_records(data)}
 
 
@@ -121,14 +121,14 @@ async def stopped(stop: str, clock: ManualClock) -> tuple[FakeDisk, FakeDisk]:
     disk = FakeDisk()
     store = await opened(disk, clock)
     send(store, clock, *["old"] * 30, hours=1)
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     older = disk.after_power_cut(Cut.KILLED, Random(0))
     send(store, clock, *["old"] * 3, hours=3)
     send(store, clock, "new", "new")
     await sweep(store)
     assert store.queue("T", 0).first_offset == 33
     if stop == "killed after a checkpoint":
-        await store.checkpoint()
+        await store.upkeep.checkpointer.checkpoint()
     if stop == "orderly":
         await store.close()
     else:
@@ -174,7 +174,7 @@ async def test_what_has_expired_stays_so_whatever_is_damaged(stop: str, target: 
         assert READERS[reader](store, queue) == {"new"}, damage
         assert (queue.first_offset, queue.next_offset) == (33, 35), damage
         assert READERS[reader](store, store.queue("U", 0)) == {"old", "new"}, damage
-        assert store.damaged_records == 0
+        assert store.readers.damaged_records == 0
         store.crash()
 
 
@@ -194,10 +194,10 @@ async def test_a_rebuild_that_begins_in_the_middle_of_the_log_keeps_what_has_exp
     clock.ms += 3 * HOUR_MS
     send(store, clock, "new")
     await sweep(store)
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     first = store.queue("T", 0).first_offset
     store.segments.remove_first()
-    store.retention._after_removal()
+    store.upkeep.retention._after_removal()
     assert 0 < store.queue("T", 0).stored_from < store.queue("T", 0).first_offset == first
     await store.close()
     for target in ("checkpoint", "consumequeue/T/"):
@@ -279,7 +279,7 @@ async def test_a_topic_that_is_created_again_begins_with_its_first_message() -> 
     clock = ManualClock()
     disk, _ = await stopped("killed", clock)
     store = await opened(disk, clock)
-    store.delete_topic("T")
+    store.deletions.delete_topic("T")
     send(store, clock, "again")
     await store.close()
     for damaged in ("", "checkpoint"):
@@ -296,18 +296,18 @@ async def test_messages_expire_within_a_minute_while_the_store_runs(mock_clock: 
     clock = ManualClock()
     store = await opened(FakeDisk(), clock, 24)
     async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+        await nursery.start(store.upkeep.run)
         for name in ("1", "2", "3"):
             send(store, clock, name, hours=10)
             await trio.sleep(61)
         assert drain(store, store.queue("T", 0)) == [b"2", b"3"]
         assert drain(store, store.queue("U", 0)) == [b"1", b"2", b"3"]
-        store.topic_retention.set_hours("T", 5)
+        store.upkeep.topic_retention.set_hours("T", 5)
         await trio.testing.wait_all_tasks_blocked()
         assert drain(store, store.queue("T", 0)) == []
         statistics = store.statistics()
         assert (statistics.expired_messages, statistics.topics_with_retention) == (6, 1)
-        store.topic_retention.set_hours("T", 0)
+        store.upkeep.topic_retention.set_hours("T", 0)
         send(store, clock, "4", hours=100)
         await trio.sleep(1000)
         assert drain(store, store.queue("T", 0)) == [b"4"]
@@ -321,11 +321,11 @@ async def test_a_retention_set_after_another_sweep_takes_effect(mock_clock: Mock
     clock = ManualClock()
     store = await opened(FakeDisk(), clock, 0)
     async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+        await nursery.start(store.upkeep.run)
         await trio.testing.wait_all_tasks_blocked()
-        await store.topic_retention.sweep()
+        await store.upkeep.topic_retention.sweep()
         send(store, clock, "1", hours=10)
-        store.topic_retention.set_hours("T", 5)
+        store.upkeep.topic_retention.set_hours("T", 5)
         await trio.sleep(61)
         assert drain(store, store.queue("T", 0)) == []
         nursery.cancel_scope.cancel()
@@ -339,7 +339,7 @@ async def test_no_topic_with_a_retention_costs_no_sweep_and_no_note() -> None:
     before = store.appended
     await sweep(store)
     assert (store.appended, drain(store, store.queue("T", 0))) == (before, [b"1"])
-    store.topic_retention.set_hours("T", 2000)
+    store.upkeep.topic_retention.set_hours("T", 2000)
     await sweep(store)
     assert store.appended == before, "nor does one that has nothing to expire"
     store.crash()
@@ -348,11 +348,11 @@ async def test_no_topic_with_a_retention_costs_no_sweep_and_no_note() -> None:
 async def test_a_sweep_of_many_queues_gives_others_their_turns() -> None:
     clock, count = ManualClock(), 4 * QUEUES_A_TURN
     store = await Store.open(Path("/many"), replace(CONFIG, segment_bytes=1 << 22, flush="async"), clock, FakeDisk())
-    store.store_host = HOST
-    store.topic_retention.set_hours("T", 2)
+    store.writer.store_host = HOST
+    store.upkeep.topic_retention.set_hours("T", 2)
     for queue_id in range(count):
-        store.append(message("old", "T"), queue_id)
-    store.commit()
+        store.writer.append(message("old", "T"), queue_id)
+    store.committer.commit()
     store.flusher.flush_now()
     turns = 0
 
@@ -442,7 +442,7 @@ async def test_a_retention_that_was_just_set_applies_at_once_to_all_that_is_old(
     store = await opened(FakeDisk(), clock, 0)
     send(store, clock, "old", hours=70)
     send(store, clock, "new", hours=1)
-    store.topic_retention.set_hours("T", 2)
+    store.upkeep.topic_retention.set_hours("T", 2)
     await sweep(store)
     assert drain(store, store.queue("T", 0)) == [b"new"]
     store.crash()
@@ -472,15 +472,15 @@ async def test_the_records_of_expired_messages_stay_readable_by_position() -> No
     """A retained message, a pending timer or a half message may be one of them."""
     clock = ManualClock()
     store = await opened(FakeDisk(), clock)
-    placed = store.append(message("old", "T", keys="k"), 0)
+    placed = store.writer.append(message("old", "T", keys="k"), 0)
     send(store, clock, "later", hours=3)
     await sweep(store)
-    data = store.known_record(placed.position)
+    data = store.lookup.known_record(placed.position)
     assert data is not None
-    assert store.topic_retention.has_expired(data)
-    assert await store.record_far(placed.position) is None, "but clients do not find it"
-    assert store.topic_retention.removed_to("T") > placed.end
-    assert store.topic_retention.removed_to("U") == 0
+    assert store.upkeep.topic_retention.has_expired(data)
+    assert await store.lookup.record_far(placed.position) is None, "but clients do not find it"
+    assert store.upkeep.topic_retention.removed_to("T") > placed.end
+    assert store.upkeep.topic_retention.removed_to("U") == 0
     store.crash()
 
 
@@ -493,7 +493,7 @@ async def test_expired_messages_are_not_read_from_a_cold_tier() -> None:
     store.readers.cold = Kept(store, queue)
     await sweep(store)
     assert store.readers.first_offset(queue) == queue.first_offset == 2
-    result = await store.read_far(queue, 0, 10, 1000)
+    result = await store.readers.read_far(queue, 0, 10, 1000)
     assert (result.status, result.next_offset) == (ReadStatus.TOO_SMALL, 2)
     store.crash()
 
@@ -502,9 +502,9 @@ async def test_on_a_full_disk_messages_expire_and_are_noted_once_there_is_space(
     clock, disk = ManualClock(), FakeDisk()
     store = await opened(disk, clock)
     send(store, clock, "old", hours=3)
-    small = store.append(message(b"", "V"), 0)
-    store.append(message(b"x" * (4096 - 20 - small.end - (small.end - small.position)), "V"), 0)
-    store.commit()  # the next record needs a block
+    small = store.writer.append(message(b"", "V"), 0)
+    store.writer.append(message(b"x" * (4096 - 20 - small.end - (small.end - small.position)), "V"), 0)
+    store.committer.commit()  # the next record needs a block
     store.flusher.flush_now()
     disk.free_bytes = 0
     await sweep(store)
@@ -549,7 +549,7 @@ async def saved_broker(disk: FakeDisk, clock: ManualClock) -> Config:
     """Stop a broker with a topic T of two hours, and a message in it that is one hour old; return its configuration."""
     config = Config(broker=BrokerConfig(data=ROOT), store=CONFIG, plugins=PluginsConfig([], []))
     store = await Store.open(Path(ROOT), CONFIG, clock, disk)
-    store.store_host = HOST
+    store.writer.store_host = HOST
     broker = build(config, store, clock, Stats())
     broker.topics.update("T", 2, 2, attributes={RESERVE_TIME: "2"})
     send(store, clock, "old", hours=1)

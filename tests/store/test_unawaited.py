@@ -23,7 +23,7 @@ async def opened(disk: FakeDisk, flush: str = "sync") -> Store:
 
 def put(store: Store, topic: str = "T", *, awaited: bool = False) -> int:
     """Append a message without a commit; return its end."""
-    end = store.append(Message(topic, b"x"), 0).end
+    end = store.writer.append(Message(topic, b"x"), 0).end
     if not awaited:
         store.committer.note_unawaited(topic, 1, end)
     return end
@@ -31,14 +31,14 @@ def put(store: Store, topic: str = "T", *, awaited: bool = False) -> int:
 
 def commit(store: Store, *, awaited: bool = False) -> int:
     end = put(store, awaited=awaited)
-    store.commit()
+    store.committer.commit()
     return end
 
 
 def ends(store: Store) -> tuple[int, int]:
     """Up to which offset early readers and all others read."""
     queue = store.queue("T", 0)
-    return store.early_readers.end_offset(queue), store.end_offset(queue)
+    return store.early_readers.end_offset(queue), store.readers.end_offset(queue)
 
 
 async def test_early_readers_read_up_to_the_first_record_for_which_somebody_waits() -> None:
@@ -81,7 +81,7 @@ async def test_a_commit_with_one_record_for_which_somebody_waits_is_awaited_as_a
     store = await opened(FakeDisk())
     for awaited in (True, False) if mixed == "before" else (False, True):
         put(store, awaited=awaited)
-    store.commit()
+    store.committer.commit()
     assert ends(store) == (0, 0)
 
 
@@ -101,7 +101,7 @@ async def test_a_refused_commit_leaves_no_note_behind() -> None:
     disk.free_bytes = 0
     disk.fail_next("write", 28)
     with pytest.raises(Refused):
-        store.commit()
+        store.committer.commit()
     assert ends(store) == (1, 1)
     disk.free_bytes = None
     store.admission.disk_full = False
@@ -125,7 +125,7 @@ async def test_a_component_that_must_confirm_records_confirms_these_too() -> Non
 
 
 async def running(store: Store, nursery: trio.Nursery) -> None:
-    await nursery.start(store.run)
+    await nursery.start(store.upkeep.run)
 
 
 async def test_what_nobody_waits_for_is_durable_after_the_interval(autojump_clock: MockClock) -> None:
@@ -157,16 +157,16 @@ async def test_somebody_who_waits_has_it_flushed_at_once(autojump_clock: MockClo
             queue.watchers = [seen.append]
         if how == "wait_flushed before":
             end = put(store)
-            nursery.start_soon(store.wait_flushed, end)
+            nursery.start_soon(store.flusher.wait_flushed, end)
             await wait_all_tasks_blocked()
-            store.commit()
+            store.committer.commit()
         else:
             end = commit(store)
         await wait_all_tasks_blocked()
         if how == "wanted":
-            store.want_durable(end)
+            store.flusher.want_durable(end)
         elif how == "wait_flushed":
-            await store.wait_flushed(end)
+            await store.flusher.wait_flushed(end)
         elif how == "a record":
             commit(store, awaited=True)
         elif how == "later watcher":

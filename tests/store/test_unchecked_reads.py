@@ -24,17 +24,17 @@ async def filled(open_store: OpenStore, *, trusted: bool) -> tuple[Store, list[Q
     for _ in range(COUNT):
         # Runs of one queue in between, which are adjacent in the log.
         for _ in range(drawn.choice((1, 1, 1, 5))):
-            store.append(message(drawn.randbytes(drawn.choice(SIZES))), queue_id := drawn.randrange(QUEUES))
-        store.append(message(b"x"), queue_id)
-    store.commit()
-    await store.checkpoint()
+            store.writer.append(message(drawn.randbytes(drawn.choice(SIZES))), queue_id := drawn.randrange(QUEUES))
+        store.writer.append(message(b"x"), queue_id)
+    store.committer.commit()
+    await store.upkeep.checkpointer.checkpoint()
     if not trusted:
         store.pages.trusted_from = 1 << 62
         store.pages.drop_before(1 << 62)
     queues = [store.queue("T", number) for number in range(QUEUES)]
-    ends = map(store.end_offset, queues)
+    ends = map(store.readers.end_offset, queues)
     records = [
-        [b"".join(store.read(queue, offset, 1, 1).pieces) for offset in range(end)]
+        [b"".join(store.readers.read(queue, offset, 1, 1).pieces) for offset in range(end)]
         for queue, end in zip(queues, ends, strict=True)
     ]
     return store, queues, records
@@ -58,7 +58,7 @@ async def test_any_part_of_a_queue_is_read_whole(open_store: OpenStore, trusted:
         number = drawn.randrange(QUEUES)
         offset = drawn.randrange(len(records[number]))
         limits = drawn.choice((1, 7, 8, 9, 300, 1024)), drawn.choice((1, 500, 5000, 100_000, 1 << 30))
-        result = store.read_near(queues[number], offset, *limits, care=care)
+        result = store.readers.read_near(queues[number], offset, *limits, care=care)
         assert result is not None
         found = expected(records[number], offset, *limits)
         assert b"".join(result.pieces) == b"".join(found)

@@ -42,7 +42,7 @@ def copy_of(disk: FakeDisk) -> FakeDisk:
 
 async def opened(disk: FakeDisk) -> Store:
     store = await Store.open(Path(ROOT), CONFIG.store, ManualClock(), disk)
-    store.store_host = HOST
+    store.writer.store_host = HOST
     store.writer.light_queues = True
     return store
 
@@ -62,8 +62,8 @@ def send(store: Store, rounds: range) -> None:
             made = message(body, topic, "tag", "key", f"{topic}{queue_id}-{number}")
             if not number % LIGHT_EVERY:
                 made.properties += b"INNER_MULTI_DISPATCH\x01%LMQ%x,%LMQ%y\x02"
-            store.append(made, queue_id)
-        store.commit()
+            store.writer.append(made, queue_id)
+        store.committer.commit()
     store.flusher.flush_now()
 
 
@@ -91,18 +91,18 @@ async def make(stop: str) -> tuple[FakeDisk, FakeDisk]:
     disk = FakeDisk()
     store = await opened(disk)
     for _ in range(5):
-        store.append(message(b"of an earlier life", "B", keys="key", unique="old"), 0)
-    store.commit()
+        store.writer.append(message(b"of an earlier life", "B", keys="key", unique="old"), 0)
+    store.committer.commit()
     store.flusher.flush_now()
-    store.delete_topic("B")
+    store.deletions.delete_topic("B")
     send(store, range(20))
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     save_tables(store)
     older = copy_of(disk)
     send(store, range(20, 45))
     save_tables(store)
     if stop != "killed before a checkpoint":
-        await store.checkpoint()
+        await store.upkeep.checkpointer.checkpoint()
     if stop == "stopped":
         await store.close()
     else:
@@ -114,7 +114,7 @@ def positions_by_key(store: Store, record: Record) -> list[int]:
     """What a query for the unique key of *record* finds; nothing while a damaged key index keeps it waiting."""
     key = record.property("UNIQ_KEY").encode()
     with suppress(NotReady):
-        records = finish_now(store.query_keys(record.topic, key, 64, 0, 2**62)).records
+        records = finish_now(store.lookup.query_keys(record.topic, key, 64, 0, 2**62)).records
         return [each.position for data in records for each in decode_records(data)]
     return []
 
@@ -124,8 +124,8 @@ def served(store: Store) -> dict[Place, Record]:
     found: dict[Place, Record] = {}
     for queue in store.queues.all():
         offset = queue.first_offset
-        while offset < store.end_offset(queue):
-            result = store.read(queue, offset, 7, 10**6)
+        while offset < store.readers.end_offset(queue):
+            result = store.readers.read(queue, offset, 7, 10**6)
             for record in decode_records(b"".join(result.pieces)):
                 if record.position in positions_by_key(store, record):
                     found[queue.topic, queue.queue_id, record.queue_offset] = record

@@ -155,7 +155,7 @@ async def test_a_search_finds_the_next_record_that_a_scan_may_begin_with(
     every: list[int] = []
     allowed: list[int] = []
     for name, number, sizes in starts():
-        placed = put(store, f"{name}{number}", *sizes) if len(sizes) > 1 else [store.append(message(name), 0)]
+        placed = put(store, f"{name}{number}", *sizes) if len(sizes) > 1 else [store.writer.append(message(name), 0)]
         every += [each.position for each in placed]
         allowed.append(placed[0].position)
     flush(store)
@@ -179,7 +179,7 @@ async def test_only_a_whole_group_lacks_nothing_but_its_magic(
     monkeypatch.setattr(atomic, "BLOCK_BYTES", block_bytes)
     disk = FakeDisk()
     store = await open_on(disk, CONFIG)
-    start = store.append(message("plain"), 0)
+    start = store.writer.append(message("plain"), 0)
     placed = put(store, "group", 700, 20, 900)
     flush(store)
     (segment,) = store.segments.items

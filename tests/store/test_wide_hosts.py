@@ -20,18 +20,18 @@ def from_far(body: bytes) -> Message:
 async def test_a_young_segment_stays_whoever_wrote_the_next_one(open_store: OpenStore, clock: ManualClock) -> None:
     store = await open_store(small_config(delete_when=EVERY_HOUR))
     for number in range(100):
-        store.append(from_far(b"%d" % number + b"x" * 100), 0)
-    store.commit()
+        store.writer.append(from_far(b"%d" % number + b"x" * 100), 0)
+    store.committer.commit()
     store.flusher.flush_now()
-    await store.checkpoint()
-    store.retention.look()
+    await store.upkeep.checkpointer.checkpoint()
+    store.upkeep.retention.look()
     assert store.first_position == 0
     clock.ms += 73 * 3_600_000
-    store.append(from_far(b"new"), 0)
-    store.commit()
+    store.writer.append(from_far(b"new"), 0)
+    store.committer.commit()
     store.flusher.flush_now()
-    await store.checkpoint()
-    store.retention.look()
+    await store.upkeep.checkpointer.checkpoint()
+    store.upkeep.retention.look()
     assert store.first_position > 0
 
 
@@ -43,8 +43,8 @@ async def test_a_start_after_a_crash_of_rocketmq_reads_everything_unsaved(
     saved = clock.ms + 5000
     for body in sent:
         clock.ms += 1000
-        store.append(from_far(body), 0)
-        store.commit()
+        store.writer.append(from_far(body), 0)
+        store.committer.commit()
     store.crash()
     path = tmp_path / "store" / "checkpoint"
     page = bytearray(4096)

@@ -43,7 +43,7 @@ async def test_a_light_topic_is_there_while_the_store_has_its_queue() -> None:
         topic = broker.topics.get("%LMQ%a")
         assert topic is not None
         assert (topic.read_queues, topic.perm) == (1, READ)
-        assert topic.queue(0) is broker.store.find_queue("%LMQ%a", 0)
+        assert topic.queue(0) is broker.store.queues.find("%LMQ%a", 0)
         assert (broker.topics.has_queue("%LMQ%a", 0), broker.topics.has_queue("%LMQ%a", 1)) == (True, False)
         assert (len(broker.topics), [each.name for each in broker.topics if "LMQ" in each.name]) == (before, [])
         with pytest.raises(Refused, match="is not writable"):
@@ -133,7 +133,7 @@ async def test_acknowledgements_of_a_light_topic_outlive_a_restart() -> None:
         member = broker.shared_groups.join(RecordingPeer(), "%LMQ%a", "G", LINES, membership, policy)
         assert len(told(member.collect(1 << 20))) == 4
         assert [member.ack(0, offset) for offset in (0, 2)] == [True, True]
-        broker.store.commit()
+        broker.store.committer.commit()
         member.leave()
     for path in [path for path in disk.files if "/consumequeue/" in path]:
         disk.unlink(path)
@@ -164,8 +164,8 @@ async def test_light_topics_outlive_a_restart_without_an_entry_in_the_table(capl
 async def test_a_queue_of_a_light_topic_that_only_somebody_else_writes_stops_no_start() -> None:
     disk = FakeDisk()
     async with broker_in_memory(disk) as made:
-        made.store.append(Message("%LMQ%a", b"x"), 3)
-        made.store.commit()
+        made.store.writer.append(Message("%LMQ%a", b"x"), 3)
+        made.store.committer.commit()
     async with broker_in_memory(disk) as broker:
         topic = broker.topics.get("%LMQ%a")
         assert topic is not None
@@ -288,7 +288,7 @@ async def test_messages_that_no_router_wants_stay_in_runs_beside_those_in_light_
         routed = Message("t", b"routed", b"DEVICE\x01d\x02", queue_id=0, born_host=HOST)
         named = Message("t", b"named", A, queue_id=0, born_host=HOST)
         result = broker.publish_all([plain, routed, plain, named, plain])
-        broker.store.commit()
+        broker.store.committer.commit()
         assert (asked, result.refused) == ([b"routed"], {})
         assert drain(broker.store, queue, max_messages=9) == [b"plain", b"routed", b"plain", b"named", b"plain"]
         assert drain(broker.store, broker.store.queue("%LMQ%d", 0)) == [b"routed"]
@@ -312,5 +312,5 @@ async def test_control_characters_are_refused_in_names(char: str) -> None:
             light_topics(f"INNER_MULTI_DISPATCH\x01{name}\x02".encode())
         with pytest.raises(Refused, match="has a control character"):
             broker.topics.open(name)
-        assert broker.store.find_queue(name, 0) is None
+        assert broker.store.queues.find(name, 0) is None
         assert broker.topics.open("%LMQ%a b\u00e4") is not None

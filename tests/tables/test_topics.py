@@ -75,6 +75,7 @@ class NoStore:
 
     def __init__(self) -> None:
         self.queues = NoQueues()
+        self.upkeep = self.deletions = self  # as far as a topic table needs these parts
         self.topic_retention = Kept()
         self.deleted: list[str] = []
         self.full = False

@@ -59,12 +59,12 @@ class Delays:
         def flushed() -> None:
             changed.set()
 
-        self.broker.store.on_flushed.append(flushed)
+        self.broker.store.readable_end.on_moved.append(flushed)
         with trio.fail_after(within_s):
             while len(found := self.bodies(topic)) < count:
                 await changed.wait()
                 changed = trio.Event()
-        self.broker.store.on_flushed.remove(flushed)
+        self.broker.store.readable_end.on_moved.remove(flushed)
         await wait_all_tasks_blocked()
         return found
 

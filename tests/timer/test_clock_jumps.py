@@ -34,9 +34,9 @@ async def arrival_ms(made: Timed, began: float, *, until_s: float) -> dict[bytes
             came.setdefault(body, round((trio.current_time() - began) * 1000))
 
     flushed()
-    made.broker.store.on_flushed.append(flushed)
+    made.broker.store.readable_end.on_moved.append(flushed)
     await trio.sleep_until(began + until_s)
-    made.broker.store.on_flushed.remove(flushed)
+    made.broker.store.readable_end.on_moved.remove(flushed)
     assert len(made.bodies()) == len(came)
     return came
 

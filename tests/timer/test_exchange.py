@@ -19,8 +19,8 @@ def store(made: Timed, body: bytes, out_ms: int, key: str = "", **more: object) 
     """Store a record of the timer topic as RocketMQ does."""
     properties = {"UNIQ_KEY": key or body.decode(), "TIMER_OUT_MS": out_ms, "REAL_TOPIC": "T", "REAL_QID": 0, **more}
     encoded = "".join(f"{name}\x01{value}\x02" for name, value in properties.items()).encode()
-    made.broker.store.append(Message(TIMER_TOPIC, body, encoded, 0), 0)
-    made.broker.store.commit()
+    made.broker.store.writer.append(Message(TIMER_TOPIC, body, encoded, 0), 0)
+    made.broker.store.committer.commit()
 
 
 def page(content: bytes) -> bytes:
@@ -30,7 +30,7 @@ def page(content: bytes) -> bytes:
 
 async def write_check(disk: FakeDisk, clock: TrioClock, read_ms: int, offset: int) -> None:
     async with timed(disk, clock, delivers=False) as made:
-        made.broker.store.write_file(PATH, page(CHECK.pack(read_ms, 0, offset, offset + 100, 0, 0, 1)))
+        made.broker.store.data_directory.write_file(PATH, page(CHECK.pack(read_ms, 0, offset, offset + 100, 0, 0, 1)))
 
 
 # RocketMQ 5.5 leaves the topic out, unless appendTopicForTimerDeleteKey is set.
@@ -54,7 +54,7 @@ async def test_what_rocketmq_has_delivered_is_over(autojump_clock: MockClock, re
             assert sorted(made.bodies()) == [b"not in the wheel", b"pending"]
             # New timers are older than the file, and a second start takes over nothing again.
             made.publish(body=b"new", TIMER_DELAY_MS=3_600_000)
-            made.broker.store.commit()
+            made.broker.store.committer.commit()
             await trio.sleep(0.1)
     async with timed(disk, clock) as made:
         await trio.sleep(10)
@@ -83,7 +83,7 @@ async def test_a_file_that_rocketmq_has_not_written_changes_nothing(autojump_clo
     disk, clock = FakeDisk(), TrioClock()
     async with timed(disk, clock, delivers=False) as made:
         made.publish(TIMER_DELAY_MS=2000)
-        made.broker.store.write_file(PATH, content)
+        made.broker.store.data_directory.write_file(PATH, content)
     async with timed(disk, clock) as made:
         await trio.sleep(3)
         assert len(made.records()) == 1
@@ -97,10 +97,10 @@ async def test_rocketmq_changes_a_marked_file(autojump_clock: MockClock) -> None
         before = mark(CHECK.pack(START_MS, 0, 0, 0, 0, 0, 1))
         # It maps the file and changes its beginning.
         changed = CHECK.pack(START_MS + 5000, 0, 2, 2, 0, 0, 2) + before[CHECK.size :]
-        made.broker.store.write_file(PATH, page(changed))
+        made.broker.store.data_directory.write_file(PATH, page(changed))
         await trio.sleep(5)
         made.broker.publish(Message("T", b"over"))  # as RocketMQ delivered it
-        made.broker.store.commit()
+        made.broker.store.committer.commit()
     async with timed(disk, clock) as made:
         await trio.sleep(9)
         assert sorted(made.bodies()) == [b"over", b"pending"]
@@ -113,7 +113,7 @@ async def test_a_flipped_bit_in_our_own_file_changes_nothing(autojump_clock: Moc
         made.publish(TIMER_DELAY_MS=2000)
         content = bytearray(mark(CHECK.pack(START_MS, 0, 1, 1, 0, 0, 1)))
         content[byte] ^= 1 << byte % 8
-        made.broker.store.write_file(PATH, bytes(content))
+        made.broker.store.data_directory.write_file(PATH, bytes(content))
     async with timed(disk, clock) as made:
         await trio.sleep(3)
         assert len(made.records()) == 1

@@ -44,7 +44,7 @@ class Workload(power_cuts.Workload):
     async def work(self) -> None:
         for half in range(2):
             async with delays(self.disk, self.clock, levels=LEVELS, flush=self.flush, **SMALL) as running:
-                running.broker.store.on_flushed.append(partial(self.note_durable, running))
+                running.broker.store.readable_end.on_moved.append(partial(self.note_durable, running))
                 for number in range(half * STEPS, half * STEPS + STEPS):
                     self.send(running, f"{number}", 1 + number % 2)
                     await trio.sleep(0.3)
@@ -77,7 +77,7 @@ class Moving(Workload):
     async def work(self) -> None:
         async with delays(self.disk, self.clock, levels=LEVELS, flush=self.flush, **SMALL) as running:
             broker = running.broker
-            broker.store.on_flushed.append(partial(self.note_durable, running))
+            broker.store.readable_end.on_moved.append(partial(self.note_durable, running))
             broker.topics.ensure("other", 1)
             for number in range(STEPS // 2):
                 self.send(running, f"{number}", 3)
@@ -85,7 +85,7 @@ class Moving(Workload):
                 broker.publish(Message("other", b"x" * 900, b"", 0))
             await trio.sleep(0.01)
             await broker.store.flusher.flush()
-            await broker.store.checkpoint()
+            await broker.store.upkeep.checkpointer.checkpoint()
             self.first = self.changes
             await self.remove_first_segment(broker)
             self.last = self.changes
@@ -96,7 +96,7 @@ class Moving(Workload):
     async def remove_first_segment(self, broker: Broker) -> None:
         await broker.projections.release(8192)
         self.disk.used_ratio = 0.9
-        broker.store.retention.look()
+        broker.store.upkeep.retention.look()
         self.disk.used_ratio = 0.1
 
 

@@ -51,8 +51,8 @@ def notes(running: Delays) -> Iterator[RecordView]:
     store = running.broker.store
     queue = store.queue(JOURNAL, 0)
     offset = queue.first_offset
-    while offset < store.end_offset(queue):
-        found = store.read(queue, offset, 1, 1 << 20)
+    while offset < store.readers.end_offset(queue):
+        found = store.readers.read(queue, offset, 1, 1 << 20)
         for piece in found.pieces:
             yield from record_views(piece)
         offset = found.next_offset

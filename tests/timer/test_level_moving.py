@@ -30,7 +30,7 @@ def fill(running: Delays, count: int = 60) -> None:
     for number in range(count):
         running.broker.publish(Message("other", b"x" * 900, b"", 0))
         if number % 5 == 4:
-            running.broker.store.commit()
+            running.broker.store.committer.commit()
 
 
 async def remove_first_segments(running: Delays, disk: FakeDisk) -> None:
@@ -40,7 +40,7 @@ async def remove_first_segments(running: Delays, disk: FakeDisk) -> None:
     disk.used_ratio = 0.99
     with trio.fail_after(1000):
         while store.first_position == first:
-            await store.checkpoint()
+            await store.upkeep.checkpointer.checkpoint()
             await trio.sleep(20)
     disk.used_ratio = 0.1
 

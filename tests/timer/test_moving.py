@@ -36,7 +36,7 @@ async def test_a_timer_of_a_year_survives_the_removal_of_its_segment(autojump_cl
             await trio.sleep(0.1)
         disk.used_ratio = 0.99
         for _ in range(3):
-            store.retention.look()
+            store.upkeep.retention.look()
             await trio.sleep(30)
             made.publish("other", b"x" * 900)
         disk.used_ratio = 0.1
@@ -63,7 +63,7 @@ async def test_many_timers_are_moved_in_groups_and_each_once(autojump_clock: Moc
         await trio.sleep(1)
         end = made.broker.store.appended
         await made.broker.turns.finish(made.plugin.timers.roll(0, end))
-        made.broker.store.commit()
+        made.broker.store.committer.commit()
         await trio.sleep(1)
         assert made.plugin.timers.floor() <= end
         assert all(position >= end for _, position in chain(*made.plugin.timers.pending.in_range(0, 1 << 40)))
@@ -83,7 +83,7 @@ async def test_records_on_the_disk_are_read_by_a_thread(autojump_clock: MockCloc
         await trio.sleep(1)
         end, disk.on_loop = made.broker.store.appended, 0
         await made.broker.turns.finish(made.plugin.timers.roll(0, end))
-        made.broker.store.commit()
+        made.broker.store.committer.commit()
         await trio.sleep(1)
         assert made.plugin.timers.floor() > 8192
         assert made.statistics["pending"] == 20
@@ -124,7 +124,7 @@ async def test_a_record_that_the_disk_fails_to_read_keeps_its_segment_and_no_oth
         disk.fail_next("read", EIO)
         with pytest.raises(StoreError, match="records of 1 timers cannot be read; check the disk"):
             await made.broker.turns.finish(made.plugin.timers.roll(0, second.position + 1))
-        made.broker.store.commit()
+        made.broker.store.committer.commit()
         await trio.sleep(1)
         assert made.plugin.timers.floor() == 0
         left = chain(*made.plugin.timers.pending.in_range(0, second.position + 1))

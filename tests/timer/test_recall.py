@@ -31,7 +31,7 @@ async def test_a_recalled_message_is_not_delivered(autojump_clock: MockClock) ->
         assert capability.recall is not None
         end = await capability.recall("T", OUT_MS, "K1", "producers")
         assert end == made.broker.store.written
-        await made.broker.store.wait_flushed(end)
+        await made.broker.store.flusher.wait_flushed(end)
         assert made.statistics["pending"] == 2
         await trio.sleep(5)
         assert made.bodies() == [b"0", b"2"]
@@ -172,7 +172,7 @@ async def test_recalls_deliveries_and_moves_at_the_same_time(autojump_clock: Moc
                 except Refused as refused:
                     reasons.add(refused.reason)
                 else:
-                    await made.broker.store.wait_flushed(end)
+                    await made.broker.store.flusher.wait_flushed(end)
                     if end:
                         recalled.add(unique.encode())
 

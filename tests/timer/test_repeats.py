@@ -303,7 +303,7 @@ async def test_a_message_that_ends_while_the_disk_is_slow_does_not_come_again(au
         applied = made.plugin.timers._apply_note
         notes: list[bytes] = []
         made.plugin.timers._apply_note = notes.append  # type: ignore[assignment,method-assign]
-        await made.broker.store.wait_flushed(end)
+        await made.broker.store.flusher.wait_flushed(end)
         await trio.sleep(1)
         for note in notes:
             applied(note)

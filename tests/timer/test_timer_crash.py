@@ -76,7 +76,7 @@ class Workload(power_cuts.Workload):
         made = await self.start(self.disk, self.clock)
         for _ in range(STEPS):
             await self.step(made)
-        made.broker.store.commit()
+        made.broker.store.committer.commit()
         await flush(made)
         made.broker.projections.save()
         await made.broker.store.close()
@@ -132,7 +132,7 @@ class Workload(power_cuts.Workload):
         if action == "roll":
             await flush(made)
             await made.broker.turns.finish(made.plugin.timers.roll(0, store.appended))
-        store.commit()
+        store.committer.commit()
         if action == "roll":
             return
         await flush(made)
@@ -152,12 +152,12 @@ class Workload(power_cuts.Workload):
         await flush(made)
         end = store.segments.items[-2].end
         await made.broker.turns.finish(made.plugin.timers.roll(0, end))
-        store.commit()
+        store.committer.commit()
         await flush(made)
         made.broker.projections.released = end
-        await store.checkpoint()
+        await store.upkeep.checkpointer.checkpoint()
         self.disk.used_ratio = 0.99
-        store.retention.look()
+        store.upkeep.retention.look()
         self.disk.used_ratio = 0.1
         self.retired |= store.first_position > 0
 

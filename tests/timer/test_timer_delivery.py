@@ -224,7 +224,7 @@ async def test_records_that_are_not_pending_yet_are_counted(autojump_clock: Mock
             made.publish(TIMER_DELAY_MS=60_000)
         assert (made.statistics["pending"], made.statistics["not_yet_pending"]) == (0, 3)
         assert made.plugin.running.values()["timerOffsetBehind"] == "3"
-        await made.broker.store.wait_flushed(made.broker.store.appended)
+        await made.broker.store.flusher.wait_flushed(made.broker.store.appended)
         await until(lambda: made.statistics["pending"] == 3)
         assert made.statistics["not_yet_pending"] == 0
     async with timed(disk, clock) as made:

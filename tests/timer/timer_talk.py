@@ -51,7 +51,7 @@ class Timed:
         named = {"UNIQ_KEY": f"KEY{self.sent}", **{name: str(value) for name, value in {**properties, **more}.items()}}
         encoded = encode_properties(named)
         placed = self.broker.publish(Message(topic, body, encoded, queue_id, born_ms=1, born_host=HOST))
-        self.broker.store.commit()
+        self.broker.store.committer.commit()
         return placed
 
     def records(self, topic: str = "T") -> list[Record]:

@@ -79,9 +79,9 @@ class Sink:
     async def settle(self) -> None:
         """Make all that was appended durable, readable and applied; accept writes again once the disk has space."""
         with suppress(Refused):
-            self.store.commit()
-        if self.store.refusal:
-            self.store.retention.look()
+            self.store.committer.commit()
+        if self.store.admission.refusal:
+            self.store.upkeep.retention.look()
         await self.store.flusher.flush()
         for driven in self.broker.projections._driven:
             await self.broker.projections._catch_up(driven)
@@ -178,7 +178,7 @@ class Sink:
         await self.do(all_done)
 
     def records(self, topic: str, queue_id: int = 0) -> Iterator[Record]:
-        queue = self.store.find_queue(topic, queue_id)
+        queue = self.store.queues.find(topic, queue_id)
         return records_in(self.store, queue) if queue is not None else iter(())
 
     def stored(self, topic: str = TOPIC, queue_id: int = 0) -> list[str]:

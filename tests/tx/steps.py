@@ -84,7 +84,7 @@ class Work(Workload):
     async def store(self, name: str) -> None:
         found = self.found
         assert found is not None
-        found.store.commit()
+        found.store.committer.commit()
         if name in ("flush", "save"):
             sent, ended = self.sent, dict(self.ended)
             await found.settle()

@@ -76,7 +76,7 @@ class Sellers:
 
     async def settle(self) -> None:
         """Make all that was appended durable, readable and applied."""
-        self.store.commit()
+        self.store.committer.commit()
         await self.store.flusher.flush()
         for driven in self.broker.projections._driven:
             await self.broker.projections._catch_up(driven)
@@ -86,7 +86,7 @@ class Sellers:
         return [record.property("UNIQ_KEY") for record in self.records(topic)]
 
     def records(self, topic: str) -> Iterator[Record]:
-        queue = self.store.find_queue(topic, 0)
+        queue = self.store.queues.find(topic, 0)
         return records_in(self.store, queue) if queue is not None else iter(())
 
     def pending(self) -> list[int]:

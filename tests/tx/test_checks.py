@@ -26,7 +26,7 @@ def clock() -> ManualClock:
 async def running(nursery: trio.Nursery, clock: ManualClock, **more: object) -> Sellers:
     """A broker whose store flushes by itself, because a round waits for that."""
     found = await sellers(clock=clock, **more)  # type: ignore[arg-type]
-    await nursery.start(found.store.run)
+    await nursery.start(found.store.upkeep.run)
     return found
 
 
@@ -320,7 +320,7 @@ async def test_at_the_end_offsets_are_committed_though_the_store_flushes_no_more
         await found.end(placed, commit=False)
         await found.settle()
         found.prepare("k2")
-        found.store.commit()
+        found.store.committer.commit()
         assert found.store.flusher.durable < found.store.readable
         began = trio.current_time()
         nursery.cancel_scope.cancel()
@@ -363,7 +363,7 @@ async def test_on_a_full_disk_what_rocketmq_has_handled_cannot_end_again(
         with pytest.raises(Refused, match="has ended"):
             await found.end(placed[3], commit=True)
         disk.free_bytes = None
-        found.store.retention.look()
+        found.store.upkeep.retention.look()
         await trio.sleep(10)
         assert found.pending() == [4, 5]
         service.cancel_scope.cancel()

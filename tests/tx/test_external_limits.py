@@ -170,7 +170,7 @@ async def test_messages_of_a_topic_that_is_deleted_after_the_decision_are_droppe
     found.broker.topics.delete(OTHER)
     await found.go_on()
     assert found.stored() == numbered(0, 40)
-    assert found.store.find_queue(OTHER, 0) is None
+    assert found.store.queues.find(OTHER, 0) is None
     assert found.staged.statistics()["dropped_without_topic"] == 40
     assert "for topic[bills] are dropped, because the topic was deleted" in caplog.text
 
@@ -253,9 +253,9 @@ async def test_a_commit_whose_client_leaves_is_delivered_completely() -> None:
 
     async def leave() -> None:
         with trio.CancelScope() as scope:
-            found.store.on_flushed.append(scope.cancel)  # once something of it is durable
+            found.store.readable_end.on_moved.append(scope.cancel)  # once something of it is durable
             await found.staged.commit(name, [("a", 1)], print)
-        found.store.on_flushed.remove(scope.cancel)
+        found.store.readable_end.on_moved.remove(scope.cancel)
         assert scope.cancelled_caught
 
     await found.do(leave)

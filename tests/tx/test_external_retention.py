@@ -19,7 +19,7 @@ async def fill(found: Sink, count: int = 60) -> None:
     found.broker.topics.ensure("filler", 1)
     for _ in range(count):
         found.broker.publish(Message("filler", b"x" * 800, b"", 0, born_ms=1, born_host=HOST))
-        found.store.commit()
+        found.store.committer.commit()
     await found.settle()
 
 
@@ -28,9 +28,9 @@ async def retire(found: Sink, disk: FakeDisk) -> None:
     store = found.store
     await found.do(lambda: found.broker.projections.release(store.segments.items[-2].end))
     await found.settle()
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     disk.used_ratio = 0.95
-    store.retention.look()
+    store.upkeep.retention.look()
     disk.used_ratio = 0.1
 
 

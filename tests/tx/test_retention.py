@@ -55,7 +55,7 @@ class Kept(Workload):
     async def fill(self, found: Sellers, count: int = 30) -> None:
         for _ in range(count):
             found.broker.publish(Message("other", b"x" * 800, b"", 0, born_ms=1, born_host=HOST))
-            found.store.commit()
+            found.store.committer.commit()
         await found.settle()
 
     async def work(self) -> None:
@@ -104,9 +104,9 @@ async def retire(found: Sellers, disk: FakeDisk) -> None:
     store = found.store
     await flushing(found, partial(found.broker.projections.release, store.segments.items[-2].end))
     await found.settle()
-    await store.checkpoint()
+    await store.upkeep.checkpointer.checkpoint()
     disk.used_ratio = 0.95
-    store.retention.look()
+    store.upkeep.retention.look()
     disk.used_ratio = 0.1
 
 
@@ -271,4 +271,4 @@ async def test_others_are_told_that_a_commit_of_retention_failed() -> None:
     with pytest.raises(Refused):
         await found.broker.turns.finish(found.state.roll(0, found.store.appended))
     with pytest.raises(Refused):
-        found.store.commit()  # that of the server, which sends the answer after it
+        found.store.committer.commit()  # that of the server, which sends the answer after it

@@ -88,9 +88,9 @@ async def test_an_end_whose_commit_failed_can_be_repeated() -> None:
     disk.free_bytes = 0
     await found.end(placed, commit=True)
     with pytest.raises(Refused):
-        found.store.commit()
+        found.store.committer.commit()
     disk.free_bytes = None
-    found.store.retention.look()
+    found.store.upkeep.retention.look()
     await found.end(placed, commit=True)
     await found.settle()
     assert (found.stored(), op_bodies(found), found.pending()) == (["k1" * 3000], [b"0"], [])

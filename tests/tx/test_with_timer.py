@@ -71,8 +71,8 @@ async def prepared(found: Sellers, key: str, properties: str) -> Placed:
 
 async def flushed(found: Sellers) -> None:
     """Wait until what was appended is durable and applied."""
-    found.store.commit()
-    await found.store.wait_flushed(found.store.written)
+    found.store.committer.commit()
+    await found.store.flusher.wait_flushed(found.store.written)
     await wait_all_tasks_blocked()
 
 

@@ -194,8 +194,8 @@ class MqttBroker:
 
     async def settle(self) -> None:
         """Wait until everything appended is readable."""
-        self.broker.store.commit()
-        await self.broker.store.wait_flushed(self.broker.store.appended)
+        self.broker.store.committer.commit()
+        await self.broker.store.flusher.wait_flushed(self.broker.store.appended)
 
 
 async def leave(mqtt: MqttBroker, talk: MqttClient, client_id: str) -> None:

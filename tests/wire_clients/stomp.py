@@ -226,8 +226,8 @@ class StompBroker:
 
     async def settle(self) -> None:
         """Wait until everything appended is readable."""
-        self.broker.store.commit()
-        await self.broker.store.wait_flushed(self.broker.store.appended)
+        self.broker.store.committer.commit()
+        await self.broker.store.flusher.wait_flushed(self.broker.store.appended)
 
     async def idle(self) -> None:
         """Wait until the broker has sent all that it can send: no thread works, all tasks wait, nothing is appended."""

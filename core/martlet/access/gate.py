@@ -430,12 +430,12 @@ class Gate:
     def query_keys(
         self, topic: str, key: bytes, count_max: int, begin_ms: int, end_ms: int, bytes_max: int
     ) -> Steps[KeyQueryResult]:
-        """Return the records of *topic* with *key*, like `Store.query_keys`; requires ``read``.
+        """Return the records of *topic* with *key*, like `Lookup.query_keys`; requires ``read``.
 
         For internal topics it requires ``manage`` on the broker.
         """
         self._check_shown(topic)
-        return self._behind.store.query_keys(topic, key, count_max, begin_ms, end_ms, bytes_max)
+        return self._behind.store.lookup.query_keys(topic, key, count_max, begin_ms, end_ms, bytes_max)
 
     async def record_at(self, position: int) -> bytes | None:
         """Return the record at *position* of the log, None if no intact one starts there.
@@ -443,7 +443,7 @@ class Gate:
         Requires the same permissions as `query_keys`, or ``read`` on a light topic of the record. Waits for the disk
         in a worker thread.
         """
-        data = await self._behind.store.record_far(position)
+        data = await self._behind.store.lookup.record_far(position)
         if data is not None and not self._may_read_light(RecordView(data)):
             self._check_shown(RecordView(data).topic)
         return data

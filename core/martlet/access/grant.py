@@ -75,7 +75,7 @@ class TopicOffsets(_Grant):
     def end_offset(self, queue_id: int) -> int:
         """Return the offset after the newest readable message; 0 for a queue that was never used."""
         queue = self._queue(queue_id)
-        return self._store.end_offset(queue) if queue is not None else 0
+        return self._store.readers.end_offset(queue) if queue is not None else 0
 
     def next_offset(self, queue_id: int) -> tuple[int, int]:
         """Return the offset of the next message that is appended, and the log position up to which it must be readable.
@@ -89,22 +89,22 @@ class TopicOffsets(_Grant):
     def store_ms_at(self, queue_id: int, offset: int) -> Steps[int]:
         """Return when message *offset* was stored; -1 if it is not readable or damaged. Raises `NotReady`."""
         queue = self._queue(queue_id)
-        return -1 if queue is None else (yield from self._store.store_ms_at(queue, offset))
+        return -1 if queue is None else (yield from self._store.lookup.store_ms_at(queue, offset))
 
     def earliest_store_ms(self, queue_id: int) -> Steps[int]:
         """Return when the oldest message was stored; -1 for an empty queue. Raises `NotReady`."""
         queue = self._queue(queue_id)
-        return -1 if queue is None else (yield from self._store.earliest_store_ms(queue))
+        return -1 if queue is None else (yield from self._store.lookup.earliest_store_ms(queue))
 
     def offset_by_time(self, queue_id: int, timestamp_ms: int, *, upper: bool = False) -> Steps[int]:
-        """Like `Store.offset_by_time`; 0 for a queue that was never used. Raises `NotReady`."""
+        """Like `Lookup.offset_by_time`; 0 for a queue that was never used. Raises `NotReady`."""
         queue = self._queue(queue_id)
-        return 0 if queue is None else (yield from self._store.offset_by_time(queue, timestamp_ms, upper))
+        return 0 if queue is None else (yield from self._store.lookup.offset_by_time(queue, timestamp_ms, upper))
 
     def position_at(self, queue_id: int, offset: int) -> Steps[int]:
         """Return the log position of message *offset*; -1 if it is not readable or lost. Raises `NotReady`."""
         queue = self._queue(queue_id)
-        return -1 if queue is None else (yield from self._store.position_at(queue, offset))
+        return -1 if queue is None else (yield from self._store.lookup.position_at(queue, offset))
 
     @property
     def readable(self) -> int:
@@ -114,11 +114,11 @@ class TopicOffsets(_Grant):
     def bytes_since(self, queue_id: int, offset: int) -> Steps[int]:
         """Return how much the log has grown since message *offset*; -1 if that is not readable. Raises `NotReady`."""
         queue = self._queue(queue_id)
-        position = -1 if queue is None else (yield from self._store.position_at(queue, offset))
+        position = -1 if queue is None else (yield from self._store.lookup.position_at(queue, offset))
         return self._store.readable - position if position >= 0 else -1
 
     def _queue(self, queue_id: int) -> Queue | None:
-        return self._store.find_queue(self.name, queue_id)
+        return self._store.queues.find(self.name, queue_id)
 
 
 @final
@@ -309,8 +309,8 @@ class ConsumeGrant:
 
     def end_offset(self, queue_id: int) -> int:
         """Return the offset after the newest readable message; 0 for a queue that was never used."""
-        queue = self._store.find_queue(self.topic, queue_id)
-        return self._store.end_offset(queue) if queue is not None else 0
+        queue = self._store.queues.find(self.topic, queue_id)
+        return self._store.readers.end_offset(queue) if queue is not None else 0
 
     async def read(self, queue_id: int, offset: int, count_max: int, budget_bytes: int) -> ReadResult:
         """Read up to *count_max* messages of about *budget_bytes* together, in a worker thread if not in memory.
@@ -320,11 +320,11 @@ class ConsumeGrant:
           StoreError: the records could not be read.
         """
         store = self._store
-        queue = store.find_queue(self.topic, queue_id)
+        queue = store.queues.find(self.topic, queue_id)
         if queue is None:
             raise Refused(Reason.NOT_FOUND, f"queue {queue_id} of topic {self.topic!r} has no messages yet; send one")
-        near = store.read_near(queue, offset, count_max, budget_bytes)
-        return near if near is not None else await store.read_far(queue, offset, count_max, budget_bytes)
+        near = store.readers.read_near(queue, offset, count_max, budget_bytes)
+        return near if near is not None else await store.readers.read_far(queue, offset, count_max, budget_bytes)
 
     def offset(self, queue_id: int) -> int:
         """Return the group's committed offset in that queue, -1 if there is none."""
@@ -393,7 +393,7 @@ class BrokerGrant:
     @property
     def directory(self) -> str:
         """The store's directory."""
-        return self._store.directory
+        return self._store.data_directory.path
 
     @property
     def readable(self) -> int:
@@ -442,11 +442,11 @@ class BrokerGrant:
 
     def disk_usage(self) -> Usage:
         """Return how full the store's disk is."""
-        return self._store.disk.usage(self._store.directory)
+        return self._store.disk.usage(self._store.data_directory.path)
 
     def earliest_store_ms(self) -> Steps[int]:
         """Return when the log's first record was stored; -1 if there is none or it is damaged."""
-        return self._store.earliest_store_ms()
+        return self._store.lookup.earliest_store_ms()
 
 
 @final
@@ -468,11 +468,11 @@ class BrokerAdminGrant(BrokerGrant):
 
     def clean(self) -> None:
         """Run retention now instead of at the next interval."""
-        self._store.retention.look()
+        self._store.upkeep.retention.look()
 
     def delete_unused_topics(self) -> Steps[None]:
         """Remove stored messages of topics that no longer exist, in slices."""
         for name in self._store.topics_on_disk():
             if self._topics.get(name) is None:
-                self._store.delete_topic(name)
+                self._store.deletions.delete_topic(name)
                 yield

@@ -67,7 +67,7 @@ def _lower_offsets(broker: Broker, unused: int) -> None:
     The log of a copy can be older than its tables, and RocketMQ's offsets can be ahead of what a crash has left.
     *unused* is the end of a queue without messages.
     """
-    find = broker.store.find_queue
+    find = broker.store.queues.find
 
     def end_of(topic: str, queue_id: int) -> int:
         queue = find(topic, queue_id)
@@ -189,7 +189,7 @@ async def run(broker: Broker) -> None:
 def _write(store: Store, table: Table, data: list[bytes], *, copies: int) -> None:
     """Write *data*; with two *copies* also as the previous generation of the file."""
     for _ in range(copies):
-        store.write_file(table.path, *data)
+        store.data_directory.write_file(table.path, *data)
 
 
 async def _try_to_save(broker: Broker, *, offsets: bool) -> str:
@@ -208,7 +208,7 @@ async def _try_to_save(broker: Broker, *, offsets: bool) -> str:
             steps = table.freeze(store.durable)
             data = await store.disk.off_loop(partial(finish_off_loop, steps))
             # Remove a topic from the file only after its deletion is in the log.
-            await store.wait_deleted()
+            await store.deletions.wait_durable()
             with trio.CancelScope(shield=True):
                 copies = 2 if removed or table.urgent else 1
                 await store.disk.off_loop(partial(_write, store, table, data, copies=copies))

@@ -164,11 +164,11 @@ async def _run_with_store(
     server = Server(config.server, store, stats, broker.authentication.authenticate, broker.turns)
     live = _Live(plugins, broker, server, found)
     async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+        await nursery.start(store.upkeep.run)
         if await _replayed(broker, stop):
             live.check()
             with trio.move_on_after(EXPIRY_TIMEOUT_S):  # the rest expires while the broker runs
-                await store.topic_retention.sweep()
+                await store.upkeep.topic_retention.sweep()
             bound = live.bind()
             # So that topics which a hook created survive a crash with the same queues.
             with _usable(config.data):

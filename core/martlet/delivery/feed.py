@@ -185,7 +185,7 @@ class Feed:
         store = self._owner.store
         if position < store.first_position:
             return True
-        topics = {topic for topic in self.topics if position < store.topic_retention.removed_to(topic)}
+        topics = {topic for topic in self.topics if position < store.upkeep.topic_retention.removed_to(topic)}
         return bool(topics) and any(not topics.isdisjoint(self.topics_of(each)) for each in filters)
 
     def resume(self, cursor: Cursor) -> None:

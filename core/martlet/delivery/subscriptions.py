@@ -188,7 +188,7 @@ class TopicSubscription:
         self._readings: dict[int, _QueueReading] = {}
         self._due: deque[_QueueReading] = deque()
         self._tail = owner.tails.of(topic)
-        self._reader = QueueReader(owner.store, self._was_read, 1)
+        self._reader = QueueReader(owner.store.readers, self._was_read, 1)
         self._failure: Refused | None = None
 
     def cursor(self, queue_id: int) -> int:

@@ -111,7 +111,7 @@ class TailReader:
             self._store.readable_end.early.watch(queue, self._arrived)
         else:
             watch(queue, self._arrived)
-            self._store.want_durable(queue.last_end)
+            self._store.flusher.want_durable(queue.last_end)
 
     def _leave_queue(self, queue: Queue) -> None:
         if self.early:

@@ -53,7 +53,7 @@ class Upkeep:
         self._look_at = math.inf  # when to look whether dropped queues are stored
         self._log_moved = False
         self._rung = trio.Event()
-        owner.store.on_flushed.append(self._flushed)
+        owner.store.readable_end.on_moved.append(self._flushed)
 
     def alarm(self, context: GroupContext, at: float) -> None:
         """Look at the group of *context* no later than *at*."""

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final, final
-from typing import Protocol as TypingProtocol
 
 import trio
 
@@ -20,8 +19,9 @@ from martlet.net.peer import CLOSING, IDLE, NO_ROOM, ServerPeer
 from martlet.net.pending import PendingWork
 from martlet.settings import ServerConfig
 from martlet.state.journal import NEXT_COMMIT
+from martlet.store import Store
 
-__all__ = ["Log", "Rounds", "TurnNumber"]
+__all__ = ["Rounds", "TurnNumber"]
 
 log = logging.getLogger("martlet.server")
 
@@ -49,31 +49,6 @@ class TurnNumber(trio.abc.Instrument):
         self.number += 1
 
 
-class Log(TypingProtocol):
-    """The methods of the store that the server uses."""
-
-    on_flushed: list[Callable[[], None]]
-    on_commit_wanted: Callable[[], None] | None
-
-    @property
-    def readable(self) -> int:
-        """The log position up to which answers may be sent."""
-        ...
-
-    @property
-    def written(self) -> int:
-        """The log position up to which records were written."""
-        ...
-
-    def want_durable(self, position: int) -> None:
-        """Request that everything before *position* is soon readable."""
-        ...
-
-    def commit(self) -> None:
-        """Write the appended records; if it raises `MartletError`, none of them is stored."""
-        ...
-
-
 @final
 class Rounds:
     """Ends rounds; `run` ends those that no other code ends."""
@@ -81,7 +56,7 @@ class Rounds:
     def __init__(
         self,
         config: ServerConfig,
-        store: Log | None,
+        store: Store | None,
         pending: PendingWork[ServerPeer],
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
@@ -93,9 +68,9 @@ class Rounds:
         self._spent_s = 0.0  # how long rounds have collected in the turn ...
         self._spent_in = 0  # ... of this number
         if store is not None:
-            store.on_flushed.append(self._flushed)
-            store.on_commit_wanted = pending.want_commit
-            pending.want_durable = store.want_durable
+            store.readable_end.on_moved.append(self._flushed)
+            store.committer.on_commit_wanted = pending.want_commit
+            pending.want_durable = store.flusher.want_durable
 
     @property
     def readable(self) -> int:
@@ -135,7 +110,7 @@ class Rounds:
             return
         self._pending.commit_wanted = False
         try:
-            self._store.commit()
+            self._store.committer.commit()
         except MartletError as error:
             self._drop_answers(self._store.written, error)
 

@@ -25,12 +25,13 @@ from martlet.net.peer import CLOSED, CLOSING, READ_ENDED, ServerPeer
 from martlet.net.pending import PendingWork
 from martlet.net.read_turns import ENDS_A_TURN, ReadTurns
 from martlet.net.reader import Authenticate, SocketReader
-from martlet.net.rounds import Log, Rounds
+from martlet.net.rounds import Rounds
 from martlet.net.transports import SocketTransport, Transport
 from martlet.runtime.stats import Stats
 from martlet.runtime.steps import per_slice
 from martlet.runtime.turns import Turns
 from martlet.settings import ServerConfig
+from martlet.store import Store
 
 __all__ = ["Server", "listening_sockets"]
 
@@ -51,7 +52,7 @@ class Server:
     def __init__(
         self,
         config: ServerConfig,
-        store: Log | None,
+        store: Store | None,
         stats: Stats,
         authenticate: Authenticate = lambda credentials: Identity(),
         turns: Turns | None = None,

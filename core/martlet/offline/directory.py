@@ -129,7 +129,7 @@ async def _tried(directory: str, config: Config, disk: Disk, report: Report | No
     before = offsets_at_checkpoint(directory, disk)
     with _heard() as messages:
         broker = await _start(directory, config, dry, report)
-        await broker.store.checkpointer.repair_all()
+        await broker.store.upkeep.checkpointer.repair_all()
     messages += gone_since_checkpoint(broker.store, before)
     said = {finding.text for finding in found.findings}
     found.findings += [Finding("start", text) for text in messages if text not in said]
@@ -229,8 +229,8 @@ async def repair(
         broker = await _start(directory, config, disk, starting)
         store = broker.store
         try:
-            await store.checkpointer.repair_all()
-            if store.refusal or not store.indexer.complete(indexing) or saving.save(broker):
+            await store.upkeep.checkpointer.repair_all()
+            if store.admission.refusal or not store.upkeep.indexer.complete(indexing) or saving.save(broker):
                 raise StoreError(f"disk of data directory {directory!r} is full; free some space and repair again")
         finally:
             await store.close()

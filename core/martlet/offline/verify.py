@@ -74,7 +74,7 @@ class Served:
         if record.sys_flag & TRANSACTION_MASK in (PREPARED, ROLLBACK):
             return
         for topic, queue_id, offset in places(record):
-            queue = self._store.find_queue(topic, queue_id)
+            queue = self._store.queues.find(topic, queue_id)
             if queue is not None and self._entry(queue, offset) == (record.position, record.size):
                 self._matched[queue] = self._matched.get(queue, 0) + 1
             else:

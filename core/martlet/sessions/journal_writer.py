@@ -76,7 +76,7 @@ class SessionJournalWriter:
         if not self._waits:
             self._waits = True
             self._undone = self._store.committer.undone
-            self._store.before_commit.append(self._commit)
+            self._store.committer.before_commit.append(self._commit)
 
     def _commit(self) -> None:
         """Write the collected notes; called by the commit."""
@@ -88,7 +88,7 @@ class SessionJournalWriter:
             self._expected = self._journal_end()
 
     def _journal_end(self) -> int:
-        queue = self._store.find_queue(self.journal.topic, 0)
+        queue = self._store.queues.find(self.journal.topic, 0)
         return queue.next_offset if queue is not None else 0
 
     # lost notes
@@ -108,7 +108,7 @@ class SessionJournalWriter:
         """Record that notes of session *key* were lost: its state is what the table says once it is current."""
         if self._store.readable < self._store.written or not self.is_current():
             self.restored[key] = self._store.written
-            self._store.want_durable(self._store.written)
+            self._store.flusher.want_durable(self._store.written)
 
     def is_settled(self, key: str) -> bool:
         """Return whether the state of session *key* is known; it is not for a moment after a failed commit."""
@@ -129,6 +129,6 @@ class SessionJournalWriter:
         """Wait until the state of session *key* is known. Raises `StoreFailed`."""
         self.find_lost()
         while not self.is_settled(key):
-            await self._store.wait_flushed(self._store.written)
+            await self._store.flusher.wait_flushed(self._store.written)
             await self.wait_current()
             self.find_lost()

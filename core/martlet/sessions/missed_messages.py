@@ -96,7 +96,7 @@ class MissedMessages:
         after the first slice.
         """
         position, passed, first = state.position, state.passed, self._store.first_position
-        topics_of, removed_to = self.topics_of.get(protocol), self._store.topic_retention.removed_to
+        topics_of, removed_to = self.topics_of.get(protocol), self._store.upkeep.topic_retention.removed_to
         topics = topics_of(state.filters) if topics_of is not None else ()
         count = 0
         for topic in topics:

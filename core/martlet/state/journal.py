@@ -68,8 +68,8 @@ class Journal:
         if not self._notes or self._bytes + size > self._record_bytes or size > self.note_bytes_max:
             self._check(data)
             self.write()
-            self._store.before_commit.append(self.write)
-            self._store.commit_soon()
+            self._store.committer.before_commit.append(self.write)
+            self._store.committer.commit_soon()
         self._notes.append(data)
         self._bytes += size
         return NEXT_COMMIT
@@ -85,7 +85,7 @@ class Journal:
             return
         notes, self._notes, self._bytes = self._notes, [], 0
         try:
-            self._store.append(self._record(notes), 0)
+            self._store.writer.append(self._record(notes), 0)
         except (Refused, StoreFailed) as error:
             self._store.committer.fail_next(error)
             raise
@@ -109,7 +109,7 @@ class Journal:
         return list(map(self._record, records))
 
     def _record(self, notes: list[bytes]) -> Message:
-        return Message(self.topic, msgpack.packb(notes), born_host=self._store.store_host)
+        return Message(self.topic, msgpack.packb(notes), born_host=self._store.writer.store_host)
 
     def _check(self, note: bytes) -> None:
         if len(note) > self.note_bytes_max:

@@ -136,7 +136,7 @@ class LogOrder:
     @property
     def at_end(self) -> bool:
         """Return whether every readable record was returned."""
-        return all(cursor.offset >= self.store.end_offset(cursor.queue) for cursor in self.behind.values())
+        return all(cursor.offset >= self.store.readers.end_offset(cursor.queue) for cursor in self.behind.values())
 
     def passed(self, end: int) -> bool:
         """Return whether all records before log position *end* were returned."""
@@ -178,7 +178,7 @@ class LogOrder:
             try:
                 self._load_far(self._wanted())
             except BlockDamaged as damaged:
-                self.store.repairs.repair_now(damaged.queue)
+                self.store.upkeep.repairs.repair_now(damaged.queue)
         taken = self._take()
         run = self._read_near(taken)
         if run is None:
@@ -190,7 +190,7 @@ class LogOrder:
         try:
             await self.store.disk.off_loop(work)
         except BlockDamaged as damaged:
-            await self.store.repairs.repair(damaged.queue)
+            await self.store.upkeep.repairs.repair(damaged.queue)
 
     # ---- entries
 
@@ -242,7 +242,7 @@ class LogOrder:
     def _look_at(self, cursor: QueueCursor, limit: int, budget: Budget) -> bool:
         """Take up to *limit* entries of one queue; return False if the next one is only in a file."""
         queue = cursor.queue
-        cursor.end = self.store.end_offset(queue)
+        cursor.end = self.store.readers.end_offset(queue)
         if not cursor.ahead:
             if cursor.offset < queue.stored_from:
                 cursor.offset = queue.stored_from  # retention removed the entries before

@@ -128,7 +128,7 @@ class Projections:
         self._replayed = False
         self._applied: trio.Event | None = None  # of those that wait until records were applied
         # Already now: the store applies retention while the projections are replayed.
-        store.retention.keeper = self
+        store.upkeep.retention.keeper = self
 
     def __len__(self) -> int:
         return len(self._driven)
@@ -158,7 +158,7 @@ class Projections:
             if not driven.failed:
                 await self._restore(driven)
         store.queues.on_new.append(self._follow_new)
-        store.on_deleted.append(self._forget)
+        store.deletions.on_deleted.append(self._forget)
         for driven in self._driven:
             await self._catch_up(driven)
         store.readable_end.on_watched.append(self._apply_readable)
@@ -175,7 +175,7 @@ class Projections:
     async def _restore(self, driven: Driven) -> None:
         off_loop, first = self._store.disk.off_loop, self._store.first_position
         try:
-            generations = await off_loop(lambda: list(self._store.read_generations(driven.path)))
+            generations = await off_loop(lambda: list(self._store.data_directory.read_generations(driven.path)))
         except OSError as error:
             log.warning("%s cannot be read; %s", driven.path, error)
             generations = []
@@ -225,7 +225,7 @@ class Projections:
         """
         deleted: set[str] = set()
         for mark in snapshot.marks:
-            queue = self._store.find_queue(mark.topic, mark.queue_id)
+            queue = self._store.queues.find(mark.topic, mark.queue_id)
             if not mark.offset or (queue is not None and await self._fits(queue, mark)):
                 continue  # a queue without records may be missing: it is created when somebody asks for it
             if queue is not None and -1 < await self._position_at(queue, queue.stored_from) < snapshot.end:
@@ -248,7 +248,7 @@ class Projections:
             try:
                 entry = await self._turns.finish(self._store.queues.entries_in_steps(queue, offset, 1))
             except BlockDamaged:
-                await self._store.repairs.repair(queue)
+                await self._store.upkeep.repairs.repair(queue)
                 continue
             return int(ENTRY.unpack(entry)[0]) if entry else -1
         raise StoreError(f"consume queue {queue.topic}/{queue.queue_id} is damaged again after each rebuild")
@@ -363,14 +363,14 @@ class Projections:
         def note() -> None:
             moved.set()
 
-        self._store.on_flushed.append(note)
-        self._store.want_durable(end)
+        self._store.readable_end.on_moved.append(note)
+        self._store.flusher.want_durable(end)
         try:
             while self._store.readable < min(end, self._store.appended):
                 await moved.wait()
                 moved = trio.Event()
         finally:
-            self._store.on_flushed.remove(note)
+            self._store.readable_end.on_moved.remove(note)
 
     def may_have_newer(self, projection: Projection, topic: str, tag: str) -> bool:
         """Return whether the log may have a message of *topic* with *tag* that *projection* has not applied yet.
@@ -462,7 +462,7 @@ class Projections:
             pieces = await store.disk.off_loop(partial(finish_off_loop, content))
             # Records that are not durable could be lost and replaced by others.
             await store.flusher.wait_durable(position)
-            await store.disk.off_loop(partial(store.write_file, driven.path, *pieces))
+            await store.disk.off_loop(partial(store.data_directory.write_file, driven.path, *pieces))
         except Exception as error:
             log.error("%s cannot be written, retrying later; %s", driven.path, _reason(driven, error))
             driven.retry_at = trio.current_time() + RETRY_S
@@ -473,10 +473,10 @@ class Projections:
     def save(self) -> None:
         """Apply the remaining records and write every outdated snapshot, blocking; for shutdown."""
         store = self._store
-        if store.failed is not None or not self._replayed:
+        if store.flusher.failed is not None or not self._replayed:
             return
         try:
-            store.commit()
+            store.committer.commit()
             store.flusher.flush_now()
         except (Refused, OSError) as error:
             log.warning("snapshots cannot be written, so the next start takes longer; %s", error)
@@ -495,7 +495,7 @@ class Projections:
         if driven.failed or (is_saved and driven.saved_held == driven.held()):
             return
         pieces = finish_now(driven.snapshot()[1])
-        self._store.write_file(driven.path, *pieces)
+        self._store.data_directory.write_file(driven.path, *pieces)
         driven.saved_bytes, driven.followed_bytes, driven.saved_held = sum(map(len, pieces)), 0, driven.held()
 
     # ---- retention
@@ -571,12 +571,12 @@ def _reason(driven: Driven, error: Exception) -> str:
 def _held_in_snapshots(store: Store, present: set[str]) -> list[tuple[str, str, int]]:
     """Return plugin, name and number of held messages of the snapshots of all projections that are not *present*."""
     found: list[tuple[str, str, int]] = []
-    for file in store.names(FOLDER):
+    for file in store.data_directory.names(FOLDER):
         name = file.removesuffix(SUFFIX)
         if name == file or name in present:
             continue
         try:
-            snapshot = decode_snapshot(name, next(iter(store.read_generations(f"{FOLDER}/{file}")), b""))
+            snapshot = decode_snapshot(name, next(iter(store.data_directory.read_generations(f"{FOLDER}/{file}")), b""))
         except (OSError, StoreError) as error:
             log.debug("%s/%s cannot be read; %s", FOLDER, file, error)
             continue

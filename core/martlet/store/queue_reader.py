@@ -12,8 +12,8 @@ from typing import Final, TypeAlias, final
 from martlet.errors import Refused, StoreError
 from martlet.records.layout import Predicate
 from martlet.store.queues.queues import Queue
+from martlet.store.read.readers import Readers
 from martlet.store.read.reading import Care, ReadResult
-from martlet.store.store import Store
 
 __all__ = ["QueueRead", "QueueReader", "Start"]
 
@@ -55,15 +55,15 @@ class QueueReader:
     """Reads queues for one consumer, which identifies its reads by places: any hashable, such as a queue id or a pull.
 
     Args:
-      store: the store to read.
+      readers: read the store.
       done: called with the place for which `read` now has a result, or must be called again.
       ahead_max: the maximum number of unfetched results of the thread.
     """
 
-    __slots__ = ("_ahead_max", "_done", "_found", "_line", "_store", "stalled", "working")
+    __slots__ = ("_ahead_max", "_done", "_found", "_line", "_readers", "stalled", "working")
 
-    def __init__(self, store: Store, done: Callable[[Hashable], None], ahead_max: int = AHEAD_MAX) -> None:
-        self._store = store
+    def __init__(self, readers: Readers, done: Callable[[Hashable], None], ahead_max: int = AHEAD_MAX) -> None:
+        self._readers = readers
         self._done = done
         self._ahead_max = ahead_max
         self._line: dict[Hashable, QueueRead] = {}  # for the thread, first come, first served
@@ -95,7 +95,7 @@ class QueueReader:
     ) -> ReadResult | None:
         """Return readable records of *queue* from *offset* on, at most *count_max*; None if a thread must read them.
 
-        Limits, filters, *care* and results are those of `Store.read_near`. Far behind the tail, *predicate* is
+        Limits, filters, *care* and results are those of `Readers.read_near`. Far behind the tail, *predicate* is
         called in a thread.
 
         Raises:
@@ -111,7 +111,7 @@ class QueueReader:
             if request is not None and request.offset == offset and request.queue is queue:
                 self._work(start)
                 return None
-        result = self._store.read_near(queue, offset, count_max, budget_bytes, codes, predicate, care)
+        result = self._readers.read_near(queue, offset, count_max, budget_bytes, codes, predicate, care)
         if result is None:
             self._line[place] = QueueRead(queue, offset, count_max, budget_bytes, codes, predicate, care)
             self._work(start)
@@ -157,7 +157,7 @@ class QueueReader:
             while self._line and len(self._found) < self._ahead_max:
                 place, request = next(iter(self._line.items()))
                 try:
-                    request.result = await self._store.read_far(
+                    request.result = await self._readers.read_far(
                         request.queue,
                         request.offset,
                         request.count_max,

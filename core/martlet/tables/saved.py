@@ -100,8 +100,8 @@ class Tables:
 
         Unless both copies of the file are the same, both are then written again.
         """
-        newest, is_ours = not self._store.lacks_newest(table.path), False
-        generations = self._store.read_generations(table.path)
+        newest, is_ours = not self._store.data_directory.lacks_newest(table.path), False
+        generations = self._store.data_directory.read_generations(table.path)
         for data in generations:
             if is_ours and not _is_ours(data):
                 log.warning("%s.bak is RocketMQ's, from before Martlet used it; ignoring it", table.path)

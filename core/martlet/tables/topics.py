@@ -187,7 +187,7 @@ class Topic:
         """Return whether a queue may be read by its id: it is one of the topic's, or was, and had messages then."""
         if 0 <= queue_id < self.read_queues:
             return True
-        queue = self._store.find_queue(self.name, queue_id)
+        queue = self._store.queues.find(self.name, queue_id)
         return queue is not None and queue.next_offset > 0
 
     def queue_ids(self) -> list[int]:
@@ -284,7 +284,7 @@ class Topics:
     @property
     def hours_max(self) -> int:
         """The longest retention of a topic's own, that of the log; 0 if there is no limit."""
-        return self._store.topic_retention.hours_max
+        return self._store.upkeep.topic_retention.hours_max
 
     def has_queue(self, name: str, queue_id: int) -> bool:
         """Return whether topic *name* has queue *queue_id*, for reading or writing."""
@@ -402,7 +402,7 @@ class Topics:
             text = f"topic[{topic.name}] cannot keep messages for {hours} hours (attribute {RESERVE_TIME})"
             why = f"all topics share one log, which keeps them for {limit}; set store.file_reserved_hours higher"
             raise Refused(Reason.PARAMETER, f"{text}; {why}")
-        self._store.topic_retention.set_hours(topic.name, hours)
+        self._store.upkeep.topic_retention.set_hours(topic.name, hours)
 
     @staticmethod
     def _check(name: str, read_queues: int, write_queues: int, perm: int) -> None:
@@ -465,8 +465,8 @@ class Topics:
         """
         if self.get(name) is None:
             return False
-        self._store.delete_topic(name)
-        self._store.topic_retention.deleted(name)
+        self._store.deletions.delete_topic(name)
+        self._store.upkeep.topic_retention.deleted(name)
         self._table.pop(name, None)
         for tell in self.deleted:
             tell(name)
@@ -507,7 +507,7 @@ class Topics:
         for topic in found.values():
             hours = reserve_hours(topic.attributes)
             if hours and not _is_system(topic.name):
-                self._store.topic_retention.set_hours(topic.name, hours, loaded=True)
+                self._store.upkeep.topic_retention.set_hours(topic.name, hours, loaded=True)
 
     def _from_json(self, name: str, entry: dict[str, Any]) -> Topic:
         return Topic(

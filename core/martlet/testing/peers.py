@@ -309,7 +309,7 @@ async def serving(
             made.projections.add("tested", projection)
         async with trio.open_nursery() as nursery:
             serves = Server(server or ServerConfig(), opened, stats, made.authentication.authenticate, made.turns)
-            await nursery.start(opened.run)
+            await nursery.start(opened.upkeep.run)
             await made.projections.replay()
             nursery.start_soon(made.projections.run)
             await nursery.start(serves.run, [(protocol, serves.bind(protocol)) for protocol in ports(made)])

@@ -56,13 +56,13 @@ def message(
 
 
 def append_group(store: Store, messages: Sequence[Message], queue_ids: Sequence[int]) -> list[Placed]:
-    """Append *messages* as an atomic group, each to its queue; return where. Raises as `Store.append_all`."""
-    items = [store.item(each, queue_id) for each, queue_id in zip(messages, queue_ids, strict=True)]
-    return placed_of(store.append_all(items, atomic=True))
+    """Append *messages* as an atomic group, each to its queue; return where. Raises as `Writer.append_all`."""
+    items = [store.writer.item(each, queue_id) for each, queue_id in zip(messages, queue_ids, strict=True)]
+    return placed_of(store.writer.append_all(items, atomic=True))
 
 
 def append_batch(store: Store, messages: Sequence[Message], queue_id: int) -> list[Placed]:
-    """Append *messages* as an atomic group to the queues of that id; return where. Raises as `Store.append_all`."""
+    """Append *messages* as an atomic group to the queues of that id; return where. Raises as `Writer.append_all`."""
     return append_group(store, messages, [queue_id] * len(messages))
 
 
@@ -80,8 +80,8 @@ def drain(store: Store, queue: Queue, *, max_messages: int = 5, budget_bytes: in
     """Read everything readable of *queue* as a consumer would, answer by answer; return the bodies."""
     found: list[bytes] = []
     offset = queue.first_offset
-    while offset < store.end_offset(queue):
-        result = store.read(queue, offset, max_messages, budget_bytes)
+    while offset < store.readers.end_offset(queue):
+        result = store.readers.read(queue, offset, max_messages, budget_bytes)
         if result.next_offset <= offset:
             raise AssertionError(f"read of {queue} at {offset} did not move on: {result}")
         found += bodies(result.pieces)

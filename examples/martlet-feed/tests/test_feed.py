@@ -23,7 +23,7 @@ def publish(running: Serving, *bodies: bytes, sys_flag: int = 0) -> None:
     running.broker.topics.ensure("news", 1)
     for body in bodies:
         running.broker.publish(Message("news", body, sys_flag=sys_flag))
-    running.broker.store.commit()
+    running.broker.store.committer.commit()
 
 
 async def received(peer: MemoryPeer) -> bytes:

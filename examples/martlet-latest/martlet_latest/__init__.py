@@ -32,7 +32,7 @@ class Latest:
     def read(self, topic: str, key: str) -> Record | None:
         """Return the newest message of *key* in *topic*, None if there is none."""
         position = self._positions[topic].get(key, -1) if topic in self._positions else -1
-        data = self._broker.store.record_at(position) if position >= 0 else None
+        data = self._broker.store.lookup.record_at(position) if position >= 0 else None
         return decode_record(data) if data is not None else None
 
     def apply(self, records: Sequence[RecordView]) -> None:
@@ -73,7 +73,7 @@ class Latest:
             yield
 
     def _copy(self, topic: str, position: int) -> None:
-        data = self._broker.store.record_at(position)
+        data = self._broker.store.lookup.record_at(position)
         if data is not None:
             record = decode_record(data)
             message = Message(topic, record.body, record.properties, record.queue_id, record.flag, record.sys_flag)

@@ -35,7 +35,7 @@ async def broker_on(disk: FakeDisk) -> AsyncIterator[Broker]:
 
 def publish(broker: Broker, key: str, body: bytes) -> None:
     broker.publish(Message("prices", body, encode_properties({"TAGS": key})))
-    broker.store.commit()
+    broker.store.committer.commit()
 
 
 def latest(broker: Broker, key: str) -> bytes | None:
@@ -76,7 +76,7 @@ async def test_it_outlives_retention(autojump_clock: MockClock) -> None:
         for number in range(60):
             publish(broker, "tin", b"%d" % number * 50)
         await trio.sleep(1)
-        await broker.store.checkpoint()
+        await broker.store.upkeep.checkpointer.checkpoint()
         disk.used_ratio = 0.95
         await trio.sleep(5)
         assert broker.store.first_position > 0
@@ -106,11 +106,11 @@ async def test_a_copy_does_not_replace_a_newer_message(newer: bytes, after: str)
         broker.publish(Message("prices", newer, encode_properties({"TAGS": "gold"})))  # in the other queue
         steps = projection.roll(0, broker.store.written)
         next(steps)  # the newer message is not applied yet
-        broker.store.commit()
+        broker.store.committer.commit()
         await wait_all_tasks_blocked()
         for _ in steps:
             pass
-        broker.store.commit()
+        broker.store.committer.commit()
         await wait_all_tasks_blocked()
         assert latest(broker, "gold") == (newer or None)
     if after == "after a replay":
@@ -126,7 +126,7 @@ async def test_a_message_without_a_newer_one_is_copied_at_once() -> None:
         before = broker.store.written
         for _ in projection.roll(0, before):
             pass
-        broker.store.commit()
+        broker.store.committer.commit()
         await wait_all_tasks_blocked()
         assert projection.floor() >= before
         assert latest(broker, "gold") == b"old"

@@ -410,7 +410,7 @@ async def test_queues_that_come_later_are_read_from_their_beginning(tmp_path: Pa
         made.broker.topics.update("t", 4, 4)
         for queue_id in range(4):
             made.broker.publish(Message("t", b"q%d" % queue_id, queue_id=queue_id))
-        made.broker.store.commit()
+        made.broker.store.committer.commit()
         assert sorted(await talk.bodies(4)) == ["q0", "q1", "q2", "q3"]
 
 

@@ -25,8 +25,8 @@ async def test_a_message_is_stamped_once(tmp_path: Path, before: bytes, after: b
         broker.set_stages([("stamp", stage) for stage in plugin.martlet_stages(broker)])
         broker.topics.ensure("t", 1)
         placed = broker.publish(Message("t", b"x", before))
-        broker.store.commit()
-        await broker.store.wait_flushed(placed.end)
-        record = broker.store.record_at(placed.position)
+        broker.store.committer.commit()
+        await broker.store.flusher.wait_flushed(placed.end)
+        record = broker.store.lookup.record_at(placed.position)
         assert record is not None
         assert decode_record(record).properties == after

@@ -63,7 +63,7 @@ async def test_messages_of_other_protocols_come_under_their_tag(tmp_path: Path) 
         assert await talk.ask("SUB #") == "OK"
         topics.broker.publish(Message("topics", b"x", b"TAGS\x01two words\x02", 0))
         topics.broker.publish(Message("topics", b"no tag", b"", 0))
-        topics.broker.store.commit()
+        topics.broker.store.committer.commit()
         assert await talk.messages(2) == [Came("two%20words", b"x"), Came("", b"no tag")]
 
 
@@ -418,9 +418,9 @@ async def test_a_session_that_slept_while_retention_went_by_is_told_of_the_gap(t
         await topics.settle()
         end = broker_store.segments.items[-2].end
         await topics.broker.projections.release(end)
-        await broker_store.checkpoint()
+        await broker_store.upkeep.checkpointer.checkpoint()
         disk.used_ratio = 0.99
-        broker_store.retention.look()
+        broker_store.upkeep.retention.look()
         disk.used_ratio = 0.1
         assert broker_store.first_position > 0
         talk = await topics.connect("me", "OK gap")
@@ -448,13 +448,13 @@ async def test_a_commit_that_fails_is_told_to_publishers_and_ends_subscribers(tm
         disk.fail_next("write", ENOSPC)
         await other.publish(3, ("a", b"lost"), ("c", b"lost"))
         assert (await other.line()).startswith("ERR 3 2 ")
-        topics.broker.store.retention.look()
+        topics.broker.store.upkeep.retention.look()
         disk.fail_next("write", ENOSPC)
         await talk.say("SUB lost 1")
         assert (await talk.line()).startswith("ERR 0 0 UNAVAILABLE the disk ")
         with pytest.raises(EOFError):
             await talk.line()
-        topics.broker.store.retention.look()
+        topics.broker.store.upkeep.retention.look()
         await topics.settle()
         talk = await topics.connect("me", "OK old")
         await published(other, ("lost", b"1"), ("a", b"2"), ("b", b"3"))
@@ -487,7 +487,7 @@ async def test_rules_are_about_the_names_of_messages(tmp_path: Path) -> None:
         assert (await other.line()).startswith("ERR 5 2 NO_PERMISSION")
         topics.broker.publish(Message("topics", b"7", b"TAGS\x01c\x02", 0))
         topics.broker.publish(Message("topics", b"8", b"TAGS\x01b\x02", 0))
-        topics.broker.store.commit()
+        topics.broker.store.committer.commit()
         assert await talk.bodies(3) == [b"1", b"4", b"8"]
         assert await talk.rest() == []
 

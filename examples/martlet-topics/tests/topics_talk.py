@@ -166,8 +166,8 @@ class Running:
 
     async def settle(self) -> None:
         """Wait until everything appended is applied."""
-        self.broker.store.commit()
-        await self.broker.store.wait_flushed(self.broker.store.appended)
+        self.broker.store.committer.commit()
+        await self.broker.store.flusher.wait_flushed(self.broker.store.appended)
         await trio.testing.wait_all_tasks_blocked()
 
 

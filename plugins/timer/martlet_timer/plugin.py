@@ -79,7 +79,7 @@ class TimerPlugin(Hooks):
                 self.timer_clock.now_ms,
                 self._horizon_ms,
                 broker.queue_for_later,
-                broker.store.renew_clock,
+                broker.store.committer.renew_clock,
                 RepeatLimits(self._config.period_min_ms, self._config.schedules_max, lambda: len(self.timers.repeated)),
                 broker.ids.unique,
             ).stage(),

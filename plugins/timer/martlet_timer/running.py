@@ -55,7 +55,7 @@ class RunningInfo:
         levels: dict[str, str] = {}
         for queue_id, queue in sorted(self._store.queues.topics.get(SCHEDULE_TOPIC, {}).items()):
             delivered_to = max(self._offsets.by_level.get(queue_id + 1, 0), queue.first_offset)
-            end = self._store.end_offset(queue)
+            end = self._store.readers.end_offset(queue)
             if end:
                 levels[f"scheduleMessageOffset_{queue_id + 1}"] = f"{delivered_to},{end}"
         timers, (added, delivered) = self._timers(), self._rates()

@@ -145,7 +145,7 @@ class Checks:
         for at in range(0, len(offsets), NOTED):
             self._journal.note(checked(offsets[at : at + NOTED]))
         self._store.committer.commit_early()
-        await self._store.wait_flushed(self._store.written)
+        await self._store.flusher.wait_flushed(self._store.written)
         for half in due:
             if self._held.is_pending(half.record.queue_offset):
                 self._ask(half)
@@ -196,7 +196,7 @@ class Checks:
         if self._held.handled_before:
             self._journal.note(adopted(self._held.handled_before))
             self._store.committer.commit_early()
-            await self._store.wait_flushed(self._store.written)
+            await self._store.flusher.wait_flushed(self._store.written)
 
     async def _commit_offsets(self) -> None:
         try:

@@ -138,14 +138,14 @@ class HeldTransactions(Transactions):
         view = self._store.readers.view_now(queue, offset)
         if view is not None:
             return _decode(view.buffer, view.start, check_body=False) if view.position == position else None
-        result = self._store.read_near(queue, offset, 1, 1) if offset >= 0 else None
+        result = self._store.readers.read_near(queue, offset, 1, 1) if offset >= 0 else None
         if result is None or not result.pieces:
             return None
         data = b"".join(result.pieces)
         return _decode(data) if RecordView(data).position == position else None
 
     async def find(self, position: int) -> HalfMessage:
-        data = await self._store.record_far(position) if position >= 0 else None
+        data = await self._store.lookup.record_far(position) if position >= 0 else None
         if data is None or RecordView(data).topic not in (HALF_TOPIC, PARK_TOPIC):
             text = f"Find prepared transaction message failed; none is at commit log offset {position}"
             raise Refused(Reason.NOT_FOUND, text)
@@ -162,14 +162,14 @@ class HeldTransactions(Transactions):
             end = self._copied.get(position, 0)
             if end > self._store.readable:
                 self._store.committer.commit_early()
-                await self._store.wait_flushed(end)
+                await self._store.flusher.wait_flushed(end)
             readable = self._store.readable
             half = await self._find_readable_copy(position, key)
             if half is not None or self._copied.get(position, 0) <= readable:
                 return half  # no newer copy was made meanwhile
 
     async def _find_readable_copy(self, position: int, key: str) -> HalfMessage | None:
-        steps = self._store.query_keys(HALF_TOPIC, key.encode(), COPIES_MAX, 0, 1 << 62, READ_BYTES)
+        steps = self._store.lookup.query_keys(HALF_TOPIC, key.encode(), COPIES_MAX, 0, 1 << 62, READ_BYTES)
         first = b"%d" % position
         for data in (await self._broker.turns.finish(steps)).records:
             half = _decode(data)
@@ -181,10 +181,10 @@ class HeldTransactions(Transactions):
 
     async def read(self, offsets: Sequence[int]) -> HalfMessages:
         """Read the half messages at *offsets*, ascending; only the first of them if they are many or large."""
-        result = self._store.read_near(self.half_queue, offsets[0], READ_MESSAGES, READ_BYTES)
+        result = self._store.readers.read_near(self.half_queue, offsets[0], READ_MESSAGES, READ_BYTES)
         try:
             if result is None:
-                result = await self._store.read_far(self.half_queue, offsets[0], READ_MESSAGES, READ_BYTES)
+                result = await self._store.readers.read_far(self.half_queue, offsets[0], READ_MESSAGES, READ_BYTES)
         except OSError as error:
             log.warning("half message %d cannot be read; %s", offsets[0], error)
             return HalfMessages(1, [], [], 1)
@@ -255,7 +255,7 @@ class HeldTransactions(Transactions):
                 if queue is None or not self._skips_stages(record, later):
                     left.append(place)
                     continue
-                items.append(self._store.item(final_message(half), half.queue_id))
+                items.append(self._store.writer.item(final_message(half), half.queue_id))
                 size += record.size
             places[record.queue_offset] = place
             if size > TOGETHER_BYTES:
@@ -276,9 +276,11 @@ class HeldTransactions(Transactions):
 
         Returns the places of those that are left for `end`: all if the store refuses them.
         """
-        op = op_message(list(places), self._broker.clock.now_ms(), self._store.store_host)
+        op = op_message(list(places), self._broker.clock.now_ms(), self._store.writer.store_host)
         try:
-            result = self._broker.publish_all([*items, self._store.item(op, self.op_queue.queue_id)], atomic=True)
+            result = self._broker.publish_all(
+                [*items, self._store.writer.item(op, self.op_queue.queue_id)], atomic=True
+            )
         except (Refused, StoreFailed):
             return list(places.values())
         self.state.ending.update(dict.fromkeys(places, result.offsets[-1]))
@@ -304,7 +306,7 @@ class HeldTransactions(Transactions):
     def _end_with(self, half: HalfMessage, messages: list[Message], notes: Sequence[bytes] = ()) -> int:
         """Store *messages* and *notes* with the op record that ends the transaction of *half*, all or none."""
         offset = half.record.queue_offset
-        op = op_message([offset], self._broker.clock.now_ms(), self._store.store_host)
+        op = op_message([offset], self._broker.clock.now_ms(), self._store.writer.store_host)
         noted = [(self._journal, note) for note in notes]
         placed = self._broker.publish_all([*messages, op], atomic=True, notes=noted, passed=NAME).placed(-1)
         self.state.ending[offset] = placed.queue_offset
@@ -336,7 +338,7 @@ class HeldTransactions(Transactions):
 
     def drop(self, offset: int) -> None:
         """End the transaction of a half message that is lost: removed by retention, or damaged."""
-        op = op_message([offset], self._broker.clock.now_ms(), self._store.store_host)
+        op = op_message([offset], self._broker.clock.now_ms(), self._store.writer.store_host)
         self.state.ending[offset] = self._broker.publish(op, passed=NAME).queue_offset
 
     def resume(self, half: HalfMessage) -> int:
@@ -366,7 +368,7 @@ class HeldTransactions(Transactions):
 
     def statistics(self) -> dict[str, object]:
         """Return how many transactions are pending, the age of the oldest, and what became of the others."""
-        state, park = self.state.halves, self._store.find_queue(PARK_TOPIC, 0)
+        state, park = self.state.halves, self._store.queues.find(PARK_TOPIC, 0)
         return {
             "pending": state.pending,
             "oldest_age_ms": self._oldest_age_ms(),
@@ -381,7 +383,7 @@ class HeldTransactions(Transactions):
         floor = self.state.halves.floor()
         if floor is None:
             return 0
-        result = self._store.read_near(self.half_queue, self.state.halves.first(), 1, 1)
+        result = self._store.readers.read_near(self.half_queue, self.state.halves.first(), 1, 1)
         view = next(record_views(b"".join(result.pieces)), None) if result is not None else None
         store_ms = view.store_ms if view is not None else floor[1]
         return max(self._broker.clock.now_ms() - store_ms, 0)

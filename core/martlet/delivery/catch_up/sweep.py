@@ -291,7 +291,7 @@ async def _first_from(store: Store, queue: Queue, position: int) -> int:
         try:
             return await _search(store, queue, position)
         except BlockDamaged:
-            await store.repairs.repair(queue)
+            await store.upkeep.repairs.repair(queue)
     return queue.first_offset
 
 

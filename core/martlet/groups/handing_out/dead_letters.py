@@ -70,7 +70,7 @@ class DeadLetters:
         Returns False if the store refuses it now.
         """
         owner = self._owner
-        result = owner.store.read_near(queue.store_queue, offset, 1, 1)
+        result = owner.store.readers.read_near(queue.store_queue, offset, 1, 1)
         if result is None:
             self.far[queue, offset] = None
             return True
@@ -96,7 +96,7 @@ class DeadLetters:
     async def _store_one_far(self, queue: GroupQueue, offset: int) -> None:
         """As `_store_one`, for a message that is read in a thread."""
         leases = queue.leases
-        result = await self._owner.store.read_far(queue.store_queue, offset, 1, 1)
+        result = await self._owner.store.readers.read_far(queue.store_queue, offset, 1, 1)
         alive = not queue.is_closed and queue.leases is leases
         if alive and leases.is_dead(offset) and offset not in queue.unflushed:
             self._store_read(queue, offset, result)
@@ -176,7 +176,7 @@ def put_dead_letter(store: Store, topics: Topics, name: str, record: Record) -> 
         record.born_host,
         min(record.reconsume_times + 1, RECONSUME_TIMES_MAX),
     )
-    end = store.append(message, 0).end
+    end = store.writer.append(message, 0).end
     store.committer.commit_early()
     return end
 

@@ -203,7 +203,7 @@ class Distribution:
                 continue
             if queue.failure or queue.leases.waiting:
                 return True
-            is_behind = queue.due and owner.store.end_offset(queue.store_queue) > queue.leases.table.next
+            is_behind = queue.due and owner.store.readers.end_offset(queue.store_queue) > queue.leases.table.next
             if is_behind and min(queue.leases.table.room, owner.room) > 0:
                 return True
         return False

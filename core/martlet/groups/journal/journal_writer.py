@@ -178,7 +178,7 @@ class GroupJournalWriter:
         acked = pending.acked
         if acked is None:
             acked = pending.begin_acks()
-            self._store.commit_soon()
+            self._store.committer.commit_soon()
         acked.extend(offsets)
 
     def begin(self, key: Key, offset: int, reached: int = -1, marks: int = 0) -> None:
@@ -297,8 +297,8 @@ class GroupJournalWriter:
     def _commit_soon(self) -> None:
         if not self._waits:
             self._waits = True
-            self._store.before_commit.append(self._write)
-            self._store.commit_soon()
+            self._store.committer.before_commit.append(self._write)
+            self._store.committer.commit_soon()
 
     def _write(self) -> None:
         """Write the collected notes; called by the commit."""
@@ -350,7 +350,7 @@ class GroupJournalWriter:
             return
         applied = self._state.applied
         self._unsure = {key: end for key, end in self._unsure.items() if end > applied}
-        queue = self._store.find_queue(self.journal.topic, 0)
+        queue = self._store.queues.find(self.journal.topic, 0)
         if queue is None or queue.next_offset < self._expected:
             self._reaching.clear()
             self._reached.clear()
@@ -365,7 +365,7 @@ class GroupJournalWriter:
             if key in self._undropped or not self.is_applied(key):
                 self._dropped[key] = None  # after those that were not looked at yet
         if self._pending:
-            self._store.commit_soon()
+            self._store.committer.commit_soon()
 
     def _again(self, key: Key) -> None:
         if key in self._sources:
@@ -380,7 +380,7 @@ class GroupJournalWriter:
                 pending.replace([], again=True)
         if self._pending and not self._waits:
             self._waits = True
-            self._store.before_commit.append(self._write)
+            self._store.committer.before_commit.append(self._write)
 
     def _flush_of(self, key: Key) -> None:
         """Compute the pending changes of *key* while its source still exists."""

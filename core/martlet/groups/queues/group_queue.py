@@ -77,7 +77,7 @@ class GroupQueue:
         self.use(leases)
         self.in_order = False  # somebody takes its messages in order
         self.is_closed = False
-        self.reader = QueueReader(context.owner.store, self._was_read, RETURNED_AHEAD + 1)
+        self.reader = QueueReader(context.owner.store.readers, self._was_read, RETURNED_AHEAD + 1)
 
     def use(self, leases: Leases) -> None:
         """Begin with *leases*."""

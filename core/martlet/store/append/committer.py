@@ -42,8 +42,6 @@ class Committer:
         readable: ReadableEnd,
         index: Callable[[list[Appended]], None],
         clock: Clock,
-        *,
-        sync: bool,
     ) -> None:
         self._tail = tail
         self._flusher = flusher
@@ -51,7 +49,8 @@ class Committer:
         self._readable = readable
         self._index = index
         self._clock = clock
-        self._sync = sync
+        self._sync = flusher.is_sync
+        flusher.on_moved = self.durable_moved
         # Appended but not yet committed, in order.
         self.pending: list[Appended] = []
         # Light queues that index pending records as well, and the ends of these records, in order.
@@ -90,12 +89,15 @@ class Committer:
         return self.now_ms
 
     def renew_clock(self) -> None:
-        """Give the next records their own store time, not that of the first one since the last commit."""
+        """Give the next records their own store time.
+
+        Others have that of the first record since the last commit, which is some milliseconds old on a busy machine.
+        """
         if self.now_ms:
             self.now_ms = self._clock.now_ms()
 
     def commit_soon(self) -> None:
-        """Request a commit."""
+        """Request a commit by the server at the end of this round of the event loop; appends do this themselves."""
         if self.on_commit_wanted is not None:
             self.on_commit_wanted()
 
@@ -116,8 +118,11 @@ class Committer:
     def commit(self) -> None:
         """Write everything appended since the last commit to the operating system, in one call.
 
+        With async flush it is readable afterwards. After an error, no record that ends beyond ``written`` was stored,
+        and nothing of it remains.
+
         Raises:
-          Refused: the disk is full; everything since the last commit was undone.
+          Refused: the disk is full; everything since the last commit was undone, and the store retries automatically.
           StoreFailed: the disk failed.
         """
         if self.before_commit:

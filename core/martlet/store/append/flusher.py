@@ -17,18 +17,24 @@ from martlet.store.disk.page_cache import LogWriter
 __all__ = ["Flusher"]
 
 
+def _ignore() -> None:
+    """Do nothing: no committer has the flusher yet."""
+
+
 @final
 class Flusher:
     """Flushes written data to disk; everything before the log position ``durable`` is durable.
 
-    ``on_moved`` is called after ``durable`` moved, and once when the store failed.
+    ``on_moved`` is called after ``durable`` moved, and once when the store failed. With *is_sync* a record is flushed
+    when it is durable, else once it is written.
     """
 
-    def __init__(self, files: Files, tail: LogWriter, directory: str, on_moved: Callable[[], None]) -> None:
+    def __init__(self, files: Files, tail: LogWriter, directory: str, *, is_sync: bool) -> None:
         self.files = files
         self.tail = tail
         self.directory = directory
-        self.on_moved = on_moved
+        self.is_sync = is_sync
+        self.on_moved: Callable[[], None] = _ignore
         self.durable = 0
         self.failed: StoreFailed | None = None
         self.fsyncs = 0
@@ -95,6 +101,25 @@ class Flusher:
             self.wanted = max(self.wanted, position)
             self.ask()
             await self._moved.wait()
+
+    def want_durable(self, position: int) -> None:
+        """Request that everything before *position* is soon durable, with sync flush; does not wait."""
+        if self.is_sync and self.durable < position:
+            self.want(min(position, self.tail.position))
+
+    async def wait_flushed(self, position: int) -> None:
+        """Return once everything before *position* is durable (sync) or written (async); immediately if it is.
+
+        Raises:
+          StoreFailed: the disk failed, so it will never be.
+        """
+        if self.is_sync:
+            if self.durable < position:
+                await self.wait_durable(position)
+        elif self.tail.written < position:
+            if self.failed is not None:
+                raise self.failed
+            raise RuntimeError(f"position {position} was not committed; call commit() before waiting")
 
     async def run(self, interval_seconds: float) -> None:
         """Flush on request; at most once every *interval_seconds* if that is not 0."""

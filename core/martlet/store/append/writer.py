@@ -9,7 +9,7 @@ from copy import copy
 from typing import Final, final
 
 from martlet.errors import Reason, Refused
-from martlet.message import PROPERTIES_BYTES_MAX, Message
+from martlet.message import PROPERTIES_BYTES_MAX, Message, Placed
 from martlet.records.codec import (
     MARK_FIRST,
     MARK_LAST,
@@ -85,6 +85,7 @@ class Writer:
         # Returns the tag code of encoded properties, for a `AppendItem`.
         self.code_of: Final = TagCodes().of
         self._record_crcs = config.record_crcs
+        # The broker's address as in records: 4 or 16 address bytes and an i32 port.
         self.store_host = NO_HOST
         # Whether records are indexed in the light queues that they name.
         self.light_queues = False
@@ -95,6 +96,15 @@ class Writer:
         return self._tail.position
 
     # ---- public appends
+
+    def append(self, message: Message, queue_id: int) -> Placed:
+        """Append *message* to the log and to its queue; `Committer.commit` writes it to the disk.
+
+        Raises:
+          Refused: it is too large, or the store accepts no writes at the moment (the text says why).
+          StoreFailed: the disk failed.
+        """
+        return self.append_all((self.item(message, queue_id),)).placed(0)
 
     def append_all(self, items: Sequence[AppendItem], *, atomic: bool = False) -> AppendResult:
         """Append *items* in order, each to its queue, and return where; a refused one does not affect the others.

@@ -87,6 +87,10 @@ class DataDirectory:
             self._disk.unlink(f"{self.path}/abort")
         self._disk.sync_directory(self.path)
 
+    def names(self, folder: str) -> list[str]:
+        """Return the names in *folder* of the directory; none if there is no such folder."""
+        return self._disk.names(f"{self.path}/{folder}")
+
     def lacks_newest(self, name: str) -> bool:
         """Return whether only the previous generation of file *name* is left: the newest is missing or empty."""
         size_of = self._disk.path_size

@@ -109,16 +109,23 @@ class Lookup:
         return RecordView(front).store_ms if len(front) == FRONT_BYTES else UNKNOWN_MS
 
     def known_record(self, position: int) -> bytes | None:
-        """Like `Store.known_record`."""
+        """Like `record_at`, for a *position* that the broker noted itself; also returns internal records."""
         return self.record_at(position, bytes_max=RECORD_BYTES_MAX, internal=True)
 
     async def known_record_far(self, position: int) -> bytes | None:
-        """Like `Store.known_record_far`."""
+        """Like `known_record`, but waits for the disk in a worker thread."""
         read = partial(self.known_record, position)
         return read() if self._is_near(position, RECORD_BYTES_MAX) else await self._disk.off_loop(read)
 
     async def record_far(self, position: int) -> bytes | None:
-        """Like `Store.record_far`."""
+        """Like `record_at`, for a *position* from a client: waits for the disk in a worker thread.
+
+        Bytes inside a record that look like another record do not count: the queue must have an entry for the record.
+
+        Raises:
+          Refused: the entry is in a damaged block that cannot be rebuilt, because the disk is full.
+          StoreFailed: the disk failed.
+        """
 
         def read() -> bytes | None:
             return self.record_at(position, bytes_max=self._asked_bytes_max)

@@ -171,9 +171,9 @@ class DueMessages:
         """Read the record of *due*, whose retained message is *entry*; None if there is none."""
         store, retained = self._context.broker.store, self._context.retained
         if due.wanted is not None:
-            return await store.known_record_far(entry.position) if entry is not None else None
-        record = await store.known_record_far(due.position)
-        if record is not None and not due.number & RETAINED and store.topic_retention.has_expired(record):
+            return await store.lookup.known_record_far(entry.position) if entry is not None else None
+        record = await store.lookup.known_record_far(due.position)
+        if record is not None and not due.number & RETAINED and store.upkeep.topic_retention.has_expired(record):
             return None
         if record is not None or not due.number & RETAINED:
             return record
@@ -181,7 +181,7 @@ class DueMessages:
             origins = {position for number, position in self._session.flight.items() if number & RETAINED}
             self._moved = await self._context.broker.turns.finish(retained.find_origins(origins))
         entry = retained.get(self._moved.get(due.position, ""))
-        return await store.known_record_far(entry.position) if entry and entry.origin == due.position else None
+        return await store.lookup.known_record_far(entry.position) if entry and entry.origin == due.position else None
 
     def _end_of_retained(self) -> int:
         """Return the log position before which the next retained messages that are due were published."""

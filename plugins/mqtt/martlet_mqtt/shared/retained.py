@@ -173,7 +173,7 @@ class Retained:
 
     def _next_offset(self) -> int:
         """Return the offset after the newest message that was appended."""
-        queue = self._store.find_queue(RETAINED_TOPIC, 0)
+        queue = self._store.queues.find(RETAINED_TOPIC, 0)
         return queue.next_offset if queue is not None else 0
 
     def _forget_undone(self, offset: int) -> None:
@@ -342,7 +342,7 @@ class Retained:
             if budget.is_over():
                 yield None
             while start <= (at := self.position(name)) < end and not self._drop_expired(name):
-                data = yield from off_loop(partial(self._store.known_record, at))
+                data = yield from off_loop(partial(self._store.lookup.known_record, at))
                 if self.position(name) == at:
                     if data is not None and not self._is_replaced(name):
                         self._copy(name, data)
@@ -367,7 +367,7 @@ class Retained:
         record = decode_record(data)
         copy = Message(RETAINED_TOPIC, record.body, record.properties, 0, record.flag, record.sys_flag)
         copy.born_ms, copy.born_host, copy.prepared_position = record.born_ms, record.born_host, entry.origin
-        self._store.append(copy, 0)
+        self._store.writer.append(copy, 0)
 
 
 def _has_wildcards(topic_filter: str) -> bool:

@@ -80,7 +80,7 @@ class PendingBulkReads:
     def __init__(self, peer: Peer, reads: "BulkReads") -> None:
         self.peer = peer
         self.reads = reads
-        self.reader = QueueReader(reads.store, self._was_read, ahead_max=1)
+        self.reader = QueueReader(reads.store.readers, self._was_read, ahead_max=1)
         self.ready: deque[BulkRead] = deque()
         self.unfinished: dict[BulkRead, None] = {}
         self.weight = 0  # of the unfinished ones
@@ -191,7 +191,7 @@ class BulkReads:
 
     def end_offset(self, queue: Queue) -> int:
         """Return the offset after the last readable message of *queue*."""
-        return self.store.end_offset(queue)
+        return self.store.readers.end_offset(queue)
 
     def may_wait(self, read: BulkRead) -> bool:
         """Whether *read*, which found the end of its queue, waits for a record."""
@@ -203,7 +203,7 @@ class BulkReads:
         if waiting is None:
             waiting = self._waiting[read.queue] = {}
             watch(read.queue, self._arrived)
-            self.store.want_durable(read.queue.last_end)
+            self.store.flusher.want_durable(read.queue.last_end)
         waiting[read] = None
         self._timeouts.add(read, self._now() + read.wait_s)
         read.wait_s = 0.0

@@ -123,7 +123,7 @@ class PendingPulls:
     def __init__(self, peer: Peer, limit: int, store: Store) -> None:
         self._limit = limit
         self.peer = peer
-        self.reader = QueueReader(store, self._was_read)
+        self.reader = QueueReader(store.readers, self._was_read)
         self.origin = origin_of(peer.host)
         self.waiting = 0  # total weight of the pulls that are held, ready or being read
         self.held: dict[Pull, ParkedPulls] = {}
@@ -321,9 +321,9 @@ class ParkedPulls:
     def _watched(self, queue: Queue) -> _Held:
         held = self._waiting.get(queue)
         if held is None:
-            held = self._waiting[queue] = _Held(self._store.end_offset(queue))
+            held = self._waiting[queue] = _Held(self._store.readers.end_offset(queue))
             watch(queue, self._arrived)
-            self._store.want_durable(queue.last_end)
+            self._store.flusher.want_durable(queue.last_end)
         return held
 
     def _pause(self, queue: Queue, until: float) -> _Pause:
@@ -342,7 +342,7 @@ class ParkedPulls:
         held = self._waiting.get(queue)
         if held is None:
             return
-        start, end = held.matched, self._store.end_offset(queue)
+        start, end = held.matched, self._store.readers.end_offset(queue)
         if held.pulls and start < end:
             pulls = held.find(codes_between(self._store, queue, start, end))
             self._release(held, pulls)

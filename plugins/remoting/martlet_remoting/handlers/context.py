@@ -112,7 +112,7 @@ class RemotingState:
         self.broker: Final = broker
         self.config: Final = config
         self.templates: Final = Templates(
-            broker.store.store_host, broker.config.cluster, config.region, trace=config.trace
+            broker.store.writer.store_host, broker.config.cluster, config.region, trace=config.trace
         )
         self.counters: Final = RequestCounters(broker.clock.now_ms(), broker.store.readable)
         self.complaints: Final = Complaints(log)
@@ -150,7 +150,7 @@ class RemotingState:
 
     def set_store_host(self, host: bytes) -> None:
         """Set the address of this broker that new records and message ids contain."""
-        self.broker.store.store_host = host
+        self.broker.store.writer.store_host = host
         self.templates.set_store_host(host)
 
     @staticmethod

@@ -149,7 +149,7 @@ class RevivedPops:
         # If the broker is killed before the end, the next start takes over everything again.
         self._wanted = broker.groups.has_foreign_pops
         # Of RocketMQ's timers nothing is believed beyond the newest record of its log.
-        timers = broker.store.find_queue(TIMER_TOPIC, 0) if self._wanted else None
+        timers = broker.store.queues.find(TIMER_TOPIC, 0) if self._wanted else None
         self._newest_ms = broker.store.lookup.newest_ms() if timers is not None and timers.next_offset else 0
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -165,12 +165,12 @@ class RevivedPops:
     async def _take_over(self) -> None:
         broker, points, self._read = self._broker, CheckPoints(), 0
         ends = [await self._revive_queue(points, queue) for queue in self._revive_queues()]
-        queue = broker.store.find_queue(TIMER_TOPIC, 0)
+        queue = broker.store.queues.find(TIMER_TOPIC, 0)
         if queue is not None:
             ends.append(await self._timers(points, queue))
         leased = await broker.turns.finish(self._lease(points))
         broker.store.committer.commit_early()
-        await broker.store.wait_flushed(broker.store.written)
+        await broker.store.flusher.wait_flushed(broker.store.written)
         # So that RocketMQ, and the next start after it, do not read them again.
         for queue, end in ends:
             if end > 0:
@@ -207,16 +207,16 @@ class RevivedPops:
     async def _timers(self, points: CheckPoints, queue: Queue) -> tuple[Queue, int]:
         """Read check points and acknowledgements that were not delivered yet; return the end."""
         store, groups = self._broker.store, self._broker.groups
-        check = next(iter(store.read_generations(TIMER_CHECK)), b"")
+        check = next(iter(store.data_directory.read_generations(TIMER_CHECK)), b"")
         read_ms = in_wheel = 0
         begin_ms = self._broker.clock.now_ms()
         if len(check) >= TIMER_NUMBERS.size:
             read_ms, _, of_this, of_master = TIMER_NUMBERS.unpack_from(check)
             read_ms = min(read_ms, self._newest_ms + TIMER_PRECISION_MS)
             in_wheel, begin_ms = min(of_this, of_master), read_ms
-        start = await self._broker.turns.finish(store.offset_by_time(queue, begin_ms - INVISIBLE_MS_MAX))
+        start = await self._broker.turns.finish(store.lookup.offset_by_time(queue, begin_ms - INVISIBLE_MS_MAX))
         start = max(start, groups.offset(REVIVE_GROUP, queue.topic, queue.queue_id) + 1)
-        oldest = store.end_offset(queue) - TIMERS_MAX
+        oldest = store.readers.end_offset(queue) - TIMERS_MAX
         if start < oldest:
             text_ = "%d records of %s are too many to read; RocketMQ's pops in the first %d are not taken over"
             log.warning(text_, oldest + TIMERS_MAX - start, TIMER_TOPIC, oldest - start)
@@ -238,9 +238,9 @@ class RevivedPops:
     ) -> int:
         """Add the *wanted* records of *queue* from *offset* on to *points*; return the end of the queue."""
         store = self._broker.store
-        offset, end = max(offset, queue.first_offset), store.end_offset(queue)
+        offset, end = max(offset, queue.first_offset), store.readers.end_offset(queue)
         while offset < end:
-            result = await store.read_far(queue, offset, READ_AT_ONCE, READ_BYTES, codes)
+            result = await store.readers.read_far(queue, offset, READ_AT_ONCE, READ_BYTES, codes)
             for record in decode_records(b"".join(result.pieces)):
                 if wanted(record):
                     points.add(find_property(record.properties, TAGS_KEY), record.body)

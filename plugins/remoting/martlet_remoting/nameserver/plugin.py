@@ -83,7 +83,7 @@ class NameServerPlugin(Hooks):
         return self.server
 
     def _load(self, broker: Broker, server: NameServer) -> None:
-        for data in broker.store.read_generations(KV_FILE):
+        for data in broker.store.data_directory.read_generations(KV_FILE):
             try:
                 server.kv.load(data)
                 return
@@ -96,4 +96,4 @@ async def _save(broker: Broker, data: bytes) -> None:
     store = broker.store
     with trio.CancelScope(shield=True):
         for _ in range(2):  # the previous generation is a copy
-            await store.disk.off_loop(partial(store.write_file, KV_FILE, data))
+            await store.disk.off_loop(partial(store.data_directory.write_file, KV_FILE, data))

@@ -70,7 +70,7 @@ class TimerHandover:
         self._delivery = delivery
         # The file as RocketMQ wrote it, empty if it has not, and when the newest record of its log was stored.
         self._foreign, self._newest_ms = b"", 0
-        content = next(iter(broker.store.read_generations(PATH)), b"")
+        content = next(iter(broker.store.data_directory.read_generations(PATH)), b"")
         if len(content) >= FOREIGN_BYTES and not content.startswith(mark(content)):
             self._foreign = content
             self._newest_ms = broker.store.lookup.newest_ms()
@@ -104,11 +104,11 @@ class TimerHandover:
         for first in range(0, len(timers), NOTED_AT_ONCE):
             self._delivery.append([], timers[first : first + NOTED_AT_ONCE])
             await trio.lowlevel.checkpoint()
-        await store.wait_flushed(store.written)
+        await store.flusher.wait_flushed(store.written)
         content = mark(self._foreign)
         with trio.CancelScope(shield=True):
             for _ in range(2):  # so that the previous generation is no file of RocketMQ
-                await store.disk.off_loop(partial(store.write_file, PATH, content))
+                await store.disk.off_loop(partial(store.data_directory.write_file, PATH, content))
         self._foreign = b""
         log.info("RocketMQ has used this store: %d of its timers are over", len(timers))
 
@@ -121,7 +121,7 @@ class TimerHandover:
         """Write wheel and log of the timers that are pending now, and return the content of the checkpoint."""
         store, frozen, now_ms = self._broker.store, self._timers.pending.freeze(), self._broker.clock.now_ms()
         queue = store.queue(TIMER_TOPIC, 0)
-        end = store.end_offset(queue)
+        end = store.readers.end_offset(queue)
 
         def render() -> Steps[list[bytes]]:
             yield
@@ -129,7 +129,7 @@ class TimerHandover:
                 last = yield from store.lookup.position_at(queue, end - 1)
                 units = self._units(frozen)
                 check = yield from write_wheel(
-                    store.disk, store.directory, units, (last, self._size_at(last)), end, now_ms
+                    store.disk, store.data_directory.path, units, (last, self._size_at(last)), end, now_ms
                 )
             except (StoreError, Refused, NotReady) as error:
                 log.error("pending timers cannot be handed over to RocketMQ; %s", error)
@@ -156,9 +156,9 @@ class TimerHandover:
         store = self._broker.store
         queue = store.queue(TIMER_TOPIC, 0)
         offset = max(offset, queue.first_offset)
-        if offset >= store.end_offset(queue):
+        if offset >= store.readers.end_offset(queue):
             return store.appended
-        result = await store.read_far(queue, offset, 1, 1)
+        result = await store.readers.read_far(queue, offset, 1, 1)
         records = decode_records(b"".join(result.pieces))
         if not records:
             raise Refused(Reason.UNAVAILABLE, f"message {offset} of {TIMER_TOPIC} cannot be read")
@@ -195,8 +195,8 @@ class TimerHandover:
         store, found = self._broker.store, set[Timer]()
         queue = store.queue(TIMER_TOPIC, 0)
         codes, offset = frozenset((tags_code(RECALL_TAG),)), queue.first_offset
-        while offset < store.end_offset(queue):
-            result = await store.read_far(queue, offset, READ_AT_ONCE, READ_BYTES, codes)
+        while offset < store.readers.end_offset(queue):
+            result = await store.readers.read_far(queue, offset, READ_AT_ONCE, READ_BYTES, codes)
             for record in decode_records(b"".join(result.pieces)):
                 out = find_property(record.properties, OUT_MS)
                 due_ms = due_of(int(out)) if out.isdigit() else 0

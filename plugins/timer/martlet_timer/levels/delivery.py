@@ -71,7 +71,7 @@ class LevelDelivery:
         task_status.started()
         await self._offsets.adopt()
         self._return_to_log()
-        store.on_flushed.append(self._flushed)
+        store.readable_end.on_moved.append(self._flushed)
         self._offsets.keeper = self
         self._levels.open()
         try:
@@ -81,7 +81,7 @@ class LevelDelivery:
                 await self._wait_for_next(began + ROUND_MS)
         finally:
             self._offsets.keeper = None
-            store.on_flushed.remove(self._flushed)
+            store.readable_end.on_moved.remove(self._flushed)
             self._levels.close()
 
     def _return_to_log(self) -> None:
@@ -92,7 +92,7 @@ class LevelDelivery:
     def _known(self) -> Delivered:
         """Return what was delivered before the start; a range beyond the end of a queue would skip what is sent now."""
         queues = self._store.queues.topics.get(SCHEDULE_TOPIC, {})
-        ends = {queue_id + 1: self._store.end_offset(queue) for queue_id, queue in queues.items()}
+        ends = {queue_id + 1: self._store.readers.end_offset(queue) for queue_id, queue in queues.items()}
         known = self._offsets.delivered
         return {
             level: union((min(first, ends.get(level, 0)), min(end, ends.get(level, 0))) for first, end in ranges)
@@ -156,8 +156,8 @@ class LevelDelivery:
     async def _deliver_due(self) -> bool:
         """Deliver what is due now, in rounds; return False if rounds were undone."""
         levels, rounds = self._levels, self._rounds
-        if self._store.failed is not None:
-            raise self._store.failed
+        if self._store.flusher.failed is not None:
+            raise self._store.flusher.failed
         while rounds.settle():
             if not rounds.has_room:
                 return True

@@ -163,9 +163,9 @@ class DelayLevels:
             self._note_expired(level, queue.first_offset - offset)
             offset = queue.first_offset
         readable = self._store.readable
-        result = self._store.read_near(queue, offset, count, made.bytes_left)
+        result = self._store.readers.read_near(queue, offset, count, made.bytes_left)
         if result is None:
-            result = await self._store.read_far(queue, offset, count, made.bytes_left)
+            result = await self._store.readers.read_far(queue, offset, count, made.bytes_left)
         level.offset = min(offset, result.end_offset)
         level.due_ms = NEVER if offset >= result.end_offset else UNKNOWN
         level.floor = readable if level.due_ms == NEVER else 0
@@ -283,7 +283,7 @@ class DelayLevels:
         waiting: dict[str, int] = {}
         for level in self._levels:
             if level.queue is not None:
-                waiting[f"pending_{level.number}"] = max(self._store.end_offset(level.queue) - level.offset, 0)
+                waiting[f"pending_{level.number}"] = max(self._store.readers.end_offset(level.queue) - level.offset, 0)
         late = [now - level.due_ms for level in self._levels if level.due_ms not in (UNKNOWN, NEVER)]
         return {
             "pending": sum(waiting.values()),

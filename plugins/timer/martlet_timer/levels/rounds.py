@@ -115,11 +115,11 @@ class PublishedRounds:
           Refused: the store accepts no writes at the moment.
         """
         note = self._state.journal, encode_note(made.offsets, self.noted, later)
-        self._store.renew_clock()  # an older time would look like an early delivery
+        self._store.committer.renew_clock()  # an older time would look like an early delivery
         try:
             self._broker.publish_all(made.messages, atomic=True, notes=[note], passed=self._plugin)
         except Refused as refused:
-            if self._store.refusal or not made.messages:
+            if self._store.admission.refusal or not made.messages:
                 raise
             log.warning("delayed messages are delivered one by one, because one was refused; %s", refused)
             self._publish_each(made, later)
@@ -139,7 +139,7 @@ class PublishedRounds:
             try:
                 self._broker.publish_all([message], atomic=True, notes=[note], passed=self._plugin)
             except Refused as refused:
-                if self._store.refusal:
+                if self._store.admission.refusal:
                     raise
                 made.dropped += 1
                 made.due_ms.pop(place, None)

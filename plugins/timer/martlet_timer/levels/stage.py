@@ -87,7 +87,7 @@ class LevelStage:
         properties = put_property(properties, REAL_TOPIC, message.topic.encode())
         message.properties = put_property(properties, REAL_QUEUE, b"%d" % queue_id)
         message.topic, message.queue_id = SCHEDULE_TOPIC, level - 1
-        self._broker.store.renew_clock()  # the delay begins now
+        self._broker.store.committer.renew_clock()  # the delay begins now
         self._clock.observe(self._broker.store.appended)
         self.held += 1
         return message

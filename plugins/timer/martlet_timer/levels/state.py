@@ -103,7 +103,7 @@ class LevelState:
 
     def _up_to_end(self, level: int, ranges: Ranges) -> Ranges:
         """Return *ranges* up to the end of the queue: a later offset would skip messages that are yet to come."""
-        queue = self._broker.store.find_queue(SCHEDULE_TOPIC, level - 1)
+        queue = self._broker.store.queues.find(SCHEDULE_TOPIC, level - 1)
         end = queue.next_offset if queue is not None else 0
         return union((min(first, end), min(after, end)) for first, after in ranges)
 
@@ -134,7 +134,7 @@ class LevelState:
 
     def _are_notes_removed(self) -> bool:
         """Return whether retention removed notes; else a first note that does not begin at 0 follows lost ones."""
-        queue = self._broker.store.find_queue(self.journal.topic, 0)
+        queue = self._broker.store.queues.find(self.journal.topic, 0)
         return queue is not None and queue.first_offset > 0
 
     def freeze(self) -> Steps[Sequence[bytes]]:
@@ -212,11 +212,11 @@ class LevelState:
             try:
                 self._broker.publish_all([], atomic=True, notes=[(self.journal, encode_note(self.by_level, {}, {}))])
                 store.committer.commit_early()
-                await store.wait_flushed(store.written)
+                await store.flusher.wait_flushed(store.written)
                 content = finish_now(self._render(NO_POSITION))
                 with trio.CancelScope(shield=True):
                     for _ in range(2):
-                        await store.disk.off_loop(partial(store.write_file, PATH, *content))
+                        await store.disk.off_loop(partial(store.data_directory.write_file, PATH, *content))
                 self._is_foreign = False
             except (OSError, StoreError, Refused) as error:
                 log.error("%s cannot be written, so nothing is delivered yet; %s", PATH, error)

@@ -211,7 +211,7 @@ class TimerDelivery:
 
     async def _wait_applied(self, end: int) -> None:
         """Wait until fewer timers are taken."""
-        await self._store.wait_flushed(end)
+        await self._store.flusher.wait_flushed(end)
         while self._schedule.taken > TAKEN_MAX:
             await self._freed.park()
 
@@ -270,14 +270,14 @@ class TimerDelivery:
           StoreFailed: the disk failed.
         """
         store = self._store
-        store.renew_clock()  # an older time would look like an early delivery
+        store.committer.renew_clock()  # an older time would look like an early delivery
         notes = [(self._journal, gone(timers))]
         if keys:
             notes.append((self._journal, ended(keys)))
         self._broker.publish_all(messages, atomic=True, notes=notes, passed=self._plugin)
         end = store.appended
         try:
-            store.commit()
+            store.committer.commit()
         except (Refused, StoreFailed) as error:
             # Other appends since the last commit were not stored either; their answers must not be sent.
             store.committer.fail_next(error)
@@ -300,7 +300,7 @@ class TimerDelivery:
         try:
             end = self._append_outcomes(outcomes, timers)
         except Refused as refused:
-            if self._store.refusal:
+            if self._store.admission.refusal:
                 raise
             if len(due) == 1:
                 end = self._publish_odd(due[0], outcomes[0], refused)
@@ -358,7 +358,7 @@ class TimerDelivery:
             try:
                 return self._append_outcomes([outcome], [timer])
             except Refused as again:
-                if self._store.refusal:
+                if self._store.admission.refusal:
                     raise
                 refused = again
         later_ms = self._clock.now_ms() + POSTPONE_MS
@@ -430,7 +430,7 @@ class TimerDelivery:
             try:
                 self.append([moved(record, timer[0]) for timer, record in part], [timer for timer, _ in part])
             except Refused:
-                if self._store.refusal or count == 1:
+                if self._store.admission.refusal or count == 1:
                     raise
                 count //= 2  # together they are too large for a group
                 continue

@@ -138,7 +138,7 @@ class Recalls:
             REAL_TOPIC.decode(): topic,
             "REAL_QID": "0",
         }
-        host, now_ms = self._broker.store.store_host, self._broker.clock.now_ms()
+        host, now_ms = self._broker.store.writer.store_host, self._broker.clock.now_ms()
         return Message(TIMER_TOPIC, b"0", encode_properties(properties), 0, born_ms=now_ms, born_host=host)
 
 

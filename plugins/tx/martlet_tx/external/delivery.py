@@ -148,7 +148,7 @@ class TransactionDelivery:
         """
         while not self.is_finished:
             # After a power cut a later group may be there and an earlier one not.
-            yield partial(self._store.wait_flushed, self.end)
+            yield partial(self._store.flusher.wait_flushed, self.end)
             yield from self._store_group(None)
             yield None
 
@@ -281,16 +281,16 @@ def read_staged(broker: Broker, events: ExternalJournalWriter, stored: StagedRec
     """Return the body of a record of staged messages; None if it is damaged or gone.
 
     Raises:
-      Refused, StoreFailed: as `Store.read_far`.
+      Refused, StoreFailed: as `Readers.read_far`.
     """
     queue, results = events.staged_queue, list[ReadResult]()
-    near = broker.store.read_near(queue, stored.offset, 1, 1)
+    near = broker.store.readers.read_near(queue, stored.offset, 1, 1)
     if near is not None:
         results.append(near)
     else:
 
         async def read() -> None:
-            results.append(await broker.store.read_far(queue, stored.offset, 1, 1))
+            results.append(await broker.store.readers.read_far(queue, stored.offset, 1, 1))
 
         yield read
     record = memoryview(b"".join(results[0].pieces))  # the only copy: a chunk may have 4 MiB

@@ -40,12 +40,12 @@ class ExternalJournalWriter:
           StoreFailed: the disk failed.
         """
         writer = self._store.writer
-        message = Message(EVENTS_TOPIC, event, born_host=self._store.store_host)
+        message = Message(EVENTS_TOPIC, event, born_host=self._store.writer.store_host)
         return writer.append_all([*items, writer.item(message, 0)], atomic=True).end
 
     def staged(self, bodies: Sequence[bytes], messages: Sequence[int]) -> tuple[list[AppendItem], list[StagedRecord]]:
         """Return records of staged messages for `append`, and where they will be if they are appended next."""
-        queue, writer, host = self.staged_queue, self._store.writer, self._store.store_host
+        queue, writer, host = self.staged_queue, self._store.writer, self._store.writer.store_host
         items = [writer.item(Message(STAGED_TOPIC, body, born_host=host), 0) for body in bodies]
         first = queue.next_offset
         sizes = enumerate(zip(bodies, messages, strict=True), first)
@@ -71,7 +71,7 @@ class ExternalJournalWriter:
             return
         self.commit()
         wanted = self.queue.next_offset
-        await self._store.wait_flushed(self._store.written)
+        await self._store.flusher.wait_flushed(self._store.written)
         while self._state.next < wanted:
             if self._state.is_stopped:
                 text = "external transactions have stopped, because the broker stops or the plugin tx has failed"
