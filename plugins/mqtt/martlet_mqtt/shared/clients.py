@@ -1,4 +1,4 @@
-"""Connected clients, as the parts of the plugin see them that do not serve them: administrators, metrics, take-over."""
+"""The view of a connected client for other parts of the plugin: administrators' requests, metrics, take-over."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -13,7 +13,7 @@ class Connected(Protocol):
 
     @property
     def identity(self) -> Identity:
-        """Who the client is."""
+        """The client's identity."""
         ...
 
     @property
@@ -23,16 +23,16 @@ class Connected(Protocol):
 
     @property
     def dropped(self) -> int:
-        """The number of messages of QoS 0 that it did not get because it was too slow."""
+        """The number of QoS 0 messages dropped because the client was too slow."""
         ...
 
     @property
     def filters(self) -> Mapping[str, bytes]:
-        """The filters of its session, with options as `subscribing.grant_of` takes them."""
+        """The topic filters of its session, with their options as `stored_subscriptions.grant_of` takes them."""
         ...
 
     def described(self) -> dict[str, object]:
-        """Return a row of the list of clients."""
+        """Return the client's row in the list of clients."""
         ...
 
     def lose(self, reason: str) -> None:
@@ -40,7 +40,7 @@ class Connected(Protocol):
         ...
 
     def kick(self) -> None:
-        """End the connection because an administrator wishes so."""
+        """End the connection because an administrator asked for it."""
         ...
 
     def say_goodbye(self) -> None:

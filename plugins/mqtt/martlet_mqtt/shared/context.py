@@ -22,7 +22,7 @@ __all__ = ["PROTOCOL", "Context", "Counters", "create_topics"]
 
 log = logging.getLogger("martlet.mqtt")
 
-# What a PUBLISH has beside its payload: the name, and properties that are stored beside the body.
+# Room in a PUBLISH for more than the payload: the name, and the properties that are not stored in the body.
 BESIDE_PAYLOAD_BYTES: Final = 1 << 17
 PROTOCOL: Final = "mqtt"
 
@@ -31,19 +31,19 @@ PROTOCOL: Final = "mqtt"
 class Counters(Struct):
     """Counters since the start."""
 
-    received: int = 0  # PUBLISH packets of clients
+    received: int = 0  # PUBLISH packets from clients
     delivered: int = 0  # PUBLISH packets to clients
-    stored: int = 0  # messages of clients that the log has
-    dropped: int = 0  # messages of QoS 0 that a slow client did not get
-    oversize: int = 0  # messages that a client did not get because they are larger than it accepts
-    refused: int = 0  # messages of clients that were not stored
+    stored: int = 0  # messages from clients, stored in the log
+    dropped: int = 0  # QoS 0 messages dropped because the client was too slow
+    oversize: int = 0  # messages not delivered because they are larger than the client accepts
+    refused: int = 0  # messages from clients that were not stored
     unretained: int = 0  # messages with RETAIN that were stored but not retained
-    expired: int = 0  # messages that expired before they were delivered
-    unreadable: int = 0  # messages that a client did not get because their bodies cannot be decompressed
-    wills: int = 0  # wills that were published
-    removed: int = 0  # messages in flight that retention removed before they were delivered again
-    missed: int = 0  # messages of their topics that retention removed before sessions came back; an upper bound
-    missed_sessions: int = 0  # sessions that came back after retention had removed such messages
+    expired: int = 0  # messages that expired before delivery
+    unreadable: int = 0  # messages not delivered because their bodies cannot be decompressed
+    wills: int = 0  # wills published
+    removed: int = 0  # messages in flight that retention removed before they were sent again
+    missed: int = 0  # messages that retention removed from topics of absent sessions; an upper bound
+    missed_sessions: int = 0  # sessions that returned after retention had removed such messages
     connections: int = 0
     packets_received: int = 0  # of all kinds
     answers: int = 0  # packets to clients other than PUBLISH
@@ -51,7 +51,7 @@ class Counters(Struct):
 
 
 def create_topics(broker: Broker, rules: TopicRules) -> None:
-    """Create the topics of *rules* that do not exist. Raises `Refused` if a name is invalid, or there are too many."""
+    """Create missing topics of *rules*. Raises `Refused` if a name is invalid, or there are too many topics."""
     topics = broker.topics
     for name in rules.topics:
         if topics.get(name) is None:
@@ -60,7 +60,7 @@ def create_topics(broker: Broker, rules: TopicRules) -> None:
 
 @final
 class Context(Struct):
-    """Made by the plugin, once."""
+    """State that all connections share; the plugin makes one."""
 
     config: MqttConfig
     broker: Broker
@@ -74,23 +74,23 @@ class Context(Struct):
     complaints: Complaints = field(default_factory=lambda: Complaints(log))
     # Connected clients by their identifier.
     clients: dict[str, Connected] = field(default_factory=dict)
-    # What bridges of other brokers say about themselves.
+    # States of other brokers' bridges.
     bridges: Bridges = field(default_factory=Bridges)
-    # Members of shared subscriptions whose clients are gone.
+    # Members of shared subscriptions that must leave their groups, because their clients are gone.
     leaving: Leaving = field(default_factory=Leaving)
-    # Groups of shared subscriptions that somebody joined lately, so that they are not taken for unused ones.
+    # Groups of shared subscriptions with recent joins; the search for unused groups skips them.
     shared_lately: set[str] = field(default_factory=set)
 
     @property
     def packet_bytes_max(self) -> int:
-        """The longest packet that a client may send: no longer than what the longest message needs."""
+        """The size of the longest packet that a client may send, limited to the need of the longest message."""
         return min(self.config.packet_bytes_max, self.broker.config.message_bytes_max + BESIDE_PAYLOAD_BYTES)
 
     def ensure_topics(self) -> None:
-        """Create those topics of the feed again that were deleted. Raises `Refused` if there are too many topics."""
+        """Create deleted topics of the feed again. Raises `Refused` if there are too many topics."""
         create_topics(self.broker, self.rules)
 
     def statistics(self) -> dict[str, object]:
-        """Return the counters, with what connected clients have not got because they were too slow."""
+        """Return the counters; ``dropped`` includes the connected clients' own counts."""
         dropped = self.counters.dropped + sum(client.dropped for client in self.clients.values())
         return {**asdict(self.counters), "dropped": dropped, "clients": len(self.clients)}

@@ -1,4 +1,4 @@
-"""Replies to clients of other protocols, and from them (see `requests.py`)."""
+"""Replies between MQTT clients and clients of other protocols (see `requests.py`)."""
 
 from functools import partial
 from typing import Final
@@ -24,7 +24,7 @@ REPLY_QOS: Final = 1
 
 
 def name_of_reply(topic: str, bytes_max: int) -> Name:
-    """Return the name ``$REPLY/...``, which is kept nowhere. Raises `NotAccepted` and `MqttError`."""
+    """Return the `Name` of *topic*, ``$REPLY/...``, without caching it. Raises `NotAccepted` and `MqttError`."""
     if len(topic.encode()) > bytes_max:
         text = f"topic name {topic[:80]!r} has more than {bytes_max} bytes; mqtt.name_bytes_max is that"
         raise NotAccepted(text, ReasonCode.TOPIC_NAME_INVALID)
@@ -33,13 +33,13 @@ def name_of_reply(topic: str, bytes_max: int) -> Name:
 
 
 def send_reply(context: Context, gate: Gate, packet: Publish, name: Name, host: bytes) -> int:
-    """Send *packet* to the one client of another protocol that waits for it.
+    """Send *packet* to the client of another protocol that waits for this reply.
 
-    Returns what to pass to `Peer.hold_until`; 0 if that client does not wait any more.
+    Returns the log position to pass to `Peer.hold_until`; 0 if that client no longer waits.
 
     Raises:
       Refused: the client may not reply, or the reply cannot be stored.
-      NotAccepted: it has no correlation data that a property can hold, or is to be retained.
+      NotAccepted: the reply has RETAIN, or no correlation data that a property can hold.
     """
     address = address_of(name.text)
     data = packet.properties.data(Property.CORRELATION_DATA)
@@ -71,23 +71,23 @@ def send_reply(context: Context, gate: Gate, packet: Publish, name: Name, host: 
 
 
 def take_replies(context: Context) -> None:
-    """Take replies of other protocols' clients to MQTT clients."""
+    """Register the plugin for replies of other protocols' clients to MQTT clients."""
     context.broker.replies.add(PROTOCOL, partial(_take, context))
 
 
 def _take(context: Context, gate: Gate, address: str, reply: Message) -> Placed:
-    """Publish *reply* to the response topic in *address*, like a message of who replies."""
+    """Publish *reply* to the response topic in *address*, as a message of the client that replies."""
     topic, correlation = requester_of(address, reply.property(CORRELATION_ID))
-    found = decode_properties(reply.properties)
+    texts = decode_properties(reply.properties)
     values: dict[Property, object] = {}
     if correlation is not None:
         values[Property.CORRELATION_DATA] = correlation
-    if found.get("CONTENT_TYPE"):
-        values[Property.CONTENT_TYPE] = found["CONTENT_TYPE"]
+    if texts.get("CONTENT_TYPE"):
+        values[Property.CONTENT_TYPE] = texts["CONTENT_TYPE"]
     try:
         name = context.names.find(topic)
         payload = decompress(reply.body, reply.sys_flag, context.broker.delivered_bytes_max)
-        packet = Publish(topic, payload, REPLY_QOS, properties=Properties(values, users_of(found)))
+        packet = Publish(topic, payload, REPLY_QOS, properties=Properties(values, users_of(texts)))
         body, properties = record_of(packet, name, reply.born_ms)
     except (MqttError, CompressionError) as error:
         raise Refused(Reason.ILLEGAL, f"the reply cannot be published; {error}") from error

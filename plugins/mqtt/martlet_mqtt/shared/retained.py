@@ -1,13 +1,13 @@
 """Retained messages: the log position of the newest one of each name.
 
-A retained message is stored twice, in one atomic group: in its topic, where everybody receives it once, and in
-`RETAINED_TOPIC`, which no client can read. A projection of that topic alone knows the newest record of each name, so it
-costs nothing for other messages, and retention copies records there without anybody receiving them again.
-An empty payload removes the retained message of its name (MQTT 5 section 3.3.1.3). One that has expired is removed by a
-sweep, and not copied by retention.
+A retained message is stored twice, in one atomic group: in its topic, where subscribers receive it once, and in
+`RETAINED_TOPIC`, which no client can read. A projection of `RETAINED_TOPIC` alone holds the newest record of each name.
+So other messages cost nothing, and retention can copy records there without delivering them again.
+An empty payload removes the retained message of its name (MQTT 5 section 3.3.1.3). A sweep removes expired messages;
+retention does not copy them.
 
-A copy must neither replace a newer message nor bring back a removed one, so none is made while the log has a newer
-record of the name, whether applied or not. A copy stores as its prepared position where the message was published.
+A copy must neither replace a newer message nor bring back a removed one, so retention makes none while the log has a
+newer record of the name, applied or not. A copy's prepared position is the position at which its client published it.
 """
 
 from collections import deque
@@ -39,7 +39,7 @@ SIZE_MASK: Final = (1 << SIZE_BITS) - 1
 POSITION_MASK: Final = (1 << POSITION_BITS) - 1
 ORIGIN_SHIFT: Final = SIZE_BITS + POSITION_BITS
 EXPIRY_SHIFT: Final = ORIGIN_SHIFT + POSITION_BITS
-# Seconds between two looks for messages that have expired.
+# Seconds between two sweeps for expired messages.
 LOOK_S: Final = 60.0
 LOOK_US: Final = 0.5
 DIGITS_MAX: Final = 19  # of a time in ms
@@ -47,7 +47,11 @@ DIGITS_MAX: Final = 19  # of a time in ms
 
 @final
 class Appended(NamedTuple):
-    """A message: its offset in the queue, the end of all that was stored with it, and its size, 0 if it removes."""
+    """A message appended to `RETAINED_TOPIC`.
+
+    ``offset`` counts in its queue, ``end`` is the log position at which its atomic group ends, and ``size`` is in
+    bytes, 0 if the message removes the retained one.
+    """
 
     offset: int
     end: int
@@ -56,67 +60,68 @@ class Appended(NamedTuple):
 
 @final
 class Ahead:
-    """Messages that were appended and are not applied yet, by name, in the order in which they were appended.
+    """Messages appended but not yet applied to the projection, by name and in the order of the log.
 
-    If a commit fails, they are gone, and later ones get their offsets.
+    A failed commit loses its messages, and later messages get their offsets.
     """
 
     __slots__ = ("_by_name", "_names")
 
     def __init__(self) -> None:
         self._by_name: dict[str, deque[Appended]] = {}
-        self._names: deque[str] = deque()  # of all of them
+        self._names: deque[str] = deque()  # the name of each message, in order
 
     def __len__(self) -> int:
         return len(self._names)
 
     def newest(self, name: str) -> Appended | None:
         """Return the newest message of *name*; None if there is none."""
-        found = self._by_name.get(name)
-        return found[-1] if found is not None else None
+        messages = self._by_name.get(name)
+        return messages[-1] if messages is not None else None
 
     def first(self) -> str:
-        """Return the name of the oldest message; there is one."""
+        """Return the name of the oldest message. There must be one."""
         return self._names[0]
 
     def last(self) -> str:
-        """Return the name of the newest message; there is one."""
+        """Return the name of the newest message. There must be one."""
         return self._names[-1]
 
     def oldest_offset(self) -> int:
-        """Return the offset of the oldest message; there is one."""
+        """Return the offset of the oldest message. There must be one."""
         return self._by_name[self._names[0]][0].offset
 
     def newest_offset(self) -> int:
-        """Return the offset of the newest message; there is one."""
+        """Return the offset of the newest message. There must be one."""
         return self._by_name[self._names[-1]][-1].offset
 
     def add(self, name: str, message: Appended) -> None:
-        """Add the newest message."""
+        """Add *message*, the newest of all, for *name*."""
         self._by_name.setdefault(name, deque()).append(message)
         self._names.append(name)
 
     def drop_first(self) -> None:
         """Remove the oldest message, because it is applied."""
         name = self._names.popleft()
-        found = self._by_name[name]
-        found.popleft()
-        if not found:
+        messages = self._by_name[name]
+        messages.popleft()
+        if not messages:
             del self._by_name[name]
 
     def drop_last(self) -> None:
-        """Remove the newest message, because it was not stored."""
+        """Remove the newest message, because its commit failed."""
         name = self._names.pop()
-        found = self._by_name[name]
-        found.pop()
-        if not found:
+        messages = self._by_name[name]
+        messages.pop()
+        if not messages:
             del self._by_name[name]
 
 
 class Entry(NamedTuple):
-    """A retained message: where it is, where its client published it, its size, and when it expires (ms, 0: never).
+    """A retained message in the log.
 
-    The size is that of body and properties.
+    ``position`` is that of its record, ``origin`` the log position at which its client published it, ``size`` the bytes
+    of body and properties, and ``expires_ms`` its expiry in ms since 1970, 0 for never.
     """
 
     position: int
@@ -135,11 +140,11 @@ class Retained:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._entries: Pages[str, int] = Pages()  # by name, in the order of positions, each packed into one number
+        self._entries: Pages[str, int] = Pages()  # by name, in the order of positions, each `_packed` into one number
         self._names = SortedNames()
         self.bytes = 0
-        self._expiring = 0  # how many of them expire
-        # What is not applied yet, and how many messages and bytes are retained with that.
+        self._expiring = 0  # number of entries with an expiry
+        # Messages not applied yet, and the count and bytes of retained messages once these are applied.
         self._ahead = Ahead()
         self._planned_count = 0
         self._planned_bytes = 0
@@ -152,7 +157,7 @@ class Retained:
     def check_room(self, name: str, size: int, count_max: int, bytes_max: int) -> None:
         """Raise `Refused` (BUSY) unless a message of *size* for *name* may be retained.
 
-        A message that is no larger than the one that it replaces always may.
+        A message no larger than its predecessor is always accepted.
         """
         self._forget_undone(self._next_offset())
         before = self._newest_size(name)
@@ -164,7 +169,7 @@ class Retained:
             raise Refused(Reason.BUSY, f"{text}; mqtt.retained_bytes_max is {bytes_max}")
 
     def appended(self, name: str, size: int, end: int) -> None:
-        """Note that a message of *size* for *name* was just appended, with all that belongs to it before *end*."""
+        """Note that a message of *size* for *name* was just appended; its atomic group ends at log position *end*."""
         offset = self._next_offset() - 1
         self._forget_undone(offset)
         before = self._newest_size(name)
@@ -177,7 +182,7 @@ class Retained:
         return queue.next_offset if queue is not None else 0
 
     def _forget_undone(self, offset: int) -> None:
-        """Forget messages from *offset* on that were appended before now: their commit failed."""
+        """Forget earlier messages at *offset* and above: their commit failed, and their offsets are free again."""
         ahead = self._ahead
         while ahead and ahead.newest_offset() >= offset:
             name = ahead.last()
@@ -186,7 +191,7 @@ class Retained:
             self._plan(name, before)
 
     def _forget_applied(self, offset: int) -> None:
-        """Forget messages up to *offset*: they are applied, or were damaged."""
+        """Forget messages up to *offset*, inclusive: each is applied, or its record is damaged."""
         ahead = self._ahead
         while ahead and ahead.oldest_offset() <= offset:
             name = ahead.first()
@@ -195,7 +200,7 @@ class Retained:
             self._plan(name, before)
 
     def _plan(self, name: str, before: int) -> None:
-        """Count that the newest message of *name* had the size *before*, 0 for none, and may have another one now."""
+        """Update the planned count and bytes after the newest size for *name* changed from *before*, 0 for none."""
         size = self._newest_size(name)
         self._planned_count += bool(size) - bool(before)
         self._planned_bytes += size - before
@@ -205,7 +210,7 @@ class Retained:
         newest = self._ahead.newest(name)
         return self._entries.get(name, 0) & SIZE_MASK if newest is None else newest.size
 
-    # what is retained
+    # retained messages
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
@@ -221,16 +226,16 @@ class Retained:
         return -1 if entry is None else _position(entry)
 
     def find_origins(self, origins: Container[int]) -> Steps[dict[int, str]]:
-        """Return the names of the messages that were published at one of *origins*, by that, in slices."""
-        found: dict[int, str] = {}
+        """Return names by origin, for the retained messages whose origin is in *origins*; in slices."""
+        names: dict[int, str] = {}
         budget = Budget(LOOK_US)
         for name in list(self._entries):
             entry = self.get(name)
             if entry is not None and entry.origin in origins:
-                found[entry.origin] = name
+                names[entry.origin] = name
             if budget.is_over():
                 yield
-        return found
+        return names
 
     def may_match(self, topic_filter: str) -> bool:
         """Return False if *topic_filter* matches no name with a retained message, applied or not."""
@@ -239,10 +244,10 @@ class Retained:
         return topic_filter in self._entries or self._ahead.newest(topic_filter) is not None
 
     def matches(self, topic_filter: str, after: str = "") -> Iterator[str]:
-        """Yield the names with a retained message that *topic_filter* matches, in order, while messages come and go.
+        """Yield the names after *after* that have a retained message and match *topic_filter*, in order.
 
-        It begins with those that come after the name *after*. An empty text among them is no name: it gives the caller
-        a chance to pause (`retained_names.py`).
+        Messages may come and go meanwhile. An empty text is no name, but a chance for the caller to pause
+        (`retained_names.py`).
         """
         if _has_wildcards(topic_filter):
             yield from self._names.matches(topic_filter, after)
@@ -291,7 +296,7 @@ class Retained:
             self._plan(name, before)
 
     def _put(self, name: str, entry: Entry) -> None:
-        before = self._entries.pop(name)  # so that it becomes the last one
+        before = self._entries.pop(name)  # added again below, so that it becomes the last one
         if before is None:
             self._names.add(name)
         else:
@@ -349,10 +354,10 @@ class Retained:
                     break
 
     def _is_replaced(self, name: str) -> bool:
-        """Return whether the log has a newer message of *name* that is not applied yet: a copy must not follow it.
+        """Return whether the log has a newer message of *name* that is not applied yet; a copy must not follow it.
 
         Raises:
-          Refused, StoreFailed: it cannot be known, because that message could not be committed.
+          Refused, StoreFailed: the commit of the newer message failed, so the answer is unknown.
         """
         self._forget_undone(self._next_offset())
         newest = self._ahead.newest(name)
@@ -394,5 +399,5 @@ def _expires_ms(record: RecordView) -> int:
 
 
 def size_of(body: Buffer, properties: Buffer) -> int:
-    """Return how many bytes of ``mqtt.retained_bytes_max`` a message takes."""
+    """Return the bytes that a message takes of ``mqtt.retained_bytes_max``."""
     return len(body) + len(properties)

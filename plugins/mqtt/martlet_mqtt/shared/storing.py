@@ -1,4 +1,4 @@
-"""Stores one message of a client or a will, with everything that belongs to it, all or nothing."""
+"""Storing one message of a client, or a will, in one atomic group with its session changes and its retained copy."""
 
 from martlet.access import Gate
 from martlet.message import Message
@@ -16,7 +16,7 @@ __all__ = ["check_response_topic", "check_retain", "queue_count", "store"]
 
 
 def queue_count(context: Context, gate: Gate, name: Name) -> int:
-    """Return how many queues the topic of *name* has, at least 1. Raises `Refused`."""
+    """Return the number of queues of the topic of *name*, at least 1. Raises `Refused`."""
     context.ensure_topics()
     topic = gate.find_topic(name.topic, "publish", context.rules.queues_of(name.topic))
     return topic.write_queues or 1 if topic is not None else 1
@@ -31,11 +31,11 @@ def store(
     client_id: str = "",
     changes: JointChanges | None = None,
 ) -> int:
-    """Store *packet* together with *changes*, and return what to pass to `Peer.hold_until`.
+    """Store *packet* together with *changes*; return the log position to pass to `Peer.hold_until`.
 
     Args:
-      host: where it comes from, as a record holds it.
-      client_id: of the publisher, if the message must not come back to it.
+      host: the publisher's address, encoded as in a record.
+      client_id: the publisher's identifier, if the message must not come back to it; otherwise empty.
 
     Raises:
       MqttError: the packet breaks the protocol.
@@ -62,7 +62,7 @@ def store(
 
 
 def _check_room(context: Context, message: Message, packet: Publish, name: Name) -> int:
-    """Return the size of *message* as a retained one, 0 if it removes that of its name. Raises `Refused`."""
+    """Return the size of *message* once retained; 0 if it removes the retained message. Raises `Refused`."""
     config = context.config
     size = size_of(message.body, message.properties) if packet.payload else 0
     if size:
@@ -71,7 +71,7 @@ def _check_room(context: Context, message: Message, packet: Publish, name: Name)
 
 
 def _retained(message: Message) -> Message:
-    """Return the copy of *message* that is kept as the retained one of its name."""
+    """Return the hidden copy of *message* that becomes the retained message of its name."""
     flag, sys_flag = message.flag, message.sys_flag
     return Message(
         RETAINED_TOPIC, message.body, message.properties, 0, flag, sys_flag, message.born_ms, message.born_host
@@ -79,7 +79,7 @@ def _retained(message: Message) -> Message:
 
 
 def check_retain(packet: Publish) -> None:
-    """Raise `NotAccepted` if *packet* is to be retained, and delivered later: it would be retained before that."""
+    """Raise `NotAccepted` if *packet* asks for both RETAIN and a delay: it would be retained before its delivery."""
     if packet.retain and any(name in DELAYING for name, _ in packet.properties.user):
         text = f"a message with RETAIN cannot be delayed; leave out RETAIN, or {', '.join(sorted(DELAYING))}"
         raise NotAccepted(text, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)
