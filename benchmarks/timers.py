@@ -258,7 +258,7 @@ async def deliver(count: int, seconds: float, flush: str) -> None:
     figures = Figures()
     with tempfile.TemporaryDirectory() as folder:
         async with running(folder, flush) as (broker, plugin):
-            plugin.timer_delivery.lateness = figures  # type: ignore[assignment]
+            plugin.timer_delivery.outcomes.lateness = figures  # type: ignore[assignment]
             first_ms = broker.clock.now_ms() + count // 3 + 5000
             await append(broker, count, first_ms, first_ms + int(seconds * 1000))
             await until_applied(plugin, count)

@@ -41,7 +41,6 @@ from martlet.store.read.reading import LogReader
 from martlet.store.recovery import scan
 from martlet.store.upkeep.checkpointer import Checkpointer
 from martlet.tables.groups import Groups
-from martlet.tables.topics import TIMER_TOPIC
 from martlet.testing.disk import Cut, FakeDisk
 from martlet_remoting.consumers.long_poll import ParkedPulls
 from martlet_remoting.consumers.pops import Pop, PopGroup
@@ -52,10 +51,10 @@ from martlet_timer.levels import state as level_state
 from martlet_timer.levels.delay_clock import DelayClock
 from martlet_timer.levels.delivery import LevelDelivery
 from martlet_timer.levels.journal_codec import Delivered
-from martlet_timer.timers import delivery as timer_delivery
+from martlet_timer.timers import journal_writer
 from martlet_timer.timers.damped_clock import DampedClock
-from martlet_timer.timers.delivery import TimerDelivery
-from martlet_timer.timers.schedule import Timer
+from martlet_timer.timers.recall import Recalls
+from martlet_timer.timers.records import due_of
 from martlet_tx import checks
 from martlet_tx.checks import Checks
 from martlet_tx.formats import NAME
@@ -618,16 +617,12 @@ def _skip_popped(right: Any) -> Any:
 def _recall_nothing(right: Any) -> Any:
     """A recall is acknowledged, and the message stays pending."""
 
-    def append(
-        self: TimerDelivery, messages: Sequence[Message], timers: Sequence[Timer], keys: Sequence[str] = ()
-    ) -> int:
-        is_recall = any(message.topic == TIMER_TOPIC for message in messages)
-        end: int = right(self, messages, [] if is_recall else timers, keys)
-        if is_recall:
-            self._schedule.give_back(list(timers))
-        return end
+    async def recall(self: Recalls, topic: str, out_ms: int, unique: str, group: str = "") -> int:
+        timers = await self._take(topic, due_of(out_ms), unique)
+        self._delivery.give_back(timers)
+        return self._writer.append(self._records_of(topic, out_ms, unique, group), []) if timers else 0
 
-    return append
+    return recall
 
 
 def _no_keeper(right: Any) -> Any:
@@ -697,7 +692,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     bug("held answer dropped", (ServerPeer, "release", _drop_held)),
     bug("timers early", (DampedClock, "now_ms", _ahead)),
     bug("delay levels early", (DelayClock, "stored_ms", _early_stored)),
-    bug("timers delivered again after a start", (timer_delivery, "gone", _note_no_timer)),
+    bug("timers delivered again after a start", (journal_writer, "gone", _note_no_timer)),
     bug("delay levels delivered again after a start", (LevelDelivery, "_known", _forget_offsets)),
     bug(
         "lost rounds of the delay levels hidden by later ones",
@@ -709,7 +704,7 @@ BUGS: Final[tuple[Bug, ...]] = (
         first=0,
         script=lost_rounds,
     ),
-    bug("recall that does nothing", (TimerDelivery, "append", _recall_nothing)),
+    bug("recall that does nothing", (Recalls, "recall", _recall_nothing)),
     bug("commit that does not end its transaction", (HeldTransactions, "_end_with", _end_nothing)),
     bug("rolled back and delivered", (HeldTransactions, "end", _commit_always)),
     bug("half messages delivered", (HeldTransactions, "hold", _take_all)),

@@ -451,7 +451,7 @@ async def test_the_end_of_a_message_removes_whatever_is_pending_of_it(autojump_c
     async with timed() as made:
         made.publish(UNIQ_KEY="K", TIMER_PERIOD_MS=1000, TIMER_REPEAT=2)
         await trio.sleep(0.5)
-        made.plugin.timer_delivery.append([], [], ["T+K", "T+K.series"])
+        made.plugin.timer_writer.append([], [], ["T+K", "T+K.series"])
         await trio.sleep(10)
         assert made.records() == []
         assert made.statistics["pending"] == made.statistics["repeated"] == 0

@@ -21,6 +21,7 @@ from martlet_timer.levels.state import LevelState
 from martlet_timer.running import RunningInfo
 from martlet_timer.timers.damped_clock import DampedClock
 from martlet_timer.timers.delivery import TimerDelivery
+from martlet_timer.timers.journal_writer import TimerJournalWriter
 from martlet_timer.timers.listing import Listing
 from martlet_timer.timers.recall import Recalls
 from martlet_timer.timers.stage import RepeatLimits, TimerStage
@@ -52,11 +53,12 @@ class TimerPlugin(Hooks):
         journal = broker.journal("timers")
         self.timer_clock = DampedClock(broker.clock, self.elapsed.ms)
         self.timers = TimerState(journal.topic, broker.store.config.segment_bytes)
+        self.timer_writer = TimerJournalWriter(broker, journal, NAME)
         self.timer_delivery = TimerDelivery(
-            broker, journal, self.timers, self.timer_clock, NAME, self._config.period_min_ms
+            broker, self.timer_writer, self.timers, self.timer_clock, self._config.period_min_ms
         )
-        self.exchange = TimerHandover(broker, self.timers, self.timer_delivery)
-        self.recalls = Recalls(broker, self.timers, self.timer_delivery, self.timer_clock)
+        self.exchange = TimerHandover(broker, self.timers, self.timer_writer)
+        self.recalls = Recalls(broker, self.timers, self.timer_delivery, self.timer_writer, self.timer_clock)
         listing = Listing(broker, self.timers, self.timer_delivery)
         return {
             Timers: Timers(

@@ -30,7 +30,7 @@ from martlet.tables.saved import Table
 from martlet.tables.topics import TIMER_TOPIC
 from martlet_timer.handover.wheel_files import CHECK, Unit, write_wheel
 from martlet_timer.properties import REAL_TOPIC
-from martlet_timer.timers.delivery import TimerDelivery
+from martlet_timer.timers.journal_writer import TimerJournalWriter
 from martlet_timer.timers.pending import HOUR_MS, Frozen
 from martlet_timer.timers.records import OUT_MS, PRECISION_MS, RECALLED_KEY, due_of, key_of
 from martlet_timer.timers.schedule import Timer
@@ -64,10 +64,10 @@ def mark(check: bytes) -> bytes:
 class TimerHandover:
     """Adopts the state of RocketMQ's timers, if it has used the store since the last start."""
 
-    def __init__(self, broker: "Broker", timers: TimerState, delivery: TimerDelivery) -> None:
+    def __init__(self, broker: "Broker", timers: TimerState, writer: TimerJournalWriter) -> None:
         self._broker = broker
         self._timers = timers
-        self._delivery = delivery
+        self._writer = writer
         # The file as RocketMQ wrote it, empty if it has not, and when the newest record of its log was stored.
         self._foreign, self._newest_ms = b"", 0
         content = next(iter(broker.store.data_directory.read_generations(PATH)), b"")
@@ -102,7 +102,7 @@ class TimerHandover:
         over |= await self._recalled()
         timers = sorted(over)
         for first in range(0, len(timers), NOTED_AT_ONCE):
-            self._delivery.append([], timers[first : first + NOTED_AT_ONCE])
+            self._writer.append([], timers[first : first + NOTED_AT_ONCE])
             await trio.lowlevel.checkpoint()
         await store.flusher.wait_flushed(store.written)
         content = mark(self._foreign)

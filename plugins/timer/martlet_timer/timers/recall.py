@@ -20,6 +20,7 @@ from martlet.tables.topics import TIMER_TOPIC
 from martlet_timer.properties import REAL_TOPIC, UNIQUE_KEY
 from martlet_timer.timers.damped_clock import DampedClock
 from martlet_timer.timers.delivery import TimerDelivery
+from martlet_timer.timers.journal_writer import TimerJournalWriter
 from martlet_timer.timers.records import OUT_MS, RECALLED_KEY, delete_key, due_of, key_of, out_of
 from martlet_timer.timers.repeats import SERIES
 from martlet_timer.timers.schedule import Timer
@@ -34,10 +35,18 @@ READ_BYTES: Final = 1 << 20
 class Recalls:
     """Recalls *timers* of *broker*."""
 
-    def __init__(self, broker: Broker, timers: TimerState, delivery: TimerDelivery, clock: DampedClock) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        timers: TimerState,
+        delivery: TimerDelivery,
+        writer: TimerJournalWriter,
+        clock: DampedClock,
+    ) -> None:
         self._broker = broker
         self._timers = timers
         self._delivery = delivery
+        self._writer = writer
         self._clock = clock
         self.recalled = 0
 
@@ -60,7 +69,7 @@ class Recalls:
         try:
             key = delete_key(topic, unique)
             ended = [key] if key in self._timers.repeated.newest else []
-            end = self._delivery.append(self._records_of(topic, out_ms, unique, group), timers, ended)
+            end = self._writer.append(self._records_of(topic, out_ms, unique, group), timers, ended)
         except BaseException:
             self._delivery.give_back(timers)
             raise
@@ -88,7 +97,7 @@ class Recalls:
         ]
         held = [timer for timer in timers.values() if schedule.hold(timer)]
         try:
-            end = self._delivery.append(records, held, list(uniques))
+            end = self._writer.append(records, held, list(uniques))
         except BaseException:
             self._delivery.give_back(held)
             raise

@@ -1,0 +1,163 @@
+"""What becomes of timers that are due: they are delivered, put off, or dropped with their topic; and the counts."""
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, final
+
+from martlet.broker import Broker
+from martlet.errors import Reason, Refused
+from martlet.message import Message, Record, find_property
+from martlet_timer.lateness import Lateness
+from martlet_timer.properties import REAL_TOPIC
+from martlet_timer.timers.damped_clock import DampedClock
+from martlet_timer.timers.journal_writer import TimerJournalWriter
+from martlet_timer.timers.records import moved
+from martlet_timer.timers.repeats import DueOutcome, outcome_of
+from martlet_timer.timers.schedule import Timer
+from martlet_timer.timers.state import TimerState
+
+__all__ = ["POSTPONE_MS", "DueTimer", "TimerOutcomes"]
+
+log = logging.getLogger("martlet.timer")
+
+# A message that is refused for itself, or cannot be read because the disk fails, is tried again after this time.
+POSTPONE_MS: Final = 60_000
+# Topics to count messages of that were deleted before the messages were due.
+GONE_TOPICS_MAX: Final = 1000
+
+DueTimer = tuple[Timer, Record]
+
+
+@final
+class TimerOutcomes:
+    """Publishes messages whose time has come.
+
+    Attributes:
+      lateness: of deliveries, when consumers can read them.
+      delivered, postponed, dropped: messages since the start; the last ones had no topic any more.
+    """
+
+    def __init__(
+        self, broker: Broker, writer: TimerJournalWriter, timers: TimerState, clock: DampedClock, period_min_ms: int
+    ) -> None:
+        self._broker = broker
+        self._store = broker.store
+        self._writer = writer
+        self._timers = timers
+        self._clock = clock
+        self._period_min_ms = period_min_ms
+        self._gone_topics: dict[str, int] = {}
+        # The end in the log of each delivery that is not readable yet, and when its timers were due.
+        self._published: deque[tuple[int, list[int]]] = deque()
+        self.lateness = Lateness()
+        self.delivered = self.postponed = self.dropped = 0
+
+    def publish(self, due: list[DueTimer], left: dict[int, Timer]) -> int:
+        """Deliver the messages of *due*, and remove what was stored from *left*.
+
+        Raises:
+          Refused: the store refuses writes.
+          StoreFailed: the disk failed.
+        """
+        now_ms = self._clock.now_ms()
+        outcomes = [outcome_of(record, timer[0], now_ms, self._period_min_ms) for timer, record in due]
+        timers = [timer for timer, _ in due]
+        try:
+            end = self._append_outcomes(outcomes, timers)
+        except Refused as refused:
+            if self._store.admission.refusal:
+                raise
+            if len(due) == 1:
+                end = self._publish_odd(due[0], outcomes[0], refused)
+            else:
+                middle = len(due) // 2
+                self.publish(due[:middle], left)
+                return self.publish(due[middle:], left)
+        for _, position in timers:
+            left.pop(position)
+        return end
+
+    def _append_outcomes(self, outcomes: Sequence[DueOutcome], timers: Sequence[Timer]) -> int:
+        """Store what follows from *timers* that are due.
+
+        Raises:
+          Refused: as `TimerJournalWriter.append`, or a series has no topic.
+          StoreFailed: the disk failed.
+        """
+        messages: list[Message] = []
+        delivered: list[Timer] = []
+        for outcome, timer in zip(outcomes, timers, strict=True):
+            if outcome.delivery is not None:
+                messages.append(outcome.delivery)
+                delivered.append(timer)
+            else:
+                self._check_topic(outcome.timers[0])
+            messages += outcome.timers
+        end = self._writer.append(messages, timers, [outcome.ended for outcome in outcomes if outcome.ended])
+        self._note_published(end, delivered)
+        return end
+
+    def _check_topic(self, timer: Message) -> None:
+        """Raise `Refused` if the topic that *timer* is for was deleted."""
+        topic = _topic_of(timer.properties)
+        if self._broker.topics.get(topic) is None:
+            raise Refused(Reason.NO_TOPIC, f"topic[{topic}] does not exist; create it, and send the message again")
+
+    def _publish_odd(self, due: DueTimer, outcome: DueOutcome, refused: Refused) -> int:
+        """Deliver one message that was refused with *refused*: to another queue, later, or not at all."""
+        timer, record = due
+        topic = _topic_of(record.properties)
+        if refused.reason == Reason.NO_TOPIC:
+            return self._drop_without_topic(timer, topic)
+        message = outcome.delivery
+        if message is not None and message.queue_id >= 0 and self._queue_is_gone(message):
+            message.queue_id = -1
+            try:
+                return self._append_outcomes([outcome], [timer])
+            except Refused as again:
+                if self._store.admission.refusal:
+                    raise
+                refused = again
+        later_ms = self._clock.now_ms() + POSTPONE_MS
+        end = self._writer.append([moved(record, later_ms)], [timer])
+        self.postponed += 1
+        text = "timer due at %d ms for topic[%s] is refused, trying again in a minute; %s"
+        log.warning(text, timer[0], topic, refused)
+        return end
+
+    def _queue_is_gone(self, message: Message) -> bool:
+        topic = self._broker.topics.get(message.topic)
+        return topic is not None and message.queue_id >= topic.write_queues
+
+    def _drop_without_topic(self, timer: Timer, topic: str) -> int:
+        """Store that a timer is gone because its topic was deleted: what was deleted stays deleted."""
+        key = self._timers.repeated.key_at(timer[1])
+        end = self._writer.append([], [timer], [key] if key else [])
+        self.dropped += 1
+        if topic not in self._gone_topics and len(self._gone_topics) < GONE_TOPICS_MAX:
+            log.warning("timers for topic[%s] are dropped when they are due, because the topic was deleted", topic)
+            self._gone_topics[topic] = 0
+        if topic in self._gone_topics:
+            self._gone_topics[topic] += 1
+        return end
+
+    def _note_published(self, end: int, timers: list[Timer]) -> None:
+        self._published.append((end, [due_ms for due_ms, _ in timers]))
+        self.count_readable()  # with async flush the commit was enough
+
+    def count_readable(self) -> None:
+        """Count the deliveries that consumers can read now."""
+        if not self._published:
+            return
+        now_ms, readable = self._clock.now_ms(), self._store.readable
+        while self._published and self._published[0][0] <= readable:
+            _, dues_ms = self._published.popleft()
+            self.delivered += len(dues_ms)
+            for due_ms in dues_ms:
+                self.lateness.add(now_ms - due_ms)
+
+
+def _topic_of(properties: bytes) -> str:
+    """Return the topic that a timer with *properties* is for."""
+    return find_property(properties, REAL_TOPIC).decode("utf-8", "replace")
