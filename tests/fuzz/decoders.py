@@ -20,8 +20,9 @@ with atheris.instrument_imports():
     from martlet_remoting.wire.fastjson import loads
     from martlet_remoting.wire.headers import decode_pull_header, decode_send_header
     from martlet_stomp.wire.codec import Limits
-    from martlet_stomp.wire.connection import Heads, StompConnection
+    from martlet_stomp.wire.connection import StompConnection
     from martlet_stomp.wire.packets import Version
+    from martlet_stomp.wire.scanner import known_heads
 
 STOMP_LIMITS = Limits(connect_bytes_max=10_000, frame_bytes_max=10_000, head_bytes_max=4000, header_bytes_max=500)
 
@@ -50,7 +51,7 @@ def bodies(data: bytes) -> None:
 
 def stomp(data: bytes) -> None:
     """Feed *data* in two pieces to a connection of any version; nothing may be kept beyond the limits."""
-    connection = StompConnection(Heads(STOMP_LIMITS), 0.0)
+    connection = StompConnection(known_heads(STOMP_LIMITS), 0.0)
     if data and data[0] < 0xF0:
         version = list(Version)[data[0] % 3]
         accept = b"" if version is Version.V1_0 else b"accept-version:%b\n" % version.text.encode()

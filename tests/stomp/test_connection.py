@@ -11,7 +11,7 @@ from tests.stomp.frame_strategies import VERSIONS, events_of, feed, flatten, str
 
 from martlet.testing.peers import check_connection
 from martlet_stomp.wire.codec import Limits, decode_head, encode_frame, head_end
-from martlet_stomp.wire.connection import TRANSITIONS, Heads, State, StompConnection, agreed_beats
+from martlet_stomp.wire.connection import TRANSITIONS, State, StompConnection, agreed_beats
 from martlet_stomp.wire.errors import StompError
 from martlet_stomp.wire.packets import (
     Abort,
@@ -29,6 +29,7 @@ from martlet_stomp.wire.packets import (
     Unsubscribe,
     Version,
 )
+from martlet_stomp.wire.scanner import KnownHeads, known_heads
 
 V1_0, V1_1, V1_2 = Version
 LIMITS = Limits(connect_bytes_max=600, frame_bytes_max=3000, head_bytes_max=1000, headers_max=20, header_bytes_max=300)
@@ -60,9 +61,9 @@ COMMANDS = {
 
 
 def connect(
-    state: State = State.NEW, version: Version = V1_2, limits: Limits = LIMITS, heads: Heads | None = None
+    state: State = State.NEW, version: Version = V1_2, limits: Limits = LIMITS, heads: list[KnownHeads] | None = None
 ) -> StompConnection:
-    connection = StompConnection(heads or Heads(limits), 0.0)
+    connection = StompConnection(heads or known_heads(limits), 0.0)
     if state is not State.NEW:
         lines = b"" if version is V1_0 else b"accept-version:%b\nhost:h\n" % version.text.encode()
         connection.receive_data(b"CONNECT\n%b\n\0" % lines, 0.0)
@@ -423,7 +424,7 @@ def test_a_heart_beat_in_pieces_leaves_nothing_behind(version: Version) -> None:
 
 @pytest.mark.parametrize("version", list(Version))
 def test_events_are_the_same_however_the_bytes_are_cut(version: Version) -> None:
-    heads = Heads(LIMITS)
+    heads = known_heads(LIMITS)
     name = b"id" if version is V1_2 else b"message-id"
     data = b"".join(
         (
@@ -453,7 +454,7 @@ def test_events_are_the_same_however_the_bytes_are_cut(version: Version) -> None
 def test_connect_is_the_same_however_it_is_cut(start: bytes) -> None:
     data = start + b"CONNECT\r\naccept-version:1.1\r\nlogin:a\\b\r\n\r\n\0"
     headers = {"accept-version": "1.1", "login": "a\\b"}
-    check_connection(lambda: StompConnection(Heads(LIMITS), 0.0), data, [Connect(V1_1, "a\\b", headers=headers)])
+    check_connection(lambda: StompConnection(known_heads(LIMITS), 0.0), data, [Connect(V1_1, "a\\b", headers=headers)])
 
 
 @given(VERSIONS.flatmap(lambda version: st.tuples(st.just(version), streams(version))), st.data())

@@ -13,9 +13,10 @@ from martlet_stomp.wire.codec import (
     encode_receipts,
     head_end,
 )
-from martlet_stomp.wire.connection import GRACE, Heads, State, StompConnection, agreed_beats
+from martlet_stomp.wire.connection import GRACE, State, StompConnection, agreed_beats
 from martlet_stomp.wire.errors import StompError
 from martlet_stomp.wire.packets import AckMode, Connect, Disconnect, Event, SendRun, Subscribe, Unsubscribe, Version
+from martlet_stomp.wire.scanner import known_heads
 
 V1_0, V1_1, V1_2 = Version
 LATER = pytest.mark.parametrize("version", [V1_1, V1_2])
@@ -23,7 +24,7 @@ ALL = pytest.mark.parametrize("version", list(Version))
 
 
 def connect(version: Version) -> StompConnection:
-    connection = StompConnection(Heads(Limits()), 0.0)
+    connection = StompConnection(known_heads(Limits()), 0.0)
     lines = b"" if version is V1_0 else b"accept-version:%b\nhost:h\n" % version.text.encode()
     connection.receive_data(b"CONNECT\n%b\n\0" % lines, 0.0)
     (event,) = connection.events()
@@ -48,7 +49,7 @@ def message(version: Version, data: bytes) -> tuple[dict[str, str], bytes]:
 
 def refused(version: Version | None, data: bytes, receipt: str | None = None) -> dict[str, str]:
     """Check that *data* is answered with ERROR, after which nothing is read; return the headers of that."""
-    connection = connect(version) if version is not None else StompConnection(Heads(Limits()), 0.0)
+    connection = connect(version) if version is not None else StompConnection(known_heads(Limits()), 0.0)
     with pytest.raises(StompError) as caught:
         feed(connection, [data])
     frame = connection.farewell(caught.value)
@@ -138,7 +139,7 @@ def test_headers_are_escaped_and_unescaped(version: Version) -> None:
 @statement(V1_2, "encoding-2")
 @LATER
 def test_connect_and_connected_are_not_escaped(version: Version) -> None:
-    connection = StompConnection(Heads(Limits()), 0.0)
+    connection = StompConnection(known_heads(Limits()), 0.0)
     accept = version.text.encode()
     connection.receive_data(b"CONNECT\naccept-version:%b\nlogin:a:b\npasscode:\\t\\\\\n\n\0" % accept, 0.0)
     (event,) = connection.events()
@@ -356,7 +357,7 @@ def test_frames_after_disconnect_are_not_read(version: Version) -> None:
 def test_stomp_is_handled_like_connect(version: Version, host: bytes) -> None:
     found = []
     for command in (b"CONNECT", b"STOMP"):
-        connection = StompConnection(Heads(Limits()), 0.0)
+        connection = StompConnection(known_heads(Limits()), 0.0)
         frame = b"%b\naccept-version:%b\n%blogin:a\n\n\0" % (command, version.text.encode(), host)
         connection.receive_data(frame, 0.0)
         found += list(connection.events())
@@ -379,7 +380,7 @@ def test_stomp_is_handled_like_connect(version: Version, host: bytes) -> None:
     ],
 )
 def test_the_version_is_the_highest_common_one(line: bytes, version: Version) -> None:
-    connection = StompConnection(Heads(Limits()), 0.0)
+    connection = StompConnection(known_heads(Limits()), 0.0)
     connection.receive_data(b"CONNECT\nhost:h\n%b\n\0" % line, 0.0)
     (event,) = connection.events()
     assert isinstance(event, Connect)
@@ -402,7 +403,7 @@ def test_without_a_common_version_the_supported_ones_are_told() -> None:
 def test_heart_beat_is_two_numbers(version: Version) -> None:
     frame = b"CONNECT\naccept-version:%b\n%%b\n\0" % version.text.encode()
     for line, can, wants in ((b"heart-beat:1000,20\n", 1000, 20), (b"heart-beat:0,0\n", 0, 0), (b"", 0, 0)):
-        connection = StompConnection(Heads(Limits()), 0.0)
+        connection = StompConnection(known_heads(Limits()), 0.0)
         connection.receive_data(frame % line, 0.0)
         (event,) = connection.events()
         assert isinstance(event, Connect)

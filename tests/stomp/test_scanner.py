@@ -10,16 +10,16 @@ from tests.stomp.frame_strategies import VERSIONS, events_of, streams
 
 from martlet_stomp.wire import scanner
 from martlet_stomp.wire.codec import Limits
-from martlet_stomp.wire.connection import Heads, StompConnection
+from martlet_stomp.wire.connection import StompConnection
 from martlet_stomp.wire.packets import AckRun, SendRun, Version
-from martlet_stomp.wire.scanner import KnownHeads, scan_acks, scan_sends
+from martlet_stomp.wire.scanner import KnownHeads, known_heads, scan_acks, scan_sends
 
 V1_0, V1_1, V1_2 = Version
 LIMITS = Limits()
 
 
 def connect(version: Version) -> StompConnection:
-    connection = StompConnection(Heads(LIMITS), 0.0)
+    connection = StompConnection(known_heads(LIMITS), 0.0)
     lines = b"" if version is V1_0 else b"accept-version:%b\n" % version.text.encode()
     connection.receive_data(b"CONNECT\n%b\n\0" % lines, 0.0)
     list(connection.events())
@@ -189,13 +189,14 @@ def test_no_more_than_some_header_lines_are_remembered(monkeypatch: pytest.Monke
         scan(b"SEND\ndestination:/queue/a\nid:%d%b\n\n\0" % (each, b"x" * 1000), heads=heads)
         assert sum(map(len, heads.table)) <= 10_000
         # Also those that only the codec sees.
-        heads.head_of({"destination": "/queue/a", "id": f"{each} of the codec"}, 1000)
+        heads.run_of({"destination": "/queue/a", "id": f"{each} of the codec"}, 1000, b"")
         assert len(heads) <= 10
 
 
 def test_very_long_header_lines_are_not_remembered() -> None:
     heads = KnownHeads(V1_2, LIMITS)
-    assert heads.head_of({"destination": "/queue/a", "id": "x" * 5000}, 5030).headers.get("id") == "x" * 5000
+    run = heads.run_of({"destination": "/queue/a", "id": "x" * 5000}, 5030, b"")
+    assert run.headers[0].get("id") == "x" * 5000
     assert len(heads) == 0
 
 

@@ -16,7 +16,8 @@ from martlet_stomp.config import StompConfig
 from martlet_stomp.handler import StompHandler
 from martlet_stomp.shared.context import PROTOCOL, Context, make_context
 from martlet_stomp.shared.replies import take_replies
-from martlet_stomp.wire.connection import Heads, StompConnection
+from martlet_stomp.wire.connection import StompConnection
+from martlet_stomp.wire.scanner import known_heads
 
 __all__ = ["StompPlugin"]
 
@@ -73,7 +74,7 @@ class StompPlugin(Hooks):
         """Return the protocol."""
         config, context = self.config, self.context(broker)
         broker.stats.add(PROTOCOL, context.statistics)
-        heads = Heads(config.limits(broker.config.message_bytes_max))
+        heads = known_heads(config.limits(broker.config.message_bytes_max))
         tls = self._tls = Tls(config, PROTOCOL)
 
         def connect(now: float) -> StompConnection:

@@ -6,14 +6,13 @@ received. While a frame is incomplete, only bytes that are new are looked at, ho
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum, unique
 from typing import Final, final
 
 from martlet_stomp.wire.codec import (
     CARRIAGE_RETURN,
     Head,
-    Limits,
     check_unfinished,
     content_length,
     decode_head,
@@ -22,11 +21,11 @@ from martlet_stomp.wire.codec import (
     head_end,
 )
 from martlet_stomp.wire.errors import StompError, UnknownVersion, shown
-from martlet_stomp.wire.events import connect_of, event_of, receipt_of, supported_versions
-from martlet_stomp.wire.packets import Connect, Event, SendRun, Version
+from martlet_stomp.wire.events import connect_of, event_of, supported_versions
+from martlet_stomp.wire.packets import Connect, Event, Version
 from martlet_stomp.wire.scanner import ACK, SEND, KnownHeads, scan_acks, scan_sends
 
-__all__ = ["TRANSITIONS", "Heads", "State", "StompConnection", "agreed_beats"]
+__all__ = ["TRANSITIONS", "State", "StompConnection", "agreed_beats"]
 
 # A client may be silent for twice the interval of its heart-beats: ActiveMQ closes after three times the interval, and
 # RabbitMQ after six times.
@@ -53,15 +52,6 @@ TRANSITIONS: Final[dict[tuple[State, str], State]] = {
     (State.OPEN, "DISCONNECT"): State.ENDED,
 }
 _COMMANDS: Final = frozenset((*_CONNECT, *_OPEN, "DISCONNECT"))
-
-
-@final
-class Heads:
-    """The header lines that the clients of a port have sent, for each version."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.limits: Final = limits
-        self.of: Final = [KnownHeads(version, limits) for version in Version]
 
 
 def agreed_beats(connect: Connect, interval_min_ms: int) -> tuple[int, int]:
@@ -100,15 +90,16 @@ class StompConnection:
         "version",
     )
 
-    def __init__(self, heads: Heads, now: float) -> None:
-        self._limits = heads.limits
+    def __init__(self, heads: Sequence[KnownHeads], now: float) -> None:
+        """Begin at *now*; *heads* are those of all clients of the port, by version (`known_heads`)."""
+        self._limits = heads[0].limits
         self._heads = heads
         self._buffer = bytearray()
         self._need = 1  # bytes without which the first frame is not complete
         self._lack = _Lack.NOTHING
         self._seen = 0  # bytes in which that is not
         self._heard = now
-        self._silence_s = heads.limits.connect_s
+        self._silence_s = self._limits.connect_s
         self._told = False  # the client got its last frame
         self.state = State.NEW
         self.version = Version.V1_0
@@ -183,7 +174,7 @@ class StompConnection:
     def _run_at(self, data: bytes, at: int) -> tuple[Event, int] | None:
         """Return the run of frames at *at*, and where it ends; None if the codec must decode the frame there."""
         if data.startswith(SEND, at):
-            return scan_sends(data, at, self._heads.of[self.version])
+            return scan_sends(data, at, self._heads[self.version])
         if data.startswith(ACK, at):
             return scan_acks(data, at, self.version)
         return None
@@ -256,10 +247,7 @@ class StompConnection:
     def _event(self, head: Head, head_bytes: int, body: bytes) -> Event:
         command, headers = head
         if command == "SEND":
-            found = self._heads.of[self.version].head_of(headers, head_bytes)
-            receipt = receipt_of(headers, self.version)
-            receipts, asking = ((), ()) if receipt is None else ((receipt,), (0,))
-            return SendRun([found.headers], [body], receipts, asking, found.transaction)
+            return self._heads[self.version].run_of(headers, head_bytes, body)
         event = connect_of(headers) if self.state is State.NEW else event_of(head, self.version)
         if isinstance(event, Connect):
             self.version = event.version

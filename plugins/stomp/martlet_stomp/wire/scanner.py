@@ -6,14 +6,14 @@ to the codec, and so is every frame with an error.
 """
 
 import re
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 from martlet_stomp.wire.codec import Limits, content_length, decode_head
 from martlet_stomp.wire.errors import StompError
-from martlet_stomp.wire.events import OF_FRAME
+from martlet_stomp.wire.events import OF_FRAME, receipt_of
 from martlet_stomp.wire.packets import AckRun, MessageHeaders, SendRun, Version
 
-__all__ = ["LIST", "KnownHeads", "SendHead", "scan_acks", "scan_sends"]
+__all__ = ["LIST", "KnownHeads", "known_heads", "scan_acks", "scan_sends"]
 
 RUN_FRAMES_MAX: Final = 1024
 # Header lines that were never seen take the broker about 15 us a frame, so that such a run takes 2 ms. 256 bytes of
@@ -47,24 +47,14 @@ _ACKS: Final = [
 ]
 
 
-@final
-class SendHead:
-    """What the header lines of a SEND frame say, except its receipt.
-
-    ``body_bytes`` is negative if the body ends with the first NUL.
-    """
-
-    __slots__ = ("body_bytes", "headers", "transaction")
-
-    def __init__(self, headers: MessageHeaders, body_bytes: int, transaction: str | None) -> None:
-        self.headers = headers
-        self.body_bytes = body_bytes
-        self.transaction = transaction
+# What the header lines of a SEND frame say, except its receipt: the headers of the message, the bytes of its body,
+# negative if it ends with the first NUL, and the transaction.
+_Head: TypeAlias = tuple[MessageHeaders, int, str | None]
 
 
 @final
 class KnownHeads:
-    """The header lines of the SEND frames that clients of one version have sent, and what they say."""
+    """What the header lines of SEND frames say that clients of one version have sent."""
 
     def __init__(self, version: Version, limits: Limits) -> None:
         self.version: Final = version
@@ -72,26 +62,32 @@ class KnownHeads:
         # The longest header lines that are looked for; a receipt line alone must not exceed the limit of a line.
         self.window: Final = min(HEAD_BYTES_MAX, limits.header_bytes_max - len(_RECEIPT))
         # By the header lines with the command and the blank line, but without the value of the receipt.
-        self.table: Final[dict[bytes, SendHead]] = {}
+        self.table: Final[dict[bytes, _Head]] = {}
         self._headers: Final[dict[tuple[str, tuple[tuple[str, str], ...]], MessageHeaders]] = {}
         self._bytes = 0
 
-    def learn(self, head: bytes) -> SendHead | None:
+    def learn(self, head: bytes) -> _Head | None:
         """Remember *head*, a key of the table; None if it is not usual, or wrong."""
         if not head.startswith(SEND) or b"\r" in head:
             return None
         try:
-            found = self.head_of(decode_head(head[:-2], self.version, self.limits).headers, len(head))
+            found = self._head_of(decode_head(head[:-2], self.version, self.limits).headers, len(head))
         except StompError:
             return None
-        if LIST in found.headers.destination:
+        if LIST in found[0].destination:
             return None  # a run of them would take too long
         self._make_room(len(head))
         self.table[head] = found
         return found
 
-    def head_of(self, headers: dict[str, str], size: int) -> SendHead:
-        """Return what *headers* of a SEND frame say, which have *size* bytes there. Raises `StompError`."""
+    def run_of(self, headers: dict[str, str], size: int, body: bytes) -> SendRun:
+        """Return the run of one SEND frame, whose *headers* have *size* bytes there. Raises `StompError`."""
+        found, _, transaction = self._head_of(headers, size)
+        receipt = receipt_of(headers, self.version)
+        receipts, asking = ((), ()) if receipt is None else ((receipt,), (0,))
+        return SendRun([found], [body], receipts, asking, transaction)
+
+    def _head_of(self, headers: dict[str, str], size: int) -> _Head:
         destination = headers.get("destination")
         if not destination:
             raise StompError("SEND has no header 'destination'; it is required")
@@ -104,7 +100,7 @@ class KnownHeads:
             if size <= HEAD_BYTES_MAX:
                 self._make_room(size)
                 self._headers[key] = known
-        return SendHead(known, body_bytes, headers.get("transaction"))
+        return known, body_bytes, headers.get("transaction")
 
     def _make_room(self, size: int) -> None:
         """Forget everything if there is no room for *size* bytes more."""
@@ -116,6 +112,11 @@ class KnownHeads:
 
     def __len__(self) -> int:
         return len(self.table) + len(self._headers)
+
+
+def known_heads(limits: Limits) -> list[KnownHeads]:
+    """Return an empty table for each version, for all clients of a port."""
+    return [KnownHeads(version, limits) for version in Version]
 
 
 def scan_sends(data: bytes, at: int, heads: KnownHeads) -> tuple[SendRun, int] | None:
@@ -130,7 +131,7 @@ def scan_sends(data: bytes, at: int, heads: KnownHeads) -> tuple[SendRun, int] |
     asking: list[int] = []
     # The header lines of the previous frame; with a receipt, those before and after its value.
     before, after, before_bytes, after_bytes = b"\0", b"", 0, 0
-    head: SendHead | None = None
+    headers: MessageHeaders | None = None
     transaction: str | None = None
     body_bytes, receipt, learned = 0, b"", 0
     while len(bodies) < RUN_FRAMES_MAX:
@@ -156,9 +157,9 @@ def scan_sends(data: bytes, at: int, heads: KnownHeads) -> tuple[SendRun, int] |
             head = table.get(key)
             if head is None and learned < RUN_LEARNED_MAX:
                 head, learned = heads.learn(key), learned + 1 + len(key) // 256
-            if head is None or (head.transaction != transaction and bodies):
+            if head is None or (head[2] != transaction and bodies):
                 break
-            body_bytes, transaction = head.body_bytes, head.transaction
+            headers, body_bytes, transaction = head
         end = begin + body_bytes if body_bytes >= 0 else data.find(0, begin)
         if end < begin or end >= size or data[end] or end - at >= bytes_max:
             break
@@ -167,8 +168,8 @@ def scan_sends(data: bytes, at: int, heads: KnownHeads) -> tuple[SendRun, int] |
                 break
             asking.append(len(bodies))
             receipts.append(receipt)
-        assert head is not None
-        found.append(head.headers)
+        assert headers is not None
+        found.append(headers)
         bodies.append(data[begin:end])
         at = end + 1
         if at < size and data[at] == 10:
