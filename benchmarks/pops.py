@@ -64,13 +64,15 @@ class Client:
         self.handler = RemotingHandler(self.state, self.peer, self.connection)
         self.spent = 0.0
 
-    def send(self, frames: bytes) -> list[Command]:
+    async def send(self, frames: bytes) -> list[Command]:
         """Let the broker handle *frames* as one socket read, and return its answers."""
         clock = time.process_time
         began = clock()
         self.connection.receive_data(frames, 0.0)
         for event in self.connection.events():
-            self.handler.handle(event)
+            rest = self.handler.handle(event)
+            if rest is not None:  # after each thousand requests, as the server does
+                await rest
         self.store.committer.commit()
         if self.peer.wakes:
             self.peer.wakes = 0
@@ -106,18 +108,18 @@ def acks(answer: Command, *, batch: bool) -> list[Command]:
     return [Command(RequestCode.BATCH_ACK_MESSAGE, body=body)]
 
 
-def consume(client: Client, *, batch: bool) -> int:
+async def consume(client: Client, *, batch: bool) -> int:
     """Pop the backlog and acknowledge it; return how many bytes of notes that stored."""
     began, taken = client.store.appended, 0
     pops = b"".join([encode_command(Command(RequestCode.POP_MESSAGE, POP, opaque=number)) for number in range(4)])
     assert POPS_AT_ONCE == 4
     waiting = b""
     while taken < MESSAGES:
-        answers = [answer for answer in client.send(waiting + pops) if "msgOffsetInfo" in answer.ext]
+        answers = [answer for answer in await client.send(waiting + pops) if "msgOffsetInfo" in answer.ext]
         taken += sum(len(re.split("[,;]", answer.text("msgOffsetInfo"))) for answer in answers)
         requests = [request for answer in answers for request in acks(answer, batch=batch)]
         waiting = b"".join(map(encode_command, requests))
-    client.send(waiting)
+    await client.send(waiting)
     return client.store.appended - began
 
 
@@ -132,7 +134,7 @@ async def run(rounds: int, queues: int, *, batch: bool) -> None:
                     broker.publish(Message("T", b"x" * 256, b"TAGS\x01TagA\x02", number % queues))
                 broker.store.committer.commit()
                 client.spent = 0.0
-                noted += consume(client, batch=batch)
+                noted += await consume(client, batch=batch)
                 costs.append(client.spent * 1e6 / MESSAGES)
                 await trio.sleep(0.02)
                 every = [broker.store.queue("T", queue_id) for queue_id in range(queues)]
@@ -168,7 +170,7 @@ async def expire(count: int, queues: int) -> None:
     async def pop_all(client: Client) -> None:
         taken = 0
         while taken < count:
-            answers = [answer for answer in client.send(pops) if "msgOffsetInfo" in answer.ext]
+            answers = [answer for answer in await client.send(pops) if "msgOffsetInfo" in answer.ext]
             taken += sum(len(re.split("[,;]", answer.text("msgOffsetInfo"))) for answer in answers)
             await trio.lowlevel.checkpoint()
 

@@ -119,7 +119,9 @@ async def run(rounds: int, body_bytes: int, make: Callable[[int, int, int], byte
                 for part in data:
                     connection.receive_data(part, 0.0)
                     for command in connection.events():
-                        handler.handle(command)
+                        rest = handler.handle(command)
+                        if rest is not None:  # after each thousand requests, as the server does
+                            await rest
                     served.broker.store.committer.commit()
                 costs.append((time.process_time() - began) * 1e6 / (reads * messages))
                 await trio.sleep(0.02)
