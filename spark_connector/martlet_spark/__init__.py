@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Lag", "LagListener", "configure", "own_properties"]
 
-# Imported when they are used: PySpark takes 0.3 s, and commands of `martlet` import modules of this package.
+# Names are imported on first use: PySpark takes 0.3 s, and commands of `martlet` import modules of this package.
 _HOMES: Final = {
     "Lag": "read.lag",
     "LagListener": "read.lag",

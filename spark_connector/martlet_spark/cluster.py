@@ -1,4 +1,4 @@
-"""The name servers and brokers of a cluster: its topics, their brokers and queues, and the offsets of these."""
+"""The name servers and brokers of a cluster: its topics, the topics' brokers and queues, and the queues' offsets."""
 
 import os
 import re
@@ -19,21 +19,21 @@ from martlet_spark.errors import ReadError
 __all__ = ["BUSY", "Bounds", "BrokerGone", "Busy", "Cluster", "UnknownBroker", "UnknownTopic", "check", "rights_hint"]
 
 T = TypeVar("T")
-# How long to wait for an answer of one of several name servers.
+# Timeout for an answer of one name server, if there are several.
 SILENCE_S: Final = 5.0
 # The first offset of a queue and the one after its last message.
 Bounds: TypeAlias = tuple[int, int]
 
 # Answers of servers that are overloaded, starting or stopping.
 BUSY: Final = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.GO_AWAY))
-# Topics of brokers themselves, which a pattern does not select.
+# Brokers' own topics, which a pattern does not select.
 INTERNAL: Final = re.compile(
     r"%RETRY%|%DLQ%|rmq_sys_|RMQ_SYS_|TBW102$|SCHEDULE_TOPIC_XXXX$|BenchmarkTest$|SELF_TEST_TOPIC$"
     r"|OFFSET_MOVED_EVENT$|TRANS_CHECK_MAX_TIME_TOPIC$|CHECKPOINT_TOPIC$|.*_REPLY_TOPIC$"
 )
 NAME_SERVER: Final = "name server"
 DEAD_LETTERS: Final = "%DLQ%"
-# Refusals for everybody, whoever the user is: of closed topics, brokers and groups, and by plugins that are off.
+# Texts of refusals that do not depend on the user: closed topics, brokers and groups, and plugins that are off.
 CLOSED: Final = re.compile(r"\bperm\b|forbidden|not writable|not readable|consumeEnable|plugins\.enabled")
 # The field of a route that only static topics have.
 STATIC: Final = b"topicQueueMappingByBroker"
@@ -44,7 +44,7 @@ class UnknownTopic(ReadError):
 
 
 class UnknownBroker(ConnectionBroken):
-    """The route of a topic lacks the broker: it has left, or it or the name server is starting."""
+    """The route of a topic lacks the broker: the broker has left, or the broker or the name server is starting."""
 
 
 class Busy(ConnectionBroken):
@@ -56,11 +56,11 @@ class BrokerGone(ReadError):
 
 
 def check(answer: AnswerFrame, what: str, where: str) -> None:
-    """Raise `ReadError` unless *answer* says success; *what* was asked of the server *where*.
+    """Raise `ReadError` unless *answer* says success; the text names the request *what* and the server *where*.
 
     Raises:
       UnknownTopic: the server does not know the topic.
-      Busy: it may answer later.
+      Busy: the server may answer later.
     """
     if answer.code == ResponseCode.SUCCESS:
         return
@@ -77,7 +77,7 @@ def check(answer: AnswerFrame, what: str, where: str) -> None:
 
 
 def rights_hint(answer: AnswerFrame) -> str:
-    """Return what to do about the rights of the user, if *answer* is about these."""
+    """Return a hint about the user's rights if *answer* refuses for lack of them, else ""."""
     if answer.code != ResponseCode.NO_PERMISSION or CLOSED.search(answer.remark):
         return ""
     return "; check the options accessKey and secretKey, and what the brokers allow this user"
@@ -87,7 +87,7 @@ def rights_hint(answer: AnswerFrame) -> str:
 class Cluster:
     """A cluster behind the name servers *endpoints*, each ``host:port``.
 
-    A server that does not answer is tried again for *timeout_s*, unless another one answers.
+    Retries a server that does not answer for *timeout_s*, unless another one answers.
     """
 
     def __init__(self, endpoints: Sequence[str], security: Security, timeout_s: float) -> None:
@@ -102,9 +102,9 @@ class Cluster:
         return sorted(name for name in self._topics() if matches(name) and not INTERNAL.match(name))
 
     def knows_no_topic(self) -> bool:
-        """Whether name servers know no topic, not even brokers' own ones: they, or the brokers, have just started.
+        """Whether the name servers know no topic, not even brokers' own: name servers or brokers have just started.
 
-        False if they do not say.
+        False if no name server answers.
         """
         try:
             return not self._topics()
@@ -133,7 +133,7 @@ class Cluster:
         return found[topic]
 
     def routes(self, topics: Sequence[str]) -> dict[str, TopicRoute]:
-        """Return the brokers and queues of those of *topics* that exist; all are asked for at once.
+        """Return the brokers and queues of each of *topics* that exists; asks for all topics at once.
 
         Raises:
           ReadError: no name server answers, or a topic is static.
@@ -165,9 +165,9 @@ class Cluster:
         return found
 
     def bounds(self, routes: Mapping[str, TopicRoute]) -> dict[str, dict[MessageQueue, Bounds]]:
-        """Return the bounds of all readable queues of each topic; each broker is asked for all of them at once.
+        """Return the bounds of all readable queues of each topic; asks each broker once for all topics.
 
-        A topic is left out if a broker of its route does not have it: it is being deleted.
+        Leaves out a topic that a broker of its route does not have: the topic is being deleted.
 
         Raises:
           ReadError: a broker refuses, or does not answer in time.
@@ -188,7 +188,7 @@ class Cluster:
         return found
 
     def offsets_at(self, times_ms: Mapping[MessageQueue, int], route: TopicRoute) -> dict[MessageQueue, int]:
-        """Return the first offset of each queue that was stored at its time or later."""
+        """Return, for each queue, the offset of the first message that was stored at the given time or later."""
         found: dict[MessageQueue, int] = {}
         for broker in sorted({queue.broker_name for queue in times_ms}):
             own = {queue: time_ms for queue, time_ms in times_ms.items() if queue.broker_name == broker}
@@ -222,7 +222,7 @@ class Cluster:
         """Return the address of the master of *broker*; a slave may lack the last messages.
 
         Raises:
-          UnknownBroker: it has none at the moment.
+          UnknownBroker: the broker has no master at the moment.
         """
         if route.address(broker) is None:
             raise UnknownBroker(f"broker {broker!r} is not registered with the name servers")
@@ -232,13 +232,13 @@ class Cluster:
         return address
 
     def ask_broker(self, topic: str, route: TopicRoute, broker: str, ask: Callable[[BrokerConnection], T]) -> T:
-        """Return what *ask* returns for a connection to *broker*, which has queues of *topic*.
+        """Call *ask* with a connection to *broker*, which has queues of *topic*, and return its result.
 
-        If it does not answer, asks the name servers again where it is.
+        If the broker does not answer, asks the name servers for its address again.
 
         Raises:
-          BrokerGone: the name servers did not know it in time.
-          ReadError: it did not answer in time.
+          BrokerGone: the name servers did not know the broker in time.
+          ReadError: the broker did not answer in time.
         """
         lost: ConnectionBroken | UnknownTopic | None = None
         for number in attempts(self.timeout_s):
@@ -252,9 +252,9 @@ class Cluster:
         raise kind(f"broker {broker!r} cannot be reached: {lost}; start it, then the query again") from lost
 
     def _ask(self, code: int, ext: Sequence[Mapping[str, object]], what: str) -> tuple[str, list[AnswerFrame]]:
-        """Ask the name servers in turn until the time is over; return which one answered, and its answers.
+        """Ask the name servers in turn until the timeout; return the one that answered, and its answers.
 
-        Begins with the one that answered last. One of several that is silent gets a part of the time only.
+        Begins with the server that answered last. If there are several, a silent one gets only a part of the time.
         """
         lost: ConnectionBroken | RemoteProtocolError | None = None
         wait_s = self.timeout_s if len(self._endpoints) == 1 else min(self.timeout_s, SILENCE_S)
@@ -269,7 +269,7 @@ class Cluster:
                 else:
                     self._endpoints = (address, *(each for each in self._endpoints if each != address))
                     return address, answers
-            if others == len(self._endpoints):  # servers of another kind: they will not change
+            if others == len(self._endpoints):  # all are servers of another kind, and will stay so
                 break
         servers = ", ".join(self._endpoints)
         text = f"no name server of {servers} answered the request for the {what}: {lost}"
@@ -283,10 +283,10 @@ class Cluster:
 def _statistics(
     topics: Sequence[str], broker: str, connection: BrokerConnection
 ) -> list[tuple[AnswerFrame, dict[MessageQueue, object]]]:
-    """Return what *broker* says about its queues of each of *topics*.
+    """Return the statistics of *broker* for its queues of each of *topics*.
 
     Raises:
-      UnknownBroker: its address is another broker's now, whose queues have the same numbers and other messages.
+      UnknownBroker: its address now belongs to another broker, which has other messages in queues of the same numbers.
     """
     found: list[tuple[AnswerFrame, dict[MessageQueue, object]]] = []
     answers = connection.request_all(RequestCode.GET_TOPIC_STATS_INFO, [{"topic": topic} for topic in topics])
@@ -305,10 +305,10 @@ def _statistics(
 def _add_bounds(
     found: dict[MessageQueue, Bounds], table: Mapping[MessageQueue, object], writable: Collection[MessageQueue]
 ) -> None:
-    """Set the bounds of the queues in *found* that *table* has.
+    """Set the bounds in *found* for the queues that *table* has.
 
-    Adds those that had messages when they were taken away from the topic: Martlet still lets them be read. Queues that
-    are *writable* and not in *found* are of a RocketMQ broker, which lets nobody read them.
+    Adds queues that the topic has lost while they had messages: Martlet still allows reads of them. A queue that is
+    *writable* and not in *found* is on a RocketMQ broker, which allows no reads of it.
     """
     for queue, item in table.items():
         if isinstance(item, Mapping):
@@ -340,7 +340,7 @@ def _commit(group: str, offsets: Mapping[MessageQueue, int], connection: BrokerC
 
 
 def _create(group: str, connection: BrokerConnection) -> AnswerFrame:
-    """Let the broker create *group*, by the heartbeat of a consumer of it that leaves again."""
+    """Let the broker create *group*: a consumer of the group sends a heartbeat, and leaves."""
     client = f"martlet-spark@{os.getpid()}"
     consumer = {
         "groupName": group,

@@ -1,4 +1,4 @@
-"""The columns of the source: names, types and what a query selects of them.
+"""The columns of the source: names, types, and the selection of a query.
 
 A column that a query does not select is not decoded. Spark's Python data sources get no column pruning from Spark, so a
 query selects columns with the option ``columns`` or with a schema of its own.
@@ -15,8 +15,8 @@ from martlet_spark.errors import OptionError
 __all__ = ["COLUMNS", "DEFAULT", "MS_MAX", "MS_MIN", "PROPERTIES", "TIMESTAMP", "arrow_schema", "select"]
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
-# Times outside of the years 1 to 9999 are null: a producer may have sent any number. So are the first and last two days
-# of these, which a time zone could move out of Python's calendar: `collect` would fail.
+# Times outside of the years 1 to 9999 are null: a producer may have sent any number. The first and last two days of
+# this range are null too: a time zone could move them out of Python's calendar, and `collect` would fail.
 MS_MIN: Final = -62_135_596_800_000 + 2 * 86_400_000
 MS_MAX: Final = 253_402_300_799_999 - 2 * 86_400_000
 PROPERTIES: Final = pa.map_(pa.string(), pa.string())
@@ -41,7 +41,7 @@ DEFAULT: Final = ("topic", "queue", "offset", "key", "store_ts", "body")
 
 
 def select(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the selected columns *names*, each checked.
+    """Check the selected columns *names*, and return them.
 
     Raises:
       OptionError: a column is unknown or selected twice, or none is selected.
@@ -61,5 +61,5 @@ def select(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def arrow_schema(names: Sequence[str]) -> pa.Schema:
-    """Return the Arrow schema of the columns *names*, equal to that which Spark makes of its own schema."""
+    """Return the Arrow schema of the columns *names*, equal to the one that Spark derives from its own schema."""
     return pa.schema([pa.field(name, COLUMNS[name][1]) for name in names])

@@ -1,8 +1,8 @@
 """One blocking connection to a broker or name server, for Spark's Python workers, which have no event loop.
 
 Requests may be pipelined: `BrokerConnection.send` returns the number of a request, and `BrokerConnection.receive` the
-next answer, to whichever request. Brokers answer pipelined pulls in another order than they were sent. The body of a
-large answer is received into a buffer of its own, without a copy.
+next answer to any request. Brokers answer pipelined pulls in any order. The body of a large answer is received into a
+buffer of its own, without a copy.
 """
 
 import contextlib
@@ -26,15 +26,17 @@ from martlet_spark.errors import OptionError, ReadError, SparkConnectorError
 
 __all__ = ["CONNECTIONS", "AnswerFrame", "BrokerConnection", "ConnectionBroken", "Connections", "Security", "attempts"]
 
-PREFIX: Final = Struct(">iI")  # length of the rest, length of the header; its first byte, 0, says JSON
-READ_BYTES: Final = 16_384  # what is read ahead is copied
+# length of the frame after this field, length of the header; the first byte of the second, 0, means JSON
+PREFIX: Final = Struct(">iI")
+READ_BYTES: Final = 16_384  # bytes that are read ahead are copied
 CONNECT_S: Final = 5.0
-COPIED_BYTES_MAX: Final = 65_536  # a larger body is sent by itself, not copied behind its header
-# Requests that are sent before their answers are received: if both fill the sockets' buffers, both sides wait for ever.
+COPIED_BYTES_MAX: Final = 65_536  # a larger body is sent by itself, not copied after its header
+# Requests sent before their answers are received: if requests and answers fill the sockets' buffers, both sides wait
+# for ever.
 TOGETHER_MAX: Final = 64
-ANSWER_S: Final = 1.0  # least time for an answer, also if nothing is tried again
+ANSWER_S: Final = 1.0  # minimum time for an answer, also without retries
 
-# What to do if a certificate is refused for another reason than its authority, by OpenSSL's number of the reason.
+# Hints for a certificate that is refused for another reason than its authority, by OpenSSL's number of the reason.
 NAMES_OTHERS: Final = "use an address that it names (broker.advertise of the broker), or issue one that names this one"
 TLS_HINTS: Final = {
     9: "check the clocks of both machines",  # not valid yet
@@ -47,7 +49,7 @@ PAUSE_S: Final = 0.1  # between attempts; doubled each time up to a second
 
 
 def attempts(timeout_s: float) -> Iterator[int]:
-    """Yield the number of each attempt, with pauses between, until *timeout_s* are over; two attempts at least."""
+    """Yield the number of each attempt, pausing between them, until *timeout_s* have passed; at least two."""
     end, pause_s, number = time.monotonic() + timeout_s, PAUSE_S, 0
     while number < 2 or time.monotonic() < end:
         if number > 1:  # the second follows at once: the first may have used a connection that had been lost before
@@ -64,7 +66,7 @@ class ConnectionBroken(SparkConnectorError):
 @final
 @dataclass(frozen=True, slots=True)
 class Security:
-    """How to connect: TLS, and the key that signs requests. Equal ones share connections."""
+    """Security settings of a connection: TLS, and the key that signs requests. Equal settings share connections."""
 
     tls: bool = False
     ca_file: str = ""
@@ -116,7 +118,7 @@ class AnswerFrame:
         """Return the number in header field *name*.
 
         Raises:
-          RemoteProtocolError: it is missing or is not a number.
+          RemoteProtocolError: the field is missing or is not a number.
         """
         try:
             return int(self.ext[name])
@@ -129,7 +131,7 @@ class BrokerConnection:
     """An open connection to *address*, ``host:port``, which waits up to *timeout_s* for each piece of an answer.
 
     Raises:
-      ConnectionBroken: it cannot be opened.
+      ConnectionBroken: no connection can be opened.
       ReadError: TLS with the peer fails.
       OptionError: a file of the options for TLS cannot be read.
     """
@@ -141,8 +143,8 @@ class BrokerConnection:
         self._opaque = 0
         self._buffer = bytearray(READ_BYTES)
         self._view = memoryview(self._buffer)
-        self._start = self._end = 0  # the received bytes that were not taken yet
-        self._is_silent = True  # nothing was received yet
+        self._start = self._end = 0  # bounds of the received bytes that are not taken yet
+        self._is_silent = True  # no byte was received yet
         self.outstanding = 0
         context = security.context()
         with contextlib.ExitStack() as undo:
@@ -164,16 +166,16 @@ class BrokerConnection:
 
     @property
     def buffered(self) -> bool:
-        """Whether bytes were received but not taken: there may be a frame although the socket is silent."""
+        """Whether received bytes are left to take: there may be a frame although the socket is silent."""
         pending = self._socket.pending() if isinstance(self._socket, ssl.SSLSocket) else 0
         return self._end > self._start or pending > 0
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Wait up to *timeout_s*, but a second at least, for each piece of an answer."""
+        """Set the timeout for each piece of an answer to *timeout_s*, but at least a second."""
         self._socket.settimeout(max(timeout_s, ANSWER_S))
 
     def fileno(self) -> int:
-        """Return the socket's number, to wait for it."""
+        """Return the socket's file descriptor, to wait for it."""
         return self._socket.fileno()
 
     def close(self) -> None:
@@ -205,7 +207,7 @@ class BrokerConnection:
         return answer
 
     def request_all(self, code: int, ext: Sequence[Mapping[str, object]]) -> list[AnswerFrame]:
-        """Send a request for each of *ext*, many at once, and return the answers in that order."""
+        """Send a request for each of *ext*, pipelined, and return the answers in the order of *ext*."""
         found: list[AnswerFrame] = []
         for first in range(0, len(ext), TOGETHER_MAX):
             asked = [self.send(code, each) for each in ext[first : first + TOGETHER_MAX]]
@@ -217,13 +219,13 @@ class BrokerConnection:
         return found
 
     def receive(self, room: Callable[[int], memoryview] | None = None) -> AnswerFrame:
-        """Return the next frame from the peer, which may be one of several of an answer; skip requests of the peer.
+        """Return the next frame from the peer; skip requests of the peer. An answer may have several frames.
 
-        *room* returns a buffer of the size that it is given, to receive the body into; None stands for a new one.
+        *room* is called with the size of the body and returns the buffer to receive it into; None allocates a new one.
 
         Raises:
-          ConnectionBroken: the connection broke, or nothing arrived in time.
-          RemoteProtocolError: the peer sent something else than frames.
+          ConnectionBroken: the connection broke, or no answer arrived in time.
+          RemoteProtocolError: the peer sent bytes that are no frame.
         """
         while True:
             answer = self._receive(room)
@@ -276,7 +278,7 @@ class BrokerConnection:
             view = view[self._read_into(view) :]
 
     def _fill(self, size: int) -> None:
-        """Read until the buffer has *size* bytes that were not taken."""
+        """Read until the buffer has *size* bytes left to take."""
         rest = self._buffer[self._start : self._end]
         self._buffer[: len(rest)] = rest
         self._start, self._end = 0, len(rest)
@@ -305,7 +307,7 @@ class BrokerConnection:
 
 
 def _tls_error(address: str, error: OSError) -> ReadError | None:
-    """Return the error for a peer that refuses TLS, or whose certificate is refused; None for any other failure."""
+    """Return the error if the peer refuses TLS or its certificate is refused; None for any other failure."""
     if isinstance(error, ssl.SSLCertVerificationError):
         hint = TLS_HINTS.get(error.verify_code, "name the authority that signed its certificate by the option tlsCa")
         return ReadError(f"the certificate of {address} is not valid: {error.verify_message.rstrip('.')}; {hint}")
@@ -317,14 +319,14 @@ def _tls_error(address: str, error: OSError) -> ReadError | None:
 
 @final
 class Connections:
-    """Idle connections of this process, for whoever needs one next: tasks of one Python worker share them."""
+    """Idle connections of this process, which the tasks of one Python worker share."""
 
     def __init__(self) -> None:
         self._pid = 0
         self._idle: dict[tuple[str, Security], list[BrokerConnection]] = {}
 
     def borrow(self, address: str, security: Security, timeout_s: float) -> BrokerConnection:
-        """Return an open connection, which may turn out to be lost; the caller closes it or gives it back.
+        """Return an open connection, which may turn out to be lost; the caller closes or returns it (`give_back`).
 
         Raises:
           ConnectionBroken: no connection can be opened.
@@ -339,7 +341,7 @@ class Connections:
 
     @contextlib.contextmanager
     def lent(self, address: str, security: Security, timeout_s: float) -> Iterator[BrokerConnection]:
-        """A connection for one piece of work: given back after it, or closed if it fails.
+        """A connection for the block: returned at its end, or closed if the block fails.
 
         Raises:
           ConnectionBroken: no connection can be opened.
@@ -367,7 +369,7 @@ class Connections:
         self._idle.clear()
 
     def _forget_others(self) -> None:
-        """Forget connections that were opened before this process was forked: two processes must not share one."""
+        """Forget connections that were opened before this process was forked: processes must not share one."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._idle = {}

@@ -1,4 +1,4 @@
-"""The errors that fail a query; each text says what to do."""
+"""Errors that fail a query; each text says what to do."""
 
 from martlet.errors import MartletError
 
@@ -18,7 +18,7 @@ class ReadError(SparkConnectorError):
 
 
 class DataLost(SparkConnectorError):
-    """Messages that the query has not read yet were removed, or a topic has other messages than the checkpoint says."""
+    """Unread messages were removed, or a topic has other messages than the checkpoint says."""
 
 
 class WriteError(SparkConnectorError):

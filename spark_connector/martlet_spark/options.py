@@ -1,7 +1,6 @@
 """The options of the source and the sink: names, types, limits and defaults; the documentation's tables show them.
 
-Names are those of Spark's Kafka source where it has the option. Spark passes all values as text, and all names in lower
-case.
+Options that Spark's Kafka source has too have its names. Spark passes all values as text, and all names in lower case.
 """
 
 import json
@@ -47,7 +46,7 @@ TIMES_MS: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3
 @final
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: *parse* turns its text into a value, or raises ValueError with what is wrong."""
+    """One option: *parse* turns its text into a value, or raises ValueError with the reason."""
 
     name: str
     parse: Callable[[str], Any]
@@ -201,7 +200,7 @@ def _assign(text: str) -> dict[str, tuple[str, ...]]:
 
 
 def _secret(text: str) -> str:
-    """Return the secret that *text* refers to; Spark shows options in its user interface."""
+    """Return the secret that *text* refers to: a secret in the option itself would show in Spark's user interface."""
     kind, _, name = text.partition(":")
     if kind == "env" and name:
         if name not in os.environ:
@@ -241,14 +240,14 @@ CLUSTER: Final = (
     Option("accessKey", _same, "", "name of the user who signs requests"),
     Option("secretKey", _secret, "", "the user's secret, by reference", "env:MARTLET_SECRET or file:/run/secret"),
 )
-# Which queues.
+# Options of the connection, and of the topics and queues to read; exactly one of the latter is given.
 SELECTION: Final = (
     *CLUSTER,
     Option("subscribe", _list, (), "topics, separated by commas", "Orders,Payments"),
     Option("subscribePattern", _pattern, "", "regular expression for topics, also those created later", "Orders-.*"),
     Option("assign", _assign, None, "queues of topics", '{"Orders": [0, 1]}'),
 )
-# Where to begin; all but one are left out.
+# Options that say where to begin; at most one is given.
 START: Final = (
     Option(
         "startingOffsets",
@@ -314,7 +313,7 @@ STREAM: Final = (
     Option("pollMs", _ms, 500, "how long a request for new messages waits for one"),
     Option("group", _same, "", "consumer group whose progress brokers show; the query itself uses its checkpoint only"),
 )
-# What `guarantee` promises.
+# Values of the option `guarantee`.
 EXACTLY_ONCE: Final = "exactly-once"
 IDEMPOTENT: Final = "idempotent"
 AT_LEAST_ONCE: Final = "at-least-once"
@@ -360,7 +359,7 @@ SINK: Final = (
 
 @final
 class Options:
-    """Parsed options: ``options["maxOffsetsPerTrigger"]``, with the default for what is not given."""
+    """Parsed options: ``options["maxOffsetsPerTrigger"]`` is the value, or the option's default if it is not given."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = dict(values)
@@ -381,13 +380,13 @@ def parse(given: Mapping[str, str], known: tuple[Option, ...], ignored: tuple[st
     """Return the values of the options *given*, whose names may be in lower case.
 
     Raises:
-      OptionError: one is unknown or invalid, some contradict one another, or ``endpoints`` is missing.
+      OptionError: an option is unknown or invalid, options contradict one another, or ``endpoints`` is missing.
     """
     if "provider" in given:  # from Spark, for a table
         raise OptionError("a table with USING martlet loses its options in Spark; use CREATE TEMPORARY VIEW instead")
     if "endpoints" not in map(str.lower, given):
         text = "option endpoints is missing; give the name servers, such as 127.0.0.1:9876"
-        # Spark does not ask for the schema of a table that was created with columns, and loses its options too.
+        # If a table was created with columns, Spark does not ask for its schema, and loses its options too.
         raise OptionError(
             text if given else f"{text}; for a SQL table, give it in each statement: WITH (endpoints '...')"
         )
@@ -409,12 +408,12 @@ def parse(given: Mapping[str, str], known: tuple[Option, ...], ignored: tuple[st
 
 
 def named(given: Mapping[str, str], known: tuple[Option, ...]) -> dict[str, str]:
-    """Return those of the options *given*, whose names may be in any case, that are among *known*."""
+    """Return the options of *given*, whose names may be in any case, that are in *known*."""
     names = {option.name.lower(): option.name for option in known}
     return {names[name.lower()]: text for name, text in given.items() if name.lower() in names}
 
 
-# The names of options of other sources, and of the other side.
+# Names of options of other sources, and of the source or sink -> names of the options to use instead.
 OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "kafka.bootstrap.servers": ("endpoints",),
     "bootstrap.servers": ("endpoints",),
@@ -448,7 +447,7 @@ def _unknown(name: str, known: tuple[Option, ...]) -> OptionError:
 
 
 def _check_pairs(values: Mapping[str, Any]) -> None:
-    """Check options that need or contradict one another.
+    """Check pairs of options that need or contradict one another.
 
     Raises:
       OptionError: some do not fit.
@@ -471,7 +470,7 @@ def _check_pairs(values: Mapping[str, Any]) -> None:
 
 
 def _check_transaction(values: Mapping[str, Any]) -> None:
-    """Check the options of a transaction that the user numbers.
+    """Check the options that name and number a transaction.
 
     Raises:
       OptionError: some do not fit.

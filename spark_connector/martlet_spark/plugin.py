@@ -1,4 +1,4 @@
-"""The plugin: adds the commands of the data pipelines, ``martlet pipeline``. It does nothing in a broker."""
+"""The plugin: adds the commands of the data pipelines, ``martlet pipeline``; does nothing in a broker."""
 
 from collections.abc import Sequence
 

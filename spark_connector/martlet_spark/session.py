@@ -1,4 +1,4 @@
-"""What a Spark session needs for this source: `configure`."""
+"""Settings of a Spark session for this source: `configure`."""
 
 import os
 import re
@@ -16,15 +16,15 @@ SETTINGS: Final = {
 
 
 def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
-    """Set what Spark needs to read and write topics fast on *builder*, and return it.
+    """Set the options for fast reads and writes of topics on *builder*, and return it.
 
-    ``spark = configure(SparkSession.builder.master("local[2]")).getOrCreate()``. The settings are Spark's own and count
-    for a whole application, so they have no effect once its first session exists.
+    ``spark = configure(SparkSession.builder.master("local[2]")).getOrCreate()``. The settings are Spark's own and apply
+    to a whole application, so they have no effect once its first session exists.
 
     With a local master, Spark's workers also get the Python of this process, unless ``PYSPARK_PYTHON`` names another:
     by default they use the first ``python3`` of the path, which need not have this package.
     """
-    # PySpark reads this variable only; the setting spark.pyspark.python is for spark-submit.
+    # PySpark reads only this variable; the setting spark.pyspark.python is for spark-submit.
     if _is_local(builder):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     for name, value in SETTINGS.items():
@@ -33,7 +33,7 @@ def configure(builder: SparkSession.Builder) -> SparkSession.Builder:
 
 
 def _is_local(builder: SparkSession.Builder) -> bool:
-    """Whether the application runs in this process's machine alone, as far as that is known before it begins."""
+    """Whether the application runs only on this machine, as far as is known before it begins."""
     master = getattr(builder, "_options", {}).get("spark.master")
     if master is None and "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started this process
         return False
@@ -41,7 +41,7 @@ def _is_local(builder: SparkSession.Builder) -> bool:
 
 
 def _default_master() -> str:
-    """Return the master that Spark's own files and variables name; that of this machine if none does."""
+    """Return the master from Spark's own files and variables; a local one if they name none."""
     if "--master" in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
         return os.environ["PYSPARK_SUBMIT_ARGS"].partition("--master")[2].lstrip(" =")
     home = os.environ.get("SPARK_HOME", "")

@@ -29,7 +29,7 @@ SPARKS: Final = ("checkpointlocation", "queryname")
 
 @final
 class BatchReader(TopicReader, DataSourceReader):
-    """Reads the messages that are there when the query is planned."""
+    """Reads the messages that exist when the query is planned."""
 
     def partitions(self) -> list[InputPartition]:
         subscribed = Subscribed(self.cluster(), self.options)
@@ -46,12 +46,12 @@ class BatchReader(TopicReader, DataSourceReader):
         return [*self.partitions_of(ranges)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        # Spark makes a partition of its own if there is none.
+        # If there is no partition, Spark makes one of its own.
         return self.read_ranges(partition.ranges if isinstance(partition, RangePartition) else ())
 
 
 class MartletDataSource(DataSource):
-    """Topics of Martlet and RocketMQ, to read and to write: ``format("martlet")``."""
+    """Topics of Martlet and RocketMQ, for reads and writes: ``format("martlet")``."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,4 +1,4 @@
-"""What the pipelines' commands share: topics, Spark's options, and the session they run in."""
+"""Shared parts of the pipelines' commands: arguments for topics and for Spark, and the session that runs a pipeline."""
 
 import argparse
 import json
@@ -37,9 +37,9 @@ __all__ = [
 
 Source: TypeAlias = dict[str, str]
 UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30}
-LOOK_MS: Final = 3000  # how long the first look at the topics may take, before Spark starts
+LOOK_MS: Final = 3000  # timeout of the first look at the topics, before Spark starts
 SPARK: Final = "Spark options"
-# Options of the data source in its errors, as the commands call them.
+# Names of the data source's options in its errors -> names of the commands' options.
 NAMES: Final = {
     "the option endpoints": "--name-server",
     "the option tls": "--tls",
@@ -78,10 +78,10 @@ def size(option: str) -> Callable[[str], int]:
 
 
 def source_of(arguments: Any) -> Source:
-    """Return the source's options for the topics that *arguments* name, after a look whether they can be read.
+    """Return the source's options for the topics that *arguments* name, after a check that they can be read.
 
     Raises:
-      UsageError: no topics are given, or in both ways.
+      UsageError: no topics are given, or both names and a pattern.
       ConfigError: a connection option is invalid.
       Unreachable: no name server answers.
       ReadError: a topic does not exist, or may not be read.
@@ -95,7 +95,7 @@ def source_of(arguments: Any) -> Source:
 
 
 def as_command(text: str) -> str:
-    """Return the *text* of an error of the data source with the options as the commands have them."""
+    """Return the *text* of an error of the data source with the names of the commands' options."""
     return SOURCE_NAME.sub(lambda found: NAMES[found[0]], text)
 
 
@@ -135,16 +135,16 @@ def look(options: Source) -> None:
 
 @contextmanager
 def in_spark(arguments: Any, name: str, label: str, unit: str) -> "Iterator[tuple[SparkSession, Show]]":
-    """A session of Spark, as *arguments* say, and what updates a progress bar; both end with the block.
+    """Open the Spark session that *arguments* describe; yield it with the function that updates a progress bar.
 
-    A session that was active before stays. Ctrl-C raises KeyboardInterrupt where the bar is updated, not in the middle
-    of a call of the JVM; pressed again, at once.
+    Session and bar end with the block, but a session that was active before stays. Ctrl-C raises KeyboardInterrupt at
+    the next update of the bar, not in the middle of a call of the JVM; a second Ctrl-C raises it at once.
     """
     from pyspark.sql import SparkSession
 
     from martlet_spark.pipelines.session import open_session
 
-    # py4j logs each call that fails, as those do that are cut off.
+    # py4j logs each call that fails, and a call that is cut off fails.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     conf, was_active = _conf(arguments.conf), SparkSession.getActiveSession() is not None
     with _ctrl_c() as (check, take_again):
@@ -167,10 +167,10 @@ def in_spark(arguments: Any, name: str, label: str, unit: str) -> "Iterator[tupl
 
 @contextmanager
 def _ctrl_c() -> Iterator[tuple[Callable[[], None], Callable[[], None]]]:
-    """Note Ctrl-C while the block runs.
+    """Record Ctrl-C while the block runs.
 
-    Yields a function that raises KeyboardInterrupt if it was pressed, and one that installs the handler of the signal
-    again, after Spark has replaced it.
+    Yields two functions: one raises KeyboardInterrupt if Ctrl-C was pressed, the other installs the signal handler
+    again after Spark has replaced it.
     """
     pressed = Event()
 
@@ -214,7 +214,7 @@ def run_query(what: str, arguments: Any, work: "Callable[[SparkSession, Show], S
 
 @contextmanager
 def tasks_shown(session: "SparkSession", show: "Show", path: str = "") -> Iterator[None]:
-    """Show the tasks of the block's jobs; Ctrl-C cancels them, and says what to do with what is written to *path*."""
+    """Show the tasks of the block's jobs; Ctrl-C cancels the jobs, and prints what to do with the output at *path*."""
     from martlet_spark.pipelines.progress import show_tasks
 
     try:

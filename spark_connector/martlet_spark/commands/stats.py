@@ -75,7 +75,7 @@ def _times(arguments: Any) -> dict[str, str]:
 
 
 def _write(rows: "DataFrame", path: str, kind: str) -> None:
-    """Write *rows*, which are few, as one file of a directory."""
+    """Write the few *rows* as one file of a directory."""
     writer = rows.coalesce(1).write
     writer.option("header", "true").csv(path) if kind == "csv" else writer.parquet(path)
 

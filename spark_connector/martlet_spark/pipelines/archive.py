@@ -1,7 +1,7 @@
 """Archives topics as Parquet files or a Delta table, partitioned by topic and day, each message exactly once.
 
-The archive is written by a streaming query, and its checkpoint says how far it is. Whatever happens to a run, the next
-one continues: a batch that was not completed is written again, and one that was completed is not.
+A streaming query writes the archive, and its checkpoint records the progress. The next run continues after any failure:
+it writes an incomplete batch again, and never a complete one.
 
 Spark's own file sink writes Parquet wherever Spark can write. For Delta tables and for S3, where Spark would need jars,
 tasks write the files through Arrow, and the driver commits them (`commits.py`).
@@ -38,10 +38,10 @@ CHECKPOINT: Final = "_checkpoint"
 @final
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """Where and how messages are archived.
+    """The path, kind and batch size of an archive.
 
-    A batch has about *batch_bytes* of messages, so a crash repeats no more than that. A file has at most the messages
-    of one task, about *file_bytes*, before compression.
+    A batch has about *batch_bytes* of messages, so no more is written again after a crash. A file has at most the
+    messages of one task, about *file_bytes*, before compression.
     """
 
     path: str
@@ -60,7 +60,7 @@ class Archive:
         return os.path.join(self.path, CHECKPOINT)
 
     def check(self) -> None:
-        """Raise `OptionError` if the archive cannot be written so, and `PipelineError` if a package is missing."""
+        """Raise `OptionError` if the options contradict one another, and `PipelineError` if a package is missing."""
         if self.format not in FORMATS:
             raise OptionError(f"format {self.format!r} is unknown; it is {' or '.join(FORMATS)}")
         if self.format == "delta" and is_remote(self.path):
@@ -81,20 +81,20 @@ class Archive:
 
     @property
     def spark_writes(self) -> bool:
-        """Whether Spark's file sink writes it."""
+        """Whether Spark's file sink writes the archive."""
         return self.format == "parquet" and not self.path.startswith("s3://")
 
 
 def archive(
     session: "SparkSession", source: Mapping[str, str], target: Archive, *, follow_s: float = 0, show: Show = ignore
 ) -> StreamReport:
-    """Archive the messages that are not in *target* yet; with *follow_s*, also new ones, looking so often, until
+    """Archive the messages that are not in *target* yet; with *follow_s*, poll for new ones at this interval until
     interrupted.
 
     *source* are options of the data source: ``endpoints``, and ``subscribe`` or ``subscribePattern``.
 
     Raises:
-      PipelineError: it failed; a new run continues.
+      PipelineError: the run failed; a new run continues.
       OptionError: an option is invalid.
     """
     with plain_errors():

@@ -1,7 +1,7 @@
-"""What an archive has that Spark has not written: its files, in the order in which they came.
+"""The files of an archive in the order in which they were added, if Spark's file sink has not written it.
 
-A version of the archive is a batch, or a commit of a Delta table, and has some files. A place in it is a row of a file
-of a version, so that any number of rows can be read at a time.
+A version of the archive is a batch, or a commit of a Delta table, and has some files. A place in the archive is a row
+of a file of a version, so a read may have any number of rows.
 """
 
 import json
@@ -30,7 +30,7 @@ SPARK: Final = "spark"
 
 
 def kind_of(path: str) -> str:
-    """Return who can read the archive *path*: ``delta``, ``list``, or ``spark`` for one that Spark has written.
+    """Return the reader that the archive *path* needs: ``delta``, ``list``, or ``spark`` if Spark has written it.
 
     Raises:
       PipelineError: there is no archive.
@@ -59,9 +59,9 @@ def _has_parquet(root: str) -> bool:
 @final
 @dataclass(frozen=True, slots=True)
 class RowPlace:
-    """The next row to read: *row* of the file number *file* of *version*.
+    """The place of the next row to read: *row* of the file number *file* of *version*.
 
-    *snapshot* is the version of a Delta table whose files were all read as one version; -1 before that is known.
+    *snapshot* is the version of a Delta table whose files were all read as one version; -1 before it is known.
     """
 
     version: int = -1
@@ -105,7 +105,7 @@ def open_log(location: Location, kind: str) -> ArchiveLog:
 def advance(log: ArchiveLog, start: RowPlace, last: int, *, rows_max: int = 0, bytes_max: int = 0) -> RowPlace:
     """Return the place after the next batch, which ends with the version *last* at the latest.
 
-    0 is no limit. *bytes_max* counts files as they are stored, and a file at least is read.
+    A limit of 0 is none. *bytes_max* counts the stored bytes of files; a batch has at least one file.
     """
     if last < 0:
         return start
@@ -126,7 +126,7 @@ def advance(log: ArchiveLog, start: RowPlace, last: int, *, rows_max: int = 0, b
 
 
 def slices(log: ArchiveLog, start: RowPlace, end: RowPlace) -> Iterator[Slice]:
-    """Yield what is between two places, of which the second was found by `advance`."""
+    """Yield the rows between two places, the second of which `advance` has returned."""
     place = start if start.version >= 0 else log.begin(end.snapshot)
     while (place.version, place.file, place.row) < (end.version, end.file, end.row):
         for number, file in enumerate(log.files(place.version, place.snapshot)):
@@ -158,7 +158,7 @@ class ListLog:
 
 @final
 class DeltaLog:
-    """A Delta table: all its files at the first look, and since then those that each commit has added."""
+    """A Delta table: all its files at the first look, and from then on the files that each commit adds."""
 
     def __init__(self, location: Location) -> None:
         self._location = location
@@ -226,5 +226,5 @@ class DeltaLog:
 
 
 def _order(file: WrittenFile) -> tuple[int, str]:
-    """Files that the archive's tasks wrote are in the order of their batches."""
+    """Sort key of a file: files that the archive's tasks wrote are in the order of their batches."""
     return batch_of(os.path.basename(file.path)) or 0, file.path

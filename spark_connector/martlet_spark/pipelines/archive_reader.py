@@ -1,4 +1,4 @@
-"""Reads an archive of Parquet files or a Delta table as a stream, through Arrow: where Spark would need jars."""
+"""Reads an archive of Parquet files or a Delta table as a stream, through Arrow: Spark would need jars for it."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +29,7 @@ BATCH_ROWS: Final = 4096
 
 @final
 class BatchPace:
-    """Keeps the mean rate of batches at *rate* rows a second: each waits until its predecessors' time is over."""
+    """Limits batches to a mean of *rate* rows a second: each waits until the time of its predecessors is over."""
 
     def __init__(
         self, rate: int, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
@@ -56,7 +56,7 @@ class _Slices(InputPartition):
 
 @final
 class ArchiveReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads an archive as `Location` and ``kind`` of *options* say; ``rate`` is in rows a second, 0 for any."""
+    """Reads an archive; *options* have its `Location`, its ``kind`` and a ``rate`` in rows a second, 0 for no limit."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._location = Location.from_options(options)
@@ -128,7 +128,7 @@ def read_slice(location: Location, part: Slice) -> Iterator[pa.RecordBatch]:
 
 
 def _whole(batch: pa.RecordBatch, part: Slice, schema: pa.Schema) -> pa.RecordBatch:
-    """Return *batch* with topic and date, which are in the path of its file."""
+    """Return *batch* with the columns topic and date, whose values are in the path of its file."""
     known = {
         "topic": pa.repeat(pa.scalar(part.file.topic), len(batch)),
         "date": pa.repeat(pa.scalar(date.fromisoformat(part.file.date), pa.date32()), len(batch)),

@@ -1,6 +1,6 @@
 """The sink that writes an archive through Arrow: tasks write files, and the driver commits them.
 
-It is a data source of its own, ``martlet-archive``, that only `archive` uses, and `replay` to read.
+The sink is a data source of its own, ``martlet-archive``; `archive` writes with it, and `replay` reads with it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ __all__ = ["ArchiveSource"]
 @final
 @dataclass
 class _Files(WriterCommitMessage):
-    """The files of one task; Spark gives the driver nothing else, so it says the query too."""
+    """The files of one task, and its query: Spark passes nothing else to the driver."""
 
     query: str
     files: list[WrittenFile]
@@ -71,7 +71,7 @@ class ArchiveWriter(DataSourceStreamArrowWriter):
                 commits.commit(found[0].query, batchId, files)
 
     def abort(self, messages: Sequence[Any], batchId: int) -> None:
-        """Do nothing: the batch may have been committed, and else its files are replaced when it runs again."""
+        """Do nothing: the batch may have been committed; if not, its next run replaces its files."""
 
 
 @final

@@ -8,9 +8,9 @@ from martlet_spark.columns import COLUMNS
 
 __all__ = ["DATE", "MESSAGE_COLUMNS", "arrow_schema", "spark_columns"]
 
-# The source's columns that an archive has, in order; then topic and date, which are in the paths of its files.
+# The columns in an archive's files, in order. Topic and date follow: their values are in the paths of the files.
 MESSAGE_COLUMNS: Final = tuple(name for name in COLUMNS if name != "topic")
-# SQL for the day: the same whatever the session's time zone is.
+# SQL for the day, independent of the session's time zone.
 DATE: Final = "date_add(DATE'1970-01-01', CAST(floor(unix_millis(store_ts) / 86400000) AS INT))"
 
 
@@ -21,6 +21,6 @@ def arrow_schema() -> pa.Schema:
 
 
 def spark_columns() -> str:
-    """Return the same as SQL."""
+    """Return the columns of the whole archive as SQL."""
     fields = [f"`{name}` {COLUMNS[name][0]}" for name in MESSAGE_COLUMNS]
     return ", ".join([*fields, "topic string", "date date"])

@@ -1,9 +1,9 @@
 """The lists of an archive's batches: ``_batches/NUMBER.json`` has the files of a batch, in one line of JSON.
 
-A hundred lists of successive batches are joined into one, ``FIRST-LAST.json`` with their lines, and a hundred of these
-again. So a start looks at a few hundred names, however many batches there are. Lists are removed once the one that they
-were joined into is durable: a run may be killed at any moment, and who reads meanwhile finds each batch if it looks for
-the shorter lists first. The newest batch always has a list of its own.
+A hundred lists of successive batches are joined into one, ``FIRST-LAST.json`` with their lines, and a hundred of the
+joined lists again. So a start looks at a few hundred names, for any number of batches. Lists are removed once the
+joined list is durable: a run may be killed at any moment. A concurrent reader finds each batch if it looks for the
+shorter lists first. The newest batch always has a list of its own.
 """
 
 import json
@@ -34,7 +34,7 @@ def _name(batches: range) -> str:
 
 
 def _batches(name: str) -> range | None:
-    """Return the batches of the list *name*; None if it is no list."""
+    """Return the batches of the list *name*; None if *name* is not that of a list."""
     numbers = name.removesuffix(SUFFIX).split("-")
     if not name.endswith(SUFFIX) or len(numbers) > 2 or not all(each.isdecimal() for each in numbers):
         return None
@@ -56,7 +56,7 @@ class BatchLists:
         for batches in self._present():
             numbers = batches if len(batches) == 1 else self._read_joined(batches)
             if numbers is None:
-                return self.numbers()  # it was joined with others meanwhile
+                return self.numbers()  # the list was joined with others meanwhile
             found.update(numbers)
         return sorted(found)
 
@@ -88,12 +88,12 @@ class BatchLists:
         write_whole(self._filesystem, f"{self._folder}/{_name(range(batch, batch + 1))}", json.dumps(value).encode())
 
     def join_before(self, batch: int) -> None:
-        """Join the lists before that of *batch*, which was added last, if that is the first of the next ones."""
+        """Join the lists before that of *batch*, the one added last, if *batch* is the first of a new span."""
         if batch % SPANS[0] == 0:
             self.join()
 
     def join(self) -> None:
-        """Join lists where there are enough; if it is interrupted, the next call continues."""
+        """Join lists where there are enough; if a call is interrupted, the next one continues."""
         for span, part in zip(SPANS, (1, *SPANS), strict=False):
             present = self._present()
             newest = max((each.start for each in present if len(each) == 1), default=-1)
@@ -103,7 +103,7 @@ class BatchLists:
                     self._join(range(first, first + span), list(group))
 
     def _join(self, batches: range, parts: list[range]) -> None:
-        """Join the lists *parts* into that of *batches*, of which an interrupted run may have removed some before."""
+        """Join the lists *parts* into that of *batches*; an interrupted run may have removed some of *parts* before."""
         paths = [f"{self._folder}/{_name(part)}" for part in parts]
         texts = each_of(self._load, paths)
         if None in texts:
@@ -128,7 +128,7 @@ class BatchLists:
         return read_whole(self._filesystem, path)
 
     def _read_joined(self, batches: range) -> dict[int, Any] | None:
-        """Return the lists of *batches*, which are joined; None if they are not."""
+        """Return the lists of *batches* from the joined list; None if they are not joined."""
         if self._joined[0] != batches:
             text = self._load(f"{self._folder}/{_name(batches)}")
             if text is None:
@@ -141,7 +141,7 @@ class BatchLists:
         """Return the list of *batch*.
 
         Raises:
-          FileNotFoundError: it has none.
+          FileNotFoundError: the batch has no list of its own.
         """
         known, lists = self._joined
         if batch not in known or batch not in lists:

@@ -1,6 +1,6 @@
-"""The directory in which Spark notes how far a query is: what else it must remember, and what it says.
+"""The checkpoint, Spark's directory for a query's progress: binds it to options, and reads offsets from it.
 
-It may be on any file system that Spark reads, so it is read and written through the JVM.
+The directory may be on any file system that Spark reads, so it is read and written through the JVM.
 """
 
 import json
@@ -19,13 +19,13 @@ NOTE: Final = "martlet.json"
 
 
 def check_bound(session: "SparkSession", checkpoint: str, what: str, chosen: Mapping[str, object]) -> None:
-    """Check that *checkpoint* was bound to what is *chosen* now, unless its query has not planned a batch yet.
+    """Check that *checkpoint* was bound to the options *chosen* now, unless its query has not planned a batch yet.
 
-    A checkpoint says how far its query is, not what that was. With another selection it would pass over messages that
-    were not selected before, and with another target it would leave those out that are in the first.
+    A checkpoint records the progress of its query, not its options. With another selection the query would skip
+    messages that were not selected before; with another target it would leave out messages that the first target has.
 
     Raises:
-      OptionError: something else was chosen with it before, or it is another program's.
+      OptionError: the checkpoint was bound to other options, or is another program's.
     """
     before, given = _bound(session, checkpoint), _given(chosen)
     if before == given or _last_batch(session, f"{checkpoint}/offsets") is None:
@@ -40,9 +40,9 @@ def check_bound(session: "SparkSession", checkpoint: str, what: str, chosen: Map
 
 
 def bind(session: "SparkSession", checkpoint: str, chosen: Mapping[str, object]) -> None:
-    """Remember with *checkpoint* what is *chosen*, for `check_bound`; call it before the query begins.
+    """Store the options *chosen* in *checkpoint*, for `check_bound`; call it before the query begins.
 
-    A note that is right stays as it is: a run that is killed while it writes one leaves none.
+    An equal note is not written again: a run that is killed while it writes a note leaves none.
     """
     given = _given(chosen)
     if _bound(session, checkpoint) != given:
@@ -50,7 +50,7 @@ def bind(session: "SparkSession", checkpoint: str, chosen: Mapping[str, object])
 
 
 def _bound(session: "SparkSession", checkpoint: str) -> dict[str, Any] | None:
-    """Return what *checkpoint* was bound to; None if it was not."""
+    """Return the options that *checkpoint* was bound to; None if it is not bound."""
     return _parsed(read_text(session, f"{checkpoint}/{NOTE}"))
 
 
@@ -65,7 +65,7 @@ def query_of(session: "SparkSession", checkpoint: str) -> str:
 
 
 def read_offsets(session: "SparkSession", checkpoint: str) -> Offsets:
-    """Return the offsets at which the last batch of *checkpoint* that is known to be complete ended."""
+    """Return the end offsets of the last batch of *checkpoint* that is known to be complete."""
     last = _last_batch(session, f"{checkpoint}/commits")
     text = read_text(session, f"{checkpoint}/offsets/{last}") if last is not None else None
     return decode(json.loads(text.splitlines()[-1])) if text else {}
@@ -81,7 +81,7 @@ def _last_batch(session: "SparkSession", folder: str) -> int | None:
 
 
 def qualified(session: "SparkSession", path: str) -> str:
-    """Return *path* with its file system, if that is neither local nor S3: Spark has a default one on some clusters."""
+    """Return *path* with its file system unless that is local or S3: some clusters give Spark a default one."""
     if path.startswith("s3://"):
         return path
     file, files = _of(session, path)
@@ -90,7 +90,7 @@ def qualified(session: "SparkSession", path: str) -> str:
 
 
 def exists(session: "SparkSession", path: str) -> bool:
-    """Whether there is a file or a directory."""
+    """Whether *path* is a file or a directory."""
     file, files = _of(session, path)
     return bool(files.exists(file))
 
@@ -109,7 +109,7 @@ def read_text(session: "SparkSession", path: str) -> str | None:
 
 
 def write_text(session: "SparkSession", path: str, text: str) -> None:
-    """Write a file, in place of one that is there."""
+    """Write a file; replace an existing one."""
     file, files = _of(session, path)
     stream = files.create(file, True)
     try:
@@ -119,14 +119,14 @@ def write_text(session: "SparkSession", path: str, text: str) -> None:
 
 
 def _of(session: "SparkSession", path: str) -> tuple[Any, Any]:
-    """Return *path* and its file system, as Hadoop has them."""
+    """Return Hadoop's objects for *path* and its file system."""
     jvm: Any = session._jvm
     file = jvm.org.apache.hadoop.fs.Path(path)
     return file, file.getFileSystem(session._jsc.hadoopConfiguration())
 
 
 def _parsed(text: str | None) -> dict[str, Any] | None:
-    """Return the object *text* is; None without one, as a run that was killed while it wrote leaves."""
+    """Return the JSON object in *text*; None if it is incomplete, as after a run that was killed while it wrote."""
     try:
         value = json.loads(text or "")
     except ValueError:

@@ -1,8 +1,8 @@
-"""What makes the files of a batch part of an archive, exactly once: a Delta table's log, or a list per batch.
+"""Commits that make a batch's files part of an archive exactly once: in a Delta table's log, or as a list per batch.
 
-Both remember the streaming query and the number of its last batch. A batch that Spark runs again after a crash,
-although it was committed, changes nothing. An archive takes batches of one query only: a new query would begin at the
-first message again.
+Both record the streaming query and the number of its last batch. A batch that Spark runs again after a crash, although
+it was committed, changes nothing. An archive takes batches of one query only: a new query would begin at the first
+message again.
 """
 
 import json
@@ -34,13 +34,13 @@ class Commits(Protocol):
         """Whether *batch* of *query* is committed. Raises `PipelineError` if the batches are another query's."""
 
     def clean(self, query: str) -> None:
-        """Remove files that were not committed; no other run of *query* may go on."""
+        """Remove files that were not committed; no other run of *query* may be active."""
 
     def commit(self, query: str, batch: int, files: Sequence[WrittenFile]) -> None:
         """Make *files* part of the archive."""
 
     def drop(self, files: Sequence[WrittenFile]) -> None:
-        """Remove *files*, which a batch wrote that was committed before, with others."""
+        """Remove *files* of a batch that was committed before with other files."""
 
     def files(self) -> list[str]:
         """Return the paths of all files of the archive, relative to it."""
@@ -52,7 +52,7 @@ def open_commits(location: Location, kind: str) -> Commits:
 
 
 def _drop(location: Location, files: Sequence[WrittenFile], listed: Collection[str]) -> None:
-    """Remove those of *files* that are not *listed*."""
+    """Remove the files of *files* that are not *listed*."""
     filesystem, root = location.open()
     dropped = [file.path for file in files if file.path not in listed]
     for path in dropped:
@@ -70,7 +70,7 @@ class ListCommits:
         self._lists = BatchLists(self._filesystem, self._root)
 
     def has(self, query: str, batch: int) -> bool:
-        # Nearly always one of these two is there.
+        # Nearly always one of these two batches is committed.
         last = next((number for number in (batch, batch - 1) if number >= 0 and self._lists.has(number)), None)
         if last is None:
             last = self._lists.last()
@@ -103,7 +103,7 @@ class ListCommits:
 
 @final
 class DeltaCommits:
-    """The log of a Delta table; it keeps the number of a query's last batch as Delta's own writers do."""
+    """The log of a Delta table; stores the number of a query's last batch as Delta's own writers do."""
 
     def __init__(self, location: Location) -> None:
         self._location = location
@@ -151,7 +151,7 @@ class DeltaCommits:
         now_ms = time.time_ns() // 1_000_000
         actions: list[AddAction | RemoveAction] = [
             AddAction(
-                each.path,  # deltalake escapes it in the log
+                each.path,  # deltalake escapes the path in the log
                 each.bytes,
                 {"topic": each.topic, "date": each.date},
                 now_ms,
@@ -177,5 +177,5 @@ class DeltaCommits:
 
 
 def _paths(table: "DeltaTable") -> list[str]:
-    """Return the paths of the files of *table* below it, as its log has them."""
+    """Return the paths of the files of *table* in its log, relative to the table."""
     return [row["path"] for row in pa.table(table.get_add_actions()).select(["path"]).to_pylist()]

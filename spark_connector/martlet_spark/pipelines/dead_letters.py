@@ -1,8 +1,8 @@
 """Dead letters of a consumer group, of any number: grouped by cause, exported, and sent again.
 
-A dead letter says where it came from and how it was tried, not which exception the consumer had. So its cause is the
-topic it was first in, its tag, the way of its deliveries and how many there were. An application that puts the reason
-of a failure into a property of the message can group by that property too.
+A dead letter records its origin and its deliveries, not the exception of the consumer. So its cause is its first topic,
+its tag, and the way and number of its deliveries. An application that puts the reason of a failure into a property of
+the message can group by that property too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,13 +37,13 @@ __all__ = [
 
 PREFIX: Final = "%DLQ%"
 CAUSE: Final = ("origin_topic", "tag", "way", "deliveries")
-# The topic of the first delivery: as clients with retry topics note it, and as brokers do for messages that are popped.
+# The topic of the first delivery: clients with retry topics note it, and brokers note it for messages that are popped.
 ORIGIN: Final = "coalesce(properties['RETRY_TOPIC'], properties['DLQ_ORIGIN_TOPIC'])"
 WAY: Final = (
     "CASE WHEN properties['RETRY_TOPIC'] IS NOT NULL THEN 'retries'"
     " WHEN properties['DLQ_ORIGIN_TOPIC'] IS NOT NULL THEN 'pops' ELSE 'unknown' END"
 )
-# Letters without a property that says their original topic; `resend` counts them, and does not send them.
+# Name of the count of letters without a property for their original topic, which `resend` does not send.
 LEFT_OUT: Final = "left_out"
 EXAMPLE_CHARS: Final = 60
 EXAMPLE: Final = (
@@ -55,7 +55,7 @@ EXAMPLE: Final = (
 @final
 @dataclass(frozen=True, slots=True)
 class Letters:
-    """Which dead letters: those of *group*, by the time of storing, and *where*, a condition in Spark's SQL."""
+    """Selected dead letters of *group*: by the time of storing, and by *where*, a condition in Spark's SQL."""
 
     group: str
     where: str = ""
@@ -63,14 +63,14 @@ class Letters:
     until_ms: int = 0
 
     def options(self, source: Mapping[str, str]) -> dict[str, str]:
-        """Return the options of the data source; *source* are those for the connection."""
+        """Return the options of the data source; *source* are the options for the connection."""
         if not self.group:
             raise OptionError("the group is empty; give the name of a consumer group")
         own = {"subscribe": f"{PREFIX}{self.group}", "columns": ",".join(COLUMNS)}
         return {"undecodableBody": RAW, **source, **own}
 
     def select(self, letters: "DataFrame") -> "DataFrame":
-        """Return these of *letters*, with the columns of their causes."""
+        """Return the selected rows of *letters*, with the columns of their causes."""
         found = letters.selectExpr("*", f"{ORIGIN} AS origin_topic", f"{WAY} AS way", "reconsume_times AS deliveries")
         for condition in (*between(self.from_ms, self.until_ms), self.where):
             found = found.where(condition) if condition else found
@@ -80,7 +80,7 @@ class Letters:
 @final
 @dataclass(frozen=True, slots=True)
 class Resend:
-    """Where dead letters are sent again: to the topic that each was first in, or to *topic*.
+    """The target and checkpoint of `resend`: *topic*, or if it is empty, the first topic of each letter.
 
     A letter is sent once with the same *checkpoint*. A batch, which is a transaction of the brokers, has about
     *batch_bytes* of letters.
@@ -108,10 +108,10 @@ def read_letters(session: "SparkSession", source: Mapping[str, str], letters: Le
 def resend(
     session: "SparkSession", source: Mapping[str, str], letters: Letters, plan: Resend, show: Show = ignore
 ) -> StreamReport:
-    """Send those *letters* again that were not sent with this checkpoint yet, each exactly once.
+    """Send *letters* again, each exactly once; skip letters that were sent with this checkpoint before.
 
-    Each has its place in the dead letter topic as its origin, in properties. They stay in that topic. The report counts
-    letters that do not say which topic they were first in as ``left_out``, if there is no other topic for them.
+    Each copy has the letter's place in the dead letter topic in its properties; the letters stay in that topic. The
+    report counts letters that do not name their first topic as ``left_out``, unless all go to one topic.
 
     Raises:
       PipelineError: it failed; a new run continues.
@@ -131,7 +131,7 @@ def resend(
 
 
 def unsent(session: "SparkSession", source: Mapping[str, str], letters: Letters, plan: Resend) -> "DataFrame":
-    """Return how many letters `resend` would send to each topic, as ``topic``, null for none, and ``letters``."""
+    """Return the number of letters that `resend` would send, as ``letters`` per ``topic``, null for no topic."""
     check_bound(session, plan.checkpoint, "resend", _chosen(letters, plan))
     found = read_letters(session, source, letters)
     for queue, offset in read_offsets(session, plan.checkpoint).items():
@@ -151,12 +151,12 @@ def _chosen(letters: Letters, plan: Resend) -> dict[str, object]:
 
 
 def _target(plan: Resend) -> "Column":
-    """Return the topic of a letter; null if it does not say."""
+    """Return the topic to send a letter to; null if the letter names none."""
     return F.lit(plan.topic) if plan.topic else F.col("origin_topic")
 
 
 def causes(letters: "DataFrame", by: Sequence[str] = ()) -> "DataFrame":
-    """Return how many *letters* each cause has, most first, with the oldest of them as ``example``.
+    """Return the number of *letters* per cause, most first, with the oldest letter as ``example``.
 
     *by* are names of properties that are part of the cause.
     """

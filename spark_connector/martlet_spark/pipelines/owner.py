@@ -1,7 +1,7 @@
-"""Who writes an archive: a note in it says the query, whose checkpoint that is, and the query's newest run.
+"""The owner of an archive: a note in the archive names the query, its checkpoint and its newest run.
 
-An archive takes batches of one query only: another would begin at the first message again. Of runs that were started
-side by side by mistake, the newest goes on, and the others fail at their next commit.
+An archive takes batches of one query only: another would begin at the first message again. If several runs were started
+by mistake, the newest continues, and the others fail at their next commit.
 """
 
 import json
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 __all__ = ["check_run", "claim", "note_query"]
 
 NAME: Final = "_archive.json"
-# What an archive of each kind has; the kind is who writes it, and what.
+# Kind of an archive, which is its writer and format -> the name that only such an archive has.
 MARKS: Final = {"spark": "_spark_metadata", "delta": "_delta_log", "parquet": "_batches"}
 WORDS: Final = {"spark": "Parquet files", "delta": "a Delta table", "parquet": "Parquet files"}
 
 
 def claim(session: "SparkSession", path: str, kind: str, checkpoint: str, run: str) -> str:
-    """Make *run* the newest of the archive *path*, and return the id of its query; empty if it has none yet.
+    """Make *run* the newest of the archive *path*; return the id of its query, empty if there is none yet.
 
     Raises:
       OptionError: the archive is of another kind.
-      PipelineError: it is another query's.
+      PipelineError: the archive is another query's.
     """
     for other, mark in MARKS.items():
         if other != kind and _has(session, path, mark):

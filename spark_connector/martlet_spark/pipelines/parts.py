@@ -1,8 +1,8 @@
 """Parquet files of an archive, written by Spark's tasks through Arrow.
 
-A task writes one file per topic and date, or several if it has many topics. It notes each before, so that a run can
-remove what its predecessor wrote and did not commit. Names are the attempt's own: a late attempt, or a run that was
-replaced, harms no file of another.
+A task writes one file per topic and date, or several if it has many topics. Before it creates a file it notes the path,
+so that a run can remove files that its predecessor did not commit. Each attempt uses file names of its own: a late
+attempt, or a run that was replaced, harms no file of another.
 """
 
 from collections.abc import Iterator
@@ -25,8 +25,8 @@ __all__ = ["PARTITIONS", "WrittenFile", "directory", "write_parts"]
 PARTITIONS: Final = ("topic", "date")
 ATTEMPT_CHARS: Final = 12
 ROW_GROUP_BYTES: Final = 32 << 20
-# Files that a task writes at the same time: each takes a descriptor, and one of S3 also a buffer. A task has the
-# messages of one queue after those of another, so nothing more comes for most of those that are closed.
+# Files that a task writes at the same time: each takes a descriptor, and a file on S3 also a buffer. A task has the
+# messages of one queue after those of another, so most files are complete when they are closed.
 OPEN_MAX: Final = 64
 Key: TypeAlias = tuple[str, date]
 
@@ -34,7 +34,7 @@ Key: TypeAlias = tuple[str, date]
 @final
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """One file, by its path in the archive."""
+    """One written file; *path* is relative to the archive."""
 
     path: str
     topic: str
@@ -44,13 +44,13 @@ class WrittenFile:
 
 
 def directory(topic: str, day: str) -> str:
-    """Return where messages of *topic* and *day* are; characters that are special in paths are escaped."""
+    """Return the directory for messages of *topic* and *day*; characters that are special in paths are escaped."""
     return f"topic={quote(topic, safe='')}/date={day}"
 
 
 @final
 class _Part:
-    """A file that is being written; rows are collected until they make a row group."""
+    """A file that is being written; collects rows until they make a row group."""
 
     def __init__(self, filesystem: pafs.FileSystem, root: str, path: str, schema: pa.Schema) -> None:
         self._filesystem = filesystem
@@ -98,11 +98,11 @@ class _Part:
 def write_parts(
     filesystem: pafs.FileSystem, root: str, batch: int, task: int, batches: Iterator[pa.RecordBatch]
 ) -> list[WrittenFile]:
-    """Write the messages *batches* of one task into files below *root*, and return these; if it fails, none is left.
+    """Write the messages *batches* of one task into files below *root*, and return the files; leave none on failure.
 
     Raises:
       OSError: the disk or the store failed.
-      PipelineError: a newer run has removed some.
+      PipelineError: a newer run has removed some of the files.
     """
     with ExitStack() as undo:
         found = _Files(filesystem, root, batch, task, undo)
@@ -116,7 +116,7 @@ def write_parts(
 
 @final
 class _Files:
-    """The files of one task; *undo* removes them."""
+    """The open and complete files of one task; *undo* removes them."""
 
     def __init__(self, filesystem: pafs.FileSystem, root: str, batch: int, task: int, undo: ExitStack) -> None:
         self._filesystem = filesystem
@@ -125,11 +125,11 @@ class _Files:
         self._note = FileNote(filesystem, root, self._attempt)
         self._count = 0
         self._undo = undo
-        self._open: dict[Key, tuple[str, _Part]] = {}  # the one that was written to last is at the end
+        self._open: dict[Key, tuple[str, _Part]] = {}  # least recently written file first
         self._written: list[WrittenFile] = []
 
     def add(self, key: Key, rows: pa.RecordBatch) -> None:
-        """Write *rows*, of one topic and date, to a file that is open, or to a new one."""
+        """Write *rows*, of one topic and date, to their open file, or to a new one."""
         found = self._open.pop(key) if key in self._open else self._begin(key, rows.schema)
         self._open[key] = found
         found[1].add(rows)

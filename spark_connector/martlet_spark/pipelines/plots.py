@@ -1,4 +1,4 @@
-"""Plots of statistics: a page of HTML with SVG in it, which needs nothing, or a PNG by matplotlib."""
+"""Plots of statistics: an HTML page with SVG, which needs no package, or a PNG by matplotlib."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ __all__ = ["PLOT_ROWS", "SERIES_MAX", "Chart", "charts_of", "check_plot", "plot"
 Points: TypeAlias = list[tuple[datetime, float]]
 
 PLOT_ROWS: Final = 20_000  # windows and topics in one plot, the latest
-SERIES_MAX: Final = 8  # topics in one chart; those with the most messages
+SERIES_MAX: Final = 8  # topics in one chart, the ones with the most messages
 COLOURS: Final = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
 WIDTH: Final = 860
 HEIGHT: Final = 220
@@ -43,16 +43,16 @@ class Chart:
 
     @property
     def half(self) -> timedelta:
-        """Half a window: each is drawn at its middle."""
+        """Half the length of a window: a window is drawn at its middle."""
         return timedelta(seconds=self.window_s / 2)
 
     def span(self) -> tuple[datetime, datetime]:
-        """Return where the first window begins and the last one ends: also one window has a width."""
+        """Return the begin of the first window and the end of the last: a single window has a width too."""
         times = [when for series in self.series.values() for when, _ in series]
         return min(times), max(times) + 2 * self.half
 
     def lines(self, topic: str) -> list[Points]:
-        """Return the points of *topic* in groups that follow one another without a gap."""
+        """Return the points of *topic* as lists without gaps."""
         found: list[Points] = []
         for point in self.series[topic]:
             if found and (point[0] - found[-1][-1][0]).total_seconds() <= self.window_s * 1.01:
@@ -72,7 +72,7 @@ def check_plot(path: str) -> None:
 
 
 def charts_of(rows: Iterable[Mapping[str, Any]], window_s: float = 60) -> list[Chart]:
-    """Return the charts of *rows*, each with ``window``, ``topic`` and measures, in order of time."""
+    """Return the charts of *rows*, which have ``window``, ``topic`` and measures and are in order of time."""
     found = list(rows)
     totals: dict[str, int] = {}
     for row in found:
@@ -144,7 +144,7 @@ def _svg(chart: Chart) -> str:
 
 
 def _round_up(value: float) -> float:
-    """Return 1, 2 or 5 times a power of ten that is *value* or more; 1 for 0 and less."""
+    """Return the least number >= *value* that is 1, 2 or 5 times a power of ten; 1 for 0 and less."""
     if value <= 0:
         return 1.0
     power = 10.0 ** int(log10(value) - (value < 1))

@@ -1,4 +1,4 @@
-"""How far a pipeline is: for a progress bar while it runs, and for its report."""
+"""Progress of a pipeline: for a progress bar while it runs, and for its report."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,12 +28,13 @@ __all__ = [
     "show_tasks",
 ]
 
-# Called several times a second with how much is done, and the total. If it raises KeyboardInterrupt, the work ends.
+# A callback for progress, called several times a second with the amount done and the total. If it raises
+# KeyboardInterrupt, the work ends.
 Show: TypeAlias = Callable[[int, int], None]
 LOOK_S: Final = 0.25
-# What a query that selects counts: how many messages it has sent. Its observation has this name, after `OBSERVED`.
+# Name of the count of sent messages in a query that selects; its observation has this name after `OBSERVED`.
 SENT: Final = "sent"
-UNDECODED: Final = "undecoded"  # bodies that are as they were stored, because they cannot be decompressed
+UNDECODED: Final = "undecoded"  # name of the count of bodies that stay compressed, because they cannot be decompressed
 OBSERVED: Final = "martlet_"
 
 
@@ -43,15 +44,15 @@ def ignore(done: int, total: int) -> None:
 
 @final
 class StreamReport:
-    """What a streaming query has done; *observed* are the names of what it counts itself."""
+    """Report of a streaming query; *observed* are the names of the counts that the query itself makes."""
 
     def __init__(self, observed: Sequence[str] = ()) -> None:
         self._began = monotonic()
         self._last_batch = -1
-        self.messages = 0  # read
+        self.messages = 0  # read by the query
         self.counted = dict.fromkeys(observed, 0)
         self.batches = 0
-        self.behind = 0  # messages that were newer than the last batch, when it ended
+        self.behind = 0  # messages newer than the last batch when it ended
         self.seconds = 0.0
 
     def add(self, progress: Mapping[str, Any]) -> None:
@@ -68,7 +69,7 @@ class StreamReport:
                 self.counted[name] += row["count"] if row is not None else 0
 
     def fields(self) -> dict[str, object]:
-        """For a printed report."""
+        """The counts by name, for a printed report."""
         rate = round(self.messages / self.seconds) if self.seconds else 0
         counted = {"messages": self.messages, **self.counted, "batches": self.batches, "behind": self.behind}
         if not counted.get(UNDECODED, 1):
@@ -77,7 +78,7 @@ class StreamReport:
 
 
 def count_undecoded(messages: "DataFrame") -> "DataFrame":
-    """Return *messages*, whose query counts those with a body that cannot be decompressed as `UNDECODED`."""
+    """Return *messages* with an observation that counts bodies that cannot be decompressed as `UNDECODED`."""
     from pyspark.sql import functions as F
 
     is_one = F.expr(f"map_contains_key(properties, '{COMPRESSED_BODY}')")
@@ -93,7 +94,7 @@ def _total(offsets: object) -> int:
 
 @final
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C ended a query; what it had completed is in ``report``, and stays.
+    """Ctrl-C ended a query; ``report`` counts the batches that it had completed, which stay.
 
     A batch that was being completed at that moment may stay too, and is in no report.
     """
@@ -110,7 +111,7 @@ def follow_query(
     *,
     observed: Sequence[str] = (),
 ) -> StreamReport:
-    """Wait until *query* ends, or *is_done* says so of its progress, and return what it did; then it is stopped.
+    """Wait until *query* ends, or *is_done* is true of its progress; stop the query and return its report.
 
     Raises:
       Interrupted: by Ctrl-C, or by *show*.
@@ -140,7 +141,7 @@ def _wait(query: "StreamingQuery", report: StreamReport, show: Show) -> bool:
     try:
         return bool(query.awaitTermination(LOOK_S))  # type: ignore[arg-type]
     except PySparkException:
-        # Ctrl-C ends the Python processes of Spark too, so a query may fail by it.
+        # Ctrl-C ends the Python processes of Spark too, so the query may fail.
         show(report.messages, report.messages + report.behind)
         raise
 
@@ -157,7 +158,7 @@ def show_tasks(session: "SparkSession", show: Show = ignore) -> Iterator[None]:
     watcher.start()
     try:
         yield
-    except Exception:  # jobs that were cancelled fail in several ways
+    except Exception:  # cancelled jobs fail in several ways
         if watcher.was_interrupted:
             raise KeyboardInterrupt from None
         raise

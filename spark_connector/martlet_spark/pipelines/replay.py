@@ -1,7 +1,7 @@
 """Writes messages of a topic or an archive to a topic again, each exactly once, at no more than a given rate.
 
-A replay is a streaming query, and its checkpoint is the replay: a run that died continues with it. Each message has its
-origin in properties; what brokers and clients wrote into its own properties is over, and does not come along.
+A replay is a streaming query, identified by its checkpoint: with the same checkpoint, a new run continues one that
+died. Each message has its origin in properties; properties that brokers and clients set on the original are not copied.
 """
 
 import json
@@ -43,7 +43,7 @@ __all__ = ["BATCH_BYTES", "GUARANTEES", "Replay", "between", "check_target", "re
 
 # Whether a query, judging by its progress, has nothing left to do.
 Done: TypeAlias = Callable[[Mapping[str, Any]], bool]
-# Spark needs some 0.2 s for a batch, so shorter ones would be slower than asked for.
+# Spark needs some 0.2 s for a batch, so shorter batches would miss the rate.
 BATCH_S: Final = 2
 BATCH_BYTES: Final = 256 << 20
 ORIGIN: Final = (
@@ -52,7 +52,7 @@ ORIGIN: Final = (
 )
 ORIGIN_NAMES: Final = ("ORIGIN_TOPIC", "ORIGIN_BROKER", "ORIGIN_QUEUE", "ORIGIN_OFFSET", "ORIGIN_STORED_MS")
 OWN: Final = own_properties_sql("properties", ORIGIN_NAMES)
-# Options of the source that say what is replayed.
+# Options of the source that select the messages to replay.
 CHOOSING: Final = (
     "subscribe",
     "subscribePattern",
@@ -68,11 +68,11 @@ GUARANTEES: Final = ("exactly-once", "at-least-once")
 @final
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What is replayed, and how.
+    """A replay: its target, its selection of messages, and its rate.
 
     *where* is a condition in Spark's SQL on the columns of a message, and *until_ms* the time of storing before which
-    messages are replayed. *rate* is in messages a second; 0 is as fast as possible. A batch, which is a transaction of
-    the brokers, has about *batch_bytes*: of messages, or of an archive's files.
+    messages are replayed. *rate* is in messages a second; 0 means as fast as possible. A batch, which is a transaction
+    of the brokers, has about *batch_bytes*: of messages, or of an archive's files.
     """
 
     to: str
@@ -92,7 +92,7 @@ def replay(
     plan: Replay,
     show: Show = ignore,
 ) -> StreamReport:
-    """Replay what *source* has now and was not replayed yet.
+    """Replay the messages that *source* has now and that were not replayed yet.
 
     *source* are options of the data source, or the path of an archive. *cluster* are the options of
     the sink for its connection.
@@ -127,10 +127,10 @@ def replay(
 
 
 def check_target(source: Mapping[str, str] | str, plan: Replay) -> None:
-    """Fail if *source* cannot be replayed as *plan* says, whatever it has: Spark need not have started.
+    """Fail if *plan* cannot work for *source*, judging by the options alone: Spark need not have started.
 
     Raises:
-      OptionError: the target is missing, or is replayed to itself.
+      OptionError: the target is missing, or is the source.
     """
     if not plan.to or not plan.checkpoint:
         raise OptionError("a replay needs a topic to write to and a checkpoint; give both")
@@ -144,8 +144,8 @@ def check_target(source: Mapping[str, str] | str, plan: Replay) -> None:
 def send_again(
     messages: "DataFrame", cluster: Mapping[str, str], checkpoint: str, topic: str, guarantee: str = GUARANTEES[0]
 ) -> "DataStreamWriter":
-    """Return the query that sends *messages*, which have the columns of the source, to *topic*, or to that of their
-    column ``to``; it counts them as `SENT`.
+    """Return the query that sends *messages*, which have the columns of the source, to *topic*, or to the topic in
+    their column ``to``; it counts them as `SENT`.
     """
     from pyspark.sql import functions as F
 
@@ -161,7 +161,7 @@ def send_again(
 
 
 def _chosen(source: Mapping[str, str] | str, plan: Replay) -> dict[str, object]:
-    """Return what a checkpoint belongs to."""
+    """Return the choices that a checkpoint is bound to."""
     own = {"to": plan.to, "where": plan.where, "from": plan.from_ms, "until": plan.until_ms}
     if isinstance(source, str):
         return {**own, "archive": source}
@@ -183,7 +183,7 @@ def _of_topics(session: "SparkSession", source: Mapping[str, str], plan: Replay)
 
 
 def _of_archive(session: "SparkSession", path: str, kind: str, plan: Replay) -> "DataFrame":
-    """An archive that Spark cannot read without jars."""
+    """Return the stream of an archive that Spark cannot read without jars."""
     session.dataSource.register(ArchiveSource)
     limits = {"rate": plan.rate, "batchRows": plan.rate * BATCH_S, "batchBytes": plan.batch_bytes}
     options = {**Location.of(path).options, "kind": kind, **{name: str(value) for name, value in limits.items()}}
@@ -211,7 +211,7 @@ def _is_idle(progress: Mapping[str, Any]) -> bool:
 
 
 def _reached(source: Mapping[str, str]) -> Done:
-    """Return what says whether a query has read all messages that are there now."""
+    """Return the predicate on a query's progress that is true once it has read all messages that are there now."""
     heads = {queue: end for queue, (_, end) in Subscribed.of(source).bounds().items()}
 
     def reached(progress: Mapping[str, Any]) -> bool:
@@ -223,13 +223,13 @@ def _reached(source: Mapping[str, str]) -> Done:
 
 
 def between(from_ms: int, until_ms: int) -> list[str]:
-    """Return the conditions that select by the time of storing; 0 is any."""
+    """Return the conditions that select by the time of storing; a bound of 0 is none."""
     begin = [f"store_ts >= timestamp_millis({from_ms})"] if from_ms else []
     return [*begin, f"store_ts < timestamp_millis({until_ms})"] if until_ms else begin
 
 
 def _selected(messages: "DataFrame", plan: Replay) -> "DataFrame":
-    """Return what of *messages* is replayed."""
+    """Return the rows of *messages* to replay."""
     for condition in (*between(plan.from_ms, plan.until_ms), plan.where):
         messages = messages.where(condition) if condition else messages
     return messages

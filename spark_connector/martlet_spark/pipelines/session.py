@@ -1,4 +1,4 @@
-"""A Spark session for the pipelines, and the sentence of an error out of Spark's traces."""
+"""Opens a Spark session for the pipelines, and extracts the sentence of an error from Spark's traces."""
 
 import os
 import re
@@ -21,14 +21,14 @@ __all__ = ["check_installed", "open_session", "plain_errors"]
 
 # Text of one of this package's errors at the end of a Python trace that Spark put into its own error.
 OWN_ERROR: Final = re.compile(r"^(?:[\w.]*: )*martlet(?:_\w+)?\.[\w.]*?(\w+): (.+)$", re.MULTILINE)
-# Spark takes the data source, and what tasks need, to a Python that is not the one of this program.
+# Texts of errors of tasks that run another Python than this program, without the data source and its packages.
 OTHER_PYTHON: Final = re.compile(r"DATA_SOURCE_NOT_FOUND|No module named '(?:martlet|pyspark)|Cannot run program")
 # The error that ends a Python trace; the state of the query may follow.
 TRACE: Final = re.compile(r"^.*Traceback \(most recent call last\):\n(?:[ \t].*\n)*(\S.*)", re.MULTILINE)
 # The first lines of an error of Java that PySpark does not know.
 CALL: Final = re.compile(r"An error occurred while calling [\w.]+$")
 JAVA_CLASS: Final = re.compile(r"^: (?:[\w.$]+: )?")
-# Spark logs errors only: its warnings about the machine would be the first that a user sees.
+# Configuration that lets Spark log only errors: else its warnings about the machine would be a user's first output.
 LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 # Lines of Java, Spark and PySpark at each start that say nothing to a user of a pipeline.
 NOISE: Final = re.compile(
@@ -44,7 +44,7 @@ SETTINGS: Final = {
 
 
 def open_session(name: str, master: str = "", conf: Mapping[str, str] | None = None) -> "SparkSession":
-    """Return the active Spark session, or a new one; without *master*, Spark's configuration says where, else here.
+    """Return the active Spark session, or a new one at *master*, else at the configured master, else local.
 
     Raises:
       PipelineError: PySpark or Java is not installed, or Spark cannot start.
@@ -74,14 +74,14 @@ def open_session(name: str, master: str = "", conf: Mapping[str, str] | None = N
 
 
 def _launch(builder: "SparkSession.Builder") -> None:
-    """Start Spark's JVM in a process group of its own: Ctrl-C in a terminal is for the command, which ends Spark.
+    """Start Spark's JVM in a process group of its own, so that Ctrl-C reaches only the command, which ends Spark.
 
-    It would also reach the Python processes that the JVM has started, and each would print a traceback.
+    Otherwise Ctrl-C would reach the Python processes of the JVM too, and each would print a traceback.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
 
-    # A JVM that runs is used, also that of spark-submit.
+    # A running JVM is used, also that of spark-submit.
     if SparkContext._gateway is not None or {"SPARK_REMOTE", "PYSPARK_GATEWAY_PORT"} & {*os.environ}:
         return
     conf = SparkConf().setAll([*builder._options.items()])
@@ -93,14 +93,14 @@ def _launch(builder: "SparkSession.Builder") -> None:
         gateway = launch_gateway(conf, {"process_group": 0, "stderr": write})  # type: ignore[no-untyped-call]
     except BaseException:
         os.close(write)
-        passing.join(1)  # Spark has said why it does not start
+        passing.join(1)  # Spark has printed why it does not start
         raise
     os.close(write)
     SparkContext(conf=conf, gateway=gateway)
 
 
 def pass_on(descriptor: int) -> None:
-    """Write what comes from the pipe *descriptor* to stderr until its other side is closed, without `NOISE`."""
+    """Copy the pipe *descriptor* to stderr, without `NOISE`, until its other side is closed."""
     with open(descriptor, "rb") as lines:
         for line in lines:
             if not NOISE.search(line):
@@ -151,7 +151,7 @@ def _plain(error: Exception) -> SparkConnectorError:
 
 
 def _short(error: Exception) -> str:
-    """Return the first line of *error*; that of the Python error, if it contains a trace."""
+    """Return the first line of *error*, or of the Python error in it if it contains a trace."""
     lines = [line.strip() for line in str(error).split("\n\nJVM stacktrace")[0].splitlines() if line.strip()]
     if not lines:
         return type(error).__name__

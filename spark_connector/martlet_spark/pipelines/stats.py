@@ -19,7 +19,7 @@ __all__ = ["SOURCE_COLUMNS", "committed_offsets", "message_stats", "per_topic"]
 
 SOURCE_COLUMNS: Final = "topic,broker,queue,offset,tag,body,born_ts,store_ts"
 PERCENTILES: Final = "array(0.5, 0.95, 0.99)"
-# (column, SQL) of each window, topic and tag; p is an array of percentiles, approximated to 0.01 %.
+# (column, SQL) of the statistics per window, topic and tag; p is an array of percentiles, approximated to 0.01 %.
 COLUMNS: Final = (
     ("messages", "count(*)"),
     ("bytes", "sum(size)"),
@@ -36,11 +36,11 @@ PLACES: Final = (("p50", 0), ("p95", 1), ("p99", 2))
 def message_stats(
     session: "SparkSession", source: Mapping[str, str], window_s: int = 60, group: str = ""
 ) -> "DataFrame":
-    """Return the statistics of the messages that *source*, options of the data source, selects.
+    """Return statistics of the messages that *source*, the options of the data source, selects.
 
-    There is a row per window of *window_s*, topic and tag (null for none). Sizes are those of bodies in bytes; the
-    latency of a message is from its creation by the producer's clock to its storage by the broker's. With *group*, the
-    column ``lag`` counts the messages that this consumer group has not consumed.
+    There is a row per window of *window_s*, topic and tag (null for none). Sizes are of bodies, in bytes; the latency
+    of a message is from its creation by the producer's clock to its storage by the broker's. With *group*, the column
+    ``lag`` counts the messages that this consumer group has not consumed.
 
     Raises:
       OptionError: an option is invalid.
@@ -75,7 +75,7 @@ def message_stats(
 
 
 def per_topic(found: "DataFrame") -> "DataFrame":
-    """Return `message_stats` without tags: sums, and of latencies the worst tag's."""
+    """Return `message_stats` per topic: sums over tags, and the latency of the slowest tag."""
     from pyspark.sql import functions as F
 
     sums = [f"sum({name}) AS {name}" for name in ("messages", "bytes", "lag") if name in found.columns]
@@ -84,7 +84,7 @@ def per_topic(found: "DataFrame") -> "DataFrame":
 
 
 def _flat(name: str) -> list[str]:
-    """Return the column *name* as it is, or each of its percentiles."""
+    """Return the column *name*, or one column for each of its percentiles."""
     if not name.endswith("_p"):
         return [name]
     return [f"{name}[{place}] AS {name.removesuffix('_p')}_{label}" for label, place in PLACES]
@@ -96,7 +96,7 @@ def _committed_rows(source: Mapping[str, str], group: str) -> list[tuple[str, st
 
 
 def committed_offsets(source: Mapping[str, str], group: str) -> dict[MessageQueue, int]:
-    """Return the offset that *group* has committed in each queue of *source*; 0 where it has none."""
+    """Return the committed offset of *group* in each queue of *source*; 0 if it has none."""
     subscribed = Subscribed.of(source)
     cluster = subscribed.cluster
     queues, routes = sorted(subscribed.bounds()), subscribed.routes()

@@ -1,7 +1,7 @@
-"""Directories of an archive that executors write and read through Arrow: local ones, and those of S3-compatible stores.
+"""Directories of an archive that executors write and read through Arrow: local, or in S3-compatible stores.
 
-S3's credentials come from the environment of each process, or from the machine's role; only the address of a store that
-is not Amazon's is part of the location.
+S3 credentials come from the environment of each process, or from the machine's role. The location has the store's
+address only if it is not Amazon's.
 """
 
 import os
@@ -28,7 +28,7 @@ ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 REGIONS: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
 
 
-# Requests to a store at the same time, which takes 10 to 50 ms for each.
+# Concurrent requests to a store; each takes 10 to 50 ms.
 THREADS: Final = 16
 KEYS: Final = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 
@@ -39,7 +39,7 @@ def is_remote(path: str) -> bool:
 
 
 def each_of(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Return *function* of each of *items*, which wait for the store at the same time."""
+    """Return the results of *function* for *items*, called concurrently, as each waits for the store."""
     with ThreadPoolExecutor(THREADS) as threads:
         return list(threads.map(function, items))
 
@@ -62,7 +62,7 @@ def _sync(path: str) -> None:
 
 
 def write_whole(filesystem: pafs.FileSystem, path: str, data: bytes) -> None:
-    """Write a small file durably, so that it has all of *data* or does not change, whatever happens."""
+    """Write a small file durably and atomically: after a crash it has all of *data* or its old content."""
     is_local = isinstance(filesystem, pafs.LocalFileSystem)  # an object of S3 appears when it is complete
     folder, _, name = path.rpartition("/")
     temporary = f"{folder}/.{name}.{uuid4().hex}" if is_local else path
@@ -90,14 +90,14 @@ class Location:
 
     @classmethod
     def of(cls, path: str) -> "Location":
-        """Return the location *path*; for S3, the environment of this process says which store."""
+        """Return the location *path*; for S3, the store's address comes from the environment of this process."""
         if path.startswith(S3):
             return cls(path.rstrip("/"), _first(ENDPOINTS), _first(REGIONS) or "us-east-1")
         return cls(os.path.abspath(path.removeprefix("file://").removeprefix("file:")))
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> "Location":
-        """Return the location of `options`."""
+        """Return the location that `options` has encoded."""
         return cls(options["path"], options["endpoint"], options["region"])
 
     @property

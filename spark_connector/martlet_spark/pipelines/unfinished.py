@@ -1,9 +1,9 @@
-"""Notes on files that tasks write, so that a run finds what its predecessors left without listing the archive.
+"""Notes of files that tasks write, so that a run finds its predecessors' unfinished files without listing the archive.
 
 Before a task creates a file, it notes the path in ``_writing/BATCH-TASK-ATTEMPT``. The commit of a batch removes the
 notes of its files before the next batch is committed. A run that starts removes the files of all other notes, and then
-the notes: of files of the newest batch, those that are listed stay. An archive of an earlier version has no notes, so
-its next run lists all of it once, and leaves ``_writing/complete``.
+the notes; files of the newest batch that its commit lists stay. An archive of an earlier version has no notes, so its
+next run lists the whole archive once, and writes ``_writing/complete``.
 """
 
 import re
@@ -24,20 +24,20 @@ NAME: Final = re.compile(r"\.?(\d{10})-\d{5}(?:-[0-9a-f]+)*(?:\.parquet|$)")
 
 
 def batch_of(name: str) -> int | None:
-    """Return the batch of *name*, of a file or a note; None if no task wrote it."""
+    """Return the batch of the file or note *name*; None if no task wrote it."""
     found = NAME.match(name)
     return int(found[1]) if found else None
 
 
 def _note_of(path: str) -> str:
-    """Return the name of the note of the file *path*: that of the file without its number."""
+    """Return the name of the note of the file *path*: the file's name without its number."""
     return path.rpartition("/")[2].rpartition("-")[0]
 
 
 def open_path(filesystem: pafs.FileSystem, path: str) -> str:
-    """Return where the file *path*, whose name no other attempt uses, is until it is complete."""
+    """Return the path of the file *path*, whose name no other attempt uses, until it is complete."""
     if not isinstance(filesystem, pafs.LocalFileSystem):
-        return path  # an object appears when it is complete
+        return path  # an S3 object appears when it is complete
     folder, _, name = path.rpartition("/")
     return f"{folder}/.{name}"
 
@@ -52,12 +52,12 @@ class FileNote:
         self._paths: list[str] = []
 
     def add(self, path: str) -> None:
-        """Note *path*, which will be created then."""
+        """Note *path*, before its file is created."""
         self._paths.append(path)
         write_whole(self._filesystem, self._path, "\n".join(self._paths).encode())
 
     def check(self) -> None:
-        """Raise `PipelineError` if a newer run has removed the note, and what it found of the files."""
+        """Raise `PipelineError` if a newer run has removed the note, and the files that existed by then."""
         if self._paths and self._filesystem.get_file_info(self._path).type is pafs.FileType.NotFound:
             raise PipelineError("files of a batch were removed by a newer run of this pipeline; start one at a time")
 
@@ -69,7 +69,7 @@ def forget_notes(filesystem: pafs.FileSystem, root: str, paths: Iterable[str]) -
 
 
 def remove_unfinished(filesystem: pafs.FileSystem, root: str, last: int, listed: Callable[[], Collection[str]]) -> None:
-    """Remove the files of batches that were not committed; *last* was, with the files *listed*, and those before it."""
+    """Remove files of uncommitted batches; batches up to *last* are committed, and *last* has the files *listed*."""
     marker = f"{root}/{WRITING}/{COMPLETE}"
     if filesystem.get_file_info(marker).type is pafs.FileType.NotFound:
         _remove_unnoted(filesystem, root, last, listed())
@@ -91,7 +91,7 @@ def remove_unfinished(filesystem: pafs.FileSystem, root: str, last: int, listed:
 
 
 def _remove_unnoted(filesystem: pafs.FileSystem, root: str, last: int, listed: Collection[str]) -> None:
-    """Do the same by a list of the whole archive."""
+    """Remove files of uncommitted batches by listing the whole archive."""
     selector = pafs.FileSelector(root, allow_not_found=True, recursive=True)
     for info in filesystem.get_file_info(selector):
         batch = batch_of(info.base_name) if ".parquet" in info.base_name else None

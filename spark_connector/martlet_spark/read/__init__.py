@@ -1,1 +1,1 @@
-"""Reading topics: what to read, how a task reads its ranges, and records into Arrow."""
+"""Reading topics: plans batches, reads the ranges of a task, and decodes records into Arrow."""

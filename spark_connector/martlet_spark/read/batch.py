@@ -1,4 +1,4 @@
-"""What the batch and the streaming reader share: options, columns, filter and partitions."""
+"""The base of the batch and the streaming reader: options, columns, filter and partitions."""
 
 import gc
 from collections.abc import Iterator, Mapping, Sequence
@@ -78,7 +78,7 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
 
 
 class TopicReader:
-    """What batch and streaming readers share; pickled for the tasks, so it holds plain data."""
+    """The base of batch and streaming readers; pickled for the tasks, so it holds plain data."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
@@ -99,7 +99,7 @@ class TopicReader:
             records_max=options["maxRecordsPerPartition"],
             partitions_min=options["minPartitions"],
         )
-        # Spark makes an unusable partition of its own if there is none.
+        # If there is no partition, Spark makes an unusable one of its own.
         return [RangePartition(each) for each in found] or [RangePartition([])]
 
     def read_ranges(self, ranges: Sequence[Range]) -> Iterator[Any]:
@@ -115,7 +115,7 @@ class TopicReader:
 
 @cache
 def _freeze() -> None:
-    """Exempt what was imported from garbage collections, once per process.
+    """Exempt imported modules from garbage collections, once per process.
 
     Spark's Python workers collect all garbage after each task, which takes 30 ms with the modules of Spark, PyArrow and
     NumPy, as long as to read 10,000 messages.

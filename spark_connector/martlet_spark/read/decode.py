@@ -1,10 +1,10 @@
 """Decodes stored records into Arrow batches: usual ones all at once (`vectors.py`), odd ones one by one.
 
-Odd are records with a compressed body, an IPv6 host or a topic of over 127 bytes, and those whose properties have empty
-or repeated names; with columns of single properties only, these properties count. `vectors.py` takes about 0.2 ms per
+A record is odd if it has a compressed body, an IPv6 host, a topic of over 127 bytes, or properties with empty or
+repeated names; if the columns need only some properties, the others do not count. `vectors.py` takes about 0.2 ms per
 buffer, whatever its size, so a buffer of few records is decoded one by one too.
 
-Brokers store what producers call compressed, and do not look. So a body that cannot be decompressed is no damage, and
+Brokers do not check bodies that producers mark as compressed. So a body that cannot be decompressed is no damage, and
 need not end a query.
 """
 
@@ -25,13 +25,13 @@ from martlet_spark.read.vectors import COLUMN, NEEDED, RecordVectors, bounds_of
 
 __all__ = ["COMPRESSED_BODY", "ERROR", "NULL", "RAW", "VECTOR_MIN", "Decoder"]
 
-# With fewer records in a buffer the loop is faster.
+# With fewer records in a buffer, the loop over records is faster.
 VECTOR_MIN: Final = 64
-# What becomes of a body that cannot be decompressed: it fails the query, is null, or is as it was stored.
+# Treatment of a body that cannot be decompressed: fail the query, return null, or return it as stored.
 ERROR: Final = "error"
 NULL: Final = "null"
 RAW: Final = "raw"
-# The property of a message with such a body: how its producer says that it is compressed.
+# The property of a message with such a body; its value is the compression that the producer states.
 COMPRESSED_BODY: Final = "COMPRESSED_BODY"
 HINT: Final = "set the option undecodableBody to null or raw to continue, or leave the column body out"
 
@@ -40,8 +40,8 @@ HINT: Final = "set the option undecodableBody to null or raw to continue, or lea
 class Decoder:
     """Decodes records into the columns *names*.
 
-    *undecodable* says what becomes of a body that cannot be decompressed: `ERROR`, `NULL` or `RAW`. ``undecoded``
-    counts these, and ``first_undecoded`` are words for the first.
+    *undecodable* is the treatment of a body that cannot be decompressed: `ERROR`, `NULL` or `RAW`. ``undecoded`` counts
+    such bodies, and ``first_undecoded`` describes the first.
     """
 
     def __init__(self, names: Sequence[str], undecodable: str = ERROR) -> None:
@@ -54,7 +54,7 @@ class Decoder:
         self._properties = None if "properties" in names else [NEEDED[name] for name in names if name in NEEDED]
 
     def decode(self, records: Records, broker: str) -> Any:
-        """Return a RecordBatch with a row per record; *broker* is the name of the broker that has them.
+        """Return a RecordBatch with a row per record; *broker* is the name of the records' broker.
 
         Raises:
           ReadError: a record is damaged, or has a body that cannot be decompressed.
@@ -111,10 +111,10 @@ class Decoder:
         return row
 
     def _note_undecoded(self, row: "_Row", text: str, error: CompressionError) -> None:
-        """Do with the body of *row* as the query says.
+        """Count the body of *row*, and treat it as the query says.
 
         Raises:
-          ReadError: it fails the query; so does a package that is missing, which is no fault of the message.
+          ReadError: such a body fails the query, or a package is missing, which is no fault of the message.
         """
         if self._undecodable == ERROR or isinstance(error, PackageMissing):
             hint = "" if isinstance(error, PackageMissing) else f"; {HINT}"
@@ -128,7 +128,7 @@ class Decoder:
 
 @final
 class _Row:
-    """One record, with its properties and what the query gets as its body."""
+    """One record: its properties, and its body for the query."""
 
     __slots__ = ("body", "broker", "properties", "record")
 

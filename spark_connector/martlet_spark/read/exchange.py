@@ -1,16 +1,17 @@
-"""Asks one broker for ranges of queues: by bulk reads, or by pulls where the broker is RocketMQ's.
+"""Reads ranges of queues from one broker: by bulk reads, or from RocketMQ's brokers by pulls.
 
-Both keep several requests outstanding. Their answers come in any order, so each is matched with its request by number,
-and its records with the queue and the offsets that were asked for.
+Both keep several requests outstanding. Answers arrive in any order, so an answer is matched with its request by number,
+and its records with the queue and the offsets of the request.
 
-RocketMQ's queues list messages for some seconds after its log has lost them, and pulls pass these without an error. So
-pulls without a filter must answer with every offset, except in compacted topics. Pulls with a filter are followed by
-one without, for the first offset that they passed: RocketMQ removes the oldest messages first, so all are there if this
-one is. What seems lost is asked for once more: the files of a queue can be away for a moment while it is cleaned.
+RocketMQ's queues list messages for some seconds after its log has lost them, and pulls skip them without an error. So
+answers to pulls without a filter must have every offset, except in compacted topics. Pulls with a filter are followed
+by one without, for the first offset that they skipped: RocketMQ removes the oldest messages first, so if this message
+exists, all later ones do. A message that seems lost is requested once more: the files of a queue can be away for a
+moment while it is cleaned.
 
-Bulk reads without a filter must have every offset too; with a filter, the broker says what it could not read. It does
-not compare messages with their CRCs, so frames may have damaged ones. If loss is allowed, these frames are asked for
-once more, without what is damaged.
+Answers to bulk reads without a filter must have every offset too; with a filter, the broker reports messages that it
+could not read. The broker does not compare messages with their CRCs, so frames may have damaged messages. If loss is
+allowed, such frames are requested once more, without damaged messages.
 """
 
 import logging
@@ -42,11 +43,11 @@ __all__ = ["BulkReadExchange", "Exchange", "NotSupported", "Pulls", "Unchecked",
 
 log = logging.getLogger("martlet.spark")
 
-# Requests of one connection without an answer; more ranges than that wait for a turn.
+# Unanswered requests of one connection; further ranges wait for a turn.
 OUTSTANDING_MAX: Final = 8
-# How long a broker may wait for messages that are not readable yet, before it answers without any.
+# The time for which a broker may wait for readable messages, before it answers without any.
 WAIT_MS: Final = 1000
-PULL_MESSAGES: Final = 1024  # RocketMQ answers 32 of them
+PULL_MESSAGES: Final = 1024  # RocketMQ answers with up to 32
 PULL_GROUP: Final = "martlet-spark"
 EVERYTHING: Final = Filter()
 
@@ -66,7 +67,7 @@ NOTHING_FOUND: Final = frozenset(
 )
 
 
-# The addresses of brokers that do not know bulk reads; a process meets few of them.
+# The addresses of brokers that do not know bulk reads; a process meets few such brokers.
 pull_only: Final[set[str]] = set()
 
 
@@ -75,15 +76,15 @@ class NotSupported(ReadError):
 
 
 class Unchecked(ReadError):
-    """Frames with damaged messages were dropped; a further read leaves these messages out."""
+    """Frames with damaged messages were dropped; the next read leaves damaged messages out."""
 
 
 class Exchange(ABC):
     """Requests and answers on one *connection*.
 
     Args:
-      fetch_bytes: how much to ask for at once; brokers have limits too.
-      timeout_s: fail if a broker does not answer with messages that it says it has.
+      fetch_bytes: size of one request; brokers have limits too.
+      timeout_s: fail after this time if a broker does not send messages that it reports to have.
       fail_on_loss: raise `DataLost` if messages are gone; otherwise log a warning and continue after them.
     """
 
@@ -96,7 +97,7 @@ class Exchange(ABC):
         self._timeout_s = timeout_s
         self._fail_on_loss = fail_on_loss
 
-    broker_checks = False  # whether the broker leaves damaged messages out if it is asked to
+    broker_checks = False  # whether the broker can leave damaged messages out
 
     @abstractmethod
     def ask(self, progress: RangeProgress) -> int:
@@ -106,18 +107,19 @@ class Exchange(ABC):
     def take(self, progress: RangeProgress, answer: AnswerFrame) -> bool:
         """Advance *progress* by *answer*, whose records were not checked.
 
-        Return whether every message that it has passed must be among these records.
+        Return whether the records must include every message of the range by which *progress* has advanced.
         """
 
     def read(self, left: list[RangeProgress]) -> Iterator[Records]:
-        """Yield the records of all ranges in *left*, many at once, and remove ranges that were read to their end.
+        """Yield the records of all ranges in *left*, many at once; remove each range that is read to its end.
 
-        Records are overwritten when the next ones are asked for. Before an error, those that were received are yielded.
+        Yielded records are overwritten when the next ones are requested. Before an error, the received records are
+        yielded.
 
         Raises:
-          ConnectionLost: the connection broke; what is in *left* can be read on another one.
+          ConnectionLost: the connection broke; the ranges in *left* can be read on another one.
           ReadError: the broker refuses, or sends damaged records.
-          Unchecked: what is in *left* can be read on another connection.
+          Unchecked: the ranges in *left* can be read on another connection.
           DataLost: messages are gone.
         """
         frames, waiting = FrameBodies(), deque(left)
@@ -136,7 +138,7 @@ class Exchange(ABC):
         yield from self._taken(frames, left)
 
     def _taken(self, frames: FrameBodies, left: list[RangeProgress]) -> Iterator[Records]:
-        """Yield the records of *frames*, and report what they lack."""
+        """Take the records out of *frames* and yield them; report the messages that they lack."""
         parts = frames.parts
         try:
             records = frames.take()
@@ -152,10 +154,10 @@ class Exchange(ABC):
             self.lose(part.progress, start, end, REMOVED if start < part.oldest else DAMAGED)
 
     def _check_again(self, parts: Sequence[FramePart], left: list[RangeProgress], error: ReadError) -> None:
-        """Go back before *parts*, of which one is damaged, if loss is allowed and the broker has not checked them.
+        """Reset progress to before *parts*, of which one is damaged, if loss is allowed and they are unchecked.
 
         Raises:
-          Unchecked: they are in *left* again.
+          Unchecked: the ranges of *parts* are in *left* again.
         """
         if self._fail_on_loss or all(part.progress.checked for part in parts):
             return
@@ -174,7 +176,7 @@ class Exchange(ABC):
         waiting: deque[RangeProgress],
         left: list[RangeProgress],
     ) -> None:
-        """Receive one frame into *frames*, and note what it ends."""
+        """Receive one frame into *frames*; update its request and its range in *left*."""
         answer = self.receive(frames.room)
         found = asked.get(answer.opaque)
         if found is None:
@@ -196,11 +198,11 @@ class Exchange(ABC):
             waiting.append(found)
 
     def receive(self, room: Callable[[int], memoryview]) -> AnswerFrame:
-        """Return the next answer, whose body is in *room*."""
+        """Return the next answer; its body is in the buffer that *room* returns."""
         return self.connection.receive(room)
 
     def _check_moves(self, progress: RangeProgress, first: int) -> None:
-        """Fail if one answer after the other has left *progress* at *first* for too long."""
+        """Fail if answers have left *progress* at *first* for too long."""
         if progress.next > first or progress.next >= progress.end:
             return
         if progress.stuck_since is None:
@@ -267,7 +269,7 @@ class BulkReadExchange(Exchange):
         return is_whole
 
     def _tell_lost(self, progress: RangeProgress, answer: AnswerFrame) -> None:
-        """Report what the broker could not read of the messages in *answer*."""
+        """Report the messages that the broker could not read for *answer*."""
         for each in filter(None, answer.ext.get("lost", "").split(",")):
             start, _, end = each.partition("-")
             if not (start.isdecimal() and end.isdecimal()):
@@ -303,7 +305,7 @@ class Pulls(Exchange):
         return AnswerFrame(answer.opaque, answer.code, answer.ext, answer.remark, body)
 
     def _request(self, code: int, ext: Mapping[str, object], body: bytes = b"") -> AnswerFrame:
-        """Send a request between others, and return its answer."""
+        """Send a request, and return its answer; other requests may be outstanding."""
         opaque = self.connection.send(code, ext, body)
         while (answer := self.connection.receive()).opaque != opaque:
             self._early.append(answer)
@@ -340,7 +342,7 @@ class Pulls(Exchange):
 
     def take(self, progress: RangeProgress, answer: AnswerFrame) -> bool:
         self._take(progress, answer)
-        return False  # `_advance` has seen what it lacks
+        return False  # `_advance` has handled the messages that the answer lacks
 
     def _take(self, progress: RangeProgress, answer: AnswerFrame) -> None:
         what, queue = f"pull of {progress}", progress.queue
@@ -366,7 +368,7 @@ class Pulls(Exchange):
             self._advance(progress, answer, after)
 
     def _end(self, progress: RangeProgress, answer: AnswerFrame, after: int) -> None:
-        """Deal with an *answer* that says that ``progress.next`` is the end of the queue, or has no entry in it."""
+        """Handle an *answer* by which ``progress.next`` is the end of the queue, or has no entry in it."""
         if after > progress.next:
             if self._is_certain(progress):
                 self.lose(progress, progress.next, min(after, progress.end), UNREADABLE)
@@ -383,12 +385,12 @@ class Pulls(Exchange):
         if missing >= min(there, progress.end) or self._is_compacted(progress.queue.topic):
             progress.move(after)
         elif count:
-            progress.move(missing)  # and ask for it: it may have been removed just now
+            progress.move(missing)  # and request it: the message may have been removed just now
         elif self._is_certain(progress):
             self.lose(progress, first, min(there, progress.end), REMOVED)
 
     def _prove(self, progress: RangeProgress, answer: AnswerFrame) -> None:
-        """See whether the first message that a filter has passed is still there: then nothing after it was removed."""
+        """Check that the first message skipped by a filter still exists: then no later one was removed either."""
         passed = progress.passed
         assert passed is not None
         found = _offsets(answer, progress.queue, passed)
@@ -419,9 +421,9 @@ def _offsets(answer: AnswerFrame, queue: MessageQueue, first: int) -> Integers:
 
 
 def request_one(connection: BrokerConnection, queue: MessageQueue, offset: int, wait_ms: int, credit_bytes: int) -> int:
-    """Request a few messages of any kind, in one frame; return the number of the request.
+    """Request a few messages, unfiltered, in one frame; return the number of the request.
 
-    If there is none, the broker waits up to *wait_ms* for one.
+    If there is no message, the broker waits up to *wait_ms* for one.
     """
     if connection.address in pull_only:
         filters = EVERYTHING.fields(knows_like=False)

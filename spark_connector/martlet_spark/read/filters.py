@@ -1,4 +1,4 @@
-"""Filters of the source: by tags, by key and by SQL92, evaluated by the broker wherever it can, and here once more.
+"""Filters of the source: by tags, by key and by SQL92; the broker evaluates them as far as it can, the source again.
 
 Brokers compare tags by their hashes, and RocketMQ's do not know the key of a message, so batches are filtered again by
 tag and key. SQL92 is evaluated by the broker alone.
@@ -17,16 +17,16 @@ __all__ = ["LANGUAGE", "Filter"]
 
 LANGUAGE: Final = "SQL92"
 MATCH_ALL: Final = "*"
-# What no tag has, except one that somebody made for it: a comparison between blanks, or with a text in quotes.
+# Text that looks like SQL and that no usual tag has: a comparison between blanks, or with a text in quotes.
 COMPARISON: Final = re.compile(r"\s(?:=|<>|[<>]=?)\s|(?:=|<>|[<>]=?|\s(?i:LIKE))\s*'")
 
 
 @final
 class Filter:
-    """Which messages a query wants: those with one of *tags*, with *key* and for which *sql* is true; "" for all.
+    """The filter of a query: messages with one of *tags*, with *key* and for which *sql* is true; "" matches all.
 
     Raises:
-      OptionError: *tags* or *key* could match nothing, or something else than meant.
+      OptionError: *tags* or *key* could match no message, or other messages than meant.
     """
 
     __slots__ = ("_key", "_sql", "_tags")
@@ -40,7 +40,7 @@ class Filter:
 
     @property
     def is_everything(self) -> bool:
-        """Whether every message is wanted."""
+        """Whether the filter matches every message."""
         return not (self._tags or self._key or self._sql)
 
     @property
@@ -54,7 +54,7 @@ class Filter:
         return (("tag",) if self._tags else ()) + (("key",) if self._key else ())
 
     def fields(self, *, knows_like: bool) -> Mapping[str, object]:
-        """Return the filter as header fields of a request; *knows_like*: the broker's SQL92 has LIKE."""
+        """Return the filter as header fields of a request; *knows_like* says whether the broker's SQL92 has LIKE."""
         parts = [f"({self._sql})"] if self._sql else []
         if self._key and knows_like:
             parts.append(_key_condition(self._key))
@@ -63,7 +63,7 @@ class Filter:
         return {"expressionType": "TAG", "subscription": " || ".join(self._tags) or MATCH_ALL}
 
     def select(self, batch: Any) -> Any:
-        """Return the rows of *batch* with a wanted tag and key."""
+        """Return the rows of *batch* whose tag and key match."""
         if self._tags:
             batch = batch.filter(pc.is_in(batch.column("tag"), pa.array(self._tags)))
         if self._key:

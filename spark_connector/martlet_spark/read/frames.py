@@ -19,9 +19,9 @@ from martlet_spark.read.records import Damaged, Records, joined
 
 __all__ = ["BYTES_ENOUGH", "FrameBodies", "FramePart"]
 
-# Decode when so many bytes have been received; a larger frame is decoded whole.
+# Received bytes that start a decoding; a larger frame is decoded whole.
 BYTES_ENOUGH: Final = 1 << 22
-# Frames of bulk reads have 256 KiB, so the buffer has room for another one until there are enough.
+# Frames of bulk reads have 256 KiB, so the buffer has room for one more below that size.
 BUFFER_BYTES: Final = BYTES_ENOUGH + (1 << 19)
 
 
@@ -30,7 +30,7 @@ BUFFER_BYTES: Final = BYTES_ENOUGH + (1 << 19)
 class FramePart:
     """A frame of *progress*: *size* bytes at *start* of the buffer, messages *first* up to *after*, wanted up to *end*.
 
-    If *is_whole*, none of the wanted ones may be missing; the queue begins at *oldest*.
+    If *is_whole*, no message before *end* may be missing; the queue begins at *oldest*.
     """
 
     start: int
@@ -49,9 +49,9 @@ class FramePart:
 
 @final
 class FrameBodies:
-    """The bodies of frames that were received but not decoded.
+    """The bodies of frames that are received but not decoded yet.
 
-    ``gaps`` are the ranges of offsets that the frames of the last `take` lack, with the part of each.
+    ``gaps`` are the ranges of offsets that the frames of the last `take` lack, each with its part.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class FrameBodies:
         return self.end >= BYTES_ENOUGH
 
     def room(self, size: int) -> memoryview:
-        """Return *size* bytes of the buffer, for the body of the next frame; call `add` when it is there."""
+        """Return *size* bytes of the buffer, for the body of the next frame; call `add` once it is received."""
         end = self.end + size
         if end > len(self._buffer):
             larger = _buffer(end)
@@ -74,16 +74,16 @@ class FrameBodies:
         return self._buffer[self.end : end]
 
     def add(self, part: FramePart) -> None:
-        """Keep *part*, which is where `room` said."""
+        """Add *part*, whose body is where `room` said."""
         self.parts.append(part)
         self.end += part.size
 
     def take(self) -> Records | None:
-        """Return the checked records of all frames, or None without any; the next call of `room` overwrites them.
+        """Return the checked records of all frames, None without frames; the next call of `room` overwrites them.
 
         Raises:
           Damaged: a record is damaged.
-          ReadError: a record is none of those that its frame may have.
+          ReadError: a record does not belong to the range of its frame.
         """
         self.gaps = []
         if not self.parts:
@@ -116,7 +116,7 @@ class FrameBodies:
 
 
 def _buffer(size: int) -> memoryview:
-    """Return *size* bytes that are not set to zero: pages that are never used cost nothing."""
+    """Return *size* uninitialised bytes: pages that are never used cost nothing."""
     return np.empty(size, np.uint8).data
 
 
@@ -153,7 +153,7 @@ def _as_asked(records: Records, parts: Sequence[FramePart]) -> bool:
 
 
 def _gaps(there: Sequence[int], first: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges between *first* and *end* without any of the ascending offsets *there*."""
+    """Yield the ranges from *first* to *end* that have none of the ascending offsets *there*."""
     for before, after in pairwise((first - 1, *there, end)):
         if after > before + 1:
             yield before + 1, after

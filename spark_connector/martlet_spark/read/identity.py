@@ -1,4 +1,4 @@
-"""Which message is at an offset: a topic that was deleted and created again has others at the same offsets."""
+"""Identity of the message at an offset: a topic that was deleted and created again has other messages there."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ log = logging.getLogger("martlet.spark")
 
 
 def identities(cluster: Cluster, routes: Mapping[str, TopicRoute], offsets: Offsets) -> dict[MessageQueue, str]:
-    """Return what identifies the message at each of *offsets*; without those that are gone, or cannot be read now."""
+    """Return the identity of the message at each of *offsets*, except messages that are gone or cannot be read now."""
     by_broker: dict[str, list[MessageQueue]] = {}
     for queue in sorted(offsets):
         if queue.topic in routes:
@@ -30,7 +30,7 @@ def identities(cluster: Cluster, routes: Mapping[str, TopicRoute], offsets: Offs
         topic = queues[0].topic
         try:
             found |= cluster.ask_broker(topic, routes[topic], broker, partial(_ask, queues, offsets))
-        except ReadError as error:  # whoever reads the messages finds that too
+        except ReadError as error:  # the read of the messages raises it too
             log.info("the last messages of topics on broker %r are unknown: %s", broker, error)
     return found
 
@@ -62,12 +62,12 @@ def _ask(queues: Sequence[MessageQueue], offsets: Offsets, connection: BrokerCon
 
 
 def _identity(body: bytearray | memoryview, offset: int) -> str:
-    """Return what identifies the message at *offset*, if it is the first in *body*, or in a batch that is; else ""."""
+    """Return the identity of the message at *offset* if the first record of *body* is or contains it, else ""."""
     try:
         head = Records(body).heads[0]
     except ReadError:
         return ""
     if not head["offset"] <= offset:
         return ""
-    # Neither moves with the message: its broker may get another address, and compaction changes its position.
+    # Neither field changes. Other fields may: the broker may get another address, and compaction changes the position.
     return f"{int(head['born_ms']):x}-{int(head['crc']):x}"

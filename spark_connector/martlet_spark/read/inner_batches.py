@@ -1,4 +1,4 @@
-"""Replaces RocketMQ's inner batches among records by records of their messages."""
+"""Replaces RocketMQ's inner batches by records of their messages."""
 
 from martlet.errors import MartletError
 from martlet.message import Message
@@ -11,7 +11,7 @@ __all__ = ["unrolled"]
 
 
 def unrolled(records: Records, first: int) -> Records:
-    """Return *records* with a record for each message of an inner batch, without those before offset *first*.
+    """Return *records* with a record for each message of an inner batch, without messages before offset *first*.
 
     A pull of an offset in the middle of a batch is answered with the whole batch.
 

@@ -1,4 +1,4 @@
-"""How far streaming queries are behind: `LagListener`."""
+"""The lag of streaming queries, in messages: `LagListener`."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ __all__ = ["Lag", "LagListener"]
 @final
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How many messages a query had still to read after one micro-batch, per queue."""
+    """The number of messages that a query had still to read after one micro-batch, per queue."""
 
     query_id: str
     query_name: str | None
@@ -38,13 +38,13 @@ class Lag:
 
 
 class LagListener(StreamingQueryListener):
-    """Follows the lag of all queries that read topics of Martlet: ``spark.streams.addListener(LagListener())``.
+    """Records the lag of all queries that read topics of Martlet: ``spark.streams.addListener(LagListener())``.
 
     Works in classic sessions and with Spark Connect. Spark calls it some milliseconds after each micro-batch, in a
     thread of its own.
 
     Args:
-      report: called with each `Lag`, to pass it on to a monitoring system.
+      report: called with each `Lag`, for example to send it to a monitoring system.
     """
 
     def __init__(self, report: Callable[[Lag], object] | None = None) -> None:
@@ -55,7 +55,7 @@ class LagListener(StreamingQueryListener):
         """Do nothing: Spark requires the method."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Take the lag from the progress of a micro-batch."""
+        """Record the lag after a micro-batch."""
         progress = event.progress
         queues: dict[MessageQueue, int] = {}
         for source in progress.sources:
@@ -84,5 +84,5 @@ def _offsets(text: str | None) -> Offsets:
     try:
         value = json.loads(text or "null")
         return decode(value) if isinstance(value, dict) else {}
-    except (SparkConnectorError, ValueError):  # the offset of another kind of source
+    except (SparkConnectorError, ValueError):  # the offset of a source of another kind
         return {}

@@ -1,12 +1,12 @@
-"""Offsets of a query: which messages of which queues a batch has, as JSON in Spark's checkpoint.
+"""Offsets of a query, as JSON in Spark's checkpoint: they define the messages of each batch.
 
 A stream's offset is ``{"v": 1, "t": {topic: {"broker/queue": next}}, "new": {topic: {"broker/queue": first}}}``: the
-offset after the last message of each queue, and where the queues begin that were not in the offset before. Spark asks
-for the initial offset several times, also after a restart, and "latest" would be another place each time. So the
-initial offset is always empty: every queue is new in the first batch, and the checkpoint has its beginning and its end.
+offset after the last message of each queue, and the first offset of each queue that the previous offset lacks. Spark
+asks for the initial offset several times, also after a restart, and "latest" would differ each time. So the initial
+offset is always empty: every queue is new in the first batch, and the checkpoint has both bounds of that batch.
 
-``"last": {topic: {"broker/queue": [offset, identity]}}`` says which message was the last of a queue, for one of each
-topic and broker. By this the source notices a topic that was deleted and created again.
+``"last": {topic: {"broker/queue": [offset, identity]}}`` identifies the last message of one queue per topic and broker.
+So the source detects a topic that was deleted and created again.
 """
 
 import json
@@ -31,7 +31,7 @@ __all__ = [
 
 Offsets: TypeAlias = dict[MessageQueue, int]
 T = TypeVar("T")
-# Of some queues the offset of the last message and what identifies it.
+# Offset and identity of the last message, for some queues.
 Last: TypeAlias = dict[MessageQueue, tuple[int, str]]
 
 VERSION: Final = 1
@@ -48,7 +48,7 @@ def queue_name(queue: MessageQueue) -> str:
 def encode(
     offsets: Mapping[MessageQueue, int], new: Mapping[MessageQueue, int] | None = None, last: Last | None = None
 ) -> dict[str, Any]:
-    """Return *offsets* for the checkpoint; *new* says where those queues begin that the offset before lacks."""
+    """Return *offsets* as JSON; *new* has the first offset of each queue that the previous offset lacks."""
     found: dict[str, Any] = {"v": VERSION, "t": _table(offsets)}
     if new:
         found["new"] = _table(new)
@@ -61,18 +61,18 @@ def decode(value: Mapping[str, Any]) -> Offsets:
     """Return the offsets that `encode` encoded.
 
     Raises:
-      SparkConnectorError: *value* is no such offset; the checkpoint belongs to another source or a later version.
+      SparkConnectorError: *value* is no offset of this source; the checkpoint is another source's or a later version's.
     """
     return _queues(value, "t", int)
 
 
 def decode_new(value: Mapping[str, Any]) -> Offsets:
-    """Return where new queues begin, as `decode` returns the offsets."""
+    """Return the first offsets of new queues from the same JSON as `decode`."""
     return _queues(value, "new", int) if value.get("new") else {}
 
 
 def decode_last(value: Mapping[str, Any]) -> Last:
-    """Return the last messages that `encode` encoded; earlier versions did not."""
+    """Return the last messages that `encode` encoded; empty if an earlier version did."""
     return _queues(value, "last", lambda each: (int(each[0]), str(each[1]))) if value.get("last") else {}
 
 
@@ -99,7 +99,7 @@ def _queues(value: Mapping[str, Any], field: str, parse: Callable[[Any], T]) -> 
 
 
 def find_queues(topic: str, name: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-    """Return those of *queues* that *name*, ``number`` or ``broker/number``, means: several, if it names no broker."""
+    """Return the queues of *queues* with *name*, ``number`` or ``broker/number``; several if it names no broker."""
     broker, _, number = name.rpartition("/")
     return [
         queue

@@ -1,4 +1,4 @@
-"""Divides what a batch reads among Spark partitions: large queues are split, small ones share a partition.
+"""Divides the ranges of a batch among Spark partitions: large queues are split, small ones share a partition.
 
 A partition costs Spark 15 to 25 ms on two cores, so a partition per queue, as in Spark's Kafka source, would make each
 micro-batch of a topic with 64 queues take a second or more.
@@ -13,14 +13,14 @@ from martlet_remoting.wire.packets import MessageQueue
 
 __all__ = ["Range", "plan"]
 
-# A queue whose messages have an unknown size.
+# Assumed size of a message if that of its queue's messages is unknown.
 MESSAGE_BYTES: Final = 1024
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The messages of *queue* from offset *start* up to *end*, exclusive; fewer if some are missing in between."""
+    """The messages of *queue* from offset *start* up to *end*, exclusive; some in between may be missing."""
 
     queue: MessageQueue
     start: int
@@ -32,7 +32,7 @@ class Range:
 
     @property
     def bytes(self) -> int:
-        """The estimated size of all its messages."""
+        """The estimated size of all messages of the range."""
         return len(self) * self.message_bytes
 
 
@@ -41,8 +41,8 @@ def plan(
 ) -> list[list[Range]]:
     """Return the ranges of each partition: about *target_bytes*, at most *records_max* messages (0: any number).
 
-    There are at least *partitions_min* partitions, if there are that many messages. The ranges of a partition follow
-    one another, and those of one queue ascend.
+    There are at least *partitions_min* partitions, if there are as many messages. The ranges of a partition follow one
+    another, and those of one queue ascend.
     """
     left = [each for each in ranges if len(each)]
     total = sum(len(each) for each in left)

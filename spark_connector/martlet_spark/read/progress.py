@@ -1,4 +1,4 @@
-"""How far the ranges of a task have been read."""
+"""The progress of a task in its ranges."""
 
 from typing import Final, final
 
@@ -11,11 +11,10 @@ __all__ = ["RangeProgress"]
 
 @final
 class RangeProgress:
-    """How far a range has been read: the next offset, and since when answers have not moved it.
+    """The progress in a range: the next offset to read, and the time since which answers have not advanced it.
 
-    ``suspect`` is an offset whose message the last answer lacked. ``passed`` is the first offset that answers with a
-    filter have passed, until it is known that its message was there. With ``checked`` the broker leaves damaged
-    messages out.
+    ``suspect`` is an offset whose message the last answer lacked. ``passed`` is the first offset that filtered answers
+    have skipped, until its message is known to exist. With ``checked`` the broker leaves damaged messages out.
     """
 
     __slots__ = ("checked", "end", "next", "passed", "queue", "stuck_since", "suspect")

@@ -1,4 +1,4 @@
-"""Whole records of one answer, as they are in the log, and the fixed fields of all of them as one array."""
+"""Whole records of one answer, in the log's format, and the fixed fields of all records as one array."""
 
 import struct
 from collections.abc import Sequence
@@ -54,12 +54,12 @@ _SIZE_CRC: Final = struct.Struct(f">i4xI{SYS_FLAG_AT - 12}xi{BODY_BYTES_AT - SYS
 
 @final
 class Damaged(ReadError):
-    """Records differ from what was stored; the text says only which ones."""
+    """Records do not match their CRCs; the text names the records only."""
 
 
 @final
 class Records:
-    """The records in *data*, one after the other; ``starts`` says where each begins, ``heads`` has their fixed fields.
+    """The records in *data*, one after the other; ``starts`` has the position of each, ``heads`` their fixed fields.
 
     Fields after ``born_ms`` are wrong where a host is an IPv6 address (``sys_flag`` 0x10, 0x20).
 
@@ -78,10 +78,10 @@ class Records:
         return len(self.starts)
 
     def check(self, queue: int, first: int, end: int) -> None:
-        """Check that these are messages of *queue* with ascending offsets from *first* on, before *end*.
+        """Check that all are messages of *queue* with ascending offsets from *first* up to *end*.
 
         Raises:
-          ReadError: one is not.
+          ReadError: a record is not.
         """
         offsets = self.heads["offset"]
         asked = (self.heads["queue"] == queue) & (offsets >= first) & (offsets < end)
@@ -92,7 +92,7 @@ class Records:
             raise ReadError(f"{text} with messages {first} to {end - 1} of queue {queue}; see 'martlet store verify'")
 
     def before(self, offset: int) -> "Records | None":
-        """Return those of these messages of one queue that come before *offset*; None if there are none."""
+        """Return the records before *offset*, all of one queue; None if there are none."""
         count = int(np.searchsorted(self.heads["offset"], offset))
         if count == len(self):
             return self
@@ -102,7 +102,7 @@ class Records:
         """Compare each record with its CRCs.
 
         Raises:
-          Damaged: one does not match, or lacks its end.
+          Damaged: a record does not match, or lacks its end.
         """
         heads, view = self.heads, memoryview(self.data)
         raw = np.frombuffer(view, np.uint8)
@@ -133,7 +133,7 @@ class Records:
             raise Damaged(f"{self.describe(start)} does not match its record CRC")
 
     def describe(self, start: int) -> str:
-        """Return words for the record at *start*, for errors."""
+        """Return a description of the record at *start*, for errors."""
         head = np.frombuffer(self.data, HEADS, 1, start)[0]
         return f"message {head['offset']} of queue {head['queue']} (position {head['position']} of the broker's log)"
 
@@ -151,7 +151,7 @@ def joined(parts: Sequence[Records]) -> Records:
 
 
 def _starts(data: Data) -> list[int]:
-    """Return where each record of *data* begins."""
+    """Return the position of each record in *data*."""
     starts: list[int] = []
     at, last = 0, len(data) - RECORD_BYTES_MIN
     unpack, add = _SIZE.unpack_from, starts.append
@@ -170,6 +170,6 @@ def _starts(data: Data) -> list[int]:
 def _heads(data: Data, starts: Integers) -> Any:
     if not len(starts):
         return np.empty(0, HEADS)
-    # Each byte begins a window; to copy the ones at *starts* as opaque bytes is faster than field by field.
+    # A window begins at each byte; copying the windows at *starts* as opaque bytes is faster than field by field.
     windows = np.ndarray((len(data) - HEAD_BYTES + 1,), f"V{HEAD_BYTES}", data, strides=(1,))
     return windows[starts].view(HEADS)

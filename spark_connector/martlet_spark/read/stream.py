@@ -1,7 +1,7 @@
-"""The streaming reader: which messages the next micro-batch has.
+"""The streaming reader: chooses the messages of the next micro-batch.
 
-Spark keeps one reader per query in a process of the driver, which calls everything but `read`. What a batch has is in
-its offsets alone (`offsets.py`), so a batch that is planned again after a crash has the same messages.
+Spark keeps one reader per query in a process of the driver, which calls everything but `read`. The offsets alone define
+the messages of a batch (`offsets.py`), so a batch that is planned again after a crash has the same messages.
 """
 
 import logging
@@ -40,7 +40,7 @@ log = logging.getLogger("martlet.spark")
 
 @final
 class _Driver:
-    """What the reader needs on the driver: connections, and what it knows of the topics."""
+    """The reader's state on the driver: connections, and knowledge of the topics."""
 
     def __init__(self, cluster: Cluster, options: Options) -> None:
         self.cluster = cluster
@@ -48,14 +48,14 @@ class _Driver:
         self.starting = QueryBound(self.subscribed, options, "starting", "latest")
         self.watch = Watch(cluster)
         self.sizes = MessageSizes(cluster)
-        self.bounds: dict[MessageQueue, Bounds] = {}  # at the last look
+        self.bounds: dict[MessageQueue, Bounds] = {}  # as of the last look
         self.last_batch = monotonic()
         self.has_begun = False
         self.published: Offsets = {}  # the offsets of the group that shows the progress
         self.publish_error = ""
         self.warned: set[str] = set()
-        self.last: Last = {}  # which messages the query has read last
-        self.turn = 0  # which queue is the first of a batch that is smaller than the number of queues
+        self.last: Last = {}  # the last messages that the query has read
+        self.turn = 0  # index of the first queue in a batch that has fewer messages than there are queues
 
 
 @final
@@ -65,7 +65,7 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
     def __init__(self, options: Options, schema: StructType) -> None:
         super().__init__(options, schema)
         self._made: _Driver | None = None
-        self._target: Offsets | None = None  # where a query with Trigger.AvailableNow ends
+        self._target: Offsets | None = None  # the end of a query with Trigger.AvailableNow
         self._has_looked = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -86,10 +86,10 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
     def prepareForTriggerAvailableNow(self) -> None:
         try:
             bounds = self._driver.subscribed.bounds()
-        except UnknownTopic:  # the name server may have started just now; the first look sets the target then
+        except UnknownTopic:  # the name server may have just started; then the first look sets the target
             bounds = {}
         self._target = {queue: end for queue, (_, end) in bounds.items()}
-        self._driver.subscribed.forget_routes()  # the first look finds what was created just now
+        self._driver.subscribed.forget_routes()  # so the first look sees topics created just now
 
     def getDefaultReadLimit(self) -> ReadLimit:
         options = self.options
@@ -118,7 +118,7 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
         return driver.watch.has_all(offsets) and {queue: end for queue, (_, end) in driver.bounds.items()} == offsets
 
     def _next(self, offsets: Offsets, bounds: Mapping[MessageQueue, Bounds], limit: ReadLimit) -> dict[str, Any] | None:
-        """Return the end of the micro-batch that begins at *offsets*; None if there is none to run yet."""
+        """Return the end of the micro-batch that begins at *offsets*; None if no batch is to run yet."""
         new = self._new(offsets, bounds)
         ends = self._ends({**offsets, **new}, bounds, limit)
         self._driver.has_begun = True
@@ -132,7 +132,7 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
         return encode({queue: end for queue, (_, end) in bounds.items()}) if bounds else None
 
     def _look(self, offsets: Offsets) -> dict[MessageQueue, Bounds]:
-        """Return the present bounds of all queues; those of a query with Trigger.AvailableNow end at its target.
+        """Return the present bounds of all queues; with Trigger.AvailableNow they end at the query's target.
 
         Raises:
           DataLost: a queue of *offsets* is gone, and did not come back in time.
@@ -142,16 +142,16 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
             return bounds
         target = self._target
         for queue, (_, end) in bounds.items():
-            # Not there when the query began: its broker was away, or its topic was created just then.
+            # The queue was missing when the query began: its broker was away, or its topic was just being created.
             if queue in offsets or not self._has_looked:
                 target.setdefault(queue, end)
         self._has_looked = True
         return {queue: (first, min(end, target[queue])) for queue, (first, end) in bounds.items() if queue in target}
 
     def _wait_for(self, offsets: Offsets) -> dict[MessageQueue, Bounds]:
-        """Return the bounds of all queues, if possible with those of *offsets*.
+        """Return the bounds of all queues; wait for queues of *offsets* that are missing.
 
-        A broker that stops leaves the routes, and so do all brokers when the name server starts again.
+        A broker that stops disappears from the routes, and so do all brokers when the name server restarts.
         """
         subscribed, strict = self._driver.subscribed, self.options["failOnDataLoss"]
         for queue in sorted(queue for queue in offsets if not subscribed.selects(queue)):
@@ -176,7 +176,7 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
         return bounds
 
     def _new(self, offsets: Offsets, bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
-        """Return where queues begin that *offsets* lack, and those that were created again.
+        """Return the first offsets of queues that *offsets* lack, and of queues that were created again.
 
         Raises:
           DataLost: a queue has other messages than *offsets* say.
@@ -199,9 +199,9 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
         }
 
     def _created_again(self, offsets: Offsets) -> set[tuple[str, str]]:
-        """Return the topics and brokers whose last message that was read is another one now.
+        """Return the (topic, broker) pairs at whose last read offset there is another message now.
 
-        Only those that have new messages are looked at.
+        Checks only topics that have new messages.
 
         Raises:
           DataLost: there is one.
@@ -220,7 +220,7 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
         return self._differ(wanted, driver.last) if wanted else set()
 
     def _differ(self, wanted: Offsets, last: Last) -> set[tuple[str, str]]:
-        """Return the topics and brokers of which a message at the *wanted* offsets is not the one that *last* says.
+        """Return the (topic, broker) pairs with a message at the *wanted* offsets that differs from the one in *last*.
 
         Raises:
           DataLost: there is one.
@@ -235,7 +235,7 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
         return found
 
     def _last(self, offsets: Offsets, ends: Offsets) -> Last:
-        """Return the last messages of a batch that ends at *ends*: of one queue for each topic and broker."""
+        """Return the last message of a batch that ends at *ends*, in one queue per topic and broker."""
         driver = self._driver
         longest: dict[tuple[str, str], MessageQueue] = {}
         for queue, end in ends.items():
@@ -255,7 +255,7 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
             log.warning("%s; continuing", text)
 
     def _ends(self, starts: Offsets, bounds: Mapping[MessageQueue, Bounds], limit: ReadLimit) -> Offsets:
-        """Return where the next batch ends in each queue, as the limits say."""
+        """Return the end of the next batch in each queue, within the limits."""
         found = {queue: max(bounds[queue][1], start) if queue in bounds else start for queue, start in starts.items()}
         if isinstance(limit, ReadAllAvailable):
             return found
@@ -276,7 +276,7 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
         return total < least and waited_s * 1000 < int(self.options["maxTriggerDelay"])
 
     def _count_max(self, starts: Offsets, bounds: Mapping[MessageQueue, Bounds], limit: ReadLimit) -> int | None:
-        """Return how many messages a batch may have; None for any number."""
+        """Return the maximum number of messages in a batch; None for no limit."""
         counts = [self.options["maxOffsetsPerTrigger"], limit.max_rows if isinstance(limit, ReadMaxRows) else 0]
         sizes = [self.options["maxBytesPerTrigger"], limit.max_bytes if isinstance(limit, ReadMaxBytes) else 0]
         if any(sizes):
@@ -300,7 +300,7 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
         return self._driver.sizes.of(self._driver.subscribed.routes(bounds), bounds)
 
     def _publish(self, offsets: Offsets) -> None:
-        """Set the offsets of the group that shows the query's progress; its checkpoint has them already."""
+        """Commit the offsets of the group that shows the query's progress; they are in the checkpoint already."""
         driver = self._driver
         group = self.options["group"]
         changed = {queue: offset for queue, offset in offsets.items() if driver.published.get(queue) != offset}
@@ -319,7 +319,7 @@ class StreamReader(TopicReader, DataSourceStreamReader, SupportsTriggerAvailable
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         starts, ends = {**decode(start), **decode_new(end)}, decode(end)
         last = decode_last(end)
-        if last and not self._driver.has_begun:  # the batch was planned by a query that ended
+        if last and not self._driver.has_begun:  # an earlier run of the query planned the batch
             self._differ({queue: offset for queue, (offset, _) in last.items()}, last)
         bounds = {queue: (starts[queue], ends[queue]) for queue in sorted(ends) if starts[queue] < ends[queue]}
         sizes = self._sizes(bounds)
@@ -340,9 +340,9 @@ def _words(queue: MessageQueue) -> str:
 
 
 def limited(counts: Mapping[MessageQueue, int], most: int, turn: int = 0) -> dict[MessageQueue, int]:
-    """Divide *most* messages among queues that have *counts*: in proportion, and at least one each.
+    """Divide *most* messages among queues in proportion to their *counts*, at least one each.
 
-    If there are more queues than messages, one message for each queue from number *turn* on, so that all have a turn.
+    If there are more queues than messages, queues from number *turn* on get one message each, so all have a turn.
     """
     full = sorted(queue for queue, count in counts.items() if count > 0)
     if most < len(full):

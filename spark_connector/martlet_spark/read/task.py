@@ -1,6 +1,6 @@
 """Reads ranges of queues and yields Arrow batches; runs in the tasks of executors.
 
-After a lost connection, for example when a broker restarts, a read continues after the last message that it received.
+After a lost connection, for example when a broker restarts, a read continues after the last received message.
 """
 
 import logging
@@ -32,9 +32,9 @@ class RangeReader:
     """Reads ranges of queues into the columns *names*.
 
     Args:
-      fetch_bytes: how much to ask a broker for at once.
+      fetch_bytes: size of one request to a broker.
       fail_on_loss: raise `DataLost` if messages are gone; otherwise log a warning and continue after them.
-      undecodable: what becomes of bodies that cannot be decompressed (`decode`).
+      undecodable: treatment of bodies that cannot be decompressed (`decode`).
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RangeReader:
         self._routes: dict[str, TopicRoute] = {}
 
     def read(self, ranges: Sequence[Range]) -> Iterator[Any]:
-        """Yield RecordBatches with the messages of *ranges*, those of each queue in order.
+        """Yield RecordBatches with the messages of *ranges*, in order within each queue.
 
         Raises:
           ReadError: a broker refuses, does not answer in time, or sends damaged records.
@@ -82,7 +82,7 @@ class RangeReader:
             yield found.slice(start, BATCH_RECORDS_MAX)
 
     def _read_broker(self, broker: str, left: list[RangeProgress]) -> Iterator[Records]:
-        """Yield the records of all ranges of *broker*; connect again after a lost connection, and go on."""
+        """Yield the records of all ranges of *broker*; reconnect after a lost connection, and continue."""
         count, tries = 0, attempts(self._cluster.timeout_s)
         while left:
             try:
@@ -96,7 +96,7 @@ class RangeReader:
                     self._give_up(broker, left, error)
 
     def _give_up(self, broker: str, left: list[RangeProgress], error: SparkConnectorError) -> None:
-        """Raise an error; if loss is allowed and the broker or the topic is gone, remove it from *left* instead."""
+        """Raise an error; if loss is allowed and the broker or topic is gone, remove its ranges from *left* instead."""
         topic, text = left[0].queue.topic, f"broker {broker!r} cannot be read: {error}; start it"
         if isinstance(error, Busy):
             raise ReadError(f"{error}; read with fewer tasks at once, or raise remoting.bulk_reads_max") from error
@@ -108,7 +108,7 @@ class RangeReader:
         left[:] = [progress for progress in left if progress.queue.topic != topic]
 
     def _read_once(self, broker: str, left: list[RangeProgress]) -> Iterator[Records]:
-        """Like `_read_broker`, on one connection; removes the ranges from *left* that were read to their end."""
+        """Like `_read_broker`, on one connection; removes from *left* each range that is read to its end."""
         address = self._address(broker, left[0].queue.topic)
         security, timeout_s = self._cluster.security, self._cluster.timeout_s
         kind: type[Exchange] = Pulls if address in pull_only else BulkReadExchange
@@ -119,7 +119,7 @@ class RangeReader:
         except NotSupported:
             pull_only.add(address)
         except Unchecked:
-            pass  # what is left is read with checks
+            pass  # the ranges in *left* are read with checks
         except RemoteProtocolError as error:
             raise ReadError(f"broker {broker!r} at {address} does not speak RocketMQ's protocol: {error}") from error
 

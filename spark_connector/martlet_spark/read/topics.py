@@ -1,4 +1,4 @@
-"""Which queues a query reads, and where it begins and ends in them; runs on the driver."""
+"""The queues that a query reads, and their first and last offsets; runs on the driver."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -15,13 +15,13 @@ from martlet_spark.read.offsets import EARLIEST, LATEST, Offsets, find_queues, q
 
 __all__ = ["QueryBound", "Subscribed"]
 
-# How long routes are used before new topics and queues are looked for.
+# Interval of looking for new topics and queues.
 ROUTES_S: Final = 5.0
 
 
 @final
 class Subscribed:
-    """The topics that the options subscribe to, pattern or assign."""
+    """The topics and queues that the options subscribe, subscribePattern or assign select."""
 
     def __init__(self, cluster: Cluster, options: Options) -> None:
         self.cluster = cluster
@@ -37,7 +37,7 @@ class Subscribed:
 
     @classmethod
     def of(cls, source: Mapping[str, str]) -> "Subscribed":
-        """Return what *source*, the options of a batch or a stream, subscribes to; its other options do not matter.
+        """Return the selection of *source*, the options of a batch or a stream; its other options do not matter.
 
         Raises:
           OptionError: an option is invalid.
@@ -46,7 +46,7 @@ class Subscribed:
         return cls(Cluster(options["endpoints"], options.security, options["timeoutMs"] / 1000), options)
 
     def routes(self, known: Collection[MessageQueue] = ()) -> Mapping[str, TopicRoute]:
-        """Return the routes of the topics, which may be some seconds old; without topics of *known* that are gone.
+        """Return the topics' routes, up to some seconds old; topics of *known* that are gone are left out.
 
         Raises:
           UnknownTopic: a topic that is named does not exist.
@@ -58,7 +58,7 @@ class Subscribed:
 
     @property
     def is_old(self) -> bool:
-        """Whether there may be new topics and queues."""
+        """Whether the routes are so old that there may be new topics and queues."""
         return monotonic() >= self._routes_until
 
     def selects(self, queue: MessageQueue) -> bool:
@@ -74,7 +74,7 @@ class Subscribed:
         return topic in (self._subscribe or self._assign or ())
 
     def forget_routes(self) -> None:
-        """Ask for new routes when they are needed next."""
+        """Discard the routes; the next use asks for new ones."""
         self._routes_until = 0.0
 
     def _resolve(self, known: Collection[str]) -> dict[str, TopicRoute]:
@@ -90,7 +90,7 @@ class Subscribed:
         return found | {name: self.cluster.route(name) for name in missing}
 
     def bounds(self, known: Collection[MessageQueue] = ()) -> dict[MessageQueue, Bounds]:
-        """Return the bounds of all queues that are read; without those of *known* that are gone.
+        """Return the bounds of all selected queues; queues of *known* that are gone are left out.
 
         Raises:
           ReadError: a broker does not answer.
@@ -120,7 +120,7 @@ class Subscribed:
         return found
 
     def offsets_at(self, times_ms: Mapping[MessageQueue, int]) -> Offsets:
-        """Return the first offset of each queue that was stored at its time or later."""
+        """Return, for each queue, the offset of the first message that was stored at the given time or later."""
         found: Offsets = {}
         for topic, route in self.routes().items():
             own = {queue: ms for queue, ms in times_ms.items() if queue.topic == topic}
@@ -143,7 +143,7 @@ def _named(topic: str, name: str, queues: Iterable[MessageQueue], option: str) -
 
 @final
 class QueryBound:
-    """Where a query begins (*side* "starting") or ends ("ending"), as the options say."""
+    """The offsets at which a query begins (*side* "starting") or ends ("ending"), from the options."""
 
     def __init__(self, subscribed: Subscribed, options: Options, side: str, default: str) -> None:
         self._subscribed = subscribed
@@ -164,10 +164,10 @@ class QueryBound:
             self._offsets = default
 
     def find(self, bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
-        """Return the place in each of the queues with these *bounds*.
+        """Return the offset in each queue of *bounds*.
 
         Raises:
-          OptionError: a place is missing for a queue, or lies outside of it.
+          OptionError: a queue has no offset in the options, or one outside of its bounds.
         """
         if self._time is not None:
             return self._at(dict.fromkeys(bounds, self._time), bounds)
@@ -179,9 +179,9 @@ class QueryBound:
         return {queue: self._offset(queue, given[queue], bounds[queue]) for queue in bounds}
 
     def check_before(self, ending: "QueryBound", queue: MessageQueue, start: int, end: int) -> None:
-        """Fail if the options say both that a query begins at *start* and that it ends at *end*, before it.
+        """Fail if the options themselves set a *start* after the *end* of a queue.
 
-        A time, and what retention removed, may well be such that nothing is left to read.
+        Bounds from a time or from retention may leave nothing to read, which is no error.
         """
         if isinstance(ending._offsets, Mapping) and (isinstance(self._offsets, Mapping) or self._offsets == "latest"):
             text = f"option startingOffsets has {start} for {queue_name(queue)} of topic {queue.topic!r}"
@@ -211,7 +211,7 @@ class QueryBound:
         if not 0 <= offset <= end:
             text = f"option {self._side}Offsets has offset {offset} of queue {queue.queue_id} of topic {queue.topic!r}"
             raise OptionError(f"{text}; the queue has messages {first} to {end - 1}")
-        return offset  # what was removed before it is read, is found then
+        return offset  # the read detects messages that are removed before
 
     def _at(self, times_ms: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
         found = self._subscribed.offsets_at(times_ms)

@@ -1,8 +1,8 @@
 """Columns of many records at once.
 
-An array of bounds over a buffer is a binary Arrow array that copies nothing, and `take` copies every so many of its
-elements in one call. So all bodies of a buffer are one copy, and so are the topics, the property strings, and the names
-and values in these.
+An array of bounds over a buffer is a binary Arrow array without a copy, and one call of `take` copies every n-th
+element. So all bodies of a buffer are copied in one call, and so are the topics, the property strings, and their names
+and values.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -23,17 +23,17 @@ __all__ = ["COLUMN", "NEEDED", "RecordVectors", "bounds_of"]
 
 NAME_END: Final = 1
 VALUE_END: Final = 2
-# Up to so many places, records times names, a table tells which name a record has twice; beyond, a sort does.
+# Cells, records times names, up to which a table finds the name that a record has twice; a sort does beyond.
 TABLE_MAX: Final = 1 << 22
 HEX: Final = np.array([f"{byte:02X}".encode() for byte in range(256)], dtype="S2")
 
-# Where body, topic and properties begin and end; the bytes between are their lengths.
+# Columns of the bounds of body, topic and properties; the bytes between are their lengths.
 BODY, TOPIC, TEXT = 0, 2, 4
 BOUNDS: Final = 6
 
 
 def bounds_of(records: Records, *, has_bodies: bool) -> Integers:
-    """Return a row of bounds per record: where body, topic and properties begin and end; -1 for odd records.
+    """Return a row of bounds per record: begin and end of body, topic and properties; -1 for odd records.
 
     Odd are records with an IPv6 host or a long topic, damaged ones, and, if bodies are wanted, compressed ones.
     """
@@ -64,9 +64,9 @@ def elements(data: Any, bounds: Integers, first: int, step: int) -> Any:
 
 @final
 class RecordVectors:
-    """Records without odd ones: their fixed fields, their bytes, their bounds in these, and their broker's name.
+    """Records, none of them odd: their fixed fields, bytes, bounds in the bytes, and broker name.
 
-    Of their properties, only *names* are needed; None stands for all.
+    Only the properties *names* are needed; None means all.
     """
 
     def __init__(self, heads: Any, data: Data, bounds: Integers, broker: str, names: Collection[str] | None) -> None:
@@ -107,7 +107,7 @@ class RecordVectors:
         return pa.repeat(pa.scalar(text), len(self))
 
     def message_ids(self) -> Any:
-        """Return each record's unique key; without one, its place: the address of the broker and the position."""
+        """Return each record's unique key; without one, the broker's address and the record's position."""
         keys = self.properties.values_of(UNIQ_KEY)
         if not keys.null_count:
             return keys
@@ -140,7 +140,7 @@ class PropertyColumns:
             self._name()
 
     def _name(self) -> None:
-        """Number the names, and find the records in which one is repeated."""
+        """Number the names, and find the records with a repeated name."""
         if not len(self._row):
             self._codes, self._dictionary = np.empty(0, np.int32), {}
             return
@@ -183,16 +183,16 @@ class PropertyColumns:
 class NamedProperties:
     """Values of the properties *names*, of 4 or 8 ASCII characters, in the property *texts* of records.
 
-    They are found by their bytes, so properties with other names cost nothing. ``odd`` has the numbers of the records
-    that have one of *names* twice, or with a value that is empty or contains a 0x00 or 0x01.
+    Properties are found by the bytes of their names, so other properties cost nothing. ``odd`` has the numbers of the
+    records that have one of *names* twice, or with a value that is empty or contains a 0x00 or 0x01.
     """
 
     def __init__(self, texts: Any, names: Collection[str]) -> None:
         self._data, self._raw, self._offsets = _bytes_of(texts)
         self._rows = len(texts)
         self._marks = np.flatnonzero(self._raw <= VALUE_END)
-        self._numbers = np.flatnonzero(self._raw[self._marks] == NAME_END)  # of those marks that end a name
-        # Each byte begins a word of four; a name has one or two of them before its mark.
+        self._numbers = np.flatnonzero(self._raw[self._marks] == NAME_END)  # indexes of the marks that end a name
+        # A word of four bytes begins at each byte; a name is one or two words before its mark.
         self._words = np.ndarray((max(len(self._raw) - 3, 0),), "S4", self._data, strides=(1,))
         self._last = self._words_before(self._marks[self._numbers], 4)
         odd, self._found = [np.empty(0, np.int64)], {}
@@ -202,14 +202,14 @@ class NamedProperties:
         self.odd = np.unique(np.concatenate(odd))
 
     def _words_before(self, places: Integers, distance: int) -> Integers:
-        """Return the word that begins *distance* bytes before each of *places*; any other one before the first byte."""
+        """Return the word at *distance* bytes before each of *places*; an arbitrary one before the first byte."""
         if not len(self._words):
             return np.zeros(len(places), "S4")
         found: Integers = self._words[np.maximum(places - distance, 0)]
         return found
 
     def _find(self, name: bytes) -> tuple[Any, Integers]:
-        """Return the row, the begin and the end of each value of *name*, and the odd rows."""
+        """Return row, begin and end of each value of *name*, and the odd rows."""
         numbers = self._numbers[self._last == name[-4:]]
         if len(name) == 8:
             numbers = numbers[self._words_before(self._marks[numbers], 8) == name[:4]]
@@ -244,7 +244,7 @@ class NamedProperties:
 
 
 def _bytes_of(texts: Any) -> tuple[Any, Integers, Integers]:
-    """Return the bytes of *texts*, as a buffer and as numbers, and where each begins, with the end of the last."""
+    """Return the bytes of *texts*, as a buffer and as numbers, and the begin of each text, with the end of the last."""
     offsets = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
     data = texts.buffers()[2]
     data = pa.py_buffer(b"") if data is None else data
@@ -252,14 +252,14 @@ def _bytes_of(texts: Any) -> tuple[Any, Integers, Integers]:
 
 
 def _fragments(raw: Integers, offsets: Integers) -> tuple[Integers, Integers]:
-    """Return where each property of the texts begins and where its value ends."""
+    """Return the begin of each property in the texts and the end of its value."""
     ends = np.flatnonzero(raw == VALUE_END)
     text_ends = offsets[1:][np.diff(offsets) > 0]
-    unended = text_ends[raw[text_ends - 1] != VALUE_END]  # their last 0x02 is missing
+    unended = text_ends[raw[text_ends - 1] != VALUE_END]  # texts without their last 0x02
     real = np.ones(len(ends), np.int64)
     if len(unended):
-        # A text without its last 0x02 ends where the next one begins, perhaps with an 0x02.
-        # Of equal ends it is the first.
+        # The end of a text without its last 0x02 is the begin of the next text, perhaps an 0x02. Of two equal ends, it
+        # comes first.
         both = np.concatenate((unended, ends))
         order = np.argsort(both, kind="stable")
         real = np.concatenate((np.zeros(len(unended), np.int64), real))[order]
@@ -298,6 +298,6 @@ COLUMN: Final[Mapping[str, Column]] = {
 }
 assert COLUMN.keys() == COLUMNS.keys()
 
-# The properties that a column needs, if it does not need all.
+# Column -> the property that it needs, for columns that do not need all.
 NEEDED: Final[Mapping[str, str]] = {"key": KEYS, "tag": TAGS, "msg_id": UNIQ_KEY}
 assert {len(name) for name in NEEDED.values()} <= {4, 8}

@@ -1,8 +1,7 @@
-"""Waits for new messages on the driver, and estimates how large they are.
+"""Waits for new messages on the driver, and estimates their sizes.
 
-A streaming query asks for the ends of its queues again and again. While nothing is new, each queue has one request at
-its broker that waits for a message: an idle query costs a request per queue and half a minute, and a new message is
-noticed at once.
+A streaming query polls the ends of its queues. While there is no new message, each queue has one request at its broker
+that waits for one: an idle query costs a request per queue and half a minute, and sees a new message at once.
 """
 
 import logging
@@ -30,14 +29,14 @@ __all__ = ["MessageSizes", "Watch"]
 log = logging.getLogger("martlet.spark")
 
 WAIT_MS: Final = 30_000
-# Queues of one broker that have a request there, as many as Martlet allows for a connection; those
-# without a request are looked at as often as Spark asks.
+# Queues of one broker that have a request there, as many as Martlet allows for a connection; other queues are polled
+# each time that Spark asks.
 WATCHED_MAX: Final = 128
 PAUSE_S: Final = 0.1  # after a connection broke
 SAMPLE_BYTES: Final = 65_536
 SAMPLES_MAX: Final = 8  # queues of one topic
 TOPICS_MAX: Final = 64
-SAMPLE_S: Final = 60.0  # how long an estimate holds
+SAMPLE_S: Final = 60.0  # lifetime of an estimate
 
 
 @final
@@ -47,17 +46,17 @@ class Watch:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._connections: dict[str, BrokerConnection] = {}
-        # broker -> number of the request -> the queue; and the queues that have one
+        # broker -> number of the request -> its queue
         self._asked: dict[str, dict[int, MessageQueue]] = {}
         self._waiting: set[MessageQueue] = set()
-        self._refused: set[MessageQueue] = set()  # the broker has too many requests that wait
+        self._refused: set[MessageQueue] = set()  # queues whose brokers have too many waiting requests
 
     def has_all(self, queues: Collection[MessageQueue]) -> bool:
         """Whether a request waits for a message of each of *queues*."""
         return self._waiting.issuperset(queues)
 
     def wait(self, ends: Mapping[MessageQueue, int], routes: Mapping[str, TopicRoute], timeout_s: float) -> bool:
-        """Wait up to *timeout_s* for a message after the *ends* of queues; return whether there may be one."""
+        """Wait up to *timeout_s* for a message at or after the *ends* of queues; return whether there may be one."""
         until = monotonic() + timeout_s
         try:
             while True:
@@ -113,7 +112,7 @@ class Watch:
         return [by_socket[each] for each in readable]
 
     def _take(self, broker: str) -> bool:
-        """Take one answer of *broker*; return whether it says that there is a message."""
+        """Receive one answer of *broker*; return whether there is a message."""
         connection = self._connections[broker]
         answer = connection.receive()
         queue = self._asked[broker].pop(answer.opaque, None)
@@ -135,13 +134,13 @@ class MessageSizes:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._known: dict[str, tuple[float, int]] = {}  # topic -> until when, bytes
+        self._known: dict[str, tuple[float, int]] = {}  # topic -> (expiry, bytes)
 
     def of(self, routes: Mapping[str, TopicRoute], bounds: Mapping[MessageQueue, Bounds]) -> dict[str, int]:
         """Return the average size of a message in bytes for each topic with messages in these *bounds*.
 
-        Judges by the first messages in some of the queues, for as many topics as are worth it: those with most
-        messages. The others get the average of these.
+        Samples the first messages in some of the queues of the topics with most messages; other topics get their
+        average.
         """
         full: dict[str, list[MessageQueue]] = {}
         counts: Counter[str] = Counter()
@@ -164,7 +163,8 @@ class MessageSizes:
             try:
                 size = self._sample(topic, route, full, bounds) or size
             except ReadError as error:
-                log.info("the size of messages of topic %r is unknown: %s", topic, error)  # whoever reads them fails
+                # the read of the messages raises it too
+                log.info("the size of messages of topic %r is unknown: %s", topic, error)
             self._known[topic] = (monotonic() + SAMPLE_S, size)
         return size
 

@@ -1,1 +1,1 @@
-"""Writing topics: rows into messages, and the sink with its guarantees."""
+"""Writing topics: encodes rows as messages, and sends them with the sink's guarantees."""

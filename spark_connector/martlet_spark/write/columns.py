@@ -1,4 +1,4 @@
-"""The columns of the sink: names, types, and what a frame must have to be written."""
+"""The columns of the sink: names, types, and checks of a frame."""
 
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -8,7 +8,7 @@ from martlet_spark.errors import OptionError
 
 __all__ = ["SINK_COLUMNS", "check_columns"]
 
-# name -> (Spark's types, what it is for)
+# name -> (Spark's types, description)
 SINK_COLUMNS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "body": (
         ("binary", "string"),

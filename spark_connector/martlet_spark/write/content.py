@@ -1,4 +1,4 @@
-"""A digest of a transaction: brokers keep it, and a batch that is written again is compared with it."""
+"""The digest of a transaction: brokers keep it, and compare a batch that is written again with it."""
 
 from dataclasses import dataclass
 from struct import Struct
@@ -9,7 +9,7 @@ from martlet_spark.write.encode import MIDDLE_BYTES
 
 __all__ = ["NO_CONTENT", "Content", "content_of"]
 
-# Size and size of the body, at the begin of a message.
+# Size of the message and size of its body, at the begin of a message.
 HEAD: Final = Struct(">i12xi")
 DIGEST_MAX: Final = (1 << 64) - 1
 
@@ -17,7 +17,7 @@ DIGEST_MAX: Final = (1 << 64) - 1
 @final
 @dataclass(frozen=True, slots=True)
 class Content:
-    """So many rows, and the sum of their checksums: the same in whichever order and by whichever tasks."""
+    """The number of rows and the sum of their checksums: independent of the order and of the tasks."""
 
     rows: int = 0
     digest: int = 0

@@ -1,7 +1,7 @@
 """Encodes Arrow batches into the body of a batch send (`martlet_remoting.wire.batches`), all rows of a batch at once.
 
-A message is a few pieces, each of which is one Arrow array with an element per row. Joining the arrays row by row gives
-one array, and its buffer has the messages one after the other: a batch send's body is a slice of it.
+A message has a few parts; each part is one Arrow array with an element per row. Joined row by row, they form one array,
+whose buffer has the messages one after the other: a batch send's body is a slice of it.
 """
 
 import os
@@ -27,7 +27,7 @@ OVERHEAD: Final = 22
 HEX: Final = np.array([f"{byte:02X}".encode() for byte in range(256)], dtype="S2")
 NAME: Final = f"{UNIQ_KEY}\x01".encode()
 KEY_CHARACTERS: Final = 32
-# Between the body and the other properties: their length, and the unique key.
+# Bytes between the body and the other properties: the length of the properties, and the unique key.
 MIDDLE_BYTES: Final = 2 + len(NAME) + KEY_CHARACTERS + 1
 SEPARATORS: Final = "[\x01\x02]"
 NONE: Final = b""  # not a pa.scalar: making one imports pandas, in each Python process that Spark starts
@@ -59,7 +59,7 @@ class RowKeys:
 
 @final
 class Encoded:
-    """Messages one after the other: ``bounds`` says where each begins, and where the last one ends."""
+    """Messages one after the other: ``bounds`` has the begin of each, and the end of the last."""
 
     __slots__ = ("_data", "bounds")
 
@@ -81,7 +81,7 @@ class Encoded:
 class Encoder:
     """Encodes rows; each gets a unique key of its own.
 
-    *allows_empty* bodies, which brokers take in transactions only.
+    *allows_empty* permits empty bodies, which brokers accept only in transactions.
     """
 
     def __init__(self, *, allows_empty: bool = False) -> None:
@@ -134,7 +134,7 @@ def _fixed(values: Any, size: int) -> Any:
 
 
 def _offsets(texts: Any) -> Integers:
-    """Return where each element of a binary array begins in its buffer, and where the last one ends."""
+    """Return the begin of each element of a binary array in its buffer, and the end of the last."""
     if not len(texts):
         return np.zeros(1, np.int32)
     return np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]

@@ -1,10 +1,10 @@
-"""The runs of a producer of external transactions, and what is asked of brokers about them.
+"""The runs of a producer of external transactions, and the requests to brokers about them.
 
-A run begins at all brokers that the producer may write to before it stages anything, and each of them remembers the
-names of all: so a run finds every broker that an older one may have committed at, even if the topic has left it. If the
-first ones know nothing of the producer, it asks all brokers of the cluster. Once the run has begun there, no older run
-can decide anything anymore. A transaction that was committed on one of them is decided, and what is prepared of it on
-others is committed now; what is prepared of one that is not decided is dropped.
+Before a run stages anything, it begins at all brokers that the producer may write to, and each broker remembers the
+names of all. So a run finds every broker at which an older run may have committed, even if the topic has left it. If
+the first brokers do not know the producer, the run asks all brokers of the cluster. Once the run has begun at them, no
+older run can decide a transaction. A transaction that is committed on one broker is decided: the run commits its
+prepared parts on the others, and drops prepared parts of undecided transactions.
 """
 
 from collections.abc import Mapping
@@ -27,17 +27,17 @@ MISSED: Final = (
     "the query may have written to it, and does not continue without knowing what; start it, or if it is gone for good "
     "with its messages, name it in the option retiredBrokers"
 )
-# Runs that a worker remembers, so that it begins each of them once.
+# Runs that a worker remembers, so that it begins each run once.
 RUNS_MAX: Final = 64
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """The rows that *producer* commits as *sequence*; older runs of it are fenced. Without a *run* nothing is.
+    """The rows that *producer* commits as *sequence*; its older runs are fenced, unless *run* is empty.
 
-    *began_ms* tells a run that began before the newest one, 0 for none. After a transaction that *is_last* brokers
-    forget the producer soon. *named* says that the user has chosen name and number.
+    *began_ms* identifies a run that began before the newest one; 0 for none. Brokers forget the producer soon after a
+    transaction with *is_last*. *named* says that the user has chosen name and number.
     """
 
     producer: str
@@ -54,11 +54,11 @@ class Transaction:
 
     @property
     def anew(self) -> str:
-        """Words for what to do if another query has written under the same name."""
+        """A hint for the case that another query has written under the same name."""
         return "choose another txnAppId" if self.named else "begin with a new checkpoint"
 
     def fields(self, epoch: int, content: str = "") -> dict[str, object]:
-        """Return the header fields of a request about it; brokers keep the *content* of a commit."""
+        """Return the header fields of a request about the transaction; brokers keep the *content* of a commit."""
         found: dict[str, object] = {"producer": self.producer, "epoch": epoch, "sequence": self.sequence}
         if content:
             found["content"] = content
@@ -68,12 +68,12 @@ class Transaction:
 @final
 @dataclass(frozen=True, slots=True)
 class WriterRun:
-    """A run at the brokers where it has begun, with its epochs there.
+    """A run that has begun at brokers, with its epoch at each.
 
     Attributes:
-      brokers: all to which the producer may write, as each of them knows, also retired ones.
-      committed: the last sequence that any of them had committed then, -1 if none.
-      content: the digest of its rows; empty if it was committed without one.
+      brokers: all brokers to which the producer may write, also retired ones; each of them knows all.
+      committed: the last sequence that any of them had committed when the run began, -1 if none.
+      content: the digest of that sequence's rows; empty if it was committed without one.
     """
 
     epochs: Mapping[str, int] = field(default_factory=dict)
@@ -89,9 +89,9 @@ _runs: dict[tuple[frozenset[str], str, str], WriterRun] = {}
 def begin(
     cluster: Cluster, transaction: Transaction, topic: str, brokers: frozenset[str], retired: frozenset[str]
 ) -> WriterRun:
-    """Return the run of *transaction*, begun at *brokers* and all others of the producer, after it ended what was left.
+    """Begin the run of *transaction* at all brokers of the producer, end older transactions, and return the run.
 
-    *topic* is one that it writes to: brokers ask for the permission to publish to it.
+    *topic* is one that the run writes to: brokers require the permission to publish to it.
 
     Raises:
       WriteError: a broker refuses, or does not answer in time.
@@ -113,7 +113,7 @@ def begin(
 
 @final
 class _Beginning:
-    """What the brokers answer when a run begins."""
+    """The answers of brokers to the begin of a run."""
 
     def __init__(
         self, cluster: Cluster, transaction: Transaction, topic: str, run: WriterRun, retired: frozenset[str]
@@ -135,7 +135,7 @@ class _Beginning:
         return all(epoch == 1 for epoch in self.epochs.values())
 
     def begin_at(self, brokers: frozenset[str]) -> None:
-        """Begin at *brokers* and all that they know, until each of them knows all."""
+        """Begin at *brokers* and at all brokers that they know, until each broker knows all."""
         self.names |= brokers
         while late := [each for each in self.names - self._retired if not self.names <= self._known_by(each)]:
             for broker in sorted(late):
@@ -158,7 +158,7 @@ class _Beginning:
         return self._known.get(broker, frozenset())
 
     def end_left(self) -> None:
-        """End what older runs have prepared: commit what is decided, and drop the rest."""
+        """End the prepared transactions of older runs: commit decided ones, and drop the others."""
         for broker, sequence in self._left.items():
             if sequence >= 0:
                 is_decided = sequence <= self.committed
@@ -166,7 +166,7 @@ class _Beginning:
 
 
 def _others(cluster: Cluster, transaction: Transaction, topic: str, asked: frozenset[str]) -> frozenset[str]:
-    """Return those of all other brokers that know the producer: its topic may have left all that had it."""
+    """Return the other brokers that know the producer: its topic may have left all brokers that had it."""
     found: list[str] = []
     for broker in cluster.masters().keys() - asked:
         try:
@@ -185,7 +185,7 @@ def _others(cluster: Cluster, transaction: Transaction, topic: str, asked: froze
 def _begin(
     cluster: Cluster, transaction: Transaction, topic: str, broker: str, names: frozenset[str] | None
 ) -> AnswerFrame:
-    """Begin at *broker*, which shall know *names*; without these, only if it knows the producer."""
+    """Begin at *broker* and tell it *names*; without names, begin only if the broker knows the producer."""
     ext: dict[str, object] = {"producer": transaction.producer, "run": transaction.run, "topic": topic}
     ext["began"] = transaction.began_ms
     ext |= {"known": "true"} if names is None else {"brokers": ",".join(sorted(names))}
@@ -211,7 +211,7 @@ def _any_queue(broker: str) -> MessageQueue:
 def ask(
     cluster: Cluster, queue: MessageQueue, code: int, ext: Mapping[str, object], body: bytes, hint: str = ""
 ) -> AnswerFrame:
-    """Ask the broker of *queue* until it answers; *hint* says what to do if it does not."""
+    """Ask the broker of *queue* until it answers; *hint* is for the error if it does not."""
     limit_s, lost = max(cluster.timeout_s, COMMIT_S), ""
     for _ in attempts(cluster.timeout_s):
         try:
@@ -228,13 +228,13 @@ def ask(
 
 
 def refused(what: str, queue: MessageQueue, answer: AnswerFrame) -> str:
-    """Return words for the answer of a broker that refused *what*."""
+    """Return the text of an error for a broker that refused *what*."""
     name = RESPONSE_NAMES.get(answer.code, str(answer.code))
     return explained(f"broker {queue.broker_name!r} refused the {what}: {name}: {answer.remark}", answer)
 
 
 def explained(text: str, answer: AnswerFrame) -> str:
-    """Return *text* with what to do."""
+    """Return *text* with a hint."""
     is_off = answer.code == ResponseCode.NO_PERMISSION and "external transactions" in answer.remark
     if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED or is_off:
         return f"{text}; it offers no external transactions{OTHERS}"

@@ -22,11 +22,11 @@ __all__ = ["Lane", "Outbox", "SendRequest", "refusal", "send_fields"]
 log = logging.getLogger("martlet.spark")
 
 GROUP: Final = "martlet-spark"
-# Unanswered requests per broker. Their answers must fit the buffers of the socket, as nobody reads while one is sent.
+# Unanswered requests per broker. Their answers must fit the socket's buffers, as no answer is read during a send.
 WINDOW: Final = 4
-# How long a broker that failed is avoided while there are others.
+# The time for which a failed broker is avoided while there are others.
 AVOIDED_S: Final = 5.0
-# Stored, but not as safely as the broker is configured for.
+# Codes for messages that are stored, but not as safely as the broker is configured for.
 STORED: Final = frozenset(
     (
         ResponseCode.FLUSH_DISK_TIMEOUT,
@@ -67,7 +67,7 @@ def send_fields(queue: MessageQueue, properties: bytes = b"", flag: int = 0, *, 
 
 @final
 class Lane:
-    """Pipelined requests to one broker: ``unanswered`` has those without an answer, oldest first."""
+    """Pipelined requests to one broker: ``unanswered`` has the requests without an answer, oldest first."""
 
     def __init__(self, cluster: Cluster, broker: str) -> None:
         self._cluster = cluster
@@ -79,7 +79,7 @@ class Lane:
         """Send *request*, on a new connection if there is none.
 
         Raises:
-          ConnectionBroken: it could not be sent.
+          ConnectionBroken: the request could not be sent.
         """
         if self._connection is None:
             address = master(self._cluster, request.queue)
@@ -90,7 +90,7 @@ class Lane:
         """Return the next answer and its request.
 
         Raises:
-          ConnectionBroken: there will be none.
+          ConnectionBroken: no answer will arrive.
         """
         assert self._connection is not None
         answer = self._connection.receive()
@@ -101,7 +101,7 @@ class Lane:
         return request, answer
 
     def drop(self) -> list[SendRequest]:
-        """Close the connection; return the requests that were not answered."""
+        """Close the connection; return the unanswered requests."""
         left = list(self.unanswered.values())
         self.unanswered.clear()
         if self._connection is not None:
@@ -110,7 +110,7 @@ class Lane:
         return left
 
     def release(self) -> None:
-        """Keep the connection for others, if everything is answered."""
+        """Return the connection to the pool if all requests are answered."""
         if self._connection is not None:
             CONNECTIONS.give_back(self._connection)
             self._connection = None
@@ -121,9 +121,9 @@ class Outbox:
     """Sends chunks, several at once, and again until a broker confirms them.
 
     A queue has one unanswered batch, so that a batch which is sent again is not overtaken by the next one; messages
-    with a time have no order. After a failure, rows that may go to any queue go to another broker if there is one; the
-    others wait for theirs. A refusal that cannot pass, and brokers that do not confirm anything for the cluster's
-    timeout, raise `WriteError`.
+    with a time have no order. After a failure, rows that may go to any queue go to another broker if there is one;
+    other rows wait for their broker. A permanent refusal, and brokers that confirm nothing for the cluster's timeout,
+    raise `WriteError`.
     """
 
     def __init__(self, cluster: Cluster, turns: QueueTurns) -> None:
@@ -159,7 +159,8 @@ class Outbox:
         if not chunk.place.timed and not chunk.is_over:
             yield self._batch(chunk.place, chunk.body, chunk.count)
             return
-        # Brokers refuse batches with timed messages, and count the properties of a batch with its bodies.
+        # Messages are sent alone here: brokers refuse batches with timed messages, and count a batch's properties as
+        # body.
         for message in decode_batch(chunk.body):
             queue = self._turns.next_queue(chunk.place, self._avoided_now())
             ext = send_fields(queue, message.properties, message.flag, batch=False)
@@ -212,7 +213,7 @@ class Outbox:
         self._tries = attempts(self._cluster.timeout_s)
 
     def _again(self, requests: list[SendRequest], why: str) -> None:
-        """Send *requests*, which failed, before all others."""
+        """Queue the failed *requests* before all others."""
         if next(self._tries, None) is None:
             queue = requests[0].queue
             text = f"queue {queue.queue_id} of topic {queue.topic!r} on broker {queue.broker_name!r}"
@@ -224,7 +225,7 @@ class Outbox:
         self._waiting.extendleft(reversed([self._moved(request) for request in requests]))
 
     def _moved(self, request: SendRequest) -> SendRequest:
-        """Return *request* for another broker if it may go there."""
+        """Return *request* for another broker if its place allows one."""
         if request.place.broker:
             return request
         queue = self._turns.next_queue(request.place, self._avoided_now())
@@ -233,7 +234,7 @@ class Outbox:
 
 
 def refusal(request: SendRequest, answer: AnswerFrame) -> str:
-    """Return words for the answer of a broker that did not do what was asked."""
+    """Return the text of an error for a broker's refusal."""
     queue, name = request.queue, RESPONSE_NAMES.get(answer.code, str(answer.code))
     what = f"{request.count} messages ({len(request.body)} bytes) for topic {queue.topic!r}"
     text = f"broker {queue.broker_name!r} answered to {what}: {name}: {answer.remark}{rights_hint(answer)}"

@@ -27,7 +27,7 @@ __all__ = ["BatchWriter", "StreamWriter", "WrittenTask"]
 
 log = logging.getLogger("martlet.spark")
 
-# Local properties of tasks, in which Spark says whose they are.
+# Local properties of tasks, in which Spark names their query and batch.
 QUERY: Final = "sql.streaming.queryId"
 BATCH: Final = "streaming.sql.batchId"
 RUN: Final = "spark.jobGroup.id"
@@ -36,7 +36,7 @@ RUN: Final = "spark.jobGroup.id"
 @final
 @dataclass(frozen=True, slots=True)
 class WrittenTask(WriterCommitMessage):
-    """What a task has staged, or has *repeated* of what an older run had committed: all that the driver knows of it."""
+    """The message of a task to the driver: its staged parts, or the *repeated* transaction of an older run."""
 
     parts: tuple[TaskPart, ...] = ()
     content: Content = NO_CONTENT
@@ -44,7 +44,7 @@ class WrittenTask(WriterCommitMessage):
 
 
 class SinkWriter:
-    """What batch and streaming writers share; pickled for the tasks, so it holds plain data.
+    """The base of batch and streaming writers; pickled for the tasks, so it holds plain data.
 
     Raises:
       OptionError: the columns cannot be written.
@@ -70,9 +70,9 @@ class SinkWriter:
     def write_rows(
         self, batches: Iterator[Any], transaction: Callable[[], Transaction], *, in_task: bool
     ) -> WrittenTask:
-        """Write the rows of one task as the guarantee says; return once brokers have confirmed them.
+        """Write the rows of one task with the guarantee; return once brokers have confirmed them.
 
-        *in_task* commits here what is staged; otherwise the driver does.
+        With *in_task*, the task commits its staged parts; otherwise the driver does.
         """
         cluster = self.cluster()
         queues_of = WritableQueues(cluster)
@@ -99,10 +99,11 @@ class SinkWriter:
                 sender.write(chunk)
 
     def commit_parts(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Commit what tasks have staged.
+        """Commit the parts that tasks have staged.
 
         Raises:
-          WriteError: a broker refuses it, or the rows are not those that an older run has committed as the same batch.
+          WriteError: a broker refuses the commit, or the rows differ from those that an older run has committed as the
+            same batch.
         """
         written = [message for message in messages if isinstance(message, WrittenTask)]
         content = sum((each.content for each in written), start=NO_CONTENT)
@@ -113,7 +114,7 @@ class SinkWriter:
         staging.commit(self.cluster(), _parts(written), self.retired, content)
 
     def abort_parts(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Drop what was staged, unless it was committed: Spark aborts after a commit whose answer was lost too."""
+        """Drop staged parts unless they were committed: Spark aborts after a commit whose answer was lost too."""
         try:
             staging.abort(self.cluster(), _parts(messages))
         except SparkConnectorError as error:
@@ -129,8 +130,8 @@ def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[TaskPart]:
 class BatchWriter(SinkWriter, DataSourceArrowWriter):
     """Writes the rows of a batch query: Spark commits and aborts with a copy of it.
 
-    It is a transaction with a name of its own, or the one that the user names and numbers. The driver commits for
-    ``idempotent`` too, since each task's own name would be remembered by the brokers for long.
+    The batch is a transaction with a name of its own, or with the user's name and number. The driver commits for
+    ``idempotent`` too: otherwise the brokers would remember a name per task for long.
     """
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
@@ -153,10 +154,10 @@ class BatchWriter(SinkWriter, DataSourceArrowWriter):
 
 @final
 class StreamWriter(SinkWriter, DataSourceStreamArrowWriter):
-    """Writes the rows of a streaming query. Spark makes a new one for each micro-batch, and one more to commit it.
+    """Writes the rows of a streaming query. Spark makes one writer for each micro-batch, and one more to commit it.
 
-    Runs are ordered by when the driver made the writer of their first batch: a task of an older run, which may wait for
-    hours in an executor that nobody sees, cannot fence a newer run at a broker where it is the first.
+    Runs are ordered by the time at which the driver made the writer of their first batch. So a task of an older run,
+    which may linger for hours in a lost executor, cannot fence a newer run at a broker that it reaches first.
     """
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
@@ -178,7 +179,8 @@ class StreamWriter(SinkWriter, DataSourceStreamArrowWriter):
         if query is None or batch is None or run is None:
             raise WriteError(f"this Spark does not say which query runs; set the option guarantee to {AT_LEAST_ONCE}")
         if self.options["guarantee"] == IDEMPOTENT:
-            # Each attempt is a run: it ends what an attempt before it has left, and only one at a time can write.
+            # Each attempt is a run: it ends the transactions of the previous attempt, and only one attempt at a time
+            # can write.
             return Transaction(f"{query}/{task.partitionId()}", int(batch), uuid4().hex[:16])
         return Transaction(query, int(batch), run, self._made_ms)
 

@@ -1,15 +1,14 @@
 """Stages rows invisibly and commits them: the sink's guarantees ``exactly-once`` and ``idempotent``.
 
-The brokers' side are external transactions (docs/remoting.md). A producer commits each of its sequences once. What a
-task stages at a broker is a part, a list of numbered chunks; a commit names the parts that count and drops the others.
-All requests may be repeated.
+On the brokers these are external transactions (docs/remoting.md). A producer commits each of its sequences once. A part
+is the list of numbered chunks that a task stages at a broker; a commit names the parts that count, and drops the
+others. All requests may be repeated.
 
 A transaction on several brokers is prepared on all of them but the first, and then committed on the first, which
-decides it, and on the others. A later run asks all brokers that the producer knows (`runs`) and ends what is left.
+decides it, and on the others. A later run asks all brokers of the producer (`runs`) and ends unfinished transactions.
 
-Only the last committed transaction can be repeated by a crash. Its rows are compared with what was committed, by a
-digest that brokers keep with the commit: a query whose checkpoint is older than what it has written numbers other rows
-with the same numbers.
+After a crash only the last committed transaction can be repeated. Its rows are compared by a digest that brokers keep
+with the commit: a query with an outdated checkpoint numbers other rows with the same numbers.
 """
 
 import logging
@@ -40,9 +39,9 @@ OLDER: Final = "the checkpoint was restored or copied, or belongs to a second qu
 @final
 @dataclass(frozen=True, slots=True)
 class TaskPart:
-    """What one task has staged at the broker of *queue*, as *name*: *chunks* requests.
+    """The part *name* of one task, staged at the broker of *queue* in *chunks* requests.
 
-    *epoch* is that of the run there; *brokers* are all of which the task knows that the producer may write to them.
+    *epoch* is the run's epoch there; *brokers* are all brokers known to the task that the producer may write to.
     """
 
     transaction: Transaction
@@ -56,16 +55,16 @@ class TaskPart:
 @final
 @dataclass(frozen=True, slots=True)
 class RepeatedTransaction:
-    """A transaction that an older run has committed, with this *content*; empty if it did not say."""
+    """A transaction that an older run has committed; *content* is its digest, empty if it was committed without one."""
 
     transaction: Transaction
     content: str
 
     def check(self, content: Content, *, may_change: bool) -> None:
-        """Fail if the rows of the repetition have another *content*; if they *may_change*, only log it.
+        """Fail if the repeated rows have another *content*; if they *may_change*, only log it.
 
         Raises:
-          WriteError: they are not the rows that were committed.
+          WriteError: the rows differ from the committed ones.
         """
         if self.content in ("", str(content)):
             return
@@ -81,7 +80,7 @@ class RepeatedTransaction:
 
 @final
 class _Stage:
-    """One part while it is staged. Chunks are numbered, so that those without an answer are simply sent again."""
+    """One part while it is staged. Chunks are numbered, so chunks without an answer can be sent again."""
 
     def __init__(self, cluster: Cluster, part: TaskPart) -> None:
         self.part = part
@@ -94,8 +93,8 @@ class _Stage:
 class Staging:
     """Stages the chunks of one task, at each broker as a part of its own.
 
-    If an older run has committed the transaction, nothing is staged, and ``repeated`` says so. *retired* brokers are
-    not asked for that. ``content`` is the content of all rows.
+    If an older run has committed the transaction, nothing is staged, and ``repeated`` is set. *retired* brokers are not
+    asked about it. ``content`` is the digest of all rows.
 
     Raises:
       WriteError: a broker does not offer transactions, refuses the rows, has a newer run or a later transaction, or
@@ -110,7 +109,7 @@ class Staging:
         self._transaction = transaction
         self._retired = retired
         self._run = NO_RUN
-        self._topics: set[str] = set()  # those of which the run has begun at all brokers
+        self._topics: set[str] = set()  # topics at all of whose brokers the run has begun
         self._stages: dict[str, _Stage] = {}
         self._tries = attempts(cluster.timeout_s)
         self.content = NO_CONTENT
@@ -174,7 +173,7 @@ class Staging:
         return TaskPart(self._transaction, queue, uuid4().hex, epoch, 0, self._run.brokers)
 
     def _post(self, stage: _Stage) -> None:
-        """Send the requests that are to be sent (again)."""
+        """Send the requests that were not sent yet, or must be sent again."""
         while stage.again:
             try:
                 stage.lane.post(stage.again[0])
@@ -185,7 +184,7 @@ class Staging:
                 stage.again.pop(0)
 
     def _settle(self, stage: _Stage) -> None:
-        """Wait for an answer; if there is none, send everything again that has none."""
+        """Wait for an answer; if none arrives, queue all unanswered requests again."""
         try:
             request, answer = stage.lane.receive()
         except ConnectionBroken as error:
@@ -211,10 +210,10 @@ class Staging:
 def commit(
     cluster: Cluster, parts: Sequence[TaskPart], retired: frozenset[str] = frozenset(), content: Content | None = None
 ) -> None:
-    """Commit *parts*, which have this *content*, on all of their brokers; return once their messages are readable.
+    """Commit *parts*, whose digest is *content*, on all of their brokers; return once their messages are readable.
 
     Raises:
-      WriteError: a broker refuses or does not answer. Others may have committed: repeat it, or begin a new run.
+      WriteError: a broker refuses or does not answer. Others may have committed: repeat the call, or begin a new run.
     """
     by_broker = _by_broker(parts)
     known = frozenset().union(*[part.brokers for part in parts])
@@ -236,7 +235,7 @@ def _end(cluster: Cluster, code: int, first: TaskPart, parts: Sequence[TaskPart]
 
 
 def abort(cluster: Cluster, parts: Sequence[TaskPart]) -> None:
-    """Drop *parts* unless they were prepared or committed; brokers drop what is left at the next commit, or later."""
+    """Drop *parts* unless they were prepared or committed; brokers drop remaining ones at the next commit, or later."""
     for first, names in _by_broker(parts):
         body = orjson.dumps({"parts": [part.name for part in names]})
         fields = first.transaction.fields(first.epoch)

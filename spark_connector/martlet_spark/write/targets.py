@@ -1,4 +1,4 @@
-"""Which queue each row is written to, and the requests that rows make.
+"""Chooses the queue of each row, and makes requests of rows.
 
 A row goes to the queue that it names; else, with a key, to the queue that the key's hash chooses, so that messages of
 one key keep their order; else to any queue. Rows of one queue travel together.
@@ -21,18 +21,18 @@ from martlet_spark.write.encode import Encoder
 
 __all__ = ["CHUNK_MESSAGES_MAX", "BatchBody", "QueueTurns", "RowTarget", "Targets"]
 
-# A batch's answer has 33 bytes per message; four of them fit the buffers of a socket.
+# A batch's answer has 33 bytes per message; four answers fit the buffers of a socket.
 CHUNK_MESSAGES_MAX: Final = 4096
-# About so much is encoded at once: more is slower, as it does not fit the processor's cache.
+# Bytes to encode at once, about: more is slower, as it does not fit the processor's cache.
 ENCODED_BYTES: Final = 8 << 20
 
 QueuesOf: TypeAlias = Callable[[str], Sequence[MessageQueue]]
 
 
 class RowTarget(NamedTuple):
-    """Where rows go: one queue of *broker*, any queue of it (-1), or any queue of any broker (no broker).
+    """The target of rows: one queue of *broker*, any queue of *broker* (-1), or any queue of any broker (no broker).
 
-    *timed* are messages that are delivered later.
+    Messages with *timed* are delivered later.
     """
 
     topic: str
@@ -44,7 +44,7 @@ class RowTarget(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True)
 class BatchBody:
-    """The body of a batch send: *count* messages for one place. *is_over* says that one alone has too many bytes."""
+    """The body of a batch send: *count* messages for one place. With *is_over*, a single message is too large."""
 
     place: RowTarget
     body: bytes
@@ -54,14 +54,14 @@ class BatchBody:
 
 @final
 class QueueTurns:
-    """Takes the queues of each topic in turn."""
+    """Chooses the queues of each topic in turn."""
 
     def __init__(self, queues_of: QueuesOf) -> None:
         self.queues_of = queues_of
         self._turn = random.randrange(1 << 16)  # so that tasks which start together do not all begin with queue 0
 
     def next_queue(self, place: RowTarget, avoided: Sequence[str] = ()) -> MessageQueue:
-        """Return the queue of *place*, or the next one of those it allows, not on a broker of *avoided* if possible."""
+        """Return the queue of *place*, or the next one that it allows; if possible not on a broker of *avoided*."""
         if place.queue_id >= 0:
             return MessageQueue(place.topic, place.broker, place.queue_id)
         queues = [queue for queue in self.queues_of(place.topic) if place.broker in ("", queue.broker_name)]
@@ -76,7 +76,7 @@ class QueueTurns:
 class Targets:
     """Divides rows into chunks.
 
-    *topic* replaces the column. *allows_empty* is that of `Encoder`.
+    *topic* replaces the column. *allows_empty* is an argument of `Encoder`.
     """
 
     def __init__(self, queues_of: QueuesOf, topic: str, chunk_bytes: int, *, allows_empty: bool = False) -> None:
@@ -88,7 +88,7 @@ class Targets:
         self._numbers: dict[RowTarget, int] = {}
 
     def chunks(self, rows: Any) -> Iterator[BatchBody]:
-        """Yield the messages of *rows*, a RecordBatch with columns of the sink; those of each queue in order.
+        """Yield the messages of *rows*, a RecordBatch with columns of the sink; in order within each queue.
 
         Raises:
           WriteError: a row cannot be a message, or its queue does not exist.
@@ -146,7 +146,7 @@ class Targets:
         return [(name, np.flatnonzero(numbers == number)) for number, name in enumerate(names)]
 
     def _place(self, topic: str, rows: Any, at: Integers, found: Integers) -> None:
-        """Write the numbers of the places of *rows*, which have this topic, to *found* at the places *at*."""
+        """Write the place numbers of *rows*, all of this topic, to *found* at the indexes *at*."""
         queues, names = self._queues_of(topic), rows.schema.names
         found[at] = self._number(RowTarget(topic))
         if "key" in names:
@@ -178,7 +178,7 @@ class Targets:
 
 
 def _timed(rows: Any) -> Any:
-    """Return which of *rows* are delivered later."""
+    """Return a mask of the rows that are delivered later."""
     found = np.zeros(len(rows), bool)
     if "deliver_at" in rows.schema.names:
         found |= np.asarray(rows.column("deliver_at").is_valid())
@@ -206,7 +206,7 @@ def _named(topic: str, broker: str, queue_id: int, queues: Sequence[MessageQueue
 
 
 def _hashes(texts: Any) -> Integers:
-    """Return a hash of each element: that of `martlet_client.select_by_hash`."""
+    """Return the hash of each element, as in `martlet_client.select_by_hash`."""
     codes = texts.dictionary_encode()
     hashes = np.array([crc32(text) for text in codes.dictionary.to_pylist()], np.int64)
     found: Integers = hashes[np.asarray(codes.indices)]

@@ -1,4 +1,4 @@
-"""Where topics can be written."""
+"""The queues to which topics can be written."""
 
 from collections.abc import Sequence
 from typing import Final, final
@@ -10,19 +10,19 @@ from martlet_spark.errors import WriteError
 
 __all__ = ["TEMPLATE_QUEUES", "TEMPLATE_TOPIC", "WritableQueues", "master", "write_queues"]
 
-# The topic whose brokers create others with their first message, and with how many queues.
+# The topic whose brokers create other topics with their first message; they get its number of queues.
 TEMPLATE_TOPIC: Final = "TBW102"
 TEMPLATE_QUEUES: Final = 4
 
 
 def write_queues(cluster: Cluster, topic: str) -> Sequence[MessageQueue]:
-    """Return the queues to write *topic* to; if it is unknown, those that its first message will create.
+    """Return the queues to write *topic* to; for an unknown topic, the queues that its first message will create.
 
-    Waits while the name servers know no topic at all: they, or the brokers, have just started, as a broker may do
+    Waits while the name servers know no topic at all: name servers or brokers have just started, as a broker may do
     between two batches of a stream.
 
     Raises:
-      UnknownTopic: there is no such topic, and no broker creates one.
+      UnknownTopic: the topic does not exist, and no broker creates it.
       WriteError: no queue can be written to.
     """
     for _ in attempts(cluster.timeout_s):
@@ -53,7 +53,7 @@ def master(cluster: Cluster, queue: MessageQueue) -> str:
     """Return the address of the broker of *queue*, whose topic was known before, or may have left the broker.
 
     Raises:
-      ConnectionBroken: its broker is not registered at the moment.
+      ConnectionBroken: the broker is not registered at the moment.
     """
     for topic in (queue.topic, TEMPLATE_TOPIC):
         try:
@@ -70,7 +70,7 @@ def master(cluster: Cluster, queue: MessageQueue) -> str:
 
 @final
 class WritableQueues:
-    """The queues that each topic can be written to, as they were at the first look."""
+    """The queues to which each topic can be written, as of the first look."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
