@@ -41,9 +41,12 @@ _CONNACK: Final = 0x20
 
 @final
 class MqttHandler:
-    """Passes each packet of one client to the part for it."""
+    """Passes each packet of one client to the part for it.
 
-    __slots__ = ("_connection", "_context", "_handshake", "_peer")
+    ``client`` is None until `Handshake` has opened its session.
+    """
+
+    __slots__ = ("_connection", "_context", "_handshake", "_peer", "_sys", "_wills", "client")
 
     def __init__(
         self, peer: Peer, connection: MqttConnection, context: Context, wills: Wills, sys_topics: SysTopics
@@ -51,7 +54,10 @@ class MqttHandler:
         self._peer = peer
         self._connection = connection
         self._context = context
-        self._handshake = Handshake(peer, connection, context, wills, sys_topics)
+        self._wills = wills
+        self._sys = sys_topics
+        self._handshake: Handshake | None = None  # from CONNECT on
+        self.client: Client | None = None
 
     # events
 
@@ -69,10 +75,13 @@ class MqttHandler:
 
     def _act(self, event: Event) -> Awaitable[None] | None:
         if isinstance(event, Connect):
-            return self._handshake.accept(event)
+            parts = self._wills, self._sys
+            self._handshake = Handshake(self, self._peer, self._connection, self._context, event, *parts)
+            return self._handshake.accept()
         if isinstance(event, Auth):
+            assert self._handshake is not None  # else the connection has refused AUTH
             return self._handshake.authenticate_more(event)
-        client = self._handshake.client
+        client = self.client
         if client is None or client.has_left:
             # The client goes before it is accepted, or its session was taken over in the middle of a read.
             if isinstance(event, Disconnect):
@@ -155,13 +164,12 @@ class MqttHandler:
     def refuse(self, answer: Buffer, refused: Refused) -> bytes | None:
         if answer[0] == _CONNACK:
             self._connection.state = State.ACCEPTING  # so that the last packet is a CONNACK again
-            client = self._handshake.client
-            if client is not None:
-                client.has_ended = False  # DISCONNECT after it means nothing
+            if self.client is not None:
+                self.client.has_ended = False  # DISCONNECT after it means nothing
         return replaced(answer, refused, self._connection.version)
 
     def collect(self, budget_bytes: int) -> None:
-        client = self._handshake.client
+        client = self.client
         if client is None or client.outgoing is None or client.greeting is not None:
             return
         try:
@@ -170,8 +178,11 @@ class MqttHandler:
             client.end(reason_of(refused), str(refused))
 
     def closed(self, reason: str) -> None:
-        self._handshake.leave()
-        self._handshake.client = None
+        if self.client is not None:
+            self.client.leave()
+            self.client = None
+        self._connection.end()
+        self._handshake = None  # which holds the handler
 
 
 def _takes_long(event: Event) -> bool:

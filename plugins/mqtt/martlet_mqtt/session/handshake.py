@@ -5,7 +5,7 @@
 
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
-from typing import final
+from typing import Protocol, final
 
 from msgspec.structs import replace
 
@@ -29,38 +29,53 @@ from martlet_mqtt.wire.names import AUTOMATIC, check_client_id
 from martlet_mqtt.wire.packets import Auth, Connack, Connect
 from martlet_mqtt.wire.properties import NO_PROPERTIES, Properties, Property
 
-__all__ = ["Handshake"]
+__all__ = ["ClientHolder", "Handshake"]
 
 
-@final
-class Handshake:
-    """Accepts a client, or turns it away; later the client proves again who it is, if it asks for that.
+class ClientHolder(Protocol):
+    """Who has the client of a connection; `MqttHandler` is one.
 
     ``client`` is None until its session is open, and the session can be refused even then.
     """
 
-    __slots__ = ("_connect", "_connection", "_context", "_login", "_peer", "_sys", "_wills", "client")
+    client: Client | None
+
+
+@final
+class Handshake:
+    """Accepts the client of *connect* for *holder*, or turns it away.
+
+    Later the client proves again who it is, if it asks for that.
+    """
+
+    __slots__ = ("_connect", "_connection", "_context", "_holder", "_login", "_peer", "_sys", "_wills")
 
     def __init__(
-        self, peer: Peer, connection: MqttConnection, context: Context, wills: Wills, sys_topics: SysTopics
+        self,
+        holder: ClientHolder,
+        peer: Peer,
+        connection: MqttConnection,
+        context: Context,
+        connect: Connect,
+        wills: Wills,
+        sys_topics: SysTopics,
     ) -> None:
-        self.client: Client | None = None
+        self._holder = holder
         self._peer = peer
         self._connection = connection
         self._context = context
+        self._connect = connect
         self._wills = wills
         self._sys = sys_topics
-        self._connect: Connect | None = None
         self._login: EnhancedLogin | None = None
 
     # who the client is
 
-    def accept(self, connect: Connect) -> Awaitable[None] | None:
+    def accept(self) -> Awaitable[None] | None:
         """Accept the client at once if nothing has to be asked for that: a task for each costs as much as the rest."""
-        broker, config = self._context.broker, self._context.config
-        self._connect = connect
+        broker, config, connect = self._context.broker, self._context.config, self._connect
         rest: Awaitable[None] | None = None
-        with self._turning_away(connect):
+        with self._turning_away():
             check_client_id(connect.client_id)
             if len(connect.client_id.encode()) > config.client_id_bytes_max:
                 text = f"the client identifier is too long; mqtt.client_id_bytes_max is {config.client_id_bytes_max}"
@@ -68,42 +83,43 @@ class Handshake:
             method = connect.properties.text(Property.AUTHENTICATION_METHOD)
             if method is not None:
                 self._login = EnhancedLogin(broker.authentication, connect, method)
-                return self._prove_in_turn(connect, self._login, connect.properties)
+                return self._prove_in_turn(self._login, connect.properties)
             if needs_password_check(broker.authentication, connect, self._peer.identity):
-                return self._check_password(connect)
+                return self._check_password()
             if not broker.sessions.is_settled(PROTOCOL, connect.client_id):
-                return self._open_when_settled(connect)
-            rest = self._open(connect)
+                return self._open_when_settled()
+            rest = self._open()
         return rest
 
-    async def _check_password(self, connect: Connect) -> None:
-        with self._turning_away(connect):
+    async def _check_password(self) -> None:
+        connect = self._connect
+        with self._turning_away():
             credentials = Password(connect.user_name or "", connect.password or b"")
             self._peer.identity = await self._context.broker.authentication.authenticate_password(credentials)
-        await self._open_when_settled(connect)
+        await self._open_when_settled()
 
     def authenticate_more(self, packet: Auth) -> Awaitable[None] | None:
         """Go on with enhanced authentication, or do it again. Raises `Refused` and `MqttError`."""
-        connect, login = self._connect, self._login
-        if connect is None or login is None:
+        login, client = self._login, self._holder.client
+        if login is None:
             raise MqttError("AUTH came, but CONNECT had no authentication method", ReasonCode.PROTOCOL_ERROR)
-        is_open = self.client is not None and not self.client.has_left
+        is_open = client is not None and not client.has_left
         login.take(packet, is_open=is_open)
         if not is_open:
-            return self._prove_in_turn(connect, login, packet.properties)
+            return self._prove_in_turn(login, packet.properties)
         self._peer.start(self._prove_again, login, packet.properties)  # other packets need not wait
         return None
 
-    async def _prove_in_turn(self, connect: Connect, login: EnhancedLogin, properties: Properties) -> None:
-        with self._turning_away(connect):
-            await self._prove(connect, login, properties)
+    async def _prove_in_turn(self, login: EnhancedLogin, properties: Properties) -> None:
+        with self._turning_away():
+            await self._prove(login, properties)
 
-    async def _prove(self, connect: Connect, login: EnhancedLogin, properties: Properties) -> None:
+    async def _prove(self, login: EnhancedLogin, properties: Properties) -> None:
         """Do one step of enhanced authentication before the client is accepted. Raises `Refused` and `MqttError`."""
         answer = await login.answer(properties)
         if isinstance(answer, Identity):
             self._peer.identity = answer
-            await self._open_when_settled(connect)
+            await self._open_when_settled()
         elif self._connection.state is State.ACCEPTING:
             self._send(answer)
 
@@ -128,52 +144,49 @@ class Handshake:
 
     def _fail(self, reason: ReasonCode, text: str) -> None:
         """End an open connection: the client could not prove who it is."""
-        client = self.client
+        client = self._holder.client
         if client is not None and not client.has_left:
             client.complain("disconnected", text)
             client.end(reason, text)
 
     @contextmanager
-    def _turning_away(self, connect: Connect) -> Iterator[None]:
+    def _turning_away(self) -> Iterator[None]:
         """Refuse the client if it cannot be accepted."""
         try:
             yield
         except Refused as refused:
             reason = login_reason(refused, is_enhanced=self._login is not None) or reason_of(refused)
-            self._turn_away(connect, reason, str(refused))
+            self._turn_away(reason, str(refused))
         except MqttError as error:
             # MQTT 3 has no reason for a will that the broker does not accept, but the client must learn of it.
             is_will = isinstance(error, NotAccepted) and error.reason == ReasonCode.TOPIC_NAME_INVALID
-            is_told = is_will and connect.version != V5
-            self._turn_away(connect, ReasonCode.NOT_AUTHORIZED if is_told else error.reason, str(error))
+            is_told = is_will and self._connect.version != V5
+            self._turn_away(ReasonCode.NOT_AUTHORIZED if is_told else error.reason, str(error))
 
-    def _turn_away(self, connect: Connect, reason: ReasonCode, text: str) -> None:
-        complain(self._context, self._peer, connect, "refused", text)
-        if self.client is not None:
-            self.client.has_ended = self.client.greeting is not None
+    def _turn_away(self, reason: ReasonCode, text: str) -> None:
+        complain(self._context, self._peer, self._connect, "refused", text)
+        client = self._holder.client
+        if client is not None:
+            client.has_ended = client.greeting is not None
         self._peer.send(self._connection.refusal(reason, text, State.ACCEPTING))
-        self.leave()
-        self._peer.close(text)
-
-    def leave(self) -> None:
-        """End the connection, and detach the client from its session."""
-        if self.client is not None:
-            self.client.leave()
+        if client is not None:
+            client.leave()
         self._connection.end()
+        self._peer.close(text)
 
     # its session
 
-    async def _open_when_settled(self, connect: Connect) -> None:
+    async def _open_when_settled(self) -> None:
         """Accept the client when it is known what failed commits left of its session, which usually is so at once."""
-        await self._context.broker.sessions.wait_settled(PROTOCOL, connect.client_id)
-        with self._turning_away(connect):
-            rest = self._open(connect)
+        await self._context.broker.sessions.wait_settled(PROTOCOL, self._connect.client_id)
+        with self._turning_away():
+            rest = self._open()
             if rest is not None:
                 await rest
 
-    def _open(self, connect: Connect) -> Awaitable[None] | None:
+    def _open(self) -> Awaitable[None] | None:
         """Attach to the session, and begin. Raises `Refused` and `MqttError`."""
-        context = self._context
+        context, connect = self._context, self._connect
         if self._connection.state is not State.ACCEPTING:
             return None  # the time to connect was over while a thread checked who it is
         gate = context.broker.gate(self._peer.identity)
@@ -248,12 +261,12 @@ class Handshake:
         position = context.feed.tail_position()
         session, is_old = gate.open_session(PROTOCOL, name, position, self._lose_changes, expiry_s=expiry_s)
         parts = self._wills, self._sys
-        self.client = Client(self._peer, self._connection, context, gate, session, connect, *parts)
-        return self.client, is_old
+        client = self._holder.client = Client(self._peer, self._connection, context, gate, session, connect, *parts)
+        return client, is_old
 
     def _lose_changes(self, reason: str) -> None:
-        if self.client is not None:
-            self.client.lose_changes(reason)
+        if self._holder.client is not None:
+            self._holder.client.lose_changes(reason)
 
     def _begin(self, client: Client, will: bytes, *, is_old: bool) -> None:
         """Go on with the session of *client*, which keeps *will* from now on. Raises `Refused` and `MqttError`."""
@@ -276,7 +289,7 @@ class Handshake:
     async def _resume_in_slices(self, client: Client, steps: Steps[None]) -> None:
         """Go on with the subscriptions of *client*, which counts as accepted: others may take its session over."""
         broker = self._context.broker
-        with self._turning_away(client.connect):
+        with self._turning_away():
             await broker.turns.finish(steps)
             if broker.sessions.live.has(client.session) and client.greeting is not None:
                 rest = _begin_delivery(client)
