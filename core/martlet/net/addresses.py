@@ -16,7 +16,7 @@ __all__ = [
     "split_listen",
 ]
 
-# How IPv6 shows the address of an IPv4 client (RFC 4291 section 2.5.5.2).
+# Prefix of an IPv4 client's address on an IPv6 socket (RFC 4291 section 2.5.5.2).
 MAPPED: Final = "::ffff:"
 
 
@@ -41,16 +41,16 @@ def check_address(key: str, text: str) -> None:
 
 
 def split_listen(text: str) -> list[tuple[str, int]]:
-    """Return hosts and ports of *text*, one ``HOST:PORT`` or several separated by commas.
+    """Return the hosts and ports in *text*: one ``HOST:PORT``, or several separated by commas.
 
     Raises:
-      ConfigError: one of them is not ``HOST:PORT``.
+      ConfigError: an address is not ``HOST:PORT``.
     """
     return [split_address(each.strip()) for each in text.split(",")]
 
 
 def check_listen(key: str, text: str) -> None:
-    """Raise `ConfigError` unless *text*, the value of configuration key *key*, is as `split_listen` takes it."""
+    """Raise `ConfigError` unless `split_listen` accepts *text*, the value of configuration key *key*."""
     try:
         addresses = split_listen(text)
     except ConfigError as error:
@@ -61,7 +61,7 @@ def check_listen(key: str, text: str) -> None:
 
 
 def plain_host(host: str) -> str:
-    """Return *host*, the address of a client; that of an IPv4 client if IPv6 shows it as such."""
+    """Return a client's address *host*; an IPv4 address that IPv6 shows as ``::ffff:...`` without the prefix."""
     return host.removeprefix(MAPPED) if host.startswith(MAPPED) and "." in host else host
 
 

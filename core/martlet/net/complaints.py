@@ -14,7 +14,9 @@ EVERY_S: Final = 10.0
 
 @final
 class Complaints:
-    """Logs a limited number of lines per second and counts the others; the next one reports how many."""
+    """Logs a limited number of lines per second. Lines over the limit are counted, and the next line reports the
+    count.
+    """
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -28,7 +30,7 @@ class Complaints:
         self._tell(logging.WARNING, "%d more warnings about connections were suppressed", text, values)
 
     def info(self, text: str, *values: object) -> None:
-        """Log a line that is no warning."""
+        """Log an informational line, under the same limit."""
         if self._log.isEnabledFor(logging.INFO):
             self._tell(logging.INFO, "%d more lines about connections were suppressed", text, values)
 
@@ -49,14 +51,16 @@ class Complaints:
 
 @final
 class Refusals:
-    """Warnings about what one connection was refused: a line of each kind in `EVERY_S`, and how many were left out."""
+    """Warnings about requests refused on one connection: one line of each kind per `EVERY_S`, with a count of lines
+    omitted.
+    """
 
     def __init__(self, complaints: Complaints) -> None:
         self._complaints = complaints
-        self._kinds: dict[str, tuple[float, int]] = {}  # when the next line may come, and how many were left out
+        self._kinds: dict[str, tuple[float, int]] = {}  # kind -> [time of the next line in s, lines omitted]
 
     def warn(self, kind: str, who: str, why: str) -> None:
-        """Log *kind* of *who*, and *why*."""
+        """Log that a request of kind *kind* from client *who* was refused, and *why*."""
         now = trio.current_time()
         next_at, left_out = self._kinds.get(kind, (0.0, 0))
         if now < next_at:

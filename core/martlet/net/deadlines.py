@@ -11,7 +11,8 @@ from martlet.runtime.steps import per_slice
 
 __all__ = ["Deadlines"]
 
-# Thousands that connected together are silent together; each takes up to 0.1 ms, and up to 0.5 ms if it is read first.
+# Deadlines handled per turn of the event loop: thousands of connections made together fall silent together. Each takes
+# up to 0.1 ms, and up to 0.5 ms if its peer is read first.
 PASSED_A_TURN: Final = per_slice(us=60)
 
 
@@ -33,7 +34,7 @@ class Deadlines:
             self._changed.set()
 
     def forget(self, peer: ServerPeer) -> None:
-        """Watch *peer* no more."""
+        """Stop watching *peer*."""
         self._alarms.cancel(peer)
 
     async def run(self) -> None:
@@ -42,7 +43,7 @@ class Deadlines:
             with trio.move_on_at(self._alarms.next_at):
                 await self._changed.wait()
             self._changed = trio.Event()
-            await trio.lowlevel.checkpoint()  # tasks that can read from their peers note that first
+            await trio.lowlevel.checkpoint()  # lets tasks with readable peers note that first
             now = trio.current_time()
             due = [peer for _, peer in self._alarms.take(now)]
             for number, peer in enumerate(due, 1):

@@ -2,13 +2,13 @@
 
 A turn of trio's loop costs about as much as a small request: re-arming the socket, waking the task, and bookkeeping.
 The pump has its own epoll, in which each socket is registered once. A round handles all sockets that are ready: one
-read of each, then one commit, one flush request, one wake pass (`martlet.net.rounds`). If no socket is ready, the
-pump waits up to a millisecond for more. It also waits for trio's own epoll, so that a finished thread, a new
-connection or data on a TLS connection ends the wait immediately. It returns to trio when another task can run, when
-a deadline is near, and after a millisecond at the latest.
+read of each, then one commit, one flush request, one wake pass (`martlet.net.rounds`). If no socket is ready, the pump
+waits up to a millisecond for more. It also waits for trio's own epoll, so that a finished thread, a new connection or
+data on a TLS connection ends the wait immediately. It returns to trio when another task can run, when a deadline is
+near, and after a millisecond at the latest.
 
-docs/decisions/0016-one-reader-for-all-plain-sockets.md describes the private attribute of trio that this uses, and
-what happens without it.
+docs/decisions/0016-one-reader-for-all-plain-sockets.md describes the private attribute of trio that the pump uses, and
+how the server works without it.
 """
 
 import select
@@ -40,9 +40,10 @@ def trio_epoll_fd() -> int:
 
 @final
 class TaskWatch(trio.abc.Instrument):
-    """Knows the tasks that can run and have not run yet, also those of the current turn of trio's loop.
+    """Knows the tasks that can run and have not run yet, including those of the current turn of trio's loop.
 
-    trio's own statistics do not count the latter: it empties its queue before it runs the tasks, in any order.
+    trio's own statistics do not count tasks of the current turn: it empties its queue before it runs them, in any
+    order.
     """
 
     def __init__(self) -> None:
@@ -57,7 +58,9 @@ class TaskWatch(trio.abc.Instrument):
 
 @final
 class EventPump(Generic[T]):
-    """Calls *readable* with the object passed to `watch` for each socket that is ready; *T* is its type."""
+    """Calls *readable* with the object passed to `watch` for each socket that is ready; *T* is the type of that
+    object.
+    """
 
     def __init__(self, rounds: Rounds, readable: Callable[[T], None]) -> None:
         self._rounds = rounds
@@ -65,11 +68,11 @@ class EventPump(Generic[T]):
         self._sockets = select.epoll()
         self._sockets_fd = self._sockets.fileno()
         self._watched: dict[int, T] = {}
-        self._ready: list[tuple[int, int]] = []  # ready sockets for which a round had no time
-        self._both = select.epoll()  # our sockets, and what trio waits for
+        self._ready: list[tuple[int, int]] = []  # ready sockets that the last round had no time for
+        self._both = select.epoll()  # the pump's epoll and trio's
         self._tasks = TaskWatch()
         self._lingers = False
-        self._last_s = 0.0  # when a socket was ready last
+        self._last_s = 0.0  # time of the last read in s
 
     def watch(self, fd: int, reading: T) -> None:
         """Read from the socket *fd* from now on; ignored after `run` was cancelled."""
@@ -85,7 +88,7 @@ class EventPump(Generic[T]):
                 self._sockets.unregister(fd)
 
     def watched(self, fd: int) -> T | None:
-        """Return what `watch` was called with for *fd*; None if nothing is read from it now."""
+        """Return the object that `watch` got for *fd*; None if the pump does not read from *fd* now."""
         return self._watched.get(fd)
 
     async def run(self) -> None:
@@ -107,7 +110,7 @@ class EventPump(Generic[T]):
             self._sockets.close()
 
     def _work(self) -> bool:
-        """Run rounds until another task must run (return True), or until it is better to wait in trio (False)."""
+        """Run rounds; return True when another task must run, False when waiting in trio is cheaper."""
         tasks, clock = self._tasks.runnable, time.perf_counter
         may_wait = False
         turn_ends = clock() + TURN_S
@@ -115,7 +118,7 @@ class EventPump(Generic[T]):
             if self._round():
                 if self._last_s >= turn_ends:
                     return True
-                if tasks:  # such as the flusher; trio tells us about new requests when it has run them
+                if tasks:  # such as the flusher; trio reports new requests after it has run them
                     return bool(self._ready)
                 if self._ready:
                     continue
@@ -134,7 +137,7 @@ class EventPump(Generic[T]):
                 return True
 
     def _round(self) -> bool:
-        """Read from sockets that are ready, as many as time allows; return False if none is."""
+        """Read from ready sockets until the time of a round is over; return False if no socket is ready."""
         events = self._ready or self._sockets.poll(0, SOCKETS_A_ROUND)
         if not events:
             return False
@@ -158,10 +161,10 @@ class EventPump(Generic[T]):
 
 @final
 class PumpReading:
-    """The state of reading from one peer by the pump, which needs no task of its own while it only waits.
+    """The state of the pump's reading from one peer, which needs no task of its own while it only waits.
 
-    ``attend`` is called when the pump cannot go on: the first bytes are not the protocol's own, a request must wait,
-    the output has no room, or the connection ends. It may call `watch` when the pump can.
+    The pump calls ``attend`` when it cannot continue: the client speaks TLS or WebSocket, a request must wait, the
+    output has no room, or the connection ends. ``attend`` may call `watch` once the pump can continue.
     """
 
     __slots__ = (
@@ -188,14 +191,14 @@ class PumpReading:
         self._fd = fd
         self._attend = attend
         self.attended = False  # whether `attend` was called since `watch`
-        self.in_round = False  # whether the pump reads right now, and looks afterwards whether it can go on
-        self.plain = False  # whether the first bytes were the protocol's own
-        self.first: bytes | None = None  # the first bytes, if they were not
-        self.events: Iterator[Any] | None = None  # the remaining events of a read that must wait
-        self.received = 0  # size of that read
+        self.in_round = False  # whether the pump is reading now; it checks afterwards whether it can continue
+        self.plain = False  # whether the first bytes were of the protocol itself
+        self.first: bytes | None = None  # the first bytes, if they were of TLS or WebSocket
+        self.events: Iterator[Any] | None = None  # the events left of a read that must wait
+        self.received = 0  # size of that read in bytes
         self.now = 0.0  # time of that read
-        self.ended = False  # the pump has read the end, or the last request
-        self.closed = False  # the socket was closed on our side
+        self.ended = False  # whether the pump has read the end, or the last request
+        self.closed = False  # whether the server has closed the socket
 
     def watch(self) -> None:
         """Let the pump read from now on."""
@@ -203,7 +206,7 @@ class PumpReading:
         self._pump.watch(self._fd, self)
 
     def stop(self) -> None:
-        """Read no more, and have somebody attend to the peer."""
+        """Stop reading, and call ``attend`` for the peer."""
         self._pump.unwatch(self._fd, self)
         if not self.attended and not self.in_round:
             self.attended = True

@@ -1,10 +1,10 @@
 """Limits the memory for incomplete requests, and chooses the connections to close when a limit is exceeded.
 
-There are two limits: for all connections, and for the connections of one address, so that one address cannot use up
-the total. Many clients may share an address (NAT, a proxy), so the address alone does not identify the culprit.
-The average age of the incomplete bytes does. It is low for a connection that sends a large request at a useful speed,
-and high for one that stopped in the middle or sends a byte from time to time. So if a limit is exceeded, the
-connections whose bytes are oldest on average are closed, regardless of how many bytes they have.
+There are two limits: for all connections, and for the connections of one address, so that one address cannot use up the
+total. Many clients may share an address (NAT, a proxy), so the address alone does not identify the culprit. The average
+age of the incomplete bytes does. It is low for a connection that sends a large request at a useful speed, and high for
+a connection that stopped in the middle or sends a byte from time to time. So over a limit the server closes the
+connections whose bytes are oldest on average, regardless of their number of bytes.
 """
 
 from heapq import nsmallest
@@ -13,9 +13,9 @@ from typing import Final, Generic, TypeVar, final
 __all__ = ["IncompleteRequests"]
 
 T = TypeVar("T")
-# Over a limit as much goes as makes room for a sixteenth of it, so that not every read has to look for somebody.
+# Over a limit, connections are closed until a sixteenth of the limit is free, so that not every read has to search.
 ROOM: Final = 16
-AT_ONCE: Final = 256  # connections, so that nobody else waits long
+AT_ONCE: Final = 256  # connections closed at once, so that other clients do not wait long
 
 
 @final
@@ -31,7 +31,7 @@ class _Part:
 
     @property
     def arrival(self) -> float:
-        """Return the average arrival time of its bytes."""
+        """The average arrival time of the bytes."""
         return self.arrival_sum / self.size
 
 
@@ -47,11 +47,11 @@ class IncompleteRequests(Generic[T]):
         self.total = 0
 
     def note(self, owner: T, origin: bytes, size: int, received: int, now: float) -> None:
-        """*owner* now holds *size* bytes; *received* bytes have just come, at *now*."""
+        """Note that *owner* now holds *size* incomplete bytes, of which *received* arrived at *now*."""
         part = self._parts.get(owner)
         if part is None:
             part = self._parts[owner] = _Part(origin)
-        if size <= received:  # requests complete in order: what is left is what came last
+        if size <= received:  # requests complete in order: the bytes left are the newest
             part.arrival_sum = size * now
         elif size >= part.size:
             part.arrival_sum += (size - part.size) * now
@@ -63,7 +63,7 @@ class IncompleteRequests(Generic[T]):
             del self._parts[owner]
 
     def forget(self, owner: T) -> None:
-        """Remove the bytes of *owner*, which was closed."""
+        """Forget the bytes of *owner*, which was closed."""
         part = self._parts.pop(owner, None)
         if part is not None:
             self._grow(part.origin, -part.size)
@@ -87,29 +87,30 @@ class IncompleteRequests(Generic[T]):
     def give_way(self, origin: bytes) -> list[T]:
         """Remove and return the connections with the oldest bytes, oldest first.
 
-        That frees enough, unless very many connections have very few bytes each; then the next request frees more.
+        Closing them frees enough, unless very many connections have very few bytes each; then the next request frees
+        more.
         """
-        found: list[T] = []
+        slow: list[T] = []
         limit = self._origin_max
         if self.held_by(origin) > limit:
             owners = [owner for owner, part in self._parts.items() if part.origin == origin]
-            found += self._take(owners, self.held_by(origin) - limit + limit // ROOM)
+            slow += self._remove_oldest(owners, self.held_by(origin) - limit + limit // ROOM)
         limit = self._total_max
         if self.total > limit:
-            found += self._take(list(self._parts), self.total - limit + limit // ROOM)
-        return found
+            slow += self._remove_oldest(list(self._parts), self.total - limit + limit // ROOM)
+        return slow
 
-    def _take(self, owners: list[T], excess: int) -> list[T]:
-        """Remove those of *owners* with the oldest bytes, until they had *excess* bytes in total."""
+    def _remove_oldest(self, owners: list[T], excess: int) -> list[T]:
+        """Remove and return those of *owners* with the oldest bytes, until *excess* bytes are freed."""
         parts = self._parts
-        found: list[T] = []
+        removed: list[T] = []
         for owner in nsmallest(AT_ONCE, owners, key=lambda owner: parts[owner].arrival):
             if excess <= 0:
                 break
             excess -= parts[owner].size
             self.forget(owner)
-            found.append(owner)
-        return found
+            removed.append(owner)
+        return removed
 
     def largest_origin(self) -> int:
         """Return the incomplete bytes of the address that has the most."""

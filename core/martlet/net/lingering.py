@@ -1,13 +1,14 @@
 """Closes sockets so that a client which is still writing can read the last frame: the lingering close of web servers.
 
-If a socket is closed while the client writes, the kernel answers with a reset, and many clients then drop what they
-have not read yet: the frame that says why the connection ends. So the server only ends its own direction first
-(``SHUT_WR``): the client reads the frame, then the end. The server discards what the client still sends, until the
-client closes as well or a limit is reached (RFC 9112 section 9.6 describes this for HTTP).
+If a socket is closed while the client writes, the kernel answers with a reset, and many clients then drop received
+bytes that they have not read: the frame that says why the connection ends. So the server ends only its own direction
+first (``SHUT_WR``): the client reads the frame, then the end. The server discards further bytes from the client until
+the client closes as well or a limit is reached (RFC 9112 section 9.6 describes this for HTTP).
 
-A lingering socket is a number and two limits: its peer has ended, so the session, the client id and the will are those
-of an ended connection. One task looks at all of them every 10 ms. It does not wait until one is readable: nobody needs
-an answer, a wake-up per connection would cost more than all the rest, and clients that flood us get only their share.
+A lingering socket is a number and two limits: its peer has ended, so its session, client id and will are those of a
+closed connection. One task looks at all lingering sockets every 10 ms. It does not wait for readable ones: nobody needs
+an answer, a wake-up per connection would cost more than everything else, and clients that flood the server get only
+their share.
 """
 
 import os
@@ -18,19 +19,19 @@ import trio
 
 __all__ = ["LingeringSockets"]
 
-# From the end of the connection on. nginx waits 5 s for more data (lingering_timeout) and 30 s in all, Apache 2 s and
-# 30 s. Both must read on while a browser uploads a file; our clients stop at the end that they read.
+# Counted from the end of the connection. nginx waits 5 s for more data (lingering_timeout) and 30 s in all, Apache 2 s
+# and 30 s. Both must continue to read while a browser uploads a file; our clients stop at the end that they read.
 LINGER_S: Final = 5.0
 # Per socket. More than the largest frame of any protocol, because a client may write a whole frame before it reads.
 DISCARD_BYTES_MAX: Final = 32 << 20
 TURN_S: Final = 0.01
-TURN_BYTES: Final = 1 << 20  # discarded in a turn, in 0.1 to 0.3 ms; shared by the sockets that have something
+TURN_BYTES: Final = 1 << 20  # bytes discarded per turn, shared by all sockets with data; takes 0.1 to 0.3 ms
 SOCKETS_A_TURN: Final = 64  # sockets read per turn, and closed per turn after LINGER_S: thousands may end together
 
 
 @final
 class LingeringSockets:
-    """Connected sockets of which only the client's direction is still open, while `run` runs."""
+    """Connected sockets whose server side has ended, while `run` runs; the client's side is still open."""
 
     def __init__(self) -> None:
         self._limits: dict[int, list[float]] = {}  # descriptor -> [end in s, bytes left]; the first one ends first
@@ -56,7 +57,7 @@ class LingeringSockets:
         self._some.set()
 
     def give_way(self) -> bool:
-        """Close the oldest socket, because a connection needs its place; return False if there is none."""
+        """Close the oldest lingering socket to make room for a new connection; return False if there is none."""
         if not self._limits:
             return False
         self._close(next(iter(self._limits)))
@@ -104,7 +105,7 @@ class LingeringSockets:
                 self._close(fd)
 
     def _close_late(self) -> None:
-        """Close sockets whose time is over."""
+        """Close sockets whose time limit has passed."""
         now = trio.current_time()
         for fd in [fd for fd, _ in zip(self._limits, range(SOCKETS_A_TURN), strict=False)]:
             if self._limits[fd][0] > now:

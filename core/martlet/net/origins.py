@@ -1,4 +1,4 @@
-"""Groups connections by address, so that no address uses up the limit of connections."""
+"""Groups connections by address, so that one address cannot use up the limit of connections."""
 
 from typing import Final, Generic, TypeVar, final
 

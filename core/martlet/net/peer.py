@@ -3,9 +3,9 @@
 The answers of a round collect in `_batch`. At the end of the round `queue_output` moves them to `_held`, if the log
 must be flushed first, or to `_out`, and sends. If the transport does not accept everything, a task drains the rest.
 
-While nobody knows yet whether the client speaks TLS, WebSocket or the protocol itself, output waits in `_blocked`: a
-server that speaks first must not send its greeting in plain text to a client of TLS. The same holds for what is sent
-after `start_tls`, until the client has begun TLS.
+Until the first bytes show whether the client speaks TLS, WebSocket or the protocol itself, output waits in `_blocked`:
+a server that speaks first must not send its greeting in plain text to a TLS client. Output queued after `start_tls`
+waits in the same way, until the client has begun TLS.
 """
 
 import logging
@@ -30,9 +30,9 @@ __all__ = ["DELIVERY_TRANSITIONS", "TRANSITIONS", "DeliveryState", "PeerState", 
 
 log = logging.getLogger("martlet.server")
 
-REST_BYTES: Final = 65536  # size of the pieces of copied output
-# How long a greeting waits for the first bytes of a client, which may begin TLS or WebSocket, on a port that also takes
-# plain text. A client of TLS sends its first bytes right after the connection is made.
+REST_BYTES: Final = 65536  # largest piece of copied output
+# Time that a greeting waits for the first bytes of a client, which may begin TLS or WebSocket, on a port that also
+# takes plain text. A TLS client sends its first bytes right after the connection is made.
 FIRST_BYTES_S: Final = 0.2
 CLIENT_SHOWN: Final = 80  # characters of a client's name in the log
 FAREWELL_S: Final = 5.0  # time limit for sending the rest of the output before a connection is closed
@@ -181,37 +181,37 @@ class ServerPeer:
         self.origin = origin_of(host)
         self.identity = ANONYMOUS
         self.client = ""  # its name in the log, once its handler knows it
-        self.on_introduced: Callable[[ServerPeer, str], None] = _say_nothing
+        self.on_introduced: Callable[[ServerPeer, str], None] = _log_nothing
         self.encrypted = False
         self.wrapped = False  # whether the transport is TLS or WebSocket
         self.state = OPEN
-        self.stops = False  # whether no more events may be handled now: it is closing, or TLS begins
+        self.stops = False  # whether no more events may be handled now: the peer closes, or TLS begins
         self.delivery = IDLE
-        self.last = False  # woken by `wake_last` alone
+        self.last = False  # woken only by `wake_last`
         self.reason = ""
-        self._touched = False  # `PendingWork.touched` has it
-        self._batch: list[Buffer] = []  # sent by the handler in this round
+        self._touched = False  # whether `PendingWork.touched` contains this peer
+        self._batch: list[Buffer] = []  # answers sent by the handler in this round
         self._batch_bytes = 0
         self._hold_position = 0
-        # Pairs of an index in `_batch` and the log position that the answers from there on depend on.
+        # Pairs of an index in `_batch` and the log position that the answers from this index on depend on.
         self._holds: list[tuple[int, int]] = []
         self._held: deque[tuple[int, list[Buffer], int]] = deque()  # (log position, pieces, bytes)
         self.held_bytes = 0
         self._out: list[Buffer] = []  # ready to send
-        self._skipped = 0  # bytes of the first piece that were sent already
-        self.out_bytes = 0  # a piece counts until all of it is sent
-        # Whether the first bytes will tell how the client speaks; it is plain text where there is no other way.
+        self._skipped = 0  # bytes of the first piece already sent
+        self.out_bytes = 0  # a piece counts in full until its last byte is sent
+        # Whether the first bytes decide between TLS, WebSocket and plain text; False where plain text is the only way.
         self.undecided = protocol.tls_required or protocol.websocket is not None or protocol.takes_tls
-        self._blocked: list[Buffer] | None = [] if self.undecided else None  # what may not be sent yet
-        self._waits_for_bytes = False  # a task will end that
+        self._blocked: list[Buffer] | None = [] if self.undecided else None  # may not be sent yet
+        self._waits_for_bytes = False  # whether a task will end the wait for the first bytes
         self.upgrade: ssl.SSLContext | None = None  # set by `start_tls`, until the client has begun TLS
-        self._border: bytearray | None = None  # the piece of output where plain text ends
+        self._border: bytearray | None = None  # the last piece of output in plain text
         self.draining = False  # whether a task waits until the transport accepts more of `_out`
         self._progress: trio.Event | None = None
         self._scopes: set[trio.CancelScope] = set()  # of slow requests in progress
-        self.rest: Awaitable[None] | None = None  # the rest of an unfinished request
+        self.rest: Awaitable[None] | None = None  # the unfinished part of a request
         self.rest_scope: trio.CancelScope | None = None
-        self.incomplete = False  # whether it has received part of a request
+        self.incomplete = False  # whether part of a request has been received
         self.connection: Connection = protocol.connect(trio.current_time())
         self.handler: Handler = protocol.handle(self, self.connection)
 
@@ -241,7 +241,7 @@ class ServerPeer:
 
     @property
     def shown(self) -> str:
-        """The client as log lines name it: protocol, name if known, and address."""
+        """The name of the client in log lines: protocol, its own name if known, and address."""
         if self.client:
             return f"{self.protocol.name} client {self.client[:CLIENT_SHOWN]!r} at {self.address}"
         return f"{self.protocol.name} {self.address}"
@@ -253,7 +253,7 @@ class ServerPeer:
             if not self._touched:
                 self._touch()
         elif position > 0 and self._holds[-1][0] < len(self._batch):
-            self._holds.append((len(self._batch), position))  # `refuse_batch` must know each answer
+            self._holds.append((len(self._batch), position))  # `refuse_batch` needs an entry for each answer
 
     def _touch(self) -> None:
         self._touched = True
@@ -274,8 +274,8 @@ class ServerPeer:
         self.set_delivery(QUEUED)
         self._pending.wake_last(self)
 
-    def _deliver_on(self) -> None:
-        """Continue with a delivery that had to wait for room."""
+    def _continue_delivery(self) -> None:
+        """Continue a delivery that had to wait for room."""
         if self.state is CLOSED:
             return
         if self.last:
@@ -320,14 +320,14 @@ class ServerPeer:
             self._nursery.start_soon(self._close_when_idle)
         elif reason:
             self.transport.linger()
-        else:  # the client has said that it sends no more
+        else:  # the client has sent everything
             self.transport.close()
 
     # output
 
     @property
     def over(self) -> bool:
-        """Whether to stop reading requests until some of the output has been sent."""
+        """Whether to stop reading requests until part of the output has been sent."""
         waiting = self.out_bytes + self.held_bytes + self._batch_bytes
         config = self._config
         return waiting > config.unsent_bytes_max or (
@@ -336,7 +336,7 @@ class ServerPeer:
 
     @property
     def batch_bytes(self) -> int:
-        """The size of the answers of this round."""
+        """The size of the answers of this round in bytes."""
         return self._batch_bytes
 
     @property
@@ -356,7 +356,7 @@ class ServerPeer:
 
     @property
     def held_position(self) -> int:
-        """Up to where the log must be flushed before anything that is held may leave; -1 if nothing is."""
+        """The log position whose flush releases the first held answers; -1 if no answers are held."""
         return self._held[0][0] if self._held else -1
 
     def queue_output(self, readable: int, committed: int) -> None:
@@ -382,7 +382,7 @@ class ServerPeer:
                 self._held.append((position, pieces, size + self._batch_bytes))
                 self._add_held(self._batch_bytes)
             else:
-                self._let_out(self._batch)
+                self._queue_pieces(self._batch)
                 self._add_out(self._batch_bytes)
             self._batch = []
             self._batch_bytes = 0
@@ -401,7 +401,7 @@ class ServerPeer:
         self._note_progress()
 
     def cut_batch(self, written: int) -> None:
-        """Drop the answers of this round from the first on that acknowledges records beyond *written*."""
+        """Drop the answers of this round, beginning with the first that acknowledges records beyond *written*."""
         first = min(index for index, position in self._holds if position > written)
         del self._batch[first:]
         self._batch_bytes = sum(map(len, self._batch))
@@ -410,9 +410,9 @@ class ServerPeer:
         self._note_progress()
 
     def refuse_batch(self, written: int, refused: Refused) -> bool:
-        """Replace the answers of this round that acknowledge records beyond *written* by refusals.
+        """Replace each answer of this round that acknowledges records beyond *written* by a refusal.
 
-        Return False if the handler cannot do that.
+        Return False if the handler cannot refuse.
         """
         batch = self._batch
         for index in dict.fromkeys([index for index, position in self._holds if position > written]):
@@ -425,8 +425,8 @@ class ServerPeer:
         self._hold_position = min(self._hold_position, written)
         return True
 
-    def _let_out(self, pieces: list[Buffer]) -> None:
-        """Append *pieces* to the output; if a task is draining it, they have to wait."""
+    def _queue_pieces(self, pieces: list[Buffer]) -> None:
+        """Append *pieces* to the output; if a task is draining the output, they wait for it."""
         if self._blocked is not None:
             self._blocked += pieces
             self._watch_first_bytes()
@@ -443,7 +443,7 @@ class ServerPeer:
                 self._out += copied(piece, 0)
 
     def _stop_at_border(self, pieces: list[Buffer]) -> list[Buffer]:
-        """Return those of *pieces* that leave in plain text; block the others."""
+        """Return the leading *pieces* that are still sent in plain text; block the others."""
         for index, piece in enumerate(pieces):
             if piece is self._border:
                 self._blocked = pieces[index + 1 :]
@@ -462,17 +462,17 @@ class ServerPeer:
         self._pending.unsent_bytes += size
 
     def release(self, readable: int) -> bool:
-        """Send the answers that waited for log positions up to *readable*; return True if none is held anymore."""
+        """Send the answers held for log positions up to *readable*; return True if no answers are held anymore."""
         held = self._held
         while held and held[0][0] <= readable:
             _, pieces, size = held.popleft()
-            self._let_out(pieces)
+            self._queue_pieces(pieces)
             self._add_held(-size)
             self._add_out(size)
         if self._out and not self.draining:
             self.push()
         if self.delivery is NO_ROOM and not self.draining:
-            self._deliver_on()
+            self._continue_delivery()
         return not held
 
     def push(self) -> None:
@@ -490,19 +490,19 @@ class ServerPeer:
             self._out, self._skipped = [], 0
             self._add_out(-self.out_bytes)
         else:
-            self._keep_rest(skipped + taken)
+            self._drop_sent(skipped + taken)
         if taken:
             self._note_progress()
         if self._out or self.transport.pending():
             self.drain()
 
-    def _keep_rest(self, taken: int) -> None:
-        """Drop the pieces of the output of which all is among the first *taken* bytes; the rest has to wait.
+    def _drop_sent(self, taken: int) -> None:
+        """Drop pieces of the output that lie fully within the first *taken* bytes, and prepare the others to wait.
 
-        A piece stays as it is, and counts as a whole until all of it is sent: other connections may wait with the same
+        A piece stays as it is, and counts in full until its last byte is sent: other connections may wait with the same
         object. Only a view that would pin a whole page of the log is copied.
         """
-        rest: list[Buffer] = []
+        unsent: list[Buffer] = []
         done = self._skipped = 0
         for piece in self._out:
             size = len(piece)
@@ -511,13 +511,13 @@ class ServerPeer:
                 done += size
                 continue
             if may_wait(piece):
-                rest.append(piece)
+                unsent.append(piece)
                 self._skipped += taken
             else:
-                rest += copied(piece, taken)
+                unsent += copied(piece, taken)
                 done += taken
             taken = 0
-        self._out = rest
+        self._out = unsent
         self._add_out(-done)
 
     def drain(self) -> None:
@@ -539,12 +539,12 @@ class ServerPeer:
         if self.delivery is NO_ROOM and self.state is not CLOSED:
             await trio.lowlevel.checkpoint()
             if self.delivery is NO_ROOM:
-                self._deliver_on()
+                self._continue_delivery()
 
     # how the client speaks
 
     def wrap(self, transport: Transport, *, encrypted: bool) -> None:
-        """Continue over *transport*, TLS or WebSocket; what it carries may be undecided still."""
+        """Continue over *transport*, TLS or WebSocket; the protocol inside may be undecided still."""
         self.transport = transport
         self.wrapped = True
         self.encrypted = self.encrypted or encrypted
@@ -552,21 +552,21 @@ class ServerPeer:
             self._watch_first_bytes()
 
     def decide(self) -> None:
-        """Let the output leave: it is known how the client speaks."""
+        """Release the blocked output, after the choice between TLS, WebSocket and plain text."""
         self.undecided = False
         blocked, self._blocked = self._blocked, None
         if blocked:
-            self._let_out(blocked)
+            self._queue_pieces(blocked)
             if not self.draining:
                 self.push()
 
     @property
     def _may_be_plain(self) -> bool:
-        """Whether the protocol itself may follow now; False while only TLS may."""
+        """Whether bytes of the protocol itself may follow now; False while a TLS handshake must come first."""
         return self.undecided and (self.encrypted or not self.protocol.tls_required)
 
     def _watch_first_bytes(self) -> None:
-        """Decide soon if the client sends nothing: then it waits for the server's first word."""
+        """Release the output after `FIRST_BYTES_S` if the client sends nothing: it waits for the server's greeting."""
         if self._may_be_plain and not self._waits_for_bytes:
             self._waits_for_bytes = True
             self._nursery.start_soon(self._wait_first_bytes)
@@ -584,7 +584,7 @@ class ServerPeer:
         return isinstance(self.transport, TlsTransport) and not self.transport.is_ready
 
     def _end_blocked(self) -> None:
-        """Let the blocked output leave if it may, because the client will not say how it speaks."""
+        """Release the blocked output if the protocol itself may follow, else drop it: no first bytes will come."""
         if self._may_be_plain:
             self.decide()
         elif self.undecided:
@@ -628,12 +628,12 @@ class ServerPeer:
             await self._wait_progress()
 
     async def wait_idle(self, *, slow_work: bool = False) -> None:
-        """Return once all output has been sent, with *slow_work* also that of slow requests, or the peer is lost."""
+        """Return once all output has been sent, or the peer is lost; *slow_work*: also that of slow requests."""
         while self.state < LOST and (not self.idle or (slow_work and self._scopes)):
             await self._wait_progress()
 
     async def wait_farewell(self, *, slow_work: bool = False) -> None:
-        """Like `wait_idle`, but for a few seconds at most."""
+        """As `wait_idle`, but for at most `FAREWELL_S`."""
         if self.state < LOST and (not self.idle or (slow_work and self._scopes)):
             with trio.move_on_after(FAREWELL_S):
                 await self.wait_idle(slow_work=slow_work)
@@ -686,7 +686,7 @@ class ServerPeer:
                 self._end_blocked()
 
     def lose(self, error: Exception) -> None:
-        """Drop the output, because nothing can be sent anymore after *error*."""
+        """Drop the output: after *error* nothing can be sent anymore."""
         if not isinstance(error, OSError | trio.ClosedResourceError):
             log.error("%s closed because of a bug", self.shown, exc_info=error)
         self.reason = self.reason or f"{type(error).__name__}: {error}"
@@ -720,12 +720,12 @@ class ServerPeer:
         self.handler = ENDED
 
 
-def _say_nothing(peer: ServerPeer, details: str) -> None:
-    """Log nothing of a client that was introduced."""
+def _log_nothing(peer: ServerPeer, details: str) -> None:
+    """Log nothing about a client that was introduced."""
 
 
 def may_wait(piece: Buffer) -> bool:
-    """Return whether *piece* keeps at most twice its size in memory, so that it need not be copied to wait."""
+    """Return whether *piece* pins at most twice its size in memory, so that it can wait without a copy."""
     if isinstance(piece, memoryview):
         base = piece.obj
         return isinstance(base, bytes | bytearray) and len(base) <= 2 * len(piece)

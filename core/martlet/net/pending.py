@@ -1,4 +1,4 @@
-"""The work that all peers together have to do at the end of a round, and the total of their unsent output."""
+"""Work for the end of a round, collected for all peers, and the total of their unsent output."""
 
 from collections import deque
 from collections.abc import Callable
@@ -15,9 +15,9 @@ T = TypeVar("T")
 class PendingWork(Generic[T]):
     """The work that `martlet.net.rounds.Rounds` does at the end of a round; *T* is a peer.
 
-    A round is the work between two turns of the event loop: the requests of one or several socket reads, a deadline,
-    or a completed flush. While `in_round` is set, the running code ends the round itself. Work that is added at other
-    times, for example in a task of a plugin, sets `due`.
+    A round is the work between two turns of the event loop: the requests of one or several socket reads, a deadline, or
+    a completed flush. While `in_round` is set, the running code ends the round itself. Work added at other times, for
+    example in a task of a plugin, sets `due`.
     """
 
     __slots__ = (
@@ -35,13 +35,13 @@ class PendingWork(Generic[T]):
 
     def __init__(self) -> None:
         self.in_round = False
-        self.commit_wanted = False  # something was appended
+        self.commit_wanted = False  # whether a record was appended
         self.due = trio.Event()
-        self.touched: list[T] = []  # something was sent to them, or they were told to hold
-        self.woken: deque[T] = deque()  # they asked for a call of `Handler.collect`
-        self.woken_last: deque[T] = deque()  # the same, after all others
-        self.held: dict[T, None] = {}  # something of theirs waits until the log is flushed
-        self.releasing = False  # so many of those wait no longer that the next round releases more of them
+        self.touched: list[T] = []  # peers with new answers, or with answers that must be held
+        self.woken: deque[T] = deque()  # peers that asked for a call of `Handler.collect`
+        self.woken_last: deque[T] = deque()  # the same, to be called after all others
+        self.held: dict[T, None] = {}  # peers with answers that wait for a flush
+        self.releasing = False  # whether the next round must continue to release held answers
         self.unsent_bytes = 0
         # Called with the log position that the held answers of a peer wait for.
         self.want_durable: Callable[[int], None] = lambda position: None
@@ -65,7 +65,7 @@ class PendingWork(Generic[T]):
             self.due.set()
 
     def wake_last(self, peer: T) -> None:
-        """Like `wake`, after all others."""
+        """As `wake`, but after all other peers."""
         self.woken_last.append(peer)
         if not self.in_round:
             self.due.set()

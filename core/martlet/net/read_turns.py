@@ -1,9 +1,9 @@
-"""How many tasks that each read from a peer of their own, or end one, go on in one turn of the event loop.
+"""Limits how many tasks that each read from one peer, or end one, run in one turn of the event loop.
 
-When thousands of sockets become readable at the same moment trio wakes all their tasks in one turn, and nobody else
-runs before the last of them is done. The event pump bounds this for plain sockets. All other peers (TLS, WebSocket,
-platforms without epoll) pass through here before each read: first come, first served, a few a turn. So does every peer
-before its end, as all clients of a machine may go at once.
+When thousands of sockets become readable at the same moment, trio wakes all their tasks in one turn, and no other task
+runs before the last of them is done. The event pump bounds this for plain sockets. Tasks of all other peers (TLS,
+WebSocket, platforms without epoll) wait here before each read: first come, first served, a few a turn. So does every
+peer before its end, because all clients of a machine may disconnect at once.
 """
 
 from typing import Final, final
@@ -13,7 +13,7 @@ import trio
 __all__ = ["ENDS_A_TURN", "READS_A_TURN", "ReadTurns"]
 
 READS_A_TURN: Final = 8  # a TLS handshake takes up to a millisecond, any other read a tenth of that
-ENDS_A_TURN: Final = 2  # 0.1 ms each, 3 ms where 4,096 pulls of the peer wait
+ENDS_A_TURN: Final = 2  # 0.1 ms each, 3 ms for a peer with 4,096 waiting pulls
 
 
 @final
@@ -25,7 +25,8 @@ class ReadTurns(trio.abc.Instrument):
         self._left = limit
         self._line = trio.lowlevel.ParkingLot()
         self._crowded = trio.Event()
-        # Whether this turn has already handled a slice of a read that is too large for one turn; it handles only one.
+        # Whether this turn has already handled a slice of a read that is too large for one turn; one such slice is
+        # allowed.
         self.had_large = False
 
     def before_io_wait(self, timeout: float) -> None:
@@ -34,7 +35,7 @@ class ReadTurns(trio.abc.Instrument):
         self.had_large = False
 
     async def wait(self) -> None:
-        """Return when it is the caller's turn: at once unless many wait."""
+        """Return when it is the caller's turn: at once unless many callers wait."""
         if self._left > 0 and not self._line:
             self._left -= 1
             return

@@ -31,8 +31,8 @@ __all__ = ["Authenticate", "SocketReader"]
 log = logging.getLogger("martlet.server")
 
 RECEIVE_BYTES: Final = 262144
-# Events of one peer that are handled in one turn of the event loop: those of MQTT take from 12 us for a ping to 100 us
-# for a message that is no part of a run, and a read can bring 131,072 pings.
+# Events of one peer that are handled in one turn of the event loop. An event of MQTT takes from 12 us for a ping to 100
+# us for a message outside a run, and one read can bring 131,072 pings.
 EVENTS_A_TURN: Final = 96
 HTTP_GET: Final = 0x47  # the G of GET, with which a WebSocket handshake begins
 TLS_HANDSHAKE: Final = 0x16  # the first byte of a TLS record of a ClientHello (RFC 8446 5.1)
@@ -53,11 +53,11 @@ class SocketReader:
         self._rounds = rounds
         self._complaints = complaints
         self._work = work
-        # The size of answers after which the reader checks whether the peer accepts them.
+        # Size of answers after which the reader checks whether the peer accepts output.
         self._look_bytes = config.unsent_bytes_max // 8
-        self.pump: EventPump[PumpReading] | None = None  # set while it runs
+        self.pump: EventPump[PumpReading] | None = None  # set while the pump runs
         self.turns = ReadTurns()  # for peers that the pump does not read from
-        self._in_line: set[ServerPeer] = set()  # those for which the server has something to do first
+        self._in_line: set[ServerPeer] = set()  # peers whose read waits until the server has done something else
         self.deadlines = Deadlines(self._deadline_passed)
         self.incomplete: IncompleteRequests[ServerPeer] = IncompleteRequests(
             config.incomplete_total_bytes_max, config.incomplete_address_bytes_max
@@ -66,9 +66,9 @@ class SocketReader:
         self.protocol_errors = 0
 
     def begin(self, peer: ServerPeer, attend: Callable[[PumpReading], None]) -> bool:
-        """Begin to read from *peer* by the pump; return False if that is not possible, and `read` is needed.
+        """Let the pump read from *peer*; return False if it cannot, and `read` is needed.
 
-        *attend* is called when the pump cannot go on; *peer* needs a task then, which calls `read`, or has ended.
+        *attend* is called when the pump cannot continue: *peer* has ended, or needs a task that calls `read`.
         """
         self.deadlines.watch(peer)
         transport = peer.transport
@@ -80,20 +80,21 @@ class SocketReader:
         return True
 
     def forget(self, peer: ServerPeer) -> None:
-        """Drop what is kept of *peer*, which has ended."""
+        """Drop all state kept for *peer*, which has ended."""
         self.deadlines.forget(peer)
         self.incomplete.forget(peer)
         self._in_line.discard(peer)
 
     async def read(self, peer: ServerPeer, reading: PumpReading | None) -> bool:
-        """Read until the client's side ends or an error occurs, which closes only this connection.
+        """Read until the client's side ends, or an error occurs; an error closes only this connection.
 
-        With *reading*, do what it stopped for. Return True if the pump reads on, and False at the end.
+        With *reading*, handle the reason why the pump stopped. Return True if the pump continues to read, False at the
+        end.
         """
         try:
             if reading is None and peer.upgrade is not None:
                 await self._upgrade(peer, iter(()))
-                await self._read_on(peer)
+                await self._read_to_end(peer)
             elif reading is None:
                 await self._read(peer, await self._receive_some(peer))
             elif reading.first is None:
@@ -103,18 +104,18 @@ class SocketReader:
                 await self._wait_turn(peer)
                 await self._read(peer, first)
         except Exception as error:
-            self._ended_by(peer, error)
+            self._end_after_error(peer, error)
         return False
 
     async def _attend(self, peer: ServerPeer, reading: PumpReading) -> bool:
-        """Finish the read that *reading* stopped at; return True if the pump reads on."""
+        """Finish the read at which the pump stopped; return True if the pump continues to read."""
         if reading.events is not None:
             events, reading.events = reading.events, None
-            await self._go_on(peer, events, reading.received, reading.now)
-            self._taken(peer, reading.received, reading.now)
+            await self._handle_remaining(peer, events, reading.received, reading.now)
+            self._finish_read(peer, reading.received, reading.now)
             del events
-            if peer.encrypted:  # since `_go_on`: the pump reads plain text only
-                await self._read_on(peer)
+            if peer.encrypted:  # since `_handle_remaining`: the pump reads plain text only
+                await self._read_to_end(peer)
                 return False
         if peer.over:
             await peer.wait_room()
@@ -125,8 +126,8 @@ class SocketReader:
         reading.watch()
         return True
 
-    def _ended_by(self, peer: ServerPeer, error: Exception) -> None:
-        """Handle *error*, raised while reading from *peer* or handling its requests."""
+    def _end_after_error(self, peer: ServerPeer, error: Exception) -> None:
+        """End *peer* after *error*, raised while reading from it or handling its requests."""
         if isinstance(error, RemoteProtocolError):
             self.protocol_errors += 1
             peer.reason = str(error)
@@ -141,13 +142,13 @@ class SocketReader:
             peer.fail(error)
 
     async def _read(self, peer: ServerPeer, first: bytes) -> None:
-        """Read by this task; *first* are the first bytes."""
+        """Read in this task; *first* are the first bytes."""
         await self._open(peer, first)
-        first = b""  # else every idle connection would keep its first bytes in memory
-        await self._read_on(peer)
+        first = b""  # otherwise every idle connection keeps its first bytes in memory
+        await self._read_to_end(peer)
 
-    async def _read_on(self, peer: ServerPeer) -> None:
-        """Read by this task, after the first bytes, to the end."""
+    async def _read_to_end(self, peer: ServerPeer) -> None:
+        """Read in this task after the first bytes, to the end."""
         while peer.state < CLOSING:
             await peer.transport.wait_readable()
             await self._wait_turn(peer)
@@ -158,8 +159,8 @@ class SocketReader:
                 continue
             if not data or peer.state >= CLOSING:
                 return
-            await self._take(peer, data)
-            del data  # else every idle connection would keep its last bytes in memory
+            await self._handle_data(peer, data)
+            del data  # otherwise every idle connection keeps its last bytes in memory
 
     async def _open(self, peer: ServerPeer, data: bytes) -> None:
         """Detect from the first bytes, *data*, whether the client speaks TLS, WebSocket or the protocol itself."""
@@ -190,16 +191,16 @@ class SocketReader:
             return
         if peer.undecided:
             peer.decide()
-        await self._take(peer, data)
+        await self._handle_data(peer, data)
 
     def _tls_of(self, peer: ServerPeer, context: ssl.SSLContext, first: bytes) -> TlsTransport:
         return TlsTransport(peer.transport, context, first, partial(self._identify, peer))
 
     async def _upgrade(self, peer: ServerPeer, events: Iterator[Any]) -> None:
-        """Send the rest of the plain text, then begin TLS, which the handler asked for.
+        """Send the rest of the plain text, then begin TLS, as the handler has asked.
 
-        Whatever else came in plain text is refused: anybody on the way may have written it, and it must not count as
-        a request of the client that TLS identifies.
+        All further plain text is refused: anybody on the network may have written it, and it must not count as a
+        request of the client that TLS identifies.
         """
         context = peer.upgrade
         assert context is not None
@@ -224,7 +225,9 @@ class SocketReader:
             raise RemoteProtocolError(f"certificate of {certificate.common_name!r} was refused; {refused}") from refused
 
     def _is_plain(self, peer: ServerPeer, data: bytes) -> bool:
-        """Return whether *data*, the first bytes of *peer*, needs neither TLS nor WebSocket; let it have its output."""
+        """Return whether *data*, the first bytes of *peer*, is plain text of the protocol; if so, release the peer's
+        output.
+        """
         if not peer.undecided:
             return True
         protocol = peer.protocol
@@ -247,7 +250,7 @@ class SocketReader:
                 peer.drain()
 
     async def _wait_turn(self, peer: ServerPeer) -> None:
-        """Return when it is the turn of *peer*, which can be read."""
+        """Return when it is the turn of *peer*, which is readable."""
         self._in_line.add(peer)
         try:
             await self.turns.wait()
@@ -255,7 +258,7 @@ class SocketReader:
                 await self._work.wait()
         finally:
             self._in_line.discard(peer)
-        self.deadlines.watch(peer)  # it may have passed in the meantime
+        self.deadlines.watch(peer)  # the deadline may have passed during the wait
 
     # reading by the pump
 
@@ -287,7 +290,7 @@ class SocketReader:
             else:
                 reading.first = data
         except Exception as error:
-            self._ended_by(peer, error)
+            self._end_after_error(peer, error)
             reading.ended = True
         finally:
             reading.in_round = False
@@ -304,16 +307,16 @@ class SocketReader:
         peer.connection.receive_data(data, now)
         events = iter(peer.connection.events())
         if self._handle(peer, events):
-            self._taken(peer, len(data), now)
+            self._finish_read(peer, len(data), now)
         else:
             reading.events, reading.received, reading.now = events, len(data), now
 
-    def _taken(self, peer: ServerPeer, received: int, now: float) -> None:
-        """Finish a read of *received* bytes, after all complete requests in it were handled."""
+    def _finish_read(self, peer: ServerPeer, received: int, now: float) -> None:
+        """Finish a read of *received* bytes, whose complete requests have all been handled."""
         self._note_incomplete(peer, received, now)
         self.deadlines.watch(peer)
 
-    async def _take(self, peer: ServerPeer, data: bytes) -> None:
+    async def _handle_data(self, peer: ServerPeer, data: bytes) -> None:
         """Handle all requests that *data* completes, and send their answers together."""
         now = trio.current_time()
         peer.protocol.traffic.bytes_in += len(data)
@@ -326,13 +329,13 @@ class SocketReader:
             self._rounds.end()
         if not done:
             self.turns.had_large = True
-            await self._go_on(peer, events, len(data), now)
-        self._taken(peer, len(data), now)
+            await self._handle_remaining(peer, events, len(data), now)
+        self._finish_read(peer, len(data), now)
         if peer.over:
             await peer.wait_room()
 
     def _handle(self, peer: ServerPeer, events: Iterator[Any]) -> bool:
-        """Handle *events*; return False if it is necessary to wait before the next one, or others have their turn."""
+        """Handle *events*; return False if the peer must wait, or has used up its share of the turn."""
         handle, left = peer.handler.handle, EVENTS_A_TURN
         for event in events:
             rest = handle(event)
@@ -350,14 +353,14 @@ class SocketReader:
                 return False
         return True
 
-    async def _go_on(self, peer: ServerPeer, events: Iterator[Any], received: int, now: float) -> None:
+    async def _handle_remaining(self, peer: ServerPeer, events: Iterator[Any], received: int, now: float) -> None:
         """Wait for the rest of a request or for room in the output, and handle the remaining *events*."""
         done = False
         self._in_line.add(peer)
         try:
             while not done:
                 if peer.rest is not None:
-                    await self._wait_rest(peer)
+                    await self._wait_unfinished(peer)
                 elif peer.upgrade is not None:
                     await self._upgrade(peer, events)
                     return
@@ -379,14 +382,14 @@ class SocketReader:
             self._in_line.discard(peer)
 
     async def _wait_room(self, peer: ServerPeer) -> None:
-        """Wait until *peer* has read some of its answers; its deadline counts meanwhile."""
+        """Wait until *peer* has read part of its answers; its deadline counts meanwhile."""
         self._in_line.discard(peer)
         self.deadlines.watch(peer)
         await peer.wait_room()
         self._in_line.add(peer)
 
-    async def _wait_rest(self, peer: ServerPeer) -> None:
-        """Wait for the rest of a request; earlier answers were sent, later requests of this peer wait."""
+    async def _wait_unfinished(self, peer: ServerPeer) -> None:
+        """Wait for the unfinished part of a request; earlier answers are sent, later requests of this peer wait."""
         rest, peer.rest = peer.rest, None
         assert rest is not None
         scope = peer.rest_scope = trio.CancelScope()
@@ -429,8 +432,8 @@ class SocketReader:
             each.lose(TimeoutError("it sent its request too slowly when too many requests were incomplete"))
 
     def _deadline_passed(self, peer: ServerPeer, now: float) -> None:
-        """Let the connection of *peer* handle its deadline, if that has really passed."""
-        if peer.state >= CLOSING or peer.rest_scope is not None or peer in self._in_line:  # watched again after that
+        """Let the connection of *peer* handle its deadline, if the deadline has really passed."""
+        if peer.state >= CLOSING or peer.rest_scope is not None or peer in self._in_line:  # watched again later
             return
         self._rounds.begin()
         try:
@@ -452,7 +455,8 @@ class SocketReader:
         self.deadlines.watch(peer)
 
     def _read_first(self, peer: ServerPeer) -> bool:
-        """Read what has come from *peer*: a busy server must not close a client whose request waits for it.
+        """Read bytes already received from *peer*: a busy server must not close a client whose request waits to be
+        read.
 
         Return False if the peer has ended, or a task takes care of it now.
         """

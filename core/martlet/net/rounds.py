@@ -1,9 +1,9 @@
 """The end of a round: one commit, one flush request, the answers of all peers, and one pass over the woken ones.
 
-The order matters: what a round appended is committed first, and only then its answers are queued or held, so that
-without the first there is no second. What woken peers collect and note is committed in the same way, once for all of
-them. Held answers leave in the step in which the flusher moves on, without waking a task for each peer; if thousands of
-peers wait, the next rounds release the rest.
+The order matters: records appended in a round are committed first, and only then their answers are queued or held, so
+that no answer leaves without its commit. Records that woken peers append while they collect are committed in the same
+way, once for all of them. Held answers leave in the step in which the flusher advances, without waking a task for each
+peer; if thousands of peers wait, the next rounds release the rest.
 """
 
 import logging
@@ -26,14 +26,14 @@ __all__ = ["Rounds", "TurnNumber"]
 log = logging.getLogger("martlet.server")
 
 COLLECTS_A_ROUND: Final = 64
-# How long all rounds of one turn of the event loop may collect together; the last peer may exceed it by a few ms.
+# Time in which all rounds of one turn of the event loop may collect together; the last peer may exceed it by a few ms.
 # A turn has up to four rounds: those of the pump, a task that reads, the flusher and `Rounds.run`.
 COLLECT_S: Final = 0.004
-COLLECT_LAST_S: Final = 0.0  # the same for peers that come last: one of them
-RELEASES_A_ROUND: Final = 128  # peers whose held answers leave; a send takes 10 to 20 us
-# While the total of unsent output is over its limit, each peer gets less at a time by this factor.
+COLLECT_LAST_S: Final = 0.0  # the same for peers woken by `wake_last`: 0, so one of them per turn
+RELEASES_A_ROUND: Final = 128  # peers whose held answers leave in one round; a send takes 10 to 20 us
+# Divisor of each peer's collection budget while the total of unsent output is over its limit.
 COLLECT_LESS: Final = 16
-# A peer is closed when requests of others have queued this many times `unsent_bytes_max` for it.
+# A peer is closed once requests of other clients have queued this many times `unsent_bytes_max` for it.
 PUSHED_MOST: Final = 32
 
 
@@ -51,7 +51,7 @@ class TurnNumber(trio.abc.Instrument):
 
 @final
 class Rounds:
-    """Ends rounds; `run` ends those that no other code ends."""
+    """Ends rounds; `run` ends the rounds that no other code ends."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class Rounds:
         self._store = store
         self._pending = pending
         self._turn = TurnNumber()
-        self._spent_s = 0.0  # how long rounds have collected in the turn ...
-        self._spent_in = 0  # ... of this number
+        self._spent_s = 0.0  # time that rounds have spent on collecting ...
+        self._spent_in = 0  # ... in the turn with this number
         if store is not None:
             store.readable_end.on_moved.append(self._flushed)
             store.committer.on_commit_wanted = pending.want_commit
@@ -79,11 +79,11 @@ class Rounds:
 
     @property
     def committed(self) -> int:
-        """The end of the log if all appended records are committed, else a value greater than every position."""
+        """The end of the log if all appended records are committed, otherwise a value greater than every position."""
         return NEXT_COMMIT if self._store is None or self._pending.commit_wanted else self._store.written
 
     def begin(self) -> None:
-        """Begin a round; the caller must end it, also after an error, before it waits for anything."""
+        """Begin a round. The caller must end it before it waits for anything, also after an error."""
         self._pending.in_round = True
 
     def end(self) -> None:
@@ -115,7 +115,9 @@ class Rounds:
             self._drop_answers(self._store.written, error)
 
     def _drop_answers(self, written: int, error: MartletError) -> None:
-        """Replace answers of this round that acknowledge records beyond *written*, or close their peers."""
+        """Replace the answers of this round that acknowledge records beyond *written* by refusals, or close their
+        peers.
+        """
         wrong = [peer for peer in self._pending.touched if peer.hold_position > written]
         for peer in wrong:
             if isinstance(error, Refused) and peer.refuse_batch(written, error):
@@ -143,7 +145,7 @@ class Rounds:
                     self._check_pushed(peer)
 
     def _check_pushed(self, peer: ServerPeer) -> None:
-        """Close *peer* if others have queued far too much output for it while it had no room."""
+        """Close *peer* if other clients have queued far too much output for it while it had no room."""
         waiting = peer.out_bytes + peer.held_bytes
         if waiting > PUSHED_MOST * self._config.unsent_bytes_max:
             peer.lose(TimeoutError(f"{waiting} bytes are queued for it and it does not read them"))
@@ -151,7 +153,7 @@ class Rounds:
     # delivery to peers that were woken
 
     def _collect_in_turn(self) -> None:
-        """Collect until the time that this turn of the event loop has for it is used up."""
+        """Collect until the time for collecting in this turn of the event loop is used up."""
         if self._spent_in != self._turn.number:
             self._spent_in, self._spent_s = self._turn.number, 0.0
         if self._spent_s < COLLECT_S:
@@ -179,7 +181,9 @@ class Rounds:
         self._queue_output()
 
     def _collect(self, peer: ServerPeer, collected: int) -> None:
-        """Have *peer* collect, after others have collected so many bytes in this round."""
+        """Call `Handler.collect` of *peer*; *collected* is the number of bytes that others have collected in this
+        round.
+        """
         peer.set_delivery(IDLE)
         config = self._config
         full = self._pending.unsent_bytes + collected > config.unsent_total_bytes_max
@@ -193,7 +197,7 @@ class Rounds:
     # held answers
 
     def _flushed(self) -> None:
-        """Send the answers that waited for the flush that has just completed."""
+        """Send the answers that waited for the completed flush."""
         pending = self._pending
         if pending.held:
             self._release()
@@ -205,7 +209,7 @@ class Rounds:
             pending.due.set()
 
     def _release(self) -> None:
-        """Let held answers leave that wait no longer for the log, of a bounded number of peers."""
+        """Release held answers that need no longer wait for the log, of a bounded number of peers."""
         pending, readable = self._pending, self.readable
         pending.releasing = False
         left = RELEASES_A_ROUND

@@ -1,7 +1,7 @@
-"""A certificate that signs itself, for ports that take TLS and have no other. RocketMQ makes one at each start.
+"""A self-signed certificate for ports that take TLS and have no other; RocketMQ makes one at each start.
 
-It is made by a process of its own: to import the package that can do it takes 20 MB of memory, and stops the event loop
-for 40 ms even in a thread. Key and certificate are nowhere but in memory, as in RocketMQ, whose `SelfSignedCertificate`
+A separate process makes it: importing the package for certificates takes 20 MB of memory, and stops the event loop for
+40 ms even in a thread. Key and certificate are kept only in memory, as in RocketMQ, whose `SelfSignedCertificate`
 (Netty) removes its files when the process ends (remoting/netty/TlsHelper.java, buildSslContext).
 """
 
@@ -16,7 +16,7 @@ __all__ = ["fingerprint", "load", "make"]
 
 TIMEOUT_S: Final = 30  # it takes 0.3 s
 NOT_INSTALLED: Final = 3  # an exit code
-# It is valid whatever the clocks of clients say.
+# The certificate is valid whatever the clocks of clients say.
 FIRST_DAY: Final = 2000, 1, 1
 LAST_DAY: Final = 9999, 12, 31
 BEGIN: Final = "-----BEGIN CERTIFICATE-----"
@@ -26,7 +26,7 @@ def make() -> bytes:
     """Return a new key and its certificate, as PEM. Blocks for about 0.3 s.
 
     Raises:
-      ConfigError: the package is missing, or the process failed; says why.
+      ConfigError: the package is missing, or the process failed; the text says why.
     """
     import subprocess  # few brokers need it
 
@@ -45,7 +45,7 @@ def make() -> bytes:
 
 def load(context: ssl.SSLContext, pem: bytes) -> None:
     """Let *context* use the key and the certificate in *pem*. Raises `OSError` and `ssl.SSLError`."""
-    # OpenSSL's functions that load from memory are not in Python's module: this is a file that is on no disk.
+    # Python's ssl module lacks OpenSSL's functions that load from memory; a memfd is a file that is on no disk.
     if hasattr(os, "memfd_create"):
         with open(os.memfd_create("certificate"), "wb", buffering=0) as file:
             file.write(pem)
@@ -53,7 +53,7 @@ def load(context: ssl.SSLContext, pem: bytes) -> None:
         return
     from tempfile import NamedTemporaryFile
 
-    with NamedTemporaryFile(buffering=0) as named:  # only its owner can read it
+    with NamedTemporaryFile(buffering=0) as named:  # only the owner can read it
         named.write(pem)
         context.load_cert_chain(named.name)
 

@@ -1,8 +1,8 @@
 """Listens on sockets, accepts connections within limits, and serves each until it closes.
 
 The path of one socket read: the transport returns bytes, the connection decodes them to events, the handler handles
-each (`reader`). At the end of the round the store writes all appended records at once, and all answers of a peer are
-sent at once, or held until the log is flushed (`rounds`, `peer`).
+each event (`reader`). At the end of the round the store writes all appended records at once, and all answers of a peer
+are sent at once, or held until the log is flushed (`rounds`, `peer`).
 """
 
 import errno
@@ -61,27 +61,27 @@ class Server:
         """Prepare to serve.
 
         Args:
-          turns: where reads of very many requests wait for their next slice, together with other long work.
+          turns: the queue in which reads of very many requests wait for their next slice, with other long work.
           clock: measures how long a round works, in seconds of processor time; a simulation must not depend on that.
         """
         self.config = config
         self.pending: PendingWork[ServerPeer] = PendingWork()
         self._complaints = Complaints(log)
-        self._arrivals = Complaints(log)  # and departures, which are no complaints
+        self._arrivals = Complaints(log)  # logs departures as well; neither is a complaint
         self._rounds = Rounds(config, store, self.pending, clock)
         self._reader = SocketReader(config, self._rounds, self._complaints, authenticate, turns or Turns())
-        self._ends = ReadTurns(ENDS_A_TURN)  # thousands may go at the same moment
+        self._ends = ReadTurns(ENDS_A_TURN)  # thousands may end at the same moment
         self._lingering = LingeringSockets()
         self._accepted = 0
         self._turned_away = 0
         self._gave_way = 0
         self._peers: dict[ServerPeer, None] = {}
-        self._attended: set[ServerPeer] = set()  # those with a task
+        self._attended: set[ServerPeer] = set()  # peers with a task
         self._has_stopped = False
         self._origins: Origins[ServerPeer] = Origins()
         self._nursery: trio.Nursery | None = None
         self._listeners: list[socket.socket] = []
-        self._traffic: dict[Traffic, None] = {}  # of all protocols that had a peer
+        self._traffic: dict[Traffic, None] = {}  # the traffic of each protocol that has had a peer
         stats.add("server", self.statistics)
 
     # start and stop
@@ -104,7 +104,7 @@ class Server:
             raise kind(text) from error
         for listener in listeners:
             listener.setblocking(False)
-            # Its connections inherit these.
+            # Inherited by the listener's connections.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._listeners += listeners
@@ -144,7 +144,7 @@ class Server:
         self._listeners = [each for each in self._listeners if each.fileno() >= 0]
 
     async def wait_idle(self) -> None:
-        """Return when all output has been sent, and clients had a moment to read it; the caller limits the wait."""
+        """Return when all output was sent, and clients have had a moment to read it; the caller limits the wait."""
         for peer in list(self._peers):
             await peer.wait_idle()
         with trio.move_on_after(LINGER_AT_STOP_S):
@@ -185,18 +185,20 @@ class Server:
             return
         try:
             transport = SocketTransport(connected, self._lingering)
-        except OSError:  # it has closed already
+        except OSError:  # the client has closed it already
             connected.close()
             return
         self.serve(protocol, transport, address, host)
 
     def _has_room(self) -> bool:
-        """Return whether one more connection is allowed; a lingering one is closed for it if necessary."""
+        """Return whether one more connection is allowed; close a lingering one for it if necessary."""
         room = self.config.connections_max - len(self._peers)
         return room > len(self._lingering) or (room > 0 and self._lingering.give_way())
 
     def _make_room(self, address: str, origin: bytes) -> bool:
-        """Close a connection of the address with the most, to accept one of *origin*; False if that has as many."""
+        """Close a connection of the address with the most, to accept one of *origin*; return False if *origin* has as
+        many.
+        """
         limit = self.config.connections_max
         peer = self._origins.give_way(origin)
         if peer is None:
@@ -250,7 +252,9 @@ class Server:
         self._arrivals.info("%s disconnected; %s", peer.shown, why or "it said goodbye")
 
     def _attend(self, reading: PumpReading) -> None:
-        """Handle that the pump cannot go on with *reading*: the end of an idle peer at once, all else in a task."""
+        """React when the pump cannot continue with *reading*: an idle peer's end is handled at once, all else in a
+        task.
+        """
         peer = reading.peer
         if reading.ended and reading.events is None and peer.idle and not peer.is_working:
             self._finish(peer)
@@ -263,7 +267,7 @@ class Server:
         self._nursery.start_soon(self._live, peer, reading)
 
     async def _live(self, peer: ServerPeer, reading: PumpReading | None) -> None:
-        """Run one connection until the pump can read from it, or to its end."""
+        """Serve one connection in a task until the pump can read from it, or to its end."""
         goes_on = False
         try:
             goes_on = await self._reader.read(peer, reading)
@@ -302,19 +306,19 @@ class Server:
         log.debug("%s disconnected from %s; %s", peer.address, peer.protocol.name, peer.reason or "client closed")
 
     async def _end_unattended(self) -> None:
-        """When the server stops, end the peers without a task."""
+        """End the peers without a task when the server stops."""
         try:
             await trio.sleep_forever()
         finally:
             self._has_stopped = True
             for peer in list(self._peers):
-                if peer not in self._attended:  # `Handler.closed` of another one may have closed it
+                if peer not in self._attended:  # `Handler.closed` of another peer may have closed it
                     self._finish(peer)
 
     def _tell_closed(self, peer: ServerPeer) -> None:
         try:
             peer.handler.closed(peer.reason)
-        except Exception:  # a bug in the protocol must not keep the connection from being freed
+        except Exception:  # a bug in the protocol must not leak the connection
             log.exception("%s %s failed while closing because of a bug", peer.protocol.name, peer.address)
 
     def statistics(self) -> dict[str, object]:
@@ -338,22 +342,22 @@ class Server:
 
 
 def listening_sockets(listen: str) -> list[socket.socket]:
-    """Return a listening socket for each address of *listen*; ``[::]`` takes clients of IPv4, too.
+    """Return a listening socket for each address of *listen*; ``[::]`` takes IPv4 clients, too.
 
-    It does not if ``0.0.0.0`` with the same port is another one of them, or the system cannot do that.
+    ``[::]`` takes no IPv4 clients if *listen* also has ``0.0.0.0`` with the same port, or the system cannot do that.
 
     Raises:
       ConfigError: an address is invalid.
       OSError: an address cannot be bound.
     """
-    addresses, found = split_listen(listen), list[socket.socket]()
+    addresses, sockets = split_listen(listen), list[socket.socket]()
     try:
         for host, port in addresses:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
             is_dual = host == EVERY_IPV6 and (EVERY_IPV4, port) not in addresses and socket.has_dualstack_ipv6()
-            found.append(socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=is_dual))
+            sockets.append(socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=is_dual))
     except OSError:
-        for each in found:
+        for each in sockets:
             each.close()
         raise
-    return found
+    return sockets

@@ -16,7 +16,7 @@ __all__ = ["Tls", "TlsConfig", "client_context"]
 
 log = logging.getLogger("martlet.tls")
 
-# Seconds after which the broker tries again to make a certificate, if a client asks for TLS.
+# Seconds until the broker tries again to make a certificate after a failure, if a client asks for TLS.
 MAKE_AGAIN_S: Final = 60
 
 
@@ -54,7 +54,7 @@ class Tls:
         self._context = self._load()
 
     def context(self) -> ssl.SSLContext | None:
-        """Return the context for a new connection, None if the port has no TLS, or none yet (`make`)."""
+        """Return the context for a new connection; None if the port has no TLS, or no certificate yet (`make`)."""
         return self._context
 
     @property
@@ -63,7 +63,7 @@ class Tls:
         return self._make if self._config.tls == "permissive" and not self._config.tls_cert else None
 
     async def _make(self) -> ssl.SSLContext | None:
-        """Return the context with the port's own certificate, made if there is none; None if that is not possible."""
+        """Return the context with the port's own certificate, which is made if missing; None if making it failed."""
         async with self._making:
             if self._context is None and trio.current_time() >= self._make_again_at:
                 try:

@@ -1,7 +1,7 @@
-"""Transports carry the bytes of a connection: a socket, or TLS over one. A simulation has its own.
+"""Transports carry the bytes of a connection: over a socket, or TLS over a socket. A simulation has its own.
 
-Only `wait_readable` and `wait_writable` wait; `receive` and `send` do what is possible
-without waiting. So a whole batch of requests needs one wait, one receive and one send.
+Only `wait_readable` and `wait_writable` wait; `receive` and `send` transfer as much as is possible without waiting. So
+a whole batch of requests needs one wait, one receive and one send.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from martlet.net.lingering import LingeringSockets
 __all__ = ["SocketTransport", "TlsTransport", "Transport"]
 
 IOVECS_MAX: Final = 1024  # Linux UIO_MAXIOV: sendmsg takes no more pieces at once
-JOIN_BYTES_MAX: Final = 65536  # below, one copy is cheaper than a long iovec list
+JOIN_BYTES_MAX: Final = 65536  # below this size one copy is cheaper than a long iovec list
 TLS_BYTES_AT_ONCE: Final = 262144  # encrypted ahead of what the socket accepts
 
 
@@ -26,7 +26,7 @@ class Transport(Protocol):
     """Carries the bytes of one connection."""
 
     def receive(self, limit: int) -> bytes | None:
-        """Return up to *limit* available bytes, empty at the end, None if none are available now."""
+        """Return up to *limit* available bytes; empty at the end, None if none are available now."""
         ...
 
     def send(self, pieces: list[Buffer]) -> int:
@@ -44,7 +44,7 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
     def linger(self) -> None:
-        """Close so that a client that is still writing can read what was sent (`martlet.net.lingering`)."""
+        """Close so that a client that is still writing can read the last output (`martlet.net.lingering`)."""
         ...
 
 
@@ -58,8 +58,8 @@ class SocketTransport:
         connected.setblocking(False)
         self._socket = connected
         self._lingering = lingering
-        self._has_sent = False  # anything
-        self._has_ended = False  # the client sends no more
+        self._has_sent = False  # whether anything was sent
+        self._has_ended = False  # whether the client's side has ended
         self._was_awaited = False  # whether trio knows the socket
         self.on_close: Callable[[], None] | None = None
 
@@ -122,7 +122,7 @@ class SocketTransport:
         self._socket.close()
 
     def _forget(self) -> None:
-        """Let nobody wait for the socket any more."""
+        """Make trio forget the socket."""
         if self.on_close is not None:
             on_close, self.on_close = self.on_close, None
             on_close()
@@ -132,10 +132,10 @@ class SocketTransport:
 
 @final
 class TlsTransport:
-    """TLS over another transport; *first* is the bytes that were read to detect TLS.
+    """TLS over another transport; *first* holds the bytes that were read to detect TLS.
 
-    After the handshake, before the first bytes are received, *verified* is called with the client's certificate, if
-    it sent one.
+    After the handshake, before the first bytes are received, *verified* is called with the client's certificate, if it
+    sent one.
     """
 
     __slots__ = (
@@ -161,7 +161,7 @@ class TlsTransport:
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._unsent = b""
         self._shaken = False
-        self._has_ended = False  # the client sends no more
+        self._has_ended = False  # whether the client's side has ended
         self._ready: trio.Event | None = None  # set while a task waits for the end of the handshake
 
     @property
@@ -261,14 +261,14 @@ class TlsTransport:
             self.close()
             return
         with contextlib.suppress(OSError, trio.ClosedResourceError):
-            self._say_end()
+            self._send_close_notify()
         self._inner.linger()
         self._stir()
 
-    def _say_end(self) -> None:
-        """Send the alert close_notify (RFC 8446 6.1), without which the client takes the end for an attack."""
+    def _send_close_notify(self) -> None:
+        """Send the alert close_notify (RFC 8446 6.1); without it, the client takes the end for an attack."""
         if self._shaken:
-            with contextlib.suppress(ssl.SSLError):  # the client's alert has not come yet
+            with contextlib.suppress(ssl.SSLError):  # the client's alert has not arrived yet
                 self._object.unwrap()
             self._flush()
 

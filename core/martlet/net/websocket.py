@@ -2,7 +2,7 @@
 
 Message boundaries are ignored: the payloads of all binary frames form one byte stream, as MQTT over WebSocket requires
 (MQTT 5 section 6). Payload is passed on as it arrives, so even a long frame takes no memory. The HTTP request is
-limited in size, and control frames have 125 bytes at most. A refusal is an HTTP response whose body says why.
+limited in size, and control frames have 125 bytes at most. A refusal is an HTTP response whose body states the reason.
 """
 
 import contextlib
@@ -34,23 +34,23 @@ __all__ = ["WebSocketTransport", "may_connect"]
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 
-# Encodes frames. `Connection` cannot be used for that: after it has received a close frame it sends no more data,
-# although earlier requests must still be answered.
+# Encodes frames. `Connection` cannot do that: after it has received a close frame it sends no more data, although
+# earlier requests must still be answered.
 FRAMES: Final = FrameProtocol(client=False, extensions=[])
 HEAD_END: Final = b"\r\n\r\n"
-HEAD_BYTES_MAX: Final = 32768  # of the HTTP request: cookies of a site take much of it
-PAYLOAD_BYTES: Final = 262144  # largest payload of a frame that we send
-RECEIVE_BYTES: Final = 4096  # parsed at once: this can be hundreds of tiny frames, of about 8 us each
-REASON_CHARACTERS_MAX: Final = 500  # of a refusal, which repeats what the client sent
-UNSENT_PONG_BYTES_MAX: Final = 4096  # above, pings are not answered (RFC 6455 5.5.3 allows that)
-# Hosts of web pages that this machine serves itself. A page from elsewhere could use a broker that only this machine
+HEAD_BYTES_MAX: Final = 32768  # of the HTTP request; cookies of a site can take most of it
+PAYLOAD_BYTES: Final = 262144  # largest payload of a frame sent by the server
+RECEIVE_BYTES: Final = 4096  # bytes parsed at once: up to hundreds of tiny frames, of about 8 us each
+REASON_CHARACTERS_MAX: Final = 500  # of a refusal, which quotes the client's request
+UNSENT_PONG_BYTES_MAX: Final = 4096  # above this number of bytes, pings are not answered (RFC 6455 5.5.3 allows that)
+# Hosts of web pages that this machine serves itself. A page from another host could use a broker that only this machine
 # should reach.
 LOCAL: Final = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
 @final
 class WebSocketTransport:
-    """A WebSocket over *inner*; *first* is the bytes that were read to detect it."""
+    """A WebSocket over *inner*; *first* holds the bytes that were read to detect it."""
 
     __slots__ = (
         "_close_frame",
@@ -73,10 +73,10 @@ class WebSocketTransport:
         self._head = bytearray()
         self._unparsed = first
         self._frames: Connection | None = None  # set after the handshake
-        self._payload = b""  # received together with the handshake
+        self._payload = b""  # payload received together with the handshake
         self._unsent = b""
         self._ended = False  # receiving has ended
-        self._failure = ""  # the reason, if it is the client's fault
+        self._failure = ""  # why receiving has ended, if the client is at fault
         self._closed = False  # sending has ended
         self._close_frame = b""  # the last frame to send
         self._opened: trio.Event | None = None  # set while a task waits for the end of the handshake
@@ -122,7 +122,7 @@ class WebSocketTransport:
             self._shake_hands(bytes(self._head[:end]), bytes(self._head[end:]))
 
     def _shake_hands(self, head: bytes, rest: bytes) -> None:
-        """Answer the HTTP request *head*; the bytes after it are frames."""
+        """Answer the HTTP request *head*; *rest* holds the bytes after it, which are frames."""
         self._head.clear()
         handshake = H11Handshake(ConnectionType.SERVER)
         try:
@@ -241,16 +241,16 @@ class WebSocketTransport:
             self._opened = None
 
     def close(self) -> None:
-        self._say_end()
+        self._send_close_frame()
         self._inner.close()
         self._note_opened()
 
     def linger(self) -> None:
-        self._say_end()
+        self._send_close_frame()
         self._inner.linger()
         self._note_opened()
 
-    def _say_end(self) -> None:
+    def _send_close_frame(self) -> None:
         """Send the close frame."""
         if not self._closed and self._frames is not None:
             self._closed = True
@@ -260,7 +260,7 @@ class WebSocketTransport:
 
 
 def _head_of(pieces: Sequence[Buffer]) -> tuple[bytes, int]:
-    """Return as many of *pieces* as fit into one frame, joined, and their size."""
+    """Return as many of *pieces* as fit into one frame, joined, and their size in bytes."""
     chosen: list[Buffer] = []
     size = 0
     for piece in pieces:
@@ -273,7 +273,7 @@ def _head_of(pieces: Sequence[Buffer]) -> tuple[bytes, int]:
 
 
 def _response(status: int, headers: Headers, why: str) -> bytes:
-    """Return an HTTP response whose body is *why*, for whoever looks at it in a browser."""
+    """Return an HTTP response with the body *why*, for a human who opens the address in a browser."""
     body = f"{_printable(why)}\n".encode()
     fixed = [
         (b"Connection", b"close"),
@@ -286,19 +286,19 @@ def _response(status: int, headers: Headers, why: str) -> bytes:
 
 
 def _printable(text: str) -> str:
-    """Return *text*, in which a client may have anything, on one line of moderate length."""
+    """Return *text*, arbitrary bytes of a client, as one printable line of moderate length."""
     return "".join([each if each.isprintable() else "?" for each in text[:REASON_CHARACTERS_MAX]])
 
 
 def may_connect(origins: Collection[str], origin: str, host: str = "") -> bool:
     """Return whether a web page of *origin* may connect if *origins* are allowed (`WebSocket`).
 
-    A browser lets any page connect over WebSocket, and tells its origin.
+    A browser lets any page connect over WebSocket, and sends the page's origin.
 
     Args:
       origin: empty for a client that is no browser.
-      host: how the client calls the broker, from the header Host. A page of the same host is no foreign one, whatever
-        the ports: a web server beside the broker, or in front of it.
+      host: the broker's host as the client addressed it, from the header Host. A page of the same host is not foreign,
+        whatever the ports: a web server beside the broker, or in front of it.
     """
     if not origin or "*" in origins or origin in origins:
         return True
