@@ -1,12 +1,11 @@
 """Authentication: turns credentials into an identity.
 
-The authenticators of the plugins are called in order. The first one that does not abstain
-decides: it returns an identity or refuses. A password is checked in a worker thread, because
-a good password hash takes tens of milliseconds by design; other credentials are checked on
-the event loop.
+The authenticators of the plugins are called in order. The first one that does not abstain decides: it returns an
+identity or refuses. A password is checked in a worker thread, because a good password hash takes tens of milliseconds
+by design; other credentials are checked on the event loop.
 
-A mechanism authenticates in several steps (as SASL's do, RFC 4422). A protocol that has such
-exchanges asks for one by its name, and passes on what client and mechanism say.
+A mechanism authenticates in several steps, as SASL's do (RFC 4422). A protocol with such exchanges begins one by the
+mechanism's name, and passes data between client and exchange.
 """
 
 from collections.abc import Mapping
@@ -30,7 +29,7 @@ from martlet.errors import Reason, Refused
 
 __all__ = ["ANONYMOUS", "Authentication"]
 
-# One at a time: a password hash keeps one core busy, and the event loop needs another.
+# Few, because a password hash keeps one core busy, and the event loop needs another.
 PASSWORD_THREADS: Final = 2
 MECHANISM_SHOWN: Final = 40
 
@@ -47,9 +46,9 @@ class Authentication:
 
     @property
     def required(self) -> bool:
-        """Whether a plugin checks who clients are, so that a protocol can ask them for credentials.
+        """Whether a plugin authenticates clients, so that a protocol can ask them for credentials.
 
-        A client without any is anonymous still; authorizers decide what it may do.
+        A client without credentials is anonymous nevertheless; authorizers decide about its permissions.
         """
         return bool(self.authenticators or self.mechanisms)
 
@@ -57,10 +56,10 @@ class Authentication:
         """Return the identity that *credentials* prove; for a `Password` use `authenticate_password`.
 
         If all authenticators abstain, the owner of a certificate, which TLS has verified, is anonymous; other
-        credentials are refused, so that a client does not wrongly believe it was authenticated.
+        credentials are refused, so that no client believes wrongly that it is authenticated.
 
         Raises:
-          Refused: they are wrong, or no authenticator supports such credentials (Reason.CREDENTIALS).
+          Refused: the credentials are wrong, or no authenticator supports them (Reason.CREDENTIALS).
         """
         try:
             return self._ask(credentials)
@@ -72,7 +71,7 @@ class Authentication:
         """Return the identity that *password* proves; checks it in a worker thread.
 
         Raises:
-          Refused: it is wrong, or no authenticator supports passwords (Reason.CREDENTIALS).
+          Refused: the password is wrong, or no authenticator supports passwords (Reason.CREDENTIALS).
         """
         if not self.authenticators:
             return ANONYMOUS
@@ -83,10 +82,10 @@ class Authentication:
             raise
 
     def begin(self, mechanism: str) -> Exchange:
-        """Return a new exchange by *mechanism*; pass what the client sends to `proceed`.
+        """Return a new exchange by *mechanism*; pass the client's data to `proceed`.
 
         Raises:
-          Refused: no plugin offers it (Reason.NOT_SUPPORTED).
+          Refused: no plugin offers the mechanism (Reason.NOT_SUPPORTED).
         """
         begin = self.mechanisms.get(mechanism)
         if begin is None:
@@ -97,7 +96,7 @@ class Authentication:
         return begin()
 
     async def proceed(self, exchange: Exchange, data: bytes) -> Challenge | Proved:
-        """Return what *exchange* says to *data* of the client; asks it in a worker thread.
+        """Pass *data* of the client to *exchange* in a worker thread; return the next step.
 
         Raises:
           Refused: the client has proved nothing; end the exchange.

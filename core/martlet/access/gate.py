@@ -1,14 +1,12 @@
-"""The gate: everything that a protocol can do with the broker, after checking permissions.
+"""The gate: all operations of a protocol on the broker, after checking permissions.
 
-A protocol gets a gate for the identity of its client (`Broker.gate`). It publishes,
-subscribes, joins groups, queries and administers only through the gate. The gate asks the
-authorizers (`rules.Decisions`), once per action and name until the rules change, and keeps
-the broker's internal topics closed.
+A protocol gets a gate for the identity of its client (`Broker.gate`). It publishes, subscribes, joins groups, queries
+and administers only through the gate. The gate asks the authorizers (`rules.Decisions`), once per action and name until
+the rules change, and keeps the broker's internal topics closed.
 
-The names in a decision: a topic has its own name, a consumer group that of its retry topic
-``%RETRY%<group>``, a shared group with a `GroupPolicy` is ``$share/<scope>/<group>``, and the
-whole broker the empty name. In a topic that a `Feed` follows,
-each message has a name too, its tag: decisions on messages and topic filters use ``topic/name``.
+The names in a decision: a topic has its own name, a consumer group the name of its retry topic ``%RETRY%<group>``, a
+shared group with a `GroupPolicy` is ``$share/<scope>/<group>``, and the whole broker has the empty name. In a topic
+that a `Feed` follows, each message has a name too, its tag: decisions on messages and topic filters use ``topic/name``.
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -61,13 +59,13 @@ T = TypeVar("T")
 
 
 class ReplyRouting(Protocol):
-    """Stores replies for those who wait; implemented by `martlet.access.replies.Replies`."""
+    """Stores replies for the clients that wait for them; implemented by `martlet.access.replies.Replies`."""
 
     def send(self, gate: "Gate", address: str, reply: Message) -> Placed: ...
 
 
 class Behind(Protocol):
-    """The broker as a gate uses it; implemented by `martlet.broker.Broker`."""
+    """The methods of the broker that a gate uses; implemented by `martlet.broker.Broker`."""
 
     store: Store
     topics: Topics
@@ -137,7 +135,7 @@ class Gate:
     # publishing
 
     def publish(self, message: Message) -> Placed:
-        """Store *message* like `Broker.publish`; requires ``publish`` on its topic or on its name there.
+        """Store *message* like `Broker.publish`; requires ``publish`` on its topic, or on its name in the topic.
 
         With light queues, it also requires ``publish`` on each light topic that the message names.
         """
@@ -145,7 +143,9 @@ class Gate:
         return self._behind.publish(message)
 
     def _check_light(self, message: Message) -> None:
-        """Raise `Refused` unless *message* may go to the light topics that it names; only routers make them count."""
+        """Raise `Refused` unless *message* may go to the light topics that it names; they count only if there are
+        routers.
+        """
         if message.properties.find(MULTI) >= 0 and may_be_indexed(message.topic.encode()):
             for topic in light_topics(message.properties):
                 self.check("publish", topic)
@@ -158,7 +158,7 @@ class Gate:
         notes: Sequence[tuple[Journal, bytes]] = (),
         own: Callable[[Message], Message] | None = None,
     ) -> AppendResult:
-        """Store messages like `Broker.publish_all`; a message that may not be published is refused."""
+        """Store messages like `Broker.publish_all`; refuses each message without permission."""
         publishable, has_routers = self.publishable, bool(self._behind.routers)
         refused: dict[int, Refused] = {}
         for place, item in enumerate(items):
@@ -187,11 +187,11 @@ class Gate:
         return self._behind.find_queue(topic, queue_id) if topic in self.publishable else None
 
     def note_unawaited(self, topic: str, count: int, end: int) -> None:
-        """Note that nobody waits until the last *count* messages are durable, which were just published.
+        """Note that nobody waits until the last *count* messages, which were just published, are durable.
 
         The first of them is in *topic*, and the last one ends at *end*. They need no fdatasync of their own then: they
-        become durable together with what is published later, or after ``store.flush_interval_ms``. Early feeds
-        (`Cursors.open`) deliver them before. Nothing is noted if a stage stored others with them or instead.
+        become durable together with later messages, or after ``store.flush_interval_ms``. Early feeds (`Cursors.open`)
+        deliver them before. Nothing is noted if a stage stored other messages with them or instead of them.
         """
         self._behind.store.committer.note_unawaited(topic, count, end)
 
@@ -199,7 +199,7 @@ class Gate:
         """Raise `Refused` (NO_PERMISSION) unless *message* may be published, also to the light topics that it names."""
         if message.topic not in self.publishable:
             self.check_message(message.topic, message.properties)
-        if self._behind.routers:  # looked up each time: a gate may be older than they are
+        if self._behind.routers:  # looked up each time: a gate may be older than the routers
             self._check_light(message)
 
     def check_message(self, topic: str, properties: bytes) -> None:
@@ -235,14 +235,14 @@ class Gate:
     def reply(self, address: str, message: Message) -> Placed:
         """Store *message* as the reply for *address*, the property ``REPLY_TO_CLIENT`` of a request, and deliver it.
 
-        Requires ``publish`` on where the reply is stored: the reply topic of RocketMQ clients, or the name of MQTT
-        ones.
+        Requires ``publish`` on the place where the reply is stored: the reply topic of RocketMQ clients, or the name of
+        MQTT clients.
 
         Args:
           message: with the property ``CORRELATION_ID`` of the request; its topic is set.
 
         Raises:
-          Refused: nobody waits there (Reason.NOT_FOUND), or as for `publish`.
+          Refused: nobody waits for a reply there (Reason.NOT_FOUND), or as for `publish`.
         """
         return self._behind.replies.send(self, address, message)
 
@@ -278,9 +278,9 @@ class Gate:
             self._check_open(name)
             self.check(action, name)
         _, topics, groups = self._tables
-        found = topics.get(name)
-        if found is not None or not topics.auto_create_enabled:
-            return found
+        known = topics.get(name)
+        if known is not None or not topics.auto_create_enabled:
+            return known
         if name.startswith(DLQ_PREFIX) and groups.get(name.removeprefix(DLQ_PREFIX)) is not None:
             return topics.ensure(name, 1)
         return None if is_reserved(name) else topics.ensure(name, new_queues)
@@ -351,8 +351,8 @@ class Gate:
         """Return a new member of a shared group, like `SharedGroups.join`; requires ``read`` on *topic* and *group*.
 
         If *membership* has names, it requires ``read`` on their topic filter instead of the whole topic, and the member
-        gets only messages whose names it may read. Others go to other members, or to nobody if no connected member may
-        read them.
+        gets only messages whose names it may read. Other messages go to other members, or to nobody if no connected
+        member may read them.
 
         Authorizers know a group with a *policy*, which is not a consumer group, as ``$share/<scope>/<group>``. The
         permission is checked again at each `Member.collect`, which then may raise `Refused`.
@@ -438,10 +438,10 @@ class Gate:
         return self._behind.store.lookup.query_keys(topic, key, count_max, begin_ms, end_ms, bytes_max)
 
     async def record_at(self, position: int) -> bytes | None:
-        """Return the record at *position* of the log, None if no intact one starts there.
+        """Return the record at *position* of the log; None if no intact record starts there.
 
-        Requires the same permissions as `query_keys`, or ``read`` on a light topic of the record. Waits for the disk
-        in a worker thread.
+        Requires the same permissions as `query_keys`, or ``read`` on a light topic of the record. Waits for the disk in
+        a worker thread.
         """
         data = await self._behind.store.lookup.record_far(position)
         if data is not None and not self._may_read_light(RecordView(data)):
@@ -449,7 +449,7 @@ class Gate:
         return data
 
     def _may_read_light(self, record: RecordView) -> bool:
-        """Whether the identity may read *record* in one of the light queues that have it."""
+        """Whether the identity may read *record* in one of the light queues that contain it."""
         if record.properties.find(MULTI) < 0 or not may_be_indexed(record.topic_bytes):
             return False
         named = [name for name, _ in light_places(record.topic_bytes, record.properties)]

@@ -1,7 +1,7 @@
-"""Grants: what a permitted request can use. Each is bound to one topic, one group or the whole broker.
+"""Grants: the operations of a permitted request. Each is bound to one topic, one group or the whole broker.
 
-A grant has no method that reads or changes another topic or group. Do not keep a grant longer than its request: it
-does not check permissions again.
+A grant has no method that reads or changes another topic or group. Do not keep a grant longer than its request: it does
+not check permissions again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ def check_not_closed(topic: str) -> None:
 
 
 class _Grant:
-    """One topic or group by its name, and the tables that a grant acts on."""
+    """One topic or group by its name, and the tables that its grant uses."""
 
     __slots__ = ("_groups", "_store", "_topics", "name")
 
@@ -78,10 +78,11 @@ class TopicOffsets(_Grant):
         return self._store.readers.end_offset(queue) if queue is not None else 0
 
     def next_offset(self, queue_id: int) -> tuple[int, int]:
-        """Return the offset of the next message that is appended, and the log position up to which it must be readable.
+        """Return the offset of the next message that is appended, and the log position up to which it must be
+        readable.
 
-        Who begins there gets only messages published from now on: hold the answer until that position
-        (`Peer.hold_until`), because a failed commit would take the offset back.
+        A consumer that begins there gets only messages published from now on: hold the answer until that position
+        (`Peer.hold_until`), because a failed commit would reuse the offset.
         """
         queue = self._queue(queue_id)
         return (queue.next_offset, queue.last_end) if queue is not None else (0, 0)
@@ -112,7 +113,7 @@ class TopicOffsets(_Grant):
         return self._store.readable
 
     def bytes_since(self, queue_id: int, offset: int) -> Steps[int]:
-        """Return how much the log has grown since message *offset*; -1 if that is not readable. Raises `NotReady`."""
+        """Return the bytes appended to the log since message *offset*; -1 if it is not readable. Raises `NotReady`."""
         queue = self._queue(queue_id)
         position = -1 if queue is None else (yield from self._store.lookup.position_at(queue, offset))
         return self._store.readable - position if position >= 0 else -1
@@ -209,7 +210,7 @@ class GroupGrant(_Grant):
         return self._groups.committed(self.name, topic)
 
     def offset(self, topic: str, queue_id: int) -> int:
-        """Return the group's committed offset in that queue, -1 if there is none."""
+        """Return the group's committed offset in that queue; -1 if there is none."""
         return self._groups.offset(self.name, topic, queue_id)
 
     def is_forbidden(self, topic: str) -> bool:
@@ -236,7 +237,7 @@ class GroupAdminGrant(GroupGrant):
     __slots__ = ()
 
     def update(self, group: Group) -> Group:
-        """Create or change the group. Raises `Refused` if *group* is another one, and like `Groups.update`."""
+        """Create or change the group. Raises `Refused` as `Groups.update`, or if *group* has another name."""
         if group.name != self.name:
             text = f"group {group.name!r} cannot be changed; the permission is for group {self.name!r}"
             raise Refused(Reason.NO_PERMISSION, text)
@@ -280,7 +281,7 @@ class ConsumeGrant:
         return self._topics.get(self.topic)
 
     def open_topic(self) -> Topic | None:
-        """As `get_topic`, but where light queues are on a light topic is created by its first reader.
+        """As `get_topic`; but where light queues are on, the first reader of a light topic creates it.
 
         Raises:
           Refused: there are too many light queues (Reason.BUSY).
@@ -292,7 +293,7 @@ class ConsumeGrant:
         return self._groups.get(self.group)
 
     def group_policy(self) -> Group | None:
-        """Return the group, or what a new one would be; None if the configuration allows none. Raises `Refused`."""
+        """Return the group, or an unstored new one; None if the configuration allows none. Raises `Refused`."""
         return self._groups.policy(self.group)
 
     def ensure_group(self) -> Group | None:
@@ -313,7 +314,8 @@ class ConsumeGrant:
         return self._store.readers.end_offset(queue) if queue is not None else 0
 
     async def read(self, queue_id: int, offset: int, count_max: int, budget_bytes: int) -> ReadResult:
-        """Read up to *count_max* messages of about *budget_bytes* together, in a worker thread if not in memory.
+        """Read up to *count_max* messages of about *budget_bytes* together; in a worker thread if they are not in
+        memory.
 
         Raises:
           Refused: the queue was never used (Reason.NOT_FOUND).
@@ -354,7 +356,7 @@ class PublishGrant(_Grant):
         super().__init__(store, topics, groups, name)
         self._tail = store.tail
         self._readable_end = store.readable_end
-        self.code_of: Final = store.writer.code_of  # the tag code of encoded properties, for `Gate.publish_all`
+        self.code_of: Final = store.writer.code_of  # returns the tag code of encoded properties, for `Gate.publish_all`
 
     def get(self) -> Topic | None:
         """Return the topic; None if there is none."""
@@ -371,7 +373,7 @@ class PublishGrant(_Grant):
 
     @property
     def unflushed_bytes(self) -> int:
-        """Return how many appended bytes of the log are not readable yet."""
+        """The number of appended bytes of the log that are not readable yet."""
         return self._tail.position - self._readable_end.position
 
 
@@ -429,7 +431,7 @@ class BrokerGrant:
         return GroupGrant(self._store, self._topics, self._groups, name)
 
     def forbidden(self) -> Mapping[str, Mapping[str, int]]:
-        """Return what groups must not read: group -> topic -> bits; do not change or keep it."""
+        """Return the topics that groups must not read: group -> topic -> bits; do not change or keep it."""
         return self._groups.forbidden()
 
     def offsets_in_steps(self) -> Steps[list[bytes]]:

@@ -1,11 +1,11 @@
-"""Addresses of those who wait for a reply to a request.
+"""Reply addresses: a reply to a request is stored for the client that waits for it.
 
 A request is a message with the properties ``CORRELATION_ID`` and ``REPLY_TO_CLIENT``, the address. An address begins
-with the name of a protocol and a colon, as in ``mqtt:text:a/b``; one without the name of a protocol that takes replies
-is the client identifier of a RocketMQ client. So consumers of one protocol answer requests of another one.
+with the name of a protocol and a colon, as in ``mqtt:text:a/b``; an address without the name of a protocol that takes
+replies is the client identifier of a RocketMQ client. So consumers of one protocol answer requests of another one.
 
-Some clients of RocketMQ want ``CORRELATION_ID`` to have a value. A request without one has `NO_CORRELATION` there, and
-its address is ``PROTOCOL:none:...``.
+Some clients of RocketMQ want ``CORRELATION_ID`` to have a value. A request without one has the value `NO_CORRELATION`,
+and its address is ``PROTOCOL:none:...``.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,9 @@ __all__ = ["NO_CORRELATION", "Replies", "TakeReply", "is_uncorrelated"]
 
 NO_CORRELATION: Final = "="
 
-# Called with the gate of who replies, the address without the name of the protocol, and the reply, with its
-# ``CORRELATION_ID``; its topic is not set. Stores it for the requester. Raises `Refused`: NOT_FOUND if nobody waits.
+# Stores a reply for the client that sent the request. Called with the gate of the replying client, the address without
+# the name of the protocol, and the reply, with its ``CORRELATION_ID``; its topic is not set. Raises `Refused`:
+# NOT_FOUND if nobody waits.
 TakeReply: TypeAlias = Callable[[Gate, str, Message], Placed]
 
 
@@ -37,11 +38,11 @@ class Replies:
         self._takers: dict[str, TakeReply] = {}
 
     def add(self, protocol: str, take: TakeReply) -> None:
-        """Give replies to addresses of *protocol* to *take*; the empty name is for all other addresses."""
+        """Pass replies to addresses of *protocol* to *take*; the empty name is for all other addresses."""
         self._takers[protocol] = take
 
     def protocol_of(self, address: str) -> str:
-        """Return the protocol of *address*; empty if it names none that takes replies."""
+        """Return the protocol of *address*; empty if it names no protocol that takes replies."""
         protocol, colon, _ = address.partition(":")
         return protocol if colon and protocol in self._takers else ""
 

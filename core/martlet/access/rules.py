@@ -11,12 +11,12 @@ from martlet.tables.topics import RETRY_PREFIX
 
 __all__ = ["Decisions", "FollowPermit", "GroupPermit", "Rules", "name_of_group"]
 
-# Cached decisions per identity. A client uses few topics; for others the authorizers are asked again.
+# Cached decisions per identity. A client uses few topics; the authorizers are asked again about the others.
 DECISIONS_MAX: Final = 4096
-# Decisions about names inside topics, of all identities together: some 150 bytes each.
+# Cached decisions about names inside topics, of all identities together: some 150 bytes each.
 NAMES_MAX: Final = 100_000
-SEPARATOR: Final = "/"  # between a topic and a name inside it; no topic's name holds one
-SHARED: Final = "$share"  # in the place of a topic, for groups that are no consumer groups; no topic's name holds a $
+SEPARATOR: Final = "/"  # between a topic and a name inside it; no topic's name contains it
+SHARED: Final = "$share"  # replaces the topic for groups that are no consumer groups; no topic's name contains a $
 
 
 @final
@@ -53,13 +53,13 @@ class Rules:
             tell()
 
     def add_named(self, topics: Iterable[str]) -> None:
-        """Decide about messages of *topics* by their names as well."""
+        """From now on decide about messages of *topics* by their names as well."""
         if not self.named.issuperset(topics):
             self.named.update(topics)
             self.changed()
 
     def note_name(self) -> None:
-        """One more decision about a name is kept; where that is too much, all of them are forgotten."""
+        """Count one more cached decision about a name; above `NAMES_MAX`, drop all of them."""
         self._names_known += 1
         if self._names_known > NAMES_MAX:
             self._names_known = 1
@@ -68,16 +68,16 @@ class Rules:
 
     def of(self, identity: Identity) -> "Decisions":
         """Return the decisions for *identity*, which all its connections share."""
-        found = self._in_use.get(identity)
-        if found is None:
-            found = self._in_use[identity] = Decisions(self, identity)
-        return found
+        decisions = self._in_use.get(identity)
+        if decisions is None:
+            decisions = self._in_use[identity] = Decisions(self, identity)
+        return decisions
 
     def decide(self, identity: Identity, action: str, name: str) -> bool:
-        """Ask the authorizers; if all of them abstain, the answer is no.
+        """Ask the authorizers; deny if all of them abstain.
 
-        A name inside a topic, ``topic/name``, is denied if the topic is. Otherwise the opinion on the name decides,
-        and if there is none, the opinion on the topic.
+        A name inside a topic, ``topic/name``, is denied if the topic is. Otherwise the opinion on the name decides, and
+        if there is none, the opinion on the topic.
         """
         if not self._authorizers:
             return True
@@ -89,7 +89,7 @@ class Rules:
         return opinion is True
 
     def _opinion(self, identity: Identity, action: str, name: str) -> bool | None:
-        """Return the first opinion of an authorizer, None if all abstain."""
+        """Return the first opinion of an authorizer; None if all abstain."""
         for authorizer in self._authorizers:
             opinion = authorizer(identity, action, name)
             if opinion is not None:
@@ -116,17 +116,17 @@ class Decisions:
         self._rules = rules
         self.identity = identity
         self._known: dict[tuple[str, str], bool] = {}
-        self._names: dict[tuple[str, str], dict[str, bool]] = {}  # by action and topic
-        # By topic the tags of messages that may be published: looked up once per message, as `publishable`.
+        self._names: dict[tuple[str, str], dict[str, bool]] = {}  # (action, topic) -> name -> whether it is allowed
+        # By topic the tags of messages that may be published: looked up once per message, like `publishable`.
         self.publishable_tags: dict[str, set[bytes]] = {}
-        # Topics that may be published to: looked up once per message. It is never replaced, gates hold it.
+        # Topics that may be published to: looked up once per message. Gates hold this dict, so it is never replaced.
         self.publishable: dict[str, PublishGrant] = {}
         # By group and topic, looked up once per pull.
         self.consumable: dict[tuple[str, str], ConsumeGrant] = {}
 
     @property
     def generation(self) -> int:
-        """Goes up with each change of the rules."""
+        """Incremented by each change of the rules."""
         return self._rules.generation
 
     def allows(self, action: str, name: str) -> bool:
@@ -153,7 +153,7 @@ class Decisions:
         return Refused(Reason.NO_PERMISSION, f"{self.identity.name!r} may not {verb} {shown}")
 
     def has_names(self, topic: str) -> bool:
-        """Whether the names inside *topic* have to be asked about."""
+        """Whether decisions about *topic* depend on the names inside it."""
         rules = self._rules
         return bool(rules.authorizers) and topic in rules.named
 
@@ -184,7 +184,7 @@ class Decisions:
         self.publishable[grant.name] = grant
 
     def check_tag(self, topic: str, tag: bytes) -> None:
-        """As `check_name`, for publishing a message with *tag*; lets further ones pass with one look-up."""
+        """As `check_name`, for publishing a message with *tag*; further messages with the tag need one look-up."""
         self.check_name("publish", topic, tag.decode(errors="replace"))
         if self.has_names(topic):
             self._rules.note_name()
@@ -204,7 +204,7 @@ class Decisions:
         self.consumable.clear()
 
     def forget_names(self) -> None:
-        """Ask again for the names inside topics."""
+        """Drop the cached decisions about names inside topics."""
         self._names.clear()
         self.publishable_tags.clear()
 
@@ -222,7 +222,7 @@ class Decisions:
 class FollowPermit:
     """Whether one identity may follow filters and read names in some topics (`martlet.delivery.cursor.Permit`).
 
-    *topics_of* returns the topics that have the names which a filter matches; a name is a filter that matches itself.
+    *topics_of* returns the topics whose names a filter matches; a name is a filter that matches itself.
     """
 
     __slots__ = ("_decisions", "_topics_of")
@@ -233,7 +233,7 @@ class FollowPermit:
 
     @property
     def generation(self) -> int:
-        """Goes up with each change of the rules."""
+        """Incremented by each change of the rules."""
         return self._decisions.generation
 
     def check(self, topic_filter: str) -> None:
@@ -263,7 +263,7 @@ class GroupPermit:
 
     @property
     def asks(self) -> bool:
-        """Whether the names of messages have to be asked about."""
+        """Whether the permission depends on the names of messages."""
         return bool(self._topic_filter) and self._decisions.has_names(self._topic)
 
     def check(self) -> None:
@@ -280,7 +280,7 @@ class GroupPermit:
 
 
 def name_of_group(group: str, scope: str) -> str:
-    """Return what decisions call the shared group *group*, which is no consumer group, of *scope*."""
+    """Return the name in decisions of the shared group *group* of *scope*, which is no consumer group."""
     return SEPARATOR.join((SHARED, scope, group))
 
 

@@ -1,4 +1,4 @@
-"""Transactions of one client, after checking its permissions: the parts of a gate that transactions need."""
+"""Transactions of one client, after checking its permissions: the parts of a gate for transactions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol, final
@@ -58,18 +58,18 @@ class TransactionGate:
     def end(self, half: HalfMessage, *, commit: bool) -> int:
         """Commit the transaction of *half*, or roll it back, like `Transactions.end`.
 
-        Requires ``publish`` on the topic that its producer sent it to, or on its name there.
+        Requires ``publish`` on the topic to which the producer sent the message, or on the message's name in it.
         """
         self._permissions.check_message(half.topic, half.record.properties)
-        return self._found().end(half, commit=commit)
+        return self._capability().end(half, commit=commit)
 
     def end_together(self, ends: Sequence[tuple[HalfMessage, bool]]) -> list[int]:
         """End several transactions, like `Transactions.end_together`; requires the same as `end`.
 
-        Returns the places of those that it left for `end`, which may refuse them.
+        Returns the indexes of the transactions left for `end`, which may refuse them.
         """
         if self._permissions.publishable.keys() >= {half.topic for half, _ in ends}:
-            return self._found().end_together(ends)
+            return self._capability().end_together(ends)
         left, places = [], []
         for place, (half, _) in enumerate(ends):
             try:
@@ -77,25 +77,25 @@ class TransactionGate:
                 places.append(place)
             except Refused:
                 left.append(place)
-        return left + [places[each] for each in self._found().end_together([ends[place] for place in places])]
+        return left + [places[each] for each in self._capability().end_together([ends[place] for place in places])]
 
     def force(self, half: HalfMessage, *, commit: bool) -> int:
         """End the transaction of *half* for an administrator, like `Transactions.end`.
 
-        Requires ``manage`` on the topic that its producer sent it to.
+        Requires ``manage`` on the topic to which its producer sent it.
         """
         self._permissions.check("manage", half.topic)
-        return self._found().end(half, commit=commit)
+        return self._capability().end(half, commit=commit)
 
     def resume(self, half: HalfMessage) -> int:
         """Check the transaction of *half* again from the first time, like `Transactions.resume`.
 
-        Requires ``manage`` on the topic that its producer sent it to.
+        Requires ``manage`` on the topic to which its producer sent it.
         """
         self._permissions.check("manage", half.topic)
-        return self._found().resume(half)
+        return self._capability().resume(half)
 
-    def _found(self) -> Transactions:
+    def _capability(self) -> Transactions:
         if self._held is None:
             raise Refused(Reason.NOT_SUPPORTED, "no plugin holds transactional messages; add tx to plugins.enabled")
         return self._held
@@ -127,19 +127,21 @@ class ExternalGate:
     ) -> ExternalRun:
         """Begin a run of *producer*, like `ExternalTransactions.begin`.
 
-        Requires ``publish`` on *topic*, to which the run will write, or which is ``topic/name`` for a name in it.
+        Requires ``publish`` on *topic*, to which the run will write; ``topic/name`` is a name in a topic.
         """
         self._check_writer(topic)
         name = self._permissions.identity.name
-        return await self._found().begin(name, producer, run, began_ms, brokers, only_known=only_known)
+        return await self._capability().begin(name, producer, run, began_ms, brokers, only_known=only_known)
 
     async def stage(self, transaction: ExternalTransaction, part: str, chunk: int, batch: StagedBatch) -> ExternalStage:
-        """Stage *batch*, like `ExternalTransactions.stage`; requires ``publish`` on its topic or on its names there."""
+        """Stage *batch*, like `ExternalTransactions.stage`; requires ``publish`` on its topic, or on its names in the
+        topic.
+        """
         permissions = self._permissions
         if batch.topic not in permissions.publishable or permissions.has_routers:
             for _, properties, _ in batch.members:
                 permissions.check_whole(Message(batch.topic, b"", properties))
-        return await self._found().stage(self._own(transaction), part, chunk, batch)
+        return await self._capability().stage(self._own(transaction), part, chunk, batch)
 
     async def prepare(
         self,
@@ -153,7 +155,7 @@ class ExternalGate:
         if not parts:
             self._check_writer(topic)
         own = self._own(transaction)
-        return await self._found().prepare(own, parts, self._permissions.check_publish, is_last=is_last)
+        return await self._capability().prepare(own, parts, self._permissions.check_publish, is_last=is_last)
 
     async def commit(
         self,
@@ -171,18 +173,18 @@ class ExternalGate:
         if parts is not None and not parts:
             self._check_writer(topic)
         own = self._own(transaction)
-        return await self._found().commit(own, parts, self._permissions.check_publish, is_last=is_last)
+        return await self._capability().commit(own, parts, self._permissions.check_publish, is_last=is_last)
 
     async def abort(self, transaction: ExternalTransaction, parts: Sequence[str] | None = None) -> int:
         """Drop *parts* of a transaction of this identity, like `ExternalTransactions.abort`."""
-        return await self._found().abort(self._own(transaction), parts)
+        return await self._capability().abort(self._own(transaction), parts)
 
     async def abort_prepared(self, transaction: ExternalTransaction) -> int:
-        """Drop what an older run has prepared, like `ExternalTransactions.abort_prepared`."""
-        return await self._found().abort_prepared(self._own(transaction))
+        """Drop the parts that an older run has prepared, like `ExternalTransactions.abort_prepared`."""
+        return await self._capability().abort_prepared(self._own(transaction))
 
     def _check_writer(self, topic: str) -> None:
-        """Raise `Refused` unless the identity may write to *topic*: what it asks for makes a producer known."""
+        """Raise `Refused` unless the identity may write to *topic*: the request makes a producer known."""
         if not topic:
             text = "request names no topic; name one that the producer writes to and that you may publish to"
             raise Refused(Reason.PARAMETER, text)
@@ -193,7 +195,7 @@ class ExternalGate:
         """Return *transaction* as one of this identity."""
         return replace(transaction, identity=self._permissions.identity.name)
 
-    def _found(self) -> ExternalTransactions:
+    def _capability(self) -> ExternalTransactions:
         if self._held is None:
             raise Refused(Reason.NOT_SUPPORTED, "no plugin holds external transactions; add tx to plugins.enabled")
         return self._held
