@@ -1,7 +1,8 @@
 """Every file that Martlet keeps in its data directory, as docs/operations.md lists them.
 
 A plugin that adds a file adds a line here, and one there: `test_data_files` compares both with what a broker with all
-plugins leaves behind, and damages each of them.
+plugins leaves behind, and damages each of them. The simulation and the tests with real processes damage those of the
+list that are derived.
 """
 
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from enum import Enum
 from re import escape, fullmatch
 from typing import Final
 
-__all__ = ["FILES", "DataFile", "Kind", "file_of"]
+__all__ = ["FILES", "DataFile", "Kind", "file_of", "is_derived"]
 
 
 class Kind(Enum):
@@ -74,6 +75,12 @@ FILES: Final = (
     # mqtt
     DataFile("config/mqtt-retained.snapshot", Kind.DERIVED, has_bak=True),
 )
+
+
+def is_derived(path: str) -> bool:
+    """Return whether the file at *path* in the data directory is computed from the log."""
+    found = file_of(path)
+    return found is not None and found.kind is Kind.DERIVED
 
 
 def file_of(path: str) -> DataFile | None:

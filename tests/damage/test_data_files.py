@@ -7,7 +7,8 @@ and ``MARTLET_DAMAGE_BITS`` says how many flipped bits of each file (default: 4)
 import logging
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 from random import Random
 from typing import Final, TypeVar
@@ -15,9 +16,10 @@ from typing import Final, TypeVar
 import pytest
 import trio
 from tests.damage.files import FILES, Kind, file_of
-from tests.damage.world import DATA, Seen, copy_of, fill, living, see
+from tests.damage.world import DATA, Plugins, Seen, copy_of, fill, living, see
 from trio.testing import MockClock
 
+from martlet.plugins.loader import GROUP
 from martlet.testing.clock import START_MS
 from martlet.testing.disk import Cut, FakeDisk
 
@@ -42,6 +44,7 @@ class History:
 
     def __init__(self) -> None:
         self.older: Files = {}
+        self.kept: set[str] = set()  # snapshots and tables, also those that have nothing to write
         self.stopped: dict[str, FakeDisk] = {}
         self.seen: dict[str, Seen] = {}
 
@@ -49,6 +52,8 @@ class History:
         disk = FakeDisk()
         async with living(disk, START_MS) as live:
             await fill(live, "first")
+            self.kept = {f"config/{each.name}.snapshot" for each in live.broker.projections._driven}
+            self.kept |= {each.path for each in live.broker.tables._tables}
             await trio.sleep(12)
         self.older = content_of(disk)
         async with living(disk, START_MS + 30_000) as live:
@@ -168,14 +173,28 @@ def test_a_start_without_damage_reports_none(history: History, stop: str, caplog
     assert [record.getMessage() for record in caplog.records if record.name != "martlet.tx"] == []
 
 
+def unlisted(paths: Iterable[str]) -> list[str]:
+    return [path for path in paths if file_of(path) is None]
+
+
 @pytest.mark.parametrize("stop", STOPS)
 def test_every_file_is_on_the_list(history: History, stop: str) -> None:
     disk = history.stopped[stop]
-    unknown = [path for path in content_of(disk) if file_of(path) is None]
-    assert unknown == [], "add these to tests/damage/files.py and to docs/operations.md"
+    assert unlisted([*content_of(disk), *history.kept]) == [], "add these to tests/damage/files.py and operations.md"
     if stop == "orderly":
         missing = [each.name for each in FILES if not any(each.matches(path) for path in content_of(disk))]
         assert missing == ["abort", "space.probe"], "these are listed, but a broker with all plugins does not have them"
+
+
+def test_the_file_of_a_new_plugin_is_not_on_the_list() -> None:
+    new = ["config/new.snapshot", "config/new.json.bak", "config/timers.snapshot.2", "new/00000000000000000000", "new"]
+    assert unlisted(new) == new
+
+
+def test_all_plugins_take_part() -> None:
+    """Those that come with Martlet; that of Spark has commands only."""
+    ours = {each.name for each in entry_points(group=GROUP) if each.dist is not None and each.dist.name == "martlet"}
+    assert {name for name, _ in Plugins().all} == ours - {"spark"}
 
 
 def test_the_list_is_that_of_the_documentation() -> None:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.damage.files import is_derived
 from tests.interop.martlet_process import Martlet
 from tests.remoting.pop_talk import Popped, ack_ext, pop_ext, popped
 from tests.wire_clients.remoting import BlockingRemotingClient, send_request
@@ -27,22 +28,10 @@ TIMER_MS = 1500
 INVISIBLE_MS = 1000
 PATIENCE_S = 300.0
 COMMIT, ROLLBACK = 8, 12
-# What is computed from the log, or only handed over to RocketMQ.
-DERIVED = (
-    "checkpoint",
-    "config/delayOffset.json*",
-    "config/timercheck*",
-    "config/*.snapshot*",
-    "consumequeue/*/*/*",
-    "index/*",
-    "queues.*",
-    "timerlog/*",
-    "timerwheel",
-)
 
 
 def derived_files(data: Path) -> list[Path]:
-    return [path for pattern in DERIVED for path in data.glob(pattern) if path.is_file()]
+    return [path for path in data.rglob("*") if path.is_file() and is_derived(path.relative_to(data).as_posix())]
 
 
 def leave(data: Path, older: Path) -> None:

@@ -3,12 +3,14 @@
 The broker holds delayed, timed, half and popped messages meanwhile, in its simulated world.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 from typing import Final
 
 import trio
+from tests.damage import files
 
 from martlet.testing.disk import Cut, FakeDisk
 
@@ -37,24 +39,26 @@ PLAN: Final = Plan(
     retriers=0,
     poppers=1,
 )
-FILES: Final = (
-    "checkpoint",
-    "config/delay-levels.snapshot",
-    "config/delayOffset.json",
-    "config/shared-groups.snapshot",
-    "config/timercheck",
-    "config/timers.snapshot",
-    "config/tx.snapshot",
-    "consumequeue/RMQ_SYS_TRANS_",
-    "consumequeue/SCHEDULE_TOPIC_XXXX",
-    "consumequeue/martlet.journal.",
-    "consumequeue/rmq_sys_wheel_timer",
-    "consumequeue/topic-0",
-    "index/",
-    "queues.",
-    "timerlog/",
-    "timerwheel",
+# The topics of consume queues in this world.
+TOPICS: Final = ("RMQ_SYS_TRANS_", "SCHEDULE_TOPIC_XXXX", "martlet.journal.", "rmq_sys_wheel_timer", "topic-0")
+# What its plugins and clients do not write.
+ABSENT: Final = (
+    "config/lmqConsumerOffset.json",
+    "config/mqtt-retained.snapshot",
+    "config/sessions.snapshot",
+    "config/tx-external.snapshot",
 )
+
+
+def prefixes() -> Iterator[str]:
+    """Yield how the paths of each kind of derived file begin."""
+    for each in files.FILES:
+        if each.kind is files.Kind.DERIVED and each.name not in ABSENT:
+            begin, is_of_topic, _ = re.split("(TOPIC)|TIME|0000", f"{each.name}0000", maxsplit=1)
+            yield from [begin + topic for topic in TOPICS] if is_of_topic else [begin]
+
+
+FILES: Final = tuple(sorted(prefixes()))
 Files = dict[str, bytes]
 
 
