@@ -97,7 +97,7 @@ class ClientSubscriptions:
         topic_filter = grant.subscription.topic_filter
         shared = split_shared(topic_filter)
         if shared is not None:
-            self.outgoing.share(grant, shared)
+            self.outgoing.shares.add(grant, shared)
         elif is_sys(topic_filter):
             self._gate.check("read", topic_filter)
             self._sys.subscribe(self.outgoing, grant, with_values=False)
@@ -203,7 +203,7 @@ class ClientSubscriptions:
             self._session.subscribe(topic_filter, self._stored(grant, rest), self._begin_of(grant))
         except Refused:
             if shared is not None and is_new:
-                self.outgoing.unshare(topic_filter)
+                self.outgoing.shares.remove(topic_filter)
             raise
         if shared is None and not is_sys(topic_filter):
             self.outgoing.subscribe(grant)
@@ -246,7 +246,7 @@ class ClientSubscriptions:
     def _share(self, grant: Grant, shared: SharedFilter) -> None:
         """Take part in a shared subscription. Raises `Refused`, and `NotAccepted` if others have another selector."""
         try:
-            self.outgoing.share(grant, shared)
+            self.outgoing.shares.add(grant, shared)
         except Refused as refused:
             if refused.reason is not Reason.ILLEGAL:
                 raise

@@ -29,7 +29,6 @@ from martlet_mqtt.outbound.shares import Leased, SharedSubscriptions
 from martlet_mqtt.outbound.stored_subscriptions import Rest
 from martlet_mqtt.shared.context import Context
 from martlet_mqtt.wire.codes import V5
-from martlet_mqtt.wire.names import SharedFilter
 from martlet_mqtt.wire.packets import Connect
 from martlet_mqtt.wire.properties import Property
 
@@ -91,8 +90,9 @@ class Metrics:
 
 @final
 class Outgoing:
-    """The messages to one client; `flight` takes its acknowledgements, `metrics` what is in no log.
+    """The messages to one client.
 
+    `flight` takes its acknowledgements, `shares` are its shared subscriptions, and `metrics` are messages in no log.
     It follows the log from its end, or from *start*; then it sends nothing before `resend`.
 
     Raises:
@@ -108,9 +108,9 @@ class Outgoing:
         "_later",
         "_peer",
         "_session",
-        "_shares",
         "flight",
         "metrics",
+        "shares",
     )
 
     def __init__(
@@ -120,9 +120,9 @@ class Outgoing:
         self._context = context
         self._gate = gate
         self._session = session
-        self._shares = SharedSubscriptions(peer, context, gate, connect.version)
+        self.shares = SharedSubscriptions(peer, context, gate, connect.version)
         window = min(connect.properties.number(Property.RECEIVE_MAXIMUM, IDS_MAX), context.config.in_flight_max)
-        self.flight = Flight(peer, context.counters, session, self._shares, window)
+        self.flight = Flight(peer, context.counters, session, self.shares, window)
         self._frames = ClientFrames(context, connect)
         self.metrics = Metrics(peer, context, gate, self._frames)
         self._due = DueMessages(peer, context, session, self.flight, self._frames)
@@ -176,7 +176,7 @@ class Outgoing:
     def close(self) -> None:
         """Stop; the session remembers where."""
         self.flight.close()
-        self._shares.leave()
+        self.shares.leave()
         self._context.counters.dropped += self._cursor.dropped
         self._cursor.close()
 
@@ -185,14 +185,6 @@ class Outgoing:
     def check(self, topic_filter: str) -> None:
         """Raise `Refused` unless the client may subscribe to *topic_filter*."""
         self._cursor.check(topic_filter)
-
-    def share(self, grant: Grant, shared: SharedFilter) -> None:
-        """Take part in a shared subscription. Raises `Refused`."""
-        self._shares.add(grant, shared)
-
-    def unshare(self, topic_filter: str) -> None:
-        """Take no part in a shared subscription any more."""
-        self._shares.remove(topic_filter)
 
     def rest_of_new(self, grant: Grant) -> Rest:
         """Return the retained messages to send if *grant* is subscribed to now, and in which order.
@@ -218,7 +210,7 @@ class Outgoing:
         """Send nothing more for *topic_filter*, except what is in flight."""
         self._later.pop(topic_filter, None)
         self._cursor.remove_filter(topic_filter)
-        self._shares.remove(topic_filter)
+        self.shares.remove(topic_filter)
         self.metrics.forget(topic_filter)
         self._due.forget_retained(topic_filter)
 
@@ -242,7 +234,7 @@ class Outgoing:
             if self._due:
                 return
         room = self.flight.room
-        for member, grant, delivery in self._shares.collect(budget_bytes // 2, room):
+        for member, grant, delivery in self.shares.collect(budget_bytes // 2, room):
             budget_bytes -= delivery.size
             self._deliver_shared(member, grant, delivery)
         cursor = self._cursor
@@ -319,7 +311,7 @@ class Outgoing:
             if frame[0] & 6 == 4:
                 self._hand_over(member, delivery, offset, position, packet_id)
             else:
-                self._shares.lease(packet_id, Leased(member, queue_id, offset))
+                self.shares.lease(packet_id, Leased(member, queue_id, offset))
                 flags = DUPLICATE if delivery.delivery > 1 else 0  # perhaps to this session [MQTT-3.3.1-1]
             numbered = bytearray(frame)
             number_frames(numbered, [0], [packet_id], flags)
