@@ -1,4 +1,4 @@
-"""Half messages at the end of retention: those that are still pending are copied to the end of the log."""
+"""Renewal of half messages: pending ones are copied to the end of the log before retention removes them."""
 
 from collections.abc import Sequence
 from functools import partial

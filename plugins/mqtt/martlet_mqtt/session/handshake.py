@@ -33,7 +33,7 @@ __all__ = ["ClientHolder", "Handshake"]
 
 
 class ClientHolder(Protocol):
-    """Who has the client of a connection; `MqttHandler` is one.
+    """The owner of a connection's client; `MqttHandler` is one.
 
     ``client`` is None until its session is open, and the session can be refused even then.
     """

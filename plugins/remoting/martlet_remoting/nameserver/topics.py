@@ -126,7 +126,7 @@ class TopicIndex:
                 del self._by_topic[topic]
 
     def discard(self, name: str, brokers: Brokers) -> None:
-        """Let `brokers_of` return *brokers* no more, which have lost *name*; `sweep` removes their topics."""
+        """Hide *brokers*, which have lost *name*, from `brokers_of`; `sweep` removes their topics."""
         brokers.is_gone = True
         self._gone[brokers] = name
 

@@ -1,4 +1,4 @@
-"""One subscription of a client: what it brings, and what of it is not acknowledged (`unacknowledged.py`).
+"""One subscription of a client: its source, and the messages that it sends; see `unacknowledged.py` for the rest.
 
 A queue is a shared group of the core on the platform topic, so each message is with one client. With ``ack:auto`` a
 message is settled when it is sent; otherwise it is leased until the client acknowledges it, and returns if the client

@@ -75,9 +75,9 @@ class SentPart(NamedTuple):
 
 @final
 class Unacknowledged:
-    """What is not acknowledged of a subscription to *destination*; nothing until `begin`, and after `end`.
+    """The unacknowledged messages of a subscription to *destination*; none until `begin`, and after `end`.
 
-    If it *is_cumulative*, an acknowledgement is also for all messages that were sent before.
+    If acknowledgements are cumulative (*is_cumulative*), each is also for all messages that were sent before.
     """
 
     __slots__ = ("_counters", "_destination", "_is_cumulative", "_ledger", "_sent", "_sent_count")
@@ -92,7 +92,7 @@ class Unacknowledged:
         self._sent_count = 0
 
     def begin(self, source: Member | TopicSubscription | Follower) -> None:
-        """Keep what *source* brings from now on."""
+        """Keep the messages that *source* brings from now on."""
         self._ledger = source if isinstance(source, Member) else Outstanding(source)
 
     def end(self) -> None:
@@ -107,7 +107,7 @@ class Unacknowledged:
             self._sent_count += len(offsets)
 
     def skip(self, queue_id: int, offsets: Sequence[int]) -> None:
-        """Settle messages that the source has brought and that the client is not sent."""
+        """Settle messages of the source that are not sent to the client."""
         ledger = self._ledger
         if isinstance(ledger, Outstanding):
             ledger.add(queue_id, offsets)

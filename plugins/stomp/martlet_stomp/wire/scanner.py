@@ -47,14 +47,14 @@ _ACKS: Final = [
 ]
 
 
-# What the header lines of a SEND frame say, except its receipt: the headers of the message, the bytes of its body,
-# negative if it ends with the first NUL, and the transaction.
+# Decoded header lines of a SEND frame, without its receipt: the headers of the message, the bytes of its body (negative
+# if it ends with the first NUL), and the transaction.
 _Head: TypeAlias = tuple[MessageHeaders, int, str | None]
 
 
 @final
 class KnownHeads:
-    """What the header lines of SEND frames say that clients of one version have sent."""
+    """The decoded header lines of SEND frames that clients of one version have sent."""
 
     def __init__(self, version: Version, limits: Limits) -> None:
         self.version: Final = version

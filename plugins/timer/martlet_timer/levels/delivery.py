@@ -1,7 +1,7 @@
 """The service that delivers messages of the delay levels when they are due.
 
-A round takes what is due from all levels (`due.py`) and publishes it with the new offsets (`rounds.py`). So a crash at
-any moment neither loses nor repeats a delivery.
+A round takes the due messages of all levels (`due.py`) and publishes them with the new offsets (`rounds.py`). So a
+crash at any moment neither loses nor repeats a delivery.
 """
 
 import logging

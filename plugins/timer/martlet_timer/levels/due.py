@@ -94,7 +94,7 @@ class DelayLevels:
     # the queues
 
     def restore(self, known: Delivered) -> None:
-        """Skip what was delivered before the start beyond the first message that was not."""
+        """Skip messages that were delivered before the start although earlier ones were not."""
         for level in self._levels:
             ranges = known.get(level.number, ())
             level.later = later_of(ranges)
@@ -138,7 +138,7 @@ class DelayLevels:
         return {level.number: level.offset for level in self._levels if level.offset > 0}
 
     def later(self) -> dict[int, Ranges]:
-        """Return by level what was delivered before the start although earlier messages were not."""
+        """Return by level the ranges that were delivered before the start although earlier messages were not."""
         return {level.number: level.later for level in self._levels}
 
     def next_due_ms(self) -> float:

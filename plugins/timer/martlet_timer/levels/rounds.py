@@ -71,7 +71,7 @@ class Round:
 
 @final
 class PublishedRounds:
-    """Rounds that are published, and what of them is stored.
+    """Published rounds, and how far they are stored.
 
     Attributes:
       stored, noted: the offsets by level in the newest note that is stored, and in the newest one at all.

@@ -1,4 +1,4 @@
-"""What becomes of timers that are due: they are delivered, put off, or dropped with their topic; and the counts."""
+"""Outcomes of due timers: delivered, put off, or dropped because their topic is gone; and their counters."""
 
 import logging
 from collections import deque
@@ -31,7 +31,7 @@ DueTimer = tuple[Timer, Record]
 
 @final
 class TimerOutcomes:
-    """Publishes messages whose time has come.
+    """Publishes messages that are due.
 
     Attributes:
       lateness: of deliveries, when consumers can read them.

@@ -55,7 +55,7 @@ class Deliveries:
         self._by_producer[delivery.key] = delivery
 
     def restore(self) -> None:
-        """Add what an earlier run has committed and not delivered completely."""
+        """Add the transactions that an earlier run committed and did not deliver completely."""
         for key, left in self._state.deliveries.items():
             producer = self._state.producers.get(key, UNKNOWN)
             self._by_producer[key] = TransactionDelivery(

@@ -1,4 +1,4 @@
-"""Events and staged messages at the end of retention: what is still needed of them is appended again."""
+"""Renewal of events and staged messages: those still needed are appended again before retention removes them."""
 
 import logging
 from typing import final
@@ -18,7 +18,7 @@ log = logging.getLogger("martlet.tx")
 
 @final
 class StagedRenewal:
-    """Appends again what retention is about to remove."""
+    """Appends records again that are still needed and about to be removed."""
 
     def __init__(
         self, broker: Broker, events: ExternalJournalWriter, state: ExternalState, deliveries: Deliveries

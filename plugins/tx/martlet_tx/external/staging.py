@@ -1,4 +1,4 @@
-"""Messages on their way to being staged: checked, changed by the stages of plugins, and cut into records."""
+"""Staging: messages are checked, changed by the stages of plugins, and cut into records."""
 
 from collections.abc import Sequence
 from typing import final
