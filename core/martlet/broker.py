@@ -1,7 +1,7 @@
 """The broker as plugins use it. Publishing is synchronous, and hence atomic.
 
-All callers run on the one event loop and never see a half-done step: between reading shared state and writing it
-nothing waits. The server waits for the disk and for clients, after a whole socket read was handled.
+All callers run on the one event loop and never see a half-done step: nothing waits between reading shared state and
+writing it. The server waits for the disk and for clients after it has handled a whole socket read.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ from martlet.tables.topics import WRITE, Topic, Topics
 
 __all__ = ["OWN_STATE", "Broker"]
 
-# Stands for a plugin's name at the projections of the core.
+# The owner of the core's projections, in place of a plugin's name.
 OWN_STATE: Final = "martlet"
 
 T = TypeVar("T")
@@ -49,9 +49,8 @@ class Broker:
 
     Its components are attributes: ``config`` (`BrokerConfig`), ``topics`` (`Topics`), ``groups`` (`Groups`),
     ``subscriptions`` (`Subscriptions`), ``shared_groups`` (`SharedGroups`), ``sessions`` (`Sessions`), ``turns``
-    (`Turns`),
-    ``projections`` (`Projections`), ``tables`` (`Tables`), ``store``, ``clock`` (``clock.now_ms()``), ``ids``
-    (``ids.below(n)``, and ``ids.unique()``, which nobody can guess), ``stats`` (``stats.add(name, function)``),
+    (`Turns`), ``projections`` (`Projections`), ``tables`` (`Tables`), ``store``, ``clock`` (``clock.now_ms()``),
+    ``ids`` (``ids.below(n)``, and ``ids.unique()``, which nobody can guess), ``stats`` (``stats.add(name, function)``),
     ``rules`` (`Rules`), ``replies`` (`Replies`) and ``authentication`` (`Authentication`). All methods are for the
     event loop and never wait.
 
@@ -79,7 +78,7 @@ class Broker:
         self.stats = stats
         self.turns = Turns(store.disk.off_loop)  # runs all long work of this broker in slices
         self.stages = Stages()
-        self._routing = Stages()  # which messages each of the routers wants
+        self._routing = Stages()  # the messages that each router wants
         self.routers: tuple[tuple[str, Router], ...] = ()
         self._filters: dict[str, Compile] = {}
         self._selections = Selections(self.filter_compiler)
@@ -89,7 +88,7 @@ class Broker:
         self.capabilities: dict[type, object] = {}
         self.refused = 0
         self._journals: dict[str, Journal] = {}
-        # Set by persistence.run: registers a caller that waits until the tables are written.
+        # Set by persistence.run: registers a callback for the time when the tables are written.
         self.saver: Callable[[Callable[[str], None]], None] | None = None
         self.projections = Projections(store, self.turns)
         self.tables = Tables(store)
@@ -120,7 +119,9 @@ class Broker:
         stats.add("sessions", self.sessions.statistics)
 
     def set_stages(self, stages: Sequence[tuple[str, Stage]], routers: Sequence[tuple[str, Router]] = ()) -> None:
-        """Make messages pass *stages*, then ask *routers* which light queues index them; each is with its plugin."""
+        """Make messages pass *stages*, then ask *routers* which light queues index them; each is paired with its
+        plugin.
+        """
         self.routers = tuple(routers)
         if routers and not self.groups.keeps_light_offsets:
             self.groups.keeps_light_offsets = True
@@ -130,15 +131,15 @@ class Broker:
         self.stages = Stages([*stages, ("", self._last_stage())] if routers else stages)
 
     def _last_stage(self) -> Stage:
-        """Return the stage that asks the routers, which wants what one of them does."""
+        """Return the stage that asks the routers; it wants the messages that any router wants."""
         routing = self._routing
         if routing.every_message:
             return Stage(self._route)
-        # Names that no router says must not count.
+        # The stage also wants these two properties, to remove names that no router has given.
         return Stage(self._route, (*routing.words, DISPATCH, OFFSETS), routing.sys_flag)
 
     def publish(self, message: Message, passed: str = "") -> Placed:
-        """Store *message* and return where; it is durable once the log is flushed up to `Placed.end`.
+        """Store *message* and return its location; it is durable once the log is flushed up to `Placed.end`.
 
         A protocol passes that position to `Peer.hold_until` before it acknowledges the message.
 
@@ -151,7 +152,7 @@ class Broker:
           StoreFailed: the disk failed.
         """
         stages = self.stages.after(passed) if passed else self.stages
-        return self.store.writer.append_all((self._item(self._staged(message, stages)),)).placed(0)
+        return self.store.writer.append_all((self._item_of(self._apply_stages(message, stages)),)).placed(0)
 
     def publish_all(
         self,
@@ -162,7 +163,7 @@ class Broker:
         own: Callable[[Message], Message] | None = None,
         passed: str = "",
     ) -> AppendResult:
-        """Store messages of any topics, and return where; a refused one does not affect the others.
+        """Store messages of any topics, and return their locations; a refused message does not affect the others.
 
         An item is a `Message`, or a tuple for a queue from `find_queue`: slices of the receive buffer, no object per
         message. Tuples pass no stage, so no stage may want one of them: the caller checks that with `Stages.words` and
@@ -171,13 +172,13 @@ class Broker:
         Args:
           atomic: store all messages or none, also after a crash.
           notes: journal entries to store with the messages, such as the acknowledgements of others; requires *atomic*.
-            If there is nothing else, hold the answers until `NEXT_COMMIT`.
+            If only notes are stored, hold the answers until `NEXT_COMMIT`.
           own: makes from each `Message`, as the stages left it, a record for a topic of the plugin, to store with the
             messages; requires *atomic*.
           passed: as for `publish`.
 
         Raises:
-          LocalProtocolError: a stage wants every message, and one of these is a tuple.
+          LocalProtocolError: a stage wants every message, and an item is a tuple.
           Refused: with *atomic* only: a message is refused, or they are too many or too large together; none was
             stored.
           StoreFailed: the disk failed.
@@ -192,8 +193,8 @@ class Broker:
         for place, item in enumerate(items):
             try:
                 if isinstance(item, Message):
-                    message = self._staged(item, stages)
-                    appended.append(self._item(message))
+                    message = self._apply_stages(item, stages)
+                    appended.append(self._item_of(message))
                     if own is not None:
                         own_records.append(own(message))
                 else:
@@ -213,25 +214,25 @@ class Broker:
         return result
 
     def find_queue(self, topic: str, queue_id: int) -> Queue | None:
-        """Return queue *queue_id* of *topic* for a tuple of `publish_all`; None if it must be a `Message`.
+        """Return queue *queue_id* of *topic* for a tuple of `publish_all`; None if the item must be a `Message`.
 
-        That is the case if a stage wants every message, and if `publish` would choose the queue or refuse.
+        A `Message` is needed if a stage wants every message, and if `publish` would choose the queue or refuse.
         """
-        found = self.topics.get(topic)
-        if self.stages.every_message or found is None or not 0 <= queue_id < found.open_queues:
+        known = self.topics.get(topic)
+        if self.stages.every_message or known is None or not 0 <= queue_id < known.open_queues:
             return None
-        return found.queue(queue_id)
+        return known.queue(queue_id)
 
     @property
     def delivered_bytes_max(self) -> int:
         """The longest body that is decompressed for subscribers: as long as a message may be, and at least 16 MiB.
 
-        So it takes no more memory than a body that was not compressed, or than the producers of RocketMQ allow.
+        So it takes no more memory than an uncompressed body, or than RocketMQ's producers allow.
         """
         return max(DELIVERED_BYTES_MAX, self.config.message_bytes_max)
 
     def _records_of(self, notes: Sequence[tuple[Journal, bytes]]) -> list[Message]:
-        """Return records with *notes*; the earlier notes of their journals are written first."""
+        """Return records with *notes*; writes the earlier notes of their journals first."""
         by_journal: dict[Journal, list[bytes]] = {}
         for journal, note in notes:
             by_journal.setdefault(journal, []).append(note)
@@ -249,7 +250,7 @@ class Broker:
           Refused: as for `publish`.
           StoreFailed: the disk failed.
         """
-        message = self._staged(message, self.stages)
+        message = self._apply_stages(message, self.stages)
         message.queue_id = self.queue_for_later(message)
         return message
 
@@ -265,10 +266,10 @@ class Broker:
         return journal
 
     def queue_for_later(self, message: Message) -> int:
-        """Return the queue for a *message* that a stage stores in another topic until it is due; choose one if needed.
+        """Return the queue of a *message* that a stage stores in another topic until it is due; choose one if needed.
 
-        A topic whose file is not written yet is recreated from its records after a crash. *message* is no record of
-        its topic, so if there is none, a note in the log takes its place.
+        After a crash, a topic whose file is not written yet is recreated from its records. *message* is no record of
+        its topic, so for a topic without records a note in the log is written instead.
 
         Raises:
           Refused: as for `publish`.
@@ -284,15 +285,15 @@ class Broker:
             self.store.notes.note_offsets([topic.queue(queue_id)])
         return queue_id
 
-    def _item(self, message: Message) -> AppendItem:
-        """Return *message*, which has passed the stages, for the queue that it goes to. Raises as `publish`."""
+    def _item_of(self, message: Message) -> AppendItem:
+        """Return *message*, which has passed the stages, as an item for its queue. Raises as `publish`."""
         topic, queue_id = self._open_topic(message), message.queue_id
         if not 0 <= queue_id < topic.write_queues:
             queue_id = self._choose_queue(topic, queue_id)
         return self.store.writer.item(message, queue_id)
 
     def _are_usual(self, items: Sequence[AppendItem | Message]) -> TypeGuard[Sequence[AppendItem]]:
-        """Return whether all *items* are tuples, which the broker stores as they are."""
+        """Return whether all *items* are tuples, which the broker stores unchanged."""
         if self.stages.every_message:
             return False
         limit = self.config.message_bytes_max
@@ -311,14 +312,14 @@ class Broker:
             raise Refused(Reason.ILLEGAL, f"message body is {size} bytes; broker.message_bytes_max is {limit}")
 
     def _choose_queue(self, topic: Topic, queue_id: int) -> int:
-        """Return *queue_id* if *topic* has it, any queue of the topic if it is negative."""
+        """Return *queue_id* if *topic* has it; choose a queue of the topic if it is negative."""
         if queue_id < 0:
             return self.ids.below(topic.write_queues)
         topic.check_queue(queue_id)
         return queue_id
 
     def _open_topic(self, message: Message) -> Topic:
-        """Return the topic of *message*, which may be stored there."""
+        """Return the topic of *message* if the message may be stored there, else raise `Refused`."""
         name, size, properties_size = message.topic, len(message.body), len(message.properties)
         topic = self.topics.get(name)
         if topic is None:
@@ -335,7 +336,7 @@ class Broker:
             raise Refused(Reason.ILLEGAL, text)
         return topic
 
-    def _staged(self, message: Message, stages: Stages) -> Message:
+    def _apply_stages(self, message: Message, stages: Stages) -> Message:
         """Return *message* as *stages* leave it."""
         if not stages.pairs or not stages.may_want(message):
             return message
@@ -357,7 +358,7 @@ class Broker:
         return message
 
     def _route(self, message: Message) -> Message:
-        """Apply the last stage: name in *message* the light queues that index it, and no others."""
+        """Apply the last stage: name in *message* exactly the light queues that index it."""
         if not may_be_indexed(message.topic.encode()):
             return message
         topics: dict[str, None] = {}
@@ -377,7 +378,7 @@ class Broker:
     def call_when_saved(self, tell: Callable[[str], None]) -> None:
         """Call *tell* once the current topics and groups are on disk; immediately in a broker that does not save them.
 
-        Its argument is empty, or the reason why a table could not be written yet; the broker retries.
+        The argument of *tell* is empty, or the reason why a table could not be written yet; the broker retries.
         """
         if self.saver is None:
             tell("")
@@ -404,12 +405,11 @@ class Broker:
         The language ``TAG`` always exists: ``A || B``, or ``*`` for everything.
 
         Args:
-          exact: if False, messages also pass if only the hash of their tag is that of a wanted one; RocketMQ's
-            consumers
+          exact: if False, a message also passes if only the hash of its tag is a wanted one; RocketMQ's consumers
             compare the tags again.
 
         Raises:
-          Refused: the expression cannot be compiled (Reason.ILLEGAL), or no plugin knows the language
+          Refused: the expression cannot be compiled (Reason.ILLEGAL), or no plugin provides the language
             (Reason.NOT_SUPPORTED).
         """
         return self._selections.get(language, expression, exact)
@@ -429,12 +429,12 @@ class Broker:
 
     def capability(self, kind: type[T]) -> T | None:
         """Return the object that a plugin offers under the type *kind*; None if no plugin does."""
-        found = self.capabilities.get(kind)
-        if found is not None and not isinstance(found, kind):
+        offered = self.capabilities.get(kind)
+        if offered is not None and not isinstance(offered, kind):
             raise MartletError(
-                f"capability {kind.__name__} is a {type(found).__name__}; the plugin must offer a {kind.__name__}"
+                f"capability {kind.__name__} is a {type(offered).__name__}; the plugin must offer a {kind.__name__}"
             )
-        return found
+        return offered
 
     def statistics(self) -> dict[str, object]:
         return {

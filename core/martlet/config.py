@@ -1,9 +1,8 @@
 """Configuration read from TOML: each key has a default, a unit and an explanation.
 
-Each part of Martlet declares its keys in a subclass of `Settings` whose fields come from
-`setting`. This module fills these records from tables of a TOML file and from
-``--set KEY=VALUE``. It refuses wrong types and unknown keys, and suggests the most
-similar known key. ``docs/config.md`` is generated from the same records.
+Each part of Martlet declares its keys in a subclass of `Settings` whose fields come from `setting`. This module fills
+these records from tables of a TOML file and from ``--set KEY=VALUE``. It refuses wrong types and unknown keys, and
+suggests the most similar known key. ``docs/config.md`` is generated from the same records.
 """
 
 import difflib
@@ -22,7 +21,7 @@ Section = TypeVar("Section", bound="Settings")
 
 
 class Setting(Struct, frozen=True):
-    """One key, for documentation."""
+    """One configuration key, for documentation."""
 
     key: str
     type: str
@@ -61,11 +60,11 @@ def setting(
 
     Args:
       default: a bool, int, float, str or list of str; annotate the field with a Literal to allow only certain strings.
-      reason: what the key is for; ``martlet config`` and the documentation print it.
+      reason: the purpose of the key; ``martlet config`` and the documentation print it.
       unit: the unit of a number.
       low: the lowest accepted number.
       high: the highest accepted number.
-      check: returns what a value must be that is not accepted, otherwise an empty text.
+      check: returns an empty text for an accepted value, otherwise the requirement that the value misses.
 
     Raises:
       TypeError: there is a bound, and *default* is no number.
@@ -76,7 +75,7 @@ def setting(
 
 
 def _check_can_apply(default: object, low: int | None, high: int | None) -> None:
-    """Raise an error if a setting with *default* cannot have these bounds, which would never be checked."""
+    """Raise an error if *default* cannot have these bounds, which would never be checked."""
     if low is None and high is None:
         return
     if isinstance(default, bool) or not isinstance(default, int | float):
@@ -128,7 +127,7 @@ def _type_name(hint: object) -> str:
 
 
 def _wanted(hint: object) -> str:
-    """The type as an error says it."""
+    """Return the name of type *hint* in error texts."""
     name = _type_name(hint)
     return f"a {name}" if hint in (int, float) or get_origin(hint) is list else name
 
@@ -195,7 +194,7 @@ def read_toml(path: Path) -> dict[str, object]:
     Raises:
       ConfigError: the file cannot be read or is not TOML; the text names the line.
     """
-    import tomllib  # here, because a broker without a configuration file needs none
+    import tomllib  # imported late: only a broker with a configuration file needs it
 
     try:
         return tomllib.loads(path.read_text())

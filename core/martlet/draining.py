@@ -1,9 +1,10 @@
-"""Consumers of a topic that gets more queues, or fewer.
+"""Changes of a topic's number of queues: begin groups in added queues, and remove queues once they are consumed.
 
-A topic whose number of queues is reduced keeps those that have messages, for readers only (`Topics.update`), until all
-consumers that the broker knows have read them: groups with committed offsets, shared groups, sessions. `Draining` finds
-that out and takes the queues away. Nobody knows how far others are, such as Spark's queries and consumers that keep
-their own offsets: without a known consumer the queues stay until retention has removed their messages.
+A topic whose number of queues is reduced keeps the removed queues that have messages, for readers only
+(`Topics.update`), until all consumers that the broker knows have read them: groups with committed offsets, shared
+groups, sessions. `Draining` finds that out and removes the queues. The broker does not know the progress of others,
+such as Spark's queries and consumers that keep their own offsets: without a known consumer the queues stay until
+retention has removed their messages.
 
 A consumer group that has consumed a topic begins at the beginning of queues that are added later, because offsets are
 committed for it there. It would otherwise begin where its client wants a *new* group to begin, often at the end.
@@ -31,19 +32,19 @@ __all__ = ["Draining", "Unread"]
 
 log = logging.getLogger("martlet.delivery")
 
-# How often to look whether queues are consumed.
+# Seconds between two checks whether queues are consumed.
 LOOK_S: Final = 10.0
-# Offsets that are committed in one turn of the event loop for groups whose topic has more queues.
+# Offsets committed in one turn of the event loop for groups whose topic gets more queues.
 BEGUN_A_TURN: Final = per_slice(us=0.5)
-# A look at a session, and in looks, what it costs to unpack one.
+# Cost of checking one session, and, in such checks, the cost of unpacking one.
 LOOK_US: Final = 0.5
 LOOKS_A_SESSION: Final = 20
 
 
 class Unread(NamedTuple):
-    """So many ``messages`` are not read by every known consumer. ``reader`` is the one with most left.
+    """The number of ``messages`` not read by every known consumer; ``reader`` is the consumer with most left.
 
-    It is empty if no consumer is known. The queues ended at ``ends`` when that was counted.
+    ``reader`` is empty if no consumer is known. The queues ended at ``ends`` when the messages were counted.
     """
 
     messages: int
@@ -53,9 +54,10 @@ class Unread(NamedTuple):
 
 @final
 class Draining:
-    """Takes queues of topics away once they are consumed; `run` does that.
+    """Removes queues of topics once they are consumed, while `run` runs.
 
-    Each of ``others`` returns the name of a reader of the topic whose progress the broker does not know, or None.
+    Each function of ``others`` returns the name of a reader of the topic whose progress the broker does not know, or
+    None.
     """
 
     def __init__(
@@ -74,8 +76,8 @@ class Draining:
         self._progress = progress
         self._sessions = sessions
         self._turns = turns
-        self._waiting: dict[str, None] = {}  # topics with queues that are only there to be read
-        self._beginning: Iterator[None] = iter(())  # offsets to commit in queues that were added
+        self._waiting: dict[str, None] = {}  # topics with queues that accept no messages and are still read
+        self._beginning: Iterator[None] = iter(())  # commits the offsets in added queues, one a step
         self._begins = False
         self._rung = trio.Event()
         topics.changed.append(self._topic_changed)
@@ -98,7 +100,7 @@ class Draining:
             self._rung.set()
 
     def _begin_groups(self, topic: Topic, added: range) -> Iterator[None]:
-        """Commit where each group of *topic* begins in the *added* queues, one offset at a time."""
+        """Commit the first offset of each group of *topic* in the *added* queues, one offset at a time."""
         groups, name = self._groups, topic.name
         for group in groups.groups_of(name):
             try:
@@ -120,7 +122,7 @@ class Draining:
             self._rung.set()
 
     async def run(self) -> None:
-        """Take queues away once they are consumed, until cancelled."""
+        """Remove queues once they are consumed, until cancelled."""
         for topic in self._topics:
             self._topic_changed(topic)
         while True:
@@ -187,7 +189,7 @@ class Draining:
         return Unread(count, worst.reader, ends)
 
     def drop(self, topic: Topic) -> Steps[None]:
-        """Let all messages expire that are in queues beyond those of *topic*. Raises `NotReady` and `Refused`."""
+        """Expire all messages in queues beyond the number of queues of *topic*. Raises `NotReady` and `Refused`."""
         queues, kept = self._store.queues.topics.get(topic.name, {}), topic.read_queues
         gone = [each for key, each in queues.items() if key >= kept and each.first_offset < each.next_offset]
         yield from self._store.upkeep.topic_retention.expire_whole(gone)
@@ -200,13 +202,13 @@ class Draining:
                 offsets = groups.committed(group, name)
                 yield f"group {group}", {queue: offsets.get(queue.queue_id, 0) for queue in queues}
         for scope, group in progress.groups_on(name):
-            found = {queue: progress.low_of(scope, group, queue) for queue in queues}
-            yield f"{scope} group {group}", {queue: low for queue, low in found.items() if low is not None}
+            lows = {queue: progress.low_of(scope, group, queue) for queue in queues}
+            yield f"{scope} group {group}", {queue: low for queue, low in lows.items() if low is not None}
 
     def _position_before(self, topic: Topic, last: int) -> Steps[tuple[str, int]]:
-        """Return who is furthest behind of those that read the log by position, and where; -1 if all are after *last*.
+        """Return the slowest reader that reads the log by position, and its position; -1 if all are after *last*.
 
-        These are sessions, and shared groups that find messages by their names.
+        Such readers are sessions, and shared groups that find messages by their names.
         """
         name, least, progress, sessions = "", last + 1, self._progress, self._sessions
         has_any = False
@@ -228,14 +230,14 @@ class Draining:
         return name, least if has_any else -1
 
     def _reads(self, key: str, topic: str) -> bool:
-        """Return whether session *key* gets messages of *topic*, as far as its protocol tells."""
+        """Return whether session *key* gets messages of *topic*, as far as its protocol can tell."""
         topics_of, state = self._sessions.missed.topics_of.get(key.partition(" ")[0]), self._sessions.table.get(key)
         return state is not None and (topics_of is None or topic in topics_of(state.filters))
 
 
 @final
 class _Worst:
-    """The lowest offset of all readers in each queue, and the reader with most left."""
+    """The lowest offset of all readers in each queue, and the reader with most messages left."""
 
     def __init__(self, lows: dict[Queue, int]) -> None:
         self._lows = lows

@@ -1,8 +1,8 @@
 """All errors that plugins and callers may need to catch.
 
-If a client breaks the protocol, that is a `RemoteProtocolError`; if Martlet would break
-it, a `LocalProtocolError`; a request that the broker refuses is `Refused`. Every error
-that Martlet raises on purpose is a `MartletError`, so one except clause catches all.
+A client that breaks the protocol causes a `RemoteProtocolError`; code of Martlet that would break it, a
+`LocalProtocolError`; a request that the broker refuses, `Refused`. Every error that Martlet raises on purpose is a
+`MartletError`, so one except clause catches all.
 """
 
 from collections.abc import Awaitable, Callable

@@ -1,9 +1,7 @@
-"""Message and Record: the two objects that flow.
+r"""`Message`, which a client wants to store, and `Record`, a message in the log.
 
-A `Message` is what somebody wants stored; a `Record` is what the log holds. Both
-carry their properties in the encoded form of RocketMQ (``key\\x01value\\x02``
-repeated, UTF-8; MessageDecoder.messageProperties2String), because most messages
-pass through without anyone looking inside.
+Both have their properties in the encoded form of RocketMQ (``key\x01value\x02`` repeated, UTF-8;
+MessageDecoder.messageProperties2String), because most messages are passed through without decoding it.
 """
 
 import re
@@ -31,7 +29,7 @@ __all__ = [
 TAGS: Final = "TAGS"
 KEYS: Final = "KEYS"
 UNIQ_KEY: Final = "UNIQ_KEY"
-# Of a request and its reply: which request it is, and the address of who waits for the reply.
+# Properties of a request and of its reply: the number of the request, and the address of the client that waits.
 CORRELATION_ID: Final = "CORRELATION_ID"
 REPLY_TO: Final = "REPLY_TO_CLIENT"
 
@@ -58,12 +56,12 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
 
 def decode_properties(properties: bytes) -> dict[str, str]:
     """Return encoded *properties* by name; malformed fragments are ignored, as RocketMQ does."""
-    found: dict[str, str] = {}
+    decoded: dict[str, str] = {}
     for fragment in properties.decode("utf-8", "replace").split("\x02"):
         key, separator, value = fragment.partition("\x01")
         if separator and key and value:
-            found[key] = value
-    return found
+            decoded[key] = value
+    return decoded
 
 
 def find_property(properties: bytes, name: bytes) -> bytes:
@@ -85,7 +83,7 @@ def remove_property(properties: bytes, name: bytes) -> bytes:
     """Return *properties* without any value of *name*."""
     if properties.find(name + b"\x01") < 0:  # `in` raises and catches a TypeError internally
         return properties
-    # In one go: a request may hold it 100,000 times.
+    # All matches in one pass: a request may contain the property 100,000 times.
     return re.sub(b"(?<![^\x02])%b\x01[^\x02]*\x02?" % re.escape(name), b"", properties)
 
 

@@ -1,4 +1,4 @@
-"""How clients are authenticated, and who may do what: the types of authenticators, mechanisms and authorizers."""
+"""The types of authenticators, mechanisms and authorizers."""
 
 from collections.abc import Callable
 from typing import Final, TypeAlias
@@ -22,7 +22,7 @@ __all__ = [
 
 
 class Identity(Struct, frozen=True):
-    """Who a client has proved to be; ``name`` is empty for an anonymous one."""
+    """The identity that a client has proved; ``name`` is empty for an anonymous client."""
 
     name: str = ""
 
@@ -68,9 +68,9 @@ class Certificate(Struct, frozen=True):
 
 
 Credentials: TypeAlias = Password | SignedRequest | Certificate
-# Returns who the credentials prove, None to leave them to the next one; raises `Refused` (Reason.CREDENTIALS) when
-# they are wrong. Compare secrets in constant time (hmac.compare_digest), also for a user who does not exist.
-# Called in a worker thread for a `Password`, on the event loop for the rest.
+# Returns the identity that the credentials prove, or None to leave them to the next authenticator; raises `Refused`
+# (Reason.CREDENTIALS) when they are wrong. Compare secrets in constant time (hmac.compare_digest), also for a user who
+# does not exist. Called in a worker thread for a `Password`, on the event loop for all other credentials.
 Authenticator: TypeAlias = Callable[[Credentials], Identity | None]
 
 
@@ -84,7 +84,9 @@ class Challenge(Struct, frozen=True):
 
 
 class Proved(Struct, frozen=True):
-    """The end of an `Exchange`: who the client is, and *data* for it, with which the broker may prove itself."""
+    """The end of an `Exchange`: the client's identity, and *data* for the client, with which the broker may prove
+    itself.
+    """
 
     identity: Identity
     data: bytes = b""
@@ -93,10 +95,11 @@ class Proved(Struct, frozen=True):
         return f"Proved(identity={self.identity!r})"
 
 
-# One authentication in several steps: called with the data that the client sent, in a worker thread and never twice at
-# once. Raises `Refused` (Reason.CREDENTIALS) if the client proves nothing; it is not called again then.
+# One authentication in several steps: called with the client's data, in a worker thread and never twice at once. Raises
+# `Refused` (Reason.CREDENTIALS) if the client proves nothing; it is not called again after that.
 Exchange: TypeAlias = Callable[[bytes], Challenge | Proved]
 # Begins an exchange for one client.
 Mechanism: TypeAlias = Callable[[], Exchange]
-# Asked with (identity, action, topic name): True allows, False denies, None leaves it to the next one.
+# Called with (identity, action, topic name): True allows, False denies, None leaves the decision to the next
+# authorizer.
 Authorizer: TypeAlias = Callable[[Identity, str, str], bool | None]

@@ -10,12 +10,12 @@ from martlet.records.layout import Predicate
 
 __all__ = ["Compile", "Router", "Stage"]
 
-# Makes a predicate over records of an expression; raises `Refused` (Reason.ILLEGAL), which says where the mistake is.
+# Makes a predicate over records from an expression; raises `Refused` (Reason.ILLEGAL), whose text locates the mistake.
 Compile: TypeAlias = Callable[[str], Predicate]
 
 
 class Stage(Struct, frozen=True):
-    """A step of the path of messages, before they are stored; say which messages it wants, so that others stay fast.
+    """A step that messages pass before they are stored; declare which messages it wants, so that others stay fast.
 
     Args:
       change: called with a message that the stage wants; returns it, changed or not. May raise `Refused`.
@@ -30,7 +30,7 @@ class Stage(Struct, frozen=True):
 
 
 class Router(Struct, frozen=True):
-    """Names the light queues that index a message as well; say which messages it wants, so that others stay fast.
+    """Names the light queues that index a message as well; declare which messages it wants, so that others stay fast.
 
     Args:
       names: called with a message that the router wants, after the stages; returns light topics, such as ``%LMQ%name``.

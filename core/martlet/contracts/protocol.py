@@ -1,8 +1,8 @@
 """The parts of a protocol plugin.
 
-A `Protocol` says where it listens, and makes the two halves of one peer. The `Connection` is a sans-I/O state machine
-(bytes to events; time is an argument). The `Handler` acts on events; it is synchronous, so its changes to the broker
-are atomic. The server owns the socket and gives the handler a `Peer` to answer through.
+A `Protocol` names its port, and makes the two halves of one peer. The `Connection` is a sans-I/O state machine (bytes
+to events; time is an argument). The `Handler` acts on events; it is synchronous, so its changes to the broker are
+atomic. The server owns the socket and gives the handler a `Peer` to answer through.
 """
 
 import ssl
@@ -24,15 +24,15 @@ class Connection(TypingProtocol):
 
     @property
     def buffered_bytes(self) -> int:
-        """How many received bytes belong to a request that is not complete yet."""
+        """The number of received bytes that belong to an incomplete request."""
         ...
 
     def receive_data(self, data: bytes, now: float) -> None:
-        """Take bytes from the socket. Raises `RemoteProtocolError` when the peer broke the protocol."""
+        """Receive bytes from the socket. Raises `RemoteProtocolError` if the peer broke the protocol."""
         ...
 
     def events(self) -> Iterable[Any]:
-        """Yield the events that are complete, each once."""
+        """Yield the complete events, each once."""
         ...
 
     def farewell(self, error: Exception) -> bytes:
@@ -40,11 +40,11 @@ class Connection(TypingProtocol):
         ...
 
     def deadline(self) -> float:
-        """Return when to call `handle_timeout`, in seconds on the clock of *now*; infinity for never."""
+        """Return the time to call `handle_timeout`, in seconds on the clock of *now*; infinity for never."""
         ...
 
     def handle_timeout(self, now: float) -> None:
-        """Act on a deadline that has passed; may make events. Raises `RemoteProtocolError` to close the peer."""
+        """Act on a deadline that has passed; may create events. Raises `RemoteProtocolError` to close the peer."""
         ...
 
 
@@ -53,11 +53,11 @@ class Peer(TypingProtocol):
 
     address: str  # "127.0.0.1:53214"
     host: bytes  # 4 or 16 address bytes and an i32 port, as a record holds them
-    identity: Identity  # who its certificate proves it to be, else anonymous; a protocol may set it after a login
+    identity: Identity  # the identity that its certificate proves, else anonymous; a protocol may set it after a login
     encrypted: bool  # whether the client has begun TLS
 
     def send(self, *pieces: Buffer) -> None:
-        """Queue *pieces* for sending; everything queued while one socket read is handled leaves in one send."""
+        """Queue *pieces* for sending; all pieces queued while one socket read is handled leave in one send."""
         ...
 
     def introduce(self, client: str, details: str = "") -> None:
@@ -71,7 +71,7 @@ class Peer(TypingProtocol):
     def hold_until(self, position: int) -> None:
         """Hold everything sent in this round until the log is flushed up to *position*.
 
-        That is `Placed.end`, or `martlet.state.journal.NEXT_COMMIT` for all that this round appends.
+        *position* is a `Placed.end`, or `martlet.state.journal.NEXT_COMMIT` for everything that this round appends.
         """
         ...
 
@@ -80,24 +80,25 @@ class Peer(TypingProtocol):
         ...
 
     def wake_last(self) -> None:
-        """Like `wake`, but after all peers that were woken by `wake`, and for one peer in each turn of the event loop.
+        """As `wake`, but after all peers that were woken by `wake`, and for one peer in each turn of the event loop.
 
-        For deliveries of much data that nobody waits for, so that others hardly notice them.
+        Use it for deliveries of much data that nobody waits for, so that other clients hardly notice them.
         """
         ...
 
     def has_room(self) -> bool:
-        """Return whether the client keeps up; if not, what is sent now only waits in memory.
+        """Return whether the client keeps up; if not, further output only waits in memory.
 
-        For data that may be dropped or sent later. Who delivers in `Handler.collect` need not ask.
+        Ask before sending data that may be dropped or sent later. Deliveries in `Handler.collect` need not ask.
         """
         ...
 
     def start_tls(self) -> None:
-        """Begin TLS now, for protocols that upgrade: what was sent before leaves in plain text, the rest after it.
+        """Begin TLS now, for protocols that upgrade: earlier output leaves in plain text, later output after the
+        handshake.
 
         Call it in `Handler.handle`, for a command such as ``STARTTLS``, or while the handler is made, for a server that
-        speaks first. The next that the client sends must be a TLS handshake, else it is closed.
+        speaks first. The client's next bytes must be a TLS handshake, otherwise its connection is closed.
 
         Raises:
           Refused: the port has no certificate (Reason.NOT_SUPPORTED; none is made for this), or the connection uses
@@ -131,20 +132,19 @@ class Handler(TypingProtocol):
         ...
 
     def refuse(self, answer: Buffer, refused: Refused) -> Buffer | None:
-        """Return what replaces *answer*, the first piece sent after a `Peer.hold_until`.
+        """Return the replacement for *answer*, the first piece sent after a `Peer.hold_until`.
 
-        None drops all answers of this round and closes the peer, after `Connection.farewell` of *refused*.
-
-        What it acknowledges was not stored: the disk became full. The answer has not left yet.
+        The message that *answer* acknowledges was not stored: the disk became full. The answer has not left yet. None
+        drops all answers of this round and closes the peer, after `Connection.farewell` of *refused*.
         """
         ...
 
     def collect(self, budget_bytes: int) -> None:
-        """Send what is due, up to about *budget_bytes*; called after `Peer.wake`, once the socket has room."""
+        """Send due messages, up to about *budget_bytes*; called after `Peer.wake`, once the socket has room."""
         ...
 
     def closed(self, reason: str) -> None:
-        """Release what the peer held: it has disconnected."""
+        """Release the resources of the peer, which has disconnected."""
         ...
 
 
@@ -152,12 +152,12 @@ class WebSocket(Struct, frozen=True):
     """A protocol over WebSocket: the payloads of all frames form one stream of bytes.
 
     Args:
-      subprotocols: a client that offers any must offer at least one of these, such as ``("mqtt",)``; one that offers
-        none gets the protocol of the port.
+      subprotocols: a client that offers any must offer at least one of these, such as ``("mqtt",)``; a client that
+        offers none gets the protocol of the port.
       text: whether text frames are accepted as well as binary ones. Frames sent are always binary.
-      origins: web pages that may connect, such as ``https://example.org``, or ``*`` for all; those of this machine and
-        of the host that the client connects to (its header Host), and clients that send no Origin header, such as
-        those that are no browsers, may always.
+      origins: web pages that may connect, such as ``https://example.org``, or ``*`` for all. Always allowed: pages of
+        this machine and of the host that the client connects to (its header Host), and clients without an Origin
+        header, such as programs that are no browsers.
       origins_key: the configuration key of *origins*, for the reason of a refusal.
     """
 
@@ -168,7 +168,7 @@ class WebSocket(Struct, frozen=True):
 
 
 class Traffic(Struct, eq=False):
-    """Bytes received from the peers of a port, and sent to them."""
+    """Bytes received from the peers of a port, and bytes sent to them."""
 
     bytes_in: int = 0
     bytes_out: int = 0

@@ -7,8 +7,8 @@ from msgspec import Struct
 
 __all__ = ["Service", "Subcommand"]
 
-# A coroutine function that runs while the broker does, until it is cancelled. One with an argument `task_status` is
-# waited for before the ports open: it calls `task_status.started()` when it is ready, as in `trio.Nursery.start`.
+# A coroutine function that runs while the broker does, until it is cancelled. If it has an argument `task_status`, the
+# ports open only after it has called `task_status.started()`, as in `trio.Nursery.start`.
 Service: TypeAlias = Callable[[], Awaitable[None]]
 
 

@@ -8,9 +8,9 @@ __all__ = ["PendingTimer", "Timers"]
 
 
 class PendingTimer(Struct, frozen=True):
-    """A message that is held until it is due: what identifies it, and TIMER_OUT_MS for its recall handle.
+    """A message that is held until it is due: its identity, and TIMER_OUT_MS for its recall handle.
 
-    ``repeats`` says for people how often it comes again; empty if it does not.
+    ``repeats`` describes for people how often the message is repeated; empty if it is not.
     """
 
     due_ms: int
@@ -30,10 +30,9 @@ class Timers(Struct, frozen=True):
       recall: called with (topic, TIMER_OUT_MS, unique key, producer group) for a client that may publish to the topic;
         recalls the message, and returns the log position after which that is durable, 0 if no such message is held.
         Raises `Refused` (Reason.NOT_FOUND) if its time is over. None if messages cannot be recalled.
-      count: called with times in ms since 1970; returns how many messages with a time are held that are due before each
-        of them, and how many in all.
-      pending: called with (time, number); returns at most so many messages that are due at this time or later, the
-        first ones first.
+      count: called with times in ms since 1970; returns the number of held messages that are due before each of these
+        times, and the number of all held messages with a time.
+      pending: called with (time, number); returns the first *number* messages that are due at this time or later.
       running: returns values for RocketMQ's GET_BROKER_RUNTIME_INFO, by their names there.
       levels: the delays of the levels, as in RocketMQ's messageDelayLevel.
       end_repeated: called with (topic, key) for a client that may publish to the topic; ends the repeated message whose

@@ -28,8 +28,8 @@ class HalfMessage(Struct, frozen=True, eq=False):
     """A message whose transaction has not ended, so that nobody receives it.
 
     Attributes:
-      record: the half message as it is stored.
-      topic: where its producer sent it, with ``queue_id``.
+      record: the stored half message.
+      topic: the topic that its producer sent it to; ``queue_id`` is the queue.
       group: the group of its producer.
     """
 
@@ -40,7 +40,7 @@ class HalfMessage(Struct, frozen=True, eq=False):
 
 
 class PendingTransaction(Struct, frozen=True, eq=False):
-    """A half message, and how often producers were asked about it."""
+    """A half message, and the number of times that producers were asked about it."""
 
     half: HalfMessage
     checks: int
@@ -54,22 +54,23 @@ class Transactions(ABC):
 
     @abstractmethod
     def find_nowait(self, offset: int, position: int) -> HalfMessage | None:
-        """Return the half message at *offset* of its queue and *position* of the log; None if `find` must look."""
+        """Return the half message at *offset* of its queue and *position* of the log; None if `find` must search."""
 
     @abstractmethod
     async def find(self, position: int) -> HalfMessage:
-        """Return the half message at *position* of the log, or the one that was parked there.
+        """Return the half message at *position* of the log, or the half message that was parked there.
 
         Raises:
-          Refused: none is there (Reason.NOT_FOUND).
+          Refused: no half message is there (Reason.NOT_FOUND).
         """
 
     @abstractmethod
     async def find_copy(self, position: int, key: str) -> HalfMessage | None:
-        """Return the pending half message that replaced the one at *position*, whose unique key is *key*; None if none.
+        """Return the pending half message that replaced the one at *position*, whose unique key is *key*; None if
+        none.
 
-        Retention replaces those whose segments it removes; their producers still name the first one. Waits until a copy
-        that was just made is readable.
+        Retention replaces half messages whose segments it removes; their producers still name the original. Waits until
+        a copy that was just made is readable.
 
         Raises:
           NotReady: the key index is being rebuilt.
@@ -90,9 +91,9 @@ class Transactions(ABC):
 
     @abstractmethod
     def end_together(self, ends: Sequence[tuple[HalfMessage, bool]]) -> list[int]:
-        """End several transactions, which costs much less than `end` for each; the flag says whether to commit.
+        """End several transactions, at much less cost than `end` for each; the flag of each tells whether to commit.
 
-        Returns the places of those that it left for `end`, which may refuse them.
+        Returns the indexes of the transactions left for `end`, which may refuse them.
         """
 
     @abstractmethod
@@ -124,11 +125,11 @@ class ExternalTransaction(Struct, frozen=True):
     """The name of an external transaction.
 
     Attributes:
-      producer: the name of what is written, such as that of a Spark query.
-      epoch: of the producer's run, from `ExternalTransactions.begin`; 0 if it never began one.
+      producer: the name of the writer, such as that of a Spark query.
+      epoch: the epoch of the producer's run, from `ExternalTransactions.begin`; 0 if it never began one.
       sequence: the number of the transaction; each commit raises it.
-      identity: who writes; a gate sets it, so that nobody can touch the transactions of another identity.
-      content: a text of who writes that tells what is committed, such as a digest; it is kept with the last commit.
+      identity: the writer's identity; a gate sets it, so that nobody can touch the transactions of another identity.
+      content: a text by the writer that describes the committed data, such as a digest; kept with the last commit.
     """
 
     producer: str
@@ -146,7 +147,7 @@ class ExternalRun(Struct, frozen=True):
       committed: the last committed sequence, -1 if none.
       prepared: the sequence that an older run has prepared and not committed, -1 if none.
       brokers: the names of all brokers that runs of the producer have named.
-      content: that of the last committed transaction, as its commit said.
+      content: the content of the last committed transaction, from its commit.
     """
 
     epoch: int
@@ -157,7 +158,7 @@ class ExternalRun(Struct, frozen=True):
 
 
 class ExternalStage(Struct, frozen=True):
-    """The staged messages of a part: until the log position ``end`` is durable, ``chunks`` are only promised.
+    """The staged messages of a part; its ``chunks`` are certain only once the log position ``end`` is durable.
 
     If the sequence ``is_committed`` already, nothing was stored.
     """
@@ -168,7 +169,7 @@ class ExternalStage(Struct, frozen=True):
 
 
 class ExternalCommit(Struct, frozen=True):
-    """The last committed sequence, and how many messages this commit delivered: none if it ``is_duplicate``."""
+    """The last committed sequence, and the number of messages delivered by this commit: 0 if it ``is_duplicate``."""
 
     sequence: int
     messages: int
@@ -179,7 +180,7 @@ class ExternalProducer(Struct, frozen=True):
     """A producer of external transactions, for lists.
 
     ``delivering`` and ``prepared`` are sequences, -1 for none. If it ``is_ended``, it is forgotten soon after its last
-    commit; ``unused_hours`` count the operation of the broker since it was used.
+    commit; ``unused_hours`` count hours of the broker's operation since the producer was used.
     """
 
     identity: str
@@ -197,11 +198,11 @@ class ExternalProducer(Struct, frozen=True):
 
 
 class ExternalTransactions(ABC):
-    """A capability: transactions that somebody else coordinates, atomic over topics and queues of one broker.
+    """A capability: transactions that an outside system coordinates, atomic over topics and queues of one broker.
 
-    Messages are staged in parts, where nobody receives them, and a commit delivers all messages of some parts once.
-    Parts consist of chunks, which are numbered from 0 on. Protocols use it through their gate, which
-    sets the identity (`Gate.external.stage`).
+    Messages are staged in parts, which nobody receives, and a commit delivers all messages of some parts once. Parts
+    consist of chunks, which are numbered from 0 on. Protocols use this capability through their gate, which sets the
+    identity (`Gate.external.stage`).
     """
 
     @abstractmethod
@@ -218,7 +219,7 @@ class ExternalTransactions(ABC):
         """Begin a run of *producer*, or find it; earlier runs can no longer stage, prepare and commit.
 
         Args:
-          began_ms: when the run began, by the clock of who runs it; one that began before the newest run is refused.
+          began_ms: when the run began, by the clock of its client; a run that began before the newest run is refused.
             0 if that is unknown: then the run that asks last counts as the newest.
           brokers: the names of brokers that the producer may write to; all that were ever named are remembered.
           only_known: begin nothing if the producer is unknown here; the epoch is then 0.
@@ -229,7 +230,7 @@ class ExternalTransactions(ABC):
 
     @abstractmethod
     async def stage(self, transaction: ExternalTransaction, part: str, chunk: int, batch: StagedBatch) -> ExternalStage:
-        """Stage *batch* as number *chunk* of *part*; a number that was staged before changes nothing.
+        """Stage *batch* as chunk number *chunk* of *part*; a chunk that is staged already changes nothing.
 
         Raises:
           Refused: a newer run took over (Reason.FENCED), a chunk before this one or the run is unknown
@@ -245,10 +246,10 @@ class ExternalTransactions(ABC):
         *,
         is_last: bool = False,
     ) -> ExternalCommit:
-        """Check that *parts* could be committed, and keep them for that, also when a newer run begins.
+        """Check that *parts* could be committed, and keep them for the commit, also when a newer run begins.
 
-        For a transaction on several brokers: prepare it on all of them but one, commit it on this one, which decides
-        it, and then on the others.
+        For a transaction on several brokers: prepare it on all brokers but one, commit it on that one, which decides
+        the transaction, and then on the others.
 
         Raises:
           Refused: as in `commit`.
@@ -263,12 +264,12 @@ class ExternalTransactions(ABC):
         *,
         is_last: bool = False,
     ) -> ExternalCommit:
-        """Deliver *parts*, names with their numbers of chunks, in this order; return when all of it is readable.
+        """Deliver *parts*, names with their numbers of chunks, in this order; return when all messages are readable.
 
         A sequence that is committed already changes nothing.
 
         Args:
-          parts: None for those that an older run has prepared as this sequence; changes nothing if there are none.
+          parts: None for the parts that an older run has prepared as this sequence; changes nothing if there are none.
           check: called with each topic just before the decision; may raise `Refused`.
           is_last: the producer commits nothing more, and is forgotten soon.
 
@@ -279,24 +280,26 @@ class ExternalTransactions(ABC):
 
     @abstractmethod
     async def abort(self, transaction: ExternalTransaction, parts: Sequence[str] | None = None) -> int:
-        """Drop *parts* of a transaction, or all of it, unless it is committed or prepared; return how many."""
+        """Drop *parts* of a transaction, or all its parts, unless it is committed or prepared; return the number
+        dropped.
+        """
 
     @abstractmethod
     async def abort_prepared(self, transaction: ExternalTransaction) -> int:
-        """Drop what an older run has prepared as this sequence; return how many parts."""
+        """Drop the parts that an older run has prepared as this sequence; return their number."""
 
     @abstractmethod
     def producers(self, after: tuple[str, str], count: int) -> Steps[list[ExternalProducer]]:
-        """Return up to *count* producers in the order of identity and name, those after identity and name *after*."""
+        """Return up to *count* producers after the identity and name *after*, ordered by identity and name."""
 
 
 class Producers(Struct, frozen=True):
     """A capability: asks connected producers about their transactions. Offer one with the protocol that they speak.
 
     Attributes:
-      check_transaction: called with (group, half message as it is stored, topic and queue id that its producer sent it
-        to); asks one live producer of the group whether it committed the transaction, each in turn. Returns False when
-        none is connected. The answer is a request of the producer's own, which may never come.
+      check_transaction: called with (group, stored half message, topic and queue id that its producer sent it to); asks
+        one live producer of the group, each in turn, whether it committed the transaction. Returns False when no
+        producer is connected. The answer is a later request of the producer, which may never come.
     """
 
     check_transaction: Callable[[str, Record, str, int], bool]
