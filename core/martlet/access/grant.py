@@ -444,7 +444,7 @@ class BrokerGrant:
 
     def disk_usage(self) -> Usage:
         """Return how full the store's disk is."""
-        return self._store.disk.usage(self._store.data_directory.path)
+        return self._store.data_directory.usage()
 
     def earliest_store_ms(self) -> Steps[int]:
         """Return when the log's first record was stored; -1 if there is none or it is damaged."""

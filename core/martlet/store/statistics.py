@@ -67,12 +67,12 @@ class StoreStatistics:
         self.segments = len(segments.items)
         self.queues = sum(map(len, queues.topics.values()))
         self.open_files = len(segments.files)
-        self.overdue_hours = retention.overdue_ms / 3_600_000
-        self.clock_behind_hours = retention.clock_behind_ms / 3_600_000
+        self.overdue_hours = retention.age.overdue_ms / 3_600_000
+        self.clock_behind_hours = retention.age.clock_behind_ms / 3_600_000
         self.topics_with_retention = len(topic_retention.topics)
         self.overdue_topics = topic_retention.overdue_topics
         self.expired_messages = topic_retention.expired_messages
-        self.disk_used_ratio = retention.used_ratio
+        self.disk_used_ratio = retention.space.used_ratio
         self.segments_removed_early = retention.removed_early
         self.unindexed_messages = len(keys.pending) if keys else 0
         self.unindexed_bytes = tail.written - keys.position if keys else 0

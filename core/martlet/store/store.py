@@ -45,7 +45,10 @@ from martlet.store.recovery.sizes import fit_sizes
 from martlet.store.statistics import Recovered, StoreStatistics
 from martlet.store.upkeep.checkpointer import Checkpointer
 from martlet.store.upkeep.deletions import Deletions
+from martlet.store.upkeep.disk_space import DiskSpace
+from martlet.store.upkeep.emptied_queues import EmptiedQueues
 from martlet.store.upkeep.retention import Retention
+from martlet.store.upkeep.segment_age import SegmentAge
 from martlet.store.upkeep.topic_retention import TopicRetention
 from martlet.store.upkeep.upkeep import StoreUpkeep
 
@@ -107,52 +110,31 @@ class Store:
         self.recovered = Recovered()
 
     def _make_upkeep(self, repairs: Repairs, indexer: Indexer, wakeup: Wakeup, clock: Clock) -> StoreUpkeep:
-        config, root = self.config, self.data_directory.path
-        first_offsets = FirstOffsets(self.queues, self.segments)
+        config, root, segments, queues = self.config, self.data_directory.path, self.segments, self.queues
+        tail, flusher, admission, committer = self.tail, self.flusher, self.admission, self.committer
+        first_offsets = FirstOffsets(queues, segments)
         checkpointer = Checkpointer(
             root,
             config,
-            self.segments,
-            self.queues,
-            self.tail,
-            self.flusher,
-            self.admission,
-            self.committer,
+            segments,
+            queues,
+            tail,
+            flusher,
+            admission,
+            committer,
             repairs,
             indexer,
             first_offsets,
             wakeup,
         )
-        retention = Retention(
-            root,
-            config,
-            self.segments,
-            self.pages,
-            self.queues,
-            self.keys,
-            self.tail,
-            self.flusher,
-            self.admission,
-            self.committer,
-            self.notes,
-            first_offsets,
-            checkpointer,
-            self.complete_start,
-            clock,
-        )
+        age = SegmentAge(root, config, segments, committer, clock)
+        space = DiskSpace(self.data_directory, config, flusher, admission, checkpointer)
+        emptied = EmptiedQueues(queues, tail, flusher, self.notes)
+        retention = Retention(root, segments, self.pages, self.keys, first_offsets, checkpointer, age, space, emptied)
         topic_retention = TopicRetention(
-            config,
-            self.disk,
-            self.queues,
-            self.readers,
-            self.lookup,
-            self.notes,
-            self.tail,
-            self.flusher,
-            retention,
-            clock,
+            self.disk, queues, self.readers, self.lookup, self.notes, tail, flusher, age, clock
         )
-        return StoreUpkeep(config, self.flusher, indexer, repairs, checkpointer, retention, topic_retention)
+        return StoreUpkeep(config, flusher, indexer, repairs, checkpointer, retention, topic_retention)
 
     # ---- opening and closing
 
@@ -228,16 +210,6 @@ class Store:
             self.admission.refuse_full(error)
             return False
         return True
-
-    def complete_start(self) -> bool:
-        """Do the rest of a start that met a full disk; return False if something is still missing.
-
-        Raises:
-          OSError: the disk is still full.
-        """
-        if not self.data_directory.marked:
-            self.data_directory.mark()
-        return not self.upkeep.checkpointer.owes_checkpoint
 
     def _begin_at(self, recovery: Recovery) -> None:
         end = recovery.end

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import final
 
 from martlet.errors import StoreLocked
-from martlet.store.disk.files import Disk, Files, atomic_write, read_file
+from martlet.store.disk.files import Disk, Files, Usage, atomic_write, read_file
 
 __all__ = ["DataDirectory", "lock_directory"]
 
@@ -86,6 +86,26 @@ class DataDirectory:
         if self.has_mark:
             self._disk.unlink(f"{self.path}/abort")
         self._disk.sync_directory(self.path)
+
+    def usage(self) -> Usage:
+        """Return how full the disk of the directory is."""
+        return self._disk.usage(self.path)
+
+    def probe(self) -> None:
+        """Write 64 KiB and remove them again.
+
+        Raises:
+          OSError: the disk is full, or failed.
+        """
+        path = f"{self.path}/space.probe"
+        if "space.probe" in self._disk.names(self.path):
+            self._files.unlink(path)
+        self._files.create(path, 0)
+        try:
+            self._files.write(path, b"\xff" * 65536, 0)
+            self._files.sync(path)
+        finally:
+            self._files.unlink(path)
 
     def names(self, folder: str) -> list[str]:
         """Return the names in *folder* of the directory; none if there is no such folder."""

@@ -23,13 +23,12 @@ from martlet.runtime.clock import Clock
 from martlet.runtime.steps import Budget, Steps, per_slice
 from martlet.store.append.flusher import Flusher
 from martlet.store.append.note_writer import NoteWriter
-from martlet.store.config import StoreConfig
 from martlet.store.disk.files import Disk
 from martlet.store.disk.page_cache import LogWriter
 from martlet.store.queues.queues import Queue, Queues
 from martlet.store.read.lookup import LOOK_US, Lookup
 from martlet.store.read.readers import Readers
-from martlet.store.upkeep.retention import HOUR_MS, OVERDUE_HOURS, Retention, span
+from martlet.store.upkeep.segment_age import HOUR_MS, OVERDUE_HOURS, SegmentAge, span
 
 __all__ = ["TopicRetention"]
 
@@ -58,7 +57,6 @@ class TopicRetention:
 
     def __init__(
         self,
-        config: StoreConfig,
         disk: Disk,
         queues: Queues,
         readers: Readers,
@@ -66,10 +64,9 @@ class TopicRetention:
         notes: NoteWriter,
         tail: LogWriter,
         flusher: Flusher,
-        retention: Retention,
+        age: SegmentAge,
         clock: Clock,
     ) -> None:
-        self._config = config
         self._disk = disk
         self._queues = queues
         self._readers = readers
@@ -77,7 +74,7 @@ class TopicRetention:
         self._notes = notes
         self._tail = tail
         self._flusher = flusher
-        self._retention = retention
+        self._age = age
         self._clock = clock
         self._changed = trio.Event()
         self._sweeping = trio.Lock()
@@ -100,7 +97,7 @@ class TopicRetention:
     @property
     def hours_max(self) -> int:
         """The log's retention, which no topic can exceed; 0 if it depends on disk usage alone."""
-        return self._config.file_reserved_hours if self._retention.is_by_age else 0
+        return self._age.hours_max
 
     @property
     def topics(self) -> Mapping[str, int]:
@@ -201,7 +198,7 @@ class TopicRetention:
 
     async def _expiries(self, topic: str, hours: int) -> list[Expiry]:
         """Return what has expired in *topic*."""
-        is_new = topic in self._new and not self._retention.overdue_ms
+        is_new = topic in self._new and not self._age.overdue_ms
         now_ms = self._clock.now_ms()
         cutoff_ms = now_ms - hours * HOUR_MS
         old: list[Queue] = []
