@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+from msgspec.structs import replace
 from tests.store.conftest import OpenStore
 from trio.testing import MockClock
 
@@ -219,3 +220,12 @@ async def test_a_log_that_is_all_of_a_time_to_come_stays(open_store: OpenStore, 
     for _ in range(5):
         clock.ms += 70 * DAY_MS
         assert await look(store, 100) == 5
+
+
+async def test_a_changed_age_holds_from_the_next_look_on(open_store: OpenStore, clock: ManualClock) -> None:
+    store = await filled(open_store)
+    clock.ms += 5 * HOUR_MS
+    assert await look(store) >= 30
+    store.set_config(replace(store.config, file_reserved_hours=4))
+    assert await look(store, 10) == 1
+    assert (store.config.file_reserved_hours, store.upkeep.topic_retention.hours_max) == (4, 4)

@@ -458,8 +458,8 @@ class BrokerAdminGrant(BrokerGrant):
     __slots__ = ()
 
     def set_config(self, config: StoreConfig) -> None:
-        """Replace the store's configuration; the store applies changes of retention."""
-        self._store.config = config
+        """Replace the store's configuration; changes of retention by age have an effect at once."""
+        self._store.set_config(config)
 
     def set_auto_create(self, *, topics: bool | None = None, groups: bool | None = None) -> None:
         """Switch automatic creation of topics or groups on or off; None leaves it unchanged."""

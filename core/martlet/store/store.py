@@ -254,6 +254,10 @@ class Store:
         """Release the directory without saving anything, like a killed process; for tests."""
         self.data_directory.release()
 
+    def set_config(self, config: StoreConfig) -> None:
+        """Replace the configuration, of which only the age of segments has an effect before the next start."""
+        self.config = self.upkeep.retention.age.config = config
+
     # ---- positions
 
     @property
