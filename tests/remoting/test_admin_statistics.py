@@ -74,7 +74,7 @@ async def test_wide_work_that_fails_on_the_way_is_answered(harness: Harness, mon
         if queue_id == 500:
             raise Refused(Reason.BUSY, "enough")
 
-    monkeypatch.setattr(type(harness.store), "find_queue", lambda self, topic, queue_id: fail(topic, queue_id))
+    monkeypatch.setattr(harness.store.queues, "find", fail)
     answer = await client.ask(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "Wide"})
     assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_BUSY, "enough")
 

@@ -101,7 +101,7 @@ async def test_a_look_at_a_queue_reads_no_message(harness: Harness, monkeypatch:
     def fail(*arguments: object) -> object:
         raise AssertionError("the log was read on the loop")
 
-    monkeypatch.setattr(type(harness.store), "read", fail)
+    monkeypatch.setattr(type(harness.store.readers), "read", fail)
     ext = {"topic": "T", "queueId": "0", "index": "1", "count": "5"}
     shown = orjson.loads((await client.ask(RequestCode.QUERY_CONSUME_QUEUE, ext)).body)
     assert [entry["tagsCode"] for entry in shown["queueData"]] == [65, 65]
