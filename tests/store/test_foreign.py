@@ -196,7 +196,7 @@ async def indexed() -> FakeDisk:
     assert keys is not None
     for number in range(250):
         clock.ms += 1000
-        if keys.active is not None and keys.active.count == INDEX.index_entries:
+        if keys.active.item is not None and keys.active.item.count == INDEX.index_entries:
             store.writer.append(message("without a key", "A"), 0)
         store.writer.append(message(f"{number}", "A", unique=f"U{number}"), 0)
         store.committer.commit()

@@ -50,8 +50,8 @@ async def test_a_new_file_does_not_clear_its_slots_at_once(tmp_path: Path) -> No
         tracemalloc.stop()
     keys = store.upkeep.indexer.keys
     assert keys is not None
-    assert keys.slots == 5_000_000
-    assert keys.active is not None
+    assert keys.files.slots == 5_000_000
+    assert keys.active.item is not None
     assert most_bytes < 1 << 20
     await store.close()
 
@@ -96,12 +96,12 @@ async def test_a_slice_counts_keys_and_not_messages(tmp_path: Path, count: int) 
     for number in range(20):
         put(store, number, count)
     store.committer.commit()
-    steps, before = [0], keys.total()
+    steps, before = [0], keys.files.total()
     while keys.drain(INDEX_BATCH):
-        steps.append(keys.total() - before)
-        before = keys.total()
+        steps.append(keys.files.total() - before)
+        before = keys.files.total()
     assert max(steps) <= INDEX_BATCH + SHORT_BYTES // 2
-    assert keys.total() == 20 * (count + 2)
+    assert keys.files.total() == 20 * (count + 2)
     assert (keys.pending_keys, keys.pending_bytes, keys.position) == (0, 0, store.written)
     store.committer.commit()
     await store.flusher.flush()
@@ -115,9 +115,9 @@ async def test_a_commit_indexes_no_more_keys_than_a_turn_allows(tmp_path: Path) 
     assert keys is not None
     for number in range(40):
         put(store, number)
-        before = keys.total()
+        before = keys.files.total()
         store.committer.commit()
-        assert keys.total() - before <= INDEX_HELP_MAX + SHORT_BYTES // 2
+        assert keys.files.total() - before <= INDEX_HELP_MAX + SHORT_BYTES // 2
     await store.close()
 
 
@@ -139,10 +139,10 @@ async def test_with_too_many_keys_the_index_follows_the_log_a_little_at_a_time(
     most = 0
     async with trio.open_nursery() as nursery:
         await nursery.start(store.upkeep.run)
-        before = keys.total()
+        before = keys.files.total()
         while keys.position < store.written:
             await trio.lowlevel.checkpoint()
-            most, before = max(most, keys.total() - before), keys.total()
+            most, before = max(most, keys.files.total() - before), keys.files.total()
         await store.upkeep.indexer.wait_complete()
         nursery.cancel_scope.cancel()
     assert most <= INDEX_BATCH + SHORT_BYTES // 2
@@ -150,9 +150,9 @@ async def test_with_too_many_keys_the_index_follows_the_log_a_little_at_a_time(
     put(store, 30)
     store.committer.commit()
     store.upkeep.indexer.drain_now()
-    total = keys.total()
+    total = keys.files.total()
     await store.close()
     again = await Store.open(tmp_path, StoreConfig(segment_bytes=1 << 24), ManualClock())
     assert again.upkeep.indexer.keys is not None
-    assert again.upkeep.indexer.keys.total() == total >= 31 * (MANY + 2)
+    assert again.upkeep.indexer.keys.files.total() == total >= 31 * (MANY + 2)
     await again.close()

@@ -17,7 +17,8 @@ from martlet.runtime.steps import Steps, finish_now, per_slice
 from martlet.store import Store, StoreConfig
 from martlet.store.disk.checkpoint import read_checkpoint
 from martlet.store.disk.files import Files
-from martlet.store.keys.key_index import ITEM, KeyIndex
+from martlet.store.keys.index_files import ITEM
+from martlet.store.keys.key_index import KeyIndex
 from martlet.store.queues.queues import Queue
 from martlet.store.read.lookup import LOOK_US
 from martlet.store.upkeep.checkpointer import SAVE_OFTEN_MAX
@@ -140,7 +141,7 @@ async def test_the_fast_hash_is_the_hash(open_store: OpenStore, key: str) -> Non
     assert isinstance(keys, KeyIndex)
     for topic in ("T", "%RETRY%gruppe-ü"):
         for _ in range(2):
-            assert keys._hash(Queue(topic, 0), key.encode()) == key_hash(topic, key.encode())
+            assert keys.hashes.of(Queue(topic, 0), key.encode()) == key_hash(topic, key.encode())
 
 
 async def test_offsets_are_found_by_time(open_store: OpenStore, clock: ManualClock) -> None:
@@ -283,8 +284,8 @@ def entry_of(store: Store, number: int) -> tuple[str, int]:
     """The file and the place in it of entry *number* of the only index file."""
     keys = store.keys
     assert keys is not None
-    (item,) = keys.items
-    return item.path, keys._item_at(number)
+    (item,) = keys.files.items
+    return item.path, keys.files.entry_at(number)
 
 
 @pytest.mark.parametrize("field", ["hash", "position far off", "position near by", "before"])
@@ -373,7 +374,7 @@ async def test_a_full_index_file_that_is_gone_is_rebuilt(open_store: OpenStore, 
     await store.close()
     store = await open_store(small_config(segment_bytes=65536))
     assert store.keys is not None
-    store.segments.files.unlink(store.keys.items[0].path)
+    store.segments.files.unlink(store.keys.files.items[0].path)
     with pytest.raises(NotReady) as refused:
         [found(store, f"U{n}") for n in range(300)]
     await nursery.start(store.upkeep.run)
@@ -418,9 +419,11 @@ async def test_index_files_that_a_kill_left_after_the_checkpoint_are_made_again(
         store = await open_store(config)
         keys = store.keys
         assert keys is not None
-        assert keys.total() == 200
-        assert [item.begin_position for item in keys.items] == sorted(item.begin_position for item in keys.items)
-        assert all(item.begin_ms for item in keys.items)
+        assert keys.files.total() == 200
+        assert [item.begin_position for item in keys.files.items] == sorted(
+            item.begin_position for item in keys.files.items
+        )
+        assert all(item.begin_ms for item in keys.files.items)
         assert len(found(store, "k3")) == 20
         await store.close()
     assert "key index" not in caplog.text

@@ -22,7 +22,7 @@ from martlet.records.codec import decode_records
 from martlet.runtime.stats import Stats
 from martlet.runtime.steps import finish_now
 from martlet.store import Store
-from martlet.store.keys.key_index import HEADER, ITEM_BYTES, SLOT_BYTES
+from martlet.store.keys.index_files import HEADER, ITEM_BYTES, SLOT_BYTES
 from martlet.testing.disk import Cut, FakeDisk
 from martlet.testing.stores import HOST, ManualClock, message, small_config
 

@@ -13,7 +13,8 @@ from martlet.records.layout import ENTRY_BYTES, POSITION_SIZE, PREPARED, ROLLBAC
 from martlet.store.disk.checkpoint import read_checkpoint
 from martlet.store.disk.files import Disk, Files
 from martlet.store.format.light import places
-from martlet.store.keys.key_index import HEADER, ITEM, ITEM_BYTES, SLOT_BYTES, IndexFile, KeyIndex
+from martlet.store.keys.index_files import HEADER, ITEM, ITEM_BYTES, SLOT_BYTES, IndexFile
+from martlet.store.keys.key_index import KeyIndex
 from martlet.store.queues.queue_journal import QueueJournal
 from martlet.store.queues.queues import Queue
 from martlet.store.recovery.scan import STORE_MS_END
@@ -159,7 +160,7 @@ class Keyed:
         queue = self._topics.get(record.topic)
         if queue is None:
             queue = self._topics[record.topic] = Queue(record.topic, 0)
-        expected = {self._keys._hash(queue, key) for key in _keys_of(record.properties)}
+        expected = {self._keys.hashes.of(queue, key) for key in _keys_of(record.properties)}
         found: set[int] = set()
         while self._at is not None and self._at.position <= record.position:
             if self._at.position == record.position and self._at.says_time_of(record):
@@ -183,7 +184,7 @@ class Keyed:
     def _reachable(self) -> Iterator[_Entry]:
         """Yield every entry that a query can reach, in log order; one out of order is damaged."""
         last: _Entry | None = None
-        for item in self._keys.items:
+        for item in self._keys.files.items:
             reach = self._reach(item)
             for number, (key, position, seconds, _) in self._entries(item, range(1, item.count)):
                 if not reach[number]:
@@ -196,9 +197,9 @@ class Keyed:
 
     def _reach(self, item: IndexFile) -> bytearray:
         """Return which entries of *item* its slots lead to."""
-        keys = self._keys
+        files = self._keys.files
         reach = bytearray(item.count)
-        slots = array("i", keys.files.read(item.path, keys.slots * SLOT_BYTES, HEADER.size))
+        slots = array("i", files.files.read(item.path, files.slots * SLOT_BYTES, HEADER.size))
         slots.byteswap()
         for number in slots:
             if 0 < number < item.count:
@@ -209,11 +210,11 @@ class Keyed:
         return reach
 
     def _entries(self, item: IndexFile, numbers: range) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
-        keys = self._keys
+        files = self._keys.files
         for at in range(0, len(numbers), ITEMS_READ):
             part = numbers[at : at + ITEMS_READ]
             low, high = min(part[0], part[-1]), max(part[0], part[-1])
-            data = keys.files.read(item.path, (high - low + 1) * ITEM_BYTES, keys._item_at(low))
+            data = files.files.read(item.path, (high - low + 1) * ITEM_BYTES, files.entry_at(low))
             for number in part:
                 yield number, ITEM.unpack_from(data, (number - low) * ITEM_BYTES)
 

@@ -136,11 +136,11 @@ class Indexer:
         keys = self.keys
         if keys is None:
             return
-        if keys.slots <= SLOTS_AT_ONCE and not all(keys.check_slots(*each) for each in keys.unchecked):
+        if keys.files.slots <= SLOTS_AT_ONCE and not all(keys.files.check_slots(*each) for each in keys.unchecked):
             logger.warning("the key index is damaged; rebuilding it from the log")
             keys.clear()
             keys.position = self._segments.start
-        if keys.slots <= SLOTS_AT_ONCE:
+        if keys.files.slots <= SLOTS_AT_ONCE:
             keys.unchecked.clear()
         self._follower = IndexFollower(self._segments, self._queues, keys)
         if end - keys.position > FOLLOW_AT_ONCE_BYTES or not self._follow_at_once(self._follower, end):
@@ -212,7 +212,7 @@ class Indexer:
         keys = self.keys
         while keys is not None and keys.unchecked:
             path, used_slots = unchecked = keys.unchecked[-1]
-            whole = await self._disk.off_loop(partial(keys.check_slots, path, used_slots))
+            whole = await self._disk.off_loop(partial(keys.files.check_slots, path, used_slots))
             if unchecked in keys.unchecked:  # it was not rebuilt meanwhile
                 keys.unchecked.remove(unchecked)
                 if not whole:
@@ -228,7 +228,7 @@ class Indexer:
         logger.warning("the key index is damaged; rebuilding it from the log")
         keys.clear()
         keys.position = self._segments.start
-        self.saved = (0, 0, keys.headers_crc())
+        self.saved = (0, 0, keys.files.headers_crc())
         self._follower = IndexFollower(self._segments, self._queues, keys)
         self._behind.set()
 
@@ -261,7 +261,7 @@ class Indexer:
                     pass
                 wanted = more or FOLLOW_BYTES
                 if report is not None:
-                    report(follower.keys.position - begin, end - begin, follower.keys.total())
+                    report(follower.keys.position - begin, end - begin, follower.keys.files.total())
         except OSError as error:
             if not is_full(error):
                 raise

@@ -19,7 +19,7 @@ from martlet.records.layout import ENTRY_BYTES
 from martlet.store.config import StoreConfig
 from martlet.store.disk.files import Disk, Files
 from martlet.store.disk.segments import Segments, numbered_names
-from martlet.store.keys.key_index import HEADER, ITEM, ITEM_BYTES, SLOT, SLOT_BYTES, is_index_name
+from martlet.store.keys.index_files import HEADER, ITEM, ITEM_BYTES, SLOT, SLOT_BYTES, is_index_name
 from martlet.store.queues.queues import queue_ids
 
 __all__ = ["fit_sizes"]

@@ -183,7 +183,7 @@ class Checkpointer:
             for each in unsaved:
                 self._queues.note_saved(each)
         if self._indexer.keys is not None:
-            self._indexer.keys.save_entries()
+            self._indexer.keys.active.save_entries()
 
     def _take_doomed(self, limit: int) -> list[tuple[str, list[Queue]]]:
         """Return the topics whose deletion is durable, below *limit*."""
@@ -257,7 +257,7 @@ class Checkpointer:
         keys = self._indexer.keys if with_index else None
         if keys is not None:
             try:
-                keys.save_entries()
+                keys.active.save_entries()
             except OSError:
                 # Only *journal* knows what changed.
                 self.journal.abandon()
@@ -272,15 +272,15 @@ class Checkpointer:
         index_path = ""
         before = self._indexer.saved, self._index_saved_at
         if keys is not None:
-            parts = keys.take_slots()
-            index_path = keys.active.path if keys.active is not None else ""
-            self._indexer.saved = min(keys.position, position), keys.total(), keys.headers_crc()
+            parts = keys.active.take_slots()
+            index_path = keys.active.item.path if keys.active.item is not None else ""
+            self._indexer.saved = min(keys.position, position), keys.files.total(), keys.files.headers_crc()
             self._index_saved_at = trio.current_time()
             if index_path:
                 paths.add(index_path)
-            if keys.new_names:
-                directories.add(keys.directory)
-                keys.new_names = False
+            if keys.files.new_names:
+                directories.add(keys.files.directory)
+                keys.files.new_names = False
             keys.saving = True
         made.index_position, made.index_entries, made.index_crc = self._indexer.saved
 
@@ -288,7 +288,7 @@ class Checkpointer:
             try:
                 self._sync_all(paths, directories)
                 if keys is not None and index_path and parts:
-                    keys.write_slots(index_path, parts)
+                    keys.active.write_slots(index_path, parts)
                 self.journal.write([part for part in journal if part], whole=whole, into=made)
                 write_checkpoint(self._files, f"{self._directory}/checkpoint", made)
                 if whole:
