@@ -4,12 +4,13 @@
 """
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 
 import pytest
+from tests.state.power_cuts import Workload, cut_everywhere
 from tests.stored import records_of
 
 from martlet.broker import Broker
@@ -274,17 +275,53 @@ async def test_a_journal_survives_a_restart_of_the_broker() -> None:
 # crashes
 
 
-class Work:
+class Work(Workload):
     """Notes and messages, and what of them was acknowledged."""
 
-    def __init__(self, store: Store, random: Random) -> None:
-        self.store = store
-        self.random = random
-        self.journal = Journal(store, "crash")
+    store: Store
+    journal: Journal
+
+    def __init__(self, disk: FakeDisk, cut: Cut, seed: int) -> None:
+        super().__init__(disk, "sync")
+        self.cut = cut
+        self.random = Random(seed)
         self.notes: list[bytes] = []
         self.acknowledged = 0
         # Bodies of messages by the note in their group.
         self.groups: dict[bytes, list[bytes]] = {}
+
+    def shared(self) -> Iterable[object]:
+        return [value for name, value in vars(self).items() if name != "acknowledged"]
+
+    def cut_of(self, number: int) -> Cut:
+        return self.cut
+
+    async def work(self) -> None:
+        self.store = await open_on(self.disk)
+        self.journal = Journal(self.store, "crash")
+        for _ in range(STEPS):
+            await self.step()
+        self.store.crash()
+
+    async def check(self, disk: FakeDisk, kind: Cut) -> None:
+        """What was acknowledged is there, in order, nothing was invented, and no note is parted from its group."""
+        store = await open_on(disk)
+        again, acknowledged = Journal(store, "crash"), self.acknowledged
+        found = notes_of(store, again)
+        assert found[:acknowledged] == self.notes[:acknowledged]
+        later = iter(self.notes[acknowledged:])
+        assert all(note in later for note in found[acknowledged:]), "notes are not in their order"
+        assert kind not in (Cut.LOST, Cut.KILLED) or found == self.notes[: len(found)]
+        bodies = set(bodies_of(store, "T"))
+        for note, members in self.groups.items():
+            assert {note in found} == {body in bodies for body in members}
+        # The journal goes on, and comes back.
+        again.note(b"after the crash")
+        flush(store)
+        store.crash()
+        store = await open_on(disk)
+        assert notes_of(store, again) == [*found, b"after the crash"]
+        store.crash()
 
     def note(self) -> None:
         self.notes.append(self._unique("note"))
@@ -324,37 +361,4 @@ class Work:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("cut", list(Cut), ids=lambda cut: cut.name)
 async def test_acknowledged_notes_survive_wherever_the_power_is_cut(cut: Cut, seed: int) -> None:
-    disk, chance = FakeDisk(), Random(seed + 1000)
-    work = Work(await open_on(disk), Random(seed))
-    cuts: list[tuple[FakeDisk, int]] = []
-    disk.on_change = lambda name: cuts.append((disk.after_power_cut(cut, chance), work.acknowledged))
-    points = 0
-    for _ in range(STEPS):
-        await work.step()
-        for found, acknowledged in cuts:
-            points += 1
-            await check_after(found, work, acknowledged, exact=cut in (Cut.LOST, Cut.KILLED))
-        cuts.clear()
-    work.store.crash()
-    assert points > STEPS // 2
-
-
-async def check_after(disk: FakeDisk, work: Work, acknowledged: int, *, exact: bool) -> None:
-    """What was acknowledged is there, in order, nothing was invented, and no note is parted from its group."""
-    store = await open_on(disk)
-    found = notes_of(store, work.journal)
-    assert found[:acknowledged] == work.notes[:acknowledged]
-    later = iter(work.notes[acknowledged:])
-    assert all(note in later for note in found[acknowledged:]), "notes are not in their order"
-    assert not exact or found == work.notes[: len(found)]
-    bodies = set(bodies_of(store, "T"))
-    for note, members in work.groups.items():
-        assert {note in found} == {body in bodies for body in members}
-    # The journal goes on, and comes back.
-    again = Journal(store, "crash")
-    again.note(b"after the crash")
-    flush(store)
-    store.crash()
-    store = await open_on(disk)
-    assert notes_of(store, again) == [*found, b"after the crash"]
-    store.crash()
+    assert await cut_everywhere(Work(FakeDisk(), cut, seed)) > STEPS // 2

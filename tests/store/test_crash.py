@@ -5,10 +5,13 @@
 
 import os
 from collections import defaultdict
+from collections.abc import Iterable
+from copy import deepcopy
 from pathlib import Path
 from random import Random
 
 import pytest
+from tests.state.power_cuts import Workload, cut_everywhere
 
 from martlet.message import Message, Placed
 from martlet.records.codec import decode_records
@@ -22,8 +25,6 @@ DIRECTORY = Path("/data/store")
 CONFIG = small_config(segment_bytes=2048, page_bytes=512, cache_bytes=2048, disk_clean_ratio=0.9)
 
 Place = tuple[str, int, int]
-# What must be there: body and log position.
-Promised = dict[Place, tuple[bytes, int]]
 
 
 class Ledger:
@@ -38,15 +39,15 @@ class Ledger:
         # Batches and atomic groups: place and body of each member.
         self.groups: list[list[tuple[Place, bytes]]] = []
 
-    def promised(self) -> Promised:
-        """What must be there if the power is cut now: body and log position."""
+    def promised(self) -> dict[Place, tuple[bytes, int]]:
+        """Return what must be there if the power is cut now: body and log position."""
         return self.seen | self.acknowledged
 
-    def check(self, store: Store, promised: Promised) -> dict[Place, bytes]:
+    def check(self, store: Store) -> dict[Place, bytes]:
         """Compare with everything that *store* holds, and return that."""
         found = contents(store)
         start = store.first_position
-        for place, (body, position) in promised.items():
+        for place, (body, position) in self.promised().items():
             if position >= start and place[0] not in self.deleting:
                 assert found.get(place) == body, f"{place} was acknowledged or seen and is gone"
         for place, body in found.items():
@@ -75,7 +76,7 @@ def contents(store: Store) -> dict[Place, bytes]:
     return found
 
 
-class Workload:
+class Traffic:
     """Random operations on a store; a ledger records what was promised."""
 
     def __init__(self, store: Store, ledger: Ledger, random: Random, clock: ManualClock) -> None:
@@ -110,7 +111,7 @@ class Workload:
         self.note(messages, places, append_group(self.store, messages, queue_ids))
 
     def expect(self, messages: list[Message], queue_ids: list[int]) -> list[list[Place]]:
-        """Let light queues index some of *messages*; return all places of each, and note that they were sent there."""
+        """Let light queues index some of *messages*; return all places of each, and note their group."""
         following: dict[tuple[str, int], int] = {}
         places: list[list[Place]] = []
         for one, queue_id in zip(messages, queue_ids, strict=True):
@@ -123,16 +124,16 @@ class Workload:
                 following[queue] = offset + 1
                 self.ledger.sent[*queue, offset].add(one.body)
                 places[-1].append((*queue, offset))
+        self.ledger.groups.append(
+            [(place, one.body) for one, of_one in zip(messages, places, strict=True) for place in of_one]
+        )
         return places
 
     def note(self, messages: list[Message], places: list[list[Place]], placed: list[Placed]) -> None:
-        group: list[tuple[Place, bytes]] = []
         for one, of_one, at in zip(messages, places, placed, strict=True):
             assert (at.queue_id, at.queue_offset) == of_one[0][1:]
             for place in of_one:
                 self.ledger.pending.append((place, one.body, at.position))
-                group.append((place, one.body))
-        self.ledger.groups.append(group)
 
     async def send_now(self) -> None:
         self.send()
@@ -186,39 +187,47 @@ async def open_on(disk: FakeDisk, clock: ManualClock) -> Store:
     return store
 
 
+class Work(Workload):
+    """Random operations on a store, whose ledger must be kept over each cut."""
+
+    def __init__(self, disk: FakeDisk, cut: Cut, seed: int) -> None:
+        super().__init__(disk, "sync")
+        self.cut = cut
+        self.clock = ManualClock()
+        self.ledger = Ledger()
+        self.random = Random(seed)
+        self.chance = Random(seed + 1000)
+
+    def shared(self) -> Iterable[object]:
+        return self.disk, self.random, self.chance
+
+    def cut_of(self, number: int) -> Cut:
+        return self.cut
+
+    async def work(self) -> None:
+        store = await open_on(self.disk, self.clock)
+        traffic = Traffic(store, self.ledger, self.random, self.clock)
+        for number in range(STEPS):
+            await traffic.step(number)
+        await traffic.flush()
+        await store.close()
+
+    async def check(self, disk: FakeDisk, kind: Cut) -> None:
+        await check_after(disk, self.ledger, self.clock, self.chance)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("cut", list(Cut), ids=lambda cut: cut.name)
 async def test_nothing_acknowledged_is_lost_wherever_the_power_is_cut(cut: Cut, seed: int) -> None:
-    random, clock, ledger, disk = Random(seed), ManualClock(), Ledger(), FakeDisk()
-    chance = Random(seed + 1000)
-    cuts: list[tuple[FakeDisk, Promised]] = []
-    disk.on_change = lambda name: cuts.append((disk.after_power_cut(cut, chance), ledger.promised()))
-    points = 0
-
-    async def check_cuts() -> None:
-        nonlocal points
-        for found, promised in cuts:
-            points += 1
-            await check_after(found, ledger, promised, clock, chance)
-        cuts.clear()
-
-    store = await open_on(disk, clock)
-    await check_cuts()
-    work = Workload(store, ledger, random, clock)
-    for number in range(STEPS):
-        await work.step(number)
-        await check_cuts()
-    await work.flush()
-    await store.close()
-    await check_cuts()
-    assert points > STEPS
-    store = await open_on(disk, clock)
-    ledger.check(store, ledger.promised())
+    work = Work(FakeDisk(), cut, seed)
+    assert await cut_everywhere(work) > STEPS
+    store = await open_on(work.disk, work.clock)
+    work.ledger.check(store)
     await store.close()
 
 
 async def check_after(
-    found: FakeDisk, ledger: Ledger, promised: Promised, clock: ManualClock, chance: Random, *, again: int = 1
+    found: FakeDisk, ledger: Ledger, clock: ManualClock, chance: Random, *, again: bool = True
 ) -> None:
     """Open what a power cut left; it agrees with the ledger, takes more, and keeps that: here through an orderly stop,
 
@@ -229,9 +238,9 @@ async def check_after(
         found.on_change = lambda name: within.append(found.after_power_cut(chance.choice(list(Cut)), chance))
     store = await open_on(found, clock)
     found.on_change = None
-    before = ledger.check(store, promised)
+    before = ledger.check(store)
     if again and chance.random() < 0.3:
-        await check_second_cut(found, store, ledger, promised, clock, chance)
+        await check_second_cut(found, store, ledger, clock, chance)
     else:
         placed = store.writer.append(message("after", "A"), 0)
         store.committer.commit()
@@ -243,19 +252,14 @@ async def check_after(
         assert after == before
         store.crash()
     for disk in chance.sample(within, min(3, len(within))):
-        await check_after(disk, ledger, promised, clock, chance, again=0)
+        await check_after(disk, ledger, clock, chance, again=False)
 
 
-async def check_second_cut(
-    found: FakeDisk, store: Store, ledger: Ledger, promised: Promised, clock: ManualClock, chance: Random
-) -> None:
+async def check_second_cut(found: FakeDisk, store: Store, ledger: Ledger, clock: ManualClock, chance: Random) -> None:
     """Work on after a crash, with other messages at the same places, and cut the power again."""
-    later = Ledger()
-    later.sent.update({place: set(sent) for place, sent in ledger.sent.items()})
-    later.deleting = ledger.deleting
-    later.groups = list(ledger.groups)
-    later.acknowledged = dict(promised)
-    work = Workload(store, later, chance, clock)
+    later = deepcopy(ledger)
+    later.acknowledged, later.seen, later.pending = ledger.promised(), {}, []
+    work = Traffic(store, later, chance, clock)
     work.consume()
     for step in chance.choices(
         (work.send_now, work.send_group_now, work.flush, work.store.upkeep.checkpointer.checkpoint),
@@ -264,4 +268,4 @@ async def check_second_cut(
         await step()
     disk = found.after_power_cut(chance.choice(list(Cut)), chance)
     store.crash()
-    await check_after(disk, later, later.promised(), clock, chance, again=0)
+    await check_after(disk, later, clock, chance, again=False)
